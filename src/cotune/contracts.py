@@ -1,0 +1,188 @@
+"""The protocols on one page, and the exceptions.
+
+A strategy decides prompts, an environment answers and scores, a sampler writes tokens, an LLM
+proposes, a comm connects ranks. Nothing here imports an engine.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from cotune.records import (
+    Action,
+    Assignment,
+    Completion,
+    Metrics,
+    Progress,
+    Prompt,
+    Purpose,
+    Response,
+    Sample,
+    SampleRequest,
+    Sampling,
+    Task,
+    Trajectory,
+)
+
+State = dict[str, Any]
+"""What `state_dict` returns: JSON-serialisable, nothing else."""
+
+
+class CotuneError(Exception):
+    """Base of all errors that say what came, what was expected and what to change."""
+
+
+class ConfigError(CotuneError):
+    """A run file, an argument or a set-up that cannot work. Exit status 2."""
+
+
+class EngineError(CotuneError):
+    """An engine does not behave as its adapter was written for."""
+
+
+class LLMError(CotuneError):
+    """An LLM call failed for good: retries spent, refused, or no usable reply."""
+
+
+class BudgetError(CotuneError):
+    """The next LLM call could exceed the run's budget; it was not made."""
+
+
+class EvolutionError(CotuneError):
+    """Every proposal of a run failed; the message names the causes."""
+
+
+class Recorder(Protocol):
+    """Takes one event of a strategy, to be shown and written to events.jsonl."""
+
+    def __call__(self, kind: str, /, **fields: object) -> None: ...
+
+
+class Rollout(Protocol):
+    """Rolls assignments out under the current policy, scored; one trajectory each, in order."""
+
+    def __call__(
+        self, assignments: Sequence[Assignment], *, purpose: Purpose, greedy: bool = False
+    ) -> list[Trajectory]: ...
+
+
+class LLM(Protocol):
+    """A language model that is asked for proposals."""
+
+    def complete(self, prompt: str) -> Completion:
+        """Raises LLMError when no reply is to be had."""
+        ...
+
+
+class Strategy(Protocol):
+    """Which prompt each rollout is sampled under and trained on; what is learnt from rewards.
+
+    Called in this order at every step t: `evolve_if_due`, `assign`, `observe`. The state is saved
+    after `observe`, so that a phase that is due survives a kill.
+    """
+
+    def evolve_if_due(
+        self, progress: Progress, rollout: Rollout, llm: LLM, record: Recorder
+    ) -> Metrics:
+        """Does what fell due at the end of step `progress.step` - 1; called once at step 1, too."""
+        ...
+
+    def assign(
+        self, tasks: Sequence[Task], group_size: int, progress: Progress
+    ) -> list[Assignment]:
+        """`group_size` assignments for each task, group after group."""
+        ...
+
+    def observe(
+        self, trajectories: Sequence[Trajectory], progress: Progress, record: Recorder
+    ) -> Metrics:
+        """Credits the rewards of step `progress.step`."""
+        ...
+
+    def best_prompt(self) -> Prompt:
+        """What to evaluate and to ship with: the best instruction, no hint."""
+        ...
+
+    def best_instruction_id(self) -> str: ...
+
+    def state_dict(self) -> State: ...
+
+    def load_state_dict(self, state: State) -> None: ...
+
+
+class Environment(Protocol):
+    """Where tasks come from, how actions are answered, how an episode is scored."""
+
+    @property
+    def stop(self) -> tuple[str, ...]:
+        """Strings after which a turn ends."""
+        ...
+
+    @property
+    def initial_instruction(self) -> str: ...
+
+    def tasks(self, split: str) -> Sequence[Task]:
+        """The tasks of "train", "validation" or "test", in a fixed order."""
+        ...
+
+    def messages(self, task: Task, prompt: Prompt) -> list[dict[str, str]]:
+        """The chat messages of a task under a prompt."""
+        ...
+
+    def respond(self, actions: Sequence[Action]) -> list[Response]:
+        """Answers a batch of actions; a failed tool is an error observation, not an exception."""
+        ...
+
+    def score(self, trajectory: Trajectory) -> tuple[float, str | None]:
+        """Reward and final answer, from the policy's own tokens only."""
+        ...
+
+
+class Codec(Protocol):
+    """Text to tokens and back. Prompts are rendered once; observations are encoded apart."""
+
+    @property
+    def eos_id(self) -> int: ...
+
+    def render(self, messages: Sequence[Mapping[str, str]]) -> list[int]: ...
+
+    def encode(self, text: str) -> list[int]: ...
+
+    def decode(self, ids: Sequence[int]) -> str: ...
+
+
+class Session(Protocol):
+    """One rollout call's sampling; may keep each row's KV cache between its turns."""
+
+    def generate(self, requests: Sequence[SampleRequest]) -> list[Sample]: ...
+
+    def close(self) -> None: ...
+
+
+class Sampler(Protocol):
+    """The current policy."""
+
+    def open(self, sampling: Sampling) -> Session: ...
+
+
+class Retriever(Protocol):
+    """Queries to passages, best first."""
+
+    def search(self, queries: Sequence[str], top_k: int) -> list[list[str]]: ...
+
+
+class Comm(Protocol):
+    """Several processes that roll out together; one strategy, on rank 0."""
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def size(self) -> int: ...
+
+    def broadcast(self, value: Any) -> Any:
+        """Rank 0's value, on every rank."""
+        ...
+
+    def gather(self, value: Any) -> list[Any]:
+        """Every rank's value in rank order, on every rank."""
+        ...

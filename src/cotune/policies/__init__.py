@@ -1,0 +1,1 @@
+"""The bundled policies, one per bundled world: weights, tokenizer, recipe and card."""

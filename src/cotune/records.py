@@ -1,0 +1,265 @@
+"""The values that flow through the loop, all frozen.
+
+Dimension suffixes used in names and comments: B rows of a batch, G rollouts of a group, T tokens,
+P prompt tokens, C completion tokens, V vocabulary.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One question with its accepted answers.
+
+    Attributes:
+        id: stable across epochs and runs; everything kept about a task is kept under it.
+        question: what the policy is asked.
+        answers: ground truths, any of which counts.
+        stratum: what tables group by ("2 hops"); "" where the world has no strata.
+    """
+
+    id: str
+    question: str
+    answers: tuple[str, ...]
+    stratum: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """What stands around a question: an instruction and, at times, a hint (P²O's template)."""
+
+    instruction: str
+    hint: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """What one rollout is sampled under and what it is trained on.
+
+    Attributes:
+        task: the question.
+        sampled: the prompt the policy sees while it writes.
+        trained: the prompt its gradient is taken on; the same one except in P²O.
+        instruction_id: which instruction is credited with the reward.
+        group: index of the rollout's group within its batch; group-mates share the task.
+    """
+
+    task: Task
+    sampled: Prompt
+    trained: Prompt
+    instruction_id: str
+    group: int
+
+
+class StopReason(StrEnum):
+    """Why an episode ended."""
+
+    ANSWERED = "answered"
+    TURN_LIMIT = "turn limit"
+    TOKEN_LIMIT = "token limit"
+    CONTEXT_LIMIT = "context limit"
+    ENVIRONMENT_ERROR = "environment error"
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One turn: what the policy wrote and what came back.
+
+    Attributes:
+        text: the policy's own tokens of this turn, decoded.
+        observation: the environment's reply as the policy saw it (after truncation); "" if none.
+        action: what the environment took it for ("search", "answer", "invalid", …).
+        error: what was wrong with the action or the tool, in a few words; "" if nothing.
+    """
+
+    text: str
+    observation: str = ""
+    action: str = ""
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Trajectory:
+    """One finished rollout.
+
+    Attributes:
+        assignment: what it was sampled under and is trained on.
+        sampled_prompt_ids: prompt tokens it was sampled under, (P,).
+        prompt_ids: prompt tokens its gradient is taken on, (P',).
+        completion_ids: what followed the prompt: own tokens, observations, closing EOS, (C,).
+        mask: 1 where the policy wrote the token, else 0, (C,).
+        logprobs: log-probability of each own token when it was sampled, 0.0 elsewhere, (C,).
+        turns: the same completion as text.
+        stop: why it ended.
+        answer: the one final answer, or None.
+        reward: the environment's score.
+    """
+
+    assignment: Assignment
+    sampled_prompt_ids: tuple[int, ...]
+    prompt_ids: tuple[int, ...]
+    completion_ids: tuple[int, ...]
+    mask: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    turns: tuple[Turn, ...]
+    stop: StopReason
+    answer: str | None = None
+    reward: float = 0.0
+
+    @property
+    def task(self) -> Task:
+        return self.assignment.task
+
+    @property
+    def own_text(self) -> str:
+        """All the policy wrote; no prompt, no observation."""
+        return "".join(turn.text for turn in self.turns)
+
+    @property
+    def full_text(self) -> str:
+        """The completion as it was seen: own text and observations in order."""
+        return "".join(turn.text + turn.observation for turn in self.turns)
+
+    @property
+    def generated_tokens(self) -> int:
+        return sum(self.mask)
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Where the run stands, in rollout batches (never optimizer steps).
+
+    Attributes:
+        step: the batch at hand, counted from 1: t of the papers.
+        epoch: passes over the training tasks completed before this batch.
+        total_steps: T.
+    """
+
+    step: int
+    epoch: int
+    total_steps: int
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """An LLM's reply and what it used, in tokens."""
+
+    text: str
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Instruction:
+    """An instruction and where it came from.
+
+    Attributes:
+        id: "i0" is the initial one; then by birth.
+        text: what the policy is told.
+        parent: id of the instruction it was derived from; None for the initial one.
+        origin: "initial", "rewrite" or the kind of proposer that wrote it.
+        born: the step at which it joined; 0 at the start.
+        critique: what its author said was wrong before; "" where nothing was said.
+    """
+
+    id: str
+    text: str
+    parent: str | None = None
+    origin: str = "initial"
+    born: int = 0
+    critique: str = ""
+
+
+Metrics = Mapping[str, float]
+Purpose = str
+"""What rollouts are spent on: "train", "verify", "evolve" or "evaluate"."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How tokens are drawn.
+
+    Attributes:
+        temperature: softmax temperature; 0 is greedy.
+        stop: strings after which a turn ends; the token that completes one is kept.
+        seed: seeds the draws of one rollout call, from (run seed, purpose, step).
+    """
+
+    temperature: float = 1.0
+    stop: tuple[str, ...] = ()
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SampleRequest:
+    """One row to continue: `row` names it for as long as a sampler's session lasts."""
+
+    row: int
+    context_ids: tuple[int, ...]
+    max_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """What the policy wrote for a request: token ids and their log-probabilities, both (T,)."""
+
+    ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The limits of an episode, in tokens and turns; defaults are INSPO's for 3B models.
+
+    Attributes:
+        turns: answers of the policy, the final one included.
+        turn_tokens: own tokens of one turn.
+        observation_tokens: tokens of one observation; the rest is cut off.
+        trajectory_tokens: tokens after the prompt, own and observed together.
+        prompt_tokens: tokens of the prompt; a longer one is an error, never cut.
+    """
+
+    turns: int = 4
+    turn_tokens: int = 500
+    observation_tokens: int = 500
+    trajectory_tokens: int = 4096
+    prompt_tokens: int = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """One turn of one episode, as an environment receives it."""
+
+    task: Task
+    turns: tuple[Turn, ...]
+    text: str
+    last: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Response:
+    """What an environment answers to an action.
+
+    Attributes:
+        observation: text to append after the policy's turn; "" for nothing.
+        done: whether the episode is over.
+        action: what the turn was taken for.
+        error: what was wrong with it; "" for nothing.
+        failed: the environment itself broke; ends the episode as an environment error.
+    """
+
+    observation: str = ""
+    done: bool = False
+    action: str = ""
+    error: str = ""
+    failed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something worth a line in events.jsonl, by kind, with plain JSON fields."""
+
+    kind: str
+    fields: Mapping[str, object] = field(default_factory=dict)

@@ -1,0 +1,1 @@
+"""Retrievers: from query strings to the best passages of a corpus."""
