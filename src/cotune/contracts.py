@@ -43,6 +43,10 @@ class LLMError(CotuneError):
     """An LLM call failed for good: retries spent, refused, or no usable reply."""
 
 
+class RetrievalError(CotuneError):
+    """A search failed for good: a service that is down, refuses, or sends no usable reply."""
+
+
 class BudgetError(CotuneError):
     """The next LLM call could exceed the run's budget; it was not made."""
 

@@ -7,6 +7,7 @@ P prompt tokens, C completion tokens, V vocabulary.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import ClassVar
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,11 +222,22 @@ class Limits:
         prompt_tokens: tokens of the prompt; a longer one is an error, never cut.
     """
 
+    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
+
     turns: int = 4
     turn_tokens: int = 500
     observation_tokens: int = 500
     trajectory_tokens: int = 4096
     prompt_tokens: int = 4096
+
+    def __post_init__(self) -> None:
+        for name in ("turns", "turn_tokens", "observation_tokens", "prompt_tokens"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"limits.{name} is {getattr(self, name)}; expected 1 or more")
+        if self.trajectory_tokens < 2:
+            raise ValueError(
+                f"limits.trajectory_tokens is {self.trajectory_tokens}; expected 2 or more"
+            )
 
 
 @dataclass(frozen=True, slots=True)

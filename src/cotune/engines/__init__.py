@@ -1,1 +1,1 @@
-
+"""Engines: each sub-package rides on one trainer and is its only importer."""

@@ -25,7 +25,7 @@ CONTINENTS = {
     "SA": "South America",
 }
 MIN_POPULATION = 30_000
-SPLITS = {"train": range(0, 70), "validation": range(70, 80), "test": range(80, 100)}
+SPLITS = {"train": range(70), "validation": range(70, 80), "test": range(80, 100)}
 _NAME = re.compile(r"[\w .'\-]+")
 _SINGLE_CODE = re.compile(r"\+?\d+(-\d+)?")
 

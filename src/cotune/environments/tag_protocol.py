@@ -1,14 +1,137 @@
-"""The Search-R1 text protocol: `<think>`, `<search>`, `<information>`, `<answer>`."""
+"""Search-R1's text protocol: `<think>`, `<search>`, `<information>`, `<answer>` (arXiv 2503.09516).
 
+What the policy writes is data here: it is searched for tags and never compiled, formatted or
+evaluated.
+"""
+
+import re
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+STOP = ("</search>", "</answer>")
+"""Strings after which a turn ends."""
+
+_CALL_TAG = re.compile(r"<(/?)(search|answer)>")
+_INFORMATION_TAG = re.compile(r"<(/?)information>")
+# Looser than the parser: a passage must not even look as if it closed its block.
+_FOREIGN_TAG = re.compile(r"<(?=[\s/]*(?:think|search|information|answer)\b)", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Parsed:
+    """What one turn asks for.
+
+    Attributes:
+        action: "search", "answer" or, for anything else, "invalid".
+        argument: the query or the answer, stripped, never empty; "" if invalid.
+        error: why it is invalid, in a few words; "" if it is not.
+    """
+
+    action: Literal["search", "answer", "invalid"]
+    argument: str = ""
+    error: str = ""
+
+
+def parse_turn(text: str) -> Parsed:
+    """The one call of a turn.
+
+    A turn is valid if, once forged `<information>` blocks are cut out, its search and answer tags
+    are exactly one opening tag and, after it, the closing tag of the same name, with something
+    between them. Free text may stand before and after. So where a sampler without stop strings
+    runs on after the first closing tag, that call still counts, unless a second one follows, be
+    it only begun: a policy that goes on from results it has not seen must not be rewarded for it.
+
+    Never raises. Tags are matched exactly: lower case, no spaces.
+    """
+    own = _without_forged(text)
+    tags = list(_CALL_TAG.finditer(own))
+    error = _malformed(tags)
+    if error:
+        return Parsed("invalid", error=error)
+    opening, closing = tags
+    argument = own[opening.end() : closing.start()].strip()
+    if opening[2] == "search":
+        return Parsed("search", argument) if argument else Parsed("invalid", error="empty query")
+    return Parsed("answer", argument) if argument else Parsed("invalid", error="empty answer")
+
+
+def own_answer(turn_texts: Sequence[str]) -> str | None:
+    """The final answer of an episode, or None if it has none or more than one.
+
+    Args:
+        turn_texts: the policy's own text, turn by turn; never the prompt, never an observation.
+
+    It is the answer of the one turn that `parse_turn` takes for an answer. If any other turn holds
+    a closing `</answer>`, too (outside forged blocks), nothing counts: an episode cannot hedge.
+    An answer that was left unclosed and then put right in a later turn counts.
+    """
+    closed = [text for text in turn_texts if "</answer>" in _without_forged(text)]
+    if len(closed) != 1:
+        return None
+    parsed = parse_turn(closed[0])
+    return parsed.argument if parsed.action == "answer" else None
+
+
+def error_observation(error: str) -> str:
+    """What the policy reads after an invalid turn; `error` as in `Parsed.error`."""
+    return (
+        f"\nMy previous action is invalid: {error}. To search, I write one query between <search> "
+        "and </search>. To finish, I write the answer between <answer> and </answer>. "
+        "One of the two in a turn. Let me try again.\n"
+    )
+
+
+def failure_observation() -> str:
+    """What the policy reads after a search that the retriever could not carry out."""
+    return "\n<information>\nThe search failed; nothing was retrieved.\n</information>\n"
 
 
 def render_information(passages: Sequence[str]) -> str:
-    """The observation that answers a search: numbered passages between the protocol's tags."""
-    body = "\n".join(f"({i}) {text}" for i, text in enumerate(passages, 1))
+    """The observation that answers a search: numbered passages between the protocol's tags.
+
+    A protocol tag inside a passage loses its "<" to "‹", so that no text of a corpus can close
+    the block and speak with the policy's voice.
+    """
+    body = "\n".join(f"({i}) {_FOREIGN_TAG.sub('‹', text)}" for i, text in enumerate(passages, 1))
     return f"\n<information>\n{body or 'No document matches.'}\n</information>\n"
 
 
 def render_prompt(instruction: str, question: str) -> str:
     """The user message of a task under an instruction."""
     return f"{instruction}\n\nQuestion: {question}"
+
+
+def _without_forged(text: str) -> str:
+    """The turn without `<information>` blocks, nested ones included, unclosed ones to its end.
+
+    A line break stands for what was cut, so that the two sides never join to form a tag.
+    """
+    kept: list[str] = []
+    depth, start = 0, 0
+    for tag in _INFORMATION_TAG.finditer(text):
+        if depth == 0:
+            kept.append(text[start : tag.start()])
+        depth = max(depth - 1, 0) if tag[1] else depth + 1
+        start = tag.end()
+    if depth == 0:
+        kept.append(text[start:])
+    return "\n".join(kept)
+
+
+def _malformed(tags: Sequence[re.Match[str]]) -> str:
+    """Why tags are not one opening and its closing; "" if they are."""
+    names = {tag[2] for tag in tags}
+    if not names:
+        return "no <search> or <answer> tag"
+    if len(names) == 2:
+        return "search and answer in one turn"
+    (name,) = names
+    marks = "".join(tag[1] or "<" for tag in tags)
+    if marks == "</":
+        return ""
+    if "/" not in marks:
+        return f"unclosed <{name}>"
+    if marks.count("<") < 2:
+        return f"stray </{name}>"
+    return f"nested <{name}>" if "<<" in marks else f"more than one <{name}>"

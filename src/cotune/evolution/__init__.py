@@ -1,1 +1,1 @@
-
+"""The parts that strategies are composed of; engine-free."""

@@ -1,1 +1,25 @@
 """The bundled policies, one per bundled world: weights, tokenizer, recipe and card."""
+
+from pathlib import Path
+
+from cotune.contracts import ConfigError
+
+BUNDLED = ("geo",)
+
+
+def policy_path(path: str) -> str:
+    """Resolves "bundled:NAME" to its folder; any other path or name is returned as it is."""
+    if not path.startswith("bundled:"):
+        return path
+    name = path.removeprefix("bundled:")
+    if name not in BUNDLED:
+        raise ConfigError(
+            f"policy.path is {path!r}; bundled policies are {', '.join(BUNDLED)}, and any Hugging "
+            "Face name or folder goes without 'bundled:'"
+        )
+    folder = Path(__file__).parent / name / "weights"
+    if not (folder / "model.safetensors").is_file():
+        raise ConfigError(
+            f"policy.path: {folder} holds no model.safetensors; build it: make policy"
+        )
+    return str(folder)

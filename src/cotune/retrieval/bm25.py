@@ -54,6 +54,4 @@ class BM25Retriever:
             return [()] * len(queries)
         rows, _scores = self._index.retrieve(asked, k=top_k, show_progress=False)
         found = iter(rows)
-        return [
-            tuple(self.passages[int(j)] for j in next(found)) if row else () for row in known
-        ]
+        return [tuple(self.passages[int(j)] for j in next(found)) if row else () for row in known]

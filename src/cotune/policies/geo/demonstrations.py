@@ -101,7 +101,9 @@ class Demonstrator:
             return demonstration.rename(_new_names(rng, question))
         return demonstration
 
-    def act(self, rng: random.Random, question: GeoQuestion, chance: Rates) -> list[tuple[str, bool]]:
+    def act(
+        self, rng: random.Random, question: GeoQuestion, chance: Rates
+    ) -> list[tuple[str, bool]]:
         """One episode as (text, own) segments; observations are not the policy's own."""
         plan = rng.random() < chance.plan
         decompose = rng.random() < chance.decompose
@@ -165,8 +167,8 @@ def _joined(segments: list[tuple[str, bool]]) -> list[tuple[str, bool]]:
     return joined
 
 
-_ONSETS = "b d f g h j k l m n p r s t v z br dr kl st tr gr sh ch th".split()
-_RHYMES = "a e i o u an el in or us ai on ar".split()
+_ONSETS = ["b", "d", "f", "g", "h", "j", "k", "l", "m", "n", "p", "r", "s", "t", "v", "z", "br", "dr", "kl", "st", "tr", "gr", "sh", "ch", "th"]
+_RHYMES = ["a", "e", "i", "o", "u", "an", "el", "in", "or", "us", "ai", "on", "ar"]
 
 
 def _new_names(rng: random.Random, question: GeoQuestion) -> dict[str, str]:

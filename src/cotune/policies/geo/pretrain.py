@@ -156,9 +156,7 @@ def new_model(tokenizer: PreTrainedTokenizerFast, recipe: Recipe) -> Qwen2ForCau
     return Qwen2ForCausalLM(config)
 
 
-def token_losses(
-    model: Qwen2ForCausalLM, ids: torch.Tensor, labels: torch.Tensor
-) -> torch.Tensor:
+def token_losses(model: Qwen2ForCausalLM, ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     """Cross entropy of every labelled token, (labelled,); no logits are made for the others."""
     targets = labels[:, 1:]
     wanted = targets != -100

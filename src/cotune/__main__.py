@@ -1,0 +1,3 @@
+from cotune.cli import main
+
+main()

@@ -1,0 +1,60 @@
+"""From a run file to the parts of a run; engine-free."""
+
+from collections.abc import Callable
+
+from cotune.config import RulesConfig, RunConfig
+from cotune.contracts import LLM, Environment, LLMError, Strategy
+from cotune.environments.geo import GeoEnvironment, GeoOptions
+from cotune.environments.search import search_environment
+from cotune.llm.client import MeteredLLM, OpenAIClient
+from cotune.llm.ledger import Ledger
+from cotune.llm.rules import RulesLLM
+from cotune.records import Completion
+from cotune.strategies.inspo import Inspo, InspoOptions
+from cotune.strategies.static import StaticStrategy
+
+
+def build_environment(config: RunConfig) -> Environment:
+    options = config.environment
+    if isinstance(options, GeoOptions):
+        return GeoEnvironment(options)
+    return search_environment(options)
+
+
+def build_strategy(
+    config: RunConfig, environment: Environment, count_tokens: Callable[[str], int] | None
+) -> Strategy:
+    instruction = config.instruction or environment.initial_instruction
+    options = config.strategy
+    if isinstance(options, InspoOptions):
+        # Half of the prompt's room is the question's and the template's.
+        room = config.limits.prompt_tokens // 2
+        return Inspo(instruction, options, config.seed, count_tokens, room)
+    return StaticStrategy(instruction, options)
+
+
+def build_llm(config: RunConfig, ledger: Ledger) -> LLM:
+    """The optimizer LLM, metered. A static run has none: asking it anything is an error."""
+    if config.strategy.kind == "static":
+        return _NoLLM()
+    options = config.llm or RulesConfig()
+    if isinstance(options, RulesConfig):
+        return MeteredLLM(RulesLLM(config.seed, options.remedies), ledger, model="rules")
+    return OpenAIClient(options, ledger)
+
+
+def describe_llm(config: RunConfig) -> str:
+    """Which LLM proposes, for the console and the report."""
+    if config.strategy.kind == "static":
+        return "none"
+    options = config.llm or RulesConfig()
+    if isinstance(options, RulesConfig):
+        return f"offline rules ({options.remedies})"
+    return f"{options.model} at {options.base_url or 'api.openai.com'}"
+
+
+class _NoLLM:
+    """Stands where a strategy has no use for an LLM."""
+
+    def complete(self, prompt: str) -> Completion:
+        raise LLMError("this run has no LLM; set llm: in the run file")

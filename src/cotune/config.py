@@ -1,0 +1,221 @@
+"""The run file: what a run is, in one frozen object. Defaults are the papers'."""
+
+import difflib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from cotune.contracts import ConfigError
+from cotune.environments.geo import GeoOptions
+from cotune.environments.search import SearchOptions
+from cotune.llm.client import OpenAIOptions
+from cotune.records import Limits
+from cotune.strategies.inspo import InspoOptions
+from cotune.strategies.static import StaticOptions
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+
+class PolicyConfig(_Model):
+    """The model that is trained."""
+
+    path: str = "bundled:geo"
+    """A Hugging Face name or folder, or "bundled:geo"."""
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """Weights' type when loaded; "auto" is the checkpoint's."""
+
+
+class RulesConfig(_Model):
+    """The offline reader of the proposers' prompts; for the bundled worlds."""
+
+    kind: Literal["rules"] = "rules"
+    remedies: Literal["reflected", "random"] = "reflected"
+    """"random" is the control: remedies drawn without reading the failures."""
+
+
+class TrainingConfig(_Model):
+    """GRPO on TRL. Defaults are INSPO's for a 3B model."""
+
+    engine: Literal["trl"] = "trl"
+    steps: int = Field(300, ge=1)
+    """Rollout batches: T."""
+    questions_per_step: int = Field(512, ge=1)
+    """Questions of a rollout batch; each is a group."""
+    group_size: int = Field(5, ge=2)
+    """Rollouts a question: G."""
+    mini_batches: int = Field(2, ge=1)
+    """Optimizer steps a rollout batch is split into."""
+    micro_batch_size: int = Field(16, ge=1)
+    """Rollouts of one forward and backward pass, per process."""
+    learning_rate: float = Field(5e-7, gt=0)
+    schedule: Literal["cosine", "linear", "constant", "constant_with_warmup"] = "cosine"
+    warmup: float = Field(0.1, ge=0, le=1)
+    """Share of the optimizer steps over which the learning rate rises."""
+    kl: float = Field(0.001, ge=0)
+    """Weight of the KL term, β; 0 is off and loads no reference model."""
+    clip: float = Field(0.2, gt=0)
+    """Clip range of the importance ratio, ε."""
+    temperature: float = Field(1.0, gt=0)
+    """Of training and verification rollouts."""
+    rollout_budget: int | None = Field(None, ge=1)
+    """Policy rollouts (training, verification, evolution) after which training ends; null: none."""
+    rows_per_call: int = Field(512, ge=1)
+    """Rollouts that are sampled together, per process; bounds memory."""
+    save_every: int = Field(50, ge=0)
+    """Rollout batches between checkpoints; 0 is off (a killed run then starts anew)."""
+    keep_checkpoints: int = Field(2, ge=1)
+    engine_args: dict[str, Any] = {}
+    """GRPOConfig fields passed on as they are; they win over the fields above."""
+
+    @model_validator(mode="after")
+    def _divides(self) -> "TrainingConfig":
+        rows = self.questions_per_step * self.group_size
+        if rows % (self.mini_batches * self.micro_batch_size):
+            raise ValueError(
+                f"questions_per_step × group_size is {rows}, which mini_batches × micro_batch_size "
+                f"= {self.mini_batches * self.micro_batch_size} does not divide; change micro_batch_size"
+            )
+        return self
+
+
+class EvaluationConfig(_Model):
+    """Greedy evaluation on questions that are never trained on."""
+
+    every: int = Field(100, ge=0)
+    """Steps between evaluations on the validation split; the best policy is kept. 0: only the end."""
+    before: bool = True
+    """Whether the test split is evaluated before training, too."""
+
+
+class LoggingConfig(_Model):
+    """What is kept of a run."""
+
+    trajectories_every: int = Field(10, ge=0)
+    """Steps between trajectory files; 0 keeps those of the last step alone."""
+
+
+Environment = Annotated[GeoOptions | SearchOptions, Field(discriminator="kind")]
+StrategyConfig = Annotated[StaticOptions | InspoOptions, Field(discriminator="kind")]
+LLMConfig = Annotated[RulesConfig | OpenAIOptions, Field(discriminator="kind")]
+
+
+class RunConfig(_Model):
+    """A run file."""
+
+    name: str = "run"
+    output: Path
+    """The run folder; must not exist."""
+    seed: int = Field(0, ge=0)
+    threads: int | None = Field(None, ge=1)
+    """CPU threads of the policy; null leaves it to torch."""
+    policy: PolicyConfig = PolicyConfig()
+    environment: Environment
+    instruction: str | None = None
+    """The initial instruction; null: the environment's."""
+    limits: Limits = Limits()
+    strategy: StrategyConfig
+    llm: LLMConfig | None = None
+    """The optimizer LLM; null: the offline rules on a bundled world, an error elsewhere."""
+    training: TrainingConfig = TrainingConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+    logging: LoggingConfig = LoggingConfig()
+
+    @model_validator(mode="after")
+    def _llm_fits(self) -> "RunConfig":
+        needs = self.strategy.kind != "static"
+        bundled = self.environment.kind == "geo"
+        if needs and not bundled and (self.llm is None or self.llm.kind == "rules"):
+            raise ValueError(
+                f"llm is {'missing' if self.llm is None else 'rules'}, which knows the bundled "
+                f"worlds alone, but environment.kind is {self.environment.kind}; set llm to an "
+                "OpenAI-compatible endpoint: {kind: openai, model: …, base_url: …}"
+            )
+        return self
+
+
+def load_config(path: str | Path, overrides: Mapping[str, Any] | None = None) -> RunConfig:
+    """Reads a run file.
+
+    Raises:
+        ConfigError: one line with the file, the field, what came and what was expected.
+    """
+    path = Path(path)
+    try:
+        raw = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror or error}; expected a run file") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: not UTF-8 text ({error.reason}); expected YAML") from error
+    except yaml.YAMLError as error:
+        problem = " ".join(str(error).split())
+        raise ConfigError(f"{path}: not YAML: {problem}") from error
+    if not isinstance(raw, dict):
+        raise ConfigError(f"{path}: holds {type(raw).__name__}, expected fields such as strategy:")
+    return parse_config({**raw, **(overrides or {})}, str(path))
+
+
+def parse_config(raw: Mapping[str, Any], source: str) -> RunConfig:
+    """A configuration from plain data; `source` is named in errors."""
+    try:
+        return RunConfig.model_validate(raw)
+    except ValidationError as error:
+        raise ConfigError(f"{source}: {_first_problem(error, raw)}") from error
+
+
+def dump_config(config: RunConfig) -> dict[str, Any]:
+    """Plain data that `parse_config` reads back."""
+    return config.model_dump(mode="json")
+
+
+_TAGS = {"geo", "search", "static", "inspo", "rules", "openai"}
+
+
+def _first_problem(error: ValidationError, raw: Mapping[str, Any]) -> str:
+    """The first problem as "field: what is wrong; what came", and how many more there are."""
+    problems = error.errors(include_url=False)
+    # An unknown field explains a missing one, so it goes first.
+    first = min(
+        problems, key=lambda p: p["type"] not in ("extra_forbidden", "unexpected_keyword_argument")
+    )
+    parts = [p for i, p in enumerate(first["loc"]) if not (i == 1 and p in _TAGS)]
+    field = ".".join(str(part) for part in parts) or "run"
+    message = first["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ")
+    if first["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
+        text = f"{field}: unknown field{_suggestion(parts)}; remove it or correct its name"
+    elif first["type"] == "missing":
+        text = f"{field}: missing; it has no default"
+    elif first["type"] == "union_tag_not_found":
+        text = (
+            f"{field}.kind: missing; expected one of {first.get('ctx', {}).get('expected_tags', '')}"
+            if "ctx" in first and "expected_tags" in first["ctx"]
+            else f"{field}.kind: missing"
+        )
+    else:
+        came = repr(first.get("input"))
+        shown = "" if first["type"] == "value_error" else f"; got {came[:80]}"
+        text = f"{field}: {message}{shown}"
+    more = len(problems) - 1
+    return text + (f" (and {more} more)" if more else "")
+
+
+def _suggestion(parts: list[Any]) -> str:
+    """The known field a misspelt one is closest to."""
+    known: set[str] = set()
+    for model in (
+        RunConfig,
+        PolicyConfig,
+        TrainingConfig,
+        EvaluationConfig,
+        LoggingConfig,
+        RulesConfig,
+    ):
+        known |= set(model.model_fields)
+    for options in (GeoOptions, SearchOptions, StaticOptions, InspoOptions, OpenAIOptions, Limits):
+        known |= set(options.__dataclass_fields__)
+    close = difflib.get_close_matches(str(parts[-1]), sorted(known), n=1)
+    return f" (did you mean {close[0]}?)" if close else ""

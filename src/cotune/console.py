@@ -1,0 +1,106 @@
+"""What a person sees of a run while it goes on."""
+
+import time
+from collections.abc import Mapping, Sequence
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from cotune.experiments.evaluate import Score
+from cotune.records import Trajectory
+from cotune.run_dir import RunDir
+
+
+class RunJournal:
+    """Writes to the run folder and shows the same on the console.
+
+    Args:
+        run: the folder.
+        console: where to show; a quiet console shows nothing.
+        total_steps: the most steps the run can take.
+        trajectories_every: steps between trajectory files of training; 0 keeps evaluations alone.
+    """
+
+    def __init__(
+        self, run: RunDir, console: Console, total_steps: int, trajectories_every: int
+    ) -> None:
+        self._run, self._console = run, console
+        self._total, self._every = total_steps, trajectories_every
+        self._started = time.monotonic()
+
+    def event(self, kind: str, step: int, /, **fields: object) -> None:
+        self._run.event(kind, step, **fields)
+        line = describe_event(kind, fields)
+        if line:
+            self._console.print(f"  [dim]{self._clock()}[/] {line}", highlight=False)
+
+    def metrics(self, step: int, values: Mapping[str, float]) -> None:
+        self._run.metrics(step, values)
+        shown = [
+            f"reward {values.get('reward_mean', 0):.2f}",
+            f"zero-advantage groups {values.get('zero_advantage_share', 0):.0%}",
+            f"turns {values.get('turns_mean', 0):.1f}",
+        ]
+        if "inspo/population_size" in values:
+            shown.append(f"population {values['inspo/population_size']:.0f}")
+            shown.append(f"best weight {values.get('inspo/best_weight', 0):.2f}")
+        place = f"step {step}/{self._total}"
+        self._console.print(
+            f"  [dim]{self._clock()}[/] [bold]{place}[/]  " + "  ".join(shown), highlight=False
+        )
+
+    def trajectories(self, step: int, purpose: str, trajectories: Sequence[Trajectory]) -> None:
+        due = self._every > 0 and (step % self._every == 0 or step in (1, self._total))
+        if purpose != "train" or due:
+            self._run.trajectories(step, purpose, trajectories)
+
+    def cut_back(self, step: int) -> None:
+        self._run.cut_back(step)
+
+    def _clock(self) -> str:
+        seconds = int(time.monotonic() - self._started)
+        return f"{seconds // 60:02d}:{seconds % 60:02d}"
+
+
+def describe_event(kind: str, fields: Mapping[str, object]) -> str:
+    """An event as a line of rich markup; "" for those that are not shown. Model text is escaped."""
+
+    def text(name: str) -> str:
+        return escape(" ".join(str(fields.get(name, "")).split()))
+
+    def number(name: str) -> str:
+        value = fields.get(name)
+        return f"{value:.2f}" if isinstance(value, int | float) else "unverified"
+
+    if kind == "instruction_born":
+        score = f", {number('score')} against its parent's {number('parent_score')}"
+        verdict = score if fields.get("score") is not None else ""
+        return f"[green]+ {text('id')}[/] ({text('origin')}{verdict}): {text('text')[:110]}…"
+    if kind == "instruction_pruned":
+        return f"[red]- {text('id')}[/] pruned at weight {number('weight')}"
+    if kind == "evaluated":
+        return (
+            f"[cyan]{text('when')}: exact match {number('em')}[/] on {text('n')} "
+            f"{text('split')} questions"
+        )
+    if kind in ("proposal_failed", "notice"):
+        return f"[yellow]{text('reason') or text('text')}[/]"
+    if kind == "resumed":
+        return f"resumed after step {text('from_step')}"
+    return ""
+
+
+def score_table(title: str, rows: Sequence[tuple[str, Score | None]]) -> Table:
+    """Exact match overall and by stratum, a row a score."""
+    strata = sorted({name for _, score in rows if score for name in score.by_stratum})
+    table = Table(title=title, title_justify="left", show_edge=False, pad_edge=False)
+    table.add_column("")
+    for name in ("all", *strata):
+        table.add_column(name, justify="right")
+    for label, score in rows:
+        if score is None:
+            continue
+        cells = [f"{score.by_stratum[s][0]:.2f}" if s in score.by_stratum else "" for s in strata]
+        table.add_row(label, f"{score.em:.2f}", *cells)
+    return table

@@ -1,0 +1,303 @@
+"""What happens between a batch of tasks and its scored trajectories: the same in every engine.
+
+The strategy and the LLM live on rank 0. The other ranks serve it: they roll out the share they are
+sent, until rank 0 says that the batch is complete or that it failed.
+"""
+
+import hashlib
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from cotune.contracts import (
+    LLM,
+    Codec,
+    Comm,
+    EngineError,
+    Environment,
+    Sampler,
+    State,
+    Strategy,
+)
+from cotune.episode import new_episodes, run_episodes
+from cotune.records import Assignment, Limits, Progress, Prompt, Purpose, Sampling, Task, Trajectory
+
+STATE_SCHEMA = 1
+
+
+class Journal(Protocol):
+    """Where a run is written down (`cotune.run_dir.RunDir` is one)."""
+
+    def event(self, kind: str, step: int, /, **fields: object) -> None: ...
+
+    def metrics(self, step: int, values: Mapping[str, float]) -> None: ...
+
+    def trajectories(self, step: int, purpose: str, trajectories: Sequence[Trajectory]) -> None: ...
+
+    def cut_back(self, step: int) -> None:
+        """Forgets everything after a step: a resumed run writes it anew."""
+        ...
+
+
+class Meter(Protocol):
+    """Where rollouts are counted (`cotune.llm.ledger.Ledger` is one)."""
+
+    def begin_attempt(self, resumed_from: int | None) -> int: ...
+
+    def set_step(self, step: int) -> None: ...
+
+    def add_rollouts(
+        self, purpose: Purpose, rollouts: int, generated_tokens: int, seconds: float = 0.0
+    ) -> None: ...
+
+
+class SingleProcess:
+    """The comm of a run in one process."""
+
+    rank = 0
+    size = 1
+
+    def broadcast(self, value: Any) -> Any:
+        return value
+
+    def gather(self, value: Any) -> list[Any]:
+        return [value]
+
+
+@dataclass(frozen=True)
+class RolloutSettings:
+    """How rollouts are made.
+
+    Attributes:
+        limits: tokens and turns.
+        temperature: of training and verification; evaluation is greedy.
+        seed: the run's seed; draws are keyed by (seed, purpose, step, call, row).
+        rows_per_call: rows a sampler continues at a time; bounds memory, changes no draw.
+    """
+
+    limits: Limits = field(default_factory=Limits)
+    temperature: float = 1.0
+    seed: int = 0
+    rows_per_call: int = 512
+
+
+@dataclass(frozen=True)
+class _Command:
+    """What rank 0 tells the others: "rollout", "done" or "stop"."""
+
+    verb: str
+    assignments: tuple[Assignment, ...] = ()
+    greedy: bool = False
+    seed: int = 0
+    message: str = ""
+
+
+class Coordinator:
+    """Runs steps of a strategy: evolve if due, assign, roll out, observe.
+
+    Args:
+        strategy: consulted on rank 0 alone.
+        environment, codec, sampler: one on every rank.
+        llm: the optimizer; used on rank 0 alone.
+        journal, meter: written on rank 0 alone.
+    """
+
+    def __init__(
+        self,
+        *,
+        strategy: Strategy,
+        environment: Environment,
+        codec: Codec,
+        sampler: Sampler,
+        llm: LLM,
+        journal: Journal,
+        meter: Meter,
+        settings: RolloutSettings,
+        comm: Comm | None = None,
+    ) -> None:
+        self.strategy, self.environment, self.codec = strategy, environment, codec
+        self.sampler, self.llm, self.settings = sampler, llm, settings
+        self.journal, self.meter = journal, meter
+        self.comm: Comm = comm or SingleProcess()
+        self.step = 0
+        self._calls = 0
+
+    def train_batch(
+        self,
+        tasks: Sequence[Task],
+        group_size: int,
+        progress: Progress,
+        before_rollout: Callable[[], None] | None = None,
+    ) -> tuple[list[Trajectory], dict[str, float]]:
+        """One step: `len(tasks)` groups of `group_size` rollouts, and the strategy's metrics.
+
+        Every rank calls it with the same tasks and receives all trajectories, group after group.
+        `before_rollout` runs on rank 0 after evolution (an engine's evaluation).
+        """
+        self.step, self._calls = progress.step, 0
+
+        def work() -> tuple[list[Trajectory], dict[str, float]]:
+            self.meter.set_step(progress.step)
+            metrics = dict(
+                self.strategy.evolve_if_due(progress, self.rollout, self.llm, self._record)
+            )
+            if before_rollout is not None:
+                before_rollout()
+            assignments = self.strategy.assign(tasks, group_size, progress)
+            if len(assignments) != len(tasks) * group_size:
+                raise EngineError(
+                    f"{type(self.strategy).__name__}.assign gave {len(assignments)} assignments "
+                    f"for {len(tasks)} tasks × {group_size}"
+                )
+            trajectories = self.rollout(assignments, purpose="train")
+            metrics.update(self.strategy.observe(trajectories, progress, self._record))
+            metrics.update(trajectory_metrics(trajectories, group_size))
+            self.journal.trajectories(progress.step, "train", trajectories)
+            return trajectories, metrics
+
+        return self._on_rank_zero(work)
+
+    def evaluate(self, tasks: Sequence[Task], prompt: Prompt | None = None) -> list[Trajectory]:
+        """Greedy rollouts, one a task, under `prompt` (default: the best); observes nothing."""
+
+        def work() -> list[Trajectory]:
+            return self.evaluate_here(tasks, prompt)
+
+        return self._on_rank_zero(work)
+
+    def evaluate_here(
+        self, tasks: Sequence[Task], prompt: Prompt | None = None
+    ) -> list[Trajectory]:
+        """`evaluate` for callers that already run on rank 0 while the others serve."""
+        used = prompt or self.strategy.best_prompt()
+        assignments = [
+            Assignment(task, used, used, self.strategy.best_instruction_id(), group)
+            for group, task in enumerate(tasks)
+        ]
+        return self.rollout(assignments, purpose="evaluate", greedy=True)
+
+    def rollout(
+        self, assignments: Sequence[Assignment], *, purpose: Purpose, greedy: bool = False
+    ) -> list[Trajectory]:
+        """Rolls out on all ranks; rank 0 only. See `contracts.Rollout`."""
+        self._calls += 1
+        seed = stable_seed(self.settings.seed, purpose, self.step, self._calls)
+        command = _Command("rollout", tuple(assignments), greedy, seed)
+        started = time.monotonic()
+        trajectories = self._share(self.comm.broadcast(command))
+        self.meter.add_rollouts(
+            purpose,
+            len(trajectories),
+            sum(t.generated_tokens for t in trajectories),
+            time.monotonic() - started,
+        )
+        return trajectories
+
+    def state_dict(self) -> State:
+        return {
+            "schema_version": STATE_SCHEMA,
+            "step": self.step,
+            "strategy": self.strategy.state_dict(),
+        }
+
+    def load_state_dict(self, state: State) -> None:
+        if state.get("schema_version") != STATE_SCHEMA:
+            raise EngineError(
+                f"the saved state has schema_version {state.get('schema_version')!r}; this version "
+                f"of cotune reads {STATE_SCHEMA}: resume with the version that wrote it"
+            )
+        self.step = int(state["step"])
+        self.strategy.load_state_dict(state["strategy"])
+
+    def _record(self, kind: str, /, **fields: object) -> None:
+        self.journal.event(kind, self.step, **fields)
+
+    def _on_rank_zero(self, work: Callable[[], Any]) -> Any:
+        """Runs `work` on rank 0 while the others serve; all return its result or raise its error."""
+        if self.comm.rank != 0:
+            return self._serve()
+        try:
+            result = work()
+        except BaseException as error:
+            self.comm.broadcast(_Command("stop", message=f"{type(error).__name__}: {error}"))
+            raise
+        self.comm.broadcast(_Command("done"))
+        return self.comm.broadcast(result)
+
+    def _serve(self) -> Any:
+        while True:
+            command: _Command = self.comm.broadcast(None)
+            if command.verb == "done":
+                return self.comm.broadcast(None)
+            if command.verb == "stop":
+                raise EngineError(f"rank 0 stopped the run: {command.message}")
+            self._share(command)
+
+    def _share(self, command: _Command) -> list[Trajectory]:
+        """Rolls out this rank's share of a command; returns all ranks' trajectories in order."""
+        size, rank = self.comm.size, self.comm.rank
+        per_rank = -(-len(command.assignments) // size)
+        first = min(rank * per_rank, len(command.assignments))
+        mine = command.assignments[first : first + per_rank]
+        outcome: list[Trajectory] | str
+        try:
+            outcome = self._roll_out_here(mine, first, command)
+        except Exception as error:
+            if size == 1:
+                raise
+            outcome = f"{type(error).__name__}: {error}"
+            self._raise_if_failed(self.comm.gather(outcome))
+            raise
+        shares = self.comm.gather(outcome)
+        self._raise_if_failed(shares)
+        return [trajectory for share in shares for trajectory in share]
+
+    @staticmethod
+    def _raise_if_failed(shares: Sequence[Any]) -> None:
+        failed = [f"rank {r}: {s}" for r, s in enumerate(shares) if isinstance(s, str)]
+        if failed:
+            raise EngineError("a rollout failed; " + "; ".join(failed))
+
+    def _roll_out_here(
+        self, assignments: Sequence[Assignment], first_row: int, command: _Command
+    ) -> list[Trajectory]:
+        sampling = Sampling(
+            temperature=0.0 if command.greedy else self.settings.temperature,
+            stop=self.environment.stop,
+            seed=command.seed,
+        )
+        done: list[Trajectory] = []
+        for start in range(0, len(assignments), self.settings.rows_per_call):
+            part = assignments[start : start + self.settings.rows_per_call]
+            episodes = new_episodes(
+                part, self.environment, self.codec, self.settings.limits, first_row + start
+            )
+            session = self.sampler.open(sampling)
+            try:
+                done += run_episodes(episodes, self.environment, session)
+            finally:
+                session.close()
+        return done
+
+
+def stable_seed(*parts: object) -> int:
+    """A 63-bit seed from printable parts; the same in every process and Python version."""
+    digest = hashlib.sha256("/".join(map(str, parts)).encode()).digest()
+    return int.from_bytes(digest[:8], "big") >> 1
+
+
+def trajectory_metrics(trajectories: Sequence[Trajectory], group_size: int) -> dict[str, float]:
+    """Means over a batch; `zero_advantage_share` is the share of groups without any gradient."""
+    count = len(trajectories)
+    rewards = [t.reward for t in trajectories]
+    groups = [rewards[i : i + group_size] for i in range(0, count, group_size)]
+    return {
+        "reward_mean": sum(rewards) / count,
+        "zero_advantage_share": sum(max(g) == min(g) for g in groups) / len(groups),
+        "turns_mean": sum(len(t.turns) for t in trajectories) / count,
+        "generated_tokens": float(sum(t.generated_tokens for t in trajectories)),
+        "completion_tokens_mean": sum(len(t.completion_ids) for t in trajectories) / count,
+        "answered_share": sum(t.answer is not None for t in trajectories) / count,
+        "turn_error_share": sum(any(turn.error for turn in t.turns) for t in trajectories) / count,
+    }

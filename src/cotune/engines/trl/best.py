@@ -1,0 +1,69 @@
+"""The best policy of a run with the instruction it is to be used under."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
+
+from cotune.json_files import write_atomic, write_json_atomic
+
+if TYPE_CHECKING:
+    from cotune.engines.trl.joint import TRLJoint
+
+
+class BestPolicy:
+    """A Hugging Face folder, `instruction.txt`, and `best.json` with what it was chosen by.
+
+    Args:
+        folder: where it is kept; replaced as a whole.
+        tokenizer: saved with the weights.
+    """
+
+    def __init__(self, folder: Path, tokenizer: PreTrainedTokenizerBase) -> None:
+        self._folder, self._tokenizer = folder, tokenizer
+
+    def offer(self, joint: "TRLJoint", em: float, step: int) -> None:
+        """Keeps the current policy if none is kept or it scores higher. Rank 0 writes."""
+        if joint.coordinator.comm.rank != 0:
+            return
+        known = self._read()
+        if known is not None and known["em"] >= em:
+            return
+        staged = self._folder.with_name(self._folder.name + ".new")
+        shutil.rmtree(staged, ignore_errors=True)
+        with joint.policy() as model:
+            model.save_pretrained(staged)
+        self._tokenizer.save_pretrained(staged)
+        strategy = joint.coordinator.strategy
+        text = strategy.best_prompt().instruction
+        write_atomic(staged / "instruction.txt", text + "\n")
+        chosen = {
+            "schema_version": 1,
+            "em": em,
+            "step": step,
+            "instruction_id": strategy.best_instruction_id(),
+            "instruction": text,
+        }
+        write_json_atomic(staged / "best.json", chosen)
+        shutil.rmtree(self._folder, ignore_errors=True)
+        staged.rename(self._folder)
+
+    def restore(self, joint: "TRLJoint") -> tuple[str, str]:
+        """Puts the kept weights into the trainer's policy; returns the instruction's id and text."""
+        joint.coordinator.comm.broadcast(None)  # rank 0 has written by now
+        known = self._read()
+        if known is None:
+            raise FileNotFoundError(f"{self._folder}: no policy was kept")
+        if known["step"] != joint.batches:
+            kept = AutoModelForCausalLM.from_pretrained(self._folder)
+            with joint.policy() as model:
+                model.load_state_dict(kept.state_dict())
+        return known["instruction_id"], known["instruction"]
+
+    def _read(self) -> dict[str, str | float | int] | None:
+        try:
+            return json.loads((self._folder / "best.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return None

@@ -1,0 +1,27 @@
+"""Ranks that roll out together, over torch.distributed."""
+
+from typing import Any
+
+import torch.distributed as dist
+
+
+class TorchComm:
+    """`contracts.Comm` on the default process group."""
+
+    @property
+    def rank(self) -> int:
+        return dist.get_rank()
+
+    @property
+    def size(self) -> int:
+        return dist.get_world_size()
+
+    def broadcast(self, value: Any) -> Any:
+        box = [value]
+        dist.broadcast_object_list(box, src=0)
+        return box[0]
+
+    def gather(self, value: Any) -> list[Any]:
+        values: list[Any] = [None] * self.size
+        dist.all_gather_object(values, value)
+        return values

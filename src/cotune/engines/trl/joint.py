@@ -1,0 +1,245 @@
+"""Rides TRL's GRPOTrainer: what its four arguments need, around one coordinator.
+
+    joint = TRLJoint(...)
+    trainer = GRPOTrainer(
+        model,
+        args=args,
+        train_dataset=joint.dataset,
+        rollout_func=joint.rollout_func,
+        reward_funcs=joint.reward_funcs,
+        callbacks=joint.callbacks,
+    )
+
+A rollout batch is one call of `rollout_func`; strategy time counts those calls.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import torch.distributed as dist
+from datasets import Dataset
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from trl import GRPOConfig, GRPOTrainer
+from trl.models.utils import unwrap_model_for_generation
+
+from cotune.contracts import LLM, ConfigError, EngineError, Environment, Sampler, State, Strategy
+from cotune.coordinator import Coordinator, Journal, Meter, RolloutSettings, SingleProcess
+from cotune.engines.codec import HFCodec
+from cotune.engines.sampling import CachedSampler, GenerateSampler
+from cotune.engines.trl.checks import check_args, check_trainer, check_trl, steps_per_batch
+from cotune.engines.trl.comm import TorchComm
+from cotune.records import Limits, Progress, Trajectory
+from cotune.task_order import TaskOrder
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a joint run is made of besides the trainer."""
+
+    strategy: Strategy
+    environment: Environment
+    llm: LLM
+    journal: Journal
+    meter: Meter
+    limits: Limits
+    seed: int = 0
+    rows_per_call: int = 512
+
+
+Hook = Callable[["TRLJoint", int], None]
+"""Called on rank 0 before a step's rollouts, with the steps trained so far."""
+
+
+class TRLJoint:
+    """One joint run on GRPOTrainer.
+
+    Args:
+        parts: strategy, environment, LLM and where things are written.
+        tokenizer: the policy's; the trainer's `processing_class`.
+        args: the trainer's configuration; checked here, line by line.
+        before_rollout: an evaluation, say.
+
+    Attributes:
+        dataset: one row a question of every step, in the order the run visits them.
+        rollout_func, reward_funcs, callbacks: for GRPOTrainer.
+        coordinator: for evaluation outside of training (after `bind`).
+    """
+
+    def __init__(
+        self,
+        parts: Parts,
+        tokenizer: PreTrainedTokenizerBase,
+        args: GRPOConfig,
+        before_rollout: Hook | None = None,
+    ) -> None:
+        from cotune.engines.trl.callback import JointCallback
+
+        check_trl()
+        check_args(args)
+        self.args, self.parts = args, parts
+        self.before_rollout = before_rollout
+        self.codec = HFCodec(tokenizer)
+        rows = args.generation_batch_size
+        if rows is None or args.num_generations is None or rows % args.num_generations:
+            raise ConfigError(
+                f"GRPOConfig.generation_batch_size is {rows}; expected a multiple of "
+                f"num_generations={args.num_generations}"
+            )
+        self.questions = rows // args.num_generations
+        self.order = TaskOrder(parts.environment.tasks("train"), self.questions, parts.seed)
+        self.total_batches = -(-args.max_steps // steps_per_batch(args))
+        ids = [self.order.at(i) for i in range(self.total_batches * self.questions)]
+        self.dataset = Dataset.from_dict({"prompt": ids})
+        self.reward_funcs = [self.reward]
+        self.callbacks = [JointCallback(self)]
+        self.batches = 0
+        self.metrics: dict[str, float] = {}
+        self._pending: dict[str, float] = {}
+        self._trainer: GRPOTrainer | None = None
+        self.coordinator = Coordinator(
+            strategy=parts.strategy,
+            environment=parts.environment,
+            codec=self.codec,
+            sampler=_LateSampler(self, tokenizer),
+            llm=parts.llm,
+            journal=parts.journal,
+            meter=parts.meter,
+            settings=RolloutSettings(
+                limits=parts.limits,
+                temperature=args.temperature,
+                seed=parts.seed,
+                rows_per_call=parts.rows_per_call,
+            ),
+            comm=TorchComm() if dist.is_initialized() else SingleProcess(),
+        )
+
+    @property
+    def state_folder(self) -> Path:
+        return Path(cast(str, self.args.output_dir))
+
+    @property
+    def trainer(self) -> GRPOTrainer:
+        if self._trainer is None:
+            raise EngineError("no trainer yet: call bind(trainer), or train, before evaluating")
+        return self._trainer
+
+    def bind(self, trainer: GRPOTrainer) -> None:
+        """Names the trainer whose policy is sampled; done by the first rollout otherwise."""
+        check_trainer(trainer)
+        if dist.is_initialized() and self.coordinator.comm.size == 1:
+            self.coordinator.comm = TorchComm()
+        self._trainer = trainer
+
+    @contextmanager
+    def policy(self) -> Iterator[PreTrainedModel]:
+        """The current policy, unwrapped and in evaluation mode."""
+        with unwrap_model_for_generation(
+            self.trainer.model_wrapped, self.trainer.accelerator
+        ) as model:
+            training = model.training
+            model.eval()
+            try:
+                yield cast(PreTrainedModel, model)
+            finally:
+                model.train(training)
+
+    def rollout_func(self, prompts: list[Any], trainer: GRPOTrainer) -> dict[str, Any]:
+        """TRL's hook: `prompts` are this rank's task ids, each repeated for its group."""
+        if self._trainer is not trainer:
+            self.bind(trainer)
+        training = bool(cast(PreTrainedModel, trainer.model).training)
+        group = trainer.num_generations if training else trainer.num_generations_eval
+        everyone = [p for share in self.coordinator.comm.gather(prompts) for p in share]
+        tasks = [self._task(p) for p in everyone]
+        if training:
+            trajectories = self._train_batch(tasks[::group], group)
+        else:
+            trajectories = self.coordinator.evaluate(tasks)
+        first = self.coordinator.comm.rank * len(prompts)
+        mine = trajectories[first : first + len(prompts)]
+        return {
+            "prompt_ids": [list(t.prompt_ids) for t in mine],
+            "completion_ids": [list(t.completion_ids) for t in mine],
+            "logprobs": None,
+            "env_mask": [list(t.mask) for t in mine],
+            "cotune_reward": [t.reward for t in mine],
+        }
+
+    def reward(
+        self,
+        cotune_reward: Sequence[float],
+        log_metric: Callable[[str, float], None] | None = None,
+        **_: object,
+    ) -> list[float]:
+        """TRL's reward function: passes the environment's score on, and the strategy's metrics."""
+        if log_metric is not None:
+            for name, value in self._pending.items():
+                log_metric(name, value)
+        self._pending = {}
+        return list(cotune_reward)
+
+    def progress(self, step: int) -> Progress:
+        return Progress(step=step, epoch=self.order.epoch(step), total_steps=self.total_batches)
+
+    def state_dict(self) -> State:
+        return {"batches": self.batches, "coordinator": self.coordinator.state_dict()}
+
+    def load_state_dict(self, state: State) -> None:
+        self.batches = int(state["batches"])
+        self.coordinator.load_state_dict(state["coordinator"])
+
+    def _train_batch(self, tasks: list[Any], group: int) -> list[Trajectory]:
+        step = self.batches + 1
+        hook = self.before_rollout
+        trajectories, metrics = self.coordinator.train_batch(
+            tasks,
+            group,
+            self.progress(step),
+            before_rollout=None if hook is None else lambda: hook(self, step - 1),
+        )
+        self.batches = step
+        self.metrics = metrics
+        self._pending = dict(metrics) if self.coordinator.comm.rank == 0 else {}
+        return trajectories
+
+    def _task(self, prompt: object) -> Any:
+        task = self.order.by_id.get(prompt) if isinstance(prompt, str) else None
+        if task is None:
+            raise ConfigError(
+                f"GRPOTrainer sent the prompt {prompt!r}, which is no task of the environment: "
+                "give it train_dataset=joint.dataset (and eval_dataset=joint.eval_dataset(…))"
+            )
+        return task
+
+    def eval_dataset(self, split: str = "validation") -> Dataset:
+        """A dataset for GRPOTrainer's own evaluation."""
+        tasks = self.parts.environment.tasks(split)
+        self.order.by_id.update({task.id: task for task in tasks})
+        return Dataset.from_dict({"prompt": [task.id for task in tasks]})
+
+
+class _LateSampler:
+    """Samples from the bound trainer's policy; picked when the policy is known."""
+
+    def __init__(self, joint: TRLJoint, tokenizer: PreTrainedTokenizerBase) -> None:
+        self._joint, self._tokenizer = joint, tokenizer
+        self._sampler: Sampler | None = None
+
+    def open(self, sampling: Any) -> Any:
+        if self._sampler is None:
+            self._sampler = policy_sampler(self._joint.policy, self._joint.codec, self._tokenizer)
+        return self._sampler.open(sampling)
+
+
+def policy_sampler(
+    policy: Callable[[], Any], codec: HFCodec, tokenizer: PreTrainedTokenizerBase
+) -> Sampler:
+    """The fastest sampler that is right for the policy's architecture."""
+    with policy() as model:
+        layers = getattr(model.config.get_text_config(), "layer_types", None) or []
+    if all(kind == "full_attention" for kind in layers):
+        return CachedSampler(policy, codec, cast(int, tokenizer.pad_token_id))
+    return GenerateSampler(policy, cast(Any, tokenizer), codec.eos_id)

@@ -1,0 +1,196 @@
+"""Question answering with a search engine over the tag protocol, as in Search-R1 and INSPO."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar, Literal
+
+from cotune.contracts import ConfigError, RetrievalError, Retriever
+from cotune.environments.tag_protocol import (
+    STOP,
+    Parsed,
+    error_observation,
+    failure_observation,
+    own_answer,
+    parse_turn,
+    render_information,
+    render_prompt,
+)
+from cotune.records import Action, Prompt, Response, Task, Trajectory
+from cotune.retrieval.corpus import read_corpus, read_tasks
+from cotune.rewards import REWARDS, Reward
+
+SEARCH_R1_INSTRUCTION = (
+    "Answer the given question. You must conduct reasoning inside <think> and </think> first every "
+    "time you get new information. After reasoning, if you find you lack some knowledge, you can "
+    "call a search engine by <search> query </search> and it will return the top searched results "
+    "between <information> and </information>. You can search as many times as you want. If you "
+    "find no further external knowledge needed, you can directly provide the answer inside "
+    "<answer> and </answer>, without detailed illustrations. For example, <answer> Beijing "
+    "</answer>."
+)
+"""The initial instruction of Search-R1 and of INSPO's search experiments (INSPO, appendix)."""
+
+OUT_OF_TURNS = "out of turns"
+
+
+class SearchEnvironment:
+    """Tasks whose answers are looked up by `<search>` and given by `<answer>`.
+
+    Args:
+        tasks: the tasks of each split.
+        retriever: answers all searches of a batch in one call.
+        initial_instruction: what training starts from.
+        reward: scores the final answer, or None, against a task's answers.
+        top_k: passages of an observation.
+
+    Raises:
+        ConfigError: `top_k` below 1, or a task id twice in a split.
+    """
+
+    def __init__(
+        self,
+        tasks: Mapping[str, Sequence[Task]],
+        retriever: Retriever,
+        initial_instruction: str,
+        reward: Reward,
+        top_k: int = 3,
+    ) -> None:
+        if top_k < 1:
+            raise ConfigError(f"environment.top_k is {top_k}; expected at least 1")
+        for split, rows in tasks.items():
+            repeated = [id for id, n in Counter(task.id for task in rows).items() if n > 1]
+            if repeated:
+                raise ConfigError(
+                    f"environment.{split} has several tasks with the id {repeated[0]!r}; "
+                    "expected each id once"
+                )
+        self._tasks = {split: tuple(rows) for split, rows in tasks.items()}
+        self._retriever, self._reward, self._top_k = retriever, reward, top_k
+        self._initial_instruction = initial_instruction
+
+    @property
+    def stop(self) -> tuple[str, ...]:
+        return STOP
+
+    @property
+    def initial_instruction(self) -> str:
+        return self._initial_instruction
+
+    def tasks(self, split: str) -> Sequence[Task]:
+        """The tasks of a split, in a fixed order; ConfigError for a split that is not there."""
+        if split not in self._tasks:
+            raise ConfigError(f"split is {split!r}; expected one of {', '.join(self._tasks)}")
+        return self._tasks[split]
+
+    def messages(self, task: Task, prompt: Prompt) -> list[dict[str, str]]:
+        """One user message: instruction and question; before them the hint, if any (P²O's T)."""
+        content = render_prompt(prompt.instruction, task.question)
+        hint = prompt.hint.strip()
+        return [{"role": "user", "content": f"{hint}\n\n{content}" if hint else content}]
+
+    def respond(self, actions: Sequence[Action]) -> list[Response]:
+        """Answers a batch of turns; all its searches make one call of the retriever.
+
+        An answer ends the episode. An invalid turn is answered by a corrective message, a search
+        that the retriever could not carry out by a message that says so. On an episode's last turn
+        neither search nor error is answered: nobody is left to read it.
+
+        Raises:
+            ConfigError: the retriever does not give one list of passages for each query.
+        """
+        parsed = [parse_turn(action.text) for action in actions]
+        pairs = list(zip(actions, parsed, strict=True))
+        queries = [p.argument for a, p in pairs if p.action == "search" and not a.last]
+        results = iter(self._retrieve(queries))
+        return [
+            next(results) if p.action == "search" and not a.last else _without_search(a, p)
+            for a, p in pairs
+        ]
+
+    def score(self, trajectory: Trajectory) -> tuple[float, str | None]:
+        """The reward of the one final answer in the policy's own text."""
+        answer = own_answer([turn.text for turn in trajectory.turns])
+        return self._reward(answer, trajectory.task.answers), answer
+
+    def _retrieve(self, queries: list[str]) -> list[Response]:
+        """One response a query; no call where there is none."""
+        if not queries:
+            return []
+        try:
+            found = self._retriever.search(queries, self._top_k)
+        except (OSError, RetrievalError) as error:
+            # OSError includes TimeoutError and every connection error.
+            reason = " ".join(f"search failed: {type(error).__name__}: {error}".split())
+            failure = Response(failure_observation(), action="search", error=reason[:200])
+            return [failure] * len(queries)
+        if len(found) != len(queries):
+            raise ConfigError(
+                f"{type(self._retriever).__name__}.search returned {len(found)} lists for "
+                f"{len(queries)} queries; expected one list of passages for each, in order"
+            )
+        return [Response(render_information(passages), action="search") for passages in found]
+
+
+def _without_search(action: Action, parsed: Parsed) -> Response:
+    """The response to a turn that asks for no passages, or too late for any."""
+    if parsed.action == "answer":
+        return Response(done=True, action="answer")
+    if action.last:
+        error = parsed.error or OUT_OF_TURNS
+        return Response(done=True, action=parsed.action, error=error)
+    return Response(error_observation(parsed.error), action="invalid", error=parsed.error)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchOptions:
+    """The tag protocol over the user's own corpus and questions, searched by BM25.
+
+    Attributes:
+        corpus: JSONL file of passages (`read_corpus`).
+        train, validation, test: JSONL files of questions (`read_tasks`).
+        top_k: passages of an observation.
+        title_weight: how often a passage's title is repeated before its text in the index; 0
+            leaves titles out of it.
+        reward: a name in `cotune.rewards.REWARDS`.
+        initial_instruction: text; Search-R1's by default.
+    """
+
+    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
+
+    kind: Literal["search"] = "search"
+    corpus: Path
+    train: Path
+    validation: Path
+    test: Path
+    top_k: int = 3
+    title_weight: int = 3
+    reward: Literal["exact_match", "f1_squad", "f1_hotpot"] = "exact_match"
+    initial_instruction: str = SEARCH_R1_INSTRUCTION
+
+    def __post_init__(self) -> None:
+        if self.top_k < 1:
+            raise ValueError(f"environment.top_k is {self.top_k}; expected at least 1")
+        if self.title_weight < 0:
+            raise ValueError(f"environment.title_weight is {self.title_weight}; expected 0 or more")
+        if not self.initial_instruction.strip():
+            raise ValueError("environment.initial_instruction is blank; expected a text")
+
+
+def search_environment(options: SearchOptions) -> SearchEnvironment:
+    """Reads the files and indexes the corpus; ConfigError names the file and line at fault."""
+    # Imported here so that reading a run file does not load an index library.
+    from cotune.retrieval.bm25 import BM25Retriever
+
+    corpus = read_corpus(options.corpus)
+    passages = [f'(Title: "{title}") {text}' if title else text for title, text in corpus]
+    indexed = [f"{(title + ' ') * options.title_weight}{text}" for title, text in corpus]
+    files = {"train": options.train, "validation": options.validation, "test": options.test}
+    return SearchEnvironment(
+        {split: read_tasks(path, split) for split, path in files.items()},
+        BM25Retriever(passages, indexed),
+        options.initial_instruction,
+        REWARDS[options.reward],
+        options.top_k,
+    )

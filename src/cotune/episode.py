@@ -1,0 +1,202 @@
+"""One rollout as a state machine on token ids, and the lock-step that drives many of them.
+
+Token in, token out: a prompt is tokenized once, what the policy wrote is never decoded and
+tokenized again, observations are tokenized apart and appended with mask 0. An engine either drives
+episodes in lock-step (`run_episodes`) or one at a time with the same calls:
+
+    while not episode.done:
+        request = episode.request()             # the context and how many tokens may follow
+        action = episode.advance(ids, logprobs) # what the policy wrote; None when the episode ended
+        episode.observe(response)               # what the environment answered
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from cotune.contracts import Codec, ConfigError, Environment, Session
+from cotune.records import (
+    Action,
+    Assignment,
+    Limits,
+    Response,
+    SampleRequest,
+    StopReason,
+    Trajectory,
+    Turn,
+)
+
+
+class Episode:
+    """One rollout of one assignment; engine-free.
+
+    Args:
+        row: names the episode to the sampler's session.
+        assignment: the task and its prompts.
+        sampled_prompt_ids: rendered prompt to write under, (P,).
+        prompt_ids: rendered prompt to train on, (P',).
+        limits: tokens and turns.
+        codec: text to tokens and back.
+
+    Raises:
+        ConfigError: the prompt is longer than `limits.prompt_tokens`.
+    """
+
+    def __init__(
+        self,
+        row: int,
+        assignment: Assignment,
+        sampled_prompt_ids: Sequence[int],
+        prompt_ids: Sequence[int],
+        limits: Limits,
+        codec: Codec,
+    ) -> None:
+        longest = max(len(sampled_prompt_ids), len(prompt_ids))
+        if longest > limits.prompt_tokens:
+            raise ConfigError(
+                f"the prompt of task {assignment.task.id} has {longest} tokens, but "
+                f"limits.prompt_tokens is {limits.prompt_tokens}; raise it or shorten the instruction"
+            )
+        self.row, self.assignment = row, assignment
+        self.stop_reason: StopReason | None = None
+        self._sampled_prompt_ids = tuple(sampled_prompt_ids)
+        self._prompt_ids = tuple(prompt_ids)
+        self._limits, self._codec = limits, codec
+        self._completion: list[int] = []
+        self._mask: list[int] = []
+        self._logprobs: list[float] = []
+        self._turns: list[Turn] = []
+        self._pending = ""
+
+    @property
+    def done(self) -> bool:
+        return self.stop_reason is not None
+
+    def request(self) -> SampleRequest:
+        """What to continue, and by how many tokens at most."""
+        room = self._limits.trajectory_tokens - len(self._completion)
+        return SampleRequest(
+            row=self.row,
+            context_ids=(*self._sampled_prompt_ids, *self._completion),
+            max_tokens=min(self._limits.turn_tokens, room),
+        )
+
+    def advance(self, ids: Sequence[int], logprobs: Sequence[float]) -> Action:
+        """Takes one turn of the policy; the action is for the environment.
+
+        A closing EOS is left out of the turn's text but stays the policy's own token.
+        """
+        for token, logprob in zip(ids, logprobs, strict=True):
+            self._completion.append(token)
+            self._mask.append(1)
+            self._logprobs.append(logprob)
+        written = list(ids[:-1]) if ids and ids[-1] == self._codec.eos_id else list(ids)
+        self._pending = self._codec.decode(written)
+        last = len(self._turns) + 1 >= self._limits.turns
+        room = self._limits.trajectory_tokens - len(self._completion)
+        return Action(self.assignment.task, tuple(self._turns), self._pending, last or room <= 1)
+
+    def observe(self, response: Response) -> None:
+        """Takes the environment's answer to the last turn and decides whether to go on."""
+        shown = "" if response.done else self._append_observation(response.observation)
+        turn = Turn(self._pending, shown, response.action, response.error)
+        self._turns.append(turn)
+        self.stop_reason = self._stop(response)
+
+    def trajectory(self) -> Trajectory:
+        """The finished rollout, unscored.
+
+        A completion that does not end in EOS gets one with mask 0: trainers take a missing EOS
+        for a truncated rollout, and an empty completion for a fault.
+        """
+        if self.stop_reason is None:
+            raise RuntimeError(
+                "the episode is not over: trajectory() comes after the last observe()"
+            )
+        completion, mask, logprobs = list(self._completion), list(self._mask), list(self._logprobs)
+        if not completion or completion[-1] != self._codec.eos_id:
+            completion.append(self._codec.eos_id)
+            mask.append(0)
+            logprobs.append(0.0)
+        return Trajectory(
+            assignment=self.assignment,
+            sampled_prompt_ids=self._sampled_prompt_ids,
+            prompt_ids=self._prompt_ids,
+            completion_ids=tuple(completion),
+            mask=tuple(mask),
+            logprobs=tuple(logprobs),
+            turns=tuple(self._turns),
+            stop=self.stop_reason,
+        )
+
+    def _append_observation(self, text: str) -> str:
+        """Appends an observation's tokens, cut to its limit and the trajectory's; returns its text."""
+        if not text:
+            return ""
+        ids = self._codec.encode(text)
+        # At least one token of room stays for the policy; without it the episode ends below.
+        room = self._limits.trajectory_tokens - len(self._completion) - 1
+        kept = ids[: max(0, min(self._limits.observation_tokens, room))]
+        self._completion += kept
+        self._mask += [0] * len(kept)
+        self._logprobs += [0.0] * len(kept)
+        return text if len(kept) == len(ids) else self._codec.decode(kept)
+
+    def _stop(self, response: Response) -> StopReason | None:
+        if response.failed:
+            return StopReason.ENVIRONMENT_ERROR
+        if response.done:
+            return StopReason.ANSWERED if response.action == "answer" else StopReason.TURN_LIMIT
+        if len(self._turns) >= self._limits.turns:
+            return StopReason.TURN_LIMIT
+        if self._limits.trajectory_tokens - len(self._completion) <= 1:
+            return StopReason.TOKEN_LIMIT
+        return None
+
+
+def new_episodes(
+    assignments: Iterable[Assignment],
+    environment: Environment,
+    codec: Codec,
+    limits: Limits,
+    first_row: int = 0,
+) -> list[Episode]:
+    """One episode an assignment, rows counted from `first_row`; equal prompts are rendered once."""
+    rendered: dict[tuple[str, str, str], list[int]] = {}
+
+    def render(assignment: Assignment, trained: bool) -> list[int]:
+        prompt = assignment.trained if trained else assignment.sampled
+        key = (assignment.task.id, prompt.instruction, prompt.hint)
+        if key not in rendered:
+            rendered[key] = codec.render(environment.messages(assignment.task, prompt))
+        return rendered[key]
+
+    return [
+        Episode(row, a, render(a, trained=False), render(a, trained=True), limits, codec)
+        for row, a in enumerate(assignments, first_row)
+    ]
+
+
+def run_episodes(
+    episodes: Sequence[Episode], environment: Environment, session: Session
+) -> list[Trajectory]:
+    """Drives episodes turn by turn, all live ones together, and scores them.
+
+    The environment sees one batch of actions a turn; episodes that ended leave the batch.
+    """
+    live = [episode for episode in episodes if not episode.done]
+    while live:
+        samples = session.generate([episode.request() for episode in live])
+        actions = [
+            episode.advance(sample.ids, sample.logprobs)
+            for episode, sample in zip(live, samples, strict=True)
+        ]
+        for episode, response in zip(live, environment.respond(actions), strict=True):
+            episode.observe(response)
+        live = [episode for episode in live if not episode.done]
+    return [score(episode.trajectory(), environment) for episode in episodes]
+
+
+def score(trajectory: Trajectory, environment: Environment) -> Trajectory:
+    """The trajectory with the environment's reward and answer filled in."""
+    reward, answer = environment.score(trajectory)
+    return replace(trajectory, reward=float(reward), answer=answer)

@@ -1,0 +1,176 @@
+"""The generate-and-verify loop that writes new instructions (INSPO, Algorithm 1, lines 18-22)."""
+
+import random
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+from cotune.contracts import LLM, Recorder, Rollout, State
+from cotune.evolution.instruction_rules import InstructionRules
+from cotune.evolution.proposers import (
+    Proposal,
+    Proposals,
+    ProposerKind,
+    history_prompt,
+    paraphrase_prompt,
+    reflection_prompt,
+)
+from cotune.evolution.replay import ReplayBuffer
+from cotune.evolution.verification import Candidate, accept, verify
+from cotune.records import Instruction
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """What one phase brought.
+
+    Attributes:
+        accepted: at most as many candidates as were wanted, in the order of acceptance.
+        rounds: proposals asked for.
+        proposed: candidates read from the replies.
+        verified: candidates rolled out.
+    """
+
+    accepted: tuple[Candidate, ...] = ()
+    rounds: int = 0
+    proposed: int = 0
+    verified: int = 0
+
+
+class Generator:
+    """Writes instructions: an LLM proposes, the contract filters, the current policy verifies.
+
+    Args:
+        rules: the contract of an instruction.
+        replay: where failures and questions to verify on come from.
+        seed: of all draws.
+        candidates: asked for in one proposal.
+        rounds: proposals of one phase at most.
+        failures: failed rollouts in a reflection prompt.
+        tasks: questions a candidate is verified on.
+    """
+
+    def __init__(
+        self,
+        rules: InstructionRules,
+        replay: ReplayBuffer,
+        seed: int,
+        *,
+        candidates: int,
+        rounds: int,
+        failures: int,
+        tasks: int,
+    ) -> None:
+        self._rules, self._replay, self._seed = rules, replay, seed
+        self._candidates, self._rounds = candidates, rounds
+        self._failures, self._tasks = failures, tasks
+        self._proposals = Proposals()
+
+    def generate(
+        self,
+        parents: Sequence[Instruction],
+        wanted: int,
+        proposer: ProposerKind,
+        *,
+        step: int,
+        llm: LLM,
+        rollout: Rollout | None,
+        record: Recorder,
+        history: Sequence[tuple[str, float]] = (),
+        origin: str = "",
+    ) -> Generation:
+        """Rounds until `wanted` candidates are accepted or the rounds are spent.
+
+        One parent a round, drawn uniformly. A round whose call fails is the last one.
+
+        Args:
+            step: the step before which this happens; 0 at the start. Keys the draws.
+            rollout: the current policy; None to accept without verification.
+            history: (instruction, score from 0 to 100), worst first, for the history proposer.
+            origin: what to call the candidates' origin; the proposer's kind where empty.
+
+        Raises:
+            EvolutionError: two phases have passed and all proposals of the run failed.
+        """
+        accepted: list[Candidate] = []
+        tried = [parent.text for parent in parents]
+        rounds = proposed = verified = 0
+        while len(accepted) < wanted and rounds < self._rounds:
+            rng = random.Random(f"inspo/{self._seed}/generate/{step}/{rounds}")
+            parent = rng.choice(parents)
+            prompt = self._prompt(proposer, parent, history, rounds + 1, rng)
+            tasks = self._replay.recent_tasks(self._tasks, rng)
+            if prompt is None or (rollout is not None and not tasks):
+                record("notice", text=f"no experience to learn from before step {step}")
+                break
+            rounds += 1
+            proposal = self._proposals.ask(prompt, llm, record)
+            if proposal is None:
+                break
+            proposed += len(proposal.candidates)
+            name = f"c{step}.{rounds}"
+            candidates = self._lawful(proposal, parent, origin or proposer, name, tried, record)
+            tried += [c.text for c in candidates]
+            if rollout is not None and candidates:
+                candidates = verify(candidates, parent, tasks, rollout)
+                verified += len(candidates)
+            best, rejected = accept(candidates, wanted - len(accepted))
+            accepted += best
+            for candidate, reason in rejected:
+                _record_rejected(candidate, reason, record)
+        if rounds:
+            self._proposals.end_phase()
+        return Generation(tuple(accepted), rounds, proposed, verified)
+
+    def _prompt(
+        self,
+        proposer: ProposerKind,
+        parent: Instruction,
+        history: Sequence[tuple[str, float]],
+        attempt: int,
+        rng: random.Random,
+    ) -> str | None:
+        """What the LLM is asked; None where there is no experience to learn from."""
+        if proposer == "paraphrase":
+            return paraphrase_prompt(parent.text, self._candidates, attempt)
+        if proposer == "history":
+            if not history:
+                return None
+            return history_prompt(history, self._rules.original, self._candidates, attempt)
+        failures = self._replay.failures(self._failures, rng)
+        if not failures:
+            return None
+        return reflection_prompt(parent.text, failures, self._candidates, attempt)
+
+    def _lawful(
+        self,
+        proposal: Proposal,
+        parent: Instruction,
+        origin: str,
+        name: str,
+        others: Sequence[str],
+        record: Recorder,
+    ) -> list[Candidate]:
+        """The candidates that keep to the contract, each unlike all before it."""
+        questions, seen = self._replay.tasks(), list(others)
+        lawful: list[Candidate] = []
+        for number, text in enumerate(proposal.candidates):
+            candidate = Candidate(f"{name}.{number}", text, parent.id, origin, proposal.critique)
+            reason = self._rules.check(text, parent.text, seen, questions)
+            if reason is None:
+                lawful.append(candidate)
+                seen.append(text)
+            else:
+                _record_rejected(candidate, reason, record)
+        return lawful
+
+    def state_dict(self) -> State:
+        return self._proposals.state_dict()
+
+    def load_state_dict(self, state: State) -> None:
+        self._proposals.load_state_dict(state)
+
+
+def _record_rejected(candidate: Candidate, reason: str, record: Recorder) -> None:
+    fields = asdict(candidate)
+    shown = {k: fields[k] for k in ("text", "parent", "origin", "score", "parent_score")}
+    record("instruction_rejected", reason=reason, **shown)

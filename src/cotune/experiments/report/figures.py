@@ -1,0 +1,121 @@
+"""The report's charts: what goes into each, from the arms' lines."""
+
+from collections.abc import Iterable, Sequence
+
+from cotune.experiments.report.charts import COLOURS, Chart, Series, line_chart, moving_average
+from cotune.experiments.report.lineage import Life
+from cotune.experiments.report.reading import Arm
+from cotune.json_files import Row
+
+_SMOOTH_FROM = 20
+_MORE = {
+    "loss": "Loss",
+    "entropy": "Entropy of the policy (nats per token)",
+    "grad_norm": "Gradient norm",
+    "zero_advantage_share": "Share of groups without advantage",
+}
+
+
+def style(index: int) -> str:
+    """The CSS class of the arm or instruction at `index`."""
+    return f"s{index % COLOURS}"
+
+
+def _values(rows: Iterable[Row], key: str) -> list[tuple[float, float]]:
+    """(step, value) where a row has a number under `key`, the last one of a step."""
+    found = {row["step"]: row[key] for row in rows if isinstance(row.get(key), (int, float))}
+    return sorted((float(step), float(value)) for step, value in found.items())
+
+
+def _metric_chart(arms: Sequence[Arm], key: str, title: str, percent: bool) -> Chart | None:
+    series: list[Series] = []
+    window = 0
+    for i, arm in enumerate(arms):
+        points = _values(arm.metrics, key)
+        if len(points) < _SMOOTH_FROM:
+            series.append(Series(arm.name, points, style(i), dots=len(points) < 8))
+        else:
+            window = max(5, round(len(points) / 20))
+            averaged = moving_average(points, window)
+            series.append(Series(arm.name, averaged, style(i), raw=points))
+    if not any(s.points for s in series):
+        return None
+    note = f"Faint: each step. Line: mean of the last {window} steps." if window else ""
+    legend = tuple((s.style, s.name) for s in series if s.points) if len(arms) > 1 else ()
+    return Chart(title, line_chart(title, series, percent=percent), legend, note)
+
+
+def reward_chart(arms: Sequence[Arm]) -> Chart | None:
+    """Training reward of each step; as per cent where all rewards lie within [0, 1]."""
+    rewards = [y for arm in arms for _, y in _values(arm.metrics, "reward")]
+    shares = all(0.0 <= reward <= 1.0 for reward in rewards)
+    return _metric_chart(arms, "reward", "Training reward per step", percent=shares)
+
+
+def more_charts(arms: Sequence[Arm]) -> list[Chart]:
+    """What else tells how training went, where it was recorded."""
+    drawn = (_metric_chart(arms, key, title, percent=False) for key, title in _MORE.items())
+    return [chart for chart in drawn if chart]
+
+
+def held_out_chart(arms: Sequence[Arm]) -> Chart | None:
+    """Held-out exact match at each evaluation, one series per arm, split and prompt."""
+    series: list[Series] = []
+    groups = [
+        (i, arm, sorted({(e.get("split", ""), e.get("prompt", "best")) for e in found}), found)
+        for i, arm in enumerate(arms)
+        for found in [arm.of_kind("evaluated")]
+    ]
+    pairs = {pair for _, _, found, _ in groups for pair in found}
+    for i, arm, found, events in groups:
+        for split, prompt in found:
+            rows = [
+                event
+                for event in events
+                if (event.get("split", ""), event.get("prompt", "best")) == (split, prompt)
+            ]
+            words = [arm.name] if len(arms) > 1 or len(pairs) == 1 else []
+            words += [split] if len({s for s, _ in pairs}) > 1 else []
+            words += [f"{prompt} prompt"] if len({p for _, p in pairs}) > 1 else []
+            colour = i if len(pairs) == 1 else len(series)
+            name = ", ".join(word for word in words if word)
+            series.append(Series(name, _values(rows, "em"), style(colour), dots=True))
+    series = [s for s in series if s.points]
+    if not series:
+        return None
+    title = "Held-out exact match"
+    legend = tuple((s.style, s.name) for s in series) if len(series) > 1 else ()
+    return Chart(title, line_chart(title, series, percent=True), legend)
+
+
+def population_chart(arm: Arm, lives: dict[str, Life]) -> Chart | None:
+    """Each instruction's weight over its life: survivors in colour, the pruned in grey."""
+    alive = [name for name, life in lives.items() if life.weights and life.pruned is None]
+    alive.sort(key=lambda name: -lives[name].weights[-1][1])
+    colours = {name: style(i) for i, name in enumerate(alive)}
+    first = min((life.weights[0][0] for life in lives.values() if life.weights), default=0)
+    series = [
+        Series(
+            name,
+            life.weights,
+            colours.get(name, "muted"),
+            label=name if name in colours else "",
+            born=life.weights[0][0] > first,
+            died=life.pruned is not None,
+            strong=name == arm.best,
+        )
+        for name, life in lives.items()
+        if life.weights
+    ]
+    if not series:
+        return None
+    phases = [event["step"] for event in arm.of_kind("evolution")]
+    chart = line_chart(
+        f"Weight of each instruction over the steps, {arm.name}",
+        series,
+        guides=phases,
+    )
+    note = "○ born, × pruned. Colour: alive at the end, labelled; thick: the best. Grey: pruned."
+    if phases:
+        note += " Dotted: evolution phases."
+    return Chart("Weight of each instruction", chart, (), note)

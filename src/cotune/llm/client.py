@@ -1,0 +1,270 @@
+"""LLMs that propose instructions, metered: an OpenAI-compatible endpoint, and any other LLM.
+
+Retries live in `OpenAIClient.complete` and nowhere else, so every request that leaves the machine
+is one row of the ledger, reserved at its worst case before it is sent.
+"""
+
+import math
+import os
+import random
+import re
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+from urllib.parse import urlsplit
+
+from cotune.contracts import LLM, ConfigError, LLMError
+from cotune.llm.ledger import Ledger
+from cotune.records import Completion
+
+OPENAI_URL = "https://api.openai.com/v1"
+MAX_WAIT_S = 120.0
+_FIRST_WAIT_S = 1.0
+_MAX_BACKOFF_S = 30.0
+# What a chat template puts around a prompt: role markers and, for some models, a system message.
+_TEMPLATE_TOKENS = 64
+_BYTES_PER_CHARACTER = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpenAIOptions:
+    """`llm:` of a run file, for an OpenAI-compatible endpoint.
+
+    Attributes:
+        kind: "openai".
+        model: the model's name at the endpoint.
+        base_url: the endpoint, up to and without "/chat/completions"; None is OpenAI's own.
+        api_key_env: NAME of the environment variable that holds the key; None sends none.
+        temperature: softmax temperature of the proposals; None leaves it to the endpoint.
+        max_tokens: the most tokens of one reply, reasoning included.
+        max_tokens_field: how the endpoint calls that limit; OpenAI's reasoning models take only
+            "max_completion_tokens".
+        timeout_s: seconds that one attempt may take.
+        retries: further attempts after the first one failed.
+        price_per_million_prompt_tokens: money; 0 where calls cost nothing.
+        price_per_million_completion_tokens: money; 0 where calls cost nothing.
+        budget: money the run may spend on calls, over all its attempts; None sets no limit.
+    """
+
+    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
+
+    kind: Literal["openai"] = "openai"
+    model: str
+    base_url: str | None = None
+    api_key_env: str | None = "OPENAI_API_KEY"
+    temperature: float | None = 1.0
+    max_tokens: int = 4096
+    max_tokens_field: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
+    timeout_s: float = 120.0
+    retries: int = 4
+    price_per_million_prompt_tokens: float = 0.0
+    price_per_million_completion_tokens: float = 0.0
+    budget: float | None = None
+
+    def __post_init__(self) -> None:
+        if not self.model.strip():
+            raise ValueError(f"model is {self.model!r}, expected the name of a model")
+        self._check_base_url()
+        # Lower case is refused, and what came is not shown, lest a key itself ends up here.
+        if self.api_key_env is not None and not re.fullmatch(r"[A-Z_][A-Z0-9_]*", self.api_key_env):
+            raise ValueError(
+                "api_key_env is not the NAME of an environment variable in capitals, such as "
+                "OPENAI_API_KEY (what came is not shown: it may be a key)"
+            )
+        _check_range("temperature", self.temperature, 0.0, 10.0)
+        _check_range("max_tokens", self.max_tokens, 1, 2**20)
+        _check_range("timeout_s", self.timeout_s, 0.01, 3600.0)
+        _check_range("retries", self.retries, 0, 20)
+        prompt_price = self.price_per_million_prompt_tokens
+        completion_price = self.price_per_million_completion_tokens
+        _check_range("price_per_million_prompt_tokens", prompt_price, 0.0, 1e9)
+        _check_range("price_per_million_completion_tokens", completion_price, 0.0, 1e9)
+        _check_range("budget", self.budget, 0.0, 1e15)
+        if self.budget is not None and prompt_price == completion_price == 0.0:
+            raise ValueError(
+                f"budget is {self.budget} but both prices are 0, expected a price_per_million_"
+                "prompt_tokens or price_per_million_completion_tokens to hold it against"
+            )
+
+    def _check_base_url(self) -> None:
+        if self.base_url is None:
+            return
+        url = urlsplit(self.base_url)
+        plain = not (url.username or url.password or url.query or url.fragment)
+        if url.scheme not in ("http", "https") or not url.hostname or not plain:
+            raise ValueError(
+                "base_url is not of the form http(s)://host[:port]/path, without user, password, "
+                "query or fragment (what came is not shown: it may hold a password)"
+            )
+
+    def price(self, prompt_tokens: int, completion_tokens: int) -> float:
+        """Money for so many tokens: (prompt x its price + completion x its price) / 10^6."""
+        return (
+            prompt_tokens * self.price_per_million_prompt_tokens
+            + completion_tokens * self.price_per_million_completion_tokens
+        ) / 1e6
+
+
+class OpenAIClient:
+    """An `LLM` at an OpenAI-compatible endpoint; each attempt is one row of the ledger.
+
+    Timeouts, broken connections, statuses 408, 409, 429 and 5xx and replies without usable text
+    are tried again; other statuses are final. No redirect is followed. An attempt that was refused
+    or never sent costs nothing; one without a usage report is counted at its upper bound and
+    marked so in the ledger.
+
+    Args:
+        options: `llm:` of the run file.
+        ledger: where attempts are reserved and settled.
+        sleep: waits for so many seconds.
+
+    Raises:
+        ConfigError: the environment variable of `api_key_env` is not set or holds no key.
+    """
+
+    def __init__(
+        self, options: OpenAIOptions, ledger: Ledger, *, sleep: Callable[[float], None] = time.sleep
+    ) -> None:
+        # openai takes most of a second to import; runs without an endpoint never need it.
+        from cotune.llm.transport import ChatEndpoint
+
+        self._options = options
+        self._ledger = ledger
+        self._sleep = sleep
+        self._endpoint = ChatEndpoint(
+            base_url=options.base_url or OPENAI_URL,
+            key=_read_key(options.api_key_env),
+            model=options.model,
+            temperature=options.temperature,
+            max_tokens=options.max_tokens,
+            max_tokens_field=options.max_tokens_field,
+            timeout_s=options.timeout_s,
+        )
+
+    def __repr__(self) -> str:
+        return f"OpenAIClient({self._options!r})"
+
+    def complete(self, prompt: str) -> Completion:
+        """The model's reply to one user message.
+
+        Raises:
+            LLMError: refused, or all attempts failed; says how the last one did.
+            BudgetError: the next attempt could exceed the budget; it was not made.
+        """
+        prompt = prompt.encode("utf-8", "replace").decode()  # lone surrogates cannot be sent
+        failures = 0
+        while True:
+            completion, error, retry_after = self._attempt(prompt)
+            if completion is not None:
+                return completion
+            failures += 1
+            if retry_after is None or failures > self._options.retries:
+                where = f"{self._options.model} at {self._options.base_url or OPENAI_URL}"
+                raise LLMError(f"no reply from {where} after {failures} attempt(s): {error}")
+            self._sleep(wait_seconds(failures, retry_after, random.random()))
+
+    def _attempt(self, prompt: str) -> tuple[Completion | None, str, float | None]:
+        """(reply, "", None), (None, error, seconds to wait at least) or, final, (…, None)."""
+        options = self._options
+        upper = (prompt_token_bound(len(prompt.encode())), options.max_tokens)
+        reservation = self._ledger.reserve(options.price(*upper), options.budget, options.model)
+        begun = time.monotonic()
+        outcome = self._endpoint.ask(prompt)
+        usage = outcome.usage or ((0, 0) if outcome.free else upper)
+        self._ledger.settle(
+            reservation,
+            prompt_tokens=usage[0],
+            completion_tokens=usage[1],
+            cost=options.price(*usage),
+            error=outcome.error,
+            estimated=outcome.usage is None and not outcome.free,
+            seconds=time.monotonic() - begun,
+        )
+        if not outcome.error:
+            return Completion(outcome.text, *usage), "", None
+        return None, outcome.error, (outcome.retry_after or 0.0) if outcome.retryable else None
+
+
+class MeteredLLM:
+    """Enters every call of an LLM without a price (the offline rules, a fake) in the ledger.
+
+    Args:
+        llm: what answers.
+        ledger: where its calls are entered, at price 0.
+        model: the name they are entered under.
+    """
+
+    def __init__(self, llm: LLM, ledger: Ledger, model: str) -> None:
+        self._llm = llm
+        self._ledger = ledger
+        self._model = model
+
+    def complete(self, prompt: str) -> Completion:
+        """What the LLM replies; its LLMError goes through."""
+        reservation = self._ledger.reserve(0.0, None, self._model)
+        begun = time.monotonic()
+        try:
+            completion = self._llm.complete(prompt)
+        except LLMError as error:
+            failure = " ".join(str(error).split()) or type(error).__name__
+            self._settle(reservation, Completion(""), failure, begun)
+            raise
+        self._settle(reservation, completion, "", begun)
+        return completion
+
+    def _settle(self, reservation: int, completion: Completion, error: str, begun: float) -> None:
+        self._ledger.settle(
+            reservation,
+            prompt_tokens=completion.prompt_tokens,
+            completion_tokens=completion.completion_tokens,
+            cost=0.0,
+            error=error,
+            seconds=time.monotonic() - begun,
+        )
+
+
+def worst_case_price(options: OpenAIOptions, prompt_chars: int, calls: int) -> float:
+    """The most that `calls` calls with prompts of up to `prompt_chars` characters can cost.
+
+    Counts every retry, a token for every byte, four bytes for every character and full replies.
+    """
+    tokens = prompt_token_bound(_BYTES_PER_CHARACTER * prompt_chars)
+    return calls * (1 + options.retries) * options.price(tokens, options.max_tokens)
+
+
+def prompt_token_bound(prompt_bytes: int) -> int:
+    """The most tokens a prompt of so many UTF-8 bytes can have: one a byte and the template's."""
+    return prompt_bytes + _TEMPLATE_TOKENS
+
+
+def wait_seconds(failures: int, retry_after: float, jitter: float) -> float:
+    """Seconds to wait after the `failures`-th failure in a row.
+
+    Exponential backoff min(30, 2^(failures - 1)), of which `jitter` in [0, 1) takes off up to half;
+    at least what the server asked for, at most 120.
+    """
+    backoff = min(_MAX_BACKOFF_S, _FIRST_WAIT_S * 2.0 ** min(failures - 1, 10))
+    return min(MAX_WAIT_S, max(retry_after, backoff * (1 - jitter / 2)))
+
+
+def _read_key(variable: str | None) -> str | None:
+    if variable is None:
+        return None
+    key = os.environ.get(variable, "").strip()
+    if not key:
+        raise ConfigError(
+            f"environment variable {variable} is not set, expected the API key: set it, or change "
+            "llm.api_key_env"
+        )
+    if not (key.isascii() and key.isprintable()) or " " in key:
+        raise ConfigError(
+            f"environment variable {variable} holds no API key, expected printable ASCII without "
+            "spaces: set it, or change llm.api_key_env"
+        )
+    return key
+
+
+def _check_range(name: str, value: float | None, low: float, high: float) -> None:
+    if value is not None and not (math.isfinite(value) and low <= value <= high):
+        raise ValueError(f"{name} is {value}, expected {low:g} to {high:g}")

@@ -1,0 +1,223 @@
+"""One chat completion over HTTP: a question in, an outcome out, never an exception for a failure.
+
+Failures are values here because the exceptions of an HTTP stack may carry the request, and with it
+the API key. All text that came from outside has the key cut out before it is looked at.
+"""
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from typing import Any, Literal, cast
+
+import openai
+
+MAX_REPLY_BYTES = 4 * 2**20
+_SHOWN_CHARACTERS = 300
+_RETRYABLE_STATUS = {408, 409, 429}
+# By name, because openai moved from httpx to httpx2 between its majors. Nothing was sent yet when
+# these are raised, so nothing can have been charged.
+_UNSENT = {"ConnectError", "ConnectTimeout", "PoolTimeout", "ProxyError", "UnsupportedProtocol"}
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of one attempt.
+
+    Attributes:
+        text: the reply; "" on failure.
+        usage: (prompt tokens, completion tokens) as reported, or None.
+        error: what went wrong, in one line; "" on success.
+        retryable: whether the same request may succeed later.
+        retry_after: seconds the server asked to wait, or None.
+        free: the attempt was refused or never sent, so that no token was charged.
+    """
+
+    text: str = ""
+    usage: tuple[int, int] | None = None
+    error: str = ""
+    retryable: bool = False
+    retry_after: float | None = None
+    free: bool = False
+
+
+class _UnreadableReply(openai.OpenAIError):
+    """A reply that is too long or comes too slowly to be read."""
+
+
+class _BoundedClient(openai.DefaultHttpxClient):
+    """Follows no redirect and reads no more, and for no longer, than it is told."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(timeout=seconds, follow_redirects=False)
+        self._seconds = seconds
+
+    def send(self, request: Any, **kwargs: Any) -> Any:
+        deadline = time.monotonic() + self._seconds
+        kwargs |= {"stream": True, "follow_redirects": False}
+        response = super().send(request, **kwargs)
+        body = bytearray()
+        try:
+            for chunk in response.iter_bytes():
+                body += chunk
+                if len(body) > MAX_REPLY_BYTES:
+                    raise _UnreadableReply(f"the reply is longer than {MAX_REPLY_BYTES} bytes")
+                # The read timeout only limits the pause between two chunks.
+                if time.monotonic() > deadline:
+                    raise _UnreadableReply(f"no complete reply within {self._seconds:g} seconds")
+        finally:
+            response.close()
+        framing = {"content-encoding", "content-length", "transfer-encoding"}
+        headers = [(k, v) for k, v in response.headers.multi_items() if k.lower() not in framing]
+        return type(response)(
+            response.status_code, headers=headers, content=bytes(body), request=request
+        )
+
+
+class ChatEndpoint:
+    """Asks one model at one OpenAI-compatible endpoint.
+
+    Args:
+        base_url: up to and without "/chat/completions".
+        key: the API key, or None to send no Authorization header.
+        model: the model's name at the endpoint.
+        temperature: softmax temperature, or None to leave it to the endpoint.
+        max_tokens: the most tokens a reply may have.
+        max_tokens_field: under which name the endpoint takes it.
+        timeout_s: seconds for connecting, for each pause and for the whole reply.
+    """
+
+    def __init__(
+        self,
+        *,
+        base_url: str,
+        key: str | None,
+        model: str,
+        temperature: float | None,
+        max_tokens: int,
+        max_tokens_field: Literal["max_tokens", "max_completion_tokens"],
+        timeout_s: float,
+    ) -> None:
+        self._key = key
+        self._client = openai.OpenAI(
+            # Not None, for which openai would take OPENAI_API_KEY; the header is left out below.
+            api_key=key or "none",
+            base_url=base_url,
+            timeout=timeout_s,
+            max_retries=0,
+            http_client=_BoundedClient(timeout_s),
+        )
+        self._headers: dict[str, str | openai.Omit] = (
+            {} if key else {"Authorization": openai.Omit()}
+        )
+        self._model = model
+        self._temperature = openai.omit if temperature is None else temperature
+        plain = max_tokens_field == "max_tokens"
+        self._max_tokens = max_tokens if plain else openai.omit
+        self._max_completion_tokens = openai.omit if plain else max_tokens
+
+    def ask(self, prompt: str) -> Outcome:
+        """Makes one attempt."""
+        try:
+            raw = self._client.chat.completions.with_raw_response.create(
+                model=self._model,
+                messages=[{"role": "user", "content": prompt}],
+                temperature=self._temperature,
+                max_tokens=self._max_tokens,
+                max_completion_tokens=self._max_completion_tokens,
+                extra_headers=self._headers,
+            )
+        except openai.APIStatusError as error:
+            return refused(
+                error.status_code, error.response.headers, self._redact(error.response.text)
+            )
+        except openai.OpenAIError as error:
+            return _undelivered(error, self._redact)
+        return parse_reply(self._redact(raw.content.decode("utf-8", "replace")))
+
+    def _redact(self, text: str) -> str:
+        return text.replace(self._key, "***") if self._key else text
+
+
+def parse_reply(body: str) -> Outcome:
+    """Reads the body of a chat completion; whatever cannot be used is a retryable failure."""
+    try:
+        reply: object = json.loads(body)
+    except (ValueError, RecursionError):
+        return Outcome(error=f"the reply is not JSON: {_shown(body)!r}", retryable=True)
+    usage = _usage(_field(reply, "usage"))
+    choices = _field(reply, "choices")
+    if not isinstance(choices, list) or not choices:
+        error = f"the reply has no choices: {_shown(body)!r}"
+        return Outcome(error=error, usage=usage, retryable=True)
+    choice = cast("list[object]", choices)[0]
+    text = _field(_field(choice, "message"), "content")
+    if not isinstance(text, str) or not text.strip():
+        reason = _field(choice, "finish_reason")
+        error = f"the reply has no text (finish_reason {_shown(str(reason))!r})"
+        if reason == "length":
+            error += ": llm.max_tokens may be too low"
+        return Outcome(error=error, usage=usage, retryable=True)
+    # JSON can spell lone surrogates, which no file could take.
+    return Outcome(text=text.encode("utf-8", "replace").decode(), usage=usage)
+
+
+def refused(status: int, headers: Mapping[str, str], body: str) -> Outcome:
+    """The outcome of a status other than 2xx, with the field of the run file to look at."""
+    error = f"HTTP status {status}"
+    if body.strip():
+        error += f": {_shown(body)!r}"
+    if status in _RETRYABLE_STATUS or status >= 500:
+        wait = parse_retry_after(headers.get("retry-after", ""), datetime.now(UTC))
+        return Outcome(error=error, retryable=True, retry_after=wait, free=True)
+    if status < 400:
+        hint = "redirects are not followed, check llm.base_url"
+    elif status in (401, 403):
+        hint = "check llm.api_key_env"
+    elif status == 404:
+        hint = "check llm.base_url and llm.model"
+    else:
+        hint = "check llm.model, llm.max_tokens, llm.max_tokens_field and llm.temperature"
+    return Outcome(error=f"{error}: {hint}", free=True)
+
+
+def parse_retry_after(value: str, now: datetime) -> float | None:
+    """Seconds to wait by a Retry-After header, a number or a date; None if it says nothing."""
+    value = value.strip()
+    if value.isascii() and value.isdigit() and len(value) < 10:
+        return float(value)
+    try:
+        moment = parsedate_to_datetime(value)
+    except ValueError:
+        return None
+    return max(0.0, (moment.replace(tzinfo=moment.tzinfo or UTC) - now).total_seconds())
+
+
+def _undelivered(error: openai.OpenAIError, redact: Callable[[str], str]) -> Outcome:
+    """The outcome of a request without a reply; it may have been charged unless never sent."""
+    cause = error.__cause__ or error
+    free = type(cause).__name__ in _UNSENT
+    if isinstance(error, openai.APITimeoutError):
+        what = "timed out while connecting" if free else "timed out: no reply within llm.timeout_s"
+    else:
+        what = f"{type(cause).__name__.lstrip('_')}: {_shown(redact(str(cause)))}"
+    return Outcome(error=what, retryable=True, free=free)
+
+
+def _field(value: object, name: str) -> object:
+    return cast("dict[str, object]", value).get(name) if isinstance(value, dict) else None
+
+
+def _usage(value: object) -> tuple[int, int] | None:
+    """Token counts as reported, or None unless both are counts that can be believed."""
+    counts = [_field(value, name) for name in ("prompt_tokens", "completion_tokens")]
+    believed = [n for n in counts if type(n) is int and 0 <= n < 2**31]
+    return (believed[0], believed[1]) if len(believed) == 2 else None
+
+
+def _shown(text: str) -> str:
+    """The beginning of a text on one line."""
+    text = " ".join(text[: 4 * _SHOWN_CHARACTERS].split())
+    return text if len(text) <= _SHOWN_CHARACTERS else text[: _SHOWN_CHARACTERS - 1] + "…"

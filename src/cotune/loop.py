@@ -1,0 +1,139 @@
+"""The reference loop: one process, one update a step, readable top to bottom.
+
+It is what the engines are tested against, and the shortest way to see the method whole. For real
+runs use an engine: it adds accumulation, KL, several processes, checkpoints and more.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from transformers import PreTrainedModel
+
+from cotune.coordinator import Coordinator
+from cotune.records import Progress, Task, Trajectory
+
+
+@dataclass(frozen=True)
+class LoopSettings:
+    """Steps of the reference loop: questions a step, rollouts a question, clip range ε."""
+
+    steps: int
+    questions: int
+    group_size: int = 5
+    learning_rate: float = 1e-4
+    clip: float = 0.2
+    max_grad_norm: float = 1.0
+
+
+def train(
+    model: PreTrainedModel,
+    coordinator: Coordinator,
+    tasks: Callable[[int], Sequence[Task]],
+    settings: LoopSettings,
+    log: Callable[[int, dict[str, float]], None] = lambda step, metrics: None,
+) -> None:
+    """INSPO's Algorithm 1 with any strategy: evolve, assign, roll out, observe, update.
+
+    Args:
+        model: the policy; the coordinator's sampler must sample from this very model.
+        coordinator: strategy, environment and sampler.
+        tasks: the questions of a step, counted from 1.
+        settings: sizes.
+        log: called after each update.
+    """
+    optimizer = torch.optim.AdamW(model.parameters(), lr=settings.learning_rate, weight_decay=0.0)
+    for step in range(1, settings.steps + 1):
+        progress = Progress(step=step, epoch=0, total_steps=settings.steps)
+        trajectories, metrics = coordinator.train_batch(tasks(step), settings.group_size, progress)
+        loss = policy_loss(model, trajectories, settings.group_size, settings.clip)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), settings.max_grad_norm)
+        optimizer.step()
+        optimizer.zero_grad()
+        log(step, {**metrics, "loss": loss.item()})
+
+
+def policy_loss(
+    model: PreTrainedModel, trajectories: Sequence[Trajectory], group_size: int, clip: float
+) -> torch.Tensor:
+    """GRPO's loss of a batch on the prompts that are to be trained on, at π_old = π_θ.
+
+    The gradient is taken on `prompt_ids`, whatever prompt a rollout was sampled under: equal
+    prompts give GRPO (INSPO Eq. 2), different ones P²O's context distillation (P²O Eq. 4).
+    """
+    rewards = torch.tensor([t.reward for t in trajectories])
+    advantages = group_advantages(rewards, group_size)
+    logprobs, mask = completion_logprobs(model, trajectories)
+    return grpo_loss(logprobs, logprobs.detach(), advantages.to(logprobs.device), mask, clip)
+
+
+def group_advantages(rewards: torch.Tensor, group_size: int) -> torch.Tensor:
+    """Rewards normalised within each group, INSPO Eq. 3: (r − mean) / (std + 1e-4).
+
+    The standard deviation is the sample's (G − 1), as TRL computes it.
+
+    Args:
+        rewards: (B,), group after group.
+
+    Returns:
+        (B,); zero in a group whose rewards are all equal.
+    """
+    grouped = rewards.view(-1, group_size)
+    centred = grouped - grouped.mean(1, keepdim=True)
+    return (centred / (grouped.std(1, keepdim=True) + 1e-4)).flatten()
+
+
+def grpo_loss(
+    logprobs: torch.Tensor,
+    old_logprobs: torch.Tensor,
+    advantages: torch.Tensor,
+    mask: torch.Tensor,
+    clip: float,
+) -> torch.Tensor:
+    """INSPO Eq. 2 without its KL term, negated: the mean over rollouts of their token means.
+
+    Args:
+        logprobs, old_logprobs: log π_θ and log π_old of each completion token, (B, C).
+        advantages: (B,), or (B, C) where tokens differ.
+        mask: 1 for the policy's own tokens, (B, C).
+        clip: ε.
+
+    Returns:
+        scalar.
+    """
+    ratio = torch.exp(logprobs - old_logprobs)
+    weight = advantages if advantages.dim() == 2 else advantages[:, None]
+    token = torch.min(ratio * weight, ratio.clamp(1 - clip, 1 + clip) * weight)
+    return -((token * mask).sum(1) / mask.sum(1).clamp(min=1)).mean()
+
+
+def completion_logprobs(
+    model: PreTrainedModel, trajectories: Sequence[Trajectory]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """log π_θ of every completion token given the prompt to train on, with the loss mask.
+
+    Returns:
+        logprobs and mask, both (B, C), padded on the right with 0.
+    """
+    rows = [(t.prompt_ids, t.completion_ids) for t in trajectories]
+    width_p = max(len(p) for p, _ in rows)
+    width_c = max(len(c) for _, c in rows)
+    ids = torch.zeros(len(rows), width_p + width_c, dtype=torch.long)
+    attention = torch.zeros_like(ids)
+    mask = torch.zeros(len(rows), width_c)
+    for i, ((prompt, completion), trajectory) in enumerate(zip(rows, trajectories, strict=True)):
+        start = width_p - len(prompt)
+        ids[i, start : width_p + len(completion)] = torch.tensor([*prompt, *completion])
+        attention[i, start : width_p + len(completion)] = 1
+        mask[i, : len(completion)] = torch.tensor(trajectory.mask, dtype=torch.float)
+    positions = (attention.cumsum(1) - 1).clamp(min=0)
+    logits = model(
+        input_ids=ids.to(model.device),
+        attention_mask=attention.to(model.device),
+        position_ids=positions.to(model.device),
+        logits_to_keep=width_c + 1,
+    ).logits[:, :-1]
+    logprobs = torch.log_softmax(logits.float(), -1)
+    chosen = logprobs.gather(-1, ids[:, width_p:, None].to(model.device))[..., 0]
+    return chosen * attention[:, width_p:].to(model.device), mask.to(model.device)

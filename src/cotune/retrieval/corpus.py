@@ -1,0 +1,140 @@
+"""Corpora and question files in Search-R1's JSONL formats."""
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, cast
+
+from cotune.contracts import ConfigError
+from cotune.records import Task
+
+ANSWER_FIELDS = ("answers", "golden_answers", "answer")
+
+
+def read_corpus(path: Path) -> list[tuple[str, str]]:
+    """Title and text of each passage, in file order.
+
+    A line is `{"id": …, "contents": "\\"Title\\"\\ntext"}`: the first line of `contents` is the
+    title, its quotes are dropped, and the rest is the text. Contents of one line are a text with
+    the title "". Blank lines of the file are skipped; other fields are ignored.
+
+    Raises:
+        ConfigError: no such file, not JSON Lines, `contents` missing or blank, no passage at all.
+    """
+    passages: list[tuple[str, str]] = []
+    for where, row in _rows(path, "environment.corpus"):
+        contents = _text(row, "contents", where, '"contents": "\\"Title\\"\\ntext"')
+        title, newline, text = contents.partition("\n")
+        name = title.strip().strip('"').strip()
+        passages.append((name, text.strip()) if newline else ("", contents))
+    if not passages:
+        raise ConfigError(
+            f'environment.corpus: {path} is empty; expected lines of {{"id": …, "contents": …}}'
+        )
+    return passages
+
+
+def read_tasks(path: Path, split: str) -> list[Task]:
+    """The tasks of a split, in file order.
+
+    A line is `{"question": …, "answers": …}`; `golden_answers` and `answer` are read where
+    `answers` is not there, and one string does for a list. `id` (text or integer) defaults to a
+    hash of the question, `stratum` to "".
+
+    Raises:
+        ConfigError: no such file, not JSON Lines, a field missing or of the wrong kind, an id that
+            comes twice, no question at all.
+    """
+    tasks: dict[str, Task] = {}
+    for where, row in _rows(path, f"environment.{split}"):
+        question = _text(row, "question", where, '"question": "…"')
+        digest = hashlib.sha1(question.encode()).hexdigest()[:12]
+        id, stratum = row.get("id", f"{split}-{digest}"), row.get("stratum", "")
+        if isinstance(id, bool) or not isinstance(id, str | int):
+            raise ConfigError(f'{where}: "id" is {_short(id)}; expected text or an integer')
+        if not isinstance(stratum, str):
+            raise ConfigError(f'{where}: "stratum" is {_short(stratum)}; expected text')
+        task = Task(str(id), question, _answers(row, where), stratum)
+        if task.id in tasks:
+            raise ConfigError(
+                f"{where}: the task {task.id!r} came before; drop one of the two or give each its "
+                '"id" (without one it is a hash of the question)'
+            )
+        tasks[task.id] = task
+    if not tasks:
+        raise ConfigError(
+            f'environment.{split}: {path} is empty; expected lines of {{"question": …, "answers": …}}'
+        )
+    return list(tasks.values())
+
+
+def _rows(path: Path, field: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Each line's object with "field: file, line n" to start a message with."""
+    try:
+        with path.open(encoding="utf-8-sig") as lines:
+            for number, line in enumerate(lines, 1):
+                if line.strip():
+                    where = f"{field}: {path}, line {number}"
+                    yield where, _parsed(line, where)
+    except OSError as error:
+        raise ConfigError(
+            f"{field}: cannot read {path} ({error.strerror}); name a JSONL file"
+        ) from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(
+            f"{field}: {path} is not UTF-8 ({error.reason}); save it as UTF-8"
+        ) from error
+
+
+def _parsed(line: str, where: str) -> Mapping[str, Any]:
+    try:
+        row: object = json.loads(line)
+        # A lone surrogate ("\ud800") is legal JSON, but no tokenizer and no file takes it.
+        if "\\u" in line:
+            json.dumps(row, ensure_ascii=False).encode()
+    except (ValueError, RecursionError) as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise ConfigError(
+            f"{where}: not JSON ({reason}): {_short(line.strip())}; put one JSON object on each line"
+        ) from error
+    if not isinstance(row, dict):
+        raise ConfigError(f"{where}: {_short(row)}; expected a JSON object in braces")
+    return cast(dict[str, Any], row)
+
+
+def _text(row: Mapping[str, Any], name: str, where: str, example: str) -> str:
+    if name not in row:
+        raise ConfigError(
+            f'{where}: no field "{name}", only {", ".join(row) or "an empty object"}; add {example}'
+        )
+    value = row[name]
+    if not isinstance(value, str) or not value.strip():
+        raise ConfigError(f'{where}: "{name}" is {_short(value)}; expected text, as in {example}')
+    return value.strip()
+
+
+def _answers(row: Mapping[str, Any], where: str) -> tuple[str, ...]:
+    name = next((name for name in ANSWER_FIELDS if name in row), None)
+    if name is None:
+        raise ConfigError(
+            f'{where}: no field "answers", only {", ".join(row)}; add "answers": ["…"] '
+            "(or golden_answers, or answer)"
+        )
+    value = row[name]
+    answers: list[object] = [value] if isinstance(value, str) else value
+    texts = (
+        [a for a in answers if isinstance(a, str) and a.strip()]
+        if isinstance(answers, list)
+        else []
+    )
+    if not texts or len(texts) != len(answers):
+        raise ConfigError(
+            f'{where}: "{name}" is {_short(value)}; expected text or a list of texts, none blank'
+        )
+    return tuple(texts)
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."

@@ -1,0 +1,61 @@
+"""Question answering: exact match and token F1 in [0, 1], as the official scorers compute them.
+
+All take the best over the ground truths; no answer (None) and no ground truth score 0.
+"""
+
+import re
+import string
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+_NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
+_ARTICLES = re.compile(r"\b(a|an|the)\b")
+_CLOSED = ("yes", "no", "noanswer")
+
+
+def normalize(text: str) -> str:
+    """SQuAD's normal form: lower case, no ASCII punctuation, no articles, single spaces.
+
+    In this order, as in all three scorers: "the-cat" becomes "thecat", which holds no article.
+    """
+    return " ".join(_ARTICLES.sub(" ", text.lower().translate(_NO_PUNCTUATION)).split())
+
+
+def exact_match(answer: str | None, golds: Sequence[str]) -> float:
+    """1 if the answer equals a ground truth in normal form, else 0: Search-R1's `em_check`."""
+    return _best(lambda a, b: float(a == b), answer, golds)
+
+
+def f1_squad(answer: str | None, golds: Sequence[str]) -> float:
+    """Token F1 of SQuAD 2.0's `compute_f1`: where either side is empty, 1 if both are, else 0."""
+    return _best(lambda a, b: _f1(a, b) if a and b else float(a == b), answer, golds)
+
+
+def f1_hotpot(answer: str | None, golds: Sequence[str]) -> float:
+    """Token F1 of HotpotQA's `f1_score`: "yes", "no" and "noanswer" score whole or not at all.
+
+    Unlike SQuAD's, two empty texts share no token and score 0.
+    """
+
+    def f1(a: str, b: str) -> float:
+        return 0.0 if a != b and (a in _CLOSED or b in _CLOSED) else _f1(a, b)
+
+    return _best(f1, answer, golds)
+
+
+def _best(score: Callable[[str, str], float], answer: str | None, golds: Sequence[str]) -> float:
+    """The highest score of the normalised answer over the normalised ground truths."""
+    if answer is None:
+        return 0.0
+    normal = normalize(answer)
+    return max((score(normal, normalize(gold)) for gold in golds), default=0.0)
+
+
+def _f1(answer: str, gold: str) -> float:
+    """Harmonic mean of the precision and the recall of the answer's tokens."""
+    answer_tokens, gold_tokens = answer.split(), gold.split()
+    same = (Counter(answer_tokens) & Counter(gold_tokens)).total()
+    if same == 0:
+        return 0.0
+    precision, recall = same / len(answer_tokens), same / len(gold_tokens)
+    return 2 * precision * recall / (precision + recall)

@@ -1,0 +1,39 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cotune.experiments.report.charts import Series, line_chart, moving_average, spread, ticks
+
+
+def test_ticks_are_round_and_cover_the_range() -> None:
+    assert ticks(0, 0.62) == [0, 0.2, 0.4, 0.6, 0.8]
+    assert ticks(0, 200, 6) == [0, 50, 100, 150, 200]
+    assert ticks(-0.011, 0.02)[0] <= -0.011
+    assert len(ticks(3, 3)) >= 2
+
+
+@given(st.floats(-1e6, 1e6), st.floats(0, 1e6))
+def test_ticks_always_cover(low: float, span: float) -> None:
+    found = ticks(low, low + span)
+    step = found[1] - found[0]
+    assert 2 <= len(found) <= 8
+    assert found[0] <= low + step * 1e-6
+    assert found[-1] >= low + span - step * 1e-6
+
+
+def test_moving_average_by_hand() -> None:
+    assert moving_average([(1, 1), (2, 3), (3, 8)], 2) == [(1, 1), (2, 2), (3, 5.5)]
+
+
+def test_labels_are_spread() -> None:
+    assert spread([50, 52, 10], 15, 0, 100) == [50, 65, 10]
+    assert spread([99, 98], 15, 0, 100) == [100, 85]
+
+
+def test_a_chart_puts_points_where_they_belong() -> None:
+    svg = line_chart("A & B", [Series("x", [(0, 0), (10, 1)], "s0")], percent=True)
+    assert "<title>A &amp; B</title>" in svg
+    assert 'points="52.0,256.0 626.0,12.0"' in svg
+    assert "100\u2009%" in svg
+    with pytest.raises(ValueError, match="no points"):
+        line_chart("empty", [Series("x", [], "s0")])

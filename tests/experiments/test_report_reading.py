@@ -1,0 +1,47 @@
+import pytest
+
+from cotune.experiments.report.reading import (
+    choose_trajectories,
+    mask_runs,
+    result_so_far,
+    wilson_interval,
+)
+
+
+def test_result_so_far_takes_before_and_after_of_one_split() -> None:
+    def event(split: str, when: str, em: float, prompt: str = "best") -> dict[str, object]:
+        return {"kind": "evaluated", "split": split, "when": when, "em": em, "prompt": prompt}
+
+    events = [event("test", "before", 0.1), event("validation", "before", 0.2),
+              event("test", "after", 0.6), event("test", "after", 0.9, prompt="initial")]  # fmt: skip
+    metrics = [{"step": 1, "seconds": 1.5}, {"step": 2, "seconds": None, "generated_tokens": 4}]
+    assert result_so_far(events, metrics) == {
+        "em": 0.6, "em_by_stratum": {}, "em_before": 0.1, "em_before_by_stratum": {},
+        "seconds": 1.5, "generated_tokens": 4,
+    }  # fmt: skip
+
+
+def test_trajectories_are_chosen_failures_first_and_mixed() -> None:
+    rows = [
+        {"reward": reward, "stop": stop, "task": {"stratum": stratum}}
+        for reward in (1.0, 0.0)
+        for stop, stratum in [("answered", "a")] * 5 + [("turn limit", "b")] * 5
+    ]
+    chosen = choose_trajectories(rows, 6, 2)
+    assert [row["reward"] for row in chosen] == [0, 0, 0, 0, 1, 1]
+    assert [row["stop"] for row in chosen[:4]] == ["answered", "turn limit"] * 2
+    assert choose_trajectories(rows[9:11], 6, 2) == [rows[10], rows[9]]
+
+
+def test_wilson_interval_by_hand() -> None:
+    # p = 0.5, n = 96.04 z² = 3.8415: half-width z / (2 sqrt(n + z²)).
+    low, high = wilson_interval(0.5, 100)
+    assert low == pytest.approx(0.5 - 1.959964 / 2 / (103.841459**0.5), abs=1e-6)
+    assert low + high == pytest.approx(1.0)
+    low, high = wilson_interval(0.0, 10)
+    assert low == pytest.approx(0.0, abs=1e-12)
+    assert high == pytest.approx(3.841459 / 13.841459, abs=1e-6)
+
+
+def test_mask_runs_by_hand() -> None:
+    assert mask_runs([1, 1, 0, 1]) == [(1, 2), (0, 1), (1, 1)]

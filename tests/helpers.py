@@ -1,0 +1,97 @@
+"""What several tests share: tasks, a scripted policy and a loop around a strategy."""
+
+import hashlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from cotune.contracts import LLM, Strategy
+from cotune.records import Assignment, Metrics, Progress, StopReason, Task, Trajectory, Turn
+
+INITIAL = (
+    "Answer the given question. You may think inside <think> and </think>. "
+    "You can call a search engine by <search> query </search>. "
+    "It returns the top results between <information> and </information>. "
+    "You can search as many times as you want. "
+    "Give the answer inside <answer> and </answer>, for example <answer> Beijing </answer>."
+)
+
+
+def make_tasks(count: int) -> list[Task]:
+    """Two-hop questions, each with one answer of its own."""
+    return [
+        Task(f"q{i}", f"What is the currency of the country where Town{i} is?", (f"Coin{i}",))
+        for i in range(count)
+    ]
+
+
+def make_trajectory(
+    assignment: Assignment,
+    reward: float,
+    text: str = "<answer> wrong </answer>",
+    stop: StopReason = StopReason.ANSWERED,
+) -> Trajectory:
+    return Trajectory(
+        assignment, (1,), (1,), (2, 3), (1, 0), (-0.5, 0.0), (Turn(text),), stop, None, reward
+    )
+
+
+class ScriptedRollout:
+    """A policy whose chance of a right answer depends on the instruction alone.
+
+    Its luck is keyed by purpose, instruction, question and position, so that it has no state.
+    """
+
+    def __init__(self, chance: Callable[[str], float]) -> None:
+        self.chance = chance
+        self.calls: list[tuple[str, list[Assignment]]] = []
+
+    def __call__(
+        self, assignments: Sequence[Assignment], *, purpose: str, greedy: bool = False
+    ) -> list[Trajectory]:
+        self.calls.append((purpose, list(assignments)))
+        return [self._one(a, f"{purpose}/{i}") for i, a in enumerate(assignments)]
+
+    def _one(self, assignment: Assignment, key: str) -> Trajectory:
+        task, text = assignment.task, assignment.sampled.instruction
+        digest = hashlib.sha256(f"{key}/{task.id}/{text}".encode()).digest()
+        if int.from_bytes(digest[:4], "big") / 2**32 < self.chance(text):
+            answer = f"<answer> {task.answers[0]} </answer>"
+            return make_trajectory(assignment, 1.0, answer)
+        query = task.question.removeprefix("What is the ").rstrip("?")
+        wrong = (
+            f"<search> {query} </search>\n<information>\n(1) nothing\n</information>\n"
+            "<answer> nothing </answer>"
+        )
+        return make_trajectory(assignment, 0.0, wrong)
+
+
+class Events:
+    """A recorder that keeps what it gets."""
+
+    def __init__(self) -> None:
+        self.rows: list[tuple[str, dict[str, Any]]] = []
+
+    def __call__(self, kind: str, /, **fields: object) -> None:
+        self.rows.append((kind, fields))
+
+    def of(self, kind: str) -> list[dict[str, Any]]:
+        return [fields for name, fields in self.rows if name == kind]
+
+
+def run(
+    strategy: Strategy,
+    rollout: ScriptedRollout,
+    llm: LLM,
+    record: Events,
+    steps: range,
+    tasks: Sequence[Task],
+    group_size: int = 3,
+) -> list[Metrics]:
+    """The loop's strategy half: evolve, assign, roll out, observe."""
+    metrics: list[Metrics] = []
+    for step in steps:
+        progress = Progress(step, 0, 100)
+        evolved = strategy.evolve_if_due(progress, rollout, llm, record)
+        trajectories = rollout(strategy.assign(tasks, group_size, progress), purpose="train")
+        metrics.append({**evolved, **strategy.observe(trajectories, progress, record)})
+    return metrics

@@ -1,0 +1,513 @@
+"""The client against a real HTTP server on loopback that fails in the ways servers do."""
+
+import json
+import logging
+import threading
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cotune.contracts import BudgetError, ConfigError, LLMError
+from cotune.llm.client import (
+    MeteredLLM,
+    OpenAIClient,
+    OpenAIOptions,
+    prompt_token_bound,
+    wait_seconds,
+    worst_case_price,
+)
+from cotune.llm.ledger import Ledger
+from cotune.llm.transport import MAX_REPLY_BYTES
+from cotune.records import Completion
+from cotune.testing import ScriptedLLM
+
+KEY = "sk-test-4f9aQ7-do-not-leak"
+PROMPT = "hello"
+# (5 bytes + 64 for the template) x 2 + 32 tokens x 8, per million
+WORST = (69 * 2 + 32 * 8) / 1e6
+# 100 x 2 + 50 x 8, per million
+COST = 0.0006
+
+
+@dataclass
+class Canned:
+    """One reply; `send` replaces it by code that writes to the connection itself."""
+
+    body: bytes = b""
+    status: int = 200
+    headers: dict[str, str] = field(default_factory=dict)
+    send: Callable[[BaseHTTPRequestHandler, threading.Event], None] | None = None
+
+
+@dataclass
+class Request:
+    path: str
+    headers: dict[str, str]
+    body: bytes
+
+
+class Server:
+    """Plays canned replies in order, then 500; keeps what it was sent."""
+
+    def __init__(self) -> None:
+        self.replies: list[Canned] = []
+        self.requests: list[Request] = []
+        self.over = threading.Event()
+        server = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["Content-Length"]))
+                headers = {name.lower(): value for name, value in self.headers.items()}
+                server.requests.append(Request(self.path, headers, body))
+                index = len(server.requests) - 1
+                reply = server.replies[index] if index < len(server.replies) else Canned(status=500)
+                self.close_connection = True
+                if reply.send is not None:
+                    reply.send(self, server.over)
+                    return
+                self.send_response(reply.status)
+                for name, value in reply.headers.items():
+                    self.send_header(name, value)
+                self.send_header("Content-Length", str(len(reply.body)))
+                self.send_header("Connection", "close")
+                self.end_headers()
+                self.wfile.write(reply.body)
+
+            def do_GET(self) -> None:
+                self.do_POST()
+
+            def log_message(self, format: str, *args: Any) -> None: ...
+
+        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.http.server_address[1]}/v1"
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.lower(), raising=False)
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    server = Server()
+    thread = threading.Thread(target=server.http.serve_forever, args=(0.01,))
+    thread.start()
+    yield server
+    server.over.set()
+    server.http.shutdown()
+    thread.join()
+    server.http.server_close()
+
+
+@dataclass
+class Bench:
+    client: OpenAIClient
+    ledger: Ledger
+    sleeps: list[float]
+
+    def states(self) -> list[str]:
+        return [row.state for row in self.ledger.rows()]
+
+
+def bench(server: Server, path: str | Path = ":memory:", **changes: Any) -> Bench:
+    values: dict[str, Any] = {
+        "model": "m",
+        "base_url": server.url,
+        "max_tokens": 32,
+        "timeout_s": 20.0,
+        "retries": 2,
+        "price_per_million_prompt_tokens": 2.0,
+        "price_per_million_completion_tokens": 8.0,
+    }
+    ledger = Ledger(path)
+    ledger.begin_attempt(None)
+    sleeps: list[float] = []
+    client = OpenAIClient(OpenAIOptions(**(values | changes)), ledger, sleep=sleeps.append)
+    return Bench(client, ledger, sleeps)
+
+
+def chat(text: object = "a proposal", usage: object = (100, 50), **choice: object) -> Canned:
+    reply: dict[str, object] = {"choices": [{"message": {"content": text}, **choice}]}
+    if isinstance(usage, tuple):
+        usage = dict(zip(("prompt_tokens", "completion_tokens"), usage, strict=True))
+    if usage is not None:
+        reply["usage"] = usage
+    return Canned(json.dumps(reply).encode(), headers={"Content-Type": "application/json"})
+
+
+def test_a_reply_is_returned_and_entered(server: Server) -> None:
+    server.replies = [chat()]
+    b = bench(server, temperature=0.7)
+    assert b.client.complete(PROMPT) == Completion("a proposal", 100, 50)
+    (request,) = server.requests
+    assert request.path == "/v1/chat/completions"
+    assert json.loads(request.body) == {
+        "model": "m",
+        "messages": [{"role": "user", "content": PROMPT}],
+        "temperature": 0.7,
+        "max_tokens": 32,
+    }
+    (row,) = b.ledger.rows()
+    assert (row.kind, row.model, row.state, row.estimated) == ("llm", "m", "done", False)
+    assert (row.prompt_tokens, row.completion_tokens) == (100, 50)
+    assert row.money == pytest.approx(COST)
+    assert b.sleeps == []
+
+
+def test_the_token_limit_and_the_temperature_go_as_the_endpoint_wants_them(server: Server) -> None:
+    server.replies = [chat()]
+    b = bench(server, temperature=None, max_tokens_field="max_completion_tokens")
+    b.client.complete(PROMPT)
+    sent = json.loads(server.requests[0].body)
+    assert sent.keys() == {"model", "messages", "max_completion_tokens"}
+    assert sent["max_completion_tokens"] == 32
+
+
+@pytest.mark.parametrize("status", [408, 409, 429, 500, 503])
+def test_passing_failures_are_tried_again_and_cost_nothing(server: Server, status: int) -> None:
+    server.replies = [Canned(b'{"error": "busy"}', status), chat()]
+    b = bench(server)
+    assert b.client.complete(PROMPT).text == "a proposal"
+    failed, done = b.ledger.rows()
+    assert (failed.state, failed.money, failed.prompt_tokens) == ("failed", 0.0, 0)
+    assert f"HTTP status {status}" in failed.error
+    assert done.state == "done"
+    assert b.ledger.totals().money == pytest.approx(COST)
+    assert len(b.sleeps) == 1
+    assert 0.5 <= b.sleeps[0] <= 1.0
+
+
+def test_attempts_end_after_the_retries(server: Server) -> None:
+    server.replies = [Canned(status=500), Canned(status=500), Canned(b"overloaded", 503), chat()]
+    b = bench(server)
+    with pytest.raises(LLMError, match=r"m at http.* after 3 attempt.*503.*overloaded"):
+        b.client.complete(PROMPT)
+    assert len(server.requests) == 3
+    assert b.states() == ["failed"] * 3
+    assert len(b.sleeps) == 2  # none after the last
+
+
+def test_retry_after_is_waited_for(server: Server) -> None:
+    server.replies = [
+        Canned(status=429, headers={"Retry-After": "17"}),
+        Canned(status=429, headers={"Retry-After": "9000"}),
+        chat(),
+    ]
+    b = bench(server)
+    b.client.complete(PROMPT)
+    assert b.sleeps == [17.0, 120.0]
+
+
+@pytest.mark.parametrize(
+    ("status", "field_"),
+    [
+        (400, "llm.max_tokens"),
+        (401, "llm.api_key_env"),
+        (403, "llm.api_key_env"),
+        (404, "llm.base_url and llm.model"),
+        (422, "llm.model"),
+    ],
+)
+def test_refusals_are_final_and_name_the_field(server: Server, status: int, field_: str) -> None:
+    server.replies = [Canned(b'{"error": {"message": "no such thing"}}', status), chat()]
+    b = bench(server)
+    with pytest.raises(LLMError, match=rf"HTTP status {status}.*no such thing") as caught:
+        b.client.complete(PROMPT)
+    assert field_ in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert len(server.requests) == 1
+    assert (b.states(), b.ledger.totals().money, b.sleeps) == (["failed"], 0.0, [])
+
+
+@pytest.mark.parametrize("status", [301, 302, 307, 308])
+def test_redirects_are_not_followed(server: Server, status: int) -> None:
+    server.replies = [
+        Canned(status=status, headers={"Location": f"{server.url}/elsewhere"}),
+        chat(),
+    ]
+    b = bench(server)
+    with pytest.raises(LLMError, match=r"redirects are not followed.*llm\.base_url"):
+        b.client.complete(PROMPT)
+    assert [request.path for request in server.requests] == ["/v1/chat/completions"]
+
+
+GARBAGE = {
+    "not JSON": (Canned(b"<html>hello</html>"), "not JSON"),
+    "empty": (Canned(b""), "not JSON"),
+    "not UTF-8": (Canned(b"\xff\xfe\x00"), "not JSON"),
+    "deep": (Canned(b"[" * 200_000), "not JSON"),
+    "not an object": (Canned(b"[1, 2]"), "no choices"),
+    "no choices": (Canned(b'{"object": "chat.completion"}'), "no choices"),
+    "choices of another type": (Canned(b'{"choices": {"0": 1}}'), "no choices"),
+    "no message": (Canned(b'{"choices": [null]}'), "no text"),
+    "bad gzip": (Canned(b"not gzip", headers={"Content-Encoding": "gzip"}), "DecodingError"),
+    "too long": (Canned(b"x" * (MAX_REPLY_BYTES + 1)), "longer than 4194304 bytes"),
+}
+
+
+@pytest.mark.parametrize("name", GARBAGE)
+def test_garbage_is_tried_again_and_counted_at_its_worst_case(server: Server, name: str) -> None:
+    reply, error = GARBAGE[name]
+    reply.headers.setdefault("Content-Type", "application/json")
+    server.replies = [reply, chat()]
+    b = bench(server)
+    assert b.client.complete(PROMPT).text == "a proposal"
+    failed, done = b.ledger.rows()
+    assert error in failed.error
+    assert (failed.state, failed.estimated, failed.money) == ("failed", True, WORST)
+    assert (done.state, done.estimated) == ("done", False)
+    assert b.ledger.totals().money == pytest.approx(WORST + COST)
+
+
+def test_a_reply_without_text_costs_what_it_reports(server: Server) -> None:
+    server.replies = [chat(None), chat("  \n"), chat("", finish_reason="length")]
+    b = bench(server)
+    with pytest.raises(LLMError, match=r"no text.*llm\.max_tokens may be too low"):
+        b.client.complete(PROMPT)
+    assert b.states() == ["failed"] * 3
+    assert b.ledger.totals().money == pytest.approx(3 * COST)
+    assert b.ledger.totals().llm_estimated == 0
+
+
+def test_a_long_refusal_is_not_read_to_its_end(server: Server) -> None:
+    def flood(handler: BaseHTTPRequestHandler, over: threading.Event) -> None:
+        handler.send_response(400)
+        handler.end_headers()
+        try:
+            while not over.is_set():
+                handler.wfile.write(b"x" * 2**16)
+        except OSError:
+            server.replies.append(Canned())  # the client hung up
+
+    server.replies = [Canned(send=flood)]
+    b = bench(server, retries=0)
+    with pytest.raises(LLMError, match="longer than"):
+        b.client.complete(PROMPT)
+    assert b.states() == ["failed"]
+
+
+def test_a_stalled_server_times_out(server: Server) -> None:
+    def stall(_: BaseHTTPRequestHandler, over: threading.Event) -> None:
+        over.wait()
+
+    server.replies = [Canned(send=stall), chat()]
+    b = bench(server, timeout_s=0.5)
+    assert b.client.complete(PROMPT).text == "a proposal"
+    failed = b.ledger.rows()[0]
+    assert "llm.timeout_s" in failed.error
+    # The model may have written all it was allowed to: counted so.
+    assert (failed.estimated, failed.money) == (True, WORST)
+
+
+def test_a_reply_that_trickles_in_times_out(server: Server) -> None:
+    def trickle(handler: BaseHTTPRequestHandler, over: threading.Event) -> None:
+        handler.send_response(200)
+        handler.end_headers()
+        try:
+            while not over.wait(0.02):  # no pause is ever as long as the timeout
+                handler.wfile.write(b" ")
+                handler.wfile.flush()
+        except OSError:
+            return
+
+    server.replies = [Canned(send=trickle)]
+    b = bench(server, timeout_s=0.3, retries=0)
+    with pytest.raises(LLMError, match=r"no complete reply within 0\.3 seconds"):
+        b.client.complete(PROMPT)
+
+
+def test_a_broken_connection_is_tried_again(server: Server) -> None:
+    server.replies = [Canned(send=lambda handler, over: None), chat()]
+    b = bench(server)
+    assert b.client.complete(PROMPT).text == "a proposal"
+    assert [row.money for row in b.ledger.rows()] == pytest.approx([WORST, COST])
+
+
+def test_a_server_that_is_not_there_costs_nothing(server: Server) -> None:
+    gone = ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler)
+    url = f"http://127.0.0.1:{gone.server_address[1]}/v1"
+    gone.server_close()
+    b = bench(server, base_url=url)
+    with pytest.raises(LLMError, match="ConnectError"):
+        b.client.complete(PROMPT)
+    assert b.states() == ["failed"] * 3
+    assert b.ledger.totals().money == 0.0
+    assert b.ledger.totals().llm_estimated == 0
+
+
+@pytest.mark.parametrize(
+    "usage", [None, {}, "many", (-1, 5), (1, True), (1, 2.5), (1, None), (1, 2**40)]
+)
+def test_without_a_usable_usage_report_the_upper_bound_is_counted(
+    server: Server, usage: object
+) -> None:
+    server.replies = [chat(usage=usage)]
+    b = bench(server)
+    assert b.client.complete(PROMPT) == Completion("a proposal", 69, 32)
+    (row,) = b.ledger.rows()
+    assert (row.state, row.estimated, row.money) == ("done", True, WORST)
+    assert b.ledger.totals().llm_estimated == 1
+
+
+def test_lone_surrogates_neither_go_out_nor_come_in(server: Server) -> None:
+    server.replies = [Canned(b'{"choices": [{"message": {"content": "bad \\ud800 pair"}}]}')]
+    b = bench(server)
+    assert b.client.complete("odd \udcff byte").text == "bad ? pair"
+    assert json.loads(server.requests[0].body)["messages"][0]["content"] == "odd ? byte"
+
+
+def test_the_budget_is_checked_before_the_call(server: Server) -> None:
+    b = bench(server, budget=0.99 * WORST)
+    with pytest.raises(BudgetError, match=r"llm\.budget"):
+        b.client.complete(PROMPT)
+    assert server.requests == []
+    assert b.ledger.rows() == []
+
+
+def test_the_budget_is_checked_before_every_retry(server: Server) -> None:
+    server.replies = [Canned(b"garbage"), chat()]
+    b = bench(server, budget=1.5 * WORST)
+    with pytest.raises(BudgetError):
+        b.client.complete(PROMPT)
+    assert len(server.requests) == 1
+    assert b.states() == ["failed"]
+
+
+def test_the_key_goes_in_the_authorization_header_and_nowhere_else(
+    server: Server, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    echo = f'{{"error": {{"message": "bad key {KEY}"}}}}'.encode()
+    server.replies = [
+        Canned(echo, 500),
+        Canned(echo),
+        chat(f"your key is {KEY}"),
+        Canned(echo, 401),
+    ]
+    b = bench(server, tmp_path / "ledger.sqlite")
+    assert b.client.complete(PROMPT).text == "your key is ***"
+    with pytest.raises(LLMError, match=r"HTTP status 401.*bad key \*\*\*") as caught:
+        b.client.complete(PROMPT)
+
+    for request in server.requests:
+        carriers = [name for name, value in request.headers.items() if KEY in value]
+        assert carriers == ["authorization"]
+        assert request.headers["authorization"] == f"Bearer {KEY}"
+        assert KEY not in request.path
+        assert KEY.encode() not in request.body
+    error: BaseException | None = caught.value
+    assert KEY not in "".join(traceback.format_exception(caught.value))
+    while error is not None:
+        assert KEY not in repr(error)
+        error = error.__context__
+    assert KEY not in repr(b.client)
+    assert KEY not in caplog.text
+    assert len(b.ledger.rows()) == 4
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert files
+    assert not any(KEY.encode() in path.read_bytes() for path in files)
+
+
+def test_no_key_is_sent_where_none_is_needed(server: Server) -> None:
+    server.replies = [chat()]
+    bench(server, api_key_env=None).client.complete(PROMPT)
+    assert "authorization" not in server.requests[0].headers
+    assert not any(KEY in value for value in server.requests[0].headers.values())
+
+
+@pytest.mark.parametrize(
+    ("value", "match"),
+    [(None, "is not set"), ("  ", "is not set"), ("sk-secret\nX", "holds no"), ("sé", "holds no")],
+)
+def test_a_variable_without_a_key_is_refused(
+    server: Server, monkeypatch: pytest.MonkeyPatch, value: str | None, match: str
+) -> None:
+    monkeypatch.delenv("MY_KEY", raising=False)
+    if value is not None:
+        monkeypatch.setenv("MY_KEY", value)
+    with pytest.raises(ConfigError, match=rf"MY_KEY {match}.*llm\.api_key_env") as caught:
+        bench(server, api_key_env="MY_KEY")
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        ({"model": " "}, "model is"),
+        ({"base_url": "ftp://host/v1"}, "base_url"),
+        ({"base_url": "localhost:8000"}, "base_url"),
+        ({"base_url": "https://user:secret@host/v1"}, "base_url"),
+        ({"base_url": "https://host/v1?key=secret"}, "base_url"),
+        ({"api_key_env": "sk-secret"}, "api_key_env"),
+        ({"api_key_env": "gsk_secret"}, "api_key_env"),
+        ({"temperature": -0.1}, "temperature is -0.1"),
+        ({"max_tokens": 0}, "max_tokens is 0"),
+        ({"timeout_s": float("inf")}, "timeout_s is inf"),
+        ({"retries": -1}, "retries is -1"),
+        ({"price_per_million_prompt_tokens": -1.0}, "price_per_million_prompt_tokens is -1"),
+        ({"budget": -1.0}, "budget is -1"),
+        ({"budget": 1.0}, "both prices are 0"),
+    ],
+)
+def test_options_that_cannot_work_are_refused(changes: dict[str, Any], match: str) -> None:
+    with pytest.raises(ValueError, match=match) as caught:
+        OpenAIOptions(**{"model": "m", **changes})
+    assert "secret" not in str(caught.value)
+
+
+def test_prices_worked_by_hand() -> None:
+    options = OpenAIOptions(
+        model="m",
+        max_tokens=1000,
+        retries=3,
+        price_per_million_prompt_tokens=2.5,
+        price_per_million_completion_tokens=10.0,
+    )
+    assert options.price(400_000, 30_000) == pytest.approx(1.0 + 0.3)
+    assert prompt_token_bound(4000) == 4064
+    # 4 attempts a call x (4064 x 2.5 + 1000 x 10) / 10^6
+    assert worst_case_price(options, 1000, 5) == pytest.approx(5 * 4 * 0.02016)
+
+
+@pytest.mark.parametrize(
+    ("failures", "retry_after", "jitter", "expected"),
+    [
+        (1, 0.0, 0.0, 1.0),
+        (1, 0.0, 0.5, 0.75),
+        (3, 0.0, 0.0, 4.0),
+        (6, 0.0, 0.0, 30.0),
+        (5000, 0.0, 0.5, 22.5),
+        (1, 7.0, 0.9, 7.0),
+        (4, 3.0, 0.0, 8.0),
+        (1, 500.0, 0.0, 120.0),
+    ],
+)
+def test_waits_worked_by_hand(
+    failures: int, retry_after: float, jitter: float, expected: float
+) -> None:
+    assert wait_seconds(failures, retry_after, jitter) == expected
+
+
+def test_any_llm_can_be_metered() -> None:
+    ledger = Ledger(":memory:")
+    ledger.begin_attempt(None)
+    llm = MeteredLLM(ScriptedLLM([Completion("x", 7, 3), LLMError("no\nrules")]), ledger, "rules")
+    assert llm.complete("p") == Completion("x", 7, 3)
+    with pytest.raises(LLMError, match="no\nrules"):
+        llm.complete("q")
+    done, failed = ledger.rows()
+    assert (done.model, done.state, done.prompt_tokens, done.completion_tokens) == (
+        "rules",
+        "done",
+        7,
+        3,
+    )
+    assert (failed.state, failed.error) == ("failed", "no rules")
+    assert (ledger.totals().llm_calls, ledger.totals().money) == (2, 0.0)

@@ -1,0 +1,78 @@
+import pytest
+
+from cotune.environments.geo import bundled_world
+from cotune.environments.geo_world import GeoQuestion
+from cotune.retrieval.bm25 import BM25Retriever
+
+MIX = {1: 1.0, 2: 1.0, 3: 1.0}
+
+
+@pytest.fixture(scope="module")
+def questions() -> list[GeoQuestion]:
+    world, _ = bundled_world()
+    return [q for s in ("train", "validation", "test") for q in world.questions(150, s, MIX, 11)]
+
+
+def test_ranks_by_overlap():
+    retriever = BM25Retriever(["one red fox", "one blue fox", "one whale"])
+    assert retriever.search(["blue fox"], 2) == [["one blue fox", "one red fox"]]
+    assert retriever.search(["WHALE!", "a red thing"], 1) == [["one whale"], ["one red fox"]]
+
+
+def test_unknown_words_find_nothing():
+    retriever = BM25Retriever(["red fox", "blue whale"])
+    assert retriever.search(["zebra", "", "fox", "?!"], 1) == [[], [], ["red fox"], []]
+    assert retriever.search(["zebra"], 1) == [[]]
+    assert bundled_world()[1].search(["xyzzy qwrtp"], 3) == [[]]
+
+
+def test_equal_queries_and_another_top_k():
+    retriever = BM25Retriever(["red fox", "red whale", "blue whale"])
+    first = retriever.search(["red", "whale", "red"], 2)
+    assert first[0] == first[2]
+    first[0].clear()  # what is handed out is the caller's own
+    assert len(retriever.search(["red"], 2)[0]) == 2
+    assert len(retriever.search(["red"], 1)[0]) == 1
+    assert len(retriever.search(["red"], 99)[0]) == 3
+
+
+def test_what_is_indexed_may_differ_from_what_is_shown():
+    retriever = BM25Retriever(["A", "B"], indexed=["fox", "whale"])
+    assert retriever.search(["whale"], 1) == [["B"]]
+
+
+def test_refusals():
+    with pytest.raises(ValueError, match="corpus is empty"):
+        BM25Retriever([])
+    with pytest.raises(ValueError, match="1 indexed texts for 2 passages"):
+        BM25Retriever(["a", "b"], indexed=["a"])
+    with pytest.raises(ValueError, match="top_k is 0"):
+        BM25Retriever(["fox"]).search(["fox"], 0)
+
+
+def test_one_entity_finds_its_document(questions: list[GeoQuestion]):
+    world, retriever = bundled_world()
+    entities = sorted({hop.entity for q in questions for hop in q.chain})
+    found = retriever.search(entities, 3)
+    hits = [
+        world.document(entity) in passages for entity, passages in zip(entities, found, strict=True)
+    ]
+    assert len(hits) > 400
+    assert sum(hits) / len(hits) >= 0.99
+
+
+def test_the_whole_question_finds_the_answer_of_one_hop_only(questions: list[GeoQuestion]):
+    found = bundled_world()[1].search([q.text for q in questions], 3)
+    rates = {
+        hops: [
+            question.answer in " ".join(passages)
+            for passages, question in zip(found, questions, strict=True)
+            if question.hops == hops
+        ]
+        for hops in MIX
+    }
+    one, two, three = (sum(rows) / len(rows) for rows in rates.values())
+    assert one > 0.9
+    # By chance, mostly: the continent or the currency of another country that came up.
+    assert two < 0.2
+    assert three < 0.05
