@@ -9,6 +9,7 @@ from cotune.environments.search import search_environment
 from cotune.llm.client import MeteredLLM, OpenAIClient
 from cotune.llm.ledger import Ledger
 from cotune.llm.rules import RulesLLM
+from cotune.preflight import instruction_room
 from cotune.records import Completion
 from cotune.strategies.inspo import Inspo, InspoOptions
 from cotune.strategies.static import StaticStrategy
@@ -27,8 +28,7 @@ def build_strategy(
     instruction = config.instruction or environment.initial_instruction
     options = config.strategy
     if isinstance(options, InspoOptions):
-        # Half of the prompt's room is the question's and the template's.
-        room = config.limits.prompt_tokens // 2
+        room = instruction_room(config.limits)
         return Inspo(instruction, options, config.seed, count_tokens, room)
     return StaticStrategy(instruction, options)
 

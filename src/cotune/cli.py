@@ -1,12 +1,16 @@
 """The command line. Errors that a user can mend are one line and exit status 2."""
 
+import os
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cotune.contracts import ConfigError, CotuneError
+from cotune.contracts import ConfigError, CotuneError, Stopped
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 app = typer.Typer(
     name="cotune",
@@ -23,21 +27,17 @@ Quiet = Annotated[bool, typer.Option("--quiet", help="Show nothing while it runs
 @app.command()
 def train(run_file: RunFile, quiet: Quiet = False) -> None:
     """Train a run file from the start."""
-    from rich.console import Console
-
     from cotune import commands
 
-    commands.train(run_file, Console(), quiet)
+    commands.train(run_file, _console(), quiet)
 
 
 @app.command()
 def resume(run_folder: RunFolder, quiet: Quiet = False) -> None:
     """Go on with a run that was stopped, from its newest whole checkpoint."""
-    from rich.console import Console
-
     from cotune import commands
 
-    commands.resume(run_folder, Console(), quiet)
+    commands.resume(run_folder, _console(), quiet)
 
 
 @app.command()
@@ -46,21 +46,17 @@ def evaluate(
     split: Annotated[str, typer.Option(help="test or validation.")] = "test",
 ) -> None:
     """Evaluate a run's best policy under its best and its initial instruction."""
-    from rich.console import Console
-
     from cotune import commands
 
-    commands.evaluate(run_folder, Console(), split)
+    commands.evaluate(run_folder, _console(), split)
 
 
 @app.command()
 def plan(run_file: RunFile) -> None:
     """Say what a run will spend at most, before anything is spent."""
-    from rich.console import Console
-
     from cotune import commands
 
-    commands.plan(run_file, Console())
+    commands.plan(run_file, _console())
 
 
 @app.command()
@@ -71,19 +67,37 @@ def report(run_folder: RunFolder) -> None:
     typer.echo(write_report(run_folder))
 
 
+def _console() -> "Console":
+    """Where a command shows what it does: of processes that torchrun started, the first shows."""
+    from rich.console import Console
+
+    return Console(quiet=_rank() != 0)
+
+
+def _rank() -> int:
+    return int(os.environ.get("RANK", "0"))
+
+
 def main() -> None:
     """Entry point of `cotune`."""
     try:
         app()
-    except ConfigError as error:
-        typer.echo(f"cotune: {error}", err=True)
-        sys.exit(2)
     except CotuneError as error:
-        typer.echo(f"cotune: {type(error).__name__}: {error}", err=True)
-        sys.exit(1)
-    except KeyboardInterrupt:
-        typer.echo("cotune: stopped; go on with: cotune resume RUN_FOLDER", err=True)
-        sys.exit(130)
+        status, text = _verdict(error)
+        # Every process says it: the first to fail is the last that torchrun lets speak.
+        where = f" (rank {_rank()})" if _rank() else ""
+        typer.echo(f"cotune{where}: {text}", err=True)
+        sys.exit(status)
+
+
+def _verdict(error: CotuneError) -> tuple[int, str]:
+    """Exit status and what is said of an error, in one line."""
+    text = " ".join(str(error).split())
+    if isinstance(error, Stopped):
+        return 130, text
+    if isinstance(error, ConfigError):
+        return 2, text
+    return 1, f"{type(error).__name__}: {text}"
 
 
 if __name__ == "__main__":

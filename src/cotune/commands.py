@@ -2,87 +2,122 @@
 
 import math
 import os
-import shutil
 import time
+import warnings
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
 
-from cotune.build import describe_llm
+from cotune.build import build_llm, describe_llm
 from cotune.config import RunConfig, dump_config, load_config, parse_config
-from cotune.console import RunJournal, score_table
-from cotune.contracts import ConfigError
-from cotune.llm.client import OpenAIOptions
+from cotune.console import RunJournal, SilentJournal, score_table
+from cotune.contracts import ConfigError, Stopped
+from cotune.environments.geo import GeoOptions
+from cotune.llm.client import OpenAIOptions, worst_case_price
 from cotune.llm.ledger import Ledger
+from cotune.policies import policy_path
+from cotune.retrieval.corpus import read_tasks
 from cotune.run_dir import RunDir
 from cotune.strategies.inspo import InspoOptions
 
 if TYPE_CHECKING:
     from cotune.engines.trl.run import Outcome
+    from cotune.engines.trl.setup import Setup
     from cotune.experiments.evaluate import Score
 
 
 def train(path: Path, console: Console, quiet: bool = False) -> Path:
     """Trains a run file from the start; returns the run folder."""
     config = load_config(path)
-    check_before_start(config)
-    run = RunDir.create(config.output, dump_config(config))
-    _execute(config, run, console, quiet, resume=False)
+    RunDir.check_free(config.output)
+    with _resumable(config.output):
+        setup = _prepare(config, config.output)
+        run = _created(config)
+        _execute(config, run, setup, console, quiet, resume=False)
     return run.path
 
 
 def resume(folder: Path, console: Console, quiet: bool = False) -> Path:
     """Goes on from the newest whole checkpoint of a run folder."""
-    run = RunDir.open(folder)
-    config = parse_config(run.read_config(), str(run.config_path))
+    run, config = _open(folder)
     if run.read_summary() is not None:
-        raise ConfigError(f"{folder}: this run is finished; see {run.report_path}")
-    check_before_start(config)
-    _execute(config, run, console, quiet, resume=True)
+        raise ConfigError(f"{folder}: this run is finished; see its report or start another run")
+    with _resumable(folder):
+        _execute(config, run, _prepare(config, folder), console, quiet, resume=True)
     return run.path
 
 
-def check_before_start(config: RunConfig) -> None:
-    """Fails on what would only show after the folder is made: a missing key, a missing policy."""
-    from cotune.policies import policy_path
+def _open(folder: Path) -> tuple[RunDir, RunConfig]:
+    """A run folder that a run file made, and that run file."""
+    run = RunDir.open(folder)
+    raw = run.read_config()
+    if "library" in raw:
+        raise ConfigError(
+            f"{folder}: belongs to a program with a GRPOTrainer of its own; go on there, with "
+            "trainer.train(resume_from_checkpoint=True)"
+        )
+    return run, parse_config(raw, str(run.config_path))
 
+
+@contextmanager
+def _resumable(folder: Path) -> Generator[None]:
+    """Turns Ctrl-C into one line that says how to go on."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if RunDir.is_run(folder):
+            raise Stopped(f"stopped; go on with: cotune resume {folder}") from None
+        raise Stopped("stopped before anything was written") from None
+
+
+def _prepare(config: RunConfig, folder: Path) -> "Setup":
+    """Checks all that can be wrong, what is cheap first; writes nothing."""
     policy_path(config.policy.path)
-    if isinstance(config.llm, OpenAIOptions) and config.strategy.kind != "static":
-        name = config.llm.api_key_env
-        if name is not None and not os.environ.get(name, "").strip():
-            raise ConfigError(
-                f"llm.api_key_env: the environment variable {name} is not set; set it to the "
-                "endpoint's key, or set api_key_env to null if it needs none"
-            )
-    if config.environment.kind == "search":
-        from cotune.build import build_environment
+    with Ledger(":memory:") as ledger:
+        build_llm(config, ledger)  # its key
+    _quiet_libraries(config)
+    from cotune.engines.trl.setup import prepare
 
-        build_environment(config)
+    return prepare(config, RunDir(folder, attempt=1).checkpoints_path)
+
+
+def _created(config: RunConfig) -> RunDir:
+    """The new run folder: made by the first process, there for all when this returns."""
+    from cotune.engines.trl.comm import world
+
+    comm = world()
+    if comm.rank == 0:
+        run = RunDir.create(config.output, dump_config(config))
+    else:
+        run = RunDir(config.output, attempt=1)
+    comm.broadcast(None)
+    return run
 
 
 def evaluate(folder: Path, console: Console, split: str = "test") -> None:
     """Evaluates a finished run's best policy under its best and its initial instruction."""
-    from cotune.engines.trl.run import evaluate_best
-
-    run = RunDir.open(folder)
+    run, config = _open(folder)
     if not (run.best_path / "best.json").is_file():
         raise ConfigError(
             f"{folder}: holds no best policy yet; finish it with: cotune resume {folder}"
         )
-    config = parse_config(run.read_config(), str(run.config_path))
     _quiet_libraries(config)
+    from cotune.engines.trl.run import evaluate_best
+
     rows = evaluate_best(config, run, split)
     console.print(score_table(f"Exact match on the {split} split", rows))
 
 
 def plan(path: Path, console: Console) -> None:
     """Prints what a run will spend at most, before anything is spent."""
-    from rich.table import Table
-
     config = load_config(path)
     table = Table(
-        title=f"{config.name}: what it spends at most",
+        title=f"{escape(config.name)}: what it spends at most",
         title_justify="left",
         show_edge=False,
         pad_edge=False,
@@ -95,29 +130,43 @@ def plan(path: Path, console: Console) -> None:
         table.add_row(purpose, f"{count:,}", f"{count * per_rollout:,}")
     console.print(table)
     calls = planned_calls(config)
-    console.print(f"LLM: {describe_llm(config)}; at most {calls} calls" + _price(config, calls))
+    console.print(
+        f"LLM: {describe_llm(config)}; at most {calls} calls" + _price(config, calls), markup=False
+    )
     console.print(
         f"Tokens are upper bounds: {config.limits.turns} turns of {config.limits.turn_tokens} each."
     )
+    if config.training.rollout_budget is not None:
+        console.print(
+            f"No batch is begun that takes training and verification together over "
+            f"{config.training.rollout_budget:,} rollouts."
+        )
 
 
 def planned_rollouts(config: RunConfig) -> dict[str, int]:
-    """The most rollouts of each purpose."""
+    """The most rollouts of each purpose: training to the last step, every round verified."""
     training, strategy = config.training, config.strategy
     found = {"train": training.steps * training.questions_per_step * training.group_size}
-    if isinstance(strategy, InspoOptions) and strategy.verify:
-        rows = strategy.verification_tasks * (strategy.candidates + strategy.parents)
-        found["verify"] = evolutions(config) * strategy.verification_rounds * rows
     if training.rollout_budget is not None:
         found["train"] = min(found["train"], training.rollout_budget)
-    environment = config.environment
-    if environment.kind == "geo":
-        during = 0
-        if config.evaluation.every:
-            during = math.ceil(training.steps / config.evaluation.every)
-        found["evaluate"] = (2 + config.evaluation.before) * environment.test
-        found["evaluate"] += during * environment.validation
+    if isinstance(strategy, InspoOptions) and strategy.verify:
+        rows = strategy.verification_tasks * (strategy.candidates + 1)  # and their parent
+        found["verify"] = evolutions(config) * strategy.verification_rounds * rows
+    validation, test = _split_sizes(config)
+    found["evaluate"] = (2 + config.evaluation.before) * test
+    if config.evaluation.every:
+        found["evaluate"] += math.ceil(training.steps / config.evaluation.every) * validation
     return found
+
+
+def _split_sizes(config: RunConfig) -> tuple[int, int]:
+    """Questions of the validation and the test split."""
+    environment = config.environment
+    if isinstance(environment, GeoOptions):
+        return environment.validation, environment.test
+    splits = (environment.validation, "validation"), (environment.test, "test")
+    validation, test = (len(read_tasks(path, split)) for path, split in splits)
+    return validation, test
 
 
 def evolutions(config: RunConfig) -> int:
@@ -138,35 +187,45 @@ def planned_calls(config: RunConfig) -> int:
 
 
 def _price(config: RunConfig, calls: int) -> str:
-    if not isinstance(config.llm, OpenAIOptions):
-        return ", free of charge"
-    from cotune.llm.client import worst_case_price
-
     strategy = config.strategy
-    assert isinstance(strategy, InspoOptions)
-    # A token is rarely more than four characters; failures are shown whole or cut in the middle.
-    shown = strategy.failures_per_reflection * config.limits.trajectory_tokens * 4
-    price = worst_case_price(config.llm, shown + strategy.max_instruction_chars, calls)
+    if not (isinstance(config.llm, OpenAIOptions) and isinstance(strategy, InspoOptions)):
+        return ", free of charge"
+    price = worst_case_price(config.llm, _proposal_chars(config, strategy), calls)
     text = f", at most {price:.2f} at the prices of llm"
     if config.llm.budget is not None:
         text += f"; stopped at the budget of {config.llm.budget:.2f}"
     return text
 
 
-def _execute(config: RunConfig, run: RunDir, console: Console, quiet: bool, resume: bool) -> None:
-    _quiet_libraries(config)
-    shown = Console(quiet=True) if quiet else console
-    shown.print(
-        f"[bold]{config.name}[/]: {config.strategy.kind} on {config.environment.kind}, seed "
-        f"{config.seed}; proposals by {describe_llm(config)}; folder {run.path}"
-    )
+def _proposal_chars(config: RunConfig, strategy: InspoOptions) -> int:
+    """Characters of the longest prompt of a proposer, at four characters a token."""
+    instructions = 10 if strategy.proposer == "history" else 1
+    failure = 4 * (config.limits.prompt_tokens + config.limits.trajectory_tokens)
+    failures = strategy.failures_per_reflection if strategy.proposer == "reflection" else 0
+    fixed = 2000
+    return fixed + instructions * strategy.max_instruction_chars + failures * failure
+
+
+def _execute(
+    config: RunConfig, run: RunDir, setup: "Setup", console: Console, quiet: bool, *, resume: bool
+) -> None:
+    """Trains; the first process shows it, writes it down and reports it."""
+    from cotune.engines.trl.comm import world
     from cotune.engines.trl.run import train as train_on_trl
 
+    if world().rank != 0:
+        train_on_trl(config, run, SilentJournal(), resume, setup)
+        return
+    shown = Console(quiet=True) if quiet else console
+    shown.print(
+        f"{config.name}: {config.strategy.kind} on {config.environment.kind}, seed {config.seed}; "
+        f"proposals by {describe_llm(config)}; folder {run.path}",
+        markup=False,
+        highlight=False,
+    )
     journal = RunJournal(run, shown, config.training.steps, config.logging.trajectories_every)
     started = time.monotonic()
-    outcome = train_on_trl(config, run, journal, resume)
-    if outcome is None:
-        return  # another rank than the first
+    outcome = train_on_trl(config, run, journal, resume, setup)
     with Ledger(run.ledger_path) as ledger:
         write_run_summary(config, run, outcome, ledger, time.monotonic() - started)
     journal.event("run_finished", outcome.steps)
@@ -227,6 +286,8 @@ def _figures(name: str, score: "Score | None") -> dict[str, Any]:
 
 def _quiet_libraries(config: RunConfig) -> None:
     """Set in our own process alone: no telemetry, and no network where nothing is to be fetched."""
+    # Of libraries about each other; nothing that a run file could change.
+    warnings.filterwarnings("ignore", category=FutureWarning, module="transformers|trl")
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -234,9 +295,3 @@ def _quiet_libraries(config: RunConfig) -> None:
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     if config.policy.path.startswith("bundled:") or Path(config.policy.path).is_dir():
         os.environ.setdefault("HF_HUB_OFFLINE", "1")
-
-
-def remove_run(folder: Path) -> None:
-    """Deletes a run folder of ours and nothing else."""
-    if RunDir.is_run(folder):
-        shutil.rmtree(folder)

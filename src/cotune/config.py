@@ -1,16 +1,24 @@
 """The run file: what a run is, in one frozen object. Defaults are the papers'."""
 
-import difflib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
+from cotune.config_errors import describe
 from cotune.contracts import ConfigError
 from cotune.environments.geo import GeoOptions
 from cotune.environments.search import SearchOptions
+from cotune.environments.tag_protocol import missing_tags
 from cotune.llm.client import OpenAIOptions
 from cotune.records import Limits
 from cotune.strategies.inspo import InspoOptions
@@ -18,7 +26,9 @@ from cotune.strategies.static import StaticOptions
 
 
 class _Model(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False
+    )
 
 
 class PolicyConfig(_Model):
@@ -80,6 +90,11 @@ class TrainingConfig(_Model):
                 f"questions_per_step × group_size is {rows}, which mini_batches × micro_batch_size "
                 f"= {self.mini_batches * self.micro_batch_size} does not divide; change micro_batch_size"
             )
+        if self.rollout_budget is not None and self.rollout_budget < rows:
+            raise ValueError(
+                f"rollout_budget is {self.rollout_budget}, less than one batch of "
+                f"questions_per_step × group_size = {rows}; raise it, or null for no budget"
+            )
         return self
 
 
@@ -125,6 +140,14 @@ class RunConfig(_Model):
     evaluation: EvaluationConfig = EvaluationConfig()
     logging: LoggingConfig = LoggingConfig()
 
+    @field_validator("instruction")
+    @classmethod
+    def _can_be_acted_on(cls, instruction: str | None) -> str | None:
+        # Every kind of environment speaks the tag protocol.
+        if instruction is not None and (missing := missing_tags(instruction)):
+            raise ValueError(missing)
+        return instruction
+
     @model_validator(mode="after")
     def _llm_fits(self) -> "RunConfig":
         needs = self.strategy.kind != "static"
@@ -152,10 +175,12 @@ def load_config(path: str | Path, overrides: Mapping[str, Any] | None = None) ->
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: not UTF-8 text ({error.reason}); expected YAML") from error
     except yaml.YAMLError as error:
-        problem = " ".join(str(error).split())
-        raise ConfigError(f"{path}: not YAML: {problem}") from error
+        raise ConfigError(f"{path}{_yaml_problem(error)}; expected YAML") from None
     if not isinstance(raw, dict):
-        raise ConfigError(f"{path}: holds {type(raw).__name__}, expected fields such as strategy:")
+        raise ConfigError(
+            f"{path}: holds {'nothing' if raw is None else type(raw).__name__}; expected fields "
+            "such as output: and strategy:"
+        )
     return parse_config({**raw, **(overrides or {})}, str(path))
 
 
@@ -164,7 +189,8 @@ def parse_config(raw: Mapping[str, Any], source: str) -> RunConfig:
     try:
         return RunConfig.model_validate(raw)
     except ValidationError as error:
-        raise ConfigError(f"{source}: {_first_problem(error, raw)}") from error
+        # Not `from error`: its text repeats what was given, a misplaced key among it.
+        raise ConfigError(f"{source}: {describe(error, RunConfig)}") from None
 
 
 def dump_config(config: RunConfig) -> dict[str, Any]:
@@ -172,50 +198,8 @@ def dump_config(config: RunConfig) -> dict[str, Any]:
     return config.model_dump(mode="json")
 
 
-_TAGS = {"geo", "search", "static", "inspo", "rules", "openai"}
-
-
-def _first_problem(error: ValidationError, raw: Mapping[str, Any]) -> str:
-    """The first problem as "field: what is wrong; what came", and how many more there are."""
-    problems = error.errors(include_url=False)
-    # An unknown field explains a missing one, so it goes first.
-    first = min(
-        problems, key=lambda p: p["type"] not in ("extra_forbidden", "unexpected_keyword_argument")
-    )
-    parts = [p for i, p in enumerate(first["loc"]) if not (i == 1 and p in _TAGS)]
-    field = ".".join(str(part) for part in parts) or "run"
-    message = first["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ")
-    if first["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
-        text = f"{field}: unknown field{_suggestion(parts)}; remove it or correct its name"
-    elif first["type"] == "missing":
-        text = f"{field}: missing; it has no default"
-    elif first["type"] == "union_tag_not_found":
-        text = (
-            f"{field}.kind: missing; expected one of {first.get('ctx', {}).get('expected_tags', '')}"
-            if "ctx" in first and "expected_tags" in first["ctx"]
-            else f"{field}.kind: missing"
-        )
-    else:
-        came = repr(first.get("input"))
-        shown = "" if first["type"] == "value_error" else f"; got {came[:80]}"
-        text = f"{field}: {message}{shown}"
-    more = len(problems) - 1
-    return text + (f" (and {more} more)" if more else "")
-
-
-def _suggestion(parts: list[Any]) -> str:
-    """The known field a misspelt one is closest to."""
-    known: set[str] = set()
-    for model in (
-        RunConfig,
-        PolicyConfig,
-        TrainingConfig,
-        EvaluationConfig,
-        LoggingConfig,
-        RulesConfig,
-    ):
-        known |= set(model.model_fields)
-    for options in (GeoOptions, SearchOptions, StaticOptions, InspoOptions, OpenAIOptions, Limits):
-        known |= set(options.__dataclass_fields__)
-    close = difflib.get_close_matches(str(parts[-1]), sorted(known), n=1)
-    return f" (did you mean {close[0]}?)" if close else ""
+def _yaml_problem(error: yaml.YAMLError) -> str:
+    """Where and what, without the line itself: it may hold a key."""
+    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
+        return f", line {error.problem_mark.line + 1}: {error.problem or 'not YAML'}"
+    return ": not YAML"

@@ -55,6 +55,10 @@ class EvolutionError(CotuneError):
     """Every proposal of a run failed; the message names the causes."""
 
 
+class Stopped(CotuneError):
+    """A person stopped a run; the message says how to go on. Exit status 130."""
+
+
 class Recorder(Protocol):
     """Takes one event of a strategy, to be shown and written to events.jsonl."""
 

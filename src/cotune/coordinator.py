@@ -6,6 +6,7 @@ sent, until rank 0 says that the batch is complete or that it failed.
 
 import hashlib
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -74,12 +75,14 @@ class RolloutSettings:
         temperature: of training and verification; evaluation is greedy.
         seed: the run's seed; draws are keyed by (seed, purpose, step, call, row).
         rows_per_call: rows a sampler continues at a time; bounds memory, changes no draw.
+        context_tokens: what the policy can attend to, prompt included; None is unlimited.
     """
 
     limits: Limits = field(default_factory=Limits)
     temperature: float = 1.0
     seed: int = 0
     rows_per_call: int = 512
+    context_tokens: int | None = None
 
 
 @dataclass(frozen=True)
@@ -91,6 +94,10 @@ class _Command:
     greedy: bool = False
     seed: int = 0
     message: str = ""
+
+
+class _RolloutFailed(EngineError):
+    """Raised on all ranks at once, since all exchange what became of their shares."""
 
 
 class Coordinator:
@@ -121,7 +128,7 @@ class Coordinator:
         self.journal, self.meter = journal, meter
         self.comm: Comm = comm or SingleProcess()
         self.step = 0
-        self._calls = 0
+        self._calls: Counter[Purpose] = Counter()
 
     def train_batch(
         self,
@@ -135,7 +142,7 @@ class Coordinator:
         Every rank calls it with the same tasks and receives all trajectories, group after group.
         `before_rollout` runs on rank 0 after evolution (an engine's evaluation).
         """
-        self.step, self._calls = progress.step, 0
+        self.step, self._calls = progress.step, Counter()
 
         def work() -> tuple[list[Trajectory], dict[str, float]]:
             self.meter.set_step(progress.step)
@@ -158,21 +165,27 @@ class Coordinator:
 
         return self._on_rank_zero(work)
 
-    def evaluate(self, tasks: Sequence[Task], prompt: Prompt | None = None) -> list[Trajectory]:
-        """Greedy rollouts, one a task, under `prompt` (default: the best); observes nothing."""
+    def evaluate(
+        self, tasks: Sequence[Task], prompt: Prompt | None = None, instruction_id: str = ""
+    ) -> list[Trajectory]:
+        """Greedy rollouts, one a task; observes nothing.
 
-        def work() -> list[Trajectory]:
-            return self.evaluate_here(tasks, prompt)
-
-        return self._on_rank_zero(work)
+        Args:
+            tasks: the questions.
+            prompt: what to evaluate under; the strategy's best by default.
+            instruction_id: whose prompt it is, where one is given.
+        """
+        return self._on_rank_zero(lambda: self.evaluate_here(tasks, prompt, instruction_id))
 
     def evaluate_here(
-        self, tasks: Sequence[Task], prompt: Prompt | None = None
+        self, tasks: Sequence[Task], prompt: Prompt | None = None, instruction_id: str = ""
     ) -> list[Trajectory]:
         """`evaluate` for callers that already run on rank 0 while the others serve."""
-        used = prompt or self.strategy.best_prompt()
+        if prompt is None:
+            prompt = self.strategy.best_prompt()
+            instruction_id = self.strategy.best_instruction_id()
         assignments = [
-            Assignment(task, used, used, self.strategy.best_instruction_id(), group)
+            Assignment(task, prompt, prompt, instruction_id, group)
             for group, task in enumerate(tasks)
         ]
         return self.rollout(assignments, purpose="evaluate", greedy=True)
@@ -181,8 +194,9 @@ class Coordinator:
         self, assignments: Sequence[Assignment], *, purpose: Purpose, greedy: bool = False
     ) -> list[Trajectory]:
         """Rolls out on all ranks; rank 0 only. See `contracts.Rollout`."""
-        self._calls += 1
-        seed = stable_seed(self.settings.seed, purpose, self.step, self._calls)
+        # Counted by purpose, so that how often a run is evaluated changes none of its draws.
+        self._calls[purpose] += 1
+        seed = stable_seed(self.settings.seed, purpose, self.step, self._calls[purpose])
         command = _Command("rollout", tuple(assignments), greedy, seed)
         started = time.monotonic()
         trajectories = self._share(self.comm.broadcast(command))
@@ -219,6 +233,8 @@ class Coordinator:
             return self._serve()
         try:
             result = work()
+        except _RolloutFailed:
+            raise  # on every rank already: nobody is left to hear of it
         except BaseException as error:
             self.comm.broadcast(_Command("stop", message=f"{type(error).__name__}: {error}"))
             raise
@@ -240,14 +256,11 @@ class Coordinator:
         per_rank = -(-len(command.assignments) // size)
         first = min(rank * per_rank, len(command.assignments))
         mine = command.assignments[first : first + per_rank]
-        outcome: list[Trajectory] | str
         try:
             outcome = self._roll_out_here(mine, first, command)
         except Exception as error:
-            if size == 1:
-                raise
-            outcome = f"{type(error).__name__}: {error}"
-            self._raise_if_failed(self.comm.gather(outcome))
+            if size > 1:
+                self._raise_if_failed(self.comm.gather(f"{type(error).__name__}: {error}"))
             raise
         shares = self.comm.gather(outcome)
         self._raise_if_failed(shares)
@@ -257,7 +270,7 @@ class Coordinator:
     def _raise_if_failed(shares: Sequence[Any]) -> None:
         failed = [f"rank {r}: {s}" for r, s in enumerate(shares) if isinstance(s, str)]
         if failed:
-            raise EngineError("a rollout failed; " + "; ".join(failed))
+            raise _RolloutFailed("a rollout failed; " + "; ".join(failed))
 
     def _roll_out_here(
         self, assignments: Sequence[Assignment], first_row: int, command: _Command
@@ -271,7 +284,12 @@ class Coordinator:
         for start in range(0, len(assignments), self.settings.rows_per_call):
             part = assignments[start : start + self.settings.rows_per_call]
             episodes = new_episodes(
-                part, self.environment, self.codec, self.settings.limits, first_row + start
+                part,
+                self.environment,
+                self.codec,
+                self.settings.limits,
+                first_row + start,
+                self.settings.context_tokens,
             )
             session = self.sampler.open(sampling)
             try:

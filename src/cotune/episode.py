@@ -10,6 +10,7 @@ episodes in lock-step (`run_episodes`) or one at a time with the same calls:
         episode.observe(response)               # what the environment answered
 """
 
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
@@ -36,9 +37,10 @@ class Episode:
         prompt_ids: rendered prompt to train on, (P',).
         limits: tokens and turns.
         codec: text to tokens and back.
+        context_tokens: what the policy can attend to, prompt included; None is unlimited.
 
     Raises:
-        ConfigError: the prompt is longer than `limits.prompt_tokens`.
+        ConfigError: the prompt is longer than `limits.prompt_tokens`, or leaves no room to write.
     """
 
     def __init__(
@@ -49,6 +51,7 @@ class Episode:
         prompt_ids: Sequence[int],
         limits: Limits,
         codec: Codec,
+        context_tokens: int | None = None,
     ) -> None:
         longest = max(len(sampled_prompt_ids), len(prompt_ids))
         if longest > limits.prompt_tokens:
@@ -56,11 +59,21 @@ class Episode:
                 f"the prompt of task {assignment.task.id} has {longest} tokens, but "
                 f"limits.prompt_tokens is {limits.prompt_tokens}; raise it or shorten the instruction"
             )
+        if context_tokens is not None and context_tokens - longest < 2:
+            raise ConfigError(
+                f"the prompt of task {assignment.task.id} has {longest} tokens, but the policy's "
+                f"context holds {context_tokens}; shorten the instruction or choose a policy with "
+                "a longer context"
+            )
         self.row, self.assignment = row, assignment
         self.stop_reason: StopReason | None = None
         self._sampled_prompt_ids = tuple(sampled_prompt_ids)
         self._prompt_ids = tuple(prompt_ids)
         self._limits, self._codec = limits, codec
+        in_context = sys.maxsize if context_tokens is None else context_tokens - longest
+        # Own and observed tokens that fit. One place stays free for a closing EOS.
+        self._fitting = min(limits.trajectory_tokens, in_context) - 1
+        self._context_binds = in_context < limits.trajectory_tokens
         self._completion: list[int] = []
         self._mask: list[int] = []
         self._logprobs: list[float] = []
@@ -71,13 +84,16 @@ class Episode:
     def done(self) -> bool:
         return self.stop_reason is not None
 
+    @property
+    def _room(self) -> int:
+        return self._fitting - len(self._completion)
+
     def request(self) -> SampleRequest:
         """What to continue, and by how many tokens at most."""
-        room = self._limits.trajectory_tokens - len(self._completion)
         return SampleRequest(
             row=self.row,
             context_ids=(*self._sampled_prompt_ids, *self._completion),
-            max_tokens=min(self._limits.turn_tokens, room),
+            max_tokens=min(self._limits.turn_tokens, self._room),
         )
 
     def advance(self, ids: Sequence[int], logprobs: Sequence[float]) -> Action:
@@ -92,8 +108,9 @@ class Episode:
         written = list(ids[:-1]) if ids and ids[-1] == self._codec.eos_id else list(ids)
         self._pending = self._codec.decode(written)
         last = len(self._turns) + 1 >= self._limits.turns
-        room = self._limits.trajectory_tokens - len(self._completion)
-        return Action(self.assignment.task, tuple(self._turns), self._pending, last or room <= 1)
+        return Action(
+            self.assignment.task, tuple(self._turns), self._pending, last or self._room < 1
+        )
 
     def observe(self, response: Response) -> None:
         """Takes the environment's answer to the last turn and decides whether to go on."""
@@ -129,13 +146,11 @@ class Episode:
         )
 
     def _append_observation(self, text: str) -> str:
-        """Appends an observation's tokens, cut to its limit and the trajectory's; returns its text."""
+        """Appends an observation's tokens, cut to its limit and to the room; returns its text."""
         if not text:
             return ""
         ids = self._codec.encode(text)
-        # At least one token of room stays for the policy; without it the episode ends below.
-        room = self._limits.trajectory_tokens - len(self._completion) - 1
-        kept = ids[: max(0, min(self._limits.observation_tokens, room))]
+        kept = ids[: max(0, min(self._limits.observation_tokens, self._room))]
         self._completion += kept
         self._mask += [0] * len(kept)
         self._logprobs += [0.0] * len(kept)
@@ -144,13 +159,13 @@ class Episode:
     def _stop(self, response: Response) -> StopReason | None:
         if response.failed:
             return StopReason.ENVIRONMENT_ERROR
-        if response.done:
-            return StopReason.ANSWERED if response.action == "answer" else StopReason.TURN_LIMIT
+        if response.done and response.action == "answer":
+            return StopReason.ANSWERED
         if len(self._turns) >= self._limits.turns:
             return StopReason.TURN_LIMIT
-        if self._limits.trajectory_tokens - len(self._completion) <= 1:
-            return StopReason.TOKEN_LIMIT
-        return None
+        if self._room < 1:
+            return StopReason.CONTEXT_LIMIT if self._context_binds else StopReason.TOKEN_LIMIT
+        return StopReason.ANSWERED if response.done else None
 
 
 def new_episodes(
@@ -159,6 +174,7 @@ def new_episodes(
     codec: Codec,
     limits: Limits,
     first_row: int = 0,
+    context_tokens: int | None = None,
 ) -> list[Episode]:
     """One episode an assignment, rows counted from `first_row`; equal prompts are rendered once."""
     rendered: dict[tuple[str, str, str], list[int]] = {}
@@ -171,7 +187,9 @@ def new_episodes(
         return rendered[key]
 
     return [
-        Episode(row, a, render(a, trained=False), render(a, trained=True), limits, codec)
+        Episode(
+            row, a, render(a, trained=False), render(a, trained=True), limits, codec, context_tokens
+        )
         for row, a in enumerate(assignments, first_row)
     ]
 

@@ -46,7 +46,8 @@ def train(
     for step in range(1, settings.steps + 1):
         progress = Progress(step=step, epoch=0, total_steps=settings.steps)
         trajectories, metrics = coordinator.train_batch(tasks(step), settings.group_size, progress)
-        loss = policy_loss(model, trajectories, settings.group_size, settings.clip)
+        temperature = coordinator.settings.temperature
+        loss = policy_loss(model, trajectories, settings.group_size, settings.clip, temperature)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), settings.max_grad_norm)
         optimizer.step()
@@ -55,16 +56,21 @@ def train(
 
 
 def policy_loss(
-    model: PreTrainedModel, trajectories: Sequence[Trajectory], group_size: int, clip: float
+    model: PreTrainedModel,
+    trajectories: Sequence[Trajectory],
+    group_size: int,
+    clip: float,
+    temperature: float = 1.0,
 ) -> torch.Tensor:
     """GRPO's loss of a batch on the prompts that are to be trained on, at π_old = π_θ.
 
     The gradient is taken on `prompt_ids`, whatever prompt a rollout was sampled under: equal
-    prompts give GRPO (INSPO Eq. 2), different ones P²O's context distillation (P²O Eq. 4).
+    prompts give GRPO (INSPO Eq. 2), different ones P²O's context distillation (P²O Eq. 4). The
+    policy is the softmax at the temperature that it was sampled at.
     """
     rewards = torch.tensor([t.reward for t in trajectories])
     advantages = group_advantages(rewards, group_size)
-    logprobs, mask = completion_logprobs(model, trajectories)
+    logprobs, mask = completion_logprobs(model, trajectories, temperature)
     return grpo_loss(logprobs, logprobs.detach(), advantages.to(logprobs.device), mask, clip)
 
 
@@ -109,7 +115,7 @@ def grpo_loss(
 
 
 def completion_logprobs(
-    model: PreTrainedModel, trajectories: Sequence[Trajectory]
+    model: PreTrainedModel, trajectories: Sequence[Trajectory], temperature: float = 1.0
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """log π_θ of every completion token given the prompt to train on, with the loss mask.
 
@@ -134,6 +140,6 @@ def completion_logprobs(
         position_ids=positions.to(model.device),
         logits_to_keep=width_c + 1,
     ).logits[:, :-1]
-    logprobs = torch.log_softmax(logits.float(), -1)
+    logprobs = torch.log_softmax(logits.float() / temperature, -1)
     chosen = logprobs.gather(-1, ids[:, width_p:, None].to(model.device))[..., 0]
     return chosen * attention[:, width_p:].to(model.device), mask.to(model.device)

@@ -115,11 +115,7 @@ class RunDir:
             TypeError: `config` holds something that is not plain data.
         """
         path = Path(path)
-        if path.exists() and (not path.is_dir() or any(path.iterdir())):
-            raise ConfigError(
-                f"output: {path} exists and is not an empty folder; choose another output "
-                f"or resume it with: cotune resume {path}"
-            )
+        cls.check_free(path)
         resolved = {"schema_version": SCHEMA_VERSION, **plain(config, "config")}
         resolved["schema_version"] = SCHEMA_VERSION
         path.mkdir(parents=True, exist_ok=True)
@@ -141,6 +137,17 @@ class RunDir:
         run._load_yaml()
         run.attempt = max((row["attempt"] for row in run.read_events()), default=1)
         return run
+
+    @classmethod
+    def check_free(cls, path: str | Path) -> None:
+        """Raises ConfigError where `create` would: something is at `path` already."""
+        path = Path(path)
+        if not path.exists() or (path.is_dir() and not any(path.iterdir())):
+            return
+        mend = f" or go on with it: cotune resume {path}" if cls.is_run(path) else ""
+        raise ConfigError(
+            f"output: {path} exists and is not an empty folder; choose another output{mend}"
+        )
 
     @staticmethod
     def is_run(path: str | Path) -> bool:

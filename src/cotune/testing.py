@@ -1,9 +1,10 @@
 """Fakes for tests of code that is built on cotune; the library itself uses none of them."""
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from cotune.contracts import LLMError
-from cotune.records import Completion
+from cotune.contracts import Codec, LLMError
+from cotune.records import Completion, Sample, SampleRequest, Sampling
 
 
 class ScriptedLLM:
@@ -32,3 +33,86 @@ class ScriptedLLM:
         if isinstance(reply, LLMError):
             raise reply
         return reply if isinstance(reply, Completion) else Completion(reply)
+
+
+class CharacterCodec:
+    """A `Codec` without a tokenizer: a character's token is its code point; EOS is 0."""
+
+    eos_id = 0
+
+    def render(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+        return self.encode("".join(message["content"] for message in messages))
+
+    def encode(self, text: str) -> list[int]:
+        return [ord(character) for character in text]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return "".join(map(chr, ids))
+
+
+Reply = str | Sequence[int]
+"""What a scripted policy writes in one turn: a text, or token ids (to close with EOS, say)."""
+
+
+class ScriptedSampler:
+    """A `Sampler` whose policy writes what it is told, cut to what the episode leaves room for.
+
+    Args:
+        codec: text to tokens.
+        reply: the replies of the first, second, … turn of every row; or a function of row, turn
+            (from 0) and the context as text.
+        logprob: of every token.
+
+    Attributes:
+        opened: what each rollout call asked for, in order.
+        requests: what each `generate` call asked for, in order.
+    """
+
+    def __init__(
+        self,
+        codec: Codec,
+        reply: Sequence[Reply] | Callable[[int, int, str], Reply],
+        logprob: float = -1.0,
+    ) -> None:
+        self.codec, self.logprob = codec, logprob
+        self._reply = reply
+        self.opened: list[Sampling] = []
+        self.requests: list[Sequence[SampleRequest]] = []
+
+    def open(self, sampling: Sampling) -> "ScriptedSession":
+        self.opened.append(sampling)
+        return ScriptedSession(self)
+
+    def reply(self, row: int, turn: int, context: str) -> Reply:
+        """Raises AssertionError when there are more turns than replies."""
+        if callable(self._reply):
+            return self._reply(row, turn, context)
+        if turn >= len(self._reply):
+            raise AssertionError(
+                f"ScriptedSampler was asked for turn {turn + 1}, expected at most "
+                f"{len(self._reply)}: add a reply"
+            )
+        return self._reply[turn]
+
+
+class ScriptedSession:
+    """See `ScriptedSampler`."""
+
+    def __init__(self, sampler: ScriptedSampler) -> None:
+        self._sampler = sampler
+        self._turns: Counter[int] = Counter()
+
+    def generate(self, requests: Sequence[SampleRequest]) -> list[Sample]:
+        self._sampler.requests.append(requests)
+        return [self._one(request) for request in requests]
+
+    def close(self) -> None:
+        pass
+
+    def _one(self, request: SampleRequest) -> Sample:
+        codec, turn = self._sampler.codec, self._turns[request.row]
+        self._turns[request.row] += 1
+        reply = self._sampler.reply(request.row, turn, codec.decode(request.context_ids))
+        ids = codec.encode(reply) if isinstance(reply, str) else reply
+        kept = tuple(ids[: request.max_tokens])
+        return Sample(kept, (self._sampler.logprob,) * len(kept))

@@ -320,7 +320,7 @@ def test_no_text_of_a_model_becomes_markup_or_template(tmp_path: Path) -> None:
     run.event("evolution", 1, parents=[evil()], rounds=1, proposed=evil())
     run.event("notice", 1, text=evil())
     run.event("population", 1, members=[{"id": evil(), "weight": 0.5, "probability": 1.0}])
-    run.event("evaluated", 1, split=evil(), prompt=evil(), em=0.5, n=2, when="during",
+    run.event("evaluated", 1, split=evil(), prompt=EVIL, em=0.5, n=2, when="during",
               instruction_id=EVIL)  # fmt: skip
     run.event("evaluated", 1, split=evil(), prompt="best", em=0.5, n=2, when="after",
               instruction_id=EVIL, by_stratum={evil(): [0.5, 2]})  # fmt: skip

@@ -7,27 +7,24 @@ every turn: slower, but right for any architecture.
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from typing import Protocol
+from typing import cast
 
 import numpy as np
 import torch
-from transformers import PreTrainedModel, StoppingCriteriaList, StopStringCriteria
+from transformers import (
+    GenerationConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    StoppingCriteriaList,
+)
 from transformers.cache_utils import Cache
 
-from cotune.contracts import Codec
+from cotune.contracts import Codec, Sampler
 from cotune.engines.kv_rows import GrowingLayer, Rows, joined
 from cotune.records import Sample, SampleRequest, Sampling
 
 ModelContext = Callable[[], AbstractContextManager[PreTrainedModel]]
 """Opens the current policy for generation (unwrapped, gathered, in evaluation mode)."""
-
-
-class TokenizerLike(Protocol):
-    """What the samplers need of a Hugging Face tokenizer."""
-
-    pad_token_id: int
-
-    def decode(self, token_ids: Sequence[int]) -> str: ...
 
 
 class StopFinder:
@@ -77,17 +74,21 @@ class CachedSampler:
 
 
 class _Turn:
-    """What one row writes in one `generate` call."""
+    """What one row writes in one `generate` call; its draws depend on (seed, row, position)."""
 
-    def __init__(self, budget: int, uniforms: list[float]) -> None:
+    def __init__(self, request: SampleRequest, sampling: Sampling) -> None:
         self.ids: list[int] = []
         self.logprobs: list[float] = []
-        self.done = budget < 1
-        self._budget, self._uniforms = budget, uniforms
+        self.done = request.max_tokens < 1
+        self._uniforms = [0.0] * request.max_tokens
+        if sampling.temperature > 0:
+            key = [sampling.seed & (2**63 - 1), request.row, len(request.context_ids)]
+            bits = np.random.Philox(np.random.SeedSequence(key))
+            self._uniforms = np.random.Generator(bits).random(request.max_tokens).tolist()
 
     @property
     def spent(self) -> bool:
-        return len(self.ids) >= self._budget
+        return len(self.ids) >= len(self._uniforms)
 
     def next_uniform(self) -> float:
         return 0.0 if self.done else self._uniforms[len(self.ids)]
@@ -95,6 +96,26 @@ class _Turn:
     def append(self, token: int, logprob: float) -> None:
         self.ids.append(token)
         self.logprobs.append(logprob)
+
+    def sample(self) -> Sample:
+        return Sample(tuple(self.ids), tuple(self.logprobs))
+
+
+def advance(
+    turns: Sequence[_Turn],
+    logits: torch.Tensor,
+    sampling: Sampling,
+    eos_id: int,
+    finder: StopFinder,
+) -> list[int]:
+    """Draws a token a row from logits (B, V); turns that are not over keep theirs, or end with it."""
+    uniforms = [turn.next_uniform() for turn in turns]
+    tokens, logprobs = draw(logits, sampling.temperature, uniforms)
+    for turn, token, logprob in zip(turns, tokens, logprobs, strict=True):
+        if not turn.done:
+            turn.append(token, logprob)
+            turn.done = turn.spent or token == eos_id or finder.completes(turn.ids)
+    return tokens
 
 
 class CachedSession:
@@ -114,20 +135,13 @@ class CachedSession:
     @torch.no_grad()
     def generate(self, requests: Sequence[SampleRequest]) -> list[Sample]:
         rows, logits = self._prefill(requests)
-        turns = {r.row: _Turn(r.max_tokens, self._uniforms(r)) for r in requests}
+        turns = {r.row: _Turn(r, self._sampling) for r in requests}
         parked: list[Rows] = []
         names, cache, mask = rows.names, rows.cache(), rows.mask
         fed = torch.tensor(rows.fed, device=mask.device)
         while True:
             live = [turns[name] for name in names]
-            draws = [turn.next_uniform() for turn in live]
-            tokens, values = draw(logits, self._sampling.temperature, draws)
-            for turn, token, value in zip(live, tokens, values, strict=True):
-                if not turn.done:
-                    turn.append(token, value)
-                    turn.done = (
-                        turn.spent or token == self._eos_id or self._finder.completes(turn.ids)
-                    )
+            tokens = advance(live, logits, self._sampling, self._eos_id, self._finder)
             done = [turn.done for turn in live]
             if all(done):
                 parked.append(Rows.of(names, fed.tolist(), mask, cache))
@@ -142,7 +156,7 @@ class CachedSession:
                 tokens, done = [tokens[i] for i in going], [False] * len(going)
             logits, mask, fed = self._forward_one(cache, mask, fed, tokens, done)
         self._rows = joined(parked)
-        return [Sample(tuple(turns[r.row].ids), tuple(turns[r.row].logprobs)) for r in requests]
+        return [turns[r.row].sample() for r in requests]
 
     def _forward_one(
         self,
@@ -218,17 +232,6 @@ class CachedSession:
         ).logits[:, -1]
         return Rows.of(rows.names, (fed + lengths).tolist(), mask, cache), logits
 
-    def _uniforms(self, request: SampleRequest) -> list[float]:
-        """The turn's draws, by (seed, row, position)."""
-        if self._sampling.temperature == 0:
-            return [0.0] * request.max_tokens
-        key = [self._sampling.seed & (2**63 - 1), request.row, len(request.context_ids)]
-        return (
-            np.random.Generator(np.random.Philox(np.random.SeedSequence(key)))
-            .random(request.max_tokens)
-            .tolist()
-        )
-
 
 def draw(
     logits: torch.Tensor, temperature: float, uniforms: Sequence[float]
@@ -256,78 +259,76 @@ def draw(
 
 
 class GenerateSampler:
-    """One `model.generate` call a turn, nothing kept in between."""
+    """One `model.generate` call a turn, nothing kept in between; draws as `CachedSampler` does."""
 
-    def __init__(self, model: ModelContext, tokenizer: TokenizerLike, eos_id: int) -> None:
-        self._model, self._tokenizer, self._eos_id = model, tokenizer, eos_id
+    def __init__(self, model: ModelContext, codec: Codec, pad_id: int) -> None:
+        self._model, self._codec, self._pad_id = model, codec, pad_id
 
     def open(self, sampling: Sampling) -> "GenerateSession":
-        return GenerateSession(self._model, self._tokenizer, self._eos_id, sampling)
+        return GenerateSession(self._model, self._codec, self._pad_id, sampling)
 
 
 class GenerateSession:
-    """See `GenerateSampler`."""
+    """See `GenerateSampler`; holds the policy open until `close`."""
 
-    def __init__(
-        self, model: ModelContext, tokenizer: TokenizerLike, eos_id: int, sampling: Sampling
-    ) -> None:
+    def __init__(self, model: ModelContext, codec: Codec, pad_id: int, sampling: Sampling) -> None:
         self._stack = ExitStack()
         self._model = self._stack.enter_context(model())
-        self._tokenizer, self._eos_id, self._sampling = tokenizer, eos_id, sampling
+        self._pad_id, self._sampling, self._eos_id = pad_id, sampling, codec.eos_id
+        self._finder = StopFinder(codec, sampling.stop)
+        # A policy's own generation defaults (a repetition penalty, say) must not touch the logits.
+        self._stack.callback(
+            setattr, self._model, "generation_config", self._model.generation_config
+        )
+        self._model.generation_config = GenerationConfig()
 
     def close(self) -> None:
         self._stack.close()
 
     @torch.no_grad()
     def generate(self, requests: Sequence[SampleRequest]) -> list[Sample]:
-        pad = self._tokenizer.pad_token_id
+        turns = [_Turn(r, self._sampling) for r in requests]
         width = max(len(r.context_ids) for r in requests)
-        rows = [[pad] * (width - len(r.context_ids)) + list(r.context_ids) for r in requests]
-        mask = [[0] * (width - len(r.context_ids)) + [1] * len(r.context_ids) for r in requests]
-        greedy = self._sampling.temperature == 0
-        stopping = StoppingCriteriaList()
-        if self._sampling.stop:
-            stopping.append(StopStringCriteria(self._tokenizer, list(self._sampling.stop)))  # pyright: ignore[reportArgumentType]
-        device = self._model.device
-        devices = [device] if device.type == "cuda" else []
-        with torch.random.fork_rng(devices=devices):
-            torch.manual_seed(hash((self._sampling.seed, width)) & (2**63 - 1))
-            output = self._model.generate(
-                input_ids=torch.tensor(rows, device=device),
-                attention_mask=torch.tensor(mask, device=device),
-                max_new_tokens=max(r.max_tokens for r in requests),
-                do_sample=not greedy,
-                temperature=None if greedy else self._sampling.temperature,
-                top_k=None if greedy else 0,
-                top_p=None,
-                pad_token_id=pad,
-                eos_token_id=self._eos_id,
-                stopping_criteria=stopping,
-                output_logits=True,
-                return_dict_in_generate=True,
-            )
-        return self._samples(
-            requests, output.sequences[:, width:], torch.stack(output.logits, 1), stopping
-        )
+        pads = [width - len(r.context_ids) for r in requests]
+        rows = [
+            [self._pad_id] * n + list(r.context_ids) for n, r in zip(pads, requests, strict=True)
+        ]
+        mask = [[0] * n + [1] * (width - n) for n in pads]
 
-    def _samples(
-        self,
-        requests: Sequence[SampleRequest],
-        ids: torch.Tensor,
-        logits: torch.Tensor,
-        stopping: StoppingCriteriaList,
-    ) -> list[Sample]:
-        """Cuts each row at its end: EOS, the token that completed a stop string, or its budget."""
-        scale = self._sampling.temperature or 1.0
-        logprobs = torch.log_softmax(logits.float() / scale, -1)
-        chosen = logprobs.gather(-1, ids[..., None])[..., 0].tolist()
-        samples: list[Sample] = []
-        pad = self._tokenizer.pad_token_id
-        for request, row, values in zip(requests, ids.tolist(), chosen, strict=True):
-            end = request.max_tokens
-            if self._eos_id in row:
-                end = min(end, row.index(self._eos_id) + 1)
-            elif stopping and pad in row:
-                end = min(end, row.index(pad))
-            samples.append(Sample(tuple(row[:end]), tuple(values[:end])))
-        return samples
+        def force(_: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+            """Leaves `generate` no choice but the tokens drawn here."""
+            tokens = advance(turns, logits, self._sampling, self._eos_id, self._finder)
+            chosen = torch.tensor(tokens, device=logits.device)[:, None]
+            return torch.full_like(logits, -torch.inf).scatter(1, chosen, 0.0)
+
+        def ended(ids: torch.Tensor, _: object, **__: object) -> torch.Tensor:
+            return torch.tensor([turn.done for turn in turns], device=ids.device)
+
+        self._model.generate(
+            input_ids=torch.tensor(rows, device=self._model.device),
+            attention_mask=torch.tensor(mask, device=self._model.device),
+            max_new_tokens=max(r.max_tokens for r in requests),
+            do_sample=False,
+            pad_token_id=self._pad_id,
+            logits_processor=[force],
+            stopping_criteria=StoppingCriteriaList([ended]),  # pyright: ignore[reportArgumentType]
+        )
+        return [turn.sample() for turn in turns]
+
+
+def policy_sampler(
+    model: ModelContext, codec: Codec, tokenizer: PreTrainedTokenizerBase
+) -> Sampler:
+    """The fastest sampler that is right for the policy's architecture."""
+    with model() as policy:
+        kind = CachedSampler if _attends_fully(policy) else GenerateSampler
+    return kind(model, codec, cast(int, tokenizer.pad_token_id))
+
+
+def _attends_fully(policy: PreTrainedModel) -> bool:
+    """Whether each token sees all before it in every layer, by keys and values alone."""
+    config = policy.config.get_text_config()
+    layers = getattr(config, "layer_types", None)
+    if layers is None:
+        return not policy._is_stateful and getattr(config, "sliding_window", None) is None
+    return all(kind == "full_attention" for kind in layers)

@@ -12,6 +12,7 @@ from cotune.environments.tag_protocol import (
     Parsed,
     error_observation,
     failure_observation,
+    missing_tags,
     own_answer,
     parse_turn,
     render_information,
@@ -176,6 +177,8 @@ class SearchOptions:
             raise ValueError(f"environment.title_weight is {self.title_weight}; expected 0 or more")
         if not self.initial_instruction.strip():
             raise ValueError("environment.initial_instruction is blank; expected a text")
+        if missing := missing_tags(self.initial_instruction):
+            raise ValueError(f"environment.initial_instruction {missing}")
 
 
 def search_environment(options: SearchOptions) -> SearchEnvironment:

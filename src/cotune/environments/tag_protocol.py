@@ -12,6 +12,9 @@ from typing import Literal
 STOP = ("</search>", "</answer>")
 """Strings after which a turn ends."""
 
+CALL_TAGS = ("<search>", "</search>", "<answer>", "</answer>")
+"""The tags that a policy acts by."""
+
 _CALL_TAG = re.compile(r"<(/?)(search|answer)>")
 _INFORMATION_TAG = re.compile(r"<(/?)information>")
 # Looser than the parser: a passage must not even look as if it closed its block.
@@ -100,6 +103,17 @@ def render_information(passages: Sequence[str]) -> str:
 def render_prompt(instruction: str, question: str) -> str:
     """The user message of a task under an instruction."""
     return f"{instruction}\n\nQuestion: {question}"
+
+
+def missing_tags(instruction: str) -> str:
+    """What is wrong with an instruction that does not name every call tag; "" if it does.
+
+    A policy that was not told a tag cannot write it, and no proposer could bring it back.
+    """
+    missing = [tag for tag in CALL_TAGS if tag not in instruction]
+    if not missing:
+        return ""
+    return f"names no {', '.join(missing)}; expected {', '.join(CALL_TAGS)} in its text: add them"
 
 
 def _without_forged(text: str) -> str:

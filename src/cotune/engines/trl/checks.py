@@ -81,9 +81,15 @@ def _conflicts(args: GRPOConfig) -> list[tuple[bool, str]]:
             f"optimizer steps: make save_steps a multiple of {per_batch}",
         ),
         (
-            args.save_strategy == "best" or bool(args.load_best_model_at_end),
-            "GRPOConfig saves by TRL's own evaluation (save_strategy='best' or "
-            "load_best_model_at_end); set save_strategy='steps' and load_best_model_at_end=False",
+            args.max_steps % per_batch != 0,
+            f"GRPOConfig.max_steps is {args.max_steps}, but a rollout batch takes {per_batch} "
+            f"optimizer steps: make max_steps a multiple of {per_batch}",
+        ),
+        (
+            args.save_strategy not in ("steps", "no") or bool(args.load_best_model_at_end),
+            f"GRPOConfig has save_strategy={str(args.save_strategy)!r}, load_best_model_at_end="
+            f"{args.load_best_model_at_end}; cotune saves between rollout batches: set "
+            "save_strategy='steps' (or 'no') and load_best_model_at_end=False",
         ),
         (
             args.reward_weights not in (None, [1.0]),

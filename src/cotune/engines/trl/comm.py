@@ -4,6 +4,9 @@ from typing import Any
 
 import torch.distributed as dist
 
+from cotune.contracts import Comm
+from cotune.coordinator import SingleProcess
+
 
 class TorchComm:
     """`contracts.Comm` on the default process group."""
@@ -25,3 +28,8 @@ class TorchComm:
         values: list[Any] = [None] * self.size
         dist.all_gather_object(values, value)
         return values
+
+
+def world() -> Comm:
+    """The processes that were started together; this one alone without a process group."""
+    return TorchComm() if dist.is_initialized() else SingleProcess()

@@ -15,7 +15,7 @@ A rollout batch is one call of `rollout_func`; strategy time counts those calls.
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -28,7 +28,7 @@ from trl.models.utils import unwrap_model_for_generation
 from cotune.contracts import LLM, ConfigError, EngineError, Environment, Sampler, State, Strategy
 from cotune.coordinator import Coordinator, Journal, Meter, RolloutSettings, SingleProcess
 from cotune.engines.codec import HFCodec
-from cotune.engines.sampling import CachedSampler, GenerateSampler
+from cotune.engines.sampling import policy_sampler
 from cotune.engines.trl.checks import check_args, check_trainer, check_trl, steps_per_batch
 from cotune.engines.trl.comm import TorchComm
 from cotune.records import Limits, Progress, Trajectory
@@ -132,6 +132,9 @@ class TRLJoint:
         if dist.is_initialized() and self.coordinator.comm.size == 1:
             self.coordinator.comm = TorchComm()
         self._trainer = trainer
+        with self.policy() as model:
+            context = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+        self.coordinator.settings = replace(self.coordinator.settings, context_tokens=context)
 
     @contextmanager
     def policy(self) -> Iterator[PreTrainedModel]:
@@ -193,6 +196,11 @@ class TRLJoint:
 
     def _train_batch(self, tasks: list[Any], group: int) -> list[Trajectory]:
         step = self.batches + 1
+        if tasks != self.order.step(step):
+            raise ConfigError(
+                f"GRPOTrainer sent other tasks at step {step} than this run has there: give it "
+                "train_dataset=joint.dataset as it is, ignore_data_skip=False, and call train once"
+            )
         hook = self.before_rollout
         trajectories, metrics = self.coordinator.train_batch(
             tasks,
@@ -230,16 +238,7 @@ class _LateSampler:
 
     def open(self, sampling: Any) -> Any:
         if self._sampler is None:
-            self._sampler = policy_sampler(self._joint.policy, self._joint.codec, self._tokenizer)
+            self._sampler = policy_sampler(
+                self._joint.policy, self._joint.codec, cast(Any, self._tokenizer)
+            )
         return self._sampler.open(sampling)
-
-
-def policy_sampler(
-    policy: Callable[[], Any], codec: HFCodec, tokenizer: PreTrainedTokenizerBase
-) -> Sampler:
-    """The fastest sampler that is right for the policy's architecture."""
-    with policy() as model:
-        layers = getattr(model.config.get_text_config(), "layer_types", None) or []
-    if all(kind == "full_attention" for kind in layers):
-        return CachedSampler(policy, codec, cast(int, tokenizer.pad_token_id))
-    return GenerateSampler(policy, cast(Any, tokenizer), codec.eos_id)

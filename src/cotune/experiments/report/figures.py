@@ -59,27 +59,27 @@ def more_charts(arms: Sequence[Arm]) -> list[Chart]:
 
 
 def held_out_chart(arms: Sequence[Arm]) -> Chart | None:
-    """Held-out exact match at each evaluation, one series per arm, split and prompt."""
+    """Held-out exact match over training, one series per arm and split.
+
+    From the initial instruction before training to the best one of its time; the trained policy
+    under the initial instruction is in the table, not here.
+    """
+    curves: list[tuple[int, Arm, str, list[Row]]] = []
+    for i, arm in enumerate(arms):
+        found = [event for event in arm.of_kind("evaluated") if event.get("when") != "plain"]
+        for split in sorted({str(event.get("split", "")) for event in found}):
+            rows = [event for event in found if str(event.get("split", "")) == split]
+            curves.append(
+                (i, arm, split, [{**e, "step": e.get("trained", e["step"])} for e in rows])
+            )
+    several = len({split for _, _, split, _ in curves}) > 1
     series: list[Series] = []
-    groups = [
-        (i, arm, sorted({(e.get("split", ""), e.get("prompt", "best")) for e in found}), found)
-        for i, arm in enumerate(arms)
-        for found in [arm.of_kind("evaluated")]
-    ]
-    pairs = {pair for _, _, found, _ in groups for pair in found}
-    for i, arm, found, events in groups:
-        for split, prompt in found:
-            rows = [
-                event
-                for event in events
-                if (event.get("split", ""), event.get("prompt", "best")) == (split, prompt)
-            ]
-            words = [arm.name] if len(arms) > 1 or len(pairs) == 1 else []
-            words += [split] if len({s for s, _ in pairs}) > 1 else []
-            words += [f"{prompt} prompt"] if len({p for _, p in pairs}) > 1 else []
-            colour = i if len(pairs) == 1 else len(series)
-            name = ", ".join(word for word in words if word)
-            series.append(Series(name, _values(rows, "em"), style(colour), dots=True))
+    for i, arm, split, rows in curves:
+        words = [arm.name] if len(arms) > 1 or not several else []
+        name = ", ".join([*words, split] if several else words)
+        series.append(
+            Series(name, _values(rows, "em"), style(len(series) if several else i), dots=True)
+        )
     series = [s for s in series if s.points]
     if not series:
         return None

@@ -1,0 +1,92 @@
+"""A saved policy in this process, with nothing around it: for evaluation outside of a run."""
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
+
+from cotune.contracts import ConfigError, Environment, LLMError
+from cotune.coordinator import Coordinator, RolloutSettings
+from cotune.engines.codec import HFCodec
+from cotune.engines.sampling import policy_sampler
+from cotune.records import Completion, Purpose, Trajectory
+from cotune.strategies.static import StaticStrategy
+
+
+def load(path: str | Path, dtype: str = "auto") -> tuple[Any, PreTrainedTokenizerBase]:
+    """Model and tokenizer by `from_pretrained`; a missing padding token becomes the EOS.
+
+    Args:
+        path: a Hugging Face name or folder.
+        dtype: the weights' type; "auto" is the checkpoint's.
+
+    Raises:
+        ConfigError: names what could not be loaded.
+    """
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(path)
+        model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype)
+    except (OSError, ValueError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise ConfigError(f"policy.path: cannot load {str(path)!r}: {reason}") from error
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return model, tokenizer
+
+
+def local_coordinator(
+    folder: str | Path, environment: Environment, instruction: str, settings: RolloutSettings
+) -> Coordinator:
+    """A coordinator that rolls out the policy of a folder, in one process, and writes nothing.
+
+    Args:
+        folder: a Hugging Face name or folder.
+        instruction: what `evaluate` uses where it is given no prompt.
+        settings: limits, temperature and seed.
+    """
+    model, tokenizer = load(folder)
+    model.eval()
+    codec = HFCodec(tokenizer)
+    detached = _Detached()
+    return Coordinator(
+        strategy=StaticStrategy(instruction),
+        environment=environment,
+        codec=codec,
+        sampler=policy_sampler(lambda: contextlib.nullcontext(model), codec, cast(Any, tokenizer)),
+        llm=detached,
+        journal=detached,
+        meter=detached,
+        settings=settings,
+    )
+
+
+class _Detached:
+    """Stands for a run's LLM, journal and ledger where there is no run."""
+
+    def complete(self, prompt: str) -> Completion:
+        raise LLMError("a policy outside of a run has no LLM to ask")
+
+    def event(self, kind: str, step: int, /, **fields: object) -> None:
+        pass
+
+    def metrics(self, step: int, values: Mapping[str, float]) -> None:
+        pass
+
+    def trajectories(self, step: int, purpose: str, trajectories: Sequence[Trajectory]) -> None:
+        pass
+
+    def cut_back(self, step: int) -> None:
+        pass
+
+    def begin_attempt(self, resumed_from: int | None) -> int:
+        return 1
+
+    def set_step(self, step: int) -> None:
+        pass
+
+    def add_rollouts(
+        self, purpose: Purpose, rollouts: int, generated_tokens: int, seconds: float = 0.0
+    ) -> None:
+        pass

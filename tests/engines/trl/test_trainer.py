@@ -1,0 +1,172 @@
+"""Leaving out what cannot change the gradient does not change the gradient."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from datasets import Dataset
+from transformers import (
+    AutoTokenizer,
+    PreTrainedTokenizerBase,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    TrainerCallback,
+)
+from trl import GRPOConfig, GRPOTrainer
+
+from cotune.engines.trl.trainer import (
+    JointTrainer,
+    informative_rows,
+    with_rows,
+    without_padding,
+)
+from cotune.policies import policy_path
+
+# Three groups of two: one decides, two are all right or all wrong; lengths differ.
+REWARDS = [1.0, 0.0, 1.0, 1.0, 0.0, 0.0]
+COMPLETIONS = [[5, 6, 7], [8, 9], [4] * 30, [5] * 25, [6] * 20, [7, 8]]
+PROMPTS = [[11, 12], [11, 12], [13] * 9, [13] * 9, [14], [14]]
+
+
+class Gradients(TrainerCallback):
+    """Keeps the gradients of the first optimizer step."""
+
+    def __init__(self) -> None:
+        self.kept: dict[str, torch.Tensor] = {}
+
+    def on_pre_optimizer_step(self, *args: Any, model: Any = None, **kwargs: Any) -> None:
+        if not self.kept:
+            self.kept = {
+                name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None
+            }
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> PreTrainedTokenizerBase:
+    return AutoTokenizer.from_pretrained(policy_path("bundled:geo"))
+
+
+def gradients(
+    kind: type[GRPOTrainer], tokenizer: PreTrainedTokenizerBase, folder: Path, **changes: Any
+) -> dict[str, torch.Tensor]:
+    """The first update's gradients on the same six rollouts."""
+    torch.manual_seed(0)
+    config = Qwen2Config(
+        vocab_size=64,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        pad_token_id=0,
+        eos_token_id=2,
+    )
+    arguments: dict[str, Any] = {
+        "output_dir": str(folder),
+        "use_cpu": True,
+        "bf16": False,
+        "gradient_checkpointing": False,
+        "max_steps": 1,
+        "per_device_train_batch_size": 3,
+        "gradient_accumulation_steps": 2,
+        "num_generations": 2,
+        "beta": 0.0,
+        "loss_type": "grpo",
+        "max_grad_norm": 1e9,
+        "shuffle_dataset": False,
+        "report_to": "none",
+        "save_strategy": "no",
+        "disable_tqdm": True,
+        "seed": 3,
+        **changes,
+    }
+
+    def rollout(prompts: list[Any], trainer: GRPOTrainer) -> dict[str, Any]:
+        mask = [[1] * len(ids) for ids in COMPLETIONS]
+        return {
+            "prompt_ids": PROMPTS,
+            "completion_ids": COMPLETIONS,
+            "logprobs": None,
+            "env_mask": mask,
+            "given": REWARDS,
+        }
+
+    def reward(given: list[float], **_: Any) -> list[float]:
+        return given
+
+    seen = Gradients()
+    # From a folder, as TRL loads the reference model of a KL term from there.
+    Qwen2ForCausalLM(config).save_pretrained(folder / "model")
+    kind(
+        Qwen2ForCausalLM.from_pretrained(folder / "model"),
+        args=GRPOConfig(**arguments),
+        train_dataset=Dataset.from_dict({"prompt": ["a", "b", "c"]}),
+        processing_class=tokenizer,
+        rollout_func=rollout,
+        reward_funcs=reward,
+        callbacks=[seen],
+    ).train()
+    return seen.kept
+
+
+@pytest.mark.parametrize("loss_type", ["grpo", "dr_grpo", "dapo", "cispo", "bnpo"])
+def test_gradient_is_that_of_grpo_trainer(
+    loss_type: str, tokenizer: PreTrainedTokenizerBase, tmp_path: Path
+) -> None:
+    plain = gradients(GRPOTrainer, tokenizer, tmp_path / "plain", loss_type=loss_type)
+    joint = gradients(JointTrainer, tokenizer, tmp_path / "joint", loss_type=loss_type)
+    assert plain.keys() == joint.keys()
+    assert max(float(g.abs().max()) for g in plain.values()) > 1e-4
+    for name, gradient in plain.items():
+        assert torch.allclose(gradient, joint[name], atol=1e-6, rtol=1e-4), name
+
+
+def test_kl_keeps_rows_without_advantage(
+    tokenizer: PreTrainedTokenizerBase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows: list[int] = []
+    original = GRPOTrainer.compute_loss
+
+    def spy(self: Any, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        rows.append(len(inputs["advantages"]))
+        return original(self, model, inputs, *args, **kwargs)
+
+    monkeypatch.setattr(GRPOTrainer, "compute_loss", spy)
+    gradients(JointTrainer, tokenizer, tmp_path / "kl", beta=0.1)
+    assert rows == [3, 3]
+    rows.clear()
+    gradients(JointTrainer, tokenizer, tmp_path / "free")
+    # Two rows of six decide; a micro-batch without any keeps one, for the other ranks' sake.
+    assert sum(rows) in (2, 3)
+    assert all(count >= 1 for count in rows)
+
+
+def test_informative_rows_by_hand() -> None:
+    assert informative_rows(torch.tensor([0.0, 1.5, 0.0, -1.5])).tolist() == [1, 3]
+    assert informative_rows(torch.zeros(3)).tolist() == [0]
+    assert informative_rows(torch.tensor([[0.0, 0.0], [0.0, 2.0]])).tolist() == [1]
+
+
+def test_with_rows_leaves_scalars_alone() -> None:
+    inputs = {"advantages": torch.arange(3.0), "num_items_in_batch": torch.tensor(7), "note": "x"}
+    kept = with_rows(inputs, torch.tensor([2]))
+    assert kept["advantages"].tolist() == [2.0]
+    assert int(kept["num_items_in_batch"]) == 7
+    assert kept["note"] == "x"
+
+
+def test_without_padding_by_hand() -> None:
+    inputs = {
+        "prompt_ids": torch.tensor([[0, 0, 5], [0, 6, 7]]),
+        "prompt_mask": torch.tensor([[0, 0, 1], [0, 1, 1]]),
+        "completion_ids": torch.tensor([[1, 2, 0, 0], [3, 0, 0, 0]]),
+        "completion_mask": torch.tensor([[1, 1, 0, 0], [1, 0, 0, 0]]),
+        "tool_mask": torch.tensor([[1, 0, 1, 1], [1, 1, 1, 1]]),
+        "advantages": torch.tensor([1.0, -1.0]),
+    }
+    trimmed = without_padding(inputs)
+    assert trimmed["prompt_ids"].tolist() == [[0, 5], [6, 7]]
+    assert trimmed["completion_ids"].tolist() == [[1, 2], [3, 0]]
+    assert trimmed["tool_mask"].tolist() == [[1, 0], [1, 1]]
+    assert trimmed["advantages"].tolist() == [1.0, -1.0]
