@@ -43,7 +43,7 @@ def resume(run_folder: RunFolder, quiet: Quiet = False) -> None:
 @app.command()
 def evaluate(
     run_folder: RunFolder,
-    split: Annotated[str, typer.Option(help="test or validation.")] = "test",
+    split: Annotated[str, typer.Option(help="test, validation or train.")] = "test",
 ) -> None:
     """Evaluate a run's best policy under its best and its initial instruction."""
     from cotune import commands
@@ -65,6 +65,19 @@ def report(run_folder: RunFolder) -> None:
     from cotune.experiments.report import write_report
 
     typer.echo(write_report(run_folder))
+
+
+@app.command()
+def demo(
+    output: Annotated[
+        Path, typer.Option(help="The folder; an earlier demo in it is renamed.")
+    ] = Path("runs/demo"),
+    seed: Annotated[int, typer.Option(min=0, help="Of the questions' order and all draws.")] = 0,
+) -> None:
+    """Train the bundled policy with INSPO and without, at equal policy rollouts; minutes."""
+    from cotune.experiments.demo import run_demo
+
+    run_demo(output, seed, _console())
 
 
 def _console() -> "Console":

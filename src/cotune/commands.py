@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from cotune.engines.trl.setup import Setup
     from cotune.experiments.evaluate import Score
 
+SPLITS = ("test", "validation", "train")
+
 
 def train(path: Path, console: Console, quiet: bool = False) -> Path:
     """Trains a run file from the start; returns the run folder."""
@@ -101,6 +103,8 @@ def _created(config: RunConfig) -> RunDir:
 
 def evaluate(folder: Path, console: Console, split: str = "test") -> None:
     """Evaluates a finished run's best policy under its best and its initial instruction."""
+    if split not in SPLITS:
+        raise ConfigError(f"--split is {split!r}; expected one of {', '.join(SPLITS)}")
     run, config = _open(folder)
     if not (run.best_path / "best.json").is_file():
         raise ConfigError(

@@ -39,7 +39,9 @@ def _describe(problem: dict[str, Any], known: list[Path]) -> str:
     secret = path[:1] == _SECRET
     if kind in _UNKNOWN:
         if secret and not _FIELD_NAME.fullmatch(path[-1]):
-            return "llm: holds an unknown field, whose name is not shown as it may be a key; remove it"
+            return (
+                "llm: holds an unknown field, whose name is not shown as it may be a key; remove it"
+            )
         return f"{field}: unknown field{_suggestion(path, known)}; remove it or correct its name"
     if kind == "missing":
         return f"{field}: missing; it has no default"

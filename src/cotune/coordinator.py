@@ -96,7 +96,7 @@ class _Command:
     message: str = ""
 
 
-class _RolloutFailed(EngineError):
+class RolloutFailed(EngineError):
     """Raised on all ranks at once, since all exchange what became of their shares."""
 
 
@@ -233,7 +233,7 @@ class Coordinator:
             return self._serve()
         try:
             result = work()
-        except _RolloutFailed:
+        except RolloutFailed:
             raise  # on every rank already: nobody is left to hear of it
         except BaseException as error:
             self.comm.broadcast(_Command("stop", message=f"{type(error).__name__}: {error}"))
@@ -270,7 +270,7 @@ class Coordinator:
     def _raise_if_failed(shares: Sequence[Any]) -> None:
         failed = [f"rank {r}: {s}" for r, s in enumerate(shares) if isinstance(s, str)]
         if failed:
-            raise _RolloutFailed("a rollout failed; " + "; ".join(failed))
+            raise RolloutFailed("a rollout failed; " + "; ".join(failed))
 
     def _roll_out_here(
         self, assignments: Sequence[Assignment], first_row: int, command: _Command

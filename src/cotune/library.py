@@ -16,20 +16,19 @@ Nothing is written before training begins, and no environment variable is set.
 
 import difflib
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cotune.contracts import LLM, ConfigError, Environment, LLMError, Strategy
+from cotune.contracts import LLM, ConfigError, Environment, LLMError, State, Strategy
 from cotune.environments.geo import GeoEnvironment
+from cotune.library_run import LibraryRun
 from cotune.llm.client import MeteredLLM, OpenAIClient, OpenAIOptions
-from cotune.llm.ledger import Ledger
 from cotune.llm.rules import RulesLLM
 from cotune.preflight import check_instruction, instruction_room
 from cotune.records import Completion, Limits
-from cotune.run_dir import RunDir
 from cotune.strategies.inspo import Inspo, InspoOptions
-from cotune.strategies.static import StaticOptions, StaticStrategy
+from cotune.strategies.static import StaticStrategy
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -37,37 +36,37 @@ if TYPE_CHECKING:
 
     from cotune.engines.trl.joint import TRLJoint
 
-BuildStrategy = Callable[[Callable[[str], int]], Strategy]
-"""A strategy from what counts a text's tokens."""
 
-
-@dataclass(frozen=True, kw_only=True)
 class Method:
-    """A method with what it needs, before it meets a trainer.
+    """What `INSPO` and `Static` share: the parts of a run that are not the trainer's."""
 
-    Attributes:
-        environment: where tasks come from, how actions are answered and scored.
-        limits: of an episode, in tokens and turns.
-        instruction: the initial instruction; None is the environment's.
-        seed: of the order of tasks and of all draws.
-        folder: the run folder; None is `cotune` in the trainer's `output_dir`.
-    """
+    kind: str
+    evolves: bool
 
-    environment: Environment
-    limits: Limits = field(default_factory=Limits)
-    instruction: str | None = None
-    seed: int = 0
-    folder: str | Path | None = None
+    def __init__(
+        self,
+        environment: Environment,
+        limits: Limits | None,
+        instruction: str | None,
+        seed: int,
+        folder: str | Path | None,
+    ) -> None:
+        self.environment = environment
+        self.limits = limits or Limits()
+        self.instruction = environment.initial_instruction if instruction is None else instruction
+        check_instruction(environment, self.instruction)
+        self.seed, self.folder = seed, None if folder is None else Path(folder)
 
     def for_trl(self, tokenizer: "PreTrainedTokenizerBase", args: "GRPOConfig") -> "TRLJoint":
-        """The four arguments of a GRPOTrainer: dataset, rollout_func, reward_funcs, callbacks.
+        """What a GRPOTrainer is given: `dataset`, `rollout_func`, `reward_funcs`, `callbacks`.
 
-        `trainer.train()` begins a run folder; `trainer.train(resume_from_checkpoint=True)` goes on
-        in it. Started by torchrun, call it in every process.
+        `trainer.train()` begins a run folder, `trainer.train(resume_from_checkpoint=True)` goes on
+        in it. Where several processes train, every one of them calls this.
 
         Args:
-            tokenizer: the policy's, with a chat template; the trainer's `processing_class`.
-            args: the trainer's configuration.
+            tokenizer: the policy's, with a chat template; also the trainer's `processing_class`.
+            args: the trainer's configuration. It needs `max_steps`, `shuffle_dataset=False` and
+                `top_k=0`, and `temperature` is that of the rollouts.
 
         Raises:
             ConfigError: an argument under which the run would not be what it says.
@@ -76,22 +75,138 @@ class Method:
 
         return joint_run(self, tokenizer, args)
 
-    def options(self) -> InspoOptions | StaticOptions:
-        """The method's numbers."""
-        raise NotImplementedError
+    def describe(self) -> State:
+        """What a run folder's run.yaml says of the method."""
+        return {
+            "seed": self.seed,
+            "environment": {"kind": type(self.environment).__name__},
+            "instruction": self.instruction,
+            "limits": asdict(self.limits),
+            "strategy": {"kind": self.kind},
+        }
 
     def build_strategy(self, count_tokens: Callable[[str], int]) -> Strategy:
-        """A new strategy; `count_tokens` counts a text's tokens for the policy."""
+        """A new strategy; `count_tokens` gives a text's length in the policy's tokens."""
         raise NotImplementedError
 
-    def build_llm(self, ledger: Ledger) -> LLM:
-        """The optimizer LLM, whose calls are entered in `ledger`."""
+    def build_llm(self, run: LibraryRun) -> LLM:
+        """The optimizer LLM; its calls are entered in the run's ledger."""
         raise NotImplementedError
 
-    def describe_llm(self) -> str:
-        """Which LLM proposes, for the report."""
-        raise NotImplementedError
 
-    @property
-    def initial_instruction(self) -> str:
-        return self.environment.initial_instruction if self.instruction is None else self.instruction
+class INSPO(Method):
+    """Instruction-policy co-evolution (arXiv 2512.01945) for a trainer of one's own.
+
+    Args:
+        environment: where tasks come from, how actions are answered and scored.
+        llm: the optimizer LLM: anything with `complete(prompt)`, or `OpenAIOptions` for an
+            OpenAI-compatible endpoint (then priced and held to its budget). None is the offline
+            `RulesLLM` on the bundled world, and an error elsewhere.
+        options: the method's numbers; or give its fields as keywords, not both.
+        limits: of an episode, in tokens and turns.
+        instruction: the initial instruction; None is the environment's.
+        seed: of the order of tasks and of all draws.
+        folder: the run folder; None is `cotune` in the trainer's `output_dir`.
+
+    Raises:
+        ConfigError: an option or an instruction that cannot work, or no LLM.
+    """
+
+    kind = "inspo"
+    evolves = True
+
+    def __init__(
+        self,
+        *,
+        environment: Environment,
+        llm: LLM | OpenAIOptions | None = None,
+        options: InspoOptions | None = None,
+        limits: Limits | None = None,
+        instruction: str | None = None,
+        seed: int = 0,
+        folder: str | Path | None = None,
+        **option_fields: Any,
+    ) -> None:
+        super().__init__(environment, limits, instruction, seed, folder)
+        if options is not None and option_fields:
+            raise ConfigError(
+                f"INSPO was given options and {', '.join(option_fields)}; expected one of the two: "
+                "put the fields into options"
+            )
+        self.options = options or _options(option_fields)
+        if llm is None and not isinstance(environment, GeoEnvironment):
+            raise ConfigError(
+                f"llm is None, but the offline rules know the bundled worlds alone and environment "
+                f"is {type(environment).__name__}; give llm=cotune.OpenAIOptions(model=…) or an "
+                "object with complete(prompt)"
+            )
+        self.llm = RulesLLM(seed) if llm is None else llm
+
+    def describe(self) -> State:
+        llm = self.llm
+        name = llm.model if isinstance(llm, OpenAIOptions) else type(llm).__name__
+        return {**super().describe(), "strategy": asdict(self.options), "llm": {"kind": name}}
+
+    def build_strategy(self, count_tokens: Callable[[str], int]) -> Strategy:
+        room = instruction_room(self.limits)
+        return Inspo(self.instruction, self.options, self.seed, count_tokens, room)
+
+    def build_llm(self, run: LibraryRun) -> LLM:
+        if isinstance(self.llm, OpenAIOptions):
+            return OpenAIClient(self.llm, run)
+        return MeteredLLM(self.llm, run, model=type(self.llm).__name__)
+
+
+class Static(Method):
+    """GRPO with a static instruction for a trainer of one's own: the baseline of every method.
+
+    Args:
+        environment: where tasks come from, how actions are answered and scored.
+        limits: of an episode, in tokens and turns.
+        instruction: None is the environment's.
+        seed: of the order of tasks and of all draws.
+        folder: the run folder; None is `cotune` in the trainer's `output_dir`.
+
+    Raises:
+        ConfigError: an instruction that cannot work.
+    """
+
+    kind = "static"
+    evolves = False
+
+    def __init__(
+        self,
+        *,
+        environment: Environment,
+        limits: Limits | None = None,
+        instruction: str | None = None,
+        seed: int = 0,
+        folder: str | Path | None = None,
+    ) -> None:
+        super().__init__(environment, limits, instruction, seed, folder)
+
+    def build_strategy(self, count_tokens: Callable[[str], int]) -> Strategy:
+        return StaticStrategy(self.instruction)
+
+    def build_llm(self, run: LibraryRun) -> LLM:
+        return _NoLLM()
+
+
+class _NoLLM:
+    """Stands where a method has no use for an LLM."""
+
+    def complete(self, prompt: str) -> Completion:
+        raise LLMError("a static instruction has no LLM to ask")
+
+
+def _options(given: dict[str, Any]) -> InspoOptions:
+    known = [field.name for field in fields(InspoOptions)]
+    for name in given:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            meant = f" (did you mean {near[0]}?)" if near else ""
+            raise ConfigError(f"INSPO: {name} is no argument and no field of InspoOptions{meant}")
+    try:
+        return InspoOptions(**given)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"INSPO: {error}") from error

@@ -354,3 +354,12 @@ def read_summary(folder: Path) -> Row | None:
     if found != SCHEMA_VERSION:
         raise ConfigError(_version_message(path, found))
     return cast("Row", summary)
+
+
+def open_run(path: str | Path) -> RunDir:
+    """A run folder, finished or not, to read: see `RunDir`'s `read_…` methods.
+
+    Raises:
+        ConfigError: no run folder, or one of another schema_version.
+    """
+    return RunDir.open(path)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoTokenizer, Qwen2ForCausalLM
 
 from cotune.environments.geo import bundled_world
 from cotune.environments.geo_world import split_of
@@ -168,7 +168,7 @@ def test_a_small_fit_learns_and_can_be_loaded(tmp_path: Path, demonstrator: Demo
     )
     pretrain(tmp_path, recipe, workers=1)
     tokenizer = AutoTokenizer.from_pretrained(tmp_path)
-    fitted = AutoModelForCausalLM.from_pretrained(tmp_path)
+    fitted = Qwen2ForCausalLM.from_pretrained(tmp_path)
     assert len(tokenizer) == recipe.vocabulary
     held_out = next(batches(tokenizer, recipe, rank=99, workers=1))
     with torch.no_grad():

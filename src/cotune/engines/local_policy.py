@@ -2,8 +2,9 @@
 
 import contextlib
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
@@ -44,21 +45,22 @@ def local_coordinator(
     Args:
         folder: a Hugging Face name or folder.
         instruction: what `evaluate` uses where it is given no prompt.
-        settings: limits, temperature and seed.
+        settings: limits, temperature and seed; its context is the policy's.
     """
     model, tokenizer = load(folder)
     model.eval()
+    context = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     codec = HFCodec(tokenizer)
     detached = _Detached()
     return Coordinator(
         strategy=StaticStrategy(instruction),
         environment=environment,
         codec=codec,
-        sampler=policy_sampler(lambda: contextlib.nullcontext(model), codec, cast(Any, tokenizer)),
+        sampler=policy_sampler(lambda: contextlib.nullcontext(model), codec, tokenizer),
         llm=detached,
         journal=detached,
         meter=detached,
-        settings=settings,
+        settings=replace(settings, context_tokens=context),
     )
 
 

@@ -10,7 +10,7 @@ from rich.live import Live
 from rich.table import Table
 
 from cotune.config import load_config
-from cotune.contracts import ConfigError
+from cotune.contracts import ConfigError, Stopped
 from cotune.experiments.arms import Arm, hops, run_arms
 from cotune.experiments.report import write_report
 from cotune.run_dir import read_summary, write_summary
@@ -37,15 +37,24 @@ def run_demo(folder: Path, seed: int, console: Console) -> Path:
         "proposals by the offline rules"
     )
     console.print(f"[dim]{CAPTION}[/]")
-    if console.is_terminal:
-        with Live(console=console, refresh_per_second=2) as live:
-            run_arms(arms, AT_ONCE, lambda now: live.update(progress_table(now, steps)))
-    else:
-        run_arms(arms, AT_ONCE, _Lines(console, steps), every=5.0)
+    try:
+        _watch(arms, steps, console)
+    except KeyboardInterrupt:
+        kept = " and ".join(f"cotune resume {arm.folder}" for arm in arms)
+        raise Stopped(f"stopped; start again with cotune demo, or go on with {kept}") from None
     summary = summarise(folder, arms)
     report = write_report(folder)
     show(summary, folder, report, console)
     return report
+
+
+def _watch(arms: Sequence[Arm], steps: int, console: Console) -> None:
+    """Runs the arms: a table that is redrawn on a terminal, lines elsewhere."""
+    if not console.is_terminal:
+        run_arms(arms, AT_ONCE, _Lines(console, steps), every=5.0)
+        return
+    with Live(console=console, refresh_per_second=2) as live:
+        run_arms(arms, AT_ONCE, lambda now: live.update(progress_table(now, steps)))
 
 
 def demo_arms(folder: Path, seed: int) -> list[Arm]:

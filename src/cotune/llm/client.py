@@ -11,11 +11,10 @@ import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Protocol
 from urllib.parse import urlsplit
 
 from cotune.contracts import LLM, ConfigError, LLMError
-from cotune.llm.ledger import Ledger
 from cotune.records import Completion
 
 OPENAI_URL = "https://api.openai.com/v1"
@@ -106,6 +105,24 @@ class OpenAIOptions:
         ) / 1e6
 
 
+class Account(Protocol):
+    """Where an LLM's calls are entered; `Ledger` is one and says what its methods do."""
+
+    def reserve(self, worst_case: float, limit: float | None, model: str = "") -> int: ...
+
+    def settle(
+        self,
+        reservation: int,
+        *,
+        prompt_tokens: int,
+        completion_tokens: int,
+        cost: float,
+        error: str = "",
+        estimated: bool = False,
+        seconds: float = 0.0,
+    ) -> None: ...
+
+
 class OpenAIClient:
     """An `LLM` at an OpenAI-compatible endpoint; each attempt is one row of the ledger.
 
@@ -124,7 +141,11 @@ class OpenAIClient:
     """
 
     def __init__(
-        self, options: OpenAIOptions, ledger: Ledger, *, sleep: Callable[[float], None] = time.sleep
+        self,
+        options: OpenAIOptions,
+        ledger: Account,
+        *,
+        sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         # openai takes most of a second to import; runs without an endpoint never need it.
         from cotune.llm.transport import ChatEndpoint
@@ -195,7 +216,7 @@ class MeteredLLM:
         model: the name they are entered under.
     """
 
-    def __init__(self, llm: LLM, ledger: Ledger, model: str) -> None:
+    def __init__(self, llm: LLM, ledger: Account, model: str) -> None:
         self._llm = llm
         self._ledger = ledger
         self._model = model

@@ -10,6 +10,11 @@ BUNDLED = ("geo",)
 def policy_path(path: str) -> str:
     """Resolves "bundled:NAME" to its folder; any other path or name is returned as it is."""
     if not path.startswith("bundled:"):
+        if path.startswith(("/", ".", "~")) and not Path(path).is_dir():
+            raise ConfigError(
+                f"policy.path is {path!r}, and there is no such folder; expected one, a Hugging "
+                f"Face name, or bundled:{BUNDLED[0]}"
+            )
         return path
     name = path.removeprefix("bundled:")
     if name not in BUNDLED:

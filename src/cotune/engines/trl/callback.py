@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from cotune.contracts import ConfigError
-from cotune.engines.trl.checkpoints import drop_orphans, load_state, save_state
+from cotune.engines.trl.checkpoints import drop_orphans, drop_torn, load_state, save_state
 
 if TYPE_CHECKING:
     from cotune.engines.trl.joint import TRLJoint
@@ -25,6 +25,8 @@ class JointCallback(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
         joint = self._joint
+        if self._writes:
+            drop_torn(joint.state_folder)
         if state.global_step == 0:
             if self._writes:
                 joint.parts.meter.begin_attempt(None)

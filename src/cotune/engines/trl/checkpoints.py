@@ -6,6 +6,7 @@ leaves the pair before it untouched.
 """
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -30,15 +31,17 @@ def load_state(folder: Path, step: int) -> State | None:
 
 def latest_checkpoint(folder: Path) -> Path | None:
     """The newest whole pair's trainer folder, or None."""
-    found = [
-        (int(path.name.removeprefix("checkpoint-")), path)
-        for path in folder.glob("checkpoint-*")
-        if path.name.removeprefix("checkpoint-").isdigit()
-    ]
-    for step, path in sorted(found, reverse=True):
-        if _read_json(path / "trainer_state.json") and load_state(folder, step):
+    for step, path in sorted(_trainer_folders(folder), reverse=True):
+        if _is_whole(path) and load_state(folder, step):
             return path
     return None
+
+
+def drop_torn(folder: Path) -> None:
+    """Deletes trainer folders whose save was cut off: the trainer's rotation would count them."""
+    for _, path in _trainer_folders(folder):
+        if not _is_whole(path):
+            shutil.rmtree(path)
 
 
 def drop_orphans(folder: Path, keep_from: int) -> None:
@@ -51,6 +54,15 @@ def drop_orphans(folder: Path, keep_from: int) -> None:
             and not (folder / f"checkpoint-{step}").exists()
         ):
             path.unlink(missing_ok=True)
+
+
+def _trainer_folders(folder: Path) -> list[tuple[int, Path]]:
+    numbered = [(path.name.removeprefix("checkpoint-"), path) for path in folder.glob("checkpoint-*")]
+    return [(int(step), path) for step, path in numbered if step.isdigit()]
+
+
+def _is_whole(path: Path) -> bool:
+    return _read_json(path / "trainer_state.json") is not None
 
 
 def _read_json(path: Path) -> dict[str, Any] | None:

@@ -4,6 +4,7 @@ import inspect
 
 import trl
 from packaging.version import Version
+from transformers.trainer_utils import SaveStrategy
 from trl import GRPOConfig, GRPOTrainer
 
 from cotune.contracts import ConfigError, EngineError
@@ -87,7 +88,8 @@ def _conflicts(args: GRPOConfig) -> list[tuple[bool, str]]:
         ),
         (
             args.save_strategy not in ("steps", "no") or bool(args.load_best_model_at_end),
-            f"GRPOConfig has save_strategy={str(args.save_strategy)!r}, load_best_model_at_end="
+            f"GRPOConfig has save_strategy={SaveStrategy(args.save_strategy).value!r}, "
+            "load_best_model_at_end="
             f"{args.load_best_model_at_end}; cotune saves between rollout batches: set "
             "save_strategy='steps' (or 'no') and load_best_model_at_end=False",
         ),

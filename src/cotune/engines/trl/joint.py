@@ -21,7 +21,7 @@ from typing import Any, cast
 
 import torch.distributed as dist
 from datasets import Dataset
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 from trl.models.utils import unwrap_model_for_generation
 
@@ -94,7 +94,7 @@ class TRLJoint:
         ids = [self.order.at(i) for i in range(self.total_batches * self.questions)]
         self.dataset = Dataset.from_dict({"prompt": ids})
         self.reward_funcs = [self.reward]
-        self.callbacks = [JointCallback(self)]
+        self.callbacks: list[TrainerCallback] = [JointCallback(self)]
         self.batches = 0
         self.metrics: dict[str, float] = {}
         self._pending: dict[str, float] = {}

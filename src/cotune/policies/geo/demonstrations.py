@@ -167,7 +167,9 @@ def _joined(segments: list[tuple[str, bool]]) -> list[tuple[str, bool]]:
     return joined
 
 
-_ONSETS = ["b", "d", "f", "g", "h", "j", "k", "l", "m", "n", "p", "r", "s", "t", "v", "z", "br", "dr", "kl", "st", "tr", "gr", "sh", "ch", "th"]
+_ONSETS = [
+    "b", "d", "f", "g", "h", "j", "k", "l", "m", "n", "p", "r", "s", "t", "v", "z", "br", "dr", "kl", "st", "tr", "gr", "sh", "ch", "th",
+]  # fmt: skip
 _RHYMES = ["a", "e", "i", "o", "u", "an", "el", "in", "or", "us", "ai", "on", "ar"]
 
 

@@ -10,12 +10,13 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing
 import torch.nn.functional as F
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from torch.multiprocessing.spawn import spawn
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from cotune.environments.geo_world import GeoWorld
@@ -105,15 +106,17 @@ def train_tokenizer(demonstrator: Demonstrator, recipe: Recipe) -> PreTrainedTok
 def encode(demo: Demonstration, tokenizer: PreTrainedTokenizerFast) -> tuple[list[int], list[int]]:
     """Token ids of an episode and its labels; -100 where the policy did not write."""
     message = {"role": "user", "content": render_prompt(demo.instruction, demo.question.text)}
-    ids: list[int] = tokenizer.apply_chat_template(
+    rendered = tokenizer.apply_chat_template(
         [message], add_generation_prompt=True, tokenize=True, return_dict=False
     )
+    ids = cast("list[int]", rendered)
     labels = [-100] * len(ids)
     for text, own in demo.segments:
         piece: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
         ids += piece
         labels += piece if own else [-100] * len(piece)
-    return [*ids, tokenizer.eos_token_id], [*labels, tokenizer.eos_token_id]
+    eos = cast(int, tokenizer.eos_token_id)
+    return [*ids, eos], [*labels, eos]
 
 
 def batches(
@@ -122,7 +125,7 @@ def batches(
     """An endless stream of one worker's share of each batch, cut into rows of similar length."""
     rng = random.Random(f"{recipe.seed}/{rank}/{workers}")
     demonstrator = new_demonstrator()
-    pad = tokenizer.pad_token_id
+    pad = cast(int, tokenizer.pad_token_id)
     while True:
         rows = [encode(demonstrator.sample(rng), tokenizer) for _ in range(recipe.batch // workers)]
         rows.sort(key=lambda row: len(row[0]))
@@ -149,8 +152,8 @@ def new_model(tokenizer: PreTrainedTokenizerFast, recipe: Recipe) -> Qwen2ForCau
         num_key_value_heads=recipe.kv_heads,
         max_position_embeddings=recipe.context,
         tie_word_embeddings=True,
-        pad_token_id=tokenizer.pad_token_id,
-        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=cast(int, tokenizer.pad_token_id),
+        eos_token_id=cast(int, tokenizer.eos_token_id),
         bos_token_id=None,
     )
     return Qwen2ForCausalLM(config)
@@ -173,7 +176,7 @@ def pretrain(out: Path, recipe: Recipe, workers: int = 2) -> None:
     train_tokenizer(new_demonstrator(), recipe).save_pretrained(out)
     with tempfile.TemporaryDirectory() as folder:
         arguments = (workers, f"file://{folder}/rendezvous", out, recipe)
-        torch.multiprocessing.spawn(_work, arguments, nprocs=workers)
+        spawn(_work, arguments, nprocs=workers)
 
 
 def _work(rank: int, workers: int, rendezvous: str, out: Path, recipe: Recipe) -> None:

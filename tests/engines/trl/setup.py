@@ -1,0 +1,165 @@
+"""A joint run of a tiny policy on TRL."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from transformers.trainer_callback import PrinterCallback
+from trl import GRPOConfig, GRPOTrainer
+
+from cotune.contracts import LLM, Environment, Recorder, Rollout, State, Strategy
+from cotune.engines.trl.joint import Parts, TRLJoint
+from cotune.llm.ledger import Ledger
+from cotune.records import Assignment, Limits, Metrics, Progress, Prompt, Task, Trajectory
+from cotune.run_dir import RunDir
+from cotune.strategies.static import StaticStrategy
+from cotune.testing import ScriptedLLM
+from tests.engines.tiny import Letters, tiny_model, tiny_tokenizer
+
+LIMITS = Limits(turns=3, turn_tokens=8, observation_tokens=6, trajectory_tokens=40)
+HINT = "fade fade"
+
+
+class Counting(StaticStrategy):
+    """Has a state: the rewards it observed, by task. Samples under a hint if it is given one.
+
+    Its instruction grows with the rewards seen, so that what is sampled depends on the state.
+    """
+
+    def __init__(self, instruction: str = "abc de. ", hint: str = "") -> None:
+        super().__init__(instruction)
+        self._instruction, self._hint = instruction, hint
+        self.total, self.batches = 0.0, 0
+
+    @property
+    def _now(self) -> Prompt:
+        return Prompt(self._instruction + "abcdef"[int(self.total * 10) % 6])
+
+    def evolve_if_due(
+        self, progress: Progress, rollout: Rollout, llm: LLM, record: Recorder
+    ) -> Metrics:
+        return {"counting/started": float(progress.step)}
+
+    def assign(
+        self, tasks: Sequence[Task], group_size: int, progress: Progress
+    ) -> list[Assignment]:
+        now = self._now
+        seen = Prompt(now.instruction, self._hint)
+        return [
+            Assignment(task, seen, now, f"i{self.batches}", group)
+            for group, task in enumerate(tasks)
+            for _ in range(group_size)
+        ]
+
+    def observe(
+        self, trajectories: Sequence[Trajectory], progress: Progress, record: Recorder
+    ) -> Metrics:
+        self.total += sum(t.reward for t in trajectories)
+        self.batches += 1
+        return {"counting/total": self.total}
+
+    def best_prompt(self) -> Prompt:
+        return self._now
+
+    def state_dict(self) -> State:
+        return {"total": self.total, "batches": self.batches}
+
+    def load_state_dict(self, state: State) -> None:
+        self.total, self.batches = state["total"], state["batches"]
+
+
+@dataclass
+class Run:
+    """A joint run and what its hooks saw."""
+
+    joint: TRLJoint
+    trainer: GRPOTrainer
+    ledger: Ledger
+    folder: RunDir
+    trajectories: list[list[Trajectory]]
+
+    @property
+    def strategy(self) -> Any:
+        return self.joint.parts.strategy
+
+    def logged(self, name: str) -> list[float]:
+        """The values of a metric in TRL's history, of training steps."""
+        return [row[name] for row in self.trainer.state.log_history if "loss" in row]
+
+
+def config(folder: Path, **changes: Any) -> GRPOConfig:
+    """Two questions a batch, three rollouts each, on the CPU."""
+    values: dict[str, Any] = {
+        "output_dir": str(folder / "checkpoints"),
+        "max_steps": 2,
+        "per_device_train_batch_size": 6,
+        "gradient_accumulation_steps": 1,
+        "num_generations": 3,
+        "max_completion_length": LIMITS.trajectory_tokens,
+        "learning_rate": 1e-3,
+        "lr_scheduler_type": "constant",
+        "beta": 0.0,
+        "loss_type": "grpo",
+        "top_k": 0,
+        "shuffle_dataset": False,
+        "use_cpu": True,
+        "bf16": False,
+        "gradient_checkpointing": False,
+        "report_to": "none",
+        "disable_tqdm": True,
+        "logging_steps": 1,
+        "save_strategy": "no",
+    }
+    return GRPOConfig(**(values | changes))
+
+
+def start(
+    folder: Path,
+    strategy: Strategy | None = None,
+    environment: Environment | None = None,
+    policy: tuple[Any, Any] | None = None,
+    limits: Limits = LIMITS,
+    trainer_class: type[GRPOTrainer] = GRPOTrainer,
+    dataset: Callable[[TRLJoint], Any] = lambda joint: joint.dataset,
+    trainer_arguments: dict[str, Any] | None = None,
+    resume: bool = False,
+    **changes: Any,
+) -> Run:
+    """A run that is ready to train; the same arguments give the same run."""
+    tokenizer = policy[1] if policy else tiny_tokenizer()
+    model = policy[0] if policy else tiny_model(tokenizer)
+    run_dir = RunDir.open(folder / "run") if resume else RunDir.create(folder / "run", {})
+    ledger = Ledger(folder / "ledger.sqlite")
+    parts = Parts(
+        strategy=strategy or Counting(),
+        environment=environment or Letters(),
+        llm=ScriptedLLM([]),
+        journal=run_dir,
+        meter=ledger,
+        limits=limits,
+        seed=1,
+    )
+    args = config(folder, **changes)
+    joint = TRLJoint(parts, tokenizer, args)
+    trajectories: list[list[Trajectory]] = []
+    train_batch = joint.coordinator.train_batch
+
+    def noted(*a: Any, **k: Any) -> Any:
+        result = train_batch(*a, **k)
+        trajectories.append(result[0])
+        return result
+
+    joint.coordinator.train_batch = noted  # type: ignore[method-assign]
+    trainer = trainer_class(
+        model,
+        args=args,
+        train_dataset=dataset(joint),
+        processing_class=tokenizer,
+        rollout_func=joint.rollout_func,
+        reward_funcs=joint.reward_funcs,  # type: ignore[arg-type]
+        callbacks=joint.callbacks,  # type: ignore[arg-type]
+        **(trainer_arguments or {}),
+    )
+    trainer.remove_callback(PrinterCallback)
+    return Run(joint, trainer, ledger, run_dir, trajectories)

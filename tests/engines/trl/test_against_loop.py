@@ -1,0 +1,112 @@
+"""TRL's loss and gradient on our trajectories are those of the reference loop."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
+from trl import GRPOTrainer
+
+from cotune.engines.trl.trainer import JointTrainer
+from cotune.environments.geo import GeoEnvironment, GeoOptions
+from cotune.loop import policy_loss
+from cotune.policies import policy_path
+from cotune.records import Limits, Trajectory
+from tests.engines.trl.setup import Counting, start
+
+LIMITS = Limits(turns=2, turn_tokens=24, observation_tokens=60, trajectory_tokens=120)
+HINT = "Zanzibar: first make a plan."
+
+
+class UnevenGeo(GeoEnvironment):
+    """The bundled world with a reward that any policy's rollouts differ in, but for one task's."""
+
+    def score(self, trajectory: Trajectory) -> tuple[float, str | None]:
+        _, answer = super().score(trajectory)
+        if trajectory.task == self.tasks("train")[0]:
+            return 0.5, answer
+        return len(trajectory.own_text) % 11 / 10, answer
+
+
+class Spy(TrainerCallback):
+    """Before the optimizer's step: TRL's gradient beside the loop's, at the same weights."""
+
+    def __init__(self) -> None:
+        self.run: Any = None
+        self.pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self.losses: list[float] = []
+        self.trained_prompts: list[list[int]] = []
+
+    def on_pre_optimizer_step(self, *args: Any, model: Any, **kwargs: Any) -> None:
+        parameters = [p for p in model.parameters() if p.requires_grad]
+        joint = self.run.joint
+        loss = policy_loss(
+            model, self.run.trajectories[-1], joint.args.num_generations, joint.args.epsilon
+        )
+        expected = torch.autograd.grad(loss, parameters)
+        self.losses.append(loss.item())
+        self.pairs += [(p.grad.clone(), e) for p, e in zip(parameters, expected, strict=True)]
+
+
+def trained_on_bundled(
+    folder: Path, trainer_class: type[GRPOTrainer], hint: str, **changes: Any
+) -> Spy:
+    spy = Spy()
+
+    class Watched(trainer_class):  # type: ignore[misc, valid-type]
+        def _generate_and_score_completions(self, inputs: Any) -> Any:
+            output = super()._generate_and_score_completions(inputs)
+            rows = zip(output["prompt_ids"], output["prompt_mask"], strict=True)
+            spy.trained_prompts += [ids[mask == 1].tolist() for ids, mask in rows]
+            return output
+
+    path = policy_path("bundled:geo")
+    environment = UnevenGeo(GeoOptions(train=3, validation=1, test=1))
+    spy.run = start(
+        folder,
+        Counting(environment.initial_instruction, hint),
+        environment,
+        (AutoModelForCausalLM.from_pretrained(path), AutoTokenizer.from_pretrained(path)),
+        LIMITS,
+        Watched,
+        **{"per_device_train_batch_size": 12, "num_generations": 4, "max_steps": 1} | changes,
+        max_grad_norm=1e9,  # no clipping: the gradient is compared, not its direction alone
+        max_completion_length=LIMITS.trajectory_tokens,
+    )
+    spy.run.trainer.add_callback(spy)
+    spy.run.trainer.train()
+    return spy
+
+
+ACCUMULATED = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 3}
+
+
+@pytest.mark.parametrize(
+    ("trainer_class", "changes", "hint"),
+    [
+        (GRPOTrainer, ACCUMULATED, ""),
+        (GRPOTrainer, {}, HINT),
+        (JointTrainer, {}, ""),
+        (JointTrainer, ACCUMULATED, HINT),
+    ],
+)
+def test_loss_and_gradient_are_the_loops(
+    tmp_path: Path, trainer_class: type[GRPOTrainer], changes: dict[str, int], hint: str
+) -> None:
+    spy = trained_on_bundled(tmp_path, trainer_class, hint, **changes)
+    (trajectories,) = spy.run.trajectories
+    assert spy.run.logged("loss") == pytest.approx(spy.losses, abs=1e-5)
+    assert max(expected.abs().max().item() for _, expected in spy.pairs) > 1e-3
+    for got, expected in spy.pairs:
+        torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-4)
+    assert any(0 in t.mask[:-1] for t in trajectories)  # with observations to leave out
+    assert spy.run.logged("completions/clipped_ratio") == [0.0]
+    assert [tuple(ids) for ids in spy.trained_prompts] == [t.prompt_ids for t in trajectories]
+    tokenizer = spy.run.trainer.processing_class
+    for trajectory in trajectories:
+        seen = tokenizer.decode(trajectory.sampled_prompt_ids)
+        trained = tokenizer.decode(trajectory.prompt_ids)
+        assert ("Zanzibar" in seen) == bool(hint)
+        assert "Zanzibar" not in trained
+        assert trajectory.task.question in trained

@@ -1,0 +1,151 @@
+"""A checkpoint is a pair; only whole pairs are resumed from."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cotune.contracts import ConfigError
+from cotune.engines.trl.checkpoints import (
+    drop_orphans,
+    drop_torn,
+    latest_checkpoint,
+    load_state,
+    save_state,
+    state_path,
+)
+from tests.engines.trl.setup import Counting, Run, start
+
+
+def whole_pair(folder: Path, step: int) -> Path:
+    save_state(folder, step, {"batches": step})
+    trainers = folder / f"checkpoint-{step}"
+    trainers.mkdir()
+    (trainers / "trainer_state.json").write_text('{"global_step": 1}')
+    return trainers
+
+
+def test_a_state_round_trips(tmp_path: Path) -> None:
+    state = {"batches": 3, "coordinator": {"é": [0.1, None, True]}}
+    save_state(tmp_path / "new", 12, state)
+    assert load_state(tmp_path / "new", 12) == state
+    assert load_state(tmp_path / "new", 11) is None
+
+
+def test_the_newest_whole_pair_is_taken(tmp_path: Path) -> None:
+    assert latest_checkpoint(tmp_path) is None
+    assert latest_checkpoint(tmp_path / "absent") is None
+    for step in (2, 10, 9):  # by number: neither by name nor by age
+        whole_pair(tmp_path, step)
+    (tmp_path / "checkpoint-last").mkdir()
+    assert latest_checkpoint(tmp_path) == tmp_path / "checkpoint-10"
+
+
+@pytest.mark.parametrize("torn", ["", '{"batches": 1', "[1]", "\x00\x00", None])
+@pytest.mark.parametrize("half", ["state", "trainer"])
+def test_a_pair_with_a_torn_or_missing_half_is_passed_over(
+    tmp_path: Path, half: str, torn: str | None
+) -> None:
+    whole_pair(tmp_path, 4)
+    newer = whole_pair(tmp_path, 8)
+    victim = state_path(tmp_path, 8) if half == "state" else newer / "trainer_state.json"
+    victim.unlink()
+    if torn is not None:
+        victim.write_text(torn)
+    assert latest_checkpoint(tmp_path) == tmp_path / "checkpoint-4"
+
+
+def test_states_are_dropped_with_the_checkpoints_they_belong_to(tmp_path: Path) -> None:
+    whole_pair(tmp_path, 4)
+    for step in (2, 6):
+        save_state(tmp_path, step, {"batches": step})
+    drop_orphans(tmp_path, keep_from=6)
+    assert sorted(p.name for p in tmp_path.glob("cotune-state-*")) == [
+        "cotune-state-4.json",
+        "cotune-state-6.json",
+    ]
+
+
+def test_only_trainer_folders_whose_save_was_cut_off_are_dropped(tmp_path: Path) -> None:
+    """The trainer's rotation counts folders, whole or not, and would drop a whole one for them."""
+    whole_pair(tmp_path, 4)
+    (whole_pair(tmp_path, 6) / "trainer_state.json").write_text('{"glob')
+    state_path(tmp_path, 4).unlink()  # the trainer's half of 4 is whole
+    (tmp_path / "checkpoint-8").mkdir()
+    (tmp_path / "checkpoint-notes").mkdir()
+    drop_torn(tmp_path)
+    names = sorted(p.name for p in tmp_path.glob("checkpoint-*"))
+    assert names == ["checkpoint-4", "checkpoint-notes"]
+
+
+SAVING = {"save_strategy": "steps", "save_steps": 1, "save_total_limit": 2}
+TIME_LIKE = {"step_time", "time", "attempt"}
+
+
+def numbers(run: Run) -> list[dict[str, Any]]:
+    rows = run.folder.read_metrics()
+    return [{k: v for k, v in row.items() if k not in TIME_LIKE} for row in rows]
+
+
+def test_a_resumed_run_goes_on_as_if_never_stopped(tmp_path: Path) -> None:
+    """Three epochs of three batches; stopped in the second and in the third."""
+    steps = {"max_steps": 9, "save_steps": 3, "save_strategy": "steps", "save_total_limit": 1}
+    unbroken = start(tmp_path / "unbroken", **steps)
+    unbroken.trainer.train()
+    folder = tmp_path / "broken"
+    for stop in (5, 8, 9):
+        resumed_from = latest_checkpoint(folder / "checkpoints")
+        run = start(folder, resume=resumed_from is not None, **steps)
+        trained = run.joint.coordinator.train_batch
+
+        def until(*a: Any, stop: int = stop, trained: Any = trained, **k: Any) -> Any:
+            if a[2].step > stop:
+                raise KeyboardInterrupt
+            return trained(*a, **k)
+
+        run.joint.coordinator.train_batch = until  # type: ignore[method-assign]
+        try:
+            run.trainer.train(resume_from_checkpoint=str(resumed_from) if resumed_from else None)
+        except KeyboardInterrupt:
+            assert stop < 9
+        run.ledger.close()
+    assert numbers(run) == numbers(unbroken)
+    assert [row["step"] for row in numbers(run)] == list(range(1, 10))
+    assert run.strategy.state_dict() == unbroken.strategy.state_dict()
+    assert {t.assignment.instruction_id for b in run.trajectories for t in b} == {"i6", "i7", "i8"}
+    for one, other in zip(
+        run.trainer.model.parameters(),  # type: ignore[union-attr]
+        unbroken.trainer.model.parameters(),  # type: ignore[union-attr]
+        strict=True,
+    ):
+        assert (one == other).all()
+    names = sorted(p.name for p in (folder / "checkpoints").glob("c*"))
+    assert names == ["checkpoint-9", "cotune-state-9.json"]
+    reopened = start(folder, resume=True, **steps)
+    assert reopened.ledger.totals().rollouts == unbroken.ledger.totals().rollouts
+    assert reopened.ledger.totals().rollouts["train"] == 9 * 6
+
+
+def test_the_state_is_saved_before_the_trainers_half(tmp_path: Path) -> None:
+    run = start(tmp_path, **SAVING)
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    run.trainer._save_checkpoint = killed  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        run.trainer.train()
+    folder = tmp_path / "checkpoints"
+    assert load_state(folder, 1) == run.joint.state_dict()
+    assert latest_checkpoint(folder) is None
+
+
+def test_a_checkpoint_without_its_state_is_not_resumed_from(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints" / "checkpoint-7").mkdir(parents=True)
+    start(tmp_path, **SAVING).trainer.train()
+    folder = tmp_path / "checkpoints"
+    assert {p.name for p in folder.glob("checkpoint-*")} == {"checkpoint-1", "checkpoint-2"}
+    state_path(folder, 1).unlink()
+    run = start(tmp_path, Counting(), resume=True, **SAVING)
+    with pytest.raises(ConfigError, match=r"checkpoint-1 has no readable cotune-state-1\.json"):
+        run.trainer.train(resume_from_checkpoint=str(folder / "checkpoint-1"))

@@ -1,0 +1,108 @@
+"""Two gloo ranks under torchrun."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cotune.engines.trl.trainer import JointTrainer
+from tests.engines.trl.setup import start
+from tests.engines.trl.two_ranks import SIZES, fingerprint, seen
+
+pytestmark = pytest.mark.slow
+ROOT = Path(__file__).parents[3]
+
+
+def torchrun(folder: Path, mode: str) -> subprocess.CompletedProcess[str]:
+    """Ends by itself; the timeout is there to tell a hang from a failure."""
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    script = ["--nproc_per_node", "2", "-m", "tests.engines.trl.two_ranks", str(folder), mode]
+    return subprocess.run(
+        [*launcher, *script],
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    folder = tmp_path_factory.mktemp("ranks")
+    done = torchrun(folder, "train")
+    assert done.returncode == 0, done.stderr
+    return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(2)]
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    sizes = {**SIZES, "per_device_train_batch_size": 6}
+    run = start(tmp_path_factory.mktemp("alone"), trainer_class=JointTrainer, **sizes)
+    run.trainer.train()
+    return {
+        "batches": [[seen(t) for t in batch] for batch in run.trajectories],
+        "weights": fingerprint(run),
+        "total": run.strategy.total,
+    }
+
+
+def test_there_are_two_ranks_and_both_end(ranks: list[dict[str, Any]]) -> None:
+    assert [(r["world_size"], r["comm_size"]) for r in ranks] == [(2, 2), (2, 2)]
+
+
+def test_every_group_has_one_instruction_on_both_ranks_a_split_one_too(
+    ranks: list[dict[str, Any]],
+) -> None:
+    assert ranks[0]["batches"] == ranks[1]["batches"]
+    for step, batch in enumerate(ranks[0]["batches"]):
+        mine, theirs = (r["rows"][step] for r in ranks)
+        assert [t["task"] for t in batch] == [*mine, *theirs]
+        assert mine[-1] == theirs[0]  # the group in the middle is split
+        assert [t["group"] for t in batch] == [0, 0, 1, 1, 2, 2]
+        for group in range(3):
+            prompts = {(t["instruction"], t["prompt"]) for t in batch if t["group"] == group}
+            assert len(prompts) == 1
+
+
+def test_two_ranks_roll_out_credit_and_train_as_one_process_does(
+    ranks: list[dict[str, Any]], alone: dict[str, Any]
+) -> None:
+    assert ranks[0]["batches"] == alone["batches"]
+    assert ranks[0]["total"] == pytest.approx(alone["total"])
+    assert ranks[0]["weights"] == pytest.approx(ranks[1]["weights"], abs=0)
+    assert ranks[0]["weights"] == pytest.approx(alone["weights"], abs=1e-3)
+    twins = [b[i]["ids"] == b[i + 1]["ids"] for b in alone["batches"] for i in (0, 2, 4)]
+    assert not all(twins)  # group-mates draw differently, on whatever rank they are
+
+
+def test_an_evaluation_is_shared_and_counted_once(ranks: list[dict[str, Any]]) -> None:
+    assert ranks[0]["eval_reward"] == ranks[1]["eval_reward"]
+    assert ranks[0]["rollouts"] == {"train": 18, "verify": 0, "evolve": 0, "evaluate": 2}
+
+
+def test_two_ranks_resume_exactly(ranks: list[dict[str, Any]]) -> None:
+    for rank in ranks:
+        assert rank["resumed_batches"] == rank["batches"][2:]
+        assert rank["resumed_weights"] == rank["weights"]
+    assert ranks[0]["metrics"] == [1, 2, 3]
+    assert ranks[1]["metrics"] == []  # rank 0 alone writes
+
+
+def test_a_failure_on_either_rank_ends_both_with_its_message(tmp_path: Path) -> None:
+    done = torchrun(tmp_path, "fail")
+    assert done.returncode != 0
+    said = {path.stem: path.read_text() for path in tmp_path.glob("*.txt")}
+    boom = "RolloutFailed: a rollout failed; rank 1: ValueError: boom"
+    assert said == {
+        "strategy0": "KeyError: 'lost'",
+        "strategy1": "EngineError: rank 0 stopped the run: KeyError: 'lost'",
+        "environment0": boom,
+        "environment1": boom,
+    }
+    assert "rank 1: ValueError: boom" in done.stderr

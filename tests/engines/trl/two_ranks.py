@@ -1,0 +1,129 @@
+"""What each of two ranks does in test_two_ranks; writes what it saw to FOLDER/rank{N}.json.
+
+    torchrun --nproc_per_node 2 -m tests.engines.trl.two_ranks FOLDER train|fail
+"""
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from cotune.contracts import Recorder
+from cotune.engines.trl.trainer import JointTrainer
+from cotune.records import Action, Metrics, Progress, Response, Trajectory
+from tests.engines.tiny import Letters
+from tests.engines.trl.setup import Counting, Run, start
+
+# Three groups of two rollouts, three rollouts a rank: the second group is split.
+SIZES = {"per_device_train_batch_size": 3, "num_generations": 2, "max_steps": 3}
+SAVING = {"save_strategy": "steps", "save_steps": 2}
+EVALUATION = {"per_device_eval_batch_size": 1, "num_generations_eval": 1}
+
+
+class BoomOnRankOne(Letters):
+    """Fails while it answers the second batch's rollouts on rank 1."""
+
+    def respond(self, actions: Sequence[Action]) -> list[Response]:
+        if dist.get_rank() == 1 and len(self.seen) > 3 * 3:
+            raise ValueError("boom")
+        return super().respond(actions)
+
+
+class BrokenAtTwo(Counting):
+    """A strategy that fails at its second batch."""
+
+    def observe(
+        self, trajectories: Sequence[Trajectory], progress: Progress, record: Recorder
+    ) -> Metrics:
+        if progress.step == 2:
+            raise KeyError("lost")
+        return super().observe(trajectories, progress, record)
+
+
+def seen(trajectory: Trajectory) -> dict[str, Any]:
+    """A rollout as JSON."""
+    return {
+        "task": trajectory.task.id,
+        "group": trajectory.assignment.group,
+        "instruction": trajectory.assignment.instruction_id,
+        "prompt": trajectory.assignment.sampled.instruction,
+        "ids": list(trajectory.completion_ids),
+        "reward": trajectory.reward,
+    }
+
+
+def train(folder: Path, rank: int) -> dict[str, Any]:
+    """Trains three batches, evaluates, then trains the third once more from the checkpoint."""
+    own = folder / f"rank{rank}"
+    shared = {"output_dir": str(folder / "checkpoints")}
+    run = start(own, trainer_class=JointTrainer, **SIZES, **SAVING, **EVALUATION, **shared)
+    rows: list[list[str]] = []
+    rollout = run.joint.rollout_func
+
+    def noted(prompts: Any, trainer: Any) -> Any:
+        rows.append(prompts)
+        return rollout(prompts, trainer)
+
+    run.trainer.rollout_func = noted
+    run.trainer.train()
+    weights = fingerprint(run)
+    scores = run.trainer.evaluate(eval_dataset=run.joint.eval_dataset())
+    rollouts = dict(run.ledger.totals().rollouts) if rank == 0 else None
+    again = start(
+        own, resume=True, trainer_class=JointTrainer, **SIZES, **SAVING, **EVALUATION, **shared
+    )
+    again.trainer.train(resume_from_checkpoint=str(folder / "checkpoints" / "checkpoint-2"))
+    return {
+        "world_size": dist.get_world_size(),
+        "comm_size": run.joint.coordinator.comm.size,
+        "rows": rows[:3],
+        "batches": [[seen(t) for t in batch] for batch in run.trajectories],
+        "weights": weights,
+        "total": run.strategy.total,
+        "eval_reward": scores["eval_reward"],
+        "rollouts": rollouts,
+        "metrics": [row["step"] for row in again.folder.read_metrics()],
+        "resumed_batches": [[seen(t) for t in batch] for batch in again.trajectories],
+        "resumed_weights": fingerprint(again),
+    }
+
+
+def fingerprint(run: Run) -> list[float]:
+    """The policy's weights, in a number a tensor."""
+    model = run.trainer.model
+    assert isinstance(model, torch.nn.Module)
+    return [p.detach().double().sum().item() for p in model.parameters()]
+
+
+def fail(folder: Path, rank: int) -> None:
+    """A strategy's failure, which is caught here, then an environment's, which ends the ranks."""
+    changes = {**SIZES, "output_dir": str(folder / "checkpoints")}
+    try:
+        start(folder / f"s{rank}", BrokenAtTwo(), **changes).trainer.train()
+    except Exception as error:  # noqa: BLE001 - it is what the test looks at
+        (folder / f"strategy{rank}.txt").write_text(f"{type(error).__name__}: {error}")
+    try:
+        start(folder / f"e{rank}", environment=BoomOnRankOne(), **changes).trainer.train()
+    except Exception as error:
+        (folder / f"environment{rank}.txt").write_text(f"{type(error).__name__}: {error}")
+        raise
+
+
+def main() -> None:
+    folder, mode = Path(sys.argv[1]), sys.argv[2]
+    rank = int(os.environ["RANK"])
+    torch.set_num_threads(1)
+    if mode == "fail":
+        fail(folder, rank)
+    else:
+        (folder / f"rank{rank}.json").write_text(json.dumps(train(folder, rank)))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,102 @@
+"""The example, run as a user would, and its resume."""
+
+import importlib.util
+import os
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from transformers import TrainerState
+
+import cotune
+from cotune.contracts import ConfigError
+from cotune.engines.trl.callback import JointCallback
+from cotune.llm.ledger import Ledger
+
+SCRIPT = Path(__file__).parents[2] / "examples" / "own_trainer.py"
+# What a step's numbers hold that another machine minute changes.
+TIMES = ("time", "attempt", "step_time", "train_runtime")
+
+
+@pytest.fixture(scope="module")
+def example() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("own_trainer", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def figures(folder: Path) -> list[dict[str, Any]]:
+    rows = cotune.open_run(folder / "cotune").read_metrics()
+    return [{k: v for k, v in row.items() if k not in TIMES} for row in rows]
+
+
+def totals(folder: Path) -> dict[str, int]:
+    with Ledger(folder / "cotune" / "ledger.sqlite") as ledger:
+        return dict(ledger.totals().rollouts)
+
+
+def test_inspo_stopped_and_resumed_ends_as_if_never_stopped(
+    example: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unbroken, broken = tmp_path / "unbroken", tmp_path / "broken"
+    before = dict(os.environ)
+    example.main(["--steps", "4", "--output", str(unbroken)])
+    changed = {name for name in os.environ if os.environ[name] != before.get(name)}
+    assert not [name for name in changed if name.startswith(("HF_", "TRL_", "TOKENIZERS"))]
+
+    run = cotune.open_run(unbroken / "cotune")
+    assert [row["step"] for row in run.read_metrics()] == [1, 2, 3, 4]
+    kinds = [event["kind"] for event in run.read_events()]
+    assert kinds[-1] == "run_finished"
+    assert kinds.count("evolution") == 1
+    spent = totals(unbroken)
+    assert spent["train"] == 4 * 8
+    assert 0 < spent["verify"] <= 5 * 4 * 7
+    best = (run.best_path / "instruction.txt").read_text(encoding="utf-8").rstrip("\n")
+    assert best in [row["text"] for row in run.read_instructions()]
+
+    class Killed(RuntimeError):
+        pass
+
+    def killed_after_three(
+        self: object, args: object, state: TrainerState, *_: Any, **__: Any
+    ) -> None:
+        if state.global_step == 3:
+            raise Killed
+
+    with monkeypatch.context() as patched:
+        patched.setattr(JointCallback, "on_step_begin", killed_after_three)
+        with pytest.raises(Killed):
+            example.main(["--steps", "4", "--output", str(broken)])
+    with pytest.raises(ConfigError, match="holds an earlier run"):
+        example.main(["--steps", "4", "--output", str(broken)])
+    example.main(["--steps", "4", "--output", str(broken), "--resume"])
+    assert figures(broken) == figures(unbroken)
+    assert totals(broken) == spent
+    again = cotune.open_run(broken / "cotune")
+    assert again.attempt == 2
+    assert [r["text"] for r in again.read_instructions()] == [
+        r["text"] for r in run.read_instructions()
+    ]
+
+
+def test_static_is_plain_grpo(
+    example: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    example.main(["--method", "static", "--steps", "2", "--output", str(tmp_path / "run")])
+    assert (
+        f"best instruction: {cotune.GeoEnvironment().initial_instruction}"
+        in capsys.readouterr().out
+    )
+    run = cotune.open_run(tmp_path / "run" / "cotune")
+    assert run.read_config()["strategy"] == {"kind": "static"}
+    assert run.read_instructions() == []
+    spent = totals(tmp_path / "run")
+    assert (spent["train"], spent["verify"]) == (2 * 8, 0)
+    rows = run.read_trajectories(1, "train")
+    assert {row["instruction"] for row in rows} == {"i0"}
+    assert [row["group"] for row in rows] == [0] * 4 + [1] * 4

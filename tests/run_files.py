@@ -1,0 +1,57 @@
+"""Run files that several tests share: small enough that a whole run takes seconds."""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+TINY: dict[str, Any] = {
+    "name": "tiny",
+    "threads": 1,
+    "environment": {"kind": "geo", "train": 8, "validation": 3, "test": 6},
+    "limits": {
+        "turns": 3,
+        "turn_tokens": 24,
+        "observation_tokens": 80,
+        "trajectory_tokens": 200,
+        "prompt_tokens": 384,
+    },
+    "strategy": {
+        "kind": "inspo",
+        "population_size": 3,
+        "prune_every": 2,
+        "evolve_every": 2,
+        "evolve_until": 4,
+        "verification_tasks": 2,
+        "verification_rounds": 1,
+    },
+    "training": {
+        "steps": 3,
+        "questions_per_step": 4,
+        "group_size": 2,
+        "mini_batches": 1,
+        "micro_batch_size": 2,
+        "learning_rate": 1.0e-4,
+        "schedule": "constant",
+        "warmup": 0,
+        "kl": 0,
+        "save_every": 1,
+    },
+    "evaluation": {"every": 0},
+}
+
+
+def tiny(output: Path, changes: dict[str, Any] | None = None) -> dict[str, Any]:
+    """A tiny run file as plain data; a section of `changes` is merged into the section."""
+    raw = copy.deepcopy(TINY) | {"output": str(output)}
+    for name, value in (changes or {}).items():
+        merges = isinstance(value, dict) and isinstance(raw.get(name), dict)
+        other_kind = merges and value.get("kind", raw[name].get("kind")) != raw[name].get("kind")
+        raw[name] = {**raw[name], **value} if merges and not other_kind else value
+    return raw
+
+
+def write(path: Path, raw: dict[str, Any]) -> Path:
+    path.write_text(yaml.safe_dump(raw), encoding="utf-8")
+    return path

@@ -1,0 +1,183 @@
+"""The command line as a person uses it: whole runs, a stop in the middle, several processes."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from cotune import cli
+from cotune.contracts import BudgetError, ConfigError, CotuneError, Stopped
+from cotune.llm.ledger import Ledger
+from cotune.run_dir import RunDir
+from tests.run_files import tiny, write
+
+ALONE = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
+ALONE["OMP_NUM_THREADS"] = "1"
+
+
+def cotune(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "cotune", *map(str, arguments)],
+        capture_output=True, text=True, env=ALONE, timeout=200, check=False,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "text"),
+    [
+        (ConfigError("training.steps is 0\n expected 1"), 2, "training.steps is 0 expected 1"),
+        (BudgetError("too dear"), 1, "BudgetError: too dear"),
+        (
+            Stopped("stopped; go on with: cotune resume x"),
+            130,
+            "stopped; go on with: cotune resume x",
+        ),
+    ],
+)
+def test_errors_are_one_line(
+    error: CotuneError,
+    status: int,
+    text: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def fails() -> None:
+        raise error
+
+    monkeypatch.setattr(cli, "app", fails)
+    with pytest.raises(SystemExit) as stopped:
+        cli.main()
+    assert stopped.value.code == status
+    assert capsys.readouterr().err == f"cotune: {text}\n"
+    monkeypatch.setenv("RANK", "1")
+    with pytest.raises(SystemExit):
+        cli.main()
+    assert capsys.readouterr().err == f"cotune (rank 1): {text}\n"
+
+
+def test_help_names_every_command() -> None:
+    shown = cotune("--help")
+    assert shown.returncode == 0
+    for command in ("train", "resume", "evaluate", "plan", "report"):
+        assert command in shown.stdout
+
+
+def test_a_wrong_option_shows_how_it_is_used() -> None:
+    wrong = cotune("train", "--steps", "3")
+    assert (wrong.returncode, wrong.stdout) == (2, "")
+    assert "Usage: cotune train" in wrong.stderr or "cotune train --help" in wrong.stderr
+    assert "--steps" in wrong.stderr
+
+
+@pytest.mark.slow
+def test_a_run_from_plan_to_report(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    file = write(tmp_path / "run.yaml", tiny(out))
+    planned = cotune("plan", file)
+    assert (planned.returncode, planned.stderr) == (0, "")
+    assert not out.exists()
+
+    trained = cotune("train", file)
+    assert (trained.returncode, trained.stderr) == (0, "")
+    assert "step 3/3" in trained.stdout
+    run = RunDir.open(out)
+    summary = run.read_summary()
+    assert summary is not None
+    arm = summary["arms"]["inspo"]
+    assert arm["policy_rollouts"]["train"] == 3 * 4 * 2
+    assert 0 < arm["policy_rollouts"]["verify"] <= 14
+    assert arm["steps"] == 3
+    assert run.report_path.stat().st_size > 1000
+    best = (run.best_path / "instruction.txt").read_text(encoding="utf-8").rstrip("\n")
+    assert best == summary["best_instruction"]
+
+    evaluated = cotune("evaluate", out, "--split", "test")
+    assert (evaluated.returncode, evaluated.stderr) == (0, "")
+    shown = [line for line in evaluated.stdout.splitlines() if line.startswith("best instruction")]
+    assert f"{arm['em']:.2f}" in shown[0]
+
+    run.report_path.unlink()
+    reported = cotune("report", out)
+    assert reported.stdout.strip() == str(run.report_path)
+    assert run.report_path.is_file()
+
+    again = cotune("train", file)
+    assert again.returncode == 2
+    assert again.stderr.count("\n") == 1
+
+
+@pytest.mark.slow
+def test_quiet_shows_nothing(tmp_path: Path) -> None:
+    changes = {"strategy": {"kind": "static"}, "training": {"steps": 1}}
+    file = write(tmp_path / "run.yaml", tiny(tmp_path / "out", changes))
+    trained = cotune("train", file, "--quiet")
+    assert (trained.returncode, trained.stdout, trained.stderr) == (0, "", "")
+
+
+@pytest.mark.slow
+def test_control_c_says_how_to_go_on_and_resume_does(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    file = write(tmp_path / "run.yaml", tiny(out, {"training": {"steps": 12}}))
+    process = subprocess.Popen(
+        [sys.executable, "-m", "cotune", "train", str(file)],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ALONE,
+    )  # fmt: skip
+    metrics = out / "metrics.jsonl"
+    while process.poll() is None and not (
+        metrics.exists() and metrics.read_bytes().count(b"\n") > 2
+    ):
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, error = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert error == f"cotune: stopped; go on with: cotune resume {out}\n"
+
+    resumed = cotune("resume", out)
+    assert (resumed.returncode, resumed.stderr) == (0, "")
+    run = RunDir.open(out)
+    assert run.attempt == 2
+    assert [row["step"] for row in run.read_metrics()] == list(range(1, 13))
+    assert run.read_summary() is not None
+
+
+@pytest.mark.slow
+def test_two_processes_make_one_run(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    file = write(tmp_path / "run.yaml", tiny(out))
+
+    def together(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [
+                sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2",
+                "--master_port", "0", "-m", "cotune", *map(str, arguments),
+            ],
+            capture_output=True, text=True, env=ALONE, timeout=250, check=False,
+        )  # fmt: skip
+
+    trained = together("train", file)
+    assert trained.returncode == 0, trained.stderr
+    assert trained.stdout.count("step 3/3") == 1
+    run = RunDir.open(out)
+    assert [row["step"] for row in run.read_metrics()] == [1, 2, 3]
+    born = [row["id"] for row in run.read_instructions()]
+    assert len(born) == len(set(born)) > 2
+    with Ledger(run.ledger_path) as ledger:
+        totals = ledger.totals()
+    assert totals.rollouts["train"] == 3 * 4 * 2
+    # One round at most, of two questions for each candidate and the parent.
+    assert totals.rollouts["verify"] in range(4, 15, 2)
+    evaluations = sum(event["kind"] == "evaluated" for event in run.read_events())
+    assert totals.rollouts["evaluate"] == 6 * evaluations
+    summary = run.read_summary()
+    assert summary is not None
+    assert summary["arms"]["inspo"]["policy_rollouts"]["train"] == 24
+
+    before = {p: p.read_bytes() for p in out.rglob("*") if p.is_file()}
+    again = together("train", file)
+    assert again.returncode != 0
+    assert f"output: {out} exists" in again.stderr
+    assert {p: p.read_bytes() for p in out.rglob("*") if p.is_file()} == before

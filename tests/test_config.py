@@ -1,0 +1,133 @@
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cotune.config import RunConfig, TrainingConfig, dump_config, load_config, parse_config
+from cotune.contracts import ConfigError
+from cotune.environments.geo import INITIAL_INSTRUCTION, GeoOptions
+from cotune.environments.search import SearchOptions
+from cotune.llm.client import OpenAIOptions
+from cotune.records import Limits
+from cotune.strategies.inspo import InspoOptions
+from cotune.strategies.static import StaticOptions
+from tests.run_files import tiny, write
+
+LEAST: dict[str, Any] = {
+    "output": "out",
+    "environment": {"kind": "geo"},
+    "strategy": {"kind": "static"},
+}
+
+
+def test_defaults_are_the_papers() -> None:
+    config = parse_config(LEAST | {"strategy": {"kind": "inspo"}}, "test")
+    training = config.training
+    assert (training.questions_per_step, training.group_size, training.mini_batches) == (512, 5, 2)
+    assert (training.learning_rate, training.kl, training.clip) == (5e-7, 0.001, 0.2)
+    assert (training.temperature, training.schedule, training.warmup) == (1.0, "cosine", 0.1)
+    assert config.limits == Limits(4, 500, 500, 4096, 4096)
+    assert config.strategy == InspoOptions()
+
+
+def test_sections_become_options() -> None:
+    search = {"kind": "search", **dict.fromkeys(("corpus", "train", "validation", "test"), "x")}
+    llm = {"kind": "openai", "model": "m"}
+    config = parse_config(LEAST | {"environment": search, "llm": llm}, "test")
+    assert config.environment == SearchOptions(
+        corpus=Path("x"), train=Path("x"), validation=Path("x"), test=Path("x")
+    )
+    assert config.llm == OpenAIOptions(model="m")
+    assert config.strategy == StaticOptions()
+    assert parse_config(LEAST, "test").environment == GeoOptions()
+
+
+@given(
+    st.integers(1, 50),
+    st.integers(1, 9),
+    st.sampled_from(["raw", "centred"]),
+    st.one_of(st.none(), st.just(INITIAL_INSTRUCTION + " Ünïcode “quotes”: {braces}\n- list")),
+)
+def test_dump_and_parse_round_trip(
+    steps: int, window: int, credit: str, instruction: str | None
+) -> None:
+    raw = tiny(Path("out"), {"training": {"steps": steps}, "instruction": instruction})
+    raw["strategy"] |= {"window": window, "credit": credit}
+    config = parse_config(raw, "test")
+    as_file = yaml.safe_load(yaml.safe_dump(dump_config(config), allow_unicode=True))
+    assert parse_config(as_file, "test") == config
+    assert config.training.steps == steps
+
+
+def test_overrides_win_over_the_file(tmp_path: Path) -> None:
+    file = write(tmp_path / "run.yaml", tiny(tmp_path / "out"))
+    config = load_config(file, {"seed": 7, "output": tmp_path / "other"})
+    assert (config.seed, config.output) == (7, tmp_path / "other")
+    assert load_config(file).seed == 0
+
+
+def test_bundled_run_files_parse() -> None:
+    root = Path(__file__).parent.parent
+    files = [*root.glob("configs/*.yaml"), *root.glob("src/cotune/experiments/*.yaml")]
+    assert files
+    for file in files:
+        assert load_config(file, {"output": "out"}).training.steps > 0
+
+
+def test_rules_serve_bundled_worlds_only() -> None:
+    search = {"kind": "search", **dict.fromkeys(("corpus", "train", "validation", "test"), "x")}
+    raw = LEAST | {"environment": search, "strategy": {"kind": "inspo"}}
+    for llm in (None, {"kind": "rules"}):
+        with pytest.raises(ConfigError, match="llm is .* set llm to an OpenAI-compatible endpoint"):
+            parse_config(raw | {"llm": llm}, "test")
+    parse_config(raw | {"strategy": {"kind": "static"}}, "test")
+
+
+@pytest.mark.parametrize(("rows", "fits"), [((4, 2, 2, 2), True), ((4, 3, 2, 4), False)])
+def test_batches_divide(rows: tuple[int, int, int, int], fits: bool) -> None:
+    names = ("questions_per_step", "group_size", "mini_batches", "micro_batch_size")
+    raw = LEAST | {"training": dict(zip(names, rows, strict=True))}
+    if fits:
+        assert parse_config(raw, "test").training.micro_batch_size == 2
+    else:
+        with pytest.raises(ConfigError, match="is 12, which mini_batches × micro_batch_size = 8"):
+            parse_config(raw, "test")
+
+
+def test_how_many_more_problems_are_told() -> None:
+    raw = LEAST | {"training": {"steps": 0, "kl": -1}, "seed": -1}
+    with pytest.raises(ConfigError, match=r"^test: seed: .* \(and 2 more\)$"):
+        parse_config(raw, "test")
+
+
+def test_an_unknown_field_comes_before_what_it_makes_missing() -> None:
+    raw = {"outptu": "x", "environment": {"kind": "geo"}, "strategy": {"kind": "static"}}
+    with pytest.raises(ConfigError, match="outptu: unknown field .did you mean output"):
+        parse_config(raw, "test")
+
+
+def test_the_cause_of_an_error_holds_no_values() -> None:
+    raw = LEAST | {"llm": {"kind": "openai", "model": "m", "api_key_env": "sk-secret"}}
+    with pytest.raises(ConfigError) as caught:
+        parse_config(raw, "test")
+    assert caught.value.__cause__ is None
+    assert caught.value.__suppress_context__
+    assert "sk-secret" not in str(caught.value)
+
+
+def test_frozen() -> None:
+    config = parse_config(LEAST, "test")
+    with pytest.raises(ValueError, match="frozen"):
+        config.seed = 3  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_every_field_says_what_it_is() -> None:
+    for model in (RunConfig, TrainingConfig):
+        undescribed = [n for n, f in model.model_fields.items() if not f.description]
+        assert set(undescribed) <= {
+            "name", "seed", "policy", "environment", "limits", "strategy", "training",
+            "evaluation", "logging", "engine", "learning_rate", "schedule", "keep_checkpoints",
+        }  # fmt: skip

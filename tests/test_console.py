@@ -1,0 +1,104 @@
+import io
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from cotune.console import RunJournal, SilentJournal, describe_event, score_table
+from cotune.coordinator import Journal
+from cotune.experiments.evaluate import Score
+from cotune.records import Assignment, Prompt
+from cotune.run_dir import RunDir
+from tests.helpers import make_tasks, make_trajectory
+
+
+def shown(markup: str) -> str:
+    out = io.StringIO()
+    Console(file=out, width=10_000).print(markup, highlight=False)
+    return out.getvalue()
+
+
+@given(st.text(max_size=60))
+def test_what_a_model_wrote_is_shown_as_it_is(text: str) -> None:
+    line = describe_event("instruction_born", {"id": "i1", "origin": "rewrite", "text": text})
+    printable = " ".join(text.split())
+    if printable.isprintable():
+        assert printable in shown(line)
+
+
+@pytest.mark.parametrize("kind", ["notice", "proposal_failed"])
+def test_markup_in_reasons_is_text(kind: str) -> None:
+    assert "[/red] [link=x]" in shown(describe_event(kind, {"reason": "[/red] [link=x]"}))
+
+
+def test_events_in_words() -> None:
+    born = {"id": "i3", "origin": "reflection", "text": "Do.", "score": 0.5, "parent_score": 0.25}
+    assert "i3 (reflection, 0.50 against its parent's 0.25): Do." in shown(
+        describe_event("instruction_born", born)
+    )
+    gone = describe_event("instruction_pruned", {"id": "i2", "weight": 0.125})
+    assert "i2 pruned at weight 0.12" in shown(gone)
+    evaluated = {"when": "after", "em": 0.5, "n": 6, "split": "test"}
+    assert "after: exact match 0.50 on 6 test questions" in shown(
+        describe_event("evaluated", evaluated)
+    )
+    assert describe_event("population", {"members": []}) == ""
+
+
+def journal(run: RunDir, every: int) -> tuple[RunJournal, io.StringIO]:
+    out = io.StringIO()
+    return RunJournal(
+        run, Console(file=out, width=200), total_steps=9, trajectories_every=every
+    ), out
+
+
+def test_journal_writes_and_shows(tmp_path: Path) -> None:
+    run = RunDir.create(tmp_path / "run", {})
+    written, out = journal(run, 4)
+    written.event("notice", 2, text="short of [instructions]")
+    written.metrics(2, {"reward_mean": 0.25, "inspo/population_size": 3.0})
+    assert run.read_events()[0]["text"] == "short of [instructions]"
+    assert run.read_metrics()[0]["reward_mean"] == 0.25
+    assert "short of [instructions]" in out.getvalue()
+    assert "step 2/9" in out.getvalue()
+    assert "population 3" in out.getvalue()
+
+
+@pytest.mark.parametrize(("every", "kept"), [(4, [1, 4, 8, 9]), (0, [])])
+def test_which_training_rollouts_are_kept(tmp_path: Path, every: int, kept: list[int]) -> None:
+    run = RunDir.create(tmp_path / "run", {})
+    written, _ = journal(run, every)
+    prompt = Prompt("Do.")
+    rollout = make_trajectory(Assignment(make_tasks(1)[0], prompt, prompt, "i0", 0), 1.0)
+    for step in range(1, 10):
+        written.trajectories(step, "train", [rollout])
+    written.trajectories(3, "evaluate_during", [rollout])
+    files = run.trajectory_files()
+    assert [step for step, purpose in files if purpose == "train"] == kept
+    assert (3, "evaluate_during") in files
+
+
+def test_silent_journal_is_a_journal(capsys: pytest.CaptureFixture[str]) -> None:
+    silent: Journal = SilentJournal()
+    silent.event("notice", 1, text="x")
+    silent.metrics(1, {"reward_mean": 1.0})
+    silent.trajectories(1, "train", [])
+    silent.cut_back(1)
+    assert capsys.readouterr() == ("", "")
+
+
+def test_score_table() -> None:
+    rows = [
+        ("before", Score(0.25, 8, {"1 hop": (0.5, 4), "2 hops": (0.0, 4)})),
+        ("after", Score(1.0, 4, {"1 hop": (1.0, 4)})),
+        ("not measured", None),
+    ]
+    out = io.StringIO()
+    Console(file=out, width=80).print(score_table("Held-out", rows))
+    lines = out.getvalue().splitlines()
+    assert lines[1].replace("┃", " ").split() == ["all", "1", "hop", "2", "hops"]
+    assert lines[3].replace("│", " ").split() == ["before", "0.25", "0.50", "0.00"]
+    assert lines[4].replace("│", " ").split() == ["after", "1.00", "1.00"]
+    assert "not measured" not in out.getvalue()

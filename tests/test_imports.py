@@ -1,0 +1,86 @@
+"""What an import loads, proved in clean interpreters."""
+
+import json
+import pkgutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import cotune
+from cotune import evolution, strategies
+from tests.run_files import tiny, write
+
+HEAVY = {"torch", "transformers", "trl", "datasets", "pydantic", "openai"}
+
+
+def loaded_by(statement: str) -> set[str]:
+    """The modules that a statement adds to a clean interpreter's."""
+    code = (
+        "import json, sys; before = set(sys.modules)\n"
+        f"{statement}\n"
+        "print('\\n' + json.dumps(sorted(set(sys.modules) - before)))"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    return set(json.loads(result.stdout.splitlines()[-1]))
+
+
+def top_level(modules: set[str]) -> set[str]:
+    return {name.partition(".")[0] for name in modules}
+
+
+def test_import_cotune_is_light() -> None:
+    assert not top_level(loaded_by("import cotune")) & HEAVY
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["train", "--help"], ["plan", "RUN"]])
+def test_commands_that_train_nothing_load_no_engine(arguments: list[str], tmp_path: Path) -> None:
+    file = write(tmp_path / "run.yaml", tiny(tmp_path / "out"))
+    argv = ["cotune", *(str(file) if part == "RUN" else part for part in arguments)]
+    modules = loaded_by(
+        f"import sys; sys.argv = {argv!r}\n"
+        "from cotune.cli import main\n"
+        "try: main()\n"
+        "except SystemExit as stopped: assert not stopped.code, stopped.code"
+    )
+    assert "cotune.cli" in modules
+    # typer itself loads pydantic.
+    assert not top_level(modules) & (HEAVY - {"pydantic"})
+
+
+def test_configuring_a_method_loads_no_engine() -> None:
+    modules = loaded_by("import cotune; cotune.INSPO, cotune.Static, cotune.GeoOptions(train=3)")
+    assert not top_level(modules) & HEAVY
+
+
+def engine_free() -> list[str]:
+    packages = [strategies, evolution]
+    inside = [
+        f"{package.__name__}.{module.name}"
+        for package in packages
+        for module in pkgutil.iter_modules(package.__path__)
+    ]
+    return ["cotune.records", "cotune.contracts", "cotune.episode", *inside]
+
+
+def test_engine_free_modules_import_only_each_other_and_numpy() -> None:
+    names = engine_free()
+    assert len(names) >= 11
+    modules = loaded_by("import " + ", ".join(names))
+    own = {name for name in modules if name.startswith("cotune")}
+    assert own == {"cotune", "cotune.strategies", "cotune.evolution", *names}
+    foreign = top_level(modules - own) - set(sys.stdlib_module_names)
+    assert foreign <= {"numpy"}
+
+
+def test_public_names() -> None:
+    assert sorted(cotune.__all__, key=str.lower) == sorted(set(cotune.__all__), key=str.lower)
+    for name in cotune.__all__:
+        found = getattr(cotune, name)
+        assert getattr(found, "__name__", name) == name
+        assert found.__doc__
+    assert set(cotune.__all__) <= set(dir(cotune))
+    with pytest.raises(AttributeError, match="no attribute 'INSPOO'"):
+        _ = cotune.INSPOO  # pyright: ignore[reportAttributeAccessIssue]

@@ -1,0 +1,189 @@
+"""The reference loop's formulas against numbers worked by hand, and the loop itself."""
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from cotune.coordinator import Coordinator, RolloutSettings
+from cotune.engines.codec import HFCodec
+from cotune.engines.sampling import CachedSampler
+from cotune.llm.ledger import Ledger
+from cotune.loop import (
+    LoopSettings,
+    completion_logprobs,
+    group_advantages,
+    grpo_loss,
+    policy_loss,
+    train,
+)
+from cotune.records import (
+    Assignment,
+    Limits,
+    Progress,
+    Prompt,
+    StopReason,
+    Task,
+    Trajectory,
+    Turn,
+)
+from cotune.run_dir import RunDir
+from cotune.strategies.static import StaticStrategy
+from cotune.task_order import TaskOrder
+from cotune.testing import ScriptedLLM
+from tests.engines.tiny import Letters, opens, tiny_model, tiny_tokenizer
+
+TOKENIZER = tiny_tokenizer()
+
+
+def coordinator(model: Any, folder: Any, temperature: float = 1.0) -> Coordinator:
+    codec = HFCodec(TOKENIZER)
+    ledger = Ledger(":memory:")
+    ledger.begin_attempt(None)
+    return Coordinator(
+        strategy=StaticStrategy("abc de. "),
+        environment=Letters(),
+        codec=codec,
+        sampler=CachedSampler(opens(model), codec, int(TOKENIZER.pad_token_id)),  # type: ignore[arg-type]
+        llm=ScriptedLLM([]),
+        journal=RunDir.create(folder / "run", {}),
+        meter=ledger,
+        settings=RolloutSettings(
+            Limits(turns=3, turn_tokens=8, trajectory_tokens=48), temperature, seed=1
+        ),
+    )
+
+
+def test_advantages_by_hand() -> None:
+    got = group_advantages(torch.tensor([1.0, 0.0, 0.25, 0.25, 2.0, 6.0]), 2)
+    # Group 1: deviations ±0.5, sample variance 0.5. Group 3: deviations ±2, variance 8.
+    one, three = 0.5 / (math.sqrt(0.5) + 1e-4), 2 / (math.sqrt(8) + 1e-4)
+    expected = torch.tensor([one, -one, 0.0, 0.0, -three, three])
+    torch.testing.assert_close(got, expected)
+
+
+def two_tokens() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Ratios 1.5 and 0.5 in two rollouts; the second rollout's second token is an observation."""
+    old = torch.tensor([[-1.0, -2.0], [-0.5, -3.0]])
+    new = old + torch.tensor([[math.log(1.5), math.log(0.5)]] * 2)
+    return new.requires_grad_(), old, torch.tensor([[1.0, 1.0], [1.0, 0.0]])
+
+
+def test_the_loss_and_its_gradient_by_hand() -> None:
+    new, old, mask = two_tokens()
+    loss = grpo_loss(new, old, torch.tensor([1.0, -2.0]), mask, clip=0.2)
+    # Rollout 1: min(1.5, 1.2) and min(0.5, 0.8), mean 0.85. Rollout 2: min(−3, −2.4) = −3.
+    assert loss.item() == pytest.approx(-(0.85 - 3.0) / 2)
+    loss.backward()
+    # A clipped token has no gradient; else −ratio · A / tokens of the rollout / rollouts.
+    expected = torch.tensor([[0.0, -0.5 / 2 / 2], [1.5 * 2 / 1 / 2, 0.0]])
+    torch.testing.assert_close(new.grad, expected)
+
+
+def test_advantages_may_differ_by_token() -> None:
+    new, old, mask = two_tokens()
+    by_token = torch.tensor([[0.0, 1.0], [-2.0, 9.0]])
+    loss = grpo_loss(new, old, by_token, mask, clip=0.2)
+    assert loss.item() == pytest.approx(-(0.25 - 3.0) / 2)
+    loss.backward()
+    assert new.grad is not None
+    assert new.grad[0, 0] == new.grad[1, 1] == 0
+
+
+def test_a_rollout_without_own_tokens_weighs_nothing_and_breaks_nothing() -> None:
+    new, old, _ = two_tokens()
+    loss = grpo_loss(
+        new, old, torch.tensor([1.0, 1.0]), torch.tensor([[1.0, 0.0], [0.0, 0.0]]), 0.2
+    )
+    assert loss.item() == pytest.approx(-1.2 / 2)
+
+
+def trajectory(
+    prompt: tuple[int, ...], completion: tuple[int, ...], mask: tuple[int, ...], reward: float
+) -> Trajectory:
+    assignment = Assignment(Task("t", "?", ("a",)), Prompt(""), Prompt(""), "i0", 0)
+    return Trajectory(
+        assignment, (9, 9, 9), prompt, completion, mask, (0.0,) * len(mask), (Turn(""),),
+        StopReason.ANSWERED, None, reward,
+    )  # fmt: skip
+
+
+UNEQUAL = [
+    trajectory((4, 5, 6), (7, 8, 3), (1, 0, 1), 1.0),
+    trajectory((4,), (8, 3), (1, 1), 0.0),
+    trajectory((5, 6, 7, 8, 4), (4, 4, 5, 6, 3), (1, 1, 0, 0, 0), 0.5),
+    trajectory((5, 6, 7, 8, 4), (3,), (0,), 0.0),
+]
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_logprobs_are_those_of_each_row_alone_on_the_prompt_to_train_on(temperature: float) -> None:
+    model = tiny_model(TOKENIZER)
+    logprobs, mask = completion_logprobs(model, UNEQUAL, temperature)
+    assert mask.tolist() == [[1, 0, 1, 0, 0], [1, 1, 0, 0, 0], [1, 1, 0, 0, 0], [0] * 5]
+    for row, t in enumerate(UNEQUAL):
+        ids = torch.tensor([[*t.prompt_ids, *t.completion_ids]])
+        alone = torch.log_softmax(model(input_ids=ids).logits[0] / temperature, -1)
+        for i, token in enumerate(t.completion_ids):
+            expected = alone[len(t.prompt_ids) + i - 1, token]
+            assert logprobs[row, i].item() == pytest.approx(expected.item(), abs=1e-5)
+        assert logprobs[row, len(t.completion_ids) :].abs().sum() == 0
+
+
+def gradient(model: Any, trajectories: list[Trajectory]) -> list[torch.Tensor]:
+    loss = policy_loss(model, trajectories, group_size=2, clip=0.2)
+    return list(torch.autograd.grad(loss, list(model.parameters())))
+
+
+def test_a_group_with_equal_rewards_adds_no_gradient() -> None:
+    model = tiny_model(TOKENIZER)
+    equal = [replace(t, reward=0.5) for t in UNEQUAL]
+    assert all(g.abs().max() == 0 for g in gradient(model, equal))
+    mixed = [*UNEQUAL[:2], *equal[2:]]
+    for got, alone in zip(gradient(model, mixed), gradient(model, UNEQUAL[:2]), strict=True):
+        torch.testing.assert_close(got, alone / 2)  # a mean over twice as many rollouts
+        assert alone.abs().max() > 0
+
+
+def test_a_higher_reward_makes_what_was_written_likelier() -> None:
+    model = tiny_model(TOKENIZER)
+    better, worse = UNEQUAL[0], replace(UNEQUAL[1], mask=(1, 0))
+    before, mask = completion_logprobs(model, [better, worse])
+    policy_loss(model, [better, worse], 2, 0.2).backward()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter -= 1e-2 * parameter.grad  # type: ignore[operator]
+    change = ((completion_logprobs(model, [better, worse])[0] - before) * mask).sum(1)
+    assert change[0] > 0 > change[1]
+
+
+def test_the_loop_learns(tmp_path: Any) -> None:
+    """Untrained, the policy writes "a" one time in ten; the reward is the share of "a"."""
+    model = tiny_model(TOKENIZER)
+    world = Letters()
+    seen: list[tuple[int, dict[str, float]]] = []
+    train(
+        model,
+        coordinator(model, tmp_path),
+        TaskOrder(world.tasks("train"), 4, 0).step,
+        LoopSettings(steps=12, questions=4, group_size=6, learning_rate=1e-2),
+        lambda step, metrics: seen.append((step, metrics)),
+    )
+    assert [step for step, _ in seen] == list(range(1, 13))
+    rewards = [metrics["reward_mean"] for _, metrics in seen]
+    assert rewards[0] < 0.2
+    assert sum(rewards[-3:]) / 3 > 0.5
+    assert all(math.isfinite(metrics["loss"]) for _, metrics in seen)
+
+
+def test_the_loop_trains_at_the_temperature_that_it_samples_at(tmp_path: Any) -> None:
+    model = tiny_model(TOKENIZER)
+    hot = coordinator(model, tmp_path, temperature=1.5)
+    batch, _ = hot.train_batch(Letters().tasks("train")[:2], 3, Progress(1, 0, 1))
+    logprobs, mask = completion_logprobs(model, batch, 1.5)
+    sampled = torch.zeros_like(logprobs)
+    for row, t in enumerate(batch):
+        sampled[row, : len(t.logprobs)] = torch.tensor(t.logprobs)
+    torch.testing.assert_close(logprobs * mask, sampled * mask, atol=1e-4, rtol=0)
