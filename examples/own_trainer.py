@@ -17,7 +17,7 @@ from cotune.policies import policy_path
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description="GRPO with an instruction that evolves.")
     parser.add_argument("--steps", type=int, default=3, help="rollout batches")
     parser.add_argument("--method", choices=("inspo", "static"), default="inspo")
     parser.add_argument("--output", default="runs/own-trainer", help="the trainer's folder")
@@ -25,7 +25,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     chosen = parser.parse_args(argv)
 
     policy = policy_path("bundled:geo")  # or any chat model's name
-    model, tokenizer = (c.from_pretrained(policy) for c in (AutoModelForCausalLM, AutoTokenizer))
+    model = AutoModelForCausalLM.from_pretrained(policy)
+    tokenizer = AutoTokenizer.from_pretrained(policy)
     args = GRPOConfig(
         output_dir=chosen.output,
         max_steps=chosen.steps,

@@ -44,11 +44,14 @@ TINY: dict[str, Any] = {
 
 def tiny(output: Path, changes: dict[str, Any] | None = None) -> dict[str, Any]:
     """A tiny run file as plain data; a section of `changes` is merged into the section."""
-    raw = copy.deepcopy(TINY) | {"output": str(output)}
+    raw: dict[str, Any] = copy.deepcopy(TINY) | {"output": str(output)}
     for name, value in (changes or {}).items():
-        merges = isinstance(value, dict) and isinstance(raw.get(name), dict)
-        other_kind = merges and value.get("kind", raw[name].get("kind")) != raw[name].get("kind")
-        raw[name] = {**raw[name], **value} if merges and not other_kind else value
+        section = raw.get(name)
+        if isinstance(value, dict) and isinstance(section, dict):
+            kept = section if value.get("kind", section.get("kind")) == section.get("kind") else {}
+            raw[name] = {**kept, **value}
+        else:
+            raw[name] = value
     return raw
 
 

@@ -7,6 +7,7 @@ from typing import Any
 from unittest import mock
 
 import pytest
+from transformers.utils import logging
 
 from cotune import cli
 from cotune.run_dir import RunDir
@@ -18,10 +19,15 @@ OPENAI = {"kind": "openai", "model": "m", "base_url": "http://127.0.0.1:9"}
 
 @pytest.fixture(autouse=True)
 def own_environment() -> Iterator[None]:
-    """The command line sets variables for its own process, which here is the tests'."""
+    """The command line sets variables for its own process, which here is the tests'.
+
+    Progress bars are read from them when transformers is imported, so here it may be too late.
+    """
+    logging.disable_progress_bar()
     with mock.patch.dict(os.environ):
         os.environ.pop("OPENAI_API_KEY", None)
         yield
+    logging.enable_progress_bar()
 
 
 def error_of(

@@ -144,19 +144,28 @@ def test_control_c_says_how_to_go_on_and_resume_does(tmp_path: Path) -> None:
     assert run.read_summary() is not None
 
 
+def together(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    """The command in two processes; all of them are ended where they hang."""
+    command = [
+        sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2",
+        "-m", "cotune", *map(str, arguments),
+    ]  # fmt: skip
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ALONE,
+        start_new_session=True,
+    )  # fmt: skip
+    try:
+        out, error = process.communicate(timeout=200)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        raise
+    return subprocess.CompletedProcess(command, process.returncode, out, error)
+
+
 @pytest.mark.slow
 def test_two_processes_make_one_run(tmp_path: Path) -> None:
     out = tmp_path / "out"
     file = write(tmp_path / "run.yaml", tiny(out))
-
-    def together(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [
-                sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2",
-                "--master_port", "0", "-m", "cotune", *map(str, arguments),
-            ],
-            capture_output=True, text=True, env=ALONE, timeout=250, check=False,
-        )  # fmt: skip
 
     trained = together("train", file)
     assert trained.returncode == 0, trained.stderr

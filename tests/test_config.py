@@ -81,7 +81,9 @@ def test_rules_serve_bundled_worlds_only() -> None:
     search = {"kind": "search", **dict.fromkeys(("corpus", "train", "validation", "test"), "x")}
     raw = LEAST | {"environment": search, "strategy": {"kind": "inspo"}}
     for llm in (None, {"kind": "rules"}):
-        with pytest.raises(ConfigError, match="llm is .* set llm to an OpenAI-compatible endpoint"):
+        with pytest.raises(
+            ConfigError, match=r"llm is .* set llm to an OpenAI-compatible endpoint"
+        ):
             parse_config(raw | {"llm": llm}, "test")
     parse_config(raw | {"strategy": {"kind": "static"}}, "test")
 
@@ -105,7 +107,7 @@ def test_how_many_more_problems_are_told() -> None:
 
 def test_an_unknown_field_comes_before_what_it_makes_missing() -> None:
     raw = {"outptu": "x", "environment": {"kind": "geo"}, "strategy": {"kind": "static"}}
-    with pytest.raises(ConfigError, match="outptu: unknown field .did you mean output"):
+    with pytest.raises(ConfigError, match=r"outptu: unknown field .did you mean output"):
         parse_config(raw, "test")
 
 

@@ -243,7 +243,7 @@ def test_the_state_round_trips_and_another_schema_is_refused() -> None:
     assert other.state_dict() == state
     assert other.step == 3
     newer: State = {**state, "schema_version": 2}
-    with pytest.raises(EngineError, match="schema_version 2; .*reads 1"):
+    with pytest.raises(EngineError, match=r"schema_version 2; .*reads 1"):
         other.load_state_dict(newer)
 
 

@@ -50,7 +50,7 @@ def test_static_needs_the_tags_too(geo: cotune.GeoEnvironment) -> None:
 
 def test_the_rules_serve_the_bundled_world_only(geo: cotune.GeoEnvironment) -> None:
     assert isinstance(cotune.INSPO(environment=geo).llm, cotune.RulesLLM)
-    with pytest.raises(ConfigError, match="llm is None.*SearchEnvironment.*OpenAIOptions"):
+    with pytest.raises(ConfigError, match=r"llm is None.*SearchEnvironment.*OpenAIOptions"):
         cotune.INSPO(environment=environment("Who?"))
     cotune.INSPO(environment=environment("Who?"), llm=ScriptedLLM([]))
 
@@ -99,7 +99,7 @@ def test_a_folder_is_begun_once(run: LibraryRun, tmp_path: Path) -> None:
     assert run.begin_attempt(None) == 1
     run.event("saved", 1)
     before = (tmp_path / "cotune" / "events.jsonl").read_bytes()
-    with pytest.raises(ConfigError, match="resume_from_checkpoint=True.*output_dir"):
+    with pytest.raises(ConfigError, match=r"resume_from_checkpoint=True.*output_dir"):
         run.begin_attempt(None)
     assert (tmp_path / "cotune" / "events.jsonl").read_bytes() == before
 
@@ -125,7 +125,7 @@ def test_a_resume_with_other_settings_is_refused(
 ) -> None:
     run.begin_attempt(None)
     other = describe(cotune.Static(environment=geo, seed=5))
-    with pytest.raises(ConfigError, match="seed is 5, but the run in .* was begun with 0"):
+    with pytest.raises(ConfigError, match=r"seed is 5, but the run in .* was begun with 0"):
         LibraryRun(tmp_path / "cotune", other, 4).begin_attempt(1)
     longer = LibraryRun(tmp_path / "cotune", describe(cotune.Static(environment=geo)), 99)
     assert longer.begin_attempt(1) == 2

@@ -54,13 +54,16 @@ def test_create_writes_the_configuration_and_open_reads_it_back(run: RunDir) -> 
 
 def test_create_refuses_a_folder_that_holds_something_and_leaves_it_alone(tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text("x")
-    with pytest.raises(ConfigError, match=r"output: .*choose another output or resume") as info:
+    with pytest.raises(ConfigError, match=r"output: .*choose another output$") as info:
         RunDir.create(tmp_path, CONFIG)
-    assert f"cotune resume {tmp_path}" in str(info.value)
     assert "\n" not in str(info.value)
     assert [p.name for p in tmp_path.iterdir()] == ["mine.txt"]
     with pytest.raises(ConfigError, match="not an empty folder"):
         RunDir.create(tmp_path / "mine.txt", CONFIG)
+    run = RunDir.create(tmp_path / "run", CONFIG)
+    with pytest.raises(ConfigError, match="or go on with it: cotune resume") as info:
+        RunDir.create(run.path, CONFIG)
+    assert str(info.value).endswith(f"cotune resume {run.path}")
 
 
 def test_create_writes_nothing_when_the_configuration_is_not_plain(tmp_path: Path) -> None:

@@ -52,33 +52,33 @@ class TrainingConfig(_Model):
     """GRPO on TRL. Defaults are INSPO's for a 3B model."""
 
     engine: Literal["trl"] = "trl"
-    steps: int = Field(300, ge=1)
+    steps: int = Field(default=300, ge=1)
     """Rollout batches: T."""
-    questions_per_step: int = Field(512, ge=1)
+    questions_per_step: int = Field(default=512, ge=1)
     """Questions of a rollout batch; each is a group."""
-    group_size: int = Field(5, ge=2)
+    group_size: int = Field(default=5, ge=2)
     """Rollouts a question: G."""
-    mini_batches: int = Field(2, ge=1)
+    mini_batches: int = Field(default=2, ge=1)
     """Optimizer steps a rollout batch is split into."""
-    micro_batch_size: int = Field(16, ge=1)
+    micro_batch_size: int = Field(default=16, ge=1)
     """Rollouts of one forward and backward pass, per process."""
-    learning_rate: float = Field(5e-7, gt=0)
+    learning_rate: float = Field(default=5e-7, gt=0)
     schedule: Literal["cosine", "linear", "constant", "constant_with_warmup"] = "cosine"
-    warmup: float = Field(0.1, ge=0, le=1)
+    warmup: float = Field(default=0.1, ge=0, le=1)
     """Share of the optimizer steps over which the learning rate rises."""
-    kl: float = Field(0.001, ge=0)
+    kl: float = Field(default=0.001, ge=0)
     """Weight of the KL term, β; 0 is off and loads no reference model."""
-    clip: float = Field(0.2, gt=0)
+    clip: float = Field(default=0.2, gt=0)
     """Clip range of the importance ratio, ε."""
-    temperature: float = Field(1.0, gt=0)
+    temperature: float = Field(default=1.0, gt=0)
     """Of training and verification rollouts."""
-    rollout_budget: int | None = Field(None, ge=1)
+    rollout_budget: int | None = Field(default=None, ge=1)
     """Policy rollouts (training, verification, evolution) after which training ends; null: none."""
-    rows_per_call: int = Field(512, ge=1)
+    rows_per_call: int = Field(default=512, ge=1)
     """Rollouts that are sampled together, per process; bounds memory."""
-    save_every: int = Field(50, ge=0)
+    save_every: int = Field(default=50, ge=0)
     """Rollout batches between checkpoints; 0 is off (a killed run then starts anew)."""
-    keep_checkpoints: int = Field(2, ge=1)
+    keep_checkpoints: int = Field(default=2, ge=1)
     engine_args: dict[str, Any] = {}
     """GRPOConfig fields passed on as they are; they win over the fields above."""
 
@@ -101,7 +101,7 @@ class TrainingConfig(_Model):
 class EvaluationConfig(_Model):
     """Greedy evaluation on questions that are never trained on."""
 
-    every: int = Field(100, ge=0)
+    every: int = Field(default=100, ge=0)
     """Steps between evaluations on the validation split; the best policy is kept. 0: only the end."""
     before: bool = True
     """Whether the test split is evaluated before training, too."""
@@ -110,7 +110,7 @@ class EvaluationConfig(_Model):
 class LoggingConfig(_Model):
     """What is kept of a run."""
 
-    trajectories_every: int = Field(10, ge=0)
+    trajectories_every: int = Field(default=10, ge=0)
     """Steps between trajectory files; 0 keeps those of the last step alone."""
 
 
@@ -125,8 +125,8 @@ class RunConfig(_Model):
     name: str = "run"
     output: Path
     """The run folder; must not exist."""
-    seed: int = Field(0, ge=0)
-    threads: int | None = Field(None, ge=1)
+    seed: int = Field(default=0, ge=0)
+    threads: int | None = Field(default=None, ge=1)
     """CPU threads of the policy; null leaves it to torch."""
     policy: PolicyConfig = PolicyConfig()
     environment: Environment

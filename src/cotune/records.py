@@ -5,7 +5,7 @@ P prompt tokens, C completion tokens, V vocabulary.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import ClassVar
 
@@ -267,11 +267,3 @@ class Response:
     action: str = ""
     error: str = ""
     failed: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Event:
-    """Something worth a line in events.jsonl, by kind, with plain JSON fields."""
-
-    kind: str
-    fields: Mapping[str, object] = field(default_factory=dict)

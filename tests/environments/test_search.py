@@ -244,6 +244,7 @@ def test_options_refuse_what_cannot_work(options: SearchOptions):
         ("top_k", 0, "environment.top_k is 0; expected at least 1"),
         ("title_weight", -1, "environment.title_weight is -1"),
         ("initial_instruction", " ", "environment.initial_instruction is blank"),
+        ("initial_instruction", "Answer.", "environment.initial_instruction names no <search>"),
         ("reward", "bleu", "'exact_match', 'f1_squad' or 'f1_hotpot'"),
         ("topk", 3, "topk"),
     ]:

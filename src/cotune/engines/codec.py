@@ -42,7 +42,7 @@ class HFCodec:
             tokenize=True,
             return_dict=False,
         )
-        return list(rendered)  # pyright: ignore[reportArgumentType]
+        return [int(token) for token in rendered]  # pyright: ignore[reportArgumentType]
 
     def encode(self, text: str) -> list[int]:
         # Control tokens spelt out in a passage stay text: they must not end the policy's turn.

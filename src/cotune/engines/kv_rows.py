@@ -6,6 +6,8 @@ from dataclasses import dataclass
 import torch
 from transformers.cache_utils import Cache, DynamicLayer
 
+from cotune.contracts import EngineError
+
 
 class GrowingLayer(DynamicLayer):
     """A dynamic cache layer that appends in place into a buffer with room to spare.
@@ -24,9 +26,9 @@ class GrowingLayer(DynamicLayer):
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: object, **kwargs: object
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        if not self.is_initialized:
+        if self.keys is None or self.values is None:
             self.adopt(key_states, value_states)
-            return self.keys, self.values
+            return key_states, value_states
         start, end = self.keys.shape[-2], self.keys.shape[-2] + key_states.shape[-2]
         if end > self._keys_buffer.shape[-2]:
             self._keys_buffer = self._grown(self.keys, end + end // 2)
@@ -92,7 +94,12 @@ class Rows:
     @staticmethod
     def of(names: list[int], fed: list[int], mask: torch.Tensor, cache: Cache) -> "Rows":
         """The rows of a cache after a forward pass."""
-        return Rows(names, fed, mask, [(layer.keys, layer.values) for layer in cache.layers])
+        layers: list[tuple[torch.Tensor, torch.Tensor]] = []
+        for layer in cache.layers:
+            if not isinstance(layer, GrowingLayer) or layer.keys is None or layer.values is None:
+                raise EngineError(f"a cache layer is a {type(layer).__name__} without keys")
+            layers.append((layer.keys, layer.values))
+        return Rows(names, fed, mask, layers)
 
 
 def joined(pieces: Sequence[Rows]) -> Rows:

@@ -7,7 +7,7 @@ every turn: slower, but right for any architecture.
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -304,14 +304,14 @@ class GenerateSession:
         def ended(ids: torch.Tensor, _: object, **__: object) -> torch.Tensor:
             return torch.tensor([turn.done for turn in turns], device=ids.device)
 
-        self._model.generate(
+        cast(Any, self._model).generate(
             input_ids=torch.tensor(rows, device=self._model.device),
             attention_mask=torch.tensor(mask, device=self._model.device),
             max_new_tokens=max(r.max_tokens for r in requests),
             do_sample=False,
             pad_token_id=self._pad_id,
             logits_processor=[force],
-            stopping_criteria=StoppingCriteriaList([ended]),  # pyright: ignore[reportArgumentType]
+            stopping_criteria=StoppingCriteriaList([cast(Any, ended)]),
         )
         return [turn.sample() for turn in turns]
 

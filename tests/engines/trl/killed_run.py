@@ -1,6 +1,6 @@
 """The command line in a process that kills itself at a given place.
 
-    python -m tests.engines.trl.killed_run PLACE STEP train FILE --quiet
+python -m tests.engines.trl.killed_run PLACE STEP train FILE --quiet
 """
 
 import os
@@ -70,6 +70,18 @@ def in_the_state(step: int) -> None:
     os.replace = killed  # type: ignore[assignment]
 
 
+def reward_lengths() -> None:
+    """Rewards that any policy's rollouts differ in, so that every run has gradients to lose."""
+    from cotune.environments.geo import GeoEnvironment
+
+    score = GeoEnvironment.score
+
+    def by_length(self: Any, trajectory: Any) -> tuple[float, str | None]:
+        return float(len(trajectory.own_text) % 2), score(self, trajectory)[1]
+
+    GeoEnvironment.score = by_length  # type: ignore[method-assign]
+
+
 PLACES: dict[str, Callable[[int], None]] = {
     "nowhere": lambda step: None,
     "train": lambda step: after_rollouts("train", step),
@@ -81,6 +93,7 @@ PLACES: dict[str, Callable[[int], None]] = {
 
 if __name__ == "__main__":
     place, at, *command = sys.argv[1:]
+    reward_lengths()
     PLACES[place](int(at))
     from cotune.cli import main
 

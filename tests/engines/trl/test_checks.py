@@ -114,9 +114,7 @@ class Room:
 
 
 @pytest.mark.parametrize("given", [{"tools": [lookup]}, {"environment_factory": Room}], ids=str)
-def test_trls_own_tool_loop_is_refused(
-    tmp_path: Path, given: dict[str, Any]
-) -> None:
+def test_trls_own_tool_loop_is_refused(tmp_path: Path, given: dict[str, Any]) -> None:
     tokenizer = tiny_tokenizer()
     tokenizer.chat_template = qwen3_chat_template  # one that TRL knows to render tools with
     run = start(tmp_path, policy=(tiny_model(tokenizer), tokenizer), trainer_arguments=given)
@@ -130,5 +128,7 @@ def test_another_trl_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     check_trl()
     for version in ("1.15.2", "1.17.0", "2.0"):
         monkeypatch.setattr(trl, "__version__", version)
-        with pytest.raises(EngineError, match=rf"trl {version} .*needs trl>=1.16,<1.17: pip install"):
+        with pytest.raises(
+            EngineError, match=rf"trl {version} .*needs trl>=1.16,<1.17: pip install"
+        ):
             check_trl()

@@ -202,7 +202,7 @@ def test_another_dataset_is_refused(tmp_path: Path, dataset: Any) -> None:
 
 
 def test_a_batch_of_split_groups_is_refused(tmp_path: Path) -> None:
-    with pytest.raises((ConfigError, ValueError), match="num_generations|divisible"):
+    with pytest.raises((ConfigError, ValueError), match=r"num_generations|divisible"):
         start(tmp_path, per_device_train_batch_size=4)
 
 

@@ -1,6 +1,6 @@
 """What each of two ranks does in test_two_ranks; writes what it saw to FOLDER/rank{N}.json.
 
-    torchrun --nproc_per_node 2 -m tests.engines.trl.two_ranks FOLDER train|fail
+torchrun --nproc_per_node 2 -m tests.engines.trl.two_ranks FOLDER train|fail
 """
 
 import json

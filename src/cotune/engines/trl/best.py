@@ -3,7 +3,7 @@
 import json
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 
@@ -62,7 +62,7 @@ class BestPolicy:
                 model.load_state_dict(kept.state_dict())
         return known["instruction_id"], known["instruction"]
 
-    def _read(self) -> dict[str, str | float | int] | None:
+    def _read(self) -> dict[str, Any] | None:
         try:
             return json.loads((self._folder / "best.json").read_text(encoding="utf-8"))
         except (OSError, ValueError):

@@ -57,7 +57,9 @@ def drop_orphans(folder: Path, keep_from: int) -> None:
 
 
 def _trainer_folders(folder: Path) -> list[tuple[int, Path]]:
-    numbered = [(path.name.removeprefix("checkpoint-"), path) for path in folder.glob("checkpoint-*")]
+    numbered = [
+        (path.name.removeprefix("checkpoint-"), path) for path in folder.glob("checkpoint-*")
+    ]
     return [(int(step), path) for step, path in numbered if step.isdigit()]
 
 

@@ -71,7 +71,7 @@ def _conflicts(args: GRPOConfig) -> list[tuple[bool, str]]:
             f"GRPOConfig.repetition_penalty is {args.repetition_penalty}; set it to 1.0",
         ),
         (
-            args.steps_per_generation % args.gradient_accumulation_steps != 0,
+            (args.steps_per_generation or 0) % args.gradient_accumulation_steps != 0,
             f"GRPOConfig.steps_per_generation is {args.steps_per_generation}, no multiple of "
             f"gradient_accumulation_steps={args.gradient_accumulation_steps}: a rollout batch "
             "would end inside an optimizer step",
@@ -112,4 +112,4 @@ def check_trainer(trainer: GRPOTrainer) -> None:
 
 def steps_per_batch(args: GRPOConfig) -> int:
     """Optimizer steps that one rollout batch feeds."""
-    return max(1, args.steps_per_generation // args.gradient_accumulation_steps)
+    return max(1, (args.steps_per_generation or 0) // args.gradient_accumulation_steps)

@@ -93,7 +93,7 @@ class TRLJoint:
         self.total_batches = -(-args.max_steps // steps_per_batch(args))
         ids = [self.order.at(i) for i in range(self.total_batches * self.questions)]
         self.dataset = Dataset.from_dict({"prompt": ids})
-        self.reward_funcs = [self.reward]
+        self.reward_funcs: list[Any] = [self.reward]
         self.callbacks: list[TrainerCallback] = [JointCallback(self)]
         self.batches = 0
         self.metrics: dict[str, float] = {}
@@ -154,7 +154,7 @@ class TRLJoint:
         if self._trainer is not trainer:
             self.bind(trainer)
         training = bool(cast(PreTrainedModel, trainer.model).training)
-        group = trainer.num_generations if training else trainer.num_generations_eval
+        group = int((trainer.num_generations if training else trainer.num_generations_eval) or 1)
         everyone = [p for share in self.coordinator.comm.gather(prompts) for p in share]
         tasks = [self._task(p) for p in everyone]
         if training:

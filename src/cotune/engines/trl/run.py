@@ -82,7 +82,7 @@ def train(
             train_dataset=joint.dataset,
             processing_class=tokenizer,
             rollout_func=joint.rollout_func,
-            reward_funcs=joint.reward_funcs,  # pyright: ignore[reportArgumentType]
+            reward_funcs=joint.reward_funcs,
             callbacks=[*joint.callbacks, RolloutBudget(joint, ledger, config)],
         )
         for callback in (PrinterCallback, ProgressCallback):
