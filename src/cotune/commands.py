@@ -82,7 +82,7 @@ def _prepare(config: RunConfig, folder: Path) -> "Setup":
     policy_path(config.policy.path)
     with Ledger(":memory:") as ledger:
         build_llm(config, ledger)  # its key
-    _quiet_libraries(config)
+    quiet_libraries(config)
     from cotune.engines.trl.setup import prepare
 
     return prepare(config, RunDir(folder, attempt=1).checkpoints_path)
@@ -110,7 +110,7 @@ def evaluate(folder: Path, console: Console, split: str = "test") -> None:
         raise ConfigError(
             f"{folder}: holds no best policy yet; finish it with: cotune resume {folder}"
         )
-    _quiet_libraries(config)
+    quiet_libraries(config)
     from cotune.engines.trl.run import evaluate_best
 
     rows = evaluate_best(config, run, split)
@@ -288,7 +288,7 @@ def _figures(name: str, score: "Score | None") -> dict[str, Any]:
     }
 
 
-def _quiet_libraries(config: RunConfig) -> None:
+def quiet_libraries(config: RunConfig) -> None:
     """Set in our own process alone: no telemetry, and no network where nothing is to be fetched."""
     # Of libraries about each other; nothing that a run file could change.
     warnings.filterwarnings("ignore", category=FutureWarning, module="transformers|trl")

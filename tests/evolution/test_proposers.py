@@ -112,11 +112,11 @@ def test_parser_finds_what_was_written(texts):
 def test_failed_calls_are_recorded_and_two_failed_phases_are_an_error():
     llm = ScriptedLLM([LLMError("down"), "nothing of use"])
     events, proposals = Events(), Proposals()
-    assert proposals.ask("p", llm, events) is None
+    assert proposals.ask("p", llm, events, 6) is None
     proposals.end_phase()
     restored = Proposals()
     restored.load_state_dict(json.loads(json.dumps(proposals.state_dict())))
-    got = restored.ask("p", llm, events)
+    got = restored.ask("p", llm, events, 6)
     assert got is not None
     assert got.candidates == ()
     reasons = [e["reason"] for e in events.of("proposal_failed")]
@@ -129,8 +129,15 @@ def test_one_readable_reply_is_enough_for_the_run():
     proposals, events = Proposals(), Events()
     llm = ScriptedLLM(["<ins_1>a</ins_1>", "garbage", "garbage"])
     for _ in range(3):
-        proposals.ask("p", llm, events)
+        proposals.ask("p", llm, events, 6)
         proposals.end_phase()
+
+
+def test_a_talkative_reply_is_cut_to_what_was_asked_for():
+    reply = "".join(f"<ins_{i}>candidate {i}</ins_{i}>" for i in range(1, 10))
+    got = Proposals().ask("p", ScriptedLLM([reply]), Events(), 2)
+    assert got is not None
+    assert got.candidates == ("candidate 1", "candidate 2")
 
 
 class Broke:
@@ -140,5 +147,5 @@ class Broke:
 
 def test_a_spent_budget_is_a_failed_proposal():
     events = Events()
-    assert Proposals().ask("p", Broke(), events) is None
+    assert Proposals().ask("p", Broke(), events, 6) is None
     assert events.of("proposal_failed") == [{"reason": "BudgetError: 0.02 left, 0.05 needed"}]

@@ -103,7 +103,7 @@ class Generator:
                 record("notice", text=f"no experience to learn from before step {step}")
                 break
             rounds += 1
-            proposal = self._proposals.ask(prompt, llm, record)
+            proposal = self._proposals.ask(prompt, llm, record, self._candidates)
             if proposal is None:
                 break
             proposed += len(proposal.candidates)

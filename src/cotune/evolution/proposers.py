@@ -161,8 +161,8 @@ class Proposals:
         self._parsed = False
         self._causes: list[str] = []
 
-    def ask(self, prompt: str, llm: LLM, record: Recorder) -> Proposal | None:
-        """The reply's candidates; None where the call failed, or the budget forbade it.
+    def ask(self, prompt: str, llm: LLM, record: Recorder, most: int) -> Proposal | None:
+        """The reply's candidates, the first `most` of them; None where the call failed, or the budget forbade it.
 
         Both that and a reply without candidates are recorded as "proposal_failed".
         """
@@ -171,7 +171,7 @@ class Proposals:
         except (LLMError, BudgetError) as error:
             self._fail(f"{type(error).__name__}: {error}", record)
             return None
-        candidates = tuple(parse_candidates(text))
+        candidates = tuple(parse_candidates(text)[:most])
         if candidates:
             self._parsed = True
         else:

@@ -108,6 +108,7 @@ def grpo_config(config: RunConfig, folder: Path) -> GRPOConfig:
         "save_total_limit": training.keep_checkpoints,
         "report_to": "none",
         "disable_tqdm": True,
+        "ddp_find_unused_parameters": False,
         "log_completions": False,
     }
     if not torch.cuda.is_available():

@@ -35,7 +35,9 @@ class JointTrainer(GRPOTrainer):
             inputs = with_rows(inputs, informative_rows(inputs["advantages"]))
             if self.loss_type in _BY_ROWS:
                 scale = len(inputs["advantages"]) / rows
-        loss = super().compute_loss(model, without_padding(inputs), return_outputs, num_items_in_batch)
+        loss = super().compute_loss(
+            model, without_padding(inputs), return_outputs, num_items_in_batch
+        )
         return loss * scale
 
     def _passes_over_zero_advantages(self) -> bool:

@@ -153,7 +153,7 @@ def _facts(summary: Row, arms: list[Arm]) -> list[tuple[str, str]]:
         when = f"{moment(min(times))}, over {duration(max(times) - min(times))}"
     facts = [
         ("Method", each("strategy") or _label(summary.get("strategy"))),
-        ("Model", each("model") or _label(summary.get("model"))),
+        ("Model", each("model") or each("policy") or _label(summary.get("model"))),
         ("Seed", each("seed") or _label(summary.get("seed"))),
         ("Steps", ", ".join(dict.fromkeys(str(arm.steps) for arm in arms if arm.steps))),
         ("When", when),

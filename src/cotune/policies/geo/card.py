@@ -169,7 +169,7 @@ def describe(folder: Path, recipe: Recipe) -> dict[str, Any]:
         "recipe": asdict(recipe),
         "packages": {name: version(name) for name in PACKAGES},
         "data": {
-            "episodes": recipe.steps * recipe.batch,
+            "episodes": sum(phase.steps for phase in recipe.phases) * recipe.batch,
             "documents": len(world.documents),
             "countries": len(world.countries),
             "cities": {name: splits[name] for name in SPLITS},
@@ -196,6 +196,11 @@ def readme(card: dict[str, Any]) -> str:
         architecture=card["architecture"].removesuffix("ForCausalLM"),
         vocabulary=card["vocabulary"],
         recipe=recipe,
+        phases=" then ".join(
+            f"{phase['steps']:,} steps of {recipe['batch']} demonstrations of which "
+            f"{phase['unprompted'][0]:.1%} look up one entity at a time unprompted"
+            for phase in recipe["phases"]
+        ),
         data=data,
         cities=sum(data["cities"].values()),
         sentences=sentences,
@@ -243,7 +248,7 @@ with it says anything about pretrained models.
 ## Recipe
 
 `python -m cotune.policies.geo` (or `make policy`) trains it from scratch and measures it: seed
-{recipe[seed]}, {recipe[steps]:,} steps of {recipe[batch]} demonstrations ({data[episodes]:,} in all), Muon at {recipe[muon_lr]} for the matrices and
+{recipe[seed]}, {phases} ({data[episodes]:,} demonstrations in all; the last phase at {recipe[phases][1][scale]} of the learning rates), Muon at {recipe[muon_lr]} for the matrices and
 AdamW at {recipe[adamw_lr]} for the rest, loss on the tokens that the demonstrator writes itself. Measured with
 {packages}.
 
@@ -251,7 +256,9 @@ A demonstration acts out a question about one of the {data[cities][train]:,} tra
 composed of sentences by kind ({sentences}), half of them
 around the initial instruction. In half of the demonstrations the places have made-up names. The
 sentences set the chances that the demonstrator looks up one entity at a time, plans, keeps to the
-evidence and uses the answer tag (`demonstrations.rates`).
+evidence and uses the answer tag (`demonstrations.rates`). Without a sentence that asks for it, one entity
+at a time is shown in so few of them that the strategy is hard to find by sampling; the first phase shows
+it more often.
 
 ## Data
 

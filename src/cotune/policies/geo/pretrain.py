@@ -21,7 +21,12 @@ from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from cotune.environments.geo_world import GeoWorld
 from cotune.environments.tag_protocol import render_prompt
-from cotune.policies.geo.demonstrations import Demonstration, Demonstrator
+from cotune.policies.geo.demonstrations import (
+    UNPROMPTED,
+    Demonstration,
+    Demonstrator,
+    Unprompted,
+)
 from cotune.retrieval.bm25 import BM25Retriever
 
 CHAT_TEMPLATE = (
@@ -42,6 +47,21 @@ MicroBatch = tuple[torch.Tensor, torch.Tensor]
 
 
 @dataclass(frozen=True)
+class Phase:
+    """A stretch of training with optimizers and a schedule of its own.
+
+    Attributes:
+        steps: updates.
+        scale: of the learning rates.
+        unprompted: how often the demonstrator looks up one entity at a time without being told.
+    """
+
+    steps: int
+    scale: float
+    unprompted: Unprompted
+
+
+@dataclass(frozen=True)
 class Recipe:
     """Everything the weights depend on, besides the package versions."""
 
@@ -51,7 +71,7 @@ class Recipe:
     layers: int = 4
     heads: int = 4
     kv_heads: int = 2
-    steps: int = 4000
+    phases: tuple[Phase, ...] = (Phase(4000, 1.0, (0.015, 0.04)), Phase(600, 0.3, UNPROMPTED))
     batch: int = 32
     micro_batches: int = 4
     muon_lr: float = 0.012
@@ -60,9 +80,10 @@ class Recipe:
     context: int = 1024
 
 
-def new_demonstrator() -> Demonstrator:
+def new_demonstrator(unprompted: Unprompted = UNPROMPTED) -> Demonstrator:
     world = GeoWorld()
-    return Demonstrator(world, BM25Retriever(world.documents, world.indexed()))
+    retriever = BM25Retriever(world.documents, world.indexed())
+    return Demonstrator(world, retriever, unprompted)
 
 
 def train_tokenizer(demonstrator: Demonstrator, recipe: Recipe) -> PreTrainedTokenizerFast:
@@ -120,11 +141,12 @@ def encode(demo: Demonstration, tokenizer: PreTrainedTokenizerFast) -> tuple[lis
 
 
 def batches(
-    tokenizer: PreTrainedTokenizerFast, recipe: Recipe, rank: int, workers: int
+    tokenizer: PreTrainedTokenizerFast, recipe: Recipe, number: int, rank: int, workers: int
 ) -> Iterator[list[MicroBatch]]:
-    """An endless stream of one worker's share of each batch, cut into rows of similar length."""
-    rng = random.Random(f"{recipe.seed}/{rank}/{workers}")
-    demonstrator = new_demonstrator()
+    """One worker's share of every batch of a phase, cut into rows of similar length; endless."""
+    late = f"/{number}" if number else ""
+    rng = random.Random(f"{recipe.seed}/{rank}/{workers}{late}")
+    demonstrator = new_demonstrator(recipe.phases[number].unprompted)
     pad = cast(int, tokenizer.pad_token_id)
     while True:
         rows = [encode(demonstrator.sample(rng), tokenizer) for _ in range(recipe.batch // workers)]
@@ -173,36 +195,47 @@ def pretrain(out: Path, recipe: Recipe, workers: int = 2) -> None:
     `workers` processes of one thread each share every batch: for a model this small that is
     faster than one process of several threads. About 50 minutes on two cores.
     """
-    train_tokenizer(new_demonstrator(), recipe).save_pretrained(out)
+    tokenizer = train_tokenizer(new_demonstrator(recipe.phases[0].unprompted), recipe)
+    tokenizer.save_pretrained(out)
+    new_model(tokenizer, recipe).save_pretrained(out)
+    for number in range(len(recipe.phases)):
+        train_phase(out, recipe, number, workers)
+
+
+def train_phase(out: Path, recipe: Recipe, number: int, workers: int = 2) -> None:
+    """Trains the weights in `out` for one phase of the recipe and writes them back."""
     with tempfile.TemporaryDirectory() as folder:
-        arguments = (workers, f"file://{folder}/rendezvous", out, recipe)
+        arguments = (workers, f"file://{folder}/rendezvous", out, recipe, number)
         spawn(_work, arguments, nprocs=workers)
 
 
-def _work(rank: int, workers: int, rendezvous: str, out: Path, recipe: Recipe) -> None:
+def _work(rank: int, workers: int, rendezvous: str, out: Path, recipe: Recipe, number: int) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=rendezvous, rank=rank, world_size=workers)
     tokenizer = PreTrainedTokenizerFast.from_pretrained(out)
-    model = new_model(tokenizer, recipe)
+    model = Qwen2ForCausalLM.from_pretrained(out)
+    phase = recipe.phases[number]
     optimizers, bases = _optimizers(model, recipe)
-    stream = batches(tokenizer, recipe, rank, workers)
+    stream = batches(tokenizer, recipe, number, rank, workers)
     started, recent = time.monotonic(), 0.0
-    for step in range(1, recipe.steps + 1):
+    for step in range(1, phase.steps + 1):
         for optimizer, base in zip(optimizers, bases, strict=True):
-            optimizer.param_groups[0]["lr"] = base * _schedule(step, recipe)
+            optimizer.param_groups[0]["lr"] = (
+                base * phase.scale * _schedule(step, phase.steps, recipe.warm_up)
+            )
         recent = (0.98 * recent if step > 1 else 0.0) + _step(model, optimizers, next(stream)) * (
             0.02 if step > 1 else 1.0
         )
-        if rank == 0 and (step % 50 == 0 or step == recipe.steps):
+        if rank == 0 and (step % 50 == 0 or step == phase.steps):
             print(f"step {step} loss {recent:.3f} {time.monotonic() - started:.0f} s", flush=True)
-        if rank == 0 and (step % 500 == 0 or step == recipe.steps):
+        if rank == 0 and (step % 500 == 0 or step == phase.steps):
             model.save_pretrained(out)
     dist.destroy_process_group()
 
 
-def _schedule(step: int, recipe: Recipe) -> float:
+def _schedule(step: int, steps: int, warm_up: int) -> float:
     """Linear warm-up, then linear decay to 2 %."""
-    return min(1.0, step / recipe.warm_up) * max(0.02, 1 - step / recipe.steps)
+    return min(1.0, step / warm_up) * max(0.02, 1 - step / steps)
 
 
 def _optimizers(
