@@ -62,7 +62,7 @@ ABLATIONS: dict[str, dict[str, Any]] = {
 }
 TUNING = {
     f"static, lr {rate:g}": merged(STATIC, {"training": {"learning_rate": rate}})
-    for rate in (3e-5, 1e-4, 2e-4, 4e-4)
+    for rate in (1e-4, 2e-4, 4e-4, 8e-4)
 }
 
 

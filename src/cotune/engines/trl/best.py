@@ -29,7 +29,8 @@ class BestPolicy:
         if joint.coordinator.comm.rank != 0:
             return
         known = self._read()
-        if known is not None and known["em"] >= em:
+        # One of a later step is from before a resume, of a run that did not happen.
+        if known is not None and known["step"] <= step and known["em"] >= em:
             return
         staged = self._folder.with_name(self._folder.name + ".new")
         shutil.rmtree(staged, ignore_errors=True)
