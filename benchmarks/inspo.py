@@ -21,7 +21,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from cotune.config import RunConfig, load_config
+from cotune.config import RunConfig, dump_config, load_config
 from cotune.experiments.arms import Arm, run_arms
 from cotune.run_dir import RunDir, read_summary
 
@@ -76,7 +76,7 @@ def run_missing(arms: Sequence[Arm]) -> None:
     """Runs the arms that have no summary yet, two at a time."""
     todo = []
     for one in arms:
-        if read_summary(one.folder) is None:
+        if not finished(one):
             if RunDir.is_run(one.folder):
                 shutil.rmtree(one.folder)  # cut off half-way; runs of this size start anew
             todo.append(one)
@@ -93,8 +93,18 @@ def run_missing(arms: Sequence[Arm]) -> None:
     run_arms(todo, at_once=2, watch=watch, every=2.0)
 
 
-def prompt_first(out: Path, seeds: Sequence[int]) -> list[Arm]:
-    """The instruction first, with the policy frozen; then GRPO under it with what is left."""
+def finished(one: Arm) -> bool:
+    """Whether the folder holds this very run, to its end. Other weights ask for another --out."""
+    if read_summary(one.folder) is None:
+        return False
+    return RunDir.open(one.folder).read_config() == dump_config(one.config)
+
+
+def prompt_first(out: Path, seeds: Sequence[int]) -> tuple[list[Arm], list[Arm]]:
+    """GRPO with what is left of the budget under an instruction that was found first.
+
+    Returns the runs of GRPO and those that found the instruction, with the policy frozen.
+    """
     budget = base({}).training.rollout_budget or 0
     first = [
         arm(
@@ -121,7 +131,7 @@ def prompt_first(out: Path, seeds: Sequence[int]) -> list[Arm]:
             {"instruction": figures["best_instruction"], "training": {"rollout_budget": left}},
         )
         second.append(arm(out, "prompt first, then GRPO", seed, change))
-    return second
+    return second, first
 
 
 def ceiling(out: Path, seeds: Sequence[int]) -> list[Arm]:
@@ -164,8 +174,16 @@ def interval(samples: np.ndarray, draws: int = 10_000) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def report(groups: Mapping[str, Sequence[Arm]], baseline: str) -> None:
-    """Prints exact match, its interval and the gain over the baseline, an arm a row."""
+def report(
+    groups: Mapping[str, Sequence[Arm]],
+    baseline: str,
+    before: Mapping[str, Sequence[Arm]] | None = None,
+) -> None:
+    """Prints exact match, its interval and the gain over the baseline, an arm a row.
+
+    Args:
+        before: runs that an arm built on, whose cost is its own, too.
+    """
     table = Table(show_edge=False, pad_edge=False)
     for column in (
         "arm",
@@ -194,8 +212,9 @@ def report(groups: Mapping[str, Sequence[Arm]], baseline: str) -> None:
             np.mean([f["em_by_stratum"][s] for f in figures])
             for s in sorted(figures[0]["em_by_stratum"])
         ]
-        spent = np.mean([paid(f) for f in figures])
-        verify = np.mean([f["policy_rollouts"].get("verify", 0) for f in figures])
+        bills = [*figures, *(figures_of(a) for a in (before or {}).get(name, ()))]
+        spent = sum(paid(f) for f in bills) / len(arms)
+        verify = sum(f["policy_rollouts"].get("verify", 0) for f in bills) / len(arms)
         table.add_row(
             name,
             f"{samples.mean():.3f}",
@@ -207,7 +226,7 @@ def report(groups: Mapping[str, Sequence[Arm]], baseline: str) -> None:
             f"{np.mean([f['em_initial_instruction'] for f in figures]):.2f}",
             f"{spent:.0f}",
             f"{verify / spent:.1%}",
-            f"{np.mean([f['seconds'] for f in figures]):.0f}",
+            f"{sum(f['seconds'] for f in bills) / len(arms):.0f}",
         )
     console.print(table)
 
@@ -224,11 +243,13 @@ def main() -> None:
     suite = {"main": ARMS, "ablations": ABLATIONS, "tuning": TUNING}[args.suite]
     groups = {name: [arm(args.out, name, s, c) for s in args.seeds] for name, c in suite.items()}
     run_missing([one for arms in groups.values() for one in arms])
+    before: dict[str, list[Arm]] = {}
     if args.suite == "main":
-        groups["prompt first, then GRPO"] = prompt_first(args.out, args.seeds)
+        staged = "prompt first, then GRPO"
+        groups[staged], before[staged] = prompt_first(args.out, args.seeds)
         groups["GRPO under the best instruction"] = ceiling(args.out, args.seeds)
         run_missing([one for arms in groups.values() for one in arms])
-    report(groups, baseline=next(iter(groups)))
+    report(groups, baseline=next(iter(groups)), before=before)
     best = {
         name: [figures_of(a)["best_instruction"] for a in arms] for name, arms in groups.items()
     }

@@ -1,16 +1,13 @@
 """From a run file to the parts of a run; engine-free."""
 
-from collections.abc import Callable
-
 from cotune.config import RulesConfig, RunConfig
-from cotune.contracts import LLM, Environment, LLMError, Strategy
+from cotune.contracts import LLM, Environment, Strategy, TokenRules
 from cotune.environments.geo import GeoEnvironment, GeoOptions
 from cotune.environments.search import search_environment
-from cotune.llm.client import MeteredLLM, OpenAIClient
+from cotune.llm.client import MeteredLLM, NoLLM, OpenAIClient
 from cotune.llm.ledger import Ledger
 from cotune.llm.rules import RulesLLM
 from cotune.preflight import instruction_room
-from cotune.records import Completion
 from cotune.strategies.inspo import Inspo, InspoOptions
 from cotune.strategies.static import StaticStrategy
 
@@ -23,20 +20,23 @@ def build_environment(config: RunConfig) -> Environment:
 
 
 def build_strategy(
-    config: RunConfig, environment: Environment, count_tokens: Callable[[str], int] | None
+    config: RunConfig, environment: Environment, tokens: TokenRules | None = None
 ) -> Strategy:
+    """The run's strategy; `tokens` is the policy's codec, where there is one."""
     instruction = config.instruction or environment.initial_instruction
     options = config.strategy
     if isinstance(options, InspoOptions):
         room = instruction_room(config.limits)
-        return Inspo(instruction, options, config.seed, count_tokens, room)
+        if tokens is None:
+            return Inspo(instruction, options, config.seed)
+        return Inspo(instruction, options, config.seed, tokens.count, room, tokens.control_tokens)
     return StaticStrategy(instruction, options)
 
 
 def build_llm(config: RunConfig, ledger: Ledger) -> LLM:
     """The optimizer LLM, metered. A static run has none: asking it anything is an error."""
     if config.strategy.kind == "static":
-        return _NoLLM()
+        return NoLLM()
     options = config.llm or RulesConfig()
     if isinstance(options, RulesConfig):
         return MeteredLLM(RulesLLM(config.seed, options.remedies), ledger, model="rules")
@@ -51,10 +51,3 @@ def describe_llm(config: RunConfig) -> str:
     if isinstance(options, RulesConfig):
         return f"offline rules ({options.remedies})"
     return f"{options.model} at {options.base_url or 'api.openai.com'}"
-
-
-class _NoLLM:
-    """Stands where a strategy has no use for an LLM."""
-
-    def complete(self, prompt: str) -> Completion:
-        raise LLMError("this run has no LLM; set llm: in the run file")

@@ -2,7 +2,6 @@
 
 import math
 import os
-import time
 import warnings
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -48,7 +47,10 @@ def resume(folder: Path, console: Console, quiet: bool = False) -> Path:
     """Goes on from the newest whole checkpoint of a run folder."""
     run, config = _open(folder)
     if run.read_summary() is not None:
-        raise ConfigError(f"{folder}: this run is finished; see its report or start another run")
+        raise ConfigError(
+            f"{folder}: this run is finished; see its report (cotune report {folder} writes it anew) "
+            "or start another run"
+        )
     with _resumable(folder):
         _execute(config, run, _prepare(config, folder), console, quiet, resume=True)
     return run.path
@@ -135,15 +137,17 @@ def plan(path: Path, console: Console) -> None:
     console.print(table)
     calls = planned_calls(config)
     console.print(
-        f"LLM: {describe_llm(config)}; at most {calls} calls" + _price(config, calls), markup=False
+        f"LLM: {describe_llm(config)}; at most {calls} proposals" + _price(config, calls),
+        markup=False,
     )
     console.print(
         f"Tokens are upper bounds: {config.limits.turns} turns of {config.limits.turn_tokens} each."
     )
     if config.training.rollout_budget is not None:
         console.print(
-            f"No batch is begun that takes training and verification together over "
-            f"{config.training.rollout_budget:,} rollouts."
+            f"Training ends before a batch that would take training and verification over "
+            f"{config.training.rollout_budget:,} rollouts; an evolution that falls due just before "
+            "may."
         )
 
 
@@ -228,11 +232,10 @@ def _execute(
         highlight=False,
     )
     journal = RunJournal(run, shown, config.training.steps, config.logging.trajectories_every)
-    started = time.monotonic()
     outcome = train_on_trl(config, run, journal, resume, setup)
     with Ledger(run.ledger_path) as ledger:
-        write_run_summary(config, run, outcome, ledger, time.monotonic() - started)
-    journal.event("run_finished", outcome.steps)
+        journal.event("run_finished", outcome.steps + 1)
+        write_run_summary(config, run, outcome, ledger)
     from cotune.experiments.report import write_report
 
     report = write_report(run.path)
@@ -246,11 +249,9 @@ def _execute(
     shown.print(f"report: {report}", markup=False, highlight=False)
 
 
-def write_run_summary(
-    config: RunConfig, run: RunDir, outcome: "Outcome", ledger: Ledger, seconds: float
-) -> None:
+def write_run_summary(config: RunConfig, run: RunDir, outcome: "Outcome", ledger: Ledger) -> None:
     """summary.json of one run, with its one arm."""
-    totals = ledger.totals()
+    totals, choice = ledger.totals(), outcome.choice
     arm: dict[str, Any] = {
         **_figures("em", outcome.after),
         **_figures("em_before", outcome.before),
@@ -260,11 +261,14 @@ def write_run_summary(
         "generated_tokens": sum(totals.generated_tokens.values()),
         "llm_calls": totals.llm_calls,
         "money": totals.money,
-        "seconds": round(seconds, 1),
+        "seconds": round(seconds_spent(run), 1),
         "steps": outcome.steps,
         "best_instruction": outcome.instruction,
         "folder": ".",
     }
+    if choice is not None:
+        arm["best_instruction_observed_rollouts"] = choice.rollouts
+        arm["too_close_to_call"] = choice.too_close
     run.write_summary(
         {
             "name": config.name,
@@ -276,6 +280,14 @@ def write_run_summary(
             "best_instruction": outcome.instruction,
         }
     )
+
+
+def seconds_spent(run: RunDir) -> float:
+    """Wall time of all attempts, each from its first line to its last."""
+    spans: dict[int, list[float]] = {}
+    for row in (*run.read_events(), *run.read_metrics()):
+        spans.setdefault(int(row["attempt"]), []).append(float(row["time"]))
+    return sum(max(times) - min(times) for times in spans.values())
 
 
 def _figures(name: str, score: "Score | None") -> dict[str, Any]:

@@ -111,7 +111,7 @@ class LoggingConfig(_Model):
     """What is kept of a run."""
 
     trajectories_every: int = Field(default=10, ge=0)
-    """Steps between trajectory files; 0 keeps those of the last step alone."""
+    """Steps between files of training trajectories; 0 keeps those of evaluations alone."""
 
 
 Environment = Annotated[GeoOptions | SearchOptions, Field(discriminator="kind")]

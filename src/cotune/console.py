@@ -102,6 +102,12 @@ def describe_event(kind: str, fields: Mapping[str, object]) -> str:
         )
     if kind in ("proposal_failed", "notice"):
         return f"[yellow]{text('reason') or text('text')}[/]"
+    if kind == "best_instruction":
+        close = "; too close to call" if fields.get("too_close_to_call") else ""
+        return (
+            f"best instruction {text('id')}: weight {number('weight')} over "
+            f"{text('observed_rollouts')} rollouts{close}"
+        )
     if kind == "resumed":
         return f"resumed after step {text('from_step')}"
     return ""

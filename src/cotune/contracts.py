@@ -158,6 +158,15 @@ class Codec(Protocol):
     def decode(self, ids: Sequence[int]) -> str: ...
 
 
+class TokenRules(Protocol):
+    """What the contract of an instruction needs of the policy's tokenizer."""
+
+    @property
+    def control_tokens(self) -> tuple[str, ...]: ...
+
+    def count(self, text: str) -> int: ...
+
+
 class Session(Protocol):
     """One rollout call's sampling; may keep each row's KV cache between its turns."""
 

@@ -15,18 +15,17 @@ Nothing is written before training begins, and no environment variable is set.
 """
 
 import difflib
-from collections.abc import Callable
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cotune.contracts import LLM, ConfigError, Environment, LLMError, State, Strategy
+from cotune.contracts import LLM, ConfigError, Environment, State, Strategy, TokenRules
 from cotune.environments.geo import GeoEnvironment
 from cotune.library_run import LibraryRun
-from cotune.llm.client import MeteredLLM, OpenAIClient, OpenAIOptions
+from cotune.llm.client import MeteredLLM, NoLLM, OpenAIClient, OpenAIOptions
 from cotune.llm.rules import RulesLLM
 from cotune.preflight import check_instruction, instruction_room
-from cotune.records import Completion, Limits
+from cotune.records import Limits
 from cotune.strategies.inspo import Inspo, InspoOptions
 from cotune.strategies.static import StaticStrategy
 
@@ -85,8 +84,8 @@ class Method:
             "strategy": {"kind": self.kind},
         }
 
-    def build_strategy(self, count_tokens: Callable[[str], int]) -> Strategy:
-        """A new strategy; `count_tokens` gives a text's length in the policy's tokens."""
+    def build_strategy(self, tokens: TokenRules) -> Strategy:
+        """A new strategy; `tokens` is the policy's codec."""
         raise NotImplementedError
 
     def build_llm(self, run: LibraryRun) -> LLM:
@@ -147,9 +146,11 @@ class INSPO(Method):
         name = llm.model if isinstance(llm, OpenAIOptions) else type(llm).__name__
         return {**super().describe(), "strategy": asdict(self.options), "llm": {"kind": name}}
 
-    def build_strategy(self, count_tokens: Callable[[str], int]) -> Strategy:
+    def build_strategy(self, tokens: TokenRules) -> Strategy:
         room = instruction_room(self.limits)
-        return Inspo(self.instruction, self.options, self.seed, count_tokens, room)
+        return Inspo(
+            self.instruction, self.options, self.seed, tokens.count, room, tokens.control_tokens
+        )
 
     def build_llm(self, run: LibraryRun) -> LLM:
         if isinstance(self.llm, OpenAIOptions):
@@ -185,18 +186,11 @@ class Static(Method):
     ) -> None:
         super().__init__(environment, limits, instruction, seed, folder)
 
-    def build_strategy(self, count_tokens: Callable[[str], int]) -> Strategy:
+    def build_strategy(self, tokens: TokenRules) -> Strategy:
         return StaticStrategy(self.instruction)
 
     def build_llm(self, run: LibraryRun) -> LLM:
-        return _NoLLM()
-
-
-class _NoLLM:
-    """Stands where a method has no use for an LLM."""
-
-    def complete(self, prompt: str) -> Completion:
-        raise LLMError("a static instruction has no LLM to ask")
+        return NoLLM()
 
 
 def _options(given: dict[str, Any]) -> InspoOptions:

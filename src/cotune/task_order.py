@@ -1,5 +1,7 @@
 """Which tasks each step trains on: every epoch's own permutation, one after the other."""
 
+import hashlib
+import json
 import random
 from collections.abc import Sequence
 
@@ -16,6 +18,9 @@ class TaskOrder:
         tasks: the training tasks; ids must differ.
         questions: tasks a step.
         seed: the run's seed.
+
+    Attributes:
+        fingerprint: SHA-256 of ids, questions and answers in order.
     """
 
     def __init__(self, tasks: Sequence[Task], questions: int, seed: int) -> None:
@@ -33,6 +38,8 @@ class TaskOrder:
         self._ids = list(self.by_id)
         self._questions, self._seed = questions, seed
         self._permutations: dict[int, list[str]] = {}
+        rows = [[t.id, t.question, list(t.answers)] for t in tasks]
+        self.fingerprint = hashlib.sha256(json.dumps(rows).encode()).hexdigest()
 
     def at(self, position: int) -> str:
         """The task id at a position of the endless sequence, counted from 0."""

@@ -129,8 +129,29 @@ def test_one_readable_reply_is_enough_for_the_run():
     proposals, events = Proposals(), Events()
     llm = ScriptedLLM(["<ins_1>a</ins_1>", "garbage", "garbage"])
     for _ in range(3):
-        proposals.ask("p", llm, events, 6)
+        got = proposals.ask("p", llm, events, 6)
+        assert got is not None
+        proposals.lawful(len(got.candidates), [])
         proposals.end_phase()
+
+
+def test_replies_that_always_break_the_contract_are_an_error() -> None:
+    proposals, events = Proposals(), Events()
+    llm = ScriptedLLM(["<ins_1>a</ins_1>", "<ins_1>b</ins_1>"])
+    proposals.ask("p", llm, events, 6)
+    proposals.lawful(0, ["lost <answer>"])
+    proposals.end_phase()
+    proposals.ask("p", llm, events, 6)
+    proposals.lawful(0, ["lost <answer>"])
+    with pytest.raises(EvolutionError, match="broke the contract: lost <answer>"):
+        proposals.end_phase()
+
+
+def test_the_only_phase_is_judged_at_once() -> None:
+    proposals = Proposals()
+    proposals.ask("p", ScriptedLLM([LLMError("401")]), Events(), 6)
+    with pytest.raises(EvolutionError, match="401"):
+        proposals.end_phase(last=True)
 
 
 def test_a_talkative_reply_is_cut_to_what_was_asked_for():

@@ -70,9 +70,7 @@ def figures(em: float) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("inspo", "words"), [(0.75, "25 points above"), (0.4, "10 points below")])
-def test_summary_says_what_came_out_whichever_way(
-    tmp_path: Path, inspo: float, words: str
-) -> None:
+def test_summary_says_what_came_out_whichever_way(tmp_path: Path, inspo: float, words: str) -> None:
     arms = demo_arms(tmp_path, 0)
     for arm, em in zip(arms, (0.5, inspo), strict=True):
         arm.folder.mkdir()

@@ -1,10 +1,7 @@
-import pytest
-
 from cotune.experiments.report.reading import (
     choose_trajectories,
     mask_runs,
     result_so_far,
-    wilson_interval,
 )
 
 
@@ -31,16 +28,6 @@ def test_trajectories_are_chosen_failures_first_and_mixed() -> None:
     assert [row["reward"] for row in chosen] == [0, 0, 0, 0, 1, 1]
     assert [row["stop"] for row in chosen[:4]] == ["answered", "turn limit"] * 2
     assert choose_trajectories(rows[9:11], 6, 2) == [rows[10], rows[9]]
-
-
-def test_wilson_interval_by_hand() -> None:
-    # p = 0.5, n = 96.04 z² = 3.8415: half-width z / (2 sqrt(n + z²)).
-    low, high = wilson_interval(0.5, 100)
-    assert low == pytest.approx(0.5 - 1.959964 / 2 / (103.841459**0.5), abs=1e-6)
-    assert low + high == pytest.approx(1.0)
-    low, high = wilson_interval(0.0, 10)
-    assert low == pytest.approx(0.0, abs=1e-12)
-    assert high == pytest.approx(3.841459 / 13.841459, abs=1e-6)
 
 
 def test_mask_runs_by_hand() -> None:

@@ -32,6 +32,16 @@ class HFCodec:
         self._tokenizer = tokenizer
 
     @property
+    def control_tokens(self) -> tuple[str, ...]:
+        """The tokenizer's special tokens as text: whoever writes them could forge a turn."""
+        added = self._tokenizer.added_tokens_decoder.values()
+        return tuple(sorted({str(token) for token in added if token.special}))
+
+    def count(self, text: str) -> int:
+        """Tokens of a text, without those a template adds."""
+        return len(self.encode(text))
+
+    @property
     def eos_id(self) -> int:
         return int(self._tokenizer.eos_token_id)  # pyright: ignore[reportArgumentType]
 

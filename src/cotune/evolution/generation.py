@@ -77,6 +77,7 @@ class Generator:
         record: Recorder,
         history: Sequence[tuple[str, float]] = (),
         origin: str = "",
+        last: bool = False,
     ) -> Generation:
         """Rounds until `wanted` candidates are accepted or the rounds are spent.
 
@@ -87,6 +88,7 @@ class Generator:
             rollout: the current policy; None to accept without verification.
             history: (instruction, score from 0 to 100), worst first, for the history proposer.
             origin: what to call the candidates' origin; the proposer's kind where empty.
+            last: no further phase is to come in this run.
 
         Raises:
             EvolutionError: two phases have passed and all proposals of the run failed.
@@ -118,7 +120,7 @@ class Generator:
             for candidate, reason in rejected:
                 _record_rejected(candidate, reason, record)
         if rounds:
-            self._proposals.end_phase()
+            self._proposals.end_phase(last)
         return Generation(tuple(accepted), rounds, proposed, verified)
 
     def _prompt(
@@ -153,6 +155,7 @@ class Generator:
         """The candidates that keep to the contract, each unlike all before it."""
         questions, seen = self._replay.tasks(), list(others)
         lawful: list[Candidate] = []
+        reasons: list[str] = []
         for number, text in enumerate(proposal.candidates):
             candidate = Candidate(f"{name}.{number}", text, parent.id, origin, proposal.critique)
             reason = self._rules.check(text, parent.text, seen, questions)
@@ -160,7 +163,9 @@ class Generator:
                 lawful.append(candidate)
                 seen.append(text)
             else:
+                reasons.append(reason)
                 _record_rejected(candidate, reason, record)
+        self._proposals.lawful(len(lawful), reasons)
         return lawful
 
     def state_dict(self) -> State:

@@ -93,12 +93,14 @@ class InstructionRules:
         max_chars: length limit in characters.
         count_tokens: counts a text's tokens; None where no tokenizer is at hand.
         max_tokens: length limit in tokens; None for none.
+        control_tokens: the policy's special tokens as text; a chat template would obey them.
     """
 
     original: str
     max_chars: int = 4000
     count_tokens: Callable[[str], int] | None = None
     max_tokens: int | None = None
+    control_tokens: tuple[str, ...] = ()
 
     def check(
         self, candidate: str, parent: str, others: Iterable[str], tasks: Iterable[Task]
@@ -116,6 +118,8 @@ class InstructionRules:
             return f"lost {', '.join(missing)}"
         if reserved := reserved_tags(candidate):
             return f"holds {', '.join(reserved)}, which only proposals may"
+        if forged := [token for token in self.control_tokens if token in candidate]:
+            return f"holds {', '.join(forged)}, which only the chat template may"
         if candidate.count("<think>") > candidate.count("</think>"):
             return "unclosed <think>"
         if too_long := self._over_budget(candidate):

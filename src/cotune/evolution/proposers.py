@@ -158,11 +158,11 @@ class Proposals:
 
     def __init__(self) -> None:
         self._phases = 0
-        self._parsed = False
+        self._useful = False
         self._causes: list[str] = []
 
     def ask(self, prompt: str, llm: LLM, record: Recorder, most: int) -> Proposal | None:
-        """The reply's candidates, the first `most` of them; None where the call failed, or the budget forbade it.
+        """The reply's first `most` candidates; None where the call failed or the budget forbade it.
 
         Both that and a reply without candidates are recorded as "proposal_failed".
         """
@@ -172,33 +172,45 @@ class Proposals:
             self._fail(f"{type(error).__name__}: {error}", record)
             return None
         candidates = tuple(parse_candidates(text)[:most])
-        if candidates:
-            self._parsed = True
-        else:
+        if not candidates:
             self._fail("no <ins_1>...</ins_1> candidate in the reply", record)
         return Proposal(candidates, critique_of(text))
 
-    def _fail(self, reason: str, record: Recorder) -> None:
+    def lawful(self, count: int, reasons: Sequence[str]) -> None:
+        """To be called with what the contract left of a reply, and why it took the others."""
+        if count:
+            self._useful = True
+        elif reasons:
+            self._blame(f"all candidates broke the contract: {reasons[0]}")
+
+    def _blame(self, reason: str) -> None:
         if reason not in self._causes and len(self._causes) < 5:
             self._causes.append(reason)
+
+    def _fail(self, reason: str, record: Recorder) -> None:
+        self._blame(reason)
         record("proposal_failed", reason=reason)
 
-    def end_phase(self) -> None:
+    def end_phase(self, last: bool = False) -> None:
         """To be called after each phase of proposals: the initial rewrites, each evolution.
 
+        Args:
+            last: no further phase is to come.
+
         Raises:
-            EvolutionError: two phases have passed and no candidate was ever read.
+            EvolutionError: two phases have passed, or the last one, and no candidate ever came
+                that keeps to the contract.
         """
         self._phases += 1
-        if self._phases >= 2 and not self._parsed:
+        if (last or self._phases >= 2) and not self._useful:
             raise EvolutionError(
                 f"every proposal of {self._phases} phases failed ({'; '.join(self._causes)}); "
-                "expected a reply with <ins_1>...</ins_1> candidates: check the run file's `llm`"
+                "expected a reply with lawful <ins_1>...</ins_1> candidates: check the run file's `llm`"
             )
 
     def state_dict(self) -> State:
-        return {"phases": self._phases, "parsed": self._parsed, "causes": list(self._causes)}
+        return {"phases": self._phases, "useful": self._useful, "causes": list(self._causes)}
 
     def load_state_dict(self, state: State) -> None:
-        self._phases, self._parsed = state["phases"], state["parsed"]
+        self._phases, self._useful = state["phases"], state["useful"]
         self._causes = list(state["causes"])

@@ -47,7 +47,7 @@ def score_trajectories(trajectories: Sequence[Trajectory]) -> Score:
     )
 
 
-def wilson(share: float, n: int, z: float = 1.96) -> tuple[float, float]:
+def wilson(share: float, n: int, z: float = 1.959964) -> tuple[float, float]:
     """Wilson's score interval of a share over `n` trials (Wilson 1927)."""
     if n < 1:
         raise ValueError(f"n is {n}; expected at least 1")

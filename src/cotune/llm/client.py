@@ -207,6 +207,14 @@ class OpenAIClient:
         return None, outcome.error, (outcome.retry_after or 0.0) if outcome.retryable else None
 
 
+class NoLLM:
+    """Stands where a method has no use for an LLM."""
+
+    def complete(self, prompt: str) -> Completion:
+        """Raises LLMError, always."""
+        raise LLMError("this run has no LLM; set llm: in the run file")
+
+
 class MeteredLLM:
     """Enters every call of an LLM without a price (the offline rules, a fake) in the ledger.
 

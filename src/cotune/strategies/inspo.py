@@ -105,6 +105,7 @@ class Inspo:
         seed: of all draws, each keyed by what it is for, never by call order.
         count_tokens: a text's length in the policy's tokens.
         max_instruction_tokens: length limit in these tokens.
+        control_tokens: the policy's special tokens as text; no instruction may hold one.
     """
 
     def __init__(
@@ -114,6 +115,7 @@ class Inspo:
         seed: int,
         count_tokens: Callable[[str], int] | None = None,
         max_instruction_tokens: int | None = None,
+        control_tokens: Sequence[str] = (),
     ) -> None:
         if not initial_instruction.strip():
             raise ConfigError("the initial instruction is blank; expected a text")
@@ -131,6 +133,7 @@ class Inspo:
                 options.max_instruction_chars,
                 count_tokens,
                 max_instruction_tokens,
+                tuple(control_tokens),
             ),
             self._replay,
             seed,
@@ -155,7 +158,8 @@ class Inspo:
         A second call at the same step does nothing.
 
         Raises:
-            EvolutionError: two phases of proposals have passed and all proposals failed.
+            EvolutionError: two phases of proposals have passed, or the only one, and none brought
+                a candidate that keeps to the contract.
         """
         if progress.step <= self._phases_run:
             return {}
@@ -163,7 +167,9 @@ class Inspo:
         options, ended = self.options, progress.step - 1
         metrics: dict[str, float] = {}
         if first:
-            metrics |= self._initialise(llm, record)
+            evolves = range(1, min(options.evolve_until, progress.total_steps))
+            later = any(_due(step, options.evolve_every, options.evolve_until) for step in evolves)
+            metrics |= self._initialise(llm, record, last=not later)
         prune_until = options.evolve_until if options.prune_until is None else options.prune_until
         if _due(ended, options.prune_every, prune_until):
             metrics |= self._prune(record)
@@ -171,7 +177,7 @@ class Inspo:
             metrics |= self._evolve(progress.step, rollout, llm, record)
         return metrics
 
-    def _initialise(self, llm: LLM, record: Recorder) -> Metrics:
+    def _initialise(self, llm: LLM, record: Recorder, last: bool) -> Metrics:
         """Line 2: the initial instruction and rewrites of it by the optimizer LLM, weights 0."""
         initial, vacancies = self._lineage[0], self.options.population_size - 1
         _record_born(initial, None, record)
@@ -184,6 +190,7 @@ class Inspo:
             rollout=None,
             record=record,
             origin="rewrite",
+            last=last,
         )
         for candidate in rewrites.accepted:
             self._join(candidate, 0.0, 0, record)

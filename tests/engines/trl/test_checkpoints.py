@@ -71,11 +71,11 @@ def test_only_trainer_folders_whose_save_was_cut_off_are_dropped(tmp_path: Path)
     whole_pair(tmp_path, 4)
     (whole_pair(tmp_path, 6) / "trainer_state.json").write_text('{"glob')
     state_path(tmp_path, 4).unlink()  # the trainer's half of 4 is whole
-    (tmp_path / "checkpoint-8").mkdir()
+    (tmp_path / "checkpoint-8").mkdir()  # none of ours: no state lies beside it
     (tmp_path / "checkpoint-notes").mkdir()
     drop_torn(tmp_path)
     names = sorted(p.name for p in tmp_path.glob("checkpoint-*"))
-    assert names == ["checkpoint-4", "checkpoint-notes"]
+    assert names == ["checkpoint-4", "checkpoint-8", "checkpoint-notes"]
 
 
 SAVING = {"save_strategy": "steps", "save_steps": 1, "save_total_limit": 2}

@@ -113,7 +113,11 @@ class Room:
         return ""
 
 
-@pytest.mark.parametrize("given", [{"tools": [lookup]}, {"environment_factory": Room}], ids=str)
+@pytest.mark.parametrize(
+    "given",
+    [{"tools": [lookup]}, {"environment_factory": Room}],
+    ids=["tools", "environment_factory"],
+)
 def test_trls_own_tool_loop_is_refused(tmp_path: Path, given: dict[str, Any]) -> None:
     tokenizer = tiny_tokenizer()
     tokenizer.chat_template = qwen3_chat_template  # one that TRL knows to render tools with

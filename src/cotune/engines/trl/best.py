@@ -24,6 +24,10 @@ class BestPolicy:
     def __init__(self, folder: Path, tokenizer: PreTrainedTokenizerBase) -> None:
         self._folder, self._tokenizer = folder, tokenizer
 
+    @property
+    def _staged(self) -> Path:
+        return self._folder.with_name(self._folder.name + ".new")
+
     def offer(self, joint: "TRLJoint", em: float, step: int) -> None:
         """Keeps the current policy if none is kept or it scores higher. Rank 0 writes."""
         if joint.coordinator.comm.rank != 0:
@@ -32,7 +36,7 @@ class BestPolicy:
         # One of a later step is from before a resume, of a run that did not happen.
         if known is not None and known["step"] <= step and known["em"] >= em:
             return
-        staged = self._folder.with_name(self._folder.name + ".new")
+        staged = self._staged
         shutil.rmtree(staged, ignore_errors=True)
         with joint.policy() as model:
             model.save_pretrained(staged)
@@ -48,6 +52,15 @@ class BestPolicy:
             "instruction": text,
         }
         write_json_atomic(staged / "best.json", chosen)
+        self._swap_in(staged)
+
+    def forget(self) -> None:
+        """Deletes what is kept."""
+        shutil.rmtree(self._folder, ignore_errors=True)
+        shutil.rmtree(self._staged, ignore_errors=True)
+
+    def _swap_in(self, staged: Path) -> None:
+        """Puts a complete folder in the other's place; `_read` mends a kill in between."""
         shutil.rmtree(self._folder, ignore_errors=True)
         staged.rename(self._folder)
 
@@ -64,6 +77,9 @@ class BestPolicy:
         return known["instruction_id"], known["instruction"]
 
     def _read(self) -> dict[str, Any] | None:
+        # best.json is written last, so a staged folder that has one is whole.
+        if (self._staged / "best.json").is_file():
+            self._swap_in(self._staged)
         try:
             return json.loads((self._folder / "best.json").read_text(encoding="utf-8"))
         except (OSError, ValueError):

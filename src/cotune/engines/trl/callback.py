@@ -37,11 +37,7 @@ class JointCallback(TrainerCallback):
                 f"{joint.state_folder}: checkpoint-{state.global_step} has no readable "
                 f"cotune-state-{state.global_step}.json beside it; resume from one that has"
             )
-        joint.load_state_dict(saved)
-        if self._writes:
-            joint.parts.meter.begin_attempt(joint.batches)
-            joint.parts.journal.cut_back(joint.batches)
-            joint.parts.journal.event("resumed", joint.batches, from_step=joint.batches)
+        joint.resume(saved)
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any

@@ -38,9 +38,12 @@ def latest_checkpoint(folder: Path) -> Path | None:
 
 
 def drop_torn(folder: Path) -> None:
-    """Deletes trainer folders whose save was cut off: the trainer's rotation would count them."""
-    for _, path in _trainer_folders(folder):
-        if not _is_whole(path):
+    """Deletes trainer folders whose save was cut off: the trainer's rotation would count them.
+
+    Only those of our own saves, which began with a state beside the folder.
+    """
+    for step, path in _trainer_folders(folder):
+        if not _is_whole(path) and state_path(folder, step).exists():
             shutil.rmtree(path)
 
 

@@ -32,29 +32,18 @@ def check_trl() -> None:
 
 def check_args(args: GRPOConfig) -> None:
     """Raises ConfigError for the first argument under which a run would not be what it says."""
-    for wrong, message in _conflicts(args):
+    for wrong, message in (*_sampling_conflicts(args), *_batch_conflicts(args)):
         if wrong:
             raise ConfigError(message)
 
 
-def _conflicts(args: GRPOConfig) -> list[tuple[bool, str]]:
-    per_batch = steps_per_batch(args)
-    saves_inside = args.save_strategy == "steps" and args.save_steps % per_batch != 0
+def _sampling_conflicts(args: GRPOConfig) -> list[tuple[bool, str]]:
+    """What would sample, order or score other than cotune does."""
     return [
         (
             bool(args.shuffle_dataset),
             "GRPOConfig.shuffle_dataset is True, but a resumed run would then repeat the first "
             "epoch's order; cotune orders the tasks itself: set shuffle_dataset=False",
-        ),
-        (
-            args.max_steps < 1,
-            f"GRPOConfig.max_steps is {args.max_steps}; cotune needs the number of optimizer "
-            "steps: set max_steps (num_train_epochs is not used)",
-        ),
-        (
-            args.num_iterations != 1,
-            f"GRPOConfig.num_iterations is {args.num_iterations}; a run can be resumed exactly "
-            "only with num_iterations=1",
         ),
         (
             bool(args.use_vllm),
@@ -69,6 +58,34 @@ def _conflicts(args: GRPOConfig) -> list[tuple[bool, str]]:
         (
             args.repetition_penalty != 1.0,
             f"GRPOConfig.repetition_penalty is {args.repetition_penalty}; set it to 1.0",
+        ),
+        (
+            bool(args.fsdp) or args.deepspeed is not None,
+            "GRPOConfig.fsdp or .deepspeed is set, but ranks sample on their own from whole weights: "
+            "leave both unset and start the processes with torchrun (DDP)",
+        ),
+        (
+            args.reward_weights not in (None, [1.0]),
+            f"GRPOConfig.reward_weights is {args.reward_weights}; the environment's score is the "
+            "only reward function: set reward_weights=None",
+        ),
+    ]
+
+
+def _batch_conflicts(args: GRPOConfig) -> list[tuple[bool, str]]:
+    """What would begin or save a step inside a rollout batch."""
+    per_batch = steps_per_batch(args)
+    saves_inside = args.save_strategy == "steps" and args.save_steps % per_batch != 0
+    return [
+        (
+            args.max_steps < 1,
+            f"GRPOConfig.max_steps is {args.max_steps}; cotune needs the number of optimizer "
+            "steps: set max_steps (num_train_epochs is not used)",
+        ),
+        (
+            args.num_iterations != 1,
+            f"GRPOConfig.num_iterations is {args.num_iterations}; a run can be resumed exactly "
+            "only with num_iterations=1",
         ),
         (
             (args.steps_per_generation or 0) % args.gradient_accumulation_steps != 0,
@@ -92,11 +109,6 @@ def _conflicts(args: GRPOConfig) -> list[tuple[bool, str]]:
             "load_best_model_at_end="
             f"{args.load_best_model_at_end}; cotune saves between rollout batches: set "
             "save_strategy='steps' (or 'no') and load_best_model_at_end=False",
-        ),
-        (
-            args.reward_weights not in (None, [1.0]),
-            f"GRPOConfig.reward_weights is {args.reward_weights}; the environment's score is the "
-            "only reward function: set reward_weights=None",
         ),
     ]
 

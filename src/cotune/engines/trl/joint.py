@@ -13,9 +13,9 @@
 A rollout batch is one call of `rollout_func`; strategy time counts those calls.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -47,6 +47,8 @@ class Parts:
     limits: Limits
     seed: int = 0
     rows_per_call: int = 512
+    identity: Mapping[str, str] = field(default_factory=dict)
+    """By field, what a resume must find as it was."""
 
 
 Hook = Callable[["TRLJoint", int], None]
@@ -96,6 +98,7 @@ class TRLJoint:
         self.reward_funcs: list[Any] = [self.reward]
         self.callbacks: list[TrainerCallback] = [JointCallback(self)]
         self.batches = 0
+        self.ended = False
         self.metrics: dict[str, float] = {}
         self._pending: dict[str, float] = {}
         self._trainer: GRPOTrainer | None = None
@@ -188,11 +191,41 @@ class TRLJoint:
         return Progress(step=step, epoch=self.order.epoch(step), total_steps=self.total_batches)
 
     def state_dict(self) -> State:
-        return {"batches": self.batches, "coordinator": self.coordinator.state_dict()}
+        return {
+            "batches": self.batches,
+            "ended": self.ended,
+            "identity": self._identity(),
+            "coordinator": self.coordinator.state_dict(),
+        }
 
     def load_state_dict(self, state: State) -> None:
-        self.batches = int(state["batches"])
+        """Raises ConfigError where another run was saved than this one."""
+        mine = self._identity()
+        for name, was in state["identity"].items():
+            if mine.get(name) != was:
+                raise ConfigError(
+                    f"{name}: is not what the saved run began with ({was[:120]}); restore it, or "
+                    "start a new run in another folder"
+                )
+        self.batches, self.ended = int(state["batches"]), bool(state["ended"])
         self.coordinator.load_state_dict(state["coordinator"])
+
+    def resume(self, state: State) -> None:
+        """Goes on from a saved state: cuts back what was written after it, begins an attempt."""
+        self.load_state_dict(state)
+        if self.coordinator.comm.rank == 0:
+            self.parts.meter.begin_attempt(self.batches)
+            self.parts.journal.cut_back(self.batches)
+            self.parts.journal.event("resumed", self.batches, from_step=self.batches)
+
+    def begin_closing(self) -> None:
+        """What follows counts under the step after the last: a resume drops it and does it anew."""
+        self.coordinator.step = self.batches + 1
+        if self.coordinator.comm.rank == 0:
+            self.parts.meter.set_step(self.batches + 1)
+
+    def _identity(self) -> dict[str, str]:
+        return {"the training tasks": self.order.fingerprint, **self.parts.identity}
 
     def _train_batch(self, tasks: list[Any], group: int) -> list[Trajectory]:
         step = self.batches + 1

@@ -1,5 +1,6 @@
 """A method of `cotune.library` on a user's own GRPOTrainer."""
 
+import os
 from pathlib import Path
 from typing import Any, cast
 
@@ -13,6 +14,7 @@ from transformers import (
 from trl import GRPOConfig
 
 from cotune.engines.codec import HFCodec
+from cotune.engines.trl.checkpoints import drop_torn
 from cotune.engines.trl.checks import check_args, check_trl, steps_per_batch
 from cotune.engines.trl.joint import Parts, TRLJoint
 from cotune.library import Method
@@ -34,9 +36,12 @@ def joint_run(method: Method, tokenizer: PreTrainedTokenizerBase, args: GRPOConf
     )
     steps = args.max_steps // steps_per_batch(args)
     folder = method.folder or Path(cast(str, args.output_dir)) / "cotune"
+    if int(os.environ.get("RANK", "0")) == 0:
+        # The trainer resumes from the newest folder, whole or not.
+        drop_torn(Path(cast(str, args.output_dir)))
     run = LibraryRun(folder, _config(method, tokenizer, args, steps), steps)
     parts = Parts(
-        strategy=method.build_strategy(lambda text: len(tokenizer(text)["input_ids"])),
+        strategy=method.build_strategy(HFCodec(tokenizer)),
         environment=method.environment,
         llm=method.build_llm(run),
         journal=run,

@@ -3,27 +3,37 @@
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import (
+    AutoModelForCausalLM,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+)
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
 from cotune.build import build_environment, build_llm, build_strategy
-from cotune.config import RunConfig
+from cotune.config import RunConfig, dump_config
 from cotune.coordinator import Journal, RolloutSettings
+from cotune.engines.codec import HFCodec
 from cotune.engines.local_policy import local_coordinator
 from cotune.engines.trl.best import BestPolicy
-from cotune.engines.trl.checkpoints import latest_checkpoint
+from cotune.engines.trl.checkpoints import latest_checkpoint, load_state
 from cotune.engines.trl.checks import steps_per_batch
 from cotune.engines.trl.comm import world
 from cotune.engines.trl.joint import Parts, TRLJoint
 from cotune.engines.trl.setup import Setup, grpo_config, load_policy, prepare
 from cotune.engines.trl.trainer import JointTrainer
+from cotune.evolution.population import Best
 from cotune.experiments.evaluate import Score, score_trajectories
 from cotune.llm.ledger import Ledger
 from cotune.records import Prompt, Trajectory
 from cotune.run_dir import RunDir
+from cotune.strategies.inspo import Inspo
 
 __all__ = ["Outcome", "evaluate_best", "grpo_config", "load_policy", "policy_rollouts", "train"]
 
@@ -36,6 +46,7 @@ class Outcome:
         before: test split, untrained policy, initial instruction; None where not measured.
         after: test split, reported policy, best instruction.
         plain: test split, reported policy, initial instruction.
+        choice: how INSPO's best instruction of the last step was told from the others.
     """
 
     before: Score | None
@@ -44,6 +55,7 @@ class Outcome:
     instruction: str
     instruction_id: str
     steps: int
+    choice: Best | None = None
 
 
 def train(
@@ -61,9 +73,7 @@ def train(
     setup = setup or prepare(config, run.checkpoints_path)
     tokenizer, environment, args = setup.tokenizer, setup.environment, setup.args
     with Ledger(run.ledger_path if world().rank == 0 else ":memory:") as ledger:
-        strategy = build_strategy(
-            config, environment, lambda text: len(tokenizer(text)["input_ids"])
-        )
+        strategy = build_strategy(config, environment, HFCodec(tokenizer))
         parts = Parts(
             strategy=strategy,
             environment=environment,
@@ -73,6 +83,7 @@ def train(
             limits=config.limits,
             seed=config.seed,
             rows_per_call=config.training.rows_per_call,
+            identity=identity(config),
         )
         evaluation = RunEvaluation(config, run, BestPolicy(run.best_path, tokenizer))
         joint = TRLJoint(parts, tokenizer, args, before_rollout=evaluation)
@@ -83,7 +94,8 @@ def train(
             processing_class=tokenizer,
             rollout_func=joint.rollout_func,
             reward_funcs=joint.reward_funcs,
-            callbacks=[*joint.callbacks, RolloutBudget(joint, ledger, config)],
+            # The budget first: that a run is over belongs into the state that is saved.
+            callbacks=[RolloutBudget(joint, ledger, config), *joint.callbacks],
         )
         for callback in (PrinterCallback, ProgressCallback):
             trainer.remove_callback(callback)
@@ -91,12 +103,37 @@ def train(
         joint.bind(trainer)
         checkpoint = latest_checkpoint(run.checkpoints_path) if resume else None
         if resume and checkpoint is None:
-            journal.event("notice", 0, text="no whole checkpoint: the run starts anew")
             journal.cut_back(-1)
+            journal.event("notice", 0, text="no whole checkpoint: the run starts anew")
+            evaluation.forget()
         if checkpoint is None:
             journal.event("run_started", 0, config=config.name, strategy=config.strategy.kind)
-        trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+        if checkpoint is None or not went_to_its_end(joint, checkpoint):
+            trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
         return evaluation.finish(joint)
+
+
+def went_to_its_end(joint: TRLJoint, checkpoint: Path) -> bool:
+    """Takes up a run that had ended its training before its newest checkpoint; False for others.
+
+    The trainer itself would train one step more before it looked.
+    """
+    step = int(checkpoint.name.removeprefix("checkpoint-"))
+    state = load_state(checkpoint.parent, step)
+    if state is None or not state["ended"]:
+        return False
+    joint.resume(state)
+    kept = AutoModelForCausalLM.from_pretrained(checkpoint)
+    with joint.policy() as model:
+        model.load_state_dict(kept.state_dict())
+    return True
+
+
+def identity(config: RunConfig) -> dict[str, str]:
+    """The parts of a run file that a resume must find as they were, by field."""
+    plain = dump_config(config)
+    fields = ("policy", "environment", "instruction", "limits", "strategy", "seed")
+    return {field: json.dumps(plain[field], sort_keys=True) for field in fields}
 
 
 class RunEvaluation:
@@ -118,6 +155,7 @@ class RunEvaluation:
     def finish(self, joint: TRLJoint) -> Outcome:
         """Scores of the reported policy: the best on validation, or the last without validation."""
         together = joint.coordinator.evaluate
+        joint.begin_closing()
         if self._config.evaluation.every:
             score = self._measure(joint, together, "validation", "during")
             self._best.offer(joint, score.em, joint.batches)
@@ -129,7 +167,30 @@ class RunEvaluation:
         plain = after
         if text != initial.instruction:
             plain = self._measure(joint, together, "test", "plain", initial, "i0")
-        return Outcome(self._before(), after, plain, text, instruction_id, joint.batches)
+        choice = self._choice(joint)
+        return Outcome(self._before(), after, plain, text, instruction_id, joint.batches, choice)
+
+    def forget(self) -> None:
+        """Drops what was kept of a run that starts anew."""
+        self._best.forget()
+
+    def _choice(self, joint: TRLJoint) -> Best | None:
+        """INSPO's I* with how often it was observed; says when it is too close to call."""
+        strategy = joint.coordinator.strategy
+        if not isinstance(strategy, Inspo) or joint.coordinator.comm.rank != 0:
+            return None
+        best = strategy.best()
+        joint.parts.journal.event(
+            "best_instruction",
+            joint.coordinator.step,
+            id=best.instruction.id,
+            weight=best.weight,
+            observed_steps=best.steps,
+            observed_rollouts=best.rollouts,
+            runner_up=best.runner_up,
+            too_close_to_call=best.too_close,
+        )
+        return best
 
     def _measure(
         self,
@@ -143,7 +204,7 @@ class RunEvaluation:
         trajectories = evaluate(joint.parts.environment.tasks(split), prompt, instruction_id)
         score = score_trajectories(trajectories)
         if joint.coordinator.comm.rank == 0:
-            # Under the step at hand, so that a resume before it drops the lines and writes them anew.
+            # Under the step that follows, so that a resume drops these lines and writes them anew.
             step, journal = joint.coordinator.step, joint.parts.journal
             journal.event(
                 "evaluated",
@@ -178,7 +239,7 @@ class RolloutBudget(TrainerCallback):
     def __init__(self, joint: TRLJoint, ledger: Ledger, config: RunConfig) -> None:
         self._joint, self._ledger = joint, ledger
         self._budget = config.training.rollout_budget
-        self._batch = config.training.questions_per_step * config.training.group_size
+        self._batch = joint.questions * (joint.args.num_generations or 1)
         self._steps_per_batch = steps_per_batch(joint.args)
 
     def on_step_end(
@@ -191,6 +252,7 @@ class RolloutBudget(TrainerCallback):
             spent = policy_rollouts(self._ledger.totals().rollouts)
         spent = self._joint.coordinator.comm.broadcast(spent)
         if spent + self._batch > self._budget:
+            self._joint.ended = True
             control.should_training_stop = True
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from cotune.experiments.evaluate import wilson
 from cotune.experiments.report import figures
 from cotune.experiments.report.charts import Chart
 from cotune.experiments.report.lineage import Member, Segment, family, lives, sentence_diff
@@ -21,7 +22,6 @@ from cotune.experiments.report.reading import (
     read_source,
     sample_sizes,
     stratum_value,
-    wilson_interval,
 )
 from cotune.json_files import Row, write_atomic
 from cotune.run_dir import RunDir
@@ -204,7 +204,7 @@ def _results(arms: list[Arm]) -> dict[str, Any]:
         n, by_stratum = sample_sizes(arm)
         sizes[""] = n or sizes[""]
         after, before = arm.result.get("em"), arm.result.get("em_before")
-        interval = wilson_interval(after, n) if after is not None and n else None
+        interval = wilson(after, n) if after is not None and n else None
         cells = {"": _Cell(before, after, interval)}
         strata_after = arm.result.get("em_by_stratum") or {}
         strata_before = arm.result.get("em_before_by_stratum") or {}

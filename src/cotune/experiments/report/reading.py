@@ -159,20 +159,15 @@ def sample_sizes(arm: Arm) -> tuple[int | None, dict[str, int]]:
     return final.get("n"), {name: v[1] for name, v in pairs if isinstance(v, list) and len(v) > 1}
 
 
-def wilson_interval(share: float, n: int) -> tuple[float, float]:
-    """The 95 % score interval of a share of n (Wilson 1927), as shares."""
-    z2 = 1.959964**2
-    centre = (share + z2 / (2 * n)) / (1 + z2 / n)
-    half = math.sqrt(z2 * (share * (1 - share) / n + z2 / (4 * n * n))) / (1 + z2 / n)
-    return centre - half, centre + half
+_RANK = {"evaluate_after": 3, "evaluate_during": 2, "evaluate": 2, "train": 1}
 
 
 def _some_trajectories(run: RunDir) -> tuple[list[Row], tuple[str, int] | None]:
-    """Rollouts of the newest evaluation, else of the newest step of any purpose."""
+    """Rollouts of the evaluation after training, else of the newest one, else of training."""
     files = run.trajectory_files()
     if not files:
         return [], None
-    step, purpose = max(files, key=lambda file: (file[1] == "evaluate", file[1] == "train", file))
+    step, purpose = max(files, key=lambda file: (_RANK.get(file[1], 0), file))
     rows = run.read_trajectories(step, purpose)
     return choose_trajectories(rows, _SHOWN, _SHOWN_BEST), (f"{purpose}, step {step}", len(rows))
 
