@@ -162,7 +162,7 @@ def test_a_small_fit_learns_and_can_be_loaded(tmp_path: Path, demonstrator: Demo
         layers=1,
         heads=2,
         kv_heads=1,
-        phases=(Phase(15, 1.0, (0.5, 0.5)), Phase(10, 0.5, (0.0, 0.0))),
+        phases=(Phase(25, 1.0, (0.5, 0.5)), Phase(10, 0.5, (0.0, 0.0))),
         batch=8,
         micro_batches=2,
         warm_up=5,

@@ -187,7 +187,7 @@ class RunEvaluation:
             weight=best.weight,
             observed_steps=best.steps,
             observed_rollouts=best.rollouts,
-            runner_up=best.runner_up,
+            runner_up=best.runner_up.id if best.runner_up else None,
             too_close_to_call=best.too_close,
         )
         return best

@@ -32,13 +32,22 @@ class JointTrainer(GRPOTrainer):
         scale = 1.0
         if self._passes_over_zero_advantages():
             rows = len(inputs["advantages"])
-            inputs = with_rows(inputs, informative_rows(inputs["advantages"]))
+            kept = informative_rows(inputs["advantages"])
+            # TRL gathers a value of every row, so all ranks keep as many.
+            kept = filled_up(kept, self._most_of_all_ranks(len(kept)), rows)
+            inputs = with_rows(inputs, kept)
             if self.loss_type in _BY_ROWS:
                 scale = len(inputs["advantages"]) / rows
         loss = super().compute_loss(
             model, without_padding(inputs), return_outputs, num_items_in_batch
         )
         return loss * scale
+
+    def _most_of_all_ranks(self, count: int) -> int:
+        if self.accelerator.num_processes == 1:
+            return count
+        counts = self.accelerator.gather(torch.tensor([count], device=self.accelerator.device))
+        return int(counts.max())
 
     def _passes_over_zero_advantages(self) -> bool:
         return (
@@ -59,6 +68,19 @@ def informative_rows(advantages: torch.Tensor) -> torch.Tensor:
     nonzero = advantages != 0 if advantages.dim() == 1 else (advantages != 0).any(1)
     rows = nonzero.nonzero()[:, 0]
     return rows if len(rows) else torch.zeros(1, dtype=torch.long, device=advantages.device)
+
+
+def filled_up(rows: torch.Tensor, count: int, total: int) -> torch.Tensor:
+    """The rows and the first of the others, `count` in all, in order.
+
+    Args:
+        rows: indices below `total`, fewer than `count` or as many.
+    """
+    if len(rows) >= count:
+        return rows
+    chosen = set(rows.tolist())
+    others = [i for i in range(total) if i not in chosen][: count - len(rows)]
+    return torch.tensor(sorted([*chosen, *others]), device=rows.device)
 
 
 def with_rows(inputs: dict[str, Any], rows: torch.Tensor) -> dict[str, Any]:
