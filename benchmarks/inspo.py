@@ -162,6 +162,11 @@ def rewards(one: Arm) -> np.ndarray:
     return np.array([row["reward"] for row in rows])
 
 
+def last_rewards(one: Arm) -> float:
+    """Mean training reward of the last three steps, which is sampled at temperature 1."""
+    return float(np.mean([row["reward_mean"] for row in one.metrics()[-3:]]))
+
+
 def interval(samples: np.ndarray, draws: int = 10_000) -> tuple[float, float]:
     """95 % bootstrap interval of the mean of (seeds, questions), both resampled."""
     rng = np.random.default_rng(0)
@@ -195,6 +200,7 @@ def report(
         "3",
         "gain",
         "95 %",
+        "sampled",
         "plain",
         "paid",
         "verify",
@@ -223,6 +229,7 @@ def report(
             *(f"{value:.2f}" for value in strata),
             f"{gain.mean():+.3f}",
             f"({glow:+.2f}, {ghigh:+.2f})",
+            f"{np.mean([last_rewards(a) for a in arms]):.2f}",
             f"{np.mean([f['em_initial_instruction'] for f in figures]):.2f}",
             f"{spent:.0f}",
             f"{verify / spent:.1%}",
