@@ -55,7 +55,7 @@ ARMS: dict[str, dict[str, Any]] = {
 ABLATIONS: dict[str, dict[str, Any]] = {
     "constant population": {"strategy": {"prune_every": 0, "evolve_every": 0}},
     "prune and expand": {"strategy": {"verify": False}},
-    "full": {},
+    "inspo": {},
     "paraphrase": {"strategy": {"proposer": "paraphrase"}},
     "history": {"strategy": {"proposer": "history"}},
     "centred credit": {"strategy": {"credit": "centred"}},

@@ -202,8 +202,8 @@ def cost_table(summary: dict[str, Any]) -> Table:
     table = Table(title="Cost", title_justify="left", show_edge=False, pad_edge=False)
     table.add_column("")
     columns = (
-        "training rollouts",
-        "verification",
+        "train",
+        "verify",
         "evaluation",
         "generated tokens",
         "LLM calls",
