@@ -141,7 +141,9 @@ def test_the_state_is_saved_before_the_trainers_half(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_without_its_state_is_not_resumed_from(tmp_path: Path) -> None:
-    (tmp_path / "checkpoints" / "checkpoint-7").mkdir(parents=True)
+    torn = tmp_path / "checkpoints" / "checkpoint-7"  # of a save of ours that was cut off
+    torn.mkdir(parents=True)
+    save_state(torn.parent, 7, {"batches": 7})
     start(tmp_path, **SAVING).trainer.train()
     folder = tmp_path / "checkpoints"
     assert {p.name for p in folder.glob("checkpoint-*")} == {"checkpoint-1", "checkpoint-2"}
