@@ -1,6 +1,6 @@
 """GRPOTrainer without the work that cannot change its gradient."""
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from trl import GRPOTrainer
@@ -46,8 +46,8 @@ class JointTrainer(GRPOTrainer):
     def _most_of_all_ranks(self, count: int) -> int:
         if self.accelerator.num_processes == 1:
             return count
-        counts = self.accelerator.gather(torch.tensor([count], device=self.accelerator.device))
-        return int(counts.max())
+        here = torch.tensor([count], device=self.accelerator.device)
+        return int(cast(torch.Tensor, self.accelerator.gather(here)).max())
 
     def _passes_over_zero_advantages(self) -> bool:
         return (
