@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from cotune.console import RunJournal, SilentJournal, describe_event, score_table
-from cotune.coordinator import Journal
+from cotune.console import RunJournal, describe_event, score_table
+from cotune.coordinator import Journal, SilentJournal
 from cotune.experiments.evaluate import Score
 from cotune.records import Assignment, Prompt
 from cotune.run_dir import RunDir

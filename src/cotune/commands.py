@@ -14,8 +14,9 @@ from rich.table import Table
 
 from cotune.build import build_llm, describe_llm
 from cotune.config import RunConfig, dump_config, load_config, parse_config
-from cotune.console import RunJournal, SilentJournal, score_table
+from cotune.console import RunJournal, score_table
 from cotune.contracts import ConfigError, Stopped
+from cotune.coordinator import SilentJournal
 from cotune.environments.geo import GeoOptions
 from cotune.llm.client import OpenAIOptions, worst_case_price
 from cotune.llm.ledger import Ledger

@@ -63,22 +63,6 @@ class RunJournal:
         return f"{seconds // 60:02d}:{seconds % 60:02d}"
 
 
-class SilentJournal:
-    """The journal of the processes that only serve the first one: writes and shows nothing."""
-
-    def event(self, kind: str, step: int, /, **fields: object) -> None:
-        pass
-
-    def metrics(self, step: int, values: Mapping[str, float]) -> None:
-        pass
-
-    def trajectories(self, step: int, purpose: str, trajectories: Sequence[Trajectory]) -> None:
-        pass
-
-    def cut_back(self, step: int) -> None:
-        pass
-
-
 def describe_event(kind: str, fields: Mapping[str, object]) -> str:
     """An event as a line of rich markup; "" for those that are not shown. Model text is escaped."""
 

@@ -41,6 +41,22 @@ class Journal(Protocol):
         ...
 
 
+class SilentJournal:
+    """The journal of the processes that only serve the first one: or of none: writes and shows nothing."""
+
+    def event(self, kind: str, step: int, /, **fields: object) -> None:
+        pass
+
+    def metrics(self, step: int, values: Mapping[str, float]) -> None:
+        pass
+
+    def trajectories(self, step: int, purpose: str, trajectories: Sequence[Trajectory]) -> None:
+        pass
+
+    def cut_back(self, step: int) -> None:
+        pass
+
+
 class Meter(Protocol):
     """Where rollouts are counted (`cotune.llm.ledger.Ledger` is one)."""
 

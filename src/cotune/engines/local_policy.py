@@ -1,18 +1,18 @@
 """A saved policy in this process, with nothing around it: for evaluation outside of a run."""
 
 import contextlib
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
-from cotune.contracts import ConfigError, Environment, LLMError
-from cotune.coordinator import Coordinator, RolloutSettings
+from cotune.contracts import ConfigError, Environment
+from cotune.coordinator import Coordinator, RolloutSettings, SilentJournal
 from cotune.engines.codec import HFCodec
 from cotune.engines.sampling import policy_sampler
-from cotune.records import Completion, Purpose, Trajectory
+from cotune.llm.client import NoLLM
+from cotune.records import Purpose
 from cotune.strategies.static import StaticStrategy
 
 
@@ -51,36 +51,20 @@ def local_coordinator(
     model.eval()
     context = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     codec = HFCodec(tokenizer)
-    detached = _Detached()
     return Coordinator(
         strategy=StaticStrategy(instruction),
         environment=environment,
         codec=codec,
         sampler=policy_sampler(lambda: contextlib.nullcontext(model), codec, tokenizer),
-        llm=detached,
-        journal=detached,
-        meter=detached,
+        llm=NoLLM(),
+        journal=SilentJournal(),
+        meter=_Unmetered(),
         settings=replace(settings, context_tokens=context),
     )
 
 
-class _Detached:
-    """Stands for a run's LLM, journal and ledger where there is no run."""
-
-    def complete(self, prompt: str) -> Completion:
-        raise LLMError("a policy outside of a run has no LLM to ask")
-
-    def event(self, kind: str, step: int, /, **fields: object) -> None:
-        pass
-
-    def metrics(self, step: int, values: Mapping[str, float]) -> None:
-        pass
-
-    def trajectories(self, step: int, purpose: str, trajectories: Sequence[Trajectory]) -> None:
-        pass
-
-    def cut_back(self, step: int) -> None:
-        pass
+class _Unmetered:
+    """Stands for a ledger where there is no run."""
 
     def begin_attempt(self, resumed_from: int | None) -> int:
         return 1
