@@ -11,6 +11,7 @@ from cotune.records import (
     Action,
     Assignment,
     Completion,
+    Distillation,
     Metrics,
     Progress,
     Prompt,
@@ -87,6 +88,11 @@ class Strategy(Protocol):
     Called in this order at every step t: `evolve_if_due`, `assign`, `observe`. The state is saved
     after `observe`, so that a phase that is due survives a kill.
     """
+
+    @property
+    def distillation(self) -> Distillation:
+        """How rollouts whose trained prompt is not the sampled one are trained on."""
+        ...
 
     def evolve_if_due(
         self, progress: Progress, rollout: Rollout, llm: LLM, record: Recorder

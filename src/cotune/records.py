@@ -7,7 +7,7 @@ P prompt tokens, C completion tokens, V vocabulary.
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,12 +19,15 @@ class Task:
         question: what the policy is asked.
         answers: ground truths, any of which counts.
         stratum: what tables group by ("2 hops"); "" where the world has no strata.
+        solution: a reference solution, where the data has one; shown to nobody, but no hint may
+            quote it.
     """
 
     id: str
     question: str
     answers: tuple[str, ...]
     stratum: str = ""
+    solution: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +55,38 @@ class Assignment:
     trained: Prompt
     instruction_id: str
     group: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Distillation:
+    """How a rollout sampled under a hint is trained on without it (P²O, arXiv 2603.21877, Eq. 4).
+
+    π_old(ỹ|x) and π_old(ỹ|x̃) are the chances of a token under the prompt that is trained on and
+    under the hinted one; their quotient is the context ratio.
+
+    Attributes:
+        ratio: the denominator of the importance ratio. "original" is π_old(ỹ|x): it starts at 1.
+            "hint" is π_old(ỹ|x̃): off-policy. "masked" is "original" with each token's loss
+            multiplied by whether its context ratio lies in [low, high]. "off" is no distillation:
+            the gradient is taken on the hinted prompt (an ablation).
+        low, high: bounds of the context ratio.
+        soft: a token outside of the bounds is scaled by how far it is out, instead of masked.
+        drop_failed: failed rollouts under a hint weigh nothing in the loss.
+    """
+
+    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
+
+    ratio: Literal["original", "hint", "masked", "off"] = "masked"
+    low: float = 0.01
+    high: float = 10.0
+    soft: bool = False
+    drop_failed: bool = False
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.low < self.high:
+            raise ValueError(
+                f"distillation: low is {self.low} and high {self.high}; expected 0 <= low < high"
+            )
 
 
 class StopReason(StrEnum):

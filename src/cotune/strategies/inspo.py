@@ -14,7 +14,16 @@ from cotune.evolution.population import Best, Member, Population
 from cotune.evolution.proposers import ProposerKind
 from cotune.evolution.replay import ReplayBuffer
 from cotune.evolution.verification import Candidate
-from cotune.records import Assignment, Instruction, Metrics, Progress, Prompt, Task, Trajectory
+from cotune.records import (
+    Assignment,
+    Distillation,
+    Instruction,
+    Metrics,
+    Progress,
+    Prompt,
+    Task,
+    Trajectory,
+)
 
 _HISTORY = 10  # instructions shown to the history proposer
 
@@ -147,6 +156,11 @@ class Inspo:
         self._last_weights: dict[str, float] = {}  # by instruction id; the history proposer's
         self._baselines: dict[str, tuple[int, float]] = {}  # task id -> rollouts, mean reward
         self._phases_run = 0  # the step whose due phases were run last
+
+    @property
+    def distillation(self) -> Distillation:
+        """Unused: every rollout is trained on the prompt that it was sampled under."""
+        return Distillation()
 
     # ---- Algorithm 1, lines 2, 10-13 and 16-24
 

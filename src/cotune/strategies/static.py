@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from cotune.contracts import LLM, ConfigError, Recorder, Rollout, State
-from cotune.records import Assignment, Metrics, Progress, Prompt, Task, Trajectory
+from cotune.records import Assignment, Distillation, Metrics, Progress, Prompt, Task, Trajectory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,6 +22,11 @@ class StaticStrategy:
     def __init__(self, instruction: str, options: StaticOptions | None = None) -> None:
         self.options = options or StaticOptions()
         self._prompt = Prompt(instruction)
+
+    @property
+    def distillation(self) -> Distillation:
+        """Unused: every rollout is trained on the prompt that it was sampled under."""
+        return Distillation()
 
     def evolve_if_due(
         self, progress: Progress, rollout: Rollout, llm: LLM, record: Recorder

@@ -11,7 +11,16 @@ from trl import GRPOConfig, GRPOTrainer
 from cotune.contracts import LLM, Environment, Recorder, Rollout, State, Strategy
 from cotune.engines.trl.joint import Parts, TRLJoint
 from cotune.llm.ledger import Ledger
-from cotune.records import Assignment, Limits, Metrics, Progress, Prompt, Task, Trajectory
+from cotune.records import (
+    Assignment,
+    Distillation,
+    Limits,
+    Metrics,
+    Progress,
+    Prompt,
+    Task,
+    Trajectory,
+)
 from cotune.run_dir import RunDir
 from cotune.strategies.static import StaticStrategy
 from cotune.testing import ScriptedLLM
@@ -58,6 +67,10 @@ class Counting(StaticStrategy):
         self.total += sum(t.reward for t in trajectories)
         self.batches += 1
         return {"counting/total": self.total}
+
+    @property
+    def distillation(self) -> Distillation:
+        return Distillation(ratio="original")
 
     def best_prompt(self) -> Prompt:
         return self._now
