@@ -23,8 +23,8 @@ def read_corpus(path: Path) -> list[tuple[str, str]]:
         ConfigError: no such file, not JSON Lines, `contents` missing or blank, no passage at all.
     """
     passages: list[tuple[str, str]] = []
-    for where, row in _rows(path, "environment.corpus"):
-        contents = _text(row, "contents", where, '"contents": "\\"Title\\"\\ntext"')
+    for where, row in json_rows(path, "environment.corpus"):
+        contents = text_field(row, "contents", where, '"contents": "\\"Title\\"\\ntext"')
         title, newline, text = contents.partition("\n")
         name = title.strip().strip('"').strip()
         passages.append((name, text.strip()) if newline else ("", contents))
@@ -47,14 +47,14 @@ def read_tasks(path: Path, split: str) -> list[Task]:
             comes twice, no question at all.
     """
     tasks: dict[str, Task] = {}
-    for where, row in _rows(path, f"environment.{split}"):
-        question = _text(row, "question", where, '"question": "…"')
+    for where, row in json_rows(path, f"environment.{split}"):
+        question = text_field(row, "question", where, '"question": "…"')
         digest = hashlib.sha1(question.encode()).hexdigest()[:12]
         id, stratum = row.get("id", f"{split}-{digest}"), row.get("stratum", "")
         if isinstance(id, bool) or not isinstance(id, str | int):
-            raise ConfigError(f'{where}: "id" is {_short(id)}; expected text or an integer')
+            raise ConfigError(f'{where}: "id" is {shortened(id)}; expected text or an integer')
         if not isinstance(stratum, str):
-            raise ConfigError(f'{where}: "stratum" is {_short(stratum)}; expected text')
+            raise ConfigError(f'{where}: "stratum" is {shortened(stratum)}; expected text')
         task = Task(str(id), question, _answers(row, where), stratum)
         if task.id in tasks:
             raise ConfigError(
@@ -69,7 +69,7 @@ def read_tasks(path: Path, split: str) -> list[Task]:
     return list(tasks.values())
 
 
-def _rows(path: Path, field: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def json_rows(path: Path, field: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Each line's object with "field: file, line n" to start a message with."""
     try:
         with path.open(encoding="utf-8-sig") as lines:
@@ -96,21 +96,23 @@ def _parsed(line: str, where: str) -> Mapping[str, Any]:
     except (ValueError, RecursionError) as error:
         reason = f"{type(error).__name__}: {error}"
         raise ConfigError(
-            f"{where}: not JSON ({reason}): {_short(line.strip())}; put one JSON object on each line"
+            f"{where}: not JSON ({reason}): {shortened(line.strip())}; put one JSON object on each line"
         ) from error
     if not isinstance(row, dict):
-        raise ConfigError(f"{where}: {_short(row)}; expected a JSON object in braces")
+        raise ConfigError(f"{where}: {shortened(row)}; expected a JSON object in braces")
     return cast(dict[str, Any], row)
 
 
-def _text(row: Mapping[str, Any], name: str, where: str, example: str) -> str:
+def text_field(row: Mapping[str, Any], name: str, where: str, example: str) -> str:
     if name not in row:
         raise ConfigError(
             f'{where}: no field "{name}", only {", ".join(row) or "an empty object"}; add {example}'
         )
     value = row[name]
     if not isinstance(value, str) or not value.strip():
-        raise ConfigError(f'{where}: "{name}" is {_short(value)}; expected text, as in {example}')
+        raise ConfigError(
+            f'{where}: "{name}" is {shortened(value)}; expected text, as in {example}'
+        )
     return value.strip()
 
 
@@ -130,11 +132,11 @@ def _answers(row: Mapping[str, Any], where: str) -> tuple[str, ...]:
     )
     if not texts or len(texts) != len(answers):
         raise ConfigError(
-            f'{where}: "{name}" is {_short(value)}; expected text or a list of texts, none blank'
+            f'{where}: "{name}" is {shortened(value)}; expected text or a list of texts, none blank'
         )
     return tuple(texts)
 
 
-def _short(value: object) -> str:
+def shortened(value: object) -> str:
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:77]}..."

@@ -1,0 +1,232 @@
+r"""Answers in \boxed{…}: how one is read off a text, and whether it equals a ground truth.
+
+What a policy writes is hostile: "9**9**9**9" or a deep nest must neither hang nor fill a run.
+math-verify limits its time by `signal.alarm`, which fails in threads and does not interrupt sympy
+inside C code. So it runs in a process of its own (`math_worker`), which is killed when late.
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cotune.contracts import ConfigError
+
+MAX_CHARACTERS = 1000
+"""A longer answer scores 0 unread."""
+
+_START_SECONDS = 60.0
+_WORKER = Path(__file__).with_name("math_worker.py")
+_BOX = re.compile(r"\\boxed\s*\{")
+# With what a backslash escapes, so that the braces of \{ and \} do not count.
+_BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
+_INTEGER = re.compile(r"([+-]?)(\d{1,3}(?:,\d{3})+|\d+)", re.ASCII)
+
+
+def last_boxed(text: str) -> str | None:
+    r"""The content of the last \boxed{…}; None where there is none or the last one is unclosed.
+
+    As MATH's `last_boxed_only_string`: the last one that is begun decides, so that what was boxed
+    before an answer that breaks off does not count. Of nested ones it is the innermost.
+
+    >>> last_boxed(r"So \boxed{1}, no: \boxed{\frac{1}{2}}.")
+    '\\frac{1}{2}'
+    """
+    begun = list(_BOX.finditer(text))
+    if not begun:
+        return None
+    start, depth = begun[-1].end(), 1
+    for mark in _BRACE.finditer(text, start):
+        depth += {"{": 1, "}": -1}.get(mark.group(), 0)
+        if depth == 0:
+            return text[start : mark.start()]
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """1 or 0, and why it is 0 where that is not plain inequality; "" otherwise."""
+
+    reward: float
+    reason: str = ""
+
+
+class BoxedReward:
+    """1 if an answer equals one of the ground truths as mathematics, by math-verify; else 0.
+
+    Equal texts and plain integers ("1,024" is 1024) are settled here. The rest goes to a worker
+    process, started when first needed and kept: 0.5 s to start, about 15 ms an answer. An answer
+    that takes too long, or that crashes the worker, scores 0; a new worker does the rest. Several
+    threads may call it; they take turns.
+
+    Args:
+        seconds: for one answer, with all its ground truths.
+        plain_integers: a ground truth that is a plain integer is equalled by plain integers alone.
+            Otherwise 12 \\times 13 equals 156, and a policy may learn to box the question.
+
+    Raises:
+        ConfigError: `seconds` is not positive; when a worker is needed: it does not start.
+    """
+
+    def __init__(self, seconds: float = 5.0, *, plain_integers: bool = False) -> None:
+        if not seconds > 0:
+            raise ConfigError(f"BoxedReward: seconds is {seconds}; expected more than 0")
+        self._seconds, self._plain_integers = seconds, plain_integers
+        self._worker: _Worker | None = None
+        self._lock = threading.Lock()
+
+    def __call__(self, answer: str | None, truths: Sequence[str]) -> float:
+        return self._judge(answer, truths).reward
+
+    def score(self, pairs: Sequence[tuple[str | None, Sequence[str]]]) -> list[float]:
+        """The rewards of answers, each with its ground truths, in order."""
+        return [verdict.reward for verdict in self.judge(pairs)]
+
+    def judge(self, pairs: Sequence[tuple[str | None, Sequence[str]]]) -> list[Verdict]:
+        """`score` with the reasons."""
+        return [self._judge(answer, truths) for answer, truths in pairs]
+
+    def close(self) -> None:
+        """Ends the worker; a later call starts another. Without it, it ends with this process."""
+        with self._lock:
+            if self._worker is not None:
+                self._worker.end()
+            self._worker = None
+
+    def __enter__(self) -> "BoxedReward":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _judge(self, answer: str | None, truths: Sequence[str]) -> Verdict:
+        own = (answer or "").strip()
+        if not own:
+            return Verdict(0.0, "no answer")
+        if len(own) > MAX_CHARACTERS:
+            return Verdict(0.0, f"{len(own)} characters; expected at most {MAX_CHARACTERS}")
+        number = _integer(own)
+        unsettled: list[str] = []
+        for truth in map(str.strip, truths):
+            expected = _integer(truth)
+            if own == truth or (number is not None and number == expected):
+                return Verdict(1.0)
+            differs = expected is not None and (number is not None or self._plain_integers)
+            if not differs and len(truth) <= MAX_CHARACTERS:
+                unsettled.append(truth)
+        return self._compared(own, unsettled) if unsettled else Verdict(0.0)
+
+    def _compared(self, answer: str, truths: Sequence[str]) -> Verdict:
+        with self._lock:
+            if self._worker is None or self._worker.ended:
+                self._worker = _Worker(self._seconds)
+            return self._worker.compare(answer, truths)
+
+
+class _Worker:
+    """One process of `math_worker`, asked one question at a time."""
+
+    def __init__(self, seconds: float) -> None:
+        # By path with -P: no file of this folder or of the user's shadows a module of the libraries.
+        command = [sys.executable, "-P", str(_WORKER), str(seconds)]
+        self._seconds = seconds
+        self._late = threading.Event()
+        try:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                encoding="utf-8",
+                # sympy's order of simplification may follow that of sets.
+                env={**os.environ, "PYTHONHASHSEED": "0"},
+            )
+        except OSError as error:
+            raise _no_start(str(error)) from error
+        self.end = weakref.finalize(self, _end, self._process)
+        hello = self._exchange("", _START_SECONDS)
+        if hello is None:
+            raise _no_start(self._fault())
+        if "error" in hello:
+            self.end()
+            raise _no_start(hello["error"])
+
+    @property
+    def ended(self) -> bool:
+        # True in a fork of the process that started it, too: a pipe cannot serve two.
+        return self._process.poll() is not None
+
+    def compare(self, answer: str, truths: Sequence[str]) -> Verdict:
+        question = json.dumps({"answer": answer, "truths": truths})
+        reply = self._exchange(question + "\n", self._seconds)
+        if reply is None:
+            return Verdict(0.0, f"no verdict: {self._fault()}")
+        return Verdict(float(reply["equal"]))
+
+    def _exchange(self, line: str, seconds: float) -> dict[str, Any] | None:
+        """Sends a line and reads one; None where the worker crashed or was killed for being late.
+
+        Whatever else happens meanwhile (Ctrl-C, say), a worker whose reply was not read is ended:
+        it would be taken for the reply to the next question.
+        """
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        timer = threading.Timer(seconds, self._expire)
+        timer.daemon = True
+        timer.start()
+        reply = ""
+        try:
+            with suppress(BrokenPipeError):
+                self._process.stdin.write(line)
+                self._process.stdin.flush()
+                reply = self._process.stdout.readline()
+        finally:
+            timer.cancel()
+            timer.join()
+            whole = reply.endswith("\n")
+            if self._late.is_set() or not whole:
+                self.end()
+        return json.loads(reply) if whole else None
+
+    def _expire(self) -> None:
+        self._late.set()
+        self._process.kill()
+
+    def _fault(self) -> str:
+        if self._late.is_set():
+            return "the worker took too long"
+        return f"the worker crashed with status {self._process.returncode}"
+
+
+def _end(process: "subprocess.Popen[str]") -> None:
+    process.kill()
+    process.wait()
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            # What was never read is flushed into a pipe without a reader.
+            with suppress(OSError):
+                pipe.close()
+
+
+def _no_start(reason: str) -> ConfigError:
+    return ConfigError(
+        f"the worker that compares answers did not start: {reason}; check that "
+        f"`{sys.executable} -c 'import math_verify'` works (pip install 'math-verify[antlr4_13_2]')"
+    )
+
+
+def _integer(text: str) -> str | None:
+    """A plain integer without commas, plus sign and leading zeros; None for any other text."""
+    match = _INTEGER.fullmatch(text)
+    if match is None:
+        return None
+    digits = match[2].replace(",", "").lstrip("0") or "0"
+    return f"-{digits}" if match[1] == "-" and digits != "0" else digits

@@ -1,0 +1,376 @@
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cotune.contracts import ConfigError
+from cotune.rewards import boxed, math_worker
+from cotune.rewards.boxed import BoxedReward, Verdict, last_boxed
+
+ENDLESS = "9^{9^{9^{9}}}"
+WORKER = Path(math_worker.__file__)
+
+
+@pytest.fixture(scope="module")
+def reward() -> Iterator[BoxedReward]:
+    """One worker for all; generous, as it is time-limited nowhere but where a test says so."""
+    with BoxedReward(30.0) as shared:
+        yield shared
+
+
+@pytest.fixture
+def no_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("a worker was started")
+
+    monkeypatch.setattr(boxed.subprocess, "Popen", refuse)
+
+
+@pytest.mark.parametrize(
+    ("text", "content"),
+    [
+        (r"The answer is \boxed{42}.", "42"),
+        (r"\boxed{\frac{1}{\sqrt{2}}}", r"\frac{1}{\sqrt{2}}"),
+        (r"\boxed{1}, no, \boxed{2} it is {3}", "2"),
+        (r"\boxed {x} and \boxed" + "\n{ y }", " y "),
+        (r"\boxed{\boxed{5}}", "5"),
+        (r"\boxed{\left\{1, 2\right.}", r"\left\{1, 2\right."),
+        (r"\boxed{1 \\}", r"1 \\"),
+        (r"\boxed{}", ""),
+        (r"\boxed{a" + "\n" + "b}", "a\nb"),
+        ("42", None),
+        ("", None),
+        (r"\boxed 5", None),
+        (r"boxed{5}", None),
+        (r"\boxed{5", None),
+        (r"\boxed{\frac{1}{2}", None),
+        (r"\boxed{5\}", None),
+        # The last one that is begun decides.
+        (r"\boxed{5} or \boxed{6", None),
+        (r"\boxed{5} as \boxed says", "5"),
+    ],
+)
+def test_the_last_box(text: str, content: str | None):
+    assert last_boxed(text) == content
+
+
+NEST = st.recursive(
+    st.text(alphabet="ab1\\{}", max_size=4)
+    .map(lambda s: s.replace("\\", "\\\\"))
+    # Braces of plain text are escaped, so that only the nests below open any.
+    .map(lambda s: s.replace("{", "\\{").replace("}", "\\}")),
+    lambda inner: st.lists(inner, max_size=3).map(lambda parts: "{" + "".join(parts) + "}"),
+    max_leaves=12,
+)
+
+
+@given(st.text(), NEST, st.text(alphabet=st.characters(exclude_characters="\\")))
+def test_any_balanced_content_is_read_back(before: str, content: str, after: str):
+    assert last_boxed(f"{before} \\boxed{{{content}}}{after}") == content
+
+
+@given(st.text(alphabet="\\boxed{} 1"))
+def test_any_text_has_a_last_box_or_none(text: str):
+    found = last_boxed(text)
+    assert found is None or f"{{{found}}}" in text
+
+
+def test_deep_and_many_boxes_are_read_in_linear_time():
+    deep = "{" * 100_000 + "}" * 100_000
+    assert last_boxed("\\boxed{" + deep + "}") == deep
+    assert last_boxed("\\boxed{" * 100_000) is None
+
+
+@pytest.mark.parametrize(
+    ("answer", "truths", "expected"),
+    [
+        ("156", ["156"], 1.0),
+        (" 156\n", ["156 "], 1.0),
+        ("1,234,567", ["1234567"], 1.0),
+        ("+007", ["7"], 1.0),
+        ("-0", ["0"], 1.0),
+        ("-3", ["3"], 0.0),
+        ("155", ["156", "-155"], 0.0),
+        ("155", ["156", "155"], 1.0),
+        ("9" * 900, ["9" * 900], 1.0),
+        ("9" * 900, ["8" * 900, "1"], 0.0),
+        (r"\frac{1}{2}", [r"\frac{1}{2}"], 1.0),
+        ("no solution", ["no solution"], 1.0),
+        (None, ["1"], 0.0),
+        ("", ["1"], 0.0),
+        (" ", [" "], 0.0),
+        ("1/2", [], 0.0),
+        ("1/2", ["x" * 1001], 0.0),
+    ],
+)
+@pytest.mark.usefixtures("no_worker")
+def test_equal_texts_and_integers_start_no_worker(
+    answer: str | None, truths: list[str], expected: float
+):
+    assert BoxedReward()(answer, truths) == expected
+
+
+@pytest.mark.usefixtures("no_worker")
+def test_long_answers_are_not_read():
+    (verdict,) = BoxedReward().judge([("1+" * 600, ["5"])])
+    assert verdict == Verdict(0.0, "1200 characters; expected at most 1000")
+    nest = "{" * 100_000 + "5" + "}" * 100_000
+    assert BoxedReward().score([(nest, ["5"]), ("5", ["5"])]) == [0.0, 1.0]
+
+
+@pytest.mark.usefixtures("no_worker")
+def test_plain_integers_alone_where_asked_for():
+    strict = BoxedReward(plain_integers=True)
+    pairs = [("12 \\times 13", ["156"]), ("156.0", ["156"]), ("156", ["156"]), ("1,56", ["156"])]
+    assert strict.score(pairs) == [0.0, 0.0, 1.0, 0.0]
+
+
+def test_plain_integers_leave_other_ground_truths_to_the_worker():
+    with BoxedReward(30.0, plain_integers=True) as strict:
+        assert strict(r"\frac12", ["0", "0.5"]) == 1.0
+
+
+def test_equality_as_mathematics(reward: BoxedReward):
+    equal = [
+        (r"\frac12", "0.5"),
+        ("0.5", r"\frac{1}{2}"),
+        ("1/2", r"\dfrac{1}{2}"),
+        ("0.333333", r"\frac13"),
+        (r"\sqrt{8}", r"2\sqrt{2}"),
+        ("x^2+2x+1", "(x+1)^2"),
+        ("x=5", "5"),
+        (r"\$1{,}000", "1000"),
+        (r"50\%", "0.5"),
+        ("$5$", "5"),
+        ("2, 1", r"\{1, 2\}"),
+        (r"\text{(A)}", "A"),
+        # What plain_integers is for.
+        (r"12 \times 13", "156"),
+    ]
+    unequal = [
+        (r"\frac12", "0.25"),
+        ("5.0001", "5"),
+        ("5, 6", "5"),
+        ("x+1", "y+1"),
+        ("hello 5 @@", "5"),
+        (r"\text{The answer is } 5", "5"),
+        (r"5 \text{ or } 6", "5"),
+        (r"\frac{1}{0}", "5"),
+        (r"\frac{", "5"),
+        ("?", "5"),
+        ("\ud800\x00\n", "5"),
+    ]
+    found = reward.judge([(answer, [truth]) for answer, truth in equal + unequal])
+    assert found == [Verdict(1.0)] * len(equal) + [Verdict(0.0)] * len(unequal)
+    assert reward("1/2", ["7", "x", "0.5"]) == 1.0
+
+
+def test_threads_take_turns(reward: BoxedReward):
+    pairs = [(f"{n}/2", [f"{n / 2}"]) for n in range(1, 9, 2)]
+    found: dict[int, list[float]] = {}
+
+    def ask(i: int) -> None:
+        found[i] = reward.score([pairs[i], ("1/3", ["7"])])
+
+    threads = [threading.Thread(target=ask, args=(i,)) for i in range(len(pairs))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == {i: [1.0, 0.0] for i in range(len(pairs))}
+
+
+def test_a_late_answer_scores_zero_and_the_rest_is_done_anew():
+    with BoxedReward(2.0) as impatient:
+        started = time.monotonic()
+        found = impatient.judge([("1/2", ["0.5"]), (ENDLESS, ["5"]), ("1/4", ["0.25"])])
+        assert time.monotonic() - started < 20
+    assert found == [
+        Verdict(1.0),
+        Verdict(0.0, "no verdict: the worker took too long"),
+        Verdict(1.0),
+    ]
+
+
+def workers() -> set[int]:
+    """Process ids of this process's running workers."""
+    found: set[int] = set()
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            parent = (process / "stat").read_text().rpartition(")")[2].split()[1]
+            running = str(WORKER) in (process / "cmdline").read_text()
+        except OSError:  # ended meanwhile
+            continue
+        if running and int(parent) == os.getpid():
+            found.add(int(process.name))
+    return found
+
+
+linux = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks into /proc")
+
+
+@linux
+def test_a_worker_is_kept_replaced_and_ended():
+    before = workers()
+    with BoxedReward(30.0) as own:
+        assert workers() == before
+        assert own("1/2", ["0.5"]) == 1.0
+        (first,) = workers() - before
+        assert own("1/2", ["0.25"]) == 0.0
+        assert workers() - before == {first}
+        os.kill(first, signal.SIGKILL)
+        os.waitid(os.P_PID, first, os.WEXITED | os.WNOWAIT)
+        assert own("1/2", ["0.5"]) == 1.0
+        (second,) = workers() - before
+        assert second != first
+    assert workers() == before
+    assert own("1/2", ["0.5"]) == 1.0
+    own.close()
+    assert workers() == before
+
+
+@linux
+def test_a_worker_that_crashes_on_an_answer_costs_that_answer():
+    before = workers()
+    with BoxedReward(30.0) as own:
+        assert own("1/2", ["0.5"]) == 1.0
+        (first,) = workers() - before
+        killer = threading.Timer(0.5, os.kill, (first, signal.SIGSEGV))
+        killer.start()
+        crashed, fine = own.judge([(ENDLESS, ["5"]), ("1/2", ["0.5"])])
+        killer.join()
+    assert (crashed.reward, fine) == (0.0, Verdict(1.0))
+    assert "the worker crashed with status" in crashed.reason
+
+
+class Interrupted(BaseException):
+    pass
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="interrupts itself by a signal")
+def test_an_interrupt_leaves_no_stale_reply():
+    def interrupt(*_: object) -> None:
+        raise Interrupted
+
+    previous = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        with BoxedReward(30.0) as own:
+            assert own("1/2", ["0.5"]) == 1.0
+            signal.setitimer(signal.ITIMER_REAL, 0.05)
+            with pytest.raises(Interrupted):
+                # Takes half a second; its reply would be taken for that to the next question.
+                own("+".join("1" * 400), ["400"])
+            assert own.score([("1/2", ["0.25"]), ("1/2", ["0.5"])]) == [0.0, 1.0]
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, previous)
+
+
+def gone(pid: int, seconds: float) -> bool:
+    """Whether the process, nobody's child any more, ends within these seconds."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        try:
+            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except OSError:
+            return True
+        if state == "Z":  # in a container, nobody may reap it
+            return True
+        time.sleep(0.05)
+    return False
+
+
+PARENT = """
+import os, signal, sys, threading
+from cotune.rewards.boxed import BoxedReward
+reward = BoxedReward(2.0)
+assert reward("1/2", ["0.5"]) == 1.0
+print(reward._worker._process.pid, flush=True)
+if sys.argv[1] == "busy":
+    threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGKILL)).start()
+    reward("9^{9^{9^{9}}}", ["5"])
+if sys.argv[1] == "killed":
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@linux
+@pytest.mark.parametrize("way", ["ends", "killed", "busy"])
+def test_a_worker_does_not_outlive_its_parent(way: str):
+    result = subprocess.run(
+        [sys.executable, "-c", PARENT, way], stdout=subprocess.PIPE, text=True, timeout=60
+    )
+    assert result.returncode == (0 if way == "ends" else -signal.SIGKILL)
+    # One that computes is ended by its own alarm, 3 s after the question.
+    assert gone(int(result.stdout), 10.0)
+
+
+def test_a_missing_library_is_a_set_up_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "math_verify.py").write_text("raise ImportError('no antlr here')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with pytest.raises(ConfigError, match=r"did not start: ImportError: no antlr here; check that"):
+        BoxedReward()("1/2", ["0.5"])
+
+
+@pytest.mark.parametrize("executable", ["/no/such/python", "/bin/false"])
+def test_an_interpreter_that_does_not_run_is_a_set_up_error(
+    executable: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(sys, "executable", executable)
+    with pytest.raises(ConfigError, match=r"answers did not start: .*math-verify\[antlr4_13_2\]"):
+        BoxedReward()("1/2", ["0.5"])
+
+
+def test_a_folder_of_the_user_shadows_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "random.py").write_text("raise ImportError('not the real one')")
+    monkeypatch.chdir(tmp_path)
+    with BoxedReward(30.0) as own:
+        assert own("1/2", ["0.5"]) == 1.0
+
+
+def test_what_libraries_print_is_no_reply(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "math_verify.py").write_text(
+        "print('{\"ready\": true}')\n"
+        "LatexExtractionConfig = dict\n"
+        "def parse(text, *_, **__): print('{\"equal\": true}'); return [text]\n"
+        "def verify(gold, own, **_): return gold == own\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with BoxedReward(30.0) as own:
+        assert own.score([("a", ["b"]), ("c", ["d"])]) == [0.0, 0.0]
+
+
+@linux
+def test_memory_is_capped():
+    code = (
+        f"import sys; sys.path.insert(0, {str(WORKER.parent)!r})\n"
+        "import math_worker; math_worker.limit_memory()\n"
+        "try: bytearray(2 * math_worker.MEMORY_BYTES)\n"
+        "except MemoryError: print('capped')"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert result.stdout.strip() == "capped", result.stderr
+
+
+def test_only_the_worker_loads_math_verify():
+    code = (
+        "import sys; from cotune.rewards.boxed import BoxedReward\n"
+        "with BoxedReward(30.0) as r: assert r('1/2', ['0.5']) == 1.0\n"
+        "print({'math_verify', 'sympy', 'antlr4'} & set(sys.modules))"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert result.stdout.strip() == "set()", result.stderr
+
+
+@pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan")])
+def test_a_time_limit_is_positive(seconds: float):
+    with pytest.raises(ConfigError, match=r"seconds is .*; expected more than 0"):
+        BoxedReward(seconds)
