@@ -39,11 +39,13 @@ def neutralised(text: str) -> str:
     return _RESERVED.sub(lambda m: f"({m.group()[1:-1]})", text)
 
 
-def _words(text: str) -> tuple[str, ...]:
+def words_of(text: str) -> tuple[str, ...]:
+    """The words of a text in order, case-folded, punctuation left out."""
     return tuple(_WORD.findall(text.casefold()))
 
 
-def _ngrams(words: Sequence[str], n: int) -> set[tuple[str, ...]]:
+def ngrams(words: Sequence[str], n: int) -> set[tuple[str, ...]]:
+    """Every run of n words; none where there are fewer."""
     return {tuple(words[i : i + n]) for i in range(len(words) - n + 1)}
 
 
@@ -54,17 +56,17 @@ def leaked_answer(candidate: str, parent: str, tasks: Iterable[Task]) -> str | N
     five in a row are shared. Left out: yes/no and the like, and answers of fewer than four
     letters and digits (small numbers among them), which instructions hold by chance.
     """
-    new, old = _words(candidate), _words(parent)
+    new, old = words_of(candidate), words_of(parent)
     added = set[tuple[str, ...]]()
     for n in range(1, _MAX_NGRAM + 1):
-        added |= _ngrams(new, n) - _ngrams(old, n)
+        added |= ngrams(new, n) - ngrams(old, n)
     for task in tasks:
         for answer in task.answers:
-            words = _words(answer)
+            words = words_of(answer)
             joined = "".join(words)
             if len(joined) < _MIN_ANSWER_CHARS or joined in _IGNORED_ANSWERS:
                 continue
-            if _ngrams(words, min(len(words), _MAX_NGRAM)) & added:
+            if ngrams(words, min(len(words), _MAX_NGRAM)) & added:
                 return answer
     return None
 
@@ -75,7 +77,7 @@ def is_near_copy(a: str, b: str) -> bool:
     A replaced word counts as two. Counted in words, not as a ratio: one short sentence can
     change all, and in a long instruction a ratio would call that a copy.
     """
-    left, right = _words(a), _words(b)
+    left, right = words_of(a), words_of(b)
     difference = Counter(left)
     difference.subtract(right)
     if sum(map(abs, difference.values())) > 2:

@@ -100,7 +100,7 @@ class ReplayBuffer:
 
     def load_state_dict(self, state: State) -> None:
         tasks = {
-            t["id"]: Task(t["id"], t["question"], tuple(t["answers"]), t["stratum"])
+            t["id"]: Task(t["id"], t["question"], tuple(t["answers"]), t["stratum"], t["solution"])
             for t in state["tasks"]
         }
         self._experiences.clear()

@@ -1,0 +1,257 @@
+"""P²O's Phase 2: hints for the hard questions, under the current policy (arXiv 2603.21877)."""
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from cotune.contracts import LLM, EvolutionError, Recorder, Rollout, State
+from cotune.evolution.gepa_phase import evolve_by_gepa
+from cotune.evolution.hard_samples import SOLVED_AT
+from cotune.evolution.hint_reflection import Judge, Reflector, example
+from cotune.evolution.hint_rules import HintRules
+from cotune.evolution.hints import HintOptions, HintPool, covering, split
+from cotune.records import Task
+
+_BARREN_PHASES = 2
+_BARREN_ROUNDS = 2
+_MOST_CAUSES = 5
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseResult:
+    """What one phase brought and cost.
+
+    Attributes:
+        pool: the hints with their dev scores; the empty one alone where no other was accepted.
+        evaluations: rollouts spent.
+        asked: questions put to the reflector.
+        proposed: replies that came.
+        lawful: proposals that keep to the contract.
+        accepted: those in the pool.
+        reasons: why proposals failed or were rejected; each once, five at most.
+    """
+
+    pool: HintPool
+    evaluations: int
+    asked: int
+    proposed: int
+    lawful: int
+    accepted: int
+    reasons: tuple[str, ...]
+
+
+def evolve_hints(
+    hard: Sequence[Task],
+    *,
+    instruction: str,
+    rollout: Rollout,
+    llm: LLM,
+    rules: HintRules,
+    options: HintOptions,
+    seed_key: str,
+    phase: int,
+    record: Recorder,
+) -> PhaseResult:
+    """One phase. The same arguments and replies make the same calls in the same order.
+
+    Args:
+        hard: the hard questions, two or more.
+        instruction: what the policy is told beside the hint.
+        rollout: the current policy.
+        llm: the reflector.
+        seed_key: of all draws.
+        phase: its number, for the events.
+
+    Raises:
+        ValueError: there are fewer than two hard questions.
+        CotuneError: what `rollout` or `llm` raised; an LLMError is recorded instead.
+    """
+    if len(hard) < 2:
+        raise ValueError(f"{len(hard)} hard questions; expected 2 or more, to score and reflect on")
+    dev, train = split(hard, options, seed_key)
+    budget = options.evaluations(len(dev))
+    record(
+        "hint_phase",
+        phase=phase,
+        hard=len(hard),
+        dev=len(dev),
+        train=len(train),
+        budget=budget,
+        reflection=options.reflection,
+    )
+    judge = Judge(instruction, rollout)
+    reflector = Reflector(llm, rules, hard, instruction, record)
+    search = evolve_by_gepa if options.reflection == "gepa" else reflect_once
+    pool = search(dev, train, judge, reflector, options, seed_key, record)
+    result = PhaseResult(
+        pool=pool,
+        evaluations=judge.evaluations,
+        asked=reflector.asked,
+        proposed=reflector.proposed,
+        lawful=reflector.lawful,
+        accepted=len(pool.texts) - 1,
+        reasons=tuple(reflector.reasons),
+    )
+    _record_ended(result, phase, budget, record)
+    return result
+
+
+def _record_ended(result: PhaseResult, phase: int, budget: int, record: Recorder) -> None:
+    cover = covering(result.pool)
+    record(
+        "hint_phase_ended",
+        phase=phase,
+        evaluations=result.evaluations,
+        budget=budget,
+        asked=result.asked,
+        proposed=result.proposed,
+        lawful=result.lawful,
+        accepted=result.accepted,
+        covering=len(cover),
+        solved_without=result.pool.solved_share([0]),
+        solved_by_cover=result.pool.solved_share(cover),
+    )
+
+
+def reflect_once(
+    dev: Sequence[Task],
+    train: Sequence[Task],
+    judge: Judge,
+    reflector: Reflector,
+    options: HintOptions,
+    seed_key: str,
+    record: Recorder,
+) -> HintPool:
+    """Single-turn reflection (the paper's ablation): hints written from the empty one, none evolved.
+
+    Asks about minibatches of train, each evaluated once without a hint, until `beam` lawful hints
+    are there, or as many as the budget can score on dev; two rounds in a row without one are the
+    last. All hints and the empty one are then scored on dev in one batch.
+    """
+    budget = options.evaluations(len(dev))
+    minibatches = _minibatches(train, options.minibatch, seed_key)
+    hints: list[str] = []
+    barren = 0
+    while barren < _BARREN_ROUNDS:
+        # Each further hint costs its minibatch now and its dev scores at the end.
+        left = budget - judge.evaluations - (1 + len(hints)) * len(dev)
+        wanted = min(options.beam - len(hints), left // (options.minibatch + len(dev)))
+        if wanted < 1:
+            break
+        done = judge.evaluate([("", next(minibatches)) for _ in range(wanted)])
+        open_ones = [ts for ts in done if any(t.reward < SOLVED_AT for t in ts)]
+        new = [
+            reflector.propose("", [example(t, options.show_answers) for t in b]) for b in open_ones
+        ]
+        lawful = [hint for hint in new if hint is not None]
+        barren = 0 if lawful else barren + 1
+        hints += lawful
+    texts = ["", *hints]
+    scores = [tuple(t.reward for t in ts) for ts in judge.evaluate([(h, dev) for h in texts])]
+    for text, row in zip(hints, scores[1:], strict=True):
+        mean = sum(row) / len(row)
+        record("hint_accepted", text=text, parent="", mean_dev_score=mean)
+    pool = HintPool(tuple(texts), tuple(task.id for task in dev), tuple(scores))
+    record(
+        "hint_progress",
+        evaluations=judge.evaluations,
+        budget=budget,
+        hints=len(texts),
+        best_mean_dev_score=max(pool.mean(i) for i in range(len(texts))),
+    )
+    return pool
+
+
+def _minibatches(train: Sequence[Task], size: int, seed_key: str) -> Iterator[list[Task]]:
+    """Parts of train in a shuffled order, shuffled anew after each pass; the last may be smaller."""
+    rng = random.Random(f"{seed_key}/minibatches")
+    while True:
+        tasks = rng.sample(train, len(train))
+        yield from (tasks[i : i + size] for i in range(0, len(tasks), size))
+
+
+class HintEvolution:
+    """Runs phases, skips those with too few hard questions, and errs when no hint ever comes.
+
+    Args:
+        rules: the contract of a hint.
+        seed: of all draws, which are keyed by (seed, step).
+    """
+
+    def __init__(self, rules: HintRules, options: HintOptions, seed: int) -> None:
+        self._rules, self.options, self._seed = rules, options, seed
+        self._phases = 0
+        self._failed = 0  # phases in a row of which all proposals failed
+        self._useful = False  # whether any phase brought a lawful hint
+        self._causes: list[str] = []  # of the failed phases in a row
+
+    def run(
+        self,
+        hard: Sequence[Task],
+        *,
+        instruction: str,
+        step: int,
+        rollout: Rollout,
+        llm: LLM,
+        record: Recorder,
+        last: bool = False,
+    ) -> HintPool | None:
+        """The pool of a phase; None where it is skipped, which is recorded as a "notice".
+
+        Args:
+            hard: the hard questions.
+            step: the step before which this happens; keys the draws.
+            last: no further phase is to come in this run.
+
+        Raises:
+            EvolutionError: all proposals of two phases in a row failed, or those of all phases of
+                a run; the message names the causes. A phase that put no question to the reflector
+                counts neither way.
+            CotuneError: what `rollout` or `llm` raised; an LLMError is recorded instead.
+        """
+        if len(hard) < self.options.hard_set_min_count:
+            record(
+                "notice",
+                text=f"{len(hard)} hard questions, hard_set_min_count is "
+                f"{self.options.hard_set_min_count}: no hints are evolved",
+            )
+            return None
+        self._phases += 1
+        result = evolve_hints(
+            hard,
+            instruction=instruction,
+            rollout=rollout,
+            llm=llm,
+            rules=self._rules,
+            options=self.options,
+            seed_key=f"p2o/{self._seed}/hints/{step}",
+            phase=self._phases,
+            record=record,
+        )
+        self._account(result, last)
+        return result.pool
+
+    def _account(self, result: PhaseResult, last: bool) -> None:
+        if result.lawful:
+            self._failed, self._useful, self._causes = 0, True, []
+        elif result.asked:
+            self._failed += 1
+            self._causes = list(dict.fromkeys([*self._causes, *result.reasons]))[:_MOST_CAUSES]
+        if self._failed >= _BARREN_PHASES or (last and self._failed and not self._useful):
+            raise EvolutionError(
+                f"every hint proposed in {self._failed} phase{'s' * (self._failed > 1)} failed "
+                f"({'; '.join(self._causes)}); expected a lawful hint within ``` blocks: check the "
+                "run file's `llm`"
+            )
+
+    def state_dict(self) -> State:
+        return {
+            "phases": self._phases,
+            "failed": self._failed,
+            "useful": self._useful,
+            "causes": list(self._causes),
+        }
+
+    def load_state_dict(self, state: State) -> None:
+        self._phases, self._failed = state["phases"], state["failed"]
+        self._useful, self._causes = state["useful"], list(state["causes"])
