@@ -13,6 +13,7 @@ from transformers import AutoTokenizer, Qwen2ForCausalLM
 from cotune.environments.geo import bundled_world
 from cotune.environments.geo_world import split_of
 from cotune.environments.tag_protocol import own_answer, parse_turn
+from cotune.policies.fitting import micro_batches, new_model, token_losses
 from cotune.policies.geo.demonstrations import Demonstrator, Rates, rates
 from cotune.policies.geo.phrases import (
     INITIAL,
@@ -22,15 +23,7 @@ from cotune.policies.geo.phrases import (
     expand,
     sample_instruction,
 )
-from cotune.policies.geo.pretrain import (
-    Phase,
-    Recipe,
-    batches,
-    encode,
-    new_model,
-    pretrain,
-    token_losses,
-)
+from cotune.policies.geo.pretrain import Phase, Recipe, encode, pretrain, rows
 from cotune.rewards import exact_match
 
 ALWAYS_RIGHT = Rates(decompose=1.0, plan=1.0, wrong_answer=0.0, answer_tag=1.0)
@@ -171,7 +164,8 @@ def test_a_small_fit_learns_and_can_be_loaded(tmp_path: Path, demonstrator: Demo
     tokenizer = AutoTokenizer.from_pretrained(tmp_path)
     fitted = Qwen2ForCausalLM.from_pretrained(tmp_path)
     assert len(tokenizer) == recipe.vocabulary
-    held_out = next(batches(tokenizer, recipe, number=0, rank=99, workers=1))
+    stream = rows(tokenizer, recipe, number=0, rank=99, workers=1)
+    held_out = next(micro_batches(stream, tokenizer, recipe, workers=1))
     with torch.no_grad():
         before, after = (
             torch.cat([token_losses(model, ids, labels) for ids, labels in held_out]).mean()

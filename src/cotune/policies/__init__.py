@@ -4,7 +4,7 @@ from pathlib import Path
 
 from cotune.contracts import ConfigError
 
-BUNDLED = ("geo",)
+BUNDLED = ("geo", "arithmetic")
 
 
 def policy_path(path: str) -> str:
@@ -13,7 +13,7 @@ def policy_path(path: str) -> str:
         if path.startswith(("/", ".", "~")) and not Path(path).is_dir():
             raise ConfigError(
                 f"policy.path is {path!r}, and there is no such folder; expected one, a Hugging "
-                f"Face name, or bundled:{BUNDLED[0]}"
+                f"Face name, or {' or '.join(f'bundled:{known}' for known in BUNDLED)}"
             )
         return path
     name = path.removeprefix("bundled:")

@@ -1,26 +1,23 @@
-"""Fits the bundled policy from scratch: tokenizer, then weights, on demonstrations.
-
-A Qwen2 of about one million parameters, trained on the tokens that the demonstrator wrote itself
-(prompts and observations are context only). Matrices are optimised by Muon, the rest by AdamW.
-"""
+"""Fits the bundled policy of `geo` from scratch: tokenizer, then weights, on demonstrations."""
 
 import random
-import tempfile
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
 
-import torch
-import torch.distributed as dist
-import torch.nn.functional as F
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from torch.multiprocessing.spawn import spawn
-from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+from transformers import PreTrainedTokenizerFast
 
 from cotune.environments.geo_world import GeoWorld
 from cotune.environments.tag_protocol import render_prompt
+from cotune.policies.fitting import (
+    FitPhase,
+    FitRecipe,
+    Row,
+    byte_level_bpe,
+    encode_chat,
+    fit,
+    stream_rng,
+)
 from cotune.policies.geo.demonstrations import (
     UNPROMPTED,
     Demonstration,
@@ -29,55 +26,28 @@ from cotune.policies.geo.demonstrations import (
 )
 from cotune.retrieval.bm25 import BM25Retriever
 
-CHAT_TEMPLATE = (
-    "{% for message in messages %}"
-    "<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n"
-    "{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
-CONTROL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 TAGS = [
     *("<think>", "</think>", "<search>", "</search>"),
     *("<information>", "</information>", "<answer>", "</answer>"),
 ]
 
 
-MicroBatch = tuple[torch.Tensor, torch.Tensor]
-"""Token ids and labels, both (rows, width)."""
-
-
 @dataclass(frozen=True)
-class Phase:
-    """A stretch of training with optimizers and a schedule of its own.
+class Phase(FitPhase):
+    """A stretch of training.
 
     Attributes:
-        steps: updates.
-        scale: of the learning rates.
         unprompted: how often the demonstrator looks up one entity at a time without being told.
     """
 
-    steps: int
-    scale: float
     unprompted: Unprompted
 
 
-@dataclass(frozen=True)
-class Recipe:
+@dataclass(frozen=True, kw_only=True)
+class Recipe(FitRecipe):
     """Everything the weights depend on, besides the package versions."""
 
-    seed: int = 0
-    vocabulary: int = 2048
-    hidden_size: int = 128
-    layers: int = 4
-    heads: int = 4
-    kv_heads: int = 2
     phases: tuple[Phase, ...] = (Phase(4000, 1.0, (0.015, 0.04)), Phase(600, 0.3, UNPROMPTED))
-    batch: int = 32
-    micro_batches: int = 4
-    muon_lr: float = 0.012
-    adamw_lr: float = 2.5e-3
-    warm_up: int = 50
-    context: int = 1024
 
 
 def new_demonstrator(unprompted: Unprompted = UNPROMPTED) -> Demonstrator:
@@ -87,189 +57,34 @@ def new_demonstrator(unprompted: Unprompted = UNPROMPTED) -> Demonstrator:
 
 
 def train_tokenizer(demonstrator: Demonstrator, recipe: Recipe) -> PreTrainedTokenizerFast:
-    """Byte-level BPE on 6,000 demonstrations and all documents; digits stand alone.
-
-    The protocol's tags are one token each, and ordinary text to `decode`.
-    """
+    """Byte-level BPE on 6,000 demonstrations and all documents; the protocol's tags are one token
+    each."""
     rng = random.Random(recipe.seed)
     texts = list(demonstrator.world.documents)
     for _ in range(6000):
         demo = demonstrator.sample(rng)
         texts.append(render_prompt(demo.instruction, demo.question.text))
         texts.append("".join(text for text, _ in demo.segments))
-    bpe = Tokenizer(models.BPE())
-    bpe.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Digits(individual_digits=True),
-            pre_tokenizers.ByteLevel(add_prefix_space=False),
-        ]
-    )
-    bpe.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=recipe.vocabulary - len(TAGS),
-        special_tokens=CONTROL,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    bpe.train_from_iterator(texts, trainer)
-    bpe.add_tokens(TAGS)
-    return PreTrainedTokenizerFast(
-        tokenizer_object=bpe,
-        eos_token="<|im_end|>",
-        pad_token="<|endoftext|>",
-        padding_side="left",
-        chat_template=CHAT_TEMPLATE,
-        model_max_length=recipe.context,
-        clean_up_tokenization_spaces=False,
-    )
+    return byte_level_bpe(texts, recipe, TAGS)
 
 
-def encode(demo: Demonstration, tokenizer: PreTrainedTokenizerFast) -> tuple[list[int], list[int]]:
+def encode(demo: Demonstration, tokenizer: PreTrainedTokenizerFast) -> Row:
     """Token ids of an episode and its labels; -100 where the policy did not write."""
-    message = {"role": "user", "content": render_prompt(demo.instruction, demo.question.text)}
-    rendered = tokenizer.apply_chat_template(
-        [message], add_generation_prompt=True, tokenize=True, return_dict=False
-    )
-    ids = cast("list[int]", rendered)
-    labels = [-100] * len(ids)
-    for text, own in demo.segments:
-        piece: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
-        ids += piece
-        labels += piece if own else [-100] * len(piece)
-    eos = cast(int, tokenizer.eos_token_id)
-    return [*ids, eos], [*labels, eos]
+    message = render_prompt(demo.instruction, demo.question.text)
+    return encode_chat(tokenizer, message, demo.segments)
 
 
-def batches(
+def rows(
     tokenizer: PreTrainedTokenizerFast, recipe: Recipe, number: int, rank: int, workers: int
-) -> Iterator[list[MicroBatch]]:
-    """One worker's share of every batch of a phase, cut into rows of similar length; endless."""
-    late = f"/{number}" if number else ""
-    rng = random.Random(f"{recipe.seed}/{rank}/{workers}{late}")
+) -> Iterator[Row]:
+    """One worker's demonstrations of a phase; endless."""
+    rng = stream_rng(recipe, number, rank, workers)
     demonstrator = new_demonstrator(recipe.phases[number].unprompted)
-    pad = cast(int, tokenizer.pad_token_id)
     while True:
-        rows = [encode(demonstrator.sample(rng), tokenizer) for _ in range(recipe.batch // workers)]
-        rows.sort(key=lambda row: len(row[0]))
-        size = len(rows) // recipe.micro_batches
-        yield [_padded(rows[i : i + size], pad) for i in range(0, len(rows), size)]
-
-
-def _padded(rows: list[tuple[list[int], list[int]]], pad: int) -> MicroBatch:
-    width = max(len(ids) for ids, _ in rows)
-    ids = torch.tensor([ids + [pad] * (width - len(ids)) for ids, _ in rows])
-    labels = torch.tensor([labels + [-100] * (width - len(labels)) for _, labels in rows])
-    return ids, labels
-
-
-def new_model(tokenizer: PreTrainedTokenizerFast, recipe: Recipe) -> Qwen2ForCausalLM:
-    """Random weights in the recipe's shape."""
-    torch.manual_seed(recipe.seed)
-    config = Qwen2Config(
-        vocab_size=len(tokenizer),
-        hidden_size=recipe.hidden_size,
-        intermediate_size=3 * recipe.hidden_size,
-        num_hidden_layers=recipe.layers,
-        num_attention_heads=recipe.heads,
-        num_key_value_heads=recipe.kv_heads,
-        max_position_embeddings=recipe.context,
-        tie_word_embeddings=True,
-        pad_token_id=cast(int, tokenizer.pad_token_id),
-        eos_token_id=cast(int, tokenizer.eos_token_id),
-        bos_token_id=None,
-    )
-    return Qwen2ForCausalLM(config)
-
-
-def token_losses(model: Qwen2ForCausalLM, ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Cross entropy of every labelled token, (labelled,); no logits are made for the others."""
-    targets = labels[:, 1:]
-    wanted = targets != -100
-    hidden = model.model(input_ids=ids).last_hidden_state[:, :-1][wanted]
-    return F.cross_entropy(model.lm_head(hidden), targets[wanted], reduction="none")
+        yield encode(demonstrator.sample(rng), tokenizer)
 
 
 def pretrain(out: Path, recipe: Recipe, workers: int = 2) -> None:
-    """Runs the recipe and writes a Hugging Face folder to `out`.
-
-    `workers` processes of one thread each share every batch: for a model this small that is
-    faster than one process of several threads. About 50 minutes on two cores.
-    """
+    """Runs the recipe and writes a Hugging Face folder to `out`; about 50 minutes on two cores."""
     tokenizer = train_tokenizer(new_demonstrator(recipe.phases[0].unprompted), recipe)
-    tokenizer.save_pretrained(out)
-    new_model(tokenizer, recipe).save_pretrained(out)
-    for number in range(len(recipe.phases)):
-        train_phase(out, recipe, number, workers)
-
-
-def train_phase(out: Path, recipe: Recipe, number: int, workers: int = 2) -> None:
-    """Trains the weights in `out` for one phase of the recipe and writes them back."""
-    with tempfile.TemporaryDirectory() as folder:
-        arguments = (workers, f"file://{folder}/rendezvous", out, recipe, number)
-        spawn(_work, arguments, nprocs=workers)
-
-
-def _work(rank: int, workers: int, rendezvous: str, out: Path, recipe: Recipe, number: int) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=rendezvous, rank=rank, world_size=workers)
-    tokenizer = PreTrainedTokenizerFast.from_pretrained(out)
-    model = Qwen2ForCausalLM.from_pretrained(out)
-    phase = recipe.phases[number]
-    optimizers, bases = _optimizers(model, recipe)
-    stream = batches(tokenizer, recipe, number, rank, workers)
-    started, recent = time.monotonic(), 0.0
-    for step in range(1, phase.steps + 1):
-        for optimizer, base in zip(optimizers, bases, strict=True):
-            optimizer.param_groups[0]["lr"] = (
-                base * phase.scale * _schedule(step, phase.steps, recipe.warm_up)
-            )
-        recent = (0.98 * recent if step > 1 else 0.0) + _step(model, optimizers, next(stream)) * (
-            0.02 if step > 1 else 1.0
-        )
-        if rank == 0 and (step % 50 == 0 or step == phase.steps):
-            print(f"step {step} loss {recent:.3f} {time.monotonic() - started:.0f} s", flush=True)
-        if rank == 0 and (step % 500 == 0 or step == phase.steps):
-            model.save_pretrained(out)
-    dist.destroy_process_group()
-
-
-def _schedule(step: int, steps: int, warm_up: int) -> float:
-    """Linear warm-up, then linear decay to 2 %."""
-    return min(1.0, step / warm_up) * max(0.02, 1 - step / steps)
-
-
-def _optimizers(
-    model: Qwen2ForCausalLM, recipe: Recipe
-) -> tuple[list[torch.optim.Optimizer], list[float]]:
-    named = list(model.named_parameters())
-    matrices = [p for n, p in named if p.ndim == 2 and "embed" not in n]
-    others = [p for n, p in named if p.ndim != 2 or "embed" in n]
-    muon = torch.optim.Muon(matrices, lr=recipe.muon_lr, momentum=0.95, weight_decay=0.01)
-    adamw = torch.optim.AdamW(others, lr=recipe.adamw_lr, betas=(0.9, 0.98), weight_decay=0.0)
-    return [muon, adamw], [recipe.muon_lr, recipe.adamw_lr]
-
-
-def _step(
-    model: Qwen2ForCausalLM,
-    optimizers: list[torch.optim.Optimizer],
-    share: list[MicroBatch],
-) -> float:
-    """One update on the mean over the labelled tokens of all workers; returns that mean."""
-    count = torch.tensor(float(sum(int((labels[:, 1:] != -100).sum()) for _, labels in share)))
-    dist.all_reduce(count)
-    total = torch.zeros(())
-    for ids, labels in share:
-        loss = token_losses(model, ids, labels).sum() / count
-        loss.backward()
-        total += loss.detach()
-    dist.all_reduce(total)
-    gradients = [p.grad for p in model.parameters() if p.grad is not None]
-    flat = torch.cat([g.flatten() for g in gradients])
-    dist.all_reduce(flat)
-    for gradient, piece in zip(gradients, flat.split([g.numel() for g in gradients]), strict=True):
-        gradient.copy_(piece.view_as(gradient))
-    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-    for optimizer in optimizers:
-        optimizer.step()
-        optimizer.zero_grad()
-    return float(total)
+    fit(out, tokenizer, recipe, rows, workers)
