@@ -3,11 +3,14 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test lint policy clean
+.PHONY: demo demo-p2o test lint policy policy-arithmetic clean
 .DELETE_ON_ERROR:
 
 demo: $(READY)  ## train the bundled policy with INSPO and without, and compare
 	$(BIN)/cotune demo
+
+demo-p2o: $(READY)  ## train the bundled policy with P²O and without, and compare
+	$(BIN)/cotune demo-p2o
 
 test: $(READY)  ## the whole suite, slow tests included
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m "slow or not slow"
@@ -17,8 +20,11 @@ lint: $(READY)  ## linters and types
 	$(BIN)/ruff format --check
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
-policy: $(READY)  ## rebuild the bundled policy and its card: about 50 minutes on two cores
+policy: $(READY)  ## rebuild the bundled policy of geo and its card: about 50 minutes on two cores
 	$(BIN)/python -m cotune.policies.geo
+
+policy-arithmetic: $(READY)  ## rebuild the bundled policy of arithmetic and its card
+	$(BIN)/python -m cotune.policies.arithmetic
 
 clean:  ## remove the environment and what tools have cached; runs/ stays
 	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis build dist

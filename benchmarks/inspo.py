@@ -11,9 +11,7 @@ thread each.
 
 import argparse
 import json
-import shutil
 from collections.abc import Mapping, Sequence
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +19,19 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from cotune.config import RunConfig, dump_config, load_config
-from cotune.experiments.arms import Arm, run_arms
-from cotune.run_dir import RunDir, read_summary
+from cotune.config import RunConfig
+from cotune.experiments.arms import Arm
+from cotune.experiments.suite import (
+    STATIC,
+    figures_of,
+    interval,
+    merged,
+    paid,
+    rewards,
+    run_missing,
+    shipped,
+    slug,
+)
 
 console = Console(width=160)
 # Share of the budget that "prompt first" spends on its instruction, with the policy frozen.
@@ -31,22 +39,10 @@ PROMPT_FIRST_SHARE = 0.25
 
 
 def base(overrides: Mapping[str, Any]) -> RunConfig:
-    """The demo's run file with changes; nested mappings are merged."""
-    with resources.as_file(resources.files("cotune.experiments") / "demo.yaml") as file:
-        plain = load_config(file).model_dump(mode="json")
-        return load_config(file, merged(plain, overrides))
+    """The demo's run file with changes."""
+    return shipped("demo.yaml", overrides)
 
 
-def merged(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
-    result = dict(first)
-    for key, value in second.items():
-        old = result.get(key)
-        nested = isinstance(old, dict) and isinstance(value, dict) and value.get("kind") != "static"
-        result[key] = merged(old, value) if nested else value
-    return result
-
-
-STATIC = {"strategy": {"kind": "static"}, "llm": None}
 ARMS: dict[str, dict[str, Any]] = {
     "static": STATIC,
     "inspo": {},
@@ -67,37 +63,8 @@ TUNING = {
 
 
 def arm(out: Path, name: str, seed: int, change: Mapping[str, Any]) -> Arm:
-    slug = name.replace(",", "").replace(" ", "-")
-    folder = out / f"{slug}-seed{seed}"
+    folder = out / f"{slug(name)}-seed{seed}"
     return Arm(name, base(merged({"name": name, "seed": seed, "output": str(folder)}, change)))
-
-
-def run_missing(arms: Sequence[Arm]) -> None:
-    """Runs the arms that have no summary yet, two at a time."""
-    todo = []
-    for one in arms:
-        if not finished(one):
-            if RunDir.is_run(one.folder):
-                shutil.rmtree(one.folder)  # cut off half-way; runs of this size start anew
-            todo.append(one)
-    shown: dict[str, int] = {}
-
-    def watch(now: Sequence[Arm]) -> None:
-        for one in now:
-            if one.process is not None and (rows := one.metrics()):
-                key, step = str(one.folder), int(rows[-1]["step"])
-                if step >= shown.get(key, 0) + 10:
-                    shown[key] = step
-                    console.print(f"{one.folder.name}: step {step}", highlight=False)
-
-    run_arms(todo, at_once=2, watch=watch, every=2.0)
-
-
-def finished(one: Arm) -> bool:
-    """Whether the folder holds this very run, to its end. Other weights ask for another --out."""
-    if read_summary(one.folder) is None:
-        return False
-    return RunDir.open(one.folder).read_config() == dump_config(one.config)
 
 
 def prompt_first(out: Path, seeds: Sequence[int]) -> tuple[list[Arm], list[Arm]]:
@@ -121,7 +88,7 @@ def prompt_first(out: Path, seeds: Sequence[int]) -> tuple[list[Arm], list[Arm]]
         )
         for seed in seeds
     ]
-    run_missing(first)
+    run_missing(first, console)
     second = []
     for seed, one in zip(seeds, first, strict=True):
         figures = figures_of(one)
@@ -143,40 +110,9 @@ def ceiling(out: Path, seeds: Sequence[int]) -> list[Arm]:
     ]
 
 
-def figures_of(one: Arm) -> dict[str, Any]:
-    summary = read_summary(one.folder)
-    if summary is None:
-        raise SystemExit(f"{one.folder} is not finished")
-    return next(iter(summary["arms"].values()))
-
-
-def paid(figures: Mapping[str, Any]) -> int:
-    return sum(n for purpose, n in figures["policy_rollouts"].items() if purpose != "evaluate")
-
-
-def rewards(one: Arm) -> np.ndarray:
-    """Held-out rewards after training, in the order of the test questions."""
-    run = RunDir.open(one.folder)
-    step = next(e["step"] for e in run.read_events() if e.get("when") == "after")
-    rows = run.read_trajectories(step, "evaluate_after")
-    return np.array([row["reward"] for row in rows])
-
-
 def last_rewards(one: Arm) -> float:
     """Mean training reward of the last three steps, which is sampled at temperature 1."""
     return float(np.mean([row["reward_mean"] for row in one.metrics()[-3:]]))
-
-
-def interval(samples: np.ndarray, draws: int = 10_000) -> tuple[float, float]:
-    """95 % bootstrap interval of the mean of (seeds, questions), both resampled."""
-    rng = np.random.default_rng(0)
-    seeds, questions = samples.shape
-    means = np.empty(draws)
-    for i in range(draws):
-        rows = samples[rng.integers(seeds, size=seeds)]
-        means[i] = rows[:, rng.integers(questions, size=questions)].mean()
-    low, high = np.percentile(means, [2.5, 97.5])
-    return float(low), float(high)
 
 
 def report(
@@ -249,13 +185,13 @@ def main() -> None:
     args.out.mkdir(parents=True, exist_ok=True)
     suite = {"main": ARMS, "ablations": ABLATIONS, "tuning": TUNING}[args.suite]
     groups = {name: [arm(args.out, name, s, c) for s in args.seeds] for name, c in suite.items()}
-    run_missing([one for arms in groups.values() for one in arms])
+    run_missing([one for arms in groups.values() for one in arms], console)
     before: dict[str, list[Arm]] = {}
     if args.suite == "main":
         staged = "prompt first, then GRPO"
         groups[staged], before[staged] = prompt_first(args.out, args.seeds)
         groups["GRPO under the best instruction"] = ceiling(args.out, args.seeds)
-        run_missing([one for arms in groups.values() for one in arms])
+        run_missing([one for arms in groups.values() for one in arms], console)
     report(groups, baseline=next(iter(groups)), before=before)
     best = {
         name: [figures_of(a)["best_instruction"] for a in arms] for name, arms in groups.items()

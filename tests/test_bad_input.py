@@ -53,6 +53,56 @@ CASES: dict[str, tuple[dict[str, Any], list[str]]] = {
         {"strategy": {"populationsize": 3}},
         ["strategy.populationsize", "mean strategy.population_size?"],
     ),
+    "unknown option of an option": (
+        {"strategy": {"kind": "p2o", "hints": {"beem": 3}}},
+        ["strategy.hints.beem: unknown field", "did you mean strategy.hints.beam?"],
+    ),
+    "unknown option of one of two methods": (
+        {"strategy": {"kind": "inspo+p2o", "p2o": {"hints": {"beem": 3}}}},
+        ["strategy.p2o.hints.beem: unknown field", "did you mean strategy.p2o.hints.beam?"],
+    ),
+    "impossible option of an option": (
+        {"strategy": {"kind": "p2o", "hints": {"beam": 0}}},
+        ["strategy.hints.beam is 0", "1 or more"],
+    ),
+    "nobody to judge by": (
+        {"strategy": {"kind": "p2o", "judged_on": "plain", "hinted_per_group": "all"}},
+        ["strategy.judged_on is 'plain'", "hinted_per_group 'all'", "'all_but_one' or 'half'"],
+    ),
+    "nothing distilled": (
+        {
+            "strategy": {
+                "kind": "inspo+p2o",
+                "distil_instruction": 0.5,
+                "p2o": {"distillation": {"ratio": "off"}},
+            }
+        },
+        ["strategy.distil_instruction is 0.5", "p2o.distillation.ratio is 'off'"],
+    ),
+    "rules that write no instructions for a world": (
+        {"environment": {"kind": "arithmetic"}},
+        ["llm is missing", "environment.kind is arithmetic and strategy.kind is inspo", "set llm"],
+    ),
+    "instruction without a box": (
+        {
+            "environment": {"kind": "arithmetic"},
+            "strategy": {"kind": "p2o"},
+            "instruction": "Solve the problem.",
+        },
+        ["instruction names no \\boxed", "expected it in its text"],
+    ),
+    "too few problems": (
+        {
+            "environment": {
+                "kind": "arithmetic",
+                "validation": 999,
+                "kinds": ["multiplication"],
+                "long_share": 0,
+            },
+            "strategy": {"kind": "p2o"},
+        },
+        ["environment.validation asks for more than", "short multiplication"],
+    ),
     "impossible value": ({"training": {"steps": 0}}, ["training.steps", "got 0"]),
     "impossible option": ({"strategy": {"window": 0}}, ["strategy.window is 0", "at least 1"]),
     "impossible limit": ({"limits": {"turns": 0}}, ["limits.turns is 0", "1 or more"]),

@@ -62,7 +62,7 @@ def test_errors_are_one_line(
 def test_help_names_every_command() -> None:
     shown = cotune("--help")
     assert shown.returncode == 0
-    for command in ("train", "resume", "evaluate", "plan", "report"):
+    for command in ("train", "resume", "evaluate", "plan", "report", "demo", "demo-p2o"):
         assert command in shown.stdout
 
 

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from cotune import commands
-from cotune.config import RunConfig, parse_config
+from cotune.experiments.evaluate import Score
 from tests.run_files import tiny, write
 
 OPENAI = {
@@ -19,55 +19,6 @@ OPENAI = {
     "price_per_million_prompt_tokens": 1.0,
     "price_per_million_completion_tokens": 10.0,
 }
-
-
-def config_with(**changes: Any) -> RunConfig:
-    return parse_config(tiny(Path("out"), changes), "test")
-
-
-def test_rollouts_of_a_plan() -> None:
-    # 3 steps × 4 questions × 2; one evolution (after step 2) × 1 round × 2 tasks × (6 + parent);
-    # test of 6 before, after and under the initial instruction.
-    assert commands.planned_rollouts(config_with()) == {"train": 24, "verify": 14, "evaluate": 18}
-
-
-def test_rollouts_of_a_plan_with_validation() -> None:
-    # Validation of 3 after steps 2 and, at the end, 3; no test before.
-    found = commands.planned_rollouts(config_with(evaluation={"every": 2, "before": False}))
-    assert found["evaluate"] == 2 * 3 + 2 * 6
-
-
-def test_a_budget_caps_training() -> None:
-    assert commands.planned_rollouts(config_with(training={"rollout_budget": 17}))["train"] == 17
-
-
-def test_nothing_to_verify() -> None:
-    assert "verify" not in commands.planned_rollouts(config_with(strategy={"verify": False}))
-    assert "verify" not in commands.planned_rollouts(config_with(strategy={"kind": "static"}))
-
-
-@pytest.mark.parametrize(
-    ("steps", "every", "until", "expected"),
-    # At the end of steps `every`, 2 × `every`, … below `until`, and below the last step.
-    [
-        (300, 15, 150, 9),
-        (3, 2, 4, 1),
-        (2, 2, 4, 0),
-        (100, 10, 31, 3),
-        (100, 10, 30, 2),
-        (9, 0, 9, 0),
-    ],
-)
-def test_evolutions(steps: int, every: int, until: int, expected: int) -> None:
-    config = config_with(
-        training={"steps": steps}, strategy={"evolve_every": every, "evolve_until": until}
-    )
-    assert commands.evolutions(config) == expected
-
-
-def test_llm_calls_of_a_plan() -> None:
-    assert commands.planned_calls(config_with(strategy={"verification_rounds": 5})) == 2 * 5
-    assert commands.planned_calls(config_with(strategy={"kind": "static"})) == 0
 
 
 def plan_text(tmp_path: Path, changes: dict[str, Any]) -> str:
@@ -97,14 +48,15 @@ def test_plan_shows_names_as_they_are(tmp_path: Path) -> None:
     assert "[bold]odd[/]" in plan_text(tmp_path, {"name": "[bold]odd[/]"})
 
 
-def test_plan_counts_the_questions_of_files(tmp_path: Path) -> None:
-    rows = [f'{{"question": "q{i}", "answers": ["a"]}}' for i in range(5)]
-    for name, count in (("train", 5), ("validation", 2), ("test", 4)):
-        (tmp_path / f"{name}.jsonl").write_text("\n".join(rows[:count]))
-    names = ("corpus", "train", "validation", "test")
-    files = {name: str(tmp_path / f"{name}.jsonl") for name in names}
-    config = config_with(environment={"kind": "search", **files}, llm=OPENAI)
-    assert commands.planned_rollouts(config)["evaluate"] == 3 * 4
+def test_hard_strata_are_told_where_the_world_has_them() -> None:
+    easy = {"short addition": (1.0, 10)}
+    before = Score(0.5, 20, {**easy, "long addition": (0.0, 4), "long subtraction": (0.5, 6)})
+    after = Score(0.9, 20, {**easy, "long addition": (0.5, 4), "long subtraction": (1.0, 6)})
+    # (0.5 × 4 + 1.0 × 6) / 10 and (0.0 × 4 + 0.5 × 6) / 10.
+    found = {"accuracy_hard": 0.8, "accuracy_hard_before": 0.3, "accuracy_hard_n": 10}
+    assert commands.hard_figures(before, after) == pytest.approx(found)
+    assert commands.hard_figures(None, after)["accuracy_hard_before"] is None
+    assert commands.hard_figures(None, Score(1.0, 10, {"1 hop": (1.0, 10)})) == {}
 
 
 def test_a_stop_before_the_folder_says_so(tmp_path: Path) -> None:

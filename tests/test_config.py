@@ -8,11 +8,15 @@ from hypothesis import strategies as st
 
 from cotune.config import RunConfig, TrainingConfig, dump_config, load_config, parse_config
 from cotune.contracts import ConfigError
+from cotune.environments.arithmetic import ArithmeticOptions
 from cotune.environments.geo import INITIAL_INSTRUCTION, GeoOptions
 from cotune.environments.search import SearchOptions
+from cotune.evolution.hints import HintOptions
 from cotune.llm.client import OpenAIOptions
-from cotune.records import Limits
+from cotune.records import Distillation, Limits
+from cotune.strategies.composed import ComposedOptions
 from cotune.strategies.inspo import InspoOptions
+from cotune.strategies.p2o import P2OOptions
 from cotune.strategies.static import StaticOptions
 from tests.run_files import tiny, write
 
@@ -86,6 +90,76 @@ def test_rules_serve_bundled_worlds_only() -> None:
         ):
             parse_config(raw | {"llm": llm}, "test")
     parse_config(raw | {"strategy": {"kind": "static"}}, "test")
+
+
+@pytest.mark.parametrize(
+    ("method", "world", "served"),
+    [
+        ("inspo", "geo", True),
+        ("p2o", "geo", True),
+        ("inspo+p2o", "geo", True),
+        ("p2o", "arithmetic", True),
+        ("static", "arithmetic", True),
+        ("inspo", "arithmetic", False),
+        ("inspo+p2o", "arithmetic", False),
+        ("p2o", "math", False),
+        ("static", "math", True),
+    ],
+)
+@pytest.mark.parametrize("llm", [None, {"kind": "rules"}])
+def test_rules_write_what_the_world_and_the_method_need(
+    method: str, world: str, served: bool, llm: dict[str, Any] | None
+) -> None:
+    files = dict.fromkeys(("train", "validation", "test"), "x") if world == "math" else {}
+    environment = {"kind": world, **files}
+    raw = {"environment": environment, "strategy": {"kind": method}, "llm": llm}
+    if served:
+        assert parse_config(LEAST | raw, "test").strategy.kind == method
+        return
+    with pytest.raises(ConfigError, match=r"llm is .* set llm to an OpenAI-compatible") as caught:
+        parse_config(LEAST | raw, "test")
+    assert f"environment.kind is {world} and strategy.kind is {method}" in str(caught.value)
+    endpoint = {"llm": {"kind": "openai", "model": "m"}}
+    assert parse_config(LEAST | raw | endpoint, "test").strategy.kind == method
+
+
+@pytest.mark.parametrize(
+    ("world", "instruction", "missing"),
+    [
+        ("geo", INITIAL_INSTRUCTION, ""),
+        ("arithmetic", "Put it in \\boxed{}.", ""),
+        ("arithmetic", INITIAL_INSTRUCTION, "names no \\boxed"),
+        ("geo", "Put it in \\boxed{}.", "names no <search>"),
+    ],
+)
+def test_an_instruction_speaks_its_worlds_protocol(
+    world: str, instruction: str, missing: str
+) -> None:
+    raw = LEAST | {"environment": {"kind": world}, "instruction": instruction}
+    if not missing:
+        assert parse_config(raw, "test").instruction == instruction
+        return
+    with pytest.raises(ConfigError) as caught:
+        parse_config(raw, "test")
+    assert str(caught.value).startswith(f"test: instruction {missing}")
+
+
+def test_p2o_and_both_methods_from_plain_data() -> None:
+    p2o = {"hints": {"beam": 4}, "distillation": {"ratio": "hint"}, "hinted_per_group": "half"}
+    options = P2OOptions(
+        hints=HintOptions(beam=4), distillation=Distillation(ratio="hint"), hinted_per_group="half"
+    )
+    config = parse_config(LEAST | {"strategy": {"kind": "p2o", **p2o}}, "test")
+    assert config.strategy == options
+    both = {"kind": "inspo+p2o", "inspo": {"window": 2}, "p2o": p2o, "distil_instruction": 0.5}
+    config = parse_config(LEAST | {"strategy": both}, "test")
+    assert config.strategy == ComposedOptions(
+        inspo=InspoOptions(window=2), p2o=options, distil_instruction=0.5
+    )
+    assert parse_config(dump_config(config), "test") == config
+    assert parse_config(LEAST | {"environment": {"kind": "arithmetic"}}, "test").environment == (
+        ArithmeticOptions()
+    )
 
 
 @pytest.mark.parametrize(("rows", "fits"), [((4, 2, 2, 2), True), ((4, 3, 2, 4), False)])

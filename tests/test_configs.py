@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from cotune.commands import planned_rollouts
 from cotune.config import load_config
+from cotune.planning import plan_run
 
 FILES = sorted((Path(__file__).parent.parent / "configs").glob("*.yaml"))
 
@@ -15,8 +15,26 @@ def test_run_file_parses_and_is_planned(file: Path) -> None:
     config = load_config(file)
     assert config.name == file.stem
     assert config.output == Path("runs") / file.stem
-    assert planned_rollouts(config)["train"] > 0
+    assert plan_run(config).rollouts["train"] > 0
 
 
 def test_there_are_some() -> None:
-    assert {file.stem for file in FILES} >= {"geo-inspo", "geo-static"}
+    assert {file.stem for file in FILES} >= {"geo-inspo", "geo-static", "geo-p2o", "geo-inspo-p2o"}
+
+
+def test_the_arithmetic_files_differ_in_strategy_alone() -> None:
+    folder = FILES[0].parent
+    p2o, grpo = (
+        load_config(folder / f"arithmetic-{name}.yaml").model_dump(mode="json")
+        for name in ("p2o", "grpo")
+    )
+    assert {key for key in p2o if p2o[key] != grpo[key]} == {"name", "output", "strategy", "llm"}
+
+
+def test_hints_are_evolved_where_they_are_asked_for() -> None:
+    planned = {file.stem: plan_run(load_config(file)).rollouts for file in FILES}
+    assert {name for name, rollouts in planned.items() if rollouts.get("evolve")} == {
+        "arithmetic-p2o",
+        "geo-p2o",
+        "geo-inspo-p2o",
+    }

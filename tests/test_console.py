@@ -47,6 +47,37 @@ def test_events_in_words() -> None:
     assert describe_event("population", {"members": []}) == ""
 
 
+def test_hint_events_in_words() -> None:
+    mined = {"epoch": 1, "seen": 192, "hard": 61, "newly_hard": 61, "graduated": 0,
+             "solved_by_hint": 0}  # fmt: skip
+    assert "epoch 2: 61 hard, 61 newly; 0 graduated, 0 of them under hints" in shown(
+        describe_event("hard_samples", mined)
+    )
+    progress = {"evaluations": 1240, "budget": 2000, "hints": 8, "best_mean_dev_score": 0.625}
+    assert "hints: 1,240/2,000 evaluations, 7 hints, best 0.62" in shown(
+        describe_event("hint_progress", progress)
+    )
+    ended = {"phase": 1, "evaluations": 400, "budget": 400, "asked": 16, "proposed": 14,
+             "lawful": 11, "accepted": 7, "covering": 4, "solved_without": 0.0,
+             "solved_by_cover": 0.875}  # fmt: skip
+    assert (
+        "hints: 7 of 16 proposals accepted (3 rejected, 2 failed), 4 cover; dev solved 0.00 -> 0.88; "
+        "400/400 evaluations"
+    ) in shown(describe_event("hint_phase_ended", ended))
+    assert describe_event("hint_phase", {"phase": 1, "hard": 61}) == ""
+    assert describe_event("hint_rejected", {"reason": "x", "text": "y"}) == ""
+
+
+@given(st.text(max_size=60))
+def test_a_hint_is_shown_as_it_is(text: str) -> None:
+    fields = {"text": text, "parent": "", "mean_dev_score": 0.5}
+    printable = " ".join(text.split())
+    if printable.isprintable():
+        assert f"+ hint (0.50 on dev): {printable}" in shown(
+            describe_event("hint_accepted", fields)
+        )
+
+
 def journal(run: RunDir, every: int) -> tuple[RunJournal, io.StringIO]:
     out = io.StringIO()
     return RunJournal(
@@ -58,12 +89,13 @@ def test_journal_writes_and_shows(tmp_path: Path) -> None:
     run = RunDir.create(tmp_path / "run", {})
     written, out = journal(run, 4)
     written.event("notice", 2, text="short of [instructions]")
-    written.metrics(2, {"reward_mean": 0.25, "inspo/population_size": 3.0})
+    written.metrics(2, {"reward_mean": 0.25, "inspo/population_size": 3.0, "hinted_share": 0.5})
     assert run.read_events()[0]["text"] == "short of [instructions]"
     assert run.read_metrics()[0]["reward_mean"] == 0.25
     assert "short of [instructions]" in out.getvalue()
     assert "step 2/9" in out.getvalue()
     assert "population 3" in out.getvalue()
+    assert "under hints 50%" in out.getvalue()
 
 
 @pytest.mark.parametrize(("every", "kept"), [(4, [1, 4, 8, 9]), (0, [])])

@@ -16,6 +16,7 @@ from cotune.coordinator import (
     stable_seed,
     trajectory_metrics,
 )
+from cotune.evolution_log import EvolutionLog
 from cotune.records import (
     Action,
     Assignment,
@@ -89,6 +90,15 @@ class Diary:
         self, purpose: str, rollouts: int, generated_tokens: int, seconds: float = 0.0
     ) -> None:
         self.lines.append(("rollouts", purpose, rollouts, generated_tokens))
+
+    def evolution_log(self, step: int) -> EvolutionLog:
+        return EvolutionLog()
+
+    def last_entry(self) -> int:
+        return len(self.lines)
+
+    def adopt(self, after: int, last: int) -> None:
+        self.lines.append(("adopt", after, last))
 
 
 class Told(StaticStrategy):
@@ -266,6 +276,20 @@ def test_metrics_of_a_batch_by_hand() -> None:
         "answered_share": 0.25,
         "turn_error_share": 0.25,
     }
+
+
+def test_metrics_with_and_without_hints_by_hand() -> None:
+    plain = Assignment(TASKS[0], Prompt(""), Prompt(""), "i0", 0)
+    hinted = replace(plain, sampled=Prompt("", "think"))
+    rows = [(hinted, 1.0), (plain, 0.0), (hinted, 1.0), (hinted, 1.0), (plain, 0.0), (plain, 1.0)]
+    metrics = trajectory_metrics([make_trajectory(a, reward) for a, reward in rows], 2)
+    assert metrics["hinted_share"] == 0.5
+    assert metrics["zero_advantage_share_hinted"] == 0.5
+    assert metrics["zero_advantage_share_plain"] == 0.0
+    assert metrics["zero_advantage_share"] == pytest.approx(1 / 3)
+    everyone = trajectory_metrics([make_trajectory(hinted, 0.0)] * 2, 2)
+    assert everyone["zero_advantage_share_hinted"] == everyone["hinted_share"] == 1.0
+    assert "zero_advantage_share_plain" not in everyone
 
 
 class Ranks:

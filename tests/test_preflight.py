@@ -3,8 +3,9 @@ from collections.abc import Mapping, Sequence
 import pytest
 
 from cotune.contracts import ConfigError
+from cotune.environments.math import MathEnvironment
 from cotune.environments.search import SEARCH_R1_INSTRUCTION, SearchEnvironment
-from cotune.preflight import check_context, check_instruction, check_prompts, instruction_room
+from cotune.preflight import check_context, check_instruction, check_prompts, evolved_room
 from cotune.records import Limits, Task
 from cotune.rewards import exact_match
 
@@ -57,21 +58,40 @@ def test_an_instruction_with_the_tags() -> None:
 def test_the_longest_prompt_must_fit() -> None:
     # "do" + "Question:" + 8 words of the question + 1 of the template.
     env, limits = environment("a b c d e f g h"), Limits(prompt_tokens=11)
-    check_prompts(env, Words(), "do", limits, ["train", "test"], evolves=False)
+    check_prompts(env, Words(), "do", limits, ["train", "test"], strategy="static")
     with pytest.raises(
         ConfigError, match="prompt_tokens is 10, but the prompt of task long has 11"
     ):
-        check_prompts(env, Words(), "do", Limits(prompt_tokens=10), ["train"], evolves=False)
-    check_prompts(env, Words(), "do", Limits(prompt_tokens=10), ["test"], evolves=False)
+        check_prompts(env, Words(), "do", Limits(prompt_tokens=10), ["train"], strategy="static")
+    check_prompts(env, Words(), "do", Limits(prompt_tokens=10), ["test"], strategy="static")
 
 
 def test_half_of_the_prompt_is_left_for_what_evolves() -> None:
     # Without an instruction the longest prompt has 10 tokens.
     env = environment("a b c d e f g h")
-    check_prompts(env, Words(), "do", Limits(prompt_tokens=20), ["train"], evolves=True)
+    check_prompts(env, Words(), "do", Limits(prompt_tokens=20), ["train"], strategy="inspo")
     with pytest.raises(ConfigError, match="task long has 10 tokens; expected at least 20"):
-        check_prompts(env, Words(), "do", Limits(prompt_tokens=18), ["train"], evolves=True)
-    assert instruction_room(Limits(prompt_tokens=20)) == 10
+        check_prompts(env, Words(), "do", Limits(prompt_tokens=18), ["train"], strategy="inspo")
+    assert evolved_room(Limits(prompt_tokens=20), "inspo") == 10
+
+
+def test_a_mathematics_instruction_must_name_the_box() -> None:
+    env = MathEnvironment({})
+    check_instruction(env, "Put it in \\boxed{}.")
+    with pytest.raises(ConfigError, match=r"^instruction names no \\boxed; expected it"):
+        check_instruction(env, SEARCH_R1_INSTRUCTION)
+
+
+def test_beside_hints_the_instruction_stays() -> None:
+    env = MathEnvironment({"train": [Task("t", "a b c d", ("1",))]})
+    # 1 of the template, 2 of the instruction and 4 of the question, and as many for a hint.
+    check_prompts(env, Words(), "do it", Limits(prompt_tokens=14), ["train"], strategy="p2o")
+    with pytest.raises(ConfigError, match=r"left for evolved hints, but .* has 7 tokens; .* 14"):
+        check_prompts(env, Words(), "do it", Limits(prompt_tokens=13), ["train"], strategy="p2o")
+    # Where instructions evolve, too, it does not count: half is for both, a quarter each.
+    check_prompts(env, Words(), "do it", Limits(prompt_tokens=12), ["train"], strategy="inspo+p2o")
+    rooms = [evolved_room(Limits(prompt_tokens=40), k) for k in ("p2o", "inspo", "inspo+p2o")]
+    assert rooms == [20, 20, 10]
 
 
 def test_context() -> None:

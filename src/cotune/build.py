@@ -2,20 +2,28 @@
 
 from cotune.config import RulesConfig, RunConfig
 from cotune.contracts import LLM, Environment, Strategy, TokenRules
+from cotune.environments.arithmetic import ArithmeticEnvironment, ArithmeticOptions
 from cotune.environments.geo import GeoEnvironment, GeoOptions
+from cotune.environments.math import MathOptions, math_environment
 from cotune.environments.search import search_environment
 from cotune.llm.client import MeteredLLM, NoLLM, OpenAIClient
+from cotune.llm.hint_writer import RulesLLM
 from cotune.llm.ledger import Ledger
-from cotune.llm.rules import RulesLLM
-from cotune.preflight import instruction_room
+from cotune.preflight import evolved_room
+from cotune.strategies.composed import ComposedOptions, InspoP2O
 from cotune.strategies.inspo import Inspo, InspoOptions
-from cotune.strategies.static import StaticStrategy
+from cotune.strategies.p2o import P2O
+from cotune.strategies.static import StaticOptions, StaticStrategy
 
 
 def build_environment(config: RunConfig) -> Environment:
     options = config.environment
     if isinstance(options, GeoOptions):
         return GeoEnvironment(options)
+    if isinstance(options, ArithmeticOptions):
+        return ArithmeticEnvironment(options)
+    if isinstance(options, MathOptions):
+        return math_environment(options)
     return search_environment(options)
 
 
@@ -25,12 +33,16 @@ def build_strategy(
     """The run's strategy; `tokens` is the policy's codec, where there is one."""
     instruction = config.instruction or environment.initial_instruction
     options = config.strategy
+    if isinstance(options, StaticOptions):
+        return StaticStrategy(instruction, options)
+    room = evolved_room(config.limits, options.kind)
+    limits = (tokens.count, room, tokens.control_tokens) if tokens is not None else ()
     if isinstance(options, InspoOptions):
-        room = instruction_room(config.limits)
-        if tokens is None:
-            return Inspo(instruction, options, config.seed)
-        return Inspo(instruction, options, config.seed, tokens.count, room, tokens.control_tokens)
-    return StaticStrategy(instruction, options)
+        return Inspo(instruction, options, config.seed, *limits)
+    tasks = environment.tasks("train")
+    if isinstance(options, ComposedOptions):
+        return InspoP2O(instruction, tasks, options, config.seed, *limits)
+    return P2O(StaticStrategy(instruction), tasks, options, config.seed, *limits)
 
 
 def build_llm(config: RunConfig, ledger: Ledger) -> LLM:

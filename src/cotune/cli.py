@@ -22,6 +22,12 @@ app = typer.Typer(
 RunFile = Annotated[Path, typer.Argument(metavar="RUN.yaml", help="The run file.")]
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN_FOLDER", help="A run's folder.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Show nothing while it runs.")]
+DemoFolder = Annotated[
+    Path, typer.Option("--output", help="The folder; an earlier demo in it is renamed.")
+]
+DemoSeed = Annotated[
+    int, typer.Option("--seed", min=0, help="Of the questions' order and all draws.")
+]
 
 
 @app.command()
@@ -68,16 +74,19 @@ def report(run_folder: RunFolder) -> None:
 
 
 @app.command()
-def demo(
-    output: Annotated[
-        Path, typer.Option(help="The folder; an earlier demo in it is renamed.")
-    ] = Path("runs/demo"),
-    seed: Annotated[int, typer.Option(min=0, help="Of the questions' order and all draws.")] = 0,
-) -> None:
+def demo(output: DemoFolder = Path("runs/demo"), seed: DemoSeed = 0) -> None:
     """Train the bundled policy with INSPO and without, at equal policy rollouts; minutes."""
-    from cotune.experiments.demo import run_demo
+    from cotune.experiments.demo import Demo
 
-    run_demo(output, seed, _console())
+    Demo().run(output, seed, _console())
+
+
+@app.command("demo-p2o")
+def demo_p2o(output: DemoFolder = Path("runs/demo-p2o"), seed: DemoSeed = 0) -> None:
+    """Train the bundled policy with P²O and without, at equal policy rollouts; minutes."""
+    from cotune.experiments.demo_p2o import DemoP2O
+
+    DemoP2O().run(output, seed, _console())
 
 
 def _console() -> "Console":

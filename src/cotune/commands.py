@@ -1,6 +1,5 @@
 """What the commands do; `cli` parses, this module imports engines only when one is needed."""
 
-import math
 import os
 import warnings
 from collections.abc import Generator
@@ -17,18 +16,17 @@ from cotune.config import RunConfig, dump_config, load_config, parse_config
 from cotune.console import RunJournal, score_table
 from cotune.contracts import ConfigError, Stopped
 from cotune.coordinator import SilentJournal
-from cotune.environments.geo import GeoOptions
-from cotune.llm.client import OpenAIOptions, worst_case_price
+from cotune.environments.arithmetic_world import HARD
+from cotune.experiments.evaluate import Score, mean_over
+from cotune.llm.client import OpenAIOptions
 from cotune.llm.ledger import Ledger
+from cotune.planning import Plan, plan_run
 from cotune.policies import policy_path
-from cotune.retrieval.corpus import read_tasks
 from cotune.run_dir import RunDir
-from cotune.strategies.inspo import InspoOptions
 
 if TYPE_CHECKING:
     from cotune.engines.trl.run import Outcome
     from cotune.engines.trl.setup import Setup
-    from cotune.experiments.evaluate import Score
 
 SPLITS = ("test", "validation", "train")
 
@@ -133,12 +131,12 @@ def plan(path: Path, console: Console) -> None:
     table.add_column("rollouts", justify="right")
     table.add_column("generated tokens", justify="right")
     per_rollout = config.limits.turns * config.limits.turn_tokens
-    for purpose, count in planned_rollouts(config).items():
+    planned = plan_run(config)
+    for purpose, count in planned.rollouts.items():
         table.add_row(purpose, f"{count:,}", f"{count * per_rollout:,}")
     console.print(table)
-    calls = planned_calls(config)
     console.print(
-        f"LLM: {describe_llm(config)}; at most {calls} proposals" + _price(config, calls),
+        f"LLM: {describe_llm(config)}; at most {planned.calls:,} proposals{_price(config, planned)}",
         markup=False,
     )
     console.print(
@@ -146,73 +144,19 @@ def plan(path: Path, console: Console) -> None:
     )
     if config.training.rollout_budget is not None:
         console.print(
-            f"Training ends before a batch that would take training and verification over "
-            f"{config.training.rollout_budget:,} rollouts; an evolution that falls due just before "
-            "may."
+            f"Training ends before a batch that would take training, verification and evolution "
+            f"over {config.training.rollout_budget:,} rollouts; an evolution that falls due just "
+            "before may."
         )
 
 
-def planned_rollouts(config: RunConfig) -> dict[str, int]:
-    """The most rollouts of each purpose: training to the last step, every round verified."""
-    training, strategy = config.training, config.strategy
-    found = {"train": training.steps * training.questions_per_step * training.group_size}
-    if training.rollout_budget is not None:
-        found["train"] = min(found["train"], training.rollout_budget)
-    if isinstance(strategy, InspoOptions) and strategy.verify:
-        rows = strategy.verification_tasks * (strategy.candidates + 1)  # and their parent
-        found["verify"] = evolutions(config) * strategy.verification_rounds * rows
-    validation, test = _split_sizes(config)
-    found["evaluate"] = (2 + config.evaluation.before) * test
-    if config.evaluation.every:
-        found["evaluate"] += math.ceil(training.steps / config.evaluation.every) * validation
-    return found
-
-
-def _split_sizes(config: RunConfig) -> tuple[int, int]:
-    """Questions of the validation and the test split."""
-    environment = config.environment
-    if isinstance(environment, GeoOptions):
-        return environment.validation, environment.test
-    splits = (environment.validation, "validation"), (environment.test, "test")
-    validation, test = (len(read_tasks(path, split)) for path, split in splits)
-    return validation, test
-
-
-def evolutions(config: RunConfig) -> int:
-    """How often the strategy evolves: t mod K_e = 0 and t < T_e, t < T."""
-    strategy = config.strategy
-    if not isinstance(strategy, InspoOptions) or not strategy.evolve_every:
-        return 0
-    last = min(strategy.evolve_until, config.training.steps)
-    return len(range(strategy.evolve_every, last, strategy.evolve_every))
-
-
-def planned_calls(config: RunConfig) -> int:
-    """The most LLM calls: the initial rewrites and every evolution's rounds."""
-    strategy = config.strategy
-    if not isinstance(strategy, InspoOptions):
-        return 0
-    return (1 + evolutions(config)) * strategy.verification_rounds
-
-
-def _price(config: RunConfig, calls: int) -> str:
-    strategy = config.strategy
-    if not (isinstance(config.llm, OpenAIOptions) and isinstance(strategy, InspoOptions)):
+def _price(config: RunConfig, planned: Plan) -> str:
+    if not isinstance(config.llm, OpenAIOptions) or planned.price is None:
         return ", free of charge"
-    price = worst_case_price(config.llm, _proposal_chars(config, strategy), calls)
-    text = f", at most {price:.2f} at the prices of llm"
+    text = f", at most {planned.price:.2f} at the prices of llm"
     if config.llm.budget is not None:
         text += f"; stopped at the budget of {config.llm.budget:.2f}"
     return text
-
-
-def _proposal_chars(config: RunConfig, strategy: InspoOptions) -> int:
-    """Characters of the longest prompt of a proposer, at four characters a token."""
-    instructions = 10 if strategy.proposer == "history" else 1
-    failure = 4 * (config.limits.prompt_tokens + config.limits.trajectory_tokens)
-    failures = strategy.failures_per_reflection if strategy.proposer == "reflection" else 0
-    fixed = 2000
-    return fixed + instructions * strategy.max_instruction_chars + failures * failure
 
 
 def _execute(
@@ -257,6 +201,7 @@ def write_run_summary(config: RunConfig, run: RunDir, outcome: "Outcome", ledger
         **_figures("em", outcome.after),
         **_figures("em_before", outcome.before),
         **_figures("em_initial_instruction", outcome.plain),
+        **hard_figures(outcome.before, outcome.after),
         "em_interval": list(outcome.after.interval),
         "policy_rollouts": dict(totals.rollouts),
         "generated_tokens": sum(totals.generated_tokens.values()),
@@ -291,13 +236,26 @@ def seconds_spent(run: RunDir) -> float:
     return sum(max(times) - min(times) for times in spans.values())
 
 
-def _figures(name: str, score: "Score | None") -> dict[str, Any]:
+def _figures(name: str, score: Score | None) -> dict[str, Any]:
     if score is None:
         return {name: None}
     return {
         name: score.em,
         f"{name}_by_stratum": {k: em for k, (em, _n) in score.by_stratum.items()},
         f"{name}_n": score.n,
+    }
+
+
+def hard_figures(before: Score | None, after: Score) -> dict[str, Any]:
+    """Accuracy on the arithmetic world's hard strata, taken together; {} on other questions."""
+    found = mean_over(after.by_stratum, HARD)
+    if found is None:
+        return {}
+    untrained = mean_over(before.by_stratum, HARD) if before else None
+    return {
+        "accuracy_hard": found[0],
+        "accuracy_hard_before": untrained[0] if untrained else None,
+        "accuracy_hard_n": found[1],
     }
 
 

@@ -10,18 +10,21 @@ from pydantic import (
     ConfigDict,
     Field,
     ValidationError,
-    field_validator,
     model_validator,
 )
 
 from cotune.config_errors import describe
 from cotune.contracts import ConfigError
+from cotune.environments.arithmetic import ArithmeticOptions
 from cotune.environments.geo import GeoOptions
+from cotune.environments.math import MathOptions, missing_box
 from cotune.environments.search import SearchOptions
 from cotune.environments.tag_protocol import missing_tags
 from cotune.llm.client import OpenAIOptions
 from cotune.records import Limits
+from cotune.strategies.composed import ComposedOptions
 from cotune.strategies.inspo import InspoOptions
+from cotune.strategies.p2o import P2OOptions
 from cotune.strategies.static import StaticOptions
 
 
@@ -35,7 +38,7 @@ class PolicyConfig(_Model):
     """The model that is trained."""
 
     path: str = "bundled:geo"
-    """A Hugging Face name or folder, or "bundled:geo"."""
+    """A Hugging Face name or folder, "bundled:geo" or "bundled:arithmetic"."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Weights' type when loaded; "auto" is the checkpoint's."""
 
@@ -114,8 +117,12 @@ class LoggingConfig(_Model):
     """Steps between files of training trajectories; 0 keeps those of evaluations alone."""
 
 
-Environment = Annotated[GeoOptions | SearchOptions, Field(discriminator="kind")]
-StrategyConfig = Annotated[StaticOptions | InspoOptions, Field(discriminator="kind")]
+Environment = Annotated[
+    GeoOptions | ArithmeticOptions | SearchOptions | MathOptions, Field(discriminator="kind")
+]
+StrategyConfig = Annotated[
+    StaticOptions | InspoOptions | P2OOptions | ComposedOptions, Field(discriminator="kind")
+]
 LLMConfig = Annotated[RulesConfig | OpenAIOptions, Field(discriminator="kind")]
 
 
@@ -140,23 +147,27 @@ class RunConfig(_Model):
     evaluation: EvaluationConfig = EvaluationConfig()
     logging: LoggingConfig = LoggingConfig()
 
-    @field_validator("instruction")
-    @classmethod
-    def _can_be_acted_on(cls, instruction: str | None) -> str | None:
-        # Every kind of environment speaks the tag protocol.
-        if instruction is not None and (missing := missing_tags(instruction)):
-            raise ValueError(missing)
-        return instruction
+    @model_validator(mode="after")
+    def _can_be_acted_on(self) -> "RunConfig":
+        if self.instruction is not None:
+            speaks_tags = self.environment.kind in ("geo", "search")
+            problem = (missing_tags if speaks_tags else missing_box)(self.instruction)
+            if problem:
+                raise ValueError(f"instruction {problem}")
+        return self
 
     @model_validator(mode="after")
     def _llm_fits(self) -> "RunConfig":
-        needs = self.strategy.kind != "static"
-        bundled = self.environment.kind == "geo"
-        if needs and not bundled and (self.llm is None or self.llm.kind == "rules"):
+        method, world = self.strategy.kind, self.environment.kind
+        if method == "static" or (self.llm is not None and self.llm.kind != "rules"):
+            return self
+        # The rules write instructions for geo alone, hints for both bundled worlds.
+        if world != "geo" and (method, world) != ("p2o", "arithmetic"):
             raise ValueError(
-                f"llm is {'missing' if self.llm is None else 'rules'}, which knows the bundled "
-                f"worlds alone, but environment.kind is {self.environment.kind}; set llm to an "
-                "OpenAI-compatible endpoint: {kind: openai, model: …, base_url: …}"
+                f"llm is {'missing' if self.llm is None else 'rules'}, which knows geo, and for "
+                f"strategy.kind p2o arithmetic, alone, but environment.kind is {world} and "
+                f"strategy.kind is {method}; set llm to an OpenAI-compatible endpoint: "
+                "{kind: openai, model: …, base_url: …}"
             )
         return self
 

@@ -2,11 +2,13 @@
 
 import time
 from collections.abc import Mapping, Sequence
+from typing import cast
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from cotune.evolution_log import EvolutionLog
 from cotune.experiments.evaluate import Score
 from cotune.records import Trajectory
 from cotune.run_dir import RunDir
@@ -45,6 +47,8 @@ class RunJournal:
         if "inspo/population_size" in values:
             shown.append(f"population {values['inspo/population_size']:.0f}")
             shown.append(f"best weight {values.get('inspo/best_weight', 0):.2f}")
+        if "hinted_share" in values:
+            shown.append(f"under hints {values['hinted_share']:.0%}")
         place = f"step {step}/{self._total}"
         self._console.print(
             f"  [dim]{self._clock()}[/] [bold]{place}[/]  " + "  ".join(shown), highlight=False
@@ -57,6 +61,9 @@ class RunJournal:
 
     def cut_back(self, step: int) -> None:
         self._run.cut_back(step)
+
+    def evolution_log(self, step: int) -> EvolutionLog:
+        return self._run.evolution_log(step)
 
     def _clock(self) -> str:
         seconds = int(time.monotonic() - self._started)
@@ -84,6 +91,10 @@ def describe_event(kind: str, fields: Mapping[str, object]) -> str:
             f"[cyan]{text('when')}: exact match {number('em')}[/] on {text('n')} "
             f"{text('split')} questions"
         )
+    if kind == "hint_accepted":
+        return f"[green]+ hint[/] ({number('mean_dev_score')} on dev): {text('text')[:110]}…"
+    if kind in ("hard_samples", "hint_progress", "hint_phase_ended"):
+        return describe_hints(kind, fields)
     if kind in ("proposal_failed", "notice"):
         return f"[yellow]{text('reason') or text('text')}[/]"
     if kind == "best_instruction":
@@ -93,8 +104,41 @@ def describe_event(kind: str, fields: Mapping[str, object]) -> str:
             f"{text('observed_rollouts')} rollouts{close}"
         )
     if kind == "resumed":
-        return f"resumed after step {text('from_step')}"
+        changed = escape(", ".join(cast("Mapping[str, object]", fields.get("changed") or {})))
+        return f"resumed after step {text('from_step')}" + (changed and f" with another {changed}")
     return ""
+
+
+def describe_hints(kind: str, fields: Mapping[str, object]) -> str:
+    """Where the evolution of hints stands, in numbers alone; of the three kinds of events that tell.
+
+    Epochs count from 1, and hints without the empty one.
+    """
+
+    def count(name: str) -> int:
+        value = fields.get(name)
+        return int(value) if isinstance(value, int | float) else 0
+
+    def share(name: str) -> str:
+        value = fields.get(name)
+        return f"{value:.2f}" if isinstance(value, int | float) else "–"
+
+    evaluations = f"{count('evaluations'):,}/{count('budget'):,} evaluations"
+    if kind == "hard_samples":
+        return (
+            f"epoch {count('epoch') + 1}: {count('hard')} hard, {count('newly_hard')} newly; "
+            f"{count('graduated')} graduated, {count('solved_by_hint')} of them under hints"
+        )
+    if kind == "hint_progress":
+        best = share("best_mean_dev_score")
+        return f"hints: {evaluations}, {count('hints') - 1} hints, best {best}"
+    rejected = count("proposed") - count("lawful")
+    failed = count("asked") - count("proposed")
+    return (
+        f"hints: {count('accepted')} of {count('asked')} proposals accepted ({rejected} rejected, "
+        f"{failed} failed), {count('covering')} cover; dev solved {share('solved_without')} -> "
+        f"{share('solved_by_cover')}; {evaluations}"
+    )
 
 
 def score_table(title: str, rows: Sequence[tuple[str, Score | None]]) -> Table:

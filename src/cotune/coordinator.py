@@ -17,11 +17,14 @@ from cotune.contracts import (
     Comm,
     EngineError,
     Environment,
+    EvolutionError,
     Sampler,
     State,
     Strategy,
 )
 from cotune.episode import new_episodes, run_episodes
+from cotune.evolution.distillation import is_hinted
+from cotune.evolution_log import Entries, EvolutionLog, LoggedPhase
 from cotune.records import Assignment, Limits, Progress, Prompt, Purpose, Sampling, Task, Trajectory
 
 STATE_SCHEMA = 1
@@ -40,6 +43,10 @@ class Journal(Protocol):
         """Forgets everything after a step: a resumed run writes it anew."""
         ...
 
+    def evolution_log(self, step: int) -> EvolutionLog:
+        """The log of the evolution before a step's rollouts, to be gone on with after a kill."""
+        ...
+
 
 class SilentJournal:
     """The journal of the processes that only serve the first one: or of none: writes and shows nothing."""
@@ -56,8 +63,11 @@ class SilentJournal:
     def cut_back(self, step: int) -> None:
         pass
 
+    def evolution_log(self, step: int) -> EvolutionLog:
+        return EvolutionLog()
 
-class Meter(Protocol):
+
+class Meter(Entries, Protocol):
     """Where rollouts are counted (`cotune.llm.ledger.Ledger` is one)."""
 
     def begin_attempt(self, resumed_from: int | None) -> int: ...
@@ -107,8 +117,7 @@ class _Command:
 
     verb: str
     assignments: tuple[Assignment, ...] = ()
-    greedy: bool = False
-    seed: int = 0
+    sampling: Sampling = field(default_factory=Sampling)
     message: str = ""
 
 
@@ -162,9 +171,7 @@ class Coordinator:
 
         def work() -> tuple[list[Trajectory], dict[str, float]]:
             self.meter.set_step(progress.step)
-            metrics = dict(
-                self.strategy.evolve_if_due(progress, self.rollout, self.llm, self._record)
-            )
+            metrics = self._evolve(progress)
             if before_rollout is not None:
                 before_rollout()
             assignments = self.strategy.assign(tasks, group_size, progress)
@@ -180,6 +187,20 @@ class Coordinator:
             return trajectories, metrics
 
         return self._on_rank_zero(work)
+
+    def _evolve(self, progress: Progress) -> dict[str, float]:
+        """Evolves if due; what an attempt that was killed in it has paid for is not paid again."""
+        log = self.journal.evolution_log(progress.step)
+        phase = LoggedPhase(
+            log, self._roll_out, self._next_sampling, self.llm, self.meter, self._record
+        )
+        try:
+            metrics = self.strategy.evolve_if_due(progress, phase.rollout, phase, self._record)
+        except EvolutionError:
+            log.delete()  # the same answers would end it again
+            raise
+        phase.close()
+        return dict(metrics)
 
     def evaluate(
         self, tasks: Sequence[Task], prompt: Prompt | None = None, instruction_id: str = ""
@@ -210,10 +231,22 @@ class Coordinator:
         self, assignments: Sequence[Assignment], *, purpose: Purpose, greedy: bool = False
     ) -> list[Trajectory]:
         """Rolls out on all ranks; rank 0 only. See `contracts.Rollout`."""
+        return self._roll_out(assignments, purpose, self._next_sampling(purpose, greedy))
+
+    def _next_sampling(self, purpose: Purpose, greedy: bool) -> Sampling:
+        """How the next rollout call of a purpose samples."""
         # Counted by purpose, so that how often a run is evaluated changes none of its draws.
         self._calls[purpose] += 1
-        seed = stable_seed(self.settings.seed, purpose, self.step, self._calls[purpose])
-        command = _Command("rollout", tuple(assignments), greedy, seed)
+        return Sampling(
+            temperature=0.0 if greedy else self.settings.temperature,
+            stop=self.environment.stop,
+            seed=stable_seed(self.settings.seed, purpose, self.step, self._calls[purpose]),
+        )
+
+    def _roll_out(
+        self, assignments: Sequence[Assignment], purpose: Purpose, sampling: Sampling
+    ) -> list[Trajectory]:
+        command = _Command("rollout", tuple(assignments), sampling)
         started = time.monotonic()
         trajectories = self._share(self.comm.broadcast(command))
         self.meter.add_rollouts(
@@ -291,11 +324,6 @@ class Coordinator:
     def _roll_out_here(
         self, assignments: Sequence[Assignment], first_row: int, command: _Command
     ) -> list[Trajectory]:
-        sampling = Sampling(
-            temperature=0.0 if command.greedy else self.settings.temperature,
-            stop=self.environment.stop,
-            seed=command.seed,
-        )
         done: list[Trajectory] = []
         for start in range(0, len(assignments), self.settings.rows_per_call):
             part = assignments[start : start + self.settings.rows_per_call]
@@ -307,7 +335,7 @@ class Coordinator:
                 first_row + start,
                 self.settings.context_tokens,
             )
-            session = self.sampler.open(sampling)
+            session = self.sampler.open(command.sampling)
             try:
                 done += run_episodes(episodes, self.environment, session)
             finally:
@@ -322,11 +350,16 @@ def stable_seed(*parts: object) -> int:
 
 
 def trajectory_metrics(trajectories: Sequence[Trajectory], group_size: int) -> dict[str, float]:
-    """Means over a batch; `zero_advantage_share` is the share of groups without any gradient."""
+    """Means over a batch; `zero_advantage_share` is the share of groups without any gradient.
+
+    Where rollouts were sampled under a hint, their share, and that share of groups among those with
+    a hinted rollout and among the others.
+    """
     count = len(trajectories)
     rewards = [t.reward for t in trajectories]
     groups = [rewards[i : i + group_size] for i in range(0, count, group_size)]
     return {
+        **_hint_metrics(trajectories, group_size),
         "reward_mean": sum(rewards) / count,
         "zero_advantage_share": sum(max(g) == min(g) for g in groups) / len(groups),
         "turns_mean": sum(len(t.turns) for t in trajectories) / count,
@@ -335,3 +368,18 @@ def trajectory_metrics(trajectories: Sequence[Trajectory], group_size: int) -> d
         "answered_share": sum(t.answer is not None for t in trajectories) / count,
         "turn_error_share": sum(any(turn.error for turn in t.turns) for t in trajectories) / count,
     }
+
+
+def _hint_metrics(trajectories: Sequence[Trajectory], group_size: int) -> dict[str, float]:
+    """`trajectory_metrics` with and without hints; empty where there is no hint."""
+    hinted = sum(map(is_hinted, trajectories))
+    if not hinted:
+        return {}
+    without_gradient: dict[str, list[bool]] = {}
+    for first in range(0, len(trajectories), group_size):
+        group = trajectories[first : first + group_size]
+        kind = "hinted" if any(map(is_hinted, group)) else "plain"
+        equal = len({t.reward for t in group}) == 1
+        without_gradient.setdefault(kind, []).append(equal)
+    shares = {f"zero_advantage_share_{k}": sum(v) / len(v) for k, v in without_gradient.items()}
+    return {"hinted_share": hinted / len(trajectories), **shares}

@@ -89,6 +89,22 @@ def json_line(row: Mapping[str, object], where: str) -> bytes:
     return _encode(plain(row, where))
 
 
+def exact_line(row: Mapping[str, object]) -> bytes:
+    """`row` as one line that `json.loads` reads back as it was, NaN and lone surrogates included."""
+    return json.dumps(row).encode() + b"\n"
+
+
+def append_durably(path: Path, data: bytes) -> None:
+    """Appends to a file, made if missing; what was appended outlives a power cut."""
+    new = not path.exists()
+    with path.open("ab") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    if new:
+        _sync_folder(path.parent)
+
+
 def _complete_lines(path: Path) -> list[bytes]:
     """The lines of a JSONL file; a last one without its newline is torn and left out."""
     if not path.exists():

@@ -23,8 +23,8 @@ from cotune.contracts import LLM, ConfigError, Environment, State, Strategy, Tok
 from cotune.environments.geo import GeoEnvironment
 from cotune.library_run import LibraryRun
 from cotune.llm.client import MeteredLLM, NoLLM, OpenAIClient, OpenAIOptions
-from cotune.llm.rules import RulesLLM
-from cotune.preflight import check_instruction, instruction_room
+from cotune.llm.hint_writer import RulesLLM
+from cotune.preflight import check_instruction, evolved_room
 from cotune.records import Limits
 from cotune.strategies.inspo import Inspo, InspoOptions
 from cotune.strategies.static import StaticStrategy
@@ -40,7 +40,6 @@ class Method:
     """What `INSPO` and `Static` share: the parts of a run that are not the trainer's."""
 
     kind: str
-    evolves: bool
 
     def __init__(
         self,
@@ -112,7 +111,6 @@ class INSPO(Method):
     """
 
     kind = "inspo"
-    evolves = True
 
     def __init__(
         self,
@@ -147,7 +145,7 @@ class INSPO(Method):
         return {**super().describe(), "strategy": asdict(self.options), "llm": {"kind": name}}
 
     def build_strategy(self, tokens: TokenRules) -> Strategy:
-        room = instruction_room(self.limits)
+        room = evolved_room(self.limits, self.kind)
         return Inspo(
             self.instruction, self.options, self.seed, tokens.count, room, tokens.control_tokens
         )
@@ -173,7 +171,6 @@ class Static(Method):
     """
 
     kind = "static"
-    evolves = False
 
     def __init__(
         self,

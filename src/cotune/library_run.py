@@ -7,6 +7,7 @@ from rich.console import Console
 
 from cotune.console import RunJournal
 from cotune.contracts import ConfigError, State
+from cotune.evolution_log import EvolutionLog
 from cotune.json_files import plain, write_atomic
 from cotune.llm.ledger import Ledger
 from cotune.records import Purpose, Trajectory
@@ -72,6 +73,9 @@ class LibraryRun:
         if self._journal is not None:
             self._journal.cut_back(step)
 
+    def evolution_log(self, step: int) -> EvolutionLog:
+        return EvolutionLog() if self._journal is None else self._journal.evolution_log(step)
+
     # ---- the meter
 
     def set_step(self, step: int) -> None:
@@ -83,6 +87,13 @@ class LibraryRun:
     ) -> None:
         if self._ledger is not None:
             self._ledger.add_rollouts(purpose, rollouts, generated_tokens, seconds)
+
+    def last_entry(self) -> int:
+        return 0 if self._ledger is None else self._ledger.last_entry()
+
+    def adopt(self, after: int, last: int) -> None:
+        if self._ledger is not None:
+            self._ledger.adopt(after, last)
 
     # ---- the LLM's account
 

@@ -11,7 +11,8 @@ import torch
 from transformers import PreTrainedModel
 
 from cotune.coordinator import Coordinator
-from cotune.records import Progress, Task, Trajectory
+from cotune.evolution.distillation import batch_weights, old_logprobs
+from cotune.records import Distillation, Progress, Task, Trajectory
 
 
 @dataclass(frozen=True)
@@ -46,8 +47,14 @@ def train(
     for step in range(1, settings.steps + 1):
         progress = Progress(step=step, epoch=0, total_steps=settings.steps)
         trajectories, metrics = coordinator.train_batch(tasks(step), settings.group_size, progress)
-        temperature = coordinator.settings.temperature
-        loss = policy_loss(model, trajectories, settings.group_size, settings.clip, temperature)
+        loss = policy_loss(
+            model,
+            trajectories,
+            settings.group_size,
+            settings.clip,
+            coordinator.settings.temperature,
+            coordinator.strategy.distillation,
+        )
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), settings.max_grad_norm)
         optimizer.step()
@@ -61,17 +68,24 @@ def policy_loss(
     group_size: int,
     clip: float,
     temperature: float = 1.0,
+    distillation: Distillation | None = None,
 ) -> torch.Tensor:
-    """GRPO's loss of a batch on the prompts that are to be trained on, at π_old = π_θ.
+    """GRPO's loss of a batch on the prompts that are to be trained on, before any update of it.
 
     The gradient is taken on `prompt_ids`, whatever prompt a rollout was sampled under: equal
-    prompts give GRPO (INSPO Eq. 2), different ones P²O's context distillation (P²O Eq. 4). The
-    policy is the softmax at the temperature that it was sampled at.
+    prompts give GRPO (INSPO Eq. 2), different ones P²O's context distillation (P²O Eq. 4), as
+    `distillation` has it (its defaults if None). The policy is the softmax at the temperature that
+    it was sampled at.
     """
+    distillation = distillation or Distillation()
     rewards = torch.tensor([t.reward for t in trajectories])
     advantages = group_advantages(rewards, group_size)
     logprobs, mask = completion_logprobs(model, trajectories, temperature)
-    return grpo_loss(logprobs, logprobs.detach(), advantages.to(logprobs.device), mask, clip)
+    before = logprobs.detach().double().cpu().numpy()
+    weights = torch.from_numpy(batch_weights(trajectories, before, distillation))
+    old = torch.from_numpy(old_logprobs(trajectories, before, distillation))
+    by_token = (advantages[:, None] * weights).to(logprobs)
+    return grpo_loss(logprobs, old.to(logprobs), by_token, mask, clip)
 
 
 def group_advantages(rewards: torch.Tensor, group_size: int) -> torch.Tensor:

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 
 from cotune.contracts import Codec, ConfigError, Environment
+from cotune.environments.math import MathEnvironment, missing_box
 from cotune.environments.search import SearchEnvironment
 from cotune.environments.tag_protocol import missing_tags
 from cotune.records import Limits, Prompt, Task
@@ -10,19 +11,24 @@ from cotune.records import Limits, Prompt, Task
 _RENDERED = 16  # tasks with the longest questions, of each split
 
 
-def instruction_room(limits: Limits) -> int:
-    """Tokens that an evolved instruction may have: half of a prompt's.
+def evolved_room(limits: Limits, strategy: str) -> int:
+    """Tokens that an evolved text may have: half of a prompt's, a quarter where there are two.
 
-    The other half is the question's and the chat template's.
+    The other half is the question's, the chat template's, and what does not evolve.
     """
-    return limits.prompt_tokens // 2
+    return limits.prompt_tokens // (4 if strategy == "inspo+p2o" else 2)
 
 
 def check_instruction(environment: Environment, instruction: str) -> None:
     """Raises ConfigError for an instruction under which no policy can act."""
     if not instruction.strip():
         raise ConfigError("instruction is blank; expected a text that says what to do")
-    if isinstance(environment, SearchEnvironment) and (missing := missing_tags(instruction)):
+    missing = ""
+    if isinstance(environment, SearchEnvironment):
+        missing = missing_tags(instruction)
+    if isinstance(environment, MathEnvironment):
+        missing = missing_box(instruction)
+    if missing:
         raise ConfigError(f"instruction {missing}")
 
 
@@ -33,14 +39,14 @@ def check_prompts(
     limits: Limits,
     splits: Iterable[str],
     *,
-    evolves: bool,
+    strategy: str,
 ) -> None:
     """Raises ConfigError where the longest prompts of some splits are longer than the limit.
 
     Args:
         instruction: the initial one.
         splits: what to look at; of each the tasks with the longest questions.
-        evolves: whether the instruction can grow; it may then take half of the limit.
+        strategy: its kind; texts that it evolves may take half of the limit.
     """
     tasks = [task for split in splits for task in _longest(environment.tasks(split))]
     for task in tasks:
@@ -50,15 +56,15 @@ def check_prompts(
                 f"limits.prompt_tokens is {limits.prompt_tokens}, but the prompt of task {task.id} "
                 f"has {found} tokens; raise it or shorten the instruction"
             )
-        if not evolves:
+        if strategy == "static":
             continue
-        bare = _prompt_tokens(environment, codec, task, "")
-        room = limits.prompt_tokens - instruction_room(limits)
-        if bare > room:
+        kept = instruction if strategy == "p2o" else ""
+        rest = _prompt_tokens(environment, codec, task, kept)
+        if 2 * rest > limits.prompt_tokens:
             raise ConfigError(
                 f"limits.prompt_tokens is {limits.prompt_tokens}, half of which is left for evolved "
-                f"instructions, but without any the prompt of task {task.id} has {bare} tokens; "
-                f"expected at least {2 * bare}"
+                f"{'hints' if kept else 'instructions'}, but without any the prompt of task "
+                f"{task.id} has {rest} tokens; expected at least {2 * rest}"
             )
 
 

@@ -171,11 +171,14 @@ class Progress:
         step: the batch at hand, counted from 1: t of the papers.
         epoch: passes over the training tasks completed before this batch.
         total_steps: T.
+        rollouts_left: policy rollouts that the run may still spend, this batch's included; None
+            where it has no budget.
     """
 
     step: int
     epoch: int
     total_steps: int
+    rollouts_left: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

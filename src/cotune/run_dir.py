@@ -7,6 +7,7 @@
     trajectories/       {purpose}-{step:06d}.jsonl, one rollout a line
     ledger.sqlite       rollouts, tokens, LLM calls and money (cotune.llm.ledger)
     checkpoints/        what a resume starts from
+    evolution/          the log of a phase that may have to be gone on with
     best/               the policy and instruction to ship
     summary.json        the run's result; written last
     report.html         the same for people
@@ -25,6 +26,7 @@ from typing import cast
 import yaml
 
 from cotune.contracts import ConfigError
+from cotune.evolution_log import EvolutionLog, EvolutionLogs
 from cotune.json_files import (
     Row,
     drop_torn_line,
@@ -105,6 +107,7 @@ class RunDir:
         self.path = path
         self.attempt = attempt
         self._mended: set[Path] = set()
+        self._evolution = EvolutionLogs(path / "evolution")
 
     @classmethod
     def create(cls, path: str | Path, config: Mapping[str, object]) -> "RunDir":
@@ -197,6 +200,8 @@ class RunDir:
     def event(self, kind: str, step: int, /, **fields: object) -> None:
         """Appends an event; "instruction_born" also adds its row to instructions.jsonl.
 
+        "saved" says that a checkpoint of the step is whole: logs of evolutions before it go.
+
         Raises:
             TypeError: a field that JSON cannot hold; nothing is written.
             ValueError: a field is called like a column of its own (time, attempt, step, kind).
@@ -206,6 +211,8 @@ class RunDir:
         if kind == "instruction_born":
             lineage = {key: row.get(key) for key in _INSTRUCTION_KEYS} | {"step": step}
             self._append(self.instructions_path, [lineage], "instruction")
+        if kind == "saved":
+            self._evolution.go_on_from(step)
 
     def metrics(self, step: int, values: Mapping[str, object]) -> None:
         """Appends the numbers of one step. Raises as `event` does."""
@@ -217,6 +224,10 @@ class RunDir:
         path.parent.mkdir(exist_ok=True)
         head = {"step": step, "attempt": self.attempt, "purpose": purpose}
         self._append(path, [head | trajectory_row(t) for t in trajectories], "trajectory")
+
+    def evolution_log(self, step: int) -> EvolutionLog:
+        """Of the phase before a step's rollouts: logged where a resume can go on with it."""
+        return self._evolution.open(step)
 
     def write_summary(self, summary: Mapping[str, object]) -> None:
         """Replaces summary.json; adds schema_version and the attempt that it is the result of."""
@@ -255,8 +266,8 @@ class RunDir:
     def cut_back(self, step: int) -> None:
         """Begins a new attempt at the end of `step`: what later steps wrote is dropped.
 
-        Removes later lines of events, metrics and instructions and later trajectory files; touches
-        nothing else. Each file is replaced atomically, the events last: they carry the attempt, so
+        Removes later lines of events, metrics and instructions, later trajectory files, and logs of
+        evolutions but the next step's; touches nothing else. Each file is replaced atomically, the events last: they carry the attempt, so
         that a kill half way is mended by calling again.
         """
         attempt = self.attempt + 1
@@ -265,6 +276,7 @@ class RunDir:
         for later, _, path in self._trajectory_paths():
             if later > step:
                 path.unlink()
+        self._evolution.go_on_from(step)
         mark = {"time": round(time.time(), 3), "attempt": attempt, "step": step, "kind": "cut_back"}
         self._cut(self.events_path, step, [mark])
         self.attempt = attempt

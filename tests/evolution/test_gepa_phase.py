@@ -50,6 +50,7 @@ def test_hints_for_both_kinds_end_up_in_the_cover():
     }
     assert (ended["solved_without"], ended["solved_by_cover"]) == (0.0, 1.0)
     assert ended["covering"] == 2
+    assert ended["covering_texts"] == cover
     assert ended["evaluations"] == result.evaluations == policy.evaluations
     assert ended["lawful"] == ended["proposed"] == ended["asked"] == len(author.prompts)
     born = record.of("hint_accepted")

@@ -79,3 +79,13 @@ def test_state_round_trip(rows):
     assert copy.state_dict() == buffer.state_dict()
     assert copy.failures(3, random.Random(1)) == buffer.failures(3, random.Random(1))
     assert copy.recent_tasks(3, random.Random(1)) == buffer.recent_tasks(3, random.Random(1))
+
+
+def test_stratum_and_solution_survive_the_state():
+    task = Task("q", "What is 47 + 85?", ("132", "132.0"), "long addition", "7+5+0=12 2; 132;")
+    buffer, copy = ReplayBuffer(), ReplayBuffer()
+    buffer.add([rollout(task, 0.0)], 1)
+    copy.load_state_dict(json.loads(json.dumps(buffer.state_dict())))
+    assert copy.tasks() == [task]
+    (failure,) = copy.failures(1, random.Random(0))
+    assert failure.task == task

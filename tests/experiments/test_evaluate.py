@@ -2,7 +2,7 @@
 
 import pytest
 
-from cotune.experiments.evaluate import Score, score_trajectories, wilson
+from cotune.experiments.evaluate import Score, mean_over, score_trajectories, wilson
 from cotune.records import Assignment, Prompt, StopReason, Task, Trajectory
 
 
@@ -42,6 +42,14 @@ def test_wilson_by_hand() -> None:
 def test_wilson_needs_a_trial() -> None:
     with pytest.raises(ValueError, match="expected at least 1"):
         wilson(0.5, 0)
+
+
+def test_mean_over_some_strata_by_hand() -> None:
+    by_stratum = {"long a": (0.5, 2), "long b": (1.0, 6), "short a": (0.0, 9)}
+    # (0.5 × 2 + 1.0 × 6) / 8.
+    assert mean_over(by_stratum, ("long a", "long b", "long c")) == (0.875, 8)
+    assert mean_over(by_stratum, ("1 hop",)) is None
+    assert mean_over({}, ("long a",)) is None
 
 
 def test_interval_holds_the_mean() -> None:

@@ -1,6 +1,5 @@
 import random
 import re
-from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
@@ -22,6 +21,7 @@ from cotune.experiments.report.reading import (
 )
 from cotune.records import Assignment, Prompt, StopReason, Task, Trajectory, Turn
 from cotune.run_dir import RunDir, write_summary
+from tests.experiments.pages import check
 
 STRATA = ("1 hop", "2 hops", "3 hops")
 PLAIN = "Answer the question. You can search by writing <search> query </search>."
@@ -32,58 +32,6 @@ REMEDIES = (
     "Write the answer between <answer> and </answer> as soon as the documents state it.",
     "If a search finds nothing, search for the name alone.",
 )
-VOID = {"meta", "br", "line", "circle", "polyline", "path"}
-
-
-class Checker(HTMLParser):
-    """Collects what a page holds and fails on unbalanced tags."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.tags: list[str] = []
-        self.attributes: list[tuple[str, str, str]] = []
-        self.text: list[str] = []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-        self.attributes += [(tag, name, value or "") for name, value in attrs]
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-        self.attributes += [(tag, name, value or "") for name, value in attrs]
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open, f"</{tag}> closes nothing"
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        if not self.open or self.open[-1] != "style":
-            self.text.append(data)
-
-    @property
-    def words(self) -> str:
-        return " ".join(" ".join(self.text).replace("\u202f", "_").split())
-
-
-def check(path: Path) -> Checker:
-    """A well-formed page without scripts, handlers or anything loaded from elsewhere."""
-    html = path.read_text(encoding="utf-8")
-    checker = Checker()
-    checker.feed(html)
-    checker.close()
-    assert checker.open == []
-    assert not {"script", "link", "img", "iframe", "object", "base", "form"} & set(checker.tags)
-    for _, name, value in checker.attributes:
-        assert name not in ("src", "href", "srcset", "action")
-        assert not name.startswith("on")
-        assert "://" not in value
-    style = html[html.index("<style>") : html.index("</style>")]
-    assert "url(" not in style
-    assert "@import" not in style
-    return checker
 
 
 def trajectory(rng: random.Random, number: int, instruction: tuple[str, str]) -> Trajectory:
@@ -319,6 +267,16 @@ def test_no_text_of_a_model_becomes_markup_or_template(tmp_path: Path) -> None:
     run.event("proposal_failed", 1, reason=evil())
     run.event("evolution", 1, parents=[evil()], rounds=1, proposed=evil())
     run.event("notice", 1, text=evil())
+    run.event("hard_samples", 2, epoch=1, seen=4, hard=4, newly_hard=4, graduated=0,
+              solved_by_hint=0)  # fmt: skip
+    run.event("hint_phase", 2, phase=1, hard=4, dev=2, train=2, budget=9, reflection="gepa")
+    run.event("hint_accepted", 2, text=evil(), parent="", mean_dev_score=0.5)
+    run.event("hint_accepted", 2, text=f"Kept. {EVIL}", parent=evil(), mean_dev_score=0.5)
+    run.event("hint_rejected", 2, text=evil(), parent=evil(), reason=evil())
+    run.event("proposal_failed", 2, reason=evil())
+    run.event("hint_phase_ended", 2, phase=1, evaluations=9, budget=9, asked=4, proposed=3,
+              lawful=2, accepted=2, covering=1, covering_texts=[EVIL], solved_without=0.0,
+              solved_by_cover=0.5)  # fmt: skip
     run.event("population", 1, members=[{"id": evil(), "weight": 0.5, "probability": 1.0}])
     run.event("evaluated", 1, split=evil(), prompt=EVIL, em=0.5, n=2, when="during",
               instruction_id=EVIL)  # fmt: skip

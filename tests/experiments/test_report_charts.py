@@ -2,7 +2,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cotune.experiments.report.charts import Series, line_chart, moving_average, spread, ticks
+from cotune.experiments.report.charts import (
+    Series,
+    line_chart,
+    moving_average,
+    spread,
+    ticks,
+    whole_ticks,
+)
 
 
 def test_ticks_are_round_and_cover_the_range() -> None:
@@ -19,6 +26,28 @@ def test_ticks_always_cover(low: float, span: float) -> None:
     assert 2 <= len(found) <= 8
     assert found[0] <= low + step * 1e-6
     assert found[-1] >= low + span - step * 1e-6
+
+
+def test_whole_ticks_by_hand() -> None:
+    assert whole_ticks(-3.5, 1.2) == [-4, -3, -2, -1, 0, 1, 2]
+    assert whole_ticks(-12, 0) == [-12, -10, -8, -6, -4, -2, 0]
+    assert whole_ticks(0, 0) == [0, 1]
+
+
+@given(st.floats(-12, 0), st.floats(0, 12))
+def test_whole_ticks_cover_and_hold_zero(low: float, high: float) -> None:
+    found = whole_ticks(low, high)
+    assert found[0] <= low + 1e-9
+    assert found[-1] >= high - 1e-9
+    assert 0 in found
+    assert 2 <= len(found) <= 9
+
+
+def test_powers_of_ten_are_written_as_such() -> None:
+    svg = line_chart("ratio", [Series("min", [(1, -2.0), (2, 1.0)], "s0")], powers=True)
+    assert ">10⁻²<" in svg
+    assert ">10⁰<" in svg
+    assert ">10¹<" in svg
 
 
 def test_moving_average_by_hand() -> None:

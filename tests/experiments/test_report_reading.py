@@ -18,6 +18,14 @@ def test_result_so_far_takes_before_and_after_of_one_split() -> None:
     }  # fmt: skip
 
 
+def test_result_so_far_takes_the_hard_strata_together() -> None:
+    strata = {"long addition": [0.5, 10], "long subtraction": [0.0, 30], "short addition": [1.0, 9]}
+    event = {"kind": "evaluated", "split": "test", "when": "after", "em": 0.3, "by_stratum": strata}
+    result = result_so_far([event], [])
+    assert (result["accuracy_hard"], result["accuracy_hard_n"]) == (0.125, 40)
+    assert "accuracy_hard_before" not in result
+
+
 def test_trajectories_are_chosen_failures_first_and_mixed() -> None:
     rows = [
         {"reward": reward, "stop": stop, "task": {"stratum": stratum}}

@@ -70,6 +70,33 @@ def test_a_resume_far_back_drops_rows_of_all_earlier_attempts() -> None:
     assert ledger.totals().rollouts["train"] == 10
 
 
+def test_rows_whose_results_are_used_again_are_committed_and_paid_once() -> None:
+    ledger = Ledger(":memory:")
+    assert ledger.last_entry() == 0
+    ledger.begin_attempt(None)
+    ledger.set_step(3)
+    ledger.add_rollouts("train", 1, 1)
+    before = ledger.last_entry()
+    ledger.add_rollouts("verify", 4, 40, 2.0)
+    call(ledger, 5.0, error="HTTP status 500")  # a try and its retry: one reply
+    call(ledger, 5.0)
+    last = ledger.last_entry()
+    assert (before, last) == (1, 4)
+    ledger.add_rollouts("verify", 9, 90)
+    for _ in range(2):  # cut off and taken up twice
+        ledger.begin_attempt(2)
+        ledger.set_step(3)
+        ledger.adopt(before, last)
+    totals = ledger.totals()
+    assert (totals.rollouts["train"], totals.rollouts["verify"]) == (0, 4)
+    assert (totals.generated_tokens["verify"], totals.seconds["verify"]) == (40, 2.0)
+    assert (totals.llm_calls, totals.llm_failed, totals.money) == (2, 1, 10.0)
+    ledger.begin_attempt(2)
+    ledger.set_step(4)
+    ledger.adopt(before, last)  # of another step: none of its rows
+    assert ledger.totals().rollouts["verify"] == 0
+
+
 ENTRIES = st.lists(
     st.tuples(
         st.integers(0, 6),  # step

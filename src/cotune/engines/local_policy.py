@@ -76,3 +76,9 @@ class _Unmetered:
         self, purpose: Purpose, rollouts: int, generated_tokens: int, seconds: float = 0.0
     ) -> None:
         pass
+
+    def last_entry(self) -> int:
+        return 0
+
+    def adopt(self, after: int, last: int) -> None:
+        pass

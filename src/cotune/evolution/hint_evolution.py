@@ -9,7 +9,7 @@ from cotune.evolution.gepa_phase import evolve_by_gepa
 from cotune.evolution.hard_samples import SOLVED_AT
 from cotune.evolution.hint_reflection import Judge, Reflector, example
 from cotune.evolution.hint_rules import HintRules
-from cotune.evolution.hints import HintOptions, HintPool, covering, split
+from cotune.evolution.hints import HintOptions, HintPool, covering, dev_count, split
 from cotune.records import Task
 
 _BARREN_PHASES = 2
@@ -108,6 +108,7 @@ def _record_ended(result: PhaseResult, phase: int, budget: int, record: Recorder
         lawful=result.lawful,
         accepted=result.accepted,
         covering=len(cover),
+        covering_texts=[result.pool.texts[hint] for hint in cover],
         solved_without=result.pool.solved_share([0]),
         solved_by_cover=result.pool.solved_share(cover),
     )
@@ -194,6 +195,7 @@ class HintEvolution:
         rollout: Rollout,
         llm: LLM,
         record: Recorder,
+        affordable: int | None = None,
         last: bool = False,
     ) -> HintPool | None:
         """The pool of a phase; None where it is skipped, which is recorded as a "notice".
@@ -201,6 +203,7 @@ class HintEvolution:
         Args:
             hard: the hard questions.
             step: the step before which this happens; keys the draws.
+            affordable: evaluations that the run can still pay; None for no bound.
             last: no further phase is to come in this run.
 
         Raises:
@@ -214,6 +217,14 @@ class HintEvolution:
                 "notice",
                 text=f"{len(hard)} hard questions, hard_set_min_count is "
                 f"{self.options.hard_set_min_count}: no hints are evolved",
+            )
+            return None
+        cost = self.options.evaluations(dev_count(len(hard), self.options))
+        if affordable is not None and cost > affordable:
+            record(
+                "notice",
+                text=f"a phase of {cost} evaluations is more than what is left of rollout_budget: no "
+                "hints are evolved",
             )
             return None
         self._phases += 1

@@ -72,6 +72,11 @@ def auto_budget(dev: int, candidates: int = 72) -> int:
     return dev + 5 * candidates + trials * minibatch + full * dev
 
 
+def dev_count(hard: int, options: HintOptions) -> int:
+    """How many of so many hard questions are dev: `dev_size`, or half of a set below 1.5 times it."""
+    return options.dev_size if 2 * hard >= 3 * options.dev_size else hard // 2
+
+
 def split(
     hard: Sequence[Task], options: HintOptions, key: str
 ) -> tuple[tuple[Task, ...], tuple[Task, ...]]:
@@ -81,7 +86,7 @@ def split(
     """
     tasks = sorted(hard, key=lambda task: task.id)
     random.Random(f"{key}/split").shuffle(tasks)
-    dev = options.dev_size if 2 * len(tasks) >= 3 * options.dev_size else len(tasks) // 2
+    dev = dev_count(len(tasks), options)
     return tuple(tasks[:dev]), tuple(tasks[dev:])
 
 

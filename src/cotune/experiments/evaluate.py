@@ -2,7 +2,7 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from cotune.records import Trajectory
@@ -45,6 +45,20 @@ def score_trajectories(trajectories: Sequence[Trajectory]) -> Score:
         len(rewards),
         {name: (sum(v) / len(v), len(v)) for name, v in sorted(groups.items()) if name},
     )
+
+
+def mean_over(
+    by_stratum: Mapping[str, Sequence[float]], strata: Collection[str]
+) -> tuple[float, int] | None:
+    """(mean, rollouts) of some strata taken together; None where none of them is there.
+
+    Args:
+        by_stratum: (mean, rollouts) of each stratum.
+        strata: their names.
+    """
+    found = [by_stratum[name] for name in strata if name in by_stratum]
+    n = int(sum(count for _, count in found))
+    return (sum(mean * count for mean, count in found) / n, n) if n else None
 
 
 def wilson(share: float, n: int, z: float = 1.959964) -> tuple[float, float]:

@@ -2,8 +2,8 @@
 
 Every row carries the attempt (1, 2, …: each resume is a new one) and the step it was spent at. A
 resume from step s throws away what earlier attempts did after s, so their rows with a later step
-are no longer *committed*. A method's compute counts committed rows only, each once; money counts
-every row, because no resume gives it back.
+are no longer *committed*, but for those whose results it uses again (`Ledger.adopt`). A method's
+compute counts committed rows only, each once; money counts every row, because no resume gives it back.
 """
 
 import math
@@ -279,6 +279,22 @@ class Ledger:
             )
         if cursor.rowcount != 1:
             raise ValueError(f"reservation {reservation} is not open")
+
+    def last_entry(self) -> int:
+        """The number of the row begun last; 0 in an empty ledger."""
+        with self._lock:
+            return int(self._one("SELECT COALESCE(MAX(id), 0) FROM entries")[0])
+
+    def adopt(self, after: int, last: int) -> None:
+        """Moves rows of this step, of numbers above `after` up to `last`, into this attempt.
+
+        What they paid for is used again by it, so they are committed again, and not twice.
+        """
+        with self._lock:
+            self._db.execute(
+                "UPDATE entries SET attempt = ? WHERE id > ? AND id <= ? AND step = ?",
+                (self._begun(), after, last, self._step),
+            )
 
     def totals(self) -> Totals:
         """What the run cost up to now."""

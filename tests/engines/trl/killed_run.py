@@ -15,19 +15,67 @@ def kill() -> NoReturn:
     raise AssertionError("still alive")
 
 
-def after_rollouts(purpose: str, step: int) -> None:
-    """Once a step's rollouts of a purpose are made and counted, before anything else."""
+def at_rollouts(purpose: str, step: int, call: int = 1, *, after: bool) -> None:
+    """Before or after this process's n-th rollout call of a purpose in a step.
+
+    After is: once its rollouts are made and counted, before anything else.
+    """
     from cotune.coordinator import Coordinator
 
-    rollout = Coordinator.rollout
+    roll_out, calls = Coordinator._roll_out, []
 
-    def killed(self: Any, assignments: Any, **given: Any) -> Any:
-        trajectories = rollout(self, assignments, **given)
-        if given["purpose"] == purpose and self.step == step:
+    def killed(self: Any, assignments: Any, now: str, sampling: Any) -> Any:
+        here = now == purpose and self.step == step
+        if here:
+            calls.append(now)
+        if here and len(calls) == call and not after:
+            kill()
+        trajectories = roll_out(self, assignments, now, sampling)
+        if here and len(calls) == call:
             kill()
         return trajectories
 
-    Coordinator.rollout = killed  # type: ignore[method-assign]
+    Coordinator._roll_out = killed  # type: ignore[method-assign]
+
+
+def before_reply(step: int, call: int) -> None:
+    """Before this process's n-th question to the LLM in a step."""
+    from cotune.llm.client import MeteredLLM
+
+    complete, calls = MeteredLLM.complete, []
+
+    def killed(self: Any, prompt: str) -> Any:
+        if self._ledger.step == step:
+            calls.append(prompt)
+            if len(calls) == call:
+                kill()
+        return complete(self, prompt)
+
+    MeteredLLM.complete = killed  # type: ignore[method-assign]
+
+
+def note_calls(path: str) -> None:
+    """Appends a line for each rollout call that was made and each question that was put."""
+    from cotune.coordinator import Coordinator
+    from cotune.llm.client import MeteredLLM
+
+    roll_out, complete = Coordinator._roll_out, MeteredLLM.complete
+
+    def write(*words: object) -> None:
+        with open(path, "a", encoding="utf-8") as file:
+            print(*words, file=file)
+
+    def rolled_out(self: Any, assignments: Any, purpose: str, sampling: Any) -> Any:
+        trajectories = roll_out(self, assignments, purpose, sampling)
+        write(purpose, self.step, len(trajectories))
+        return trajectories
+
+    def completed(self: Any, prompt: str) -> Any:
+        write("llm", self._ledger.step, 1)
+        return complete(self, prompt)
+
+    Coordinator._roll_out = rolled_out  # type: ignore[method-assign]
+    MeteredLLM.complete = completed  # type: ignore[method-assign]
 
 
 def between_the_halves(step: int) -> None:
@@ -84,8 +132,11 @@ def reward_lengths() -> None:
 
 PLACES: dict[str, Callable[[int], None]] = {
     "nowhere": lambda step: None,
-    "train": lambda step: after_rollouts("train", step),
-    "verify": lambda step: after_rollouts("verify", step),
+    "train": lambda step: at_rollouts("train", step, after=True),
+    "verify": lambda step: at_rollouts("verify", step, after=True),
+    "before verify": lambda step: at_rollouts("verify", step, after=False),
+    "second reply": lambda step: before_reply(step, 2),
+    "second evaluation": lambda step: at_rollouts("evaluate", step, 2, after=True),
     "checkpoint": between_the_halves,
     "state": in_the_state,
     "log": before_the_log,
@@ -94,6 +145,7 @@ PLACES: dict[str, Callable[[int], None]] = {
 if __name__ == "__main__":
     place, at, *command = sys.argv[1:]
     reward_lengths()
+    note_calls(os.environ.get("SAMPLED", os.devnull))
     PLACES[place](int(at))
     from cotune.cli import main
 

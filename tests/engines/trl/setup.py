@@ -137,6 +137,8 @@ def start(
     dataset: Callable[[TRLJoint], Any] = lambda joint: joint.dataset,
     trainer_arguments: dict[str, Any] | None = None,
     resume: bool = False,
+    identity: dict[str, str] | None = None,
+    changeable: dict[str, str] | None = None,
     **changes: Any,
 ) -> Run:
     """A run that is ready to train; the same arguments give the same run."""
@@ -152,6 +154,8 @@ def start(
         meter=ledger,
         limits=limits,
         seed=1,
+        identity=identity or {},
+        changeable=changeable or {},
     )
     args = config(folder, **changes)
     joint = TRLJoint(parts, tokenizer, args)

@@ -42,7 +42,11 @@ class Spy(TrainerCallback):
         parameters = [p for p in model.parameters() if p.requires_grad]
         joint = self.run.joint
         loss = policy_loss(
-            model, self.run.trajectories[-1], joint.args.num_generations, joint.args.epsilon
+            model,
+            self.run.trajectories[-1],
+            joint.args.num_generations,
+            joint.args.epsilon,
+            distillation=joint.coordinator.strategy.distillation,
         )
         expected = torch.autograd.grad(loss, parameters)
         self.losses.append(loss.item())

@@ -74,6 +74,18 @@ def test_an_argument_that_breaks_the_run_is_refused_with_its_mend(
 
 
 @pytest.mark.parametrize(
+    ("field", "value"),
+    [("fsdp", "full_shard"), ("fsdp", True), ("deepspeed", "zero3.json"), ("deepspeed", {})],
+)
+def test_sharded_weights_are_refused(tmp_path: Path, field: str, value: Any) -> None:
+    args = config(tmp_path)
+    check_args(args)
+    setattr(args, field, value)  # GRPOConfig itself would look for the libraries and the ranks
+    with pytest.raises(ConfigError, match=r"fsdp or \.deepspeed is set.*torchrun \(DDP\)$"):
+        check_args(args)
+
+
+@pytest.mark.parametrize(
     "changes",
     [
         {},

@@ -1,5 +1,6 @@
 """Leaving out what cannot change the gradient does not change the gradient."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,9 +50,13 @@ def tokenizer() -> PreTrainedTokenizerBase:
 
 
 def gradients(
-    kind: type[GRPOTrainer], tokenizer: PreTrainedTokenizerBase, folder: Path, **changes: Any
+    kind: type[GRPOTrainer],
+    tokenizer: PreTrainedTokenizerBase,
+    folder: Path,
+    rewards: Sequence[float] = REWARDS,
+    **changes: Any,
 ) -> dict[str, torch.Tensor]:
-    """The first update's gradients on the same six rollouts."""
+    """The first update's gradients on the same six rollouts, shared among the ranks."""
     torch.manual_seed(0)
     config = Qwen2Config(
         vocab_size=64,
@@ -84,23 +89,26 @@ def gradients(
     }
 
     def rollout(prompts: list[Any], trainer: GRPOTrainer) -> dict[str, Any]:
-        mask = [[1] * len(ids) for ids in COMPLETIONS]
+        first = trainer.accelerator.process_index * len(prompts)
+        mine = slice(first, first + len(prompts))
         return {
-            "prompt_ids": PROMPTS,
-            "completion_ids": COMPLETIONS,
+            "prompt_ids": PROMPTS[mine],
+            "completion_ids": COMPLETIONS[mine],
             "logprobs": None,
-            "env_mask": mask,
-            "given": REWARDS,
+            "env_mask": [[1] * len(ids) for ids in COMPLETIONS[mine]],
+            "given": list(rewards[mine]),
         }
 
     def reward(given: list[float], **_: Any) -> list[float]:
         return given
 
     seen = Gradients()
-    # From a folder, as TRL loads the reference model of a KL term from there.
-    Qwen2ForCausalLM(config).save_pretrained(folder / "model")
+    model = Qwen2ForCausalLM(config)
+    # TRL loads the reference model of a KL term from there. (Of several ranks the first one saves.)
+    model.save_pretrained(folder / "model")
+    model.config._name_or_path = str(folder / "model")
     kind(
-        Qwen2ForCausalLM.from_pretrained(folder / "model"),
+        model,
         args=GRPOConfig(**arguments),
         train_dataset=Dataset.from_dict({"prompt": ["a", "b", "c"]}),
         processing_class=tokenizer,

@@ -8,10 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from transformers import AutoTokenizer
+from trl import GRPOTrainer
 
 from cotune.engines.trl.trainer import JointTrainer
+from cotune.policies import policy_path
 from tests.engines.trl.setup import start
-from tests.engines.trl.two_ranks import SIZES, fingerprint, seen
+from tests.engines.trl.test_trainer import gradients
+from tests.engines.trl.two_ranks import SIZES, UNEVEN, fingerprint, seen
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[3]
@@ -92,6 +97,27 @@ def test_two_ranks_resume_exactly(ranks: list[dict[str, Any]]) -> None:
         assert rank["resumed_weights"] == rank["weights"]
     assert ranks[0]["metrics"] == [1, 2, 3]
     assert ranks[1]["metrics"] == []  # rank 0 alone writes
+
+
+def test_ranks_with_unequally_many_rows_that_matter_give_one_processs_gradient(
+    tmp_path: Path,
+) -> None:
+    """TRL gathers a value of every row: the rank with fewer is filled up, at the right scale."""
+    done = torchrun(tmp_path, "uneven")
+    assert done.returncode == 0, done.stderr
+    ranks = [json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in range(2)]
+    assert ranks[0] == ranks[1]
+    tokenizer = AutoTokenizer.from_pretrained(policy_path("bundled:geo"))
+    for name, rewards in UNEVEN.items():
+        for loss_type in ("grpo", "dapo"):
+            own = tmp_path / f"alone-{name}-{loss_type}"
+            alone = gradients(GRPOTrainer, tokenizer, own, rewards, loss_type=loss_type)
+            together = ranks[0][f"{name}-{loss_type}"]
+            assert together.keys() == alone.keys()
+            assert max(float(g.abs().max()) for g in alone.values()) > 1e-4
+            for key, gradient in alone.items():
+                close = torch.allclose(torch.tensor(together[key]), gradient, atol=1e-6, rtol=1e-4)
+                assert close, (name, loss_type, key)
 
 
 def test_a_failure_on_either_rank_ends_both_with_its_message(tmp_path: Path) -> None:

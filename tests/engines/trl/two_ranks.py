@@ -1,6 +1,6 @@
 """What each of two ranks does in test_two_ranks; writes what it saw to FOLDER/rank{N}.json.
 
-torchrun --nproc_per_node 2 -m tests.engines.trl.two_ranks FOLDER train|fail
+torchrun --nproc_per_node 2 -m tests.engines.trl.two_ranks FOLDER train|fail|uneven
 """
 
 import json
@@ -12,12 +12,15 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from transformers import AutoTokenizer
 
 from cotune.contracts import Recorder
 from cotune.engines.trl.trainer import JointTrainer
+from cotune.policies import policy_path
 from cotune.records import Action, Metrics, Progress, Response, Trajectory
 from tests.engines.tiny import Letters
 from tests.engines.trl.setup import Counting, Run, start
+from tests.engines.trl.test_trainer import gradients
 
 # Three groups of two rollouts, three rollouts a rank: the second group is split.
 SIZES = {"per_device_train_batch_size": 3, "num_generations": 2, "max_steps": 3}
@@ -114,6 +117,29 @@ def fail(folder: Path, rank: int) -> None:
         raise
 
 
+# Rows with an advantage, of three a rank: all on rank 0 and one on rank 1; none and two.
+UNEVEN = {"left": [1.0, 0.0, 1.0, 0.0, 1.0, 1.0], "right": [0.0, 0.0, 1.0, 1.0, 0.0, 1.0]}
+
+
+def uneven(folder: Path, rank: int) -> dict[str, Any]:
+    """Gradients of batches whose rows with an advantage lie mostly, or all, on one rank."""
+    tokenizer = AutoTokenizer.from_pretrained(policy_path("bundled:geo"))
+    found: dict[str, Any] = {}
+    for name, rewards in UNEVEN.items():
+        for loss_type in ("grpo", "dapo"):
+            own = folder / f"{name}-{loss_type}-{rank}"
+            kept = gradients(
+                JointTrainer,
+                tokenizer,
+                own,
+                rewards,
+                loss_type=loss_type,
+                gradient_accumulation_steps=1,
+            )
+            found[f"{name}-{loss_type}"] = {key: g.tolist() for key, g in kept.items()}
+    return found
+
+
 def main() -> None:
     folder, mode = Path(sys.argv[1]), sys.argv[2]
     rank = int(os.environ["RANK"])
@@ -121,7 +147,8 @@ def main() -> None:
     if mode == "fail":
         fail(folder, rank)
     else:
-        (folder / f"rank{rank}.json").write_text(json.dumps(train(folder, rank)))
+        work = {"train": train, "uneven": uneven}[mode]
+        (folder / f"rank{rank}.json").write_text(json.dumps(work(folder, rank)))
     dist.destroy_process_group()
 
 

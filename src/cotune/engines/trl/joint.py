@@ -25,12 +25,15 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallba
 from trl import GRPOConfig, GRPOTrainer
 from trl.models.utils import unwrap_model_for_generation
 
+from cotune.changes import changes
 from cotune.contracts import LLM, ConfigError, EngineError, Environment, Sampler, State, Strategy
 from cotune.coordinator import Coordinator, Journal, Meter, RolloutSettings, SingleProcess
 from cotune.engines.codec import HFCodec
 from cotune.engines.sampling import policy_sampler
 from cotune.engines.trl.checks import check_args, check_trainer, check_trl, steps_per_batch
 from cotune.engines.trl.comm import TorchComm
+from cotune.engines.trl.trainer import JointTrainer
+from cotune.evolution.distillation import reweighs
 from cotune.records import Limits, Progress, Trajectory
 from cotune.task_order import TaskOrder
 
@@ -49,6 +52,8 @@ class Parts:
     rows_per_call: int = 512
     identity: Mapping[str, str] = field(default_factory=dict)
     """By field, what a resume must find as it was."""
+    changeable: Mapping[str, str] = field(default_factory=dict)
+    """By field, what a resume may find changed; then it says so (see `cotune.changes`)."""
 
 
 Hook = Callable[["TRLJoint", int], None]
@@ -68,6 +73,9 @@ class TRLJoint:
         dataset: one row a question of every step, in the order the run visits them.
         rollout_func, reward_funcs, callbacks: for GRPOTrainer.
         coordinator: for evaluation outside of training (after `bind`).
+        last_rollouts: this rank's rollouts of the last training batch, in the trainer's order.
+        reweighs: whether distillation changes the loss of that batch, on whatever rank.
+        rollouts_left: what is left of a budget of policy rollouts; set by what keeps one.
     """
 
     def __init__(
@@ -100,6 +108,9 @@ class TRLJoint:
         self.batches = 0
         self.ended = False
         self.metrics: dict[str, float] = {}
+        self.last_rollouts: list[Trajectory] = []
+        self.rollouts_left: Callable[[], int | None] = lambda: None
+        self.reweighs = False
         self._pending: dict[str, float] = {}
         self._trainer: GRPOTrainer | None = None
         self.coordinator = Coordinator(
@@ -135,6 +146,8 @@ class TRLJoint:
         if dist.is_initialized() and self.coordinator.comm.size == 1:
             self.coordinator.comm = TorchComm()
         self._trainer = trainer
+        if isinstance(trainer, JointTrainer):
+            trainer.joint = self
         with self.policy() as model:
             context = getattr(model.config.get_text_config(), "max_position_embeddings", None)
         self.coordinator.settings = replace(self.coordinator.settings, context_tokens=context)
@@ -166,6 +179,8 @@ class TRLJoint:
             trajectories = self.coordinator.evaluate(tasks)
         first = self.coordinator.comm.rank * len(prompts)
         mine = trajectories[first : first + len(prompts)]
+        if training:
+            self.last_rollouts = mine
         return {
             "prompt_ids": [list(t.prompt_ids) for t in mine],
             "completion_ids": [list(t.completion_ids) for t in mine],
@@ -188,13 +203,20 @@ class TRLJoint:
         return list(cotune_reward)
 
     def progress(self, step: int) -> Progress:
-        return Progress(step=step, epoch=self.order.epoch(step), total_steps=self.total_batches)
+        """Where a step stands; what is left of a budget is known on rank 0."""
+        return Progress(
+            step=step,
+            epoch=self.order.epoch(step),
+            total_steps=self.total_batches,
+            rollouts_left=self.rollouts_left(),
+        )
 
     def state_dict(self) -> State:
         return {
             "batches": self.batches,
             "ended": self.ended,
             "identity": self._identity(),
+            "changeable": dict(self.parts.changeable),
             "coordinator": self.coordinator.state_dict(),
         }
 
@@ -216,7 +238,11 @@ class TRLJoint:
         if self.coordinator.comm.rank == 0:
             self.parts.meter.begin_attempt(self.batches)
             self.parts.journal.cut_back(self.batches)
-            self.parts.journal.event("resumed", self.batches, from_step=self.batches)
+            now = self.parts.changeable
+            changed = changes(state.get("changeable", now), now)
+            self.parts.journal.event(
+                "resumed", self.batches, from_step=self.batches, changed=changed
+            )
 
     def begin_closing(self) -> None:
         """What follows counts under the step after the last: a resume drops it and does it anew."""
@@ -241,6 +267,14 @@ class TRLJoint:
             self.progress(step),
             before_rollout=None if hook is None else lambda: hook(self, step - 1),
         )
+        self.reweighs = reweighs(trajectories, self.coordinator.strategy.distillation)
+        if self.reweighs and not isinstance(self.trainer, JointTrainer):
+            raise ConfigError(
+                "rollouts of this step were sampled under a hint, and GRPOTrainer alone does not "
+                f"weigh their tokens as {self.coordinator.strategy.distillation} asks: use "
+                "cotune.engines.trl.trainer.JointTrainer in its place, or ratio: original without "
+                "drop_failed"
+            )
         self.batches = step
         self.metrics = metrics
         self._pending = dict(metrics) if self.coordinator.comm.rank == 0 else {}

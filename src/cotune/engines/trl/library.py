@@ -32,7 +32,7 @@ def joint_run(method: Method, tokenizer: PreTrainedTokenizerBase, args: GRPOConf
         method.instruction,
         method.limits,
         ("train",),
-        evolves=method.evolves,
+        strategy=method.kind,
     )
     steps = args.max_steps // steps_per_batch(args)
     folder = method.folder or Path(cast(str, args.output_dir)) / "cotune"

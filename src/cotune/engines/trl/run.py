@@ -17,7 +17,8 @@ from transformers import (
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
 from cotune.build import build_environment, build_llm, build_strategy
-from cotune.config import RunConfig, dump_config
+from cotune.changes import changeable, identity
+from cotune.config import RunConfig
 from cotune.coordinator import Journal, RolloutSettings
 from cotune.engines.codec import HFCodec
 from cotune.engines.local_policy import local_coordinator
@@ -84,6 +85,7 @@ def train(
             seed=config.seed,
             rows_per_call=config.training.rows_per_call,
             identity=identity(config),
+            changeable=changeable(config),
         )
         evaluation = RunEvaluation(config, run, BestPolicy(run.best_path, tokenizer))
         joint = TRLJoint(parts, tokenizer, args, before_rollout=evaluation)
@@ -127,13 +129,6 @@ def went_to_its_end(joint: TRLJoint, checkpoint: Path) -> bool:
     with joint.policy() as model:
         model.load_state_dict(kept.state_dict())
     return True
-
-
-def identity(config: RunConfig) -> dict[str, str]:
-    """The parts of a run file that a resume must find as they were, by field."""
-    plain = dump_config(config)
-    fields = ("policy", "environment", "instruction", "limits", "strategy", "seed")
-    return {field: json.dumps(plain[field], sort_keys=True) for field in fields}
 
 
 class RunEvaluation:
@@ -241,17 +236,21 @@ class RolloutBudget(TrainerCallback):
         self._budget = config.training.rollout_budget
         self._batch = joint.questions * (joint.args.num_generations or 1)
         self._steps_per_batch = steps_per_batch(joint.args)
+        joint.rollouts_left = self.left
+
+    def left(self) -> int | None:
+        """What is left of the budget, as rank 0 knows it; None without one."""
+        if self._budget is None:
+            return None
+        return self._budget - policy_rollouts(self._ledger.totals().rollouts)
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
         if self._budget is None or state.global_step % self._steps_per_batch:
             return  # a batch that is rolled out is trained on to its end
-        spent = None
-        if self._joint.coordinator.comm.rank == 0:
-            spent = policy_rollouts(self._ledger.totals().rollouts)
-        spent = self._joint.coordinator.comm.broadcast(spent)
-        if spent + self._batch > self._budget:
+        left = self._joint.coordinator.comm.broadcast(self.left())
+        if left < self._batch:
             self._joint.ended = True
             control.should_training_stop = True
 

@@ -58,7 +58,7 @@ def prepare(config: RunConfig, folder: Path) -> Setup:
         instruction,
         config.limits,
         ("train", "validation", "test"),
-        evolves=config.strategy.kind != "static",
+        strategy=config.strategy.kind,
     )
     args = grpo_config(config, folder)
     check_args(args)

@@ -1,9 +1,20 @@
-"""GRPOTrainer without the work that cannot change its gradient."""
+"""GRPOTrainer with context distillation, and without the work that cannot change its gradient."""
 
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from trl import GRPOTrainer
+
+from cotune.evolution.distillation import (
+    RatioStatistics,
+    batch_weights,
+    compares_contexts,
+    is_distilled,
+    old_logprobs,
+)
+
+if TYPE_CHECKING:
+    from cotune.engines.trl.joint import TRLJoint
 
 # What a loss divides by, of those that stay right when rows without advantage are left out:
 # its number of rows (then the loss is scaled back), or a count fixed beforehand.
@@ -12,13 +23,94 @@ _BY_FIXED_COUNT = ("dapo", "cispo")
 
 
 class JointTrainer(GRPOTrainer):
-    """Leaves out rollouts whose advantage is zero, and padding that a micro-batch does not need.
+    """Trains on rollouts that were sampled under a hint, without it (P²O Eq. 4).
+
+    Each token's weight of `cotune.evolution.distillation` multiplies its advantage, so that the
+    loss keeps its denominator and its KL term.
+
+    Leaves out rollouts whose advantage is zero, and padding that a micro-batch does not need.
 
     A group whose rewards are all equal has no advantage, hence no gradient; on a question that is
     always or never solved that is every rollout. They are passed over where nothing but the
     advantage weighs them: β = 0, no entropy bonus, no router loss, and a loss that divides by rows
     or by a fixed count. Logged entropy and clip ratios are then those of the other rollouts.
+
+    Attributes:
+        joint: whose rollouts it trains on; set by `TRLJoint.bind`.
     """
+
+    joint: "TRLJoint | None" = None
+
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        output = super()._generate_and_score_completions(inputs)
+        training: bool = self.model.training  # pyright: ignore[reportOptionalMemberAccess, reportAttributeAccessIssue, reportAssignmentType]
+        if training and self.joint is not None and self.joint.reweighs:
+            self._distil(output, self.joint)
+        return output
+
+    def _distil(self, output: dict[str, Any], joint: "TRLJoint") -> None:
+        """Makes the advantages (B, C), weighed by token, and fills in log π_old where it is x̃'s.
+
+        Called on all ranks, also on those whose own rollouts need nothing.
+        """
+        settings, rollouts = joint.coordinator.strategy.distillation, joint.last_rollouts
+        distilled = [row for row, t in enumerate(rollouts) if is_distilled(t)]
+        fills_old = settings.ratio == "hint" and bool(distilled)
+        logprobs, tokens = output.get("old_per_token_logps"), 0
+        if logprobs is None:
+            wanted = distilled if compares_contexts(settings) else []
+            # In `hint` mode the plain rows need a denominator, too: their own.
+            rows = list(range(len(rollouts))) if fills_old else wanted
+            logprobs, tokens = self._trained_logprobs(output, rows, joint)
+        before = logprobs.double().cpu().numpy()
+        statistics = RatioStatistics()
+        weights = torch.from_numpy(batch_weights(rollouts, before, settings, statistics))
+        advantages = output["advantages"]
+        output["advantages"] = advantages[:, None] * weights.to(advantages)
+        if fills_old:
+            old = torch.from_numpy(old_logprobs(rollouts, before, settings))
+            output["old_per_token_logps"] = old.to(logprobs)
+        if compares_contexts(settings):
+            self._log_distillation(statistics, tokens, joint)
+
+    def _trained_logprobs(
+        self, output: dict[str, Any], rows: list[int], joint: "TRLJoint"
+    ) -> tuple[torch.Tensor, int]:
+        """log π_θ of some rows' completions on the prompts that are trained on, before the update.
+
+        In evaluation mode, as the other side of the context ratio was sampled.
+
+        Returns:
+            (B, C), zero in the other rows; and the tokens that were fed, padding left out.
+        """
+        names = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "advantages")
+        batch = {name: output[name] for name in names}
+        found = torch.zeros(output["completion_ids"].shape, device=self.accelerator.device)
+        tokens, size = 0, self.args.per_device_train_batch_size
+        with torch.no_grad(), joint.policy() as policy:
+            for start in range(0, len(rows), size):
+                chosen = torch.tensor(rows[start : start + size], device=found.device)
+                part = without_padding(with_rows(batch, chosen))
+                ids = torch.cat([part["prompt_ids"], part["completion_ids"]], 1)
+                attention = torch.cat([part["prompt_mask"], part["completion_mask"]], 1)
+                width = part["completion_ids"].shape[1]
+                scored = self._get_per_token_logps_and_entropies(policy, ids, attention, width)[0]
+                found[chosen, :width] = scored.float()
+                tokens += int(attention.sum())
+        return found, tokens
+
+    def _log_distillation(
+        self, statistics: RatioStatistics, tokens: int, joint: "TRLJoint"
+    ) -> None:
+        """The ratios of all ranks, and the tokens of the extra pass: what distillation costs."""
+        everyone, spent = RatioStatistics(), 0
+        for theirs, fed in joint.coordinator.comm.gather((statistics, tokens)):
+            everyone.merge(theirs)
+            spent += fed
+        metrics = {**everyone.metrics(), "p2o/logprob_tokens": float(spent)}
+        joint.metrics = {**joint.metrics, **metrics}
+        for name, value in metrics.items():
+            self._metrics["train"][name].append(value)
 
     def compute_loss(
         self,

@@ -1,7 +1,7 @@
 """A run's or a comparison's report: one HTML file without scripts, readable from disk."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.resources import files
@@ -14,6 +14,7 @@ from markupsafe import Markup
 from cotune.experiments.evaluate import wilson
 from cotune.experiments.report import figures
 from cotune.experiments.report.charts import Chart
+from cotune.experiments.report.hints import hints_of, outside_phases
 from cotune.experiments.report.lineage import Member, Segment, family, lives, sentence_diff
 from cotune.experiments.report.reading import (
     Arm,
@@ -30,6 +31,7 @@ __all__ = ["write_report"]
 
 _THIN = "\u202f"
 _NONE = "–"
+_HARD = "Hard strata"
 _PURPOSES = ("train", "verify", "evolve", "evaluate")
 
 
@@ -136,6 +138,7 @@ def _render(source: Source) -> str:
         charts=[chart for chart in charts if chart],
         more=figures.more_charts(arms),
         populations=[p for p in map(_population, arms) if p],
+        hinted=[h for h in map(hints_of, arms) if h],
         notices=[(arm, event) for arm in arms for event in arm.of_kind("notice")],
         resumes=[(arm, event) for arm in arms for event in arm.of_kind("resumed")],
     )
@@ -206,6 +209,9 @@ def _results(arms: list[Arm]) -> dict[str, Any]:
         after, before = arm.result.get("em"), arm.result.get("em_before")
         interval = wilson(after, n) if after is not None and n else None
         cells = {"": _Cell(before, after, interval)}
+        if (hard := _hard_cell(arm)) is not None:
+            sizes[_HARD] = arm.result.get("accuracy_hard_n")
+            cells[_HARD] = hard
         strata_after = arm.result.get("em_by_stratum") or {}
         strata_before = arm.result.get("em_before_by_stratum") or {}
         for stratum in sorted({*strata_after, *strata_before} - {""}):
@@ -220,6 +226,15 @@ def _results(arms: list[Arm]) -> dict[str, Any]:
     return {"sizes": sizes, "rows": rows if known else [], "none": _Cell(None, None)}
 
 
+def _hard_cell(arm: Arm) -> _Cell | None:
+    """Accuracy on the hard strata together, where the world has any."""
+    before, after = arm.result.get("accuracy_hard_before"), arm.result.get("accuracy_hard")
+    if before is None and after is None:
+        return None
+    n = arm.result.get("accuracy_hard_n")
+    return _Cell(before, after, wilson(after, n) if after is not None and n else None)
+
+
 def _costs(arms: list[Arm]) -> list[tuple[str, str, list[str]]]:
     """Rows of the cost table: CSS class, what is counted, and a value per arm."""
     spent = [arm.result.get("policy_rollouts") or {} for arm in arms]
@@ -231,11 +246,12 @@ def _costs(arms: list[Arm]) -> list[tuple[str, str, list[str]]]:
         ("part", name, [count(row.get(name, 0 if row else None)) for row in spent])
         for name in names
     ]
-    shares = [
-        percent(row.get("verify", 0) / total) if total else _NONE
-        for row, total in zip(spent, totals, strict=True)
-    ]
-    rows.append(("", "Verification, share of all rollouts", shares))
+    for purpose, what in _shared_purposes(spent).items():
+        shares = [
+            percent(row.get(purpose, 0) / total) if total else _NONE
+            for row, total in zip(spent, totals, strict=True)
+        ]
+        rows.append(("", f"{what}, share of all rollouts", shares))
     columns = (
         ("Generated tokens", "generated_tokens", count),
         ("LLM calls", "llm_calls", count),
@@ -244,6 +260,13 @@ def _costs(arms: list[Arm]) -> list[tuple[str, str, list[str]]]:
     )
     rows += [("", name, [show(a.result.get(key)) for a in arms]) for name, key, show in columns]
     return [row for row in rows if any(value != _NONE for value in row[2])]
+
+
+def _shared_purposes(spent: Sequence[Mapping[str, int]]) -> dict[str, str]:
+    """The purposes besides training whose share of the rollouts is told, with their names."""
+    verify, evolve = (any(row.get(name) for row in spent) for name in ("verify", "evolve"))
+    found = {} if evolve and not verify else {"verify": "Verification"}
+    return {**found, "evolve": "Hint evolution"} if evolve else found
 
 
 def _shipped(summary: Row, arms: list[Arm]) -> Row | None:
@@ -274,7 +297,8 @@ class _Population:
 
 def _population(arm: Arm) -> _Population | None:
     """None for an arm whose instruction never changes."""
-    rejected, failed = arm.of_kind("instruction_rejected"), arm.of_kind("proposal_failed")
+    rejected = arm.of_kind("instruction_rejected")
+    failed = outside_phases(arm.events, "proposal_failed")
     if len(arm.instructions) < 2 and not rejected and not failed:
         return None
     fates = lives(arm.events)

@@ -1,7 +1,7 @@
 """Line charts as inline SVG: axes, ticks, an accessible title; colours come from the page's CSS."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from markupsafe import Markup
@@ -72,6 +72,13 @@ def ticks(low: float, high: float, about: int = 5) -> list[float]:
     return [round(i * step, 2 - exponent) for i in range(first, max(last, first + 1) + 1)]
 
 
+def whole_ticks(low: float, high: float, about: int = 6) -> list[float]:
+    """Whole numbers, evenly apart, 0 among them where it lies between, that cover [low, high]."""
+    apart = max(1, math.ceil((high - low) / about))
+    first, last = math.floor(low / apart), math.ceil(high / apart)
+    return [float(i * apart) for i in range(first, max(last, first + 1) + 1)]
+
+
 def moving_average(points: Sequence[Point], window: int) -> list[Point]:
     """The mean of the last `window` values (fewer at the start) at each point."""
     values = [y for _, y in points]
@@ -125,6 +132,7 @@ def line_chart(
     *,
     x_label: str = "step",
     percent: bool = False,
+    powers: bool = False,
     guides: Iterable[float] = (),
 ) -> Markup:
     """The SVG of a chart; the y axis holds 0 and all points, as per cent if `percent`.
@@ -134,6 +142,7 @@ def line_chart(
         series: at least one of them with a point.
         x_label: what x counts.
         percent: whether y is a share of 1.
+        powers: whether y is the exponent of a power of ten.
         guides: x values of vertical guide lines.
 
     Raises:
@@ -148,11 +157,12 @@ def line_chart(
         high = max(high, 1.0)
     right = WIDTH - _RIGHT - (_LABEL_ROOM if any(s.label for s in series) else 0)
     x_ticks = [t for t in ticks(min(xs), max(xs), 6) if min(xs) <= t <= max(xs) and t == int(t)]
-    frame = _Frame(x_ticks, ticks(low, high), right, min(xs), max(xs))
+    y_ticks = whole_ticks(low, high) if powers else ticks(low, high)
+    frame = _Frame(x_ticks, y_ticks, right, min(xs), max(xs))
     parts = [
         Markup('<svg class="chart" viewBox="0 0 {} {}" role="img">').format(WIDTH, HEIGHT),
         Markup("<title>{}</title>").format(title),
-        *_axes(frame, x_label, percent),
+        *_axes(frame, x_label, _power if powers else _percent if percent else "{:g}".format),
         *(_guide(frame, x) for x in guides),
         *(_line(frame, s) for s in sorted(series, key=lambda s: (s.style != "muted", s.strong))),
         *_labels(frame, series),
@@ -161,15 +171,25 @@ def line_chart(
     return Markup("\n").join(parts)
 
 
-def _axes(frame: _Frame, x_label: str, percent: bool) -> Iterable[Markup]:
+_RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+
+
+def _power(exponent: float) -> str:
+    return "10" + f"{exponent:g}".translate(_RAISED)
+
+
+def _percent(share: float) -> str:
+    return f"{share * 100:g}\u2009%"
+
+
+def _axes(frame: _Frame, x_label: str, told: Callable[[float], str]) -> Iterable[Markup]:
     bottom = HEIGHT - _BOTTOM
     for tick in frame.y_ticks:
         y = frame.y(tick)
         yield Markup('<line class="grid" x1="{}" x2="{:.1f}" y1="{:.1f}" y2="{:.1f}"/>').format(
             _LEFT, frame.right, y, y
         )
-        text = f"{tick * 100:g}\u2009%" if percent else f"{tick:g}"
-        yield Markup('<text class="y" x="{}" y="{:.1f}">{}</text>').format(_LEFT - 7, y, text)
+        yield Markup('<text class="y" x="{}" y="{:.1f}">{}</text>').format(_LEFT - 7, y, told(tick))
     for tick in frame.x_ticks:
         yield Markup('<text class="x" x="{:.1f}" y="{}">{:g}</text>').format(
             frame.x(tick), bottom + 17, tick

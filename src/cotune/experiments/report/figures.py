@@ -1,5 +1,6 @@
 """The report's charts: what goes into each, from the arms' lines."""
 
+import math
 from collections.abc import Iterable, Sequence
 
 from cotune.experiments.report.charts import COLOURS, Chart, Series, line_chart, moving_average
@@ -8,6 +9,7 @@ from cotune.experiments.report.reading import Arm
 from cotune.json_files import Row
 
 _SMOOTH_FROM = 20
+_LEAST_RATIO = 1e-12  # what is smaller is drawn there
 _MORE = {
     "loss": "Loss",
     "entropy": "Entropy of the policy (nats per token)",
@@ -28,20 +30,27 @@ def _values(rows: Iterable[Row], key: str) -> list[tuple[float, float]]:
 
 
 def _metric_chart(arms: Sequence[Arm], key: str, title: str, percent: bool) -> Chart | None:
+    curves = [(arm.name, _values(arm.metrics, key)) for arm in arms]
+    return _smooth_chart(title, curves, percent)
+
+
+def _smooth_chart(
+    title: str, curves: Sequence[tuple[str, list[tuple[float, float]]]], percent: bool
+) -> Chart | None:
+    """Named curves over the steps, averaged where they are long; None where there is no point."""
     series: list[Series] = []
     window = 0
-    for i, arm in enumerate(arms):
-        points = _values(arm.metrics, key)
+    for i, (name, points) in enumerate(curves):
         if len(points) < _SMOOTH_FROM:
-            series.append(Series(arm.name, points, style(i), dots=len(points) < 8))
+            series.append(Series(name, points, style(i), dots=len(points) < 8))
         else:
             window = max(5, round(len(points) / 20))
             averaged = moving_average(points, window)
-            series.append(Series(arm.name, averaged, style(i), raw=points))
+            series.append(Series(name, averaged, style(i), raw=points))
     if not any(s.points for s in series):
         return None
     note = f"Faint: each step. Line: mean of the last {window} steps." if window else ""
-    legend = tuple((s.style, s.name) for s in series if s.points) if len(arms) > 1 else ()
+    legend = tuple((s.style, s.name) for s in series if s.points) if len(curves) > 1 else ()
     return Chart(title, line_chart(title, series, percent=percent), legend, note)
 
 
@@ -119,3 +128,71 @@ def population_chart(arm: Arm, lives: dict[str, Life]) -> Chart | None:
     if phases:
         note += " Dotted: evolution phases."
     return Chart("Weight of each instruction", chart, (), note)
+
+
+def hint_charts(arm: Arm) -> list[Chart]:
+    """Of a run with hints: its hard questions, groups without advantage, and context ratios."""
+    steps = [{**row, **_by_hint(row)} for row in arm.metrics]
+    groups = [(name, _values(steps, key)) for key, name in _GROUPS.items()]
+    masked = [("masked", _values(arm.metrics, "p2o/ratio_masked_share"))]
+    drawn = (
+        _hard_chart(arm),
+        _smooth_chart("Groups without advantage, with and without hints", groups, percent=True),
+        _ratio_chart(arm),
+        _smooth_chart("Share of masked tokens of hinted rollouts", masked, percent=True),
+    )
+    return [chart for chart in drawn if chart]
+
+
+_GROUPS = {
+    "zero_advantage_share_hinted": "groups with hints",
+    "zero_advantage_share_plain": "groups without hints",
+    "hinted_share": "hinted rollouts, share of all",
+}
+
+
+def _by_hint(row: Row) -> Row:
+    """What a step without any hint says of groups with and without one."""
+    if "hinted_share" in row or "zero_advantage_share" not in row:
+        return {}
+    return {"zero_advantage_share_plain": row["zero_advantage_share"], "hinted_share": 0.0}
+
+
+def _hard_chart(arm: Arm) -> Chart | None:
+    """Hard questions by epoch, and what became of them."""
+    rows = [{**event, "step": event["epoch"] + 1} for event in arm.of_kind("hard_samples")]
+    names = {
+        "hard": "hard",
+        "newly_hard": "newly hard",
+        "graduated": "graduated",
+        "solved_by_hint": "graduated under hints",
+    }
+    series = [
+        Series(name, _values(rows, key), style(i), dots=True)
+        for i, (key, name) in enumerate(names.items())
+    ]
+    if not any(s.points for s in series):
+        return None
+    title = "Hard questions by epoch"
+    legend = tuple((s.style, s.name) for s in series)
+    return Chart(title, line_chart(title, series, x_label="epoch"), legend)
+
+
+def _ratio_chart(arm: Arm) -> Chart | None:
+    """Context ratios of the tokens of distilled rollouts, on a logarithmic scale."""
+    series = [
+        Series(
+            name,
+            [
+                (step, math.log10(max(value, _LEAST_RATIO)))
+                for step, value in _values(arm.metrics, f"p2o/ratio_{name}")
+            ],
+            style(i),
+        )
+        for i, name in enumerate(("min", "mean", "max"))
+    ]
+    if not any(s.points for s in series):
+        return None
+    title = "Context ratio of tokens, without / with the hint"
+    legend = tuple((s.style, s.name) for s in series)
+    return Chart(title, line_chart(title, series, powers=True), legend)

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from cotune.contracts import ConfigError
+from cotune.environments.arithmetic_world import HARD
+from cotune.experiments.evaluate import mean_over
 from cotune.json_files import Row
 from cotune.run_dir import RunDir, read_summary
 
@@ -134,7 +136,11 @@ def result_so_far(events: Sequence[Row], metrics: Sequence[Row]) -> Row:
     for suffix, found in (("", after), ("_before", before)):
         if found:
             result[f"em{suffix}"] = found[-1].get("em")
-            result[f"em{suffix}_by_stratum"] = found[-1].get("by_stratum") or {}
+            strata = found[-1].get("by_stratum") or {}
+            result[f"em{suffix}_by_stratum"] = strata
+            if (hard := mean_over(strata, HARD)) is not None:
+                result[f"accuracy_hard{suffix}"] = hard[0]
+                result["accuracy_hard_n"] = hard[1]
     for key in ("generated_tokens", "seconds"):
         values = [row[key] for row in metrics if row.get(key) is not None]
         if values:

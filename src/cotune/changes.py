@@ -1,0 +1,58 @@
+"""What may be another in the run file when a run is resumed, what may not, and what did change."""
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from cotune.config import RunConfig, dump_config
+
+_FIXED = ("policy", "environment", "instruction", "limits", "strategy", "seed")
+# May hold a key or a token: kept as a hash, and only their names are said.
+_SILENT = ("llm", "training.engine_args")
+
+
+def identity(config: RunConfig) -> dict[str, str]:
+    """The parts of a run file that a resume must find as they were, by field, as JSON."""
+    plain = dump_config(config)
+    return {field: json.dumps(plain[field], sort_keys=True) for field in _FIXED}
+
+
+def changeable(config: RunConfig) -> dict[str, str]:
+    """The fields of a run file that a resume may find changed, as JSON; hashes of silent ones."""
+    plain = {name: part for name, part in dump_config(config).items() if name not in _FIXED}
+    return {
+        field: hashlib.sha256(value.encode()).hexdigest() if _is_silent(field) else value
+        for field, value in _leaves("", plain)
+    }
+
+
+def changes(
+    was: Mapping[str, str], now: Mapping[str, str]
+) -> dict[str, tuple[object, object] | None]:
+    """By field that differs: what it was and what it is, null where there is none.
+
+    None in place of both for what stands under `llm` or `training.engine_args`.
+    """
+    fields = sorted(field for field in was.keys() | now.keys() if was.get(field) != now.get(field))
+    return {
+        field: None if _is_silent(field) else (_value(was, field), _value(now, field))
+        for field in fields
+    }
+
+
+def _is_silent(field: str) -> bool:
+    return any(field == name or field.startswith(f"{name}.") for name in _SILENT)
+
+
+def _value(fields: Mapping[str, str], field: str) -> object:
+    return json.loads(fields.get(field, "null"))
+
+
+def _leaves(name: str, value: Any) -> Iterator[tuple[str, str]]:
+    """(dotted field, JSON) of all that is no mapping."""
+    if isinstance(value, Mapping):
+        for key, part in value.items():
+            yield from _leaves(f"{name}.{key}" if name else str(key), part)
+    else:
+        yield name, json.dumps(value, sort_keys=True)

@@ -1,0 +1,128 @@
+"""What a run will spend at most, reckoned from its run file."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from cotune.config import RunConfig
+from cotune.environments.math import MathOptions, read_problems
+from cotune.environments.search import SearchOptions
+from cotune.llm.client import OpenAIOptions, worst_case_price
+from cotune.retrieval.corpus import read_tasks
+from cotune.strategies.composed import ComposedOptions
+from cotune.strategies.inspo import InspoOptions
+from cotune.strategies.p2o import P2OOptions
+
+_FIXED_CHARS = 2000  # of a proposer's prompt, besides what it shows
+_CHARS_PER_TOKEN = 4
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Upper bounds.
+
+    Attributes:
+        rollouts: by purpose.
+        calls: of the optimizer LLM.
+        price: of these calls in the run file's currency; None where nothing is paid.
+    """
+
+    rollouts: Mapping[str, int]
+    calls: int
+    price: float | None
+
+
+def plan_run(config: RunConfig) -> Plan:
+    """The most that training to the last step can spend, every round and phase in full.
+
+    Raises:
+        ConfigError: a file of questions that cannot be read.
+    """
+    training, sizes = config.training, split_sizes(config)
+    inspo, p2o = _methods(config)
+    found = {"train": training.steps * training.questions_per_step * training.group_size}
+    if training.rollout_budget is not None:
+        found["train"] = min(found["train"], training.rollout_budget)
+    calls: list[tuple[int, int]] = []  # how many, of how many characters
+    if inspo is not None:
+        phases = evolutions(inspo, training.steps)
+        if inspo.verify:
+            rows = inspo.verification_tasks * (inspo.candidates + 1)  # and their parent
+            found["verify"] = phases * inspo.verification_rounds * rows
+        calls.append(((1 + phases) * inspo.verification_rounds, _proposal_chars(config, inspo)))
+    if p2o is not None:
+        phases = hint_phases(config, sizes["train"])
+        hints = p2o.hints
+        # The last batch of a phase may go over its budget, by a beam scored on dev at most.
+        overrun = hints.beam * (hints.minibatch + hints.dev_size)
+        found["evolve"] = phases * (hints.evaluations(hints.dev_size) + overrun)
+        # A proposal costs the evaluation of a minibatch, at least.
+        count = phases * math.ceil(found["evolve"] / max(1, phases) / hints.minibatch)
+        calls.append((count, _hint_chars(config, p2o)))
+    found["evaluate"] = (2 + config.evaluation.before) * sizes["test"]
+    if config.evaluation.every:
+        evaluations = math.ceil(training.steps / config.evaluation.every)
+        found["evaluate"] += evaluations * sizes["validation"]
+    price = None
+    if isinstance(config.llm, OpenAIOptions):
+        options = config.llm
+        price = sum(worst_case_price(options, chars, count) for count, chars in calls)
+    return Plan(found, sum(count for count, _ in calls), price if calls else None)
+
+
+def split_sizes(config: RunConfig) -> dict[str, int]:
+    """Questions of each split."""
+    environment = config.environment
+    paths = {"train": environment.train, "validation": environment.validation}
+    paths["test"] = environment.test
+    sizes: dict[str, int] = {}
+    for split, given in paths.items():
+        if isinstance(given, int):
+            sizes[split] = given
+        elif isinstance(environment, SearchOptions):
+            sizes[split] = len(read_tasks(given, split))
+        elif isinstance(environment, MathOptions):
+            sizes[split] = len(read_problems(given, split, environment))
+    return sizes
+
+
+def evolutions(options: InspoOptions, steps: int) -> int:
+    """How often INSPO evolves: t mod K_e = 0 and t < T_e, t < T."""
+    if not options.evolve_every:
+        return 0
+    last = min(options.evolve_until, steps)
+    return len(range(options.evolve_every, last, options.evolve_every))
+
+
+def hint_phases(config: RunConfig, tasks: int) -> int:
+    """How often hints are evolved: at every epoch's end that a step follows."""
+    questions = config.training.questions_per_step
+    return (config.training.steps - 1) * questions // tasks
+
+
+def _methods(config: RunConfig) -> tuple[InspoOptions | None, P2OOptions | None]:
+    strategy = config.strategy
+    if isinstance(strategy, ComposedOptions):
+        return strategy.inspo, strategy.p2o
+    return (
+        strategy if isinstance(strategy, InspoOptions) else None,
+        strategy if isinstance(strategy, P2OOptions) else None,
+    )
+
+
+def _episode_chars(config: RunConfig) -> int:
+    return _CHARS_PER_TOKEN * (config.limits.prompt_tokens + config.limits.trajectory_tokens)
+
+
+def _proposal_chars(config: RunConfig, strategy: InspoOptions) -> int:
+    """Characters of the longest prompt of an INSPO proposer."""
+    instructions = 10 if strategy.proposer == "history" else 1
+    failures = strategy.failures_per_reflection if strategy.proposer == "reflection" else 0
+    shown = failures * _episode_chars(config)
+    return _FIXED_CHARS + instructions * strategy.max_instruction_chars + shown
+
+
+def _hint_chars(config: RunConfig, strategy: P2OOptions) -> int:
+    """Characters of GEPA's longest reflection prompt."""
+    shown = strategy.hints.minibatch * _episode_chars(config)
+    return _FIXED_CHARS + strategy.hints.max_chars + shown

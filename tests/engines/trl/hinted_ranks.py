@@ -1,0 +1,87 @@
+"""What each of two ranks does in test_hinted_ranks: trains on hinted rollouts of both or of one.
+
+torchrun --nproc_per_node 2 -m tests.engines.trl.hinted_ranks FOLDER
+"""
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from cotune.engines.trl.trainer import JointTrainer
+from cotune.records import Assignment, Distillation, Progress, Prompt, Task
+from cotune.strategies.static import StaticStrategy
+from tests.engines.trl.setup import HINT, start
+from tests.engines.trl.two_ranks import SIZES, fingerprint
+
+# Rows of three groups of two, three rows a rank; some on both ranks, then on the first alone.
+HINTED_ROWS = {"both": (0, 1, 3), "first": (1, 2)}
+MODES = {
+    "masked": Distillation(low=0.3, high=3.0),
+    "hint": Distillation(ratio="hint", drop_failed=True),
+}
+
+
+class HintedRows(StaticStrategy):
+    """Hints some rows of every batch."""
+
+    def __init__(self, rows: Sequence[int], distillation: Distillation) -> None:
+        super().__init__("abc de. ")
+        self._rows, self._distillation = rows, distillation
+
+    @property
+    def distillation(self) -> Distillation:
+        return self._distillation
+
+    def assign(
+        self, tasks: Sequence[Task], group_size: int, progress: Progress
+    ) -> list[Assignment]:
+        plain = Prompt("abc de. ")
+        return [
+            Assignment(
+                tasks[row // group_size],
+                Prompt("abc de. ", HINT) if row in self._rows else plain,
+                plain,
+                "i0",
+                row // group_size,
+            )
+            for row in range(len(tasks) * group_size)
+        ]
+
+
+def train(folder: Path, checkpoints: Path, **changes: Any) -> dict[str, Any]:
+    """By hinted rows and mode: the weights after three batches and the logged ratios and cost."""
+    found: dict[str, Any] = {}
+    for where, rows in HINTED_ROWS.items():
+        for mode, distillation in MODES.items():
+            sizes = {**SIZES, "output_dir": str(checkpoints / where / mode), **changes}
+            strategy = HintedRows(rows, distillation)
+            run = start(folder / where / mode, strategy, trainer_class=JointTrainer, **sizes)
+            run.trainer.train()
+            logged = [
+                {k: v for k, v in row.items() if k.startswith(("p2o/", "hinted", "zero_adv"))}
+                for row in run.folder.read_metrics()
+            ]
+            found[f"{where}/{mode}"] = {
+                "weights": fingerprint(run),
+                "metrics": logged,
+                "joint": [v for k, v in run.joint.metrics.items() if k.startswith("p2o/")],
+            }
+    return found
+
+
+def main() -> None:
+    folder, rank = Path(sys.argv[1]), int(os.environ["RANK"])
+    torch.set_num_threads(1)
+    found = train(folder / f"rank{rank}", folder / "checkpoints")
+    (folder / f"rank{rank}.json").write_text(json.dumps(found))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

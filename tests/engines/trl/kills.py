@@ -1,0 +1,124 @@
+"""Whole runs of a small run file, killed at given places and gone on with."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from cotune.llm.ledger import Ledger
+from cotune.run_dir import RunDir
+
+ROOT = Path(__file__).parents[3]
+
+# Six tasks, two a step: an epoch takes three steps. Saved every two steps.
+RUN: dict[str, Any] = {
+    "name": "killed",
+    "seed": 3,
+    "threads": 1,
+    "environment": {"kind": "geo", "train": 6, "validation": 3, "test": 3},
+    "limits": {
+        "turns": 2,
+        "turn_tokens": 24,
+        "observation_tokens": 40,
+        "trajectory_tokens": 120,
+        "prompt_tokens": 384,
+    },
+    "strategy": {
+        "kind": "inspo",
+        "population_size": 3,
+        "prune_every": 4,
+        "evolve_every": 2,
+        "evolve_until": 7,
+        "verification_tasks": 3,
+        "verification_rounds": 1,
+        "candidates": 2,
+    },
+    "llm": {"kind": "rules"},
+    "training": {
+        "steps": 8,
+        "questions_per_step": 2,
+        "group_size": 3,
+        "mini_batches": 1,
+        "micro_batch_size": 6,
+        "learning_rate": 1e-3,
+        "schedule": "linear",
+        "kl": 0,
+        "save_every": 2,
+    },
+    "evaluation": {"every": 4, "before": True},
+}
+
+OF_ONE_ATTEMPT = {"time", "attempt", "step_time"}
+"""Fields that say when something was, or in which attempt."""
+ABOUT_THE_ATTEMPT = {"run_started", "resumed", "saved", "cut_back", "notice", "run_finished"}
+"""Events about attempts, not about what was learnt."""
+
+
+def cotune(
+    place: str, step: int, *command: str, sampled: Path | None = None
+) -> subprocess.CompletedProcess[str]:
+    """The command line, killed at a place; `sampled` is where each live call is noted."""
+    module = [sys.executable, "-m", "tests.engines.trl.killed_run"]
+    return subprocess.run(
+        [*module, place, str(step), *command, "--quiet"],
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "SAMPLED": str(sampled or os.devnull)},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+
+
+def run_file(folder: Path, name: str, **sections: dict[str, Any]) -> Path:
+    """RUN as a file; `sections` are merged into its sections."""
+    merged = {key: {**RUN[key], **section} for key, section in sections.items()}
+    path = folder / f"{name}.yaml"
+    path.write_text(yaml.safe_dump({**RUN, **merged, "output": str(folder / name)}))
+    return path
+
+
+def run_with_kills(path: Path, kills: list[tuple[str, int]], sampled: Path | None = None) -> RunDir:
+    """Trains a run file through all kills to its end."""
+    folder = path.with_suffix("")
+    command = ["train", str(path)]
+    for place, step in kills:
+        done = cotune(place, step, *command, sampled=sampled)
+        assert done.returncode == -signal.SIGKILL, f"{place} {step}: {done.stdout}{done.stderr}"
+        command = ["resume", str(folder)]
+    done = cotune("nowhere", 0, *command, sampled=sampled)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return RunDir.open(folder)
+
+
+def numbers(run: RunDir) -> list[dict[str, Any]]:
+    """metrics.jsonl, comparable over attempts."""
+    return without(run.read_metrics(), OF_ONE_ATTEMPT)
+
+
+def arm(run: RunDir) -> dict[str, Any]:
+    """The summary's arm without its time."""
+    summary = run.read_summary()
+    assert summary is not None
+    (found,) = summary["arms"].values()
+    return {k: v for k, v in found.items() if k != "seconds"}
+
+
+def without(rows: list[dict[str, Any]], fields: set[str]) -> list[dict[str, Any]]:
+    return [{k: v for k, v in row.items() if k not in fields} for row in rows]
+
+
+def learnt(run: RunDir) -> list[dict[str, Any]]:
+    events = [row for row in run.read_events() if row["kind"] not in ABOUT_THE_ATTEMPT]
+    return without(events, OF_ONE_ATTEMPT)
+
+
+def spent(run: RunDir) -> dict[str, Any]:
+    with Ledger(run.ledger_path) as ledger:
+        totals = ledger.totals()
+    names = ("rollouts", "generated_tokens", "llm_calls", "llm_prompt_tokens")
+    return {name: getattr(totals, name) for name in names}

@@ -1,0 +1,140 @@
+"""The policy that a run is reported by: kept whole or not at all, never one of a future undone."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cotune.engines.trl.best import BestPolicy
+from tests.engines.tiny import tiny_tokenizer
+from tests.engines.trl.setup import Run, start
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    """A run whose policy can be sampled, after no step."""
+    run = start(tmp_path / "run")
+    run.joint.bind(run.trainer)
+    return run
+
+
+@pytest.fixture
+def best(tmp_path: Path) -> BestPolicy:
+    return BestPolicy(tmp_path / "best", tiny_tokenizer())
+
+
+def mark(run: Run, value: float) -> None:
+    """Makes the policy another one, and its instruction, too."""
+    run.strategy.total = value / 10
+    parameter(run).fill_(value)
+
+
+def parameter(run: Run) -> Any:
+    return next(run.trainer.model.parameters()).data  # type: ignore[union-attr]
+
+
+def kept(run: Run, best: BestPolicy) -> tuple[float, int, str, float]:
+    """em, step, instruction and mark of what is kept; leaves the policy as it was."""
+    folder = best._folder  # pyright: ignore[reportPrivateUsage]
+    chosen = json.loads((folder / "best.json").read_text())
+    assert (folder / "instruction.txt").read_text() == chosen["instruction"] + "\n"
+    before, batches = float(parameter(run).flatten()[0]), run.joint.batches
+    run.joint.batches = -1
+    identity, text = best.restore(run.joint)
+    assert (identity, text) == (chosen["instruction_id"], chosen["instruction"])
+    found = float(parameter(run).flatten()[0])
+    parameter(run).fill_(before)
+    run.joint.batches = batches
+    return chosen["em"], chosen["step"], text, found
+
+
+def test_the_first_and_every_better_one_is_kept(run: Run, best: BestPolicy) -> None:
+    expected = {1: (0.5, 1), 2: (0.5, 1), 3: (0.6, 3), 4: (0.6, 3)}
+    for step, em in ((1, 0.5), (2, 0.5), (3, 0.6), (4, 0.55)):
+        mark(run, step)
+        best.offer(run.joint, em, step)
+        of = expected[step][1]
+        assert kept(run, best) == (*expected[step], "abc de. " + "abcdef"[of], float(of))
+
+
+def test_one_of_a_later_step_than_this_gives_way(run: Run, best: BestPolicy) -> None:
+    """It is from before a resume; an equal step's, evaluated anew, need not."""
+    mark(run, 4)
+    best.offer(run.joint, 0.9, 4)
+    mark(run, 5)
+    best.offer(run.joint, 0.9, 4)
+    assert kept(run, best)[3] == 4.0
+    mark(run, 2)
+    best.offer(run.joint, 0.1, 2)
+    assert kept(run, best) == (0.1, 2, "abc de. c", 2.0)
+
+
+def test_the_policy_at_hand_is_not_loaded_over(run: Run, best: BestPolicy) -> None:
+    mark(run, 3)
+    run.joint.batches = 3
+    best.offer(run.joint, 0.5, 3)
+    parameter(run).fill_(7.0)
+    assert best.restore(run.joint) == ("i0", "abc de. d")  # what was evaluated is the policy now
+    assert float(parameter(run).flatten()[0]) == 7.0
+    run.joint.batches = 4
+    best.restore(run.joint)
+    assert float(parameter(run).flatten()[0]) == 3.0
+
+
+class Kill(BaseException):
+    """Stands for a kill: nothing catches it."""
+
+
+@pytest.mark.parametrize("place", ["instruction.txt", "best.json", "swap"])
+def test_a_kill_while_it_is_kept_leaves_the_old_one_or_the_new_one(
+    run: Run, best: BestPolicy, tmp_path: Path, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mark(run, 1)
+    best.offer(run.joint, 0.1, 1)
+    mark(run, 2)
+
+    def killed(path: Path, *_: object) -> None:
+        if place == "swap" or path.name == place:
+            raise Kill
+
+    with monkeypatch.context() as patch:
+        if place == "swap":  # the old one is gone, the new one not in its place
+            patch.setattr(Path, "rename", killed)
+        elif place == "best.json":
+            patch.setattr("cotune.engines.trl.best.write_json_atomic", killed)
+        else:
+            patch.setattr("cotune.engines.trl.best.write_atomic", killed)
+        with pytest.raises(Kill):
+            best.offer(run.joint, 0.2, 2)
+    assert (tmp_path / "best").exists() == (place != "swap")
+    again = BestPolicy(tmp_path / "best", tiny_tokenizer())
+    assert run.joint.batches == 0
+    again.restore(run.joint)
+    assert kept(run, again)[3] == (2.0 if place == "swap" else 1.0)
+    mark(run, 3)
+    again.offer(run.joint, 0.3, 3)  # over what is left of the kill
+    assert kept(run, again)[3] == 3.0
+    assert not (tmp_path / "best.new").exists()
+
+
+def test_what_is_forgotten_is_gone_a_staged_one_too(
+    run: Run, best: BestPolicy, tmp_path: Path
+) -> None:
+    best.offer(run.joint, 0.5, 1)
+    (tmp_path / "best").rename(tmp_path / "best.new")
+    best.forget()
+    best.offer(run.joint, 0.5, 1)
+    best.forget()
+    assert not list(tmp_path.glob("best*"))
+    with pytest.raises(FileNotFoundError, match="no policy was kept"):
+        best.restore(run.joint)
+
+
+def test_rank_zero_alone_writes(run: Run, best: BestPolicy, tmp_path: Path) -> None:
+    class Second:
+        rank, size = 1, 2
+
+    run.joint.coordinator.comm = Second()  # type: ignore[assignment]
+    best.offer(run.joint, 0.5, 1)
+    assert not list(tmp_path.glob("best*"))

@@ -1,0 +1,292 @@
+"""Context distillation in the TRL engine: the reference loop's loss and gradient, in every mode."""
+
+from collections.abc import Sequence
+from itertools import cycle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
+from trl import GRPOTrainer
+
+from cotune.contracts import ConfigError
+from cotune.engines.trl.trainer import JointTrainer
+from cotune.environments.geo import GeoEnvironment, GeoOptions
+from cotune.loop import completion_logprobs, policy_loss
+from cotune.policies import policy_path
+from cotune.records import Assignment, Distillation, Limits, Progress, Prompt, Task, Trajectory
+from cotune.strategies.static import StaticStrategy
+from tests.engines.trl.setup import HINT, Counting, Run, start
+
+LIMITS = Limits(turns=2, turn_tokens=24, observation_tokens=60, trajectory_tokens=120)
+TEMPERATURE = 1.4
+GEO_HINT = "Zanzibar: first make a plan."
+ACCUMULATED = {"per_device_train_batch_size": 6, "gradient_accumulation_steps": 2}
+MINI_BATCHES = {
+    "per_device_train_batch_size": 6,
+    "gradient_accumulation_steps": 1,
+    "steps_per_generation": 2,
+    "max_steps": 2,
+}
+
+
+class Mixed(StaticStrategy):
+    """Hints all rollouts of the first question, all but one of the second, none of the others."""
+
+    def __init__(self, instruction: str, distillation: Distillation, hint: str = GEO_HINT) -> None:
+        super().__init__(instruction)
+        self._instruction, self._hint, self._distillation = instruction, hint, distillation
+
+    def assign(
+        self, tasks: Sequence[Task], group_size: int, progress: Progress
+    ) -> list[Assignment]:
+        plain = Prompt(self._instruction)
+        found: list[Assignment] = []
+        for group, task in enumerate(tasks):
+            for k in range(group_size):
+                hinted = group == 0 or (group == 1 and k > 0)
+                seen = Prompt(self._instruction, self._hint) if hinted else plain
+                trained = seen if self._distillation.ratio == "off" else plain
+                found.append(Assignment(task, seen, trained, "i0", group))
+        return found
+
+    @property
+    def distillation(self) -> Distillation:
+        return self._distillation
+
+
+class EveryOther(GeoEnvironment):
+    """The bundled world in which every other rollout is rewarded, so that every group decides."""
+
+    def __init__(self, options: GeoOptions) -> None:
+        super().__init__(options)
+        self._rewards = cycle((1.0, 0.0))
+
+    def score(self, trajectory: Trajectory) -> tuple[float, str | None]:
+        return next(self._rewards), super().score(trajectory)[1]
+
+
+class Spy(TrainerCallback):
+    """Before the optimizer's step: TRL's gradient beside the loop's, at the same weights."""
+
+    def __init__(self) -> None:
+        self.run: Any = None
+        self.outputs: list[dict[str, Any]] = []
+        self.pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self.losses: list[float] = []
+
+    def on_pre_optimizer_step(self, *args: Any, model: Any, **kwargs: Any) -> None:
+        joint = self.run.joint
+        loss = policy_loss(
+            model,
+            self.run.trajectories[-1],
+            joint.args.num_generations,
+            joint.args.epsilon,
+            joint.args.temperature,
+            joint.coordinator.strategy.distillation,
+        )
+        parameters = [p for p in model.parameters() if p.requires_grad]
+        expected = torch.autograd.grad(loss, parameters)
+        self.losses.append(loss.item())
+        self.pairs += [(p.grad.clone(), e) for p, e in zip(parameters, expected, strict=True)]
+
+
+def trained(folder: Path, distillation: Distillation, **changes: Any) -> Spy:
+    """A step of the bundled policy on 3 questions × 4 rollouts, at a temperature that varies their texts."""
+    spy = Spy()
+
+    class Watched(JointTrainer):
+        def _generate_and_score_completions(self, inputs: Any) -> Any:
+            spy.outputs.append(super()._generate_and_score_completions(inputs))
+            return spy.outputs[-1]
+
+    path = policy_path("bundled:geo")
+    environment = EveryOther(GeoOptions(train=3, validation=1, test=1))
+    values = {
+        "per_device_train_batch_size": 12,
+        "max_steps": 1,
+        "temperature": TEMPERATURE,
+    } | changes
+    spy.run = start(
+        folder,
+        Mixed(environment.initial_instruction, distillation),
+        environment,
+        (AutoModelForCausalLM.from_pretrained(path), AutoTokenizer.from_pretrained(path)),
+        LIMITS,
+        Watched,
+        num_generations=4,
+        max_grad_norm=1e9,  # no clipping: the gradient is compared, not its direction alone
+        max_completion_length=LIMITS.trajectory_tokens,
+        **values,
+    )
+    spy.run.trainer.add_callback(spy)
+    spy.run.trainer.train()
+    return spy
+
+
+MODES = {
+    "original": Distillation(ratio="original"),
+    "off": Distillation(ratio="off"),
+    "hint": Distillation(ratio="hint"),
+    "masked": Distillation(low=0.7, high=1.2),
+    "soft": Distillation(low=0.7, high=1.2, soft=True),
+    "default": Distillation(),
+    "most masked": Distillation(low=1.05, high=2.0),
+    "drop failed": Distillation(ratio="original", drop_failed=True),
+    "masked, drop failed": Distillation(low=0.7, high=1.2, drop_failed=True),
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_loss_and_gradient_are_the_loops(mode: str, tmp_path: Path) -> None:
+    settings = MODES[mode]
+    changes = {} if mode in ("soft", "default") else ACCUMULATED
+    spy = trained(tmp_path, settings, **changes)
+    assert spy.run.logged("loss") == pytest.approx(spy.losses, abs=1e-5)
+    assert max(expected.abs().max().item() for _, expected in spy.pairs) > 1e-3
+    for got, expected in spy.pairs:
+        torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-4)
+    (batch,) = spy.run.trajectories
+    assert [t.reward for t in batch] == [1.0, 0.0] * 6
+    (row,) = spy.run.folder.read_metrics()
+    if settings.ratio in ("masked", "hint"):
+        check_ratios(spy.run, row, settings, mode)
+    else:
+        assert not [name for name in row if name.startswith("p2o/")]
+
+
+def check_ratios(run: Run, row: dict[str, float], settings: Distillation, mode: str) -> None:
+    """The logged ratios are those of the untrained policy; the logged cost is what was fed."""
+    (batch,) = run.trajectories
+    distilled = [t for t in batch if t.sampled_prompt_ids != t.prompt_ids]
+    assert len(distilled) == 7
+    path = policy_path("bundled:geo")
+    with torch.no_grad():
+        logprobs, _ = completion_logprobs(
+            AutoModelForCausalLM.from_pretrained(path), distilled, TEMPERATURE
+        )
+    ratios = torch.cat(
+        [
+            (logprobs[i, : len(t.mask)] - torch.tensor(t.logprobs))[torch.tensor(t.mask) == 1]
+            for i, t in enumerate(distilled)
+        ]
+    ).exp()
+    assert row["p2o/ratio_min"] == pytest.approx(ratios.min().item(), rel=1e-3)
+    assert row["p2o/ratio_mean"] == pytest.approx(ratios.mean().item(), rel=1e-3)
+    assert row["p2o/ratio_max"] == pytest.approx(ratios.max().item(), rel=1e-3)
+    outside = ((ratios < settings.low) | (ratios > settings.high)).float().mean().item()
+    expected = 0.0 if settings.ratio == "hint" else outside
+    assert row["p2o/ratio_masked_share"] == pytest.approx(expected, abs=1e-6)
+    assert (row["p2o/ratio_masked_share"] > 0) == (mode not in ("hint", "default"))
+    assert (row["p2o/ratio_masked_share"] > 0.8) == (mode == "most masked")
+    fed = batch if settings.ratio == "hint" else distilled
+    tokens = sum(len(t.prompt_ids) + len(t.completion_ids) for t in fed)
+    assert row["p2o/logprob_tokens"] == tokens
+    assert run.logged("p2o/ratio_mean") == pytest.approx([row["p2o/ratio_mean"]])
+
+
+@pytest.mark.parametrize("ratio", ["masked", "hint", "original", "off"])
+def test_no_hint_is_trained_on_and_the_loss_counts_every_own_token(
+    ratio: Any, tmp_path: Path
+) -> None:
+    spy = trained(tmp_path, Distillation(ratio=ratio, low=0.7, high=1.2))
+    (batch,), (output,) = spy.run.trajectories, spy.outputs
+    rows = zip(output["prompt_ids"], output["prompt_mask"], strict=True)
+    prompts = [tuple(ids[mask == 1].tolist()) for ids, mask in rows]
+    assert prompts == [t.prompt_ids for t in batch]
+    decode = spy.run.joint.codec.decode
+    seen = ["Zanzibar" in decode(t.sampled_prompt_ids) for t in batch]
+    assert seen == [True] * 4 + [False] + [True] * 3 + [False] * 4
+    in_trained = ["Zanzibar" in decode(ids) for ids in prompts]
+    assert in_trained == (seen if ratio == "off" else [False] * 12)
+    own = sum(t.generated_tokens for t in batch)
+    assert int(output["num_items_in_batch"]) == own
+    assert int((output["completion_mask"] * output["tool_mask"]).sum()) == own
+    assert (output["advantages"].dim() == 2) == (ratio in ("masked", "hint"))
+
+
+def test_mode_hint_overwrites_only_hinted_rows_where_trl_has_its_own(tmp_path: Path) -> None:
+    """With two updates a batch TRL computes log π_old itself: no further pass is made."""
+    spy = trained(tmp_path, Distillation(ratio="hint"), **MINI_BATCHES)
+    (batch,), (output,) = spy.run.trajectories, spy.outputs
+    policy = AutoModelForCausalLM.from_pretrained(policy_path("bundled:geo"))
+    with torch.no_grad():
+        on_trained, _ = completion_logprobs(policy, batch, TEMPERATURE)
+    for row, t in enumerate(batch):
+        own = torch.tensor(t.mask) == 1
+        got = output["old_per_token_logps"][row, : len(t.mask)][own]
+        hinted = t.sampled_prompt_ids != t.prompt_ids
+        expected = torch.tensor(t.logprobs)[own] if hinted else on_trained[row, : len(own)][own]
+        torch.testing.assert_close(got, expected, atol=1e-4, rtol=0)
+    rows = spy.run.folder.read_metrics()
+    assert [row["p2o/logprob_tokens"] for row in rows] == [0.0, 0.0]
+    assert rows[0]["p2o/ratio_mean"] == rows[1]["p2o/ratio_mean"]  # of the batch, at both updates
+
+
+def test_the_mask_is_taken_before_the_first_of_two_updates(tmp_path: Path) -> None:
+    settings = Distillation(low=0.7, high=1.2)
+    one = trained(tmp_path / "one", settings).outputs[0]
+    two = trained(tmp_path / "two", settings, **MINI_BATCHES).outputs[0]
+    torch.testing.assert_close(one["advantages"], two["advantages"], atol=1e-6, rtol=0)
+    assert "old_per_token_logps" not in one
+    assert "old_per_token_logps" in two
+
+
+def test_an_evaluation_between_batches_is_left_alone(tmp_path: Path) -> None:
+    run = start(
+        tmp_path,
+        Mixed("abc de. ", Distillation(), HINT),
+        trainer_class=JointTrainer,
+        per_device_eval_batch_size=2,
+        num_generations_eval=1,
+        max_steps=1,
+    )
+    run.trainer.train()
+    kept = run.joint.last_rollouts
+    assert kept == run.trajectories[-1]
+    scores = run.trainer.evaluate(eval_dataset=run.joint.eval_dataset())
+    assert not [name for name in scores if "p2o" in name]
+    assert run.joint.last_rollouts is kept
+
+
+def test_a_row_whose_every_token_is_masked_is_left_out_and_counted(tmp_path: Path) -> None:
+    """All 7 hinted rows weigh nothing; the loss is the mean over all 12 all the same."""
+    spy = trained(tmp_path, Distillation(low=1e6, high=1e7))
+    (output,) = spy.outputs
+    hinted = [t.sampled_prompt_ids != t.prompt_ids for t in spy.run.trajectories[0]]
+    assert not output["advantages"][torch.tensor(hinted)].any()
+    assert spy.run.logged("loss") == pytest.approx(spy.losses, abs=1e-5)
+    for got, expected in spy.pairs:
+        torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [Distillation(), Distillation(ratio="hint"), Distillation(ratio="original", drop_failed=True)],
+)
+def test_a_plain_trainer_is_refused_at_the_first_hint_that_it_cannot_weigh(
+    settings: Distillation, tmp_path: Path
+) -> None:
+    run = start(tmp_path, Mixed("bcd ef. ", settings, HINT), max_steps=1)
+    with pytest.raises(ConfigError, match=r"JointTrainer.* or ratio: original") as refused:
+        run.trainer.train()
+    assert "\n" not in str(refused.value)
+    assert run.trainer.state.global_step == 0
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        Counting(hint=HINT),  # ratio: original
+        Mixed("abc de. ", Distillation(ratio="off"), HINT),
+        Mixed("abc de. ", Distillation(), hint=""),
+    ],
+    ids=["original", "off", "no hint"],
+)
+def test_a_plain_trainer_does_where_nothing_is_to_be_weighed(
+    strategy: StaticStrategy, tmp_path: Path
+) -> None:
+    run = start(tmp_path, strategy, trainer_class=GRPOTrainer, max_steps=1)
+    run.trainer.train()
+    assert run.trainer.state.global_step == 1

@@ -1,0 +1,44 @@
+"""Context distillation on two gloo ranks is that of one process."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.engines.trl.hinted_ranks import train
+
+pytestmark = pytest.mark.slow
+ROOT = Path(__file__).parents[3]
+
+
+def test_two_ranks_distil_as_one_process_does(tmp_path: Path) -> None:
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    script = ["--nproc_per_node", "2", "-m", "tests.engines.trl.hinted_ranks", str(tmp_path)]
+    done = subprocess.run(
+        [*launcher, *script],
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    ranks = [json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in range(2)]
+    alone = train(tmp_path / "alone", tmp_path / "own", per_device_train_batch_size=6)
+    for name, expected in alone.items():
+        assert ranks[0][name]["weights"] == ranks[1][name]["weights"]
+        assert ranks[0][name]["weights"] == pytest.approx(expected["weights"], abs=1e-3)
+        assert ranks[0][name]["joint"] == ranks[1][name]["joint"]
+        for got, want in zip(ranks[0][name]["metrics"], expected["metrics"], strict=True):
+            # In mode hint a rank without hinted rollouts feeds none of its own.
+            free = {"p2o/logprob_tokens"} if name == "first/hint" else set()
+            assert {k: v for k, v in got.items() if k not in free} == pytest.approx(
+                {k: v for k, v in want.items() if k not in free}, rel=1e-3
+            )
+            assert got["p2o/logprob_tokens"] > 0
+    masked = [row["p2o/ratio_masked_share"] for row in alone["both/masked"]["metrics"]]
+    assert 0 < sum(masked) < len(masked)

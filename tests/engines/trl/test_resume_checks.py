@@ -1,0 +1,159 @@
+"""What a resume looks at before it trains: whether it is the same run, and whether that had ended."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from cotune.config import parse_config
+from cotune.contracts import ConfigError, State
+from cotune.engines.trl.checkpoints import latest_checkpoint, load_state, save_state
+from cotune.engines.trl.run import RolloutBudget, went_to_its_end
+from cotune.records import Task
+from cotune.run_dir import RunDir
+from tests.engines.tiny import Letters
+from tests.engines.trl.setup import Run, start
+from tests.run_files import tiny
+
+SAVING: dict[str, Any] = {"save_strategy": "steps", "save_steps": 1}
+
+
+def state_of(folder: Path, step: int) -> State:
+    state = load_state(folder / "checkpoints", step)
+    assert state is not None
+    return state
+
+
+class Reworded(Letters):
+    """The same ids in the same order; one question is another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        train = self._tasks["train"]
+        train[2] = Task(train[2].id, "ff?", train[2].answers)
+
+
+@pytest.mark.parametrize("environment", [Reworded(), Letters(5)], ids=["reworded", "fewer"])
+def test_other_training_tasks_are_refused(tmp_path: Path, environment: Letters) -> None:
+    start(tmp_path, **SAVING).trainer.train()
+    other = start(tmp_path, environment=environment, resume=True, **SAVING)
+    before = other.strategy.state_dict(), (tmp_path / "run" / "events.jsonl").read_bytes()
+    with pytest.raises(ConfigError, match=r"^the training tasks: is not what the saved run"):
+        other.trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoints" / "checkpoint-1"))
+    after = other.strategy.state_dict(), (tmp_path / "run" / "events.jsonl").read_bytes()
+    assert after == before  # nothing is taken up, nothing is cut back
+    assert (other.joint.batches, other.trajectories) == (0, [])
+    same = start(tmp_path, environment=Letters(), resume=True, **SAVING)
+    same.joint.load_state_dict(state_of(tmp_path, 1))
+    assert same.joint.batches == 1
+
+
+def test_another_field_of_the_run_file_is_named_with_what_it_was(tmp_path: Path) -> None:
+    began = {"limits": '{"turns": 4}', "seed": "0"}
+    start(tmp_path, identity=began, max_steps=1, **SAVING).trainer.train()
+    state = state_of(tmp_path, 1)
+    for now in ({**began, "seed": "1"}, {"limits": began["limits"]}):
+        other = start(tmp_path, identity=now, resume=True, **SAVING)
+        with pytest.raises(ConfigError, match=r"^seed: is not what the saved run began with \(0\)"):
+            other.joint.load_state_dict(state)
+    start(tmp_path, identity=began, resume=True, **SAVING).joint.load_state_dict(state)
+
+
+def resumed_events(folder: Path) -> list[dict[str, Any]]:
+    return [row for row in RunDir.open(folder / "run").read_events() if row["kind"] == "resumed"]
+
+
+def test_a_resume_records_what_changed_since_the_checkpoint(tmp_path: Path) -> None:
+    began = {"training.steps": "2", "llm.model": "0f", "name": '"a"'}
+    start(tmp_path, changeable=began, **SAVING).trainer.train()
+    now = {**began, "training.steps": "3", "llm.model": "1e"}
+    run = start(tmp_path, changeable=now, resume=True, max_steps=3, **SAVING)
+    run.trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoints" / "checkpoint-2"))
+    (event,) = resumed_events(tmp_path)
+    assert event["changed"] == {"llm.model": None, "training.steps": [2, 3]}
+    # The next checkpoint is one of the changed run.
+    state = state_of(tmp_path, 3)
+    assert state["changeable"] == now
+    del state["changeable"]  # of a version that did not keep it
+    start(tmp_path, changeable=began, resume=True, **SAVING).joint.resume(state)
+    assert resumed_events(tmp_path)[-1]["changed"] == {}
+
+
+def budgeted(folder: Path, budget: int | None, verified: int = 0, **given: Any) -> Run:
+    """A run of up to four batches of six rollouts; some more are verified before it."""
+    run = start(folder, **{"max_steps": 4, **SAVING, **given})
+    config = parse_config(tiny(Path("out"), {"training": {"rollout_budget": budget}}), "test")
+    callback = RolloutBudget(run.joint, run.ledger, config)
+    run.trainer.callback_handler.callbacks.insert(0, callback)
+    if verified:
+        begin = run.ledger.begin_attempt
+
+        def begun(resumed_from: int | None) -> int:
+            attempt = begin(resumed_from)
+            run.ledger.add_rollouts("verify", verified, 0)
+            run.ledger.add_rollouts("evaluate", 1000, 0)  # which a method does not pay
+            return attempt
+
+        run.ledger.begin_attempt = begun  # type: ignore[method-assign]
+    return run
+
+
+@pytest.mark.parametrize(
+    ("budget", "verified", "batches"),
+    [(None, 0, 4), (24, 0, 4), (23, 0, 3), (12, 0, 2), (17, 0, 2), (18, 1, 2), (18, 0, 3)],
+)
+def test_training_ends_before_the_batch_that_would_exceed_the_budget(
+    tmp_path: Path, budget: int | None, verified: int, batches: int
+) -> None:
+    run = budgeted(tmp_path, budget, verified)
+    run.trainer.train()
+    assert run.joint.batches == len(run.trajectories) == batches
+    assert run.ledger.totals().rollouts["train"] == 6 * batches
+    # After the last of all steps nothing more could be rolled out, whatever the budget.
+    last = budget is not None and 6 * batches + verified + 6 > budget
+    assert run.joint.ended is state_of(tmp_path, batches)["ended"] is last
+
+
+def test_a_batch_is_trained_on_to_its_end(tmp_path: Path) -> None:
+    halves = {
+        "per_device_train_batch_size": 3,
+        "gradient_accumulation_steps": 1,
+        "steps_per_generation": 2,
+        "max_steps": 6,
+        "save_steps": 2,
+    }
+    run = budgeted(tmp_path, 11, **halves)
+    run.trainer.train()
+    assert (run.joint.batches, run.trainer.state.global_step) == (1, 2)
+
+
+def test_a_run_that_its_budget_had_ended_is_taken_up_but_not_trained_on(tmp_path: Path) -> None:
+    first = budgeted(tmp_path, 12)
+    first.trainer.train()
+    weights = [p.clone() for p in first.trainer.model.parameters()]  # type: ignore[union-attr]
+    first.ledger.close()
+    checkpoint = latest_checkpoint(tmp_path / "checkpoints")
+    assert checkpoint is not None
+    again = budgeted(tmp_path, 12, resume=True)
+    again.joint.bind(again.trainer)
+    assert went_to_its_end(again.joint, checkpoint)
+    assert (again.joint.batches, again.joint.ended, again.trajectories) == (2, True, [])
+    assert again.strategy.state_dict() == first.strategy.state_dict()
+    pairs = zip(again.trainer.model.parameters(), weights, strict=True)  # type: ignore[union-attr]
+    assert all(torch.equal(one, other) for one, other in pairs)
+    (event,) = resumed_events(tmp_path)
+    assert event["from_step"] == 2
+    assert again.ledger.attempt == 2
+
+
+def test_a_run_that_had_not_ended_is_trained_on(tmp_path: Path) -> None:
+    run = start(tmp_path, **SAVING)
+    run.trainer.train()
+    checkpoint = latest_checkpoint(tmp_path / "checkpoints")
+    assert checkpoint is not None
+    again = start(tmp_path, resume=True, **SAVING)
+    assert not went_to_its_end(again.joint, checkpoint)
+    assert (again.joint.batches, again.ledger.attempt, resumed_events(tmp_path)) == (0, 0, [])
+    save_state(checkpoint.parent, 3, {"ended": True})  # another step's
+    assert not went_to_its_end(again.joint, checkpoint)

@@ -1,0 +1,121 @@
+"""What closes a run: its evaluations, the choice of I*, and both in the summary."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cotune import commands
+from cotune.config import RunConfig, parse_config
+from cotune.contracts import State, Strategy
+from cotune.engines.trl.best import BestPolicy
+from cotune.engines.trl.run import Outcome, RunEvaluation
+from cotune.strategies.inspo import Inspo, InspoOptions
+from tests.engines.tiny import tiny_tokenizer
+from tests.engines.trl.setup import Counting, Run, start
+from tests.run_files import tiny
+
+TEXTS = ("abc de. ", "fade bed. ")
+CLEAR = ([0.4, 0.5], [0.8, 0.9])  # means 0.45 and 0.85; standard error of the difference 0.07
+CLOSE = ([0.4, 0.9], [0.5, 0.9])  # means 0.65 and 0.7; 0.32
+
+
+def inspo_state(windows: tuple[list[float], ...]) -> State:
+    """INSPO's state with an instruction a window; three rollouts were observed in each step."""
+    fresh = Inspo(TEXTS[0], InspoOptions(population_size=1), seed=0).state_dict()
+    members: list[dict[str, Any]] = []
+    for i, window in enumerate(windows):
+        parent = (
+            {"parent": "i0", "origin": "rewrite"} if i else {"parent": None, "origin": "initial"}
+        )
+        instruction = {"id": f"i{i}", "text": TEXTS[i], "born": 0, "critique": "", **parent}
+        size = len(window)
+        members.append(
+            {
+                "instruction": instruction,
+                "start": 0.0,
+                "window": window,
+                "steps": size,
+                "rollouts": 3 * size,
+            }
+        )
+    return {
+        **fresh,
+        "phases_run": 2,
+        "population": {"members": members},
+        "lineage": [member["instruction"] for member in members],
+    }
+
+
+def finished(folder: Path, strategy: Strategy, **evaluation: Any) -> tuple[Run, Outcome, RunConfig]:
+    """A run after its last step, closed."""
+    run = start(folder, strategy)
+    raw = tiny(folder / "run", {"strategy": {"kind": "static"}, "evaluation": evaluation})
+    config = parse_config(raw, "test")
+    run.joint.bind(run.trainer)
+    run.ledger.begin_attempt(None)
+    run.joint.batches = 2
+    best = BestPolicy(run.folder.best_path, tiny_tokenizer())
+    return run, RunEvaluation(config, run.folder, best).finish(run.joint), config
+
+
+@pytest.mark.parametrize(
+    ("windows", "chosen", "runner_up", "weight", "close"),
+    [
+        (CLEAR, "i1", "i0", 0.85, False),
+        (CLOSE, "i1", "i0", 0.7, True),
+        (([0.4],), "i0", None, 0.4, False),  # it stands alone
+    ],
+    ids=["clear", "close", "alone"],
+)
+def test_the_best_instruction_is_told_with_how_sure_one_can_be(
+    tmp_path: Path,
+    windows: tuple[list[float], ...],
+    chosen: str,
+    runner_up: str | None,
+    weight: float,
+    close: bool,
+) -> None:
+    strategy = Inspo(TEXTS[0], InspoOptions(population_size=1), seed=0)
+    strategy.load_state_dict(inspo_state(windows))
+    run, outcome, config = finished(tmp_path, strategy)
+    (event,) = [row for row in run.folder.read_events() if row["kind"] == "best_instruction"]
+    size = len(windows[0])
+    assert event["step"] == 3
+    assert event["weight"] == pytest.approx(weight)
+    fields = ("id", "runner_up", "observed_steps", "observed_rollouts", "too_close_to_call")
+    assert [event[f] for f in fields] == [chosen, runner_up, size, 3 * size, close]
+    assert (outcome.instruction_id, outcome.steps) == (chosen, 2)
+    commands.write_run_summary(config, run.folder, outcome, run.ledger)
+    summary = run.folder.read_summary()
+    assert summary is not None
+    (arm,) = summary["arms"].values()
+    assert (arm["too_close_to_call"], arm["best_instruction_observed_rollouts"]) == (
+        close,
+        3 * size,
+    )
+    assert arm["best_instruction"] == summary["best_instruction"] == TEXTS[int(chosen[1])]
+
+
+def test_a_strategy_without_a_population_says_nothing_of_a_choice(tmp_path: Path) -> None:
+    run, outcome, config = finished(tmp_path, Counting())
+    assert outcome.choice is None
+    assert "best_instruction" not in {row["kind"] for row in run.folder.read_events()}
+    commands.write_run_summary(config, run.folder, outcome, run.ledger)
+    (arm,) = (run.folder.read_summary() or {})["arms"].values()
+    assert "too_close_to_call" not in arm
+
+
+def test_closing_counts_under_the_step_after_the_last(tmp_path: Path) -> None:
+    run, outcome, _ = finished(tmp_path, Counting(), every=5)
+    rows = [row for row in run.folder.read_events() if row["kind"] == "evaluated"]
+    # The instruction is not the initial one of the run file, so that one is measured, too.
+    assert [(row["when"], row["split"], row["step"], row["trained"]) for row in rows] == [
+        ("during", "validation", 3, 2),
+        ("after", "test", 3, 2),
+        ("plain", "test", 3, 2),
+    ]
+    assert {row.step for row in run.ledger.rows()} == {3}
+    assert [row["prompt"] for row in rows] == ["best", "best", "initial"]
+    assert outcome.after.em == rows[1]["em"]
+    assert outcome.before is None

@@ -1,0 +1,68 @@
+"""Pages as their readers see them: a parser that fails on what a report must not hold."""
+
+import io
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+VOID = {"meta", "br", "line", "circle", "polyline", "path"}
+
+
+class Checker(HTMLParser):
+    """Collects what a page holds and fails on unbalanced tags."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[str] = []
+        self.attributes: list[tuple[str, str, str]] = []
+        self.text: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += [(tag, name, value or "") for name, value in attrs]
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += [(tag, name, value or "") for name, value in attrs]
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open, f"</{tag}> closes nothing"
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if not self.open or self.open[-1] != "style":
+            self.text.append(data)
+
+    @property
+    def words(self) -> str:
+        return " ".join(" ".join(self.text).replace("\u202f", "_").split())
+
+
+def check(path: Path) -> Checker:
+    """A well-formed page without scripts, handlers or anything loaded from elsewhere."""
+    html = path.read_text(encoding="utf-8")
+    checker = Checker()
+    checker.feed(html)
+    checker.close()
+    assert checker.open == []
+    assert not {"script", "link", "img", "iframe", "object", "base", "form"} & set(checker.tags)
+    for _, name, value in checker.attributes:
+        assert name not in ("src", "href", "srcset", "action")
+        assert not name.startswith("on")
+        assert "://" not in value
+    style = html[html.index("<style>") : html.index("</style>")]
+    assert "url(" not in style
+    assert "@import" not in style
+    return checker
+
+
+def printed(thing: Any) -> str:
+    """What the console shows of a table, 160 columns wide."""
+    console = Console(file=io.StringIO(), width=160)
+    console.print(thing)
+    return console.file.getvalue()  # pyright: ignore[reportAttributeAccessIssue]

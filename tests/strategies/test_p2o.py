@@ -1,0 +1,486 @@
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from pydantic import TypeAdapter, ValidationError
+
+from cotune.contracts import LLM, EvolutionError, LLMError, Strategy
+from cotune.evolution.hints import HintOptions
+from cotune.records import Assignment, Distillation, Progress, Prompt, Task, Trajectory
+from cotune.strategies.inspo import Inspo, InspoOptions
+from cotune.strategies.p2o import P2O, P2OOptions
+from cotune.strategies.static import StaticStrategy
+from tests.evolution.hint_fakes import (
+    KEYWORDS,
+    SMALL,
+    Author,
+    Policy,
+    one_keyword_each,
+    raising,
+    tasks_of_two_kinds,
+)
+from tests.helpers import Events, make_trajectory
+
+INSTRUCTION = "Solve it."
+PLAIN = Prompt(INSTRUCTION)
+HARD = tasks_of_two_kinds(20)
+EASY = [Task(f"e{i}", f"Easy problem {i}?", (f"easy{i}",), "sum") for i in range(6)]
+TASKS = [*HARD, *EASY]
+GROUP = 4
+
+Succeeds = Callable[[Assignment, int], bool]
+"""Whether the k-th rollout of a group is a success."""
+
+
+def never_when_hard(assignment: Assignment, k: int) -> bool:
+    return assignment.task in EASY
+
+
+class Run:
+    """A strategy in the loop, with scripted rewards; one step is a batch of any questions.
+
+    A stand-in for the engine: it keeps what the strategy was asked and what it said.
+    """
+
+    def __init__(self, strategy: P2O | None = None, llm: LLM | None = None, **changes: Any) -> None:
+        self.strategy = strategy or p2o(**changes)
+        self.llm = llm or Author(one_keyword_each)
+        self.policy, self.events, self.step = Policy(), Events(), 0
+
+    def batch(
+        self, epoch: int, succeeds: Succeeds = never_when_hard, tasks: Sequence[Task] = TASKS
+    ) -> list[Assignment]:
+        self.step += 1
+        progress = Progress(self.step, epoch, 100)
+        self.evolve(progress)
+        assignments = self.strategy.assign(tasks, GROUP, progress)
+        assert [a.task for a in assignments] == [t for t in tasks for _ in range(GROUP)]
+        assert [a.group for a in assignments] == [
+            g for g in range(len(tasks)) for _ in range(GROUP)
+        ]
+        seen = [rollout(a, succeeds(a, i % GROUP)) for i, a in enumerate(assignments)]
+        self.strategy.observe(seen, progress, self.events)
+        return assignments
+
+    def evolve(self, progress: Progress) -> dict[str, float]:
+        return dict(self.strategy.evolve_if_due(progress, self.policy, self.llm, self.events))
+
+    @property
+    def pool(self) -> dict[str, Any]:
+        return self.strategy.state_dict()["pool"]
+
+
+def rollout(assignment: Assignment, success: bool) -> Trajectory:
+    return make_trajectory(assignment, float(success))
+
+
+def p2o(seed: int = 1, **changes: Any) -> P2O:
+    return P2O(StaticStrategy(INSTRUCTION), TASKS, P2OOptions(**{"hints": SMALL, **changes}), seed)
+
+
+def hints(assignments: Sequence[Assignment]) -> dict[str, tuple[str, ...]]:
+    """By task id: the hint of each rollout of its group."""
+    found: dict[str, tuple[str, ...]] = {}
+    for a in assignments:
+        found[a.task.id] = (*found.get(a.task.id, ()), a.sampled.hint)
+    return found
+
+
+def hinted_ids(assignments: Sequence[Assignment]) -> set[str]:
+    return {a.task.id for a in assignments if a.sampled.hint}
+
+
+# ---- Phase 1
+
+
+def test_the_first_epoch_is_plain_and_then_hard_questions_alone_see_hints():
+    run = Run()
+    strategy: Strategy = run.strategy
+    first = run.batch(0)
+    assert all(a.sampled == a.trained == PLAIN and a.instruction_id == "i0" for a in first)
+    assert run.events.rows == []
+    second = hints(run.batch(1))
+    assert all(len(second[t.id]) == GROUP and all(second[t.id]) for t in HARD)
+    assert all(second[t.id] == ("",) * GROUP for t in EASY)
+    assert {hint for own in second.values() for hint in own} - {""} <= set(run.pool["texts"])
+    assert strategy.best_prompt() == PLAIN
+    assert strategy.best_instruction_id() == "i0"
+
+
+@pytest.mark.parametrize(("below", "hard"), [(1, {0}), (2, {0, 1}), (4, {0, 1, 2, 3})])
+def test_a_question_is_hard_below_a_count_of_successes(below: int, hard: set[int]):
+    successes = {task.id: i % (GROUP + 1) for i, task in enumerate(TASKS)}
+    run = Run(successes_below=below)
+    run.batch(0, lambda a, k: k < successes[a.task.id])
+    expected = {task_id for task_id, n in successes.items() if n in hard}
+    assert hinted_ids(run.batch(1)) == expected
+    (event,) = run.events.of("hard_samples")
+    assert event == {
+        "epoch": 1,
+        "seen": len(TASKS),
+        "hard": len(expected),
+        "newly_hard": len(expected),
+        "graduated": 0,
+        "solved_by_hint": 0,
+    }
+
+
+def test_hints_of_a_group_differ_and_those_that_solved_a_dev_question_are_its_own():
+    run = Run()
+    run.batch(0)
+    got, dev = hints(run.batch(1)), set(run.pool["dev"])
+    assert any(len(set(got[t.id])) > 1 for t in HARD)
+    for task in HARD:
+        if task.id in dev:
+            assert all(KEYWORDS[task.stratum] in hint for hint in got[task.id])
+
+
+def test_one_hint_for_a_group_is_an_option():
+    run = Run(same_hint=True)
+    run.batch(0)
+    got = hints(run.batch(1))
+    assert all(len(set(own)) == 1 for own in got.values())
+    assert len({own[0] for own in got.values()}) > 2  # the empty one of EASY, and two others
+
+
+@pytest.mark.parametrize(("option", "count"), [("all", 4), ("all_but_one", 3), ("half", 2)])
+def test_how_many_of_a_group_see_a_hint(option: Any, count: int):
+    run = Run(hinted_per_group=option)
+    run.batch(0)
+    assignments = run.batch(1)
+    got = hints(assignments)
+    assert {sum(map(bool, got[t.id])) for t in HARD} == {count}
+    assert {sum(map(bool, got[t.id])) for t in EASY} == {0}
+    assert all(a.sampled == a.trained == PLAIN for a in assignments if not a.sampled.hint)
+
+
+def test_hinted_counts_by_hand():
+    def counts(option: Any) -> list[int]:
+        return [P2OOptions(hinted_per_group=option).hinted(size) for size in (2, 5, 6)]
+
+    assert counts("all") == [2, 5, 6]
+    assert counts("all_but_one") == [1, 4, 5]
+    assert counts("half") == [1, 3, 3]
+
+
+@pytest.mark.parametrize("ratio", ["original", "hint", "masked", "off"])
+def test_the_trained_prompt_holds_no_hint_unless_nothing_is_distilled(ratio: Any):
+    settings = Distillation(ratio=ratio)
+    run = Run(distillation=settings)
+    assert run.strategy.distillation is settings
+    run.batch(0)
+    under_hints = [a for a in run.batch(1) if a.sampled.hint]
+    assert len(under_hints) == len(HARD) * GROUP
+    for a in under_hints:
+        assert a.sampled == Prompt(INSTRUCTION, a.sampled.hint)
+        assert a.trained == (a.sampled if ratio == "off" else PLAIN)
+
+
+def test_where_no_hint_solves_anything_none_is_given():
+    run = Run()
+    run.policy = Policy(lambda task, hint: False)
+    run.batch(0)
+    assert hinted_ids(run.batch(1)) == set()
+
+
+def test_the_empty_hint_leaves_a_question_as_it_is():
+    run = Run()
+    run.policy = Policy(lambda task, hint: hint == "")  # greedily it needs no hint
+    run.batch(0)
+    assert all(a.sampled == a.trained == PLAIN for a in run.batch(1))
+    assert run.pool["texts"][0] == ""
+
+
+# ---- mining
+
+
+def only_with_hint(assignment: Assignment, k: int) -> bool:
+    return assignment.task in EASY or assignment.sampled.hint != ""
+
+
+def only_without_hint(assignment: Assignment, k: int) -> bool:
+    return assignment.task in EASY or assignment.sampled.hint == ""
+
+
+@pytest.mark.parametrize(
+    ("judged_on", "succeeds", "graduated", "solved_by_hint"),
+    [
+        ("all", only_with_hint, 20, 20),
+        ("plain", only_with_hint, 0, 0),
+        ("plain", only_without_hint, 20, 0),
+    ],
+)
+def test_a_hard_question_is_judged_on_all_or_on_plain_rollouts(
+    judged_on: Any, succeeds: Succeeds, graduated: int, solved_by_hint: int
+):
+    run = Run(hinted_per_group="half", judged_on=judged_on)
+    run.batch(0)
+    run.batch(1, succeeds)
+    third = run.batch(2)
+    last = run.events.of("hard_samples")[-1]
+    assert (last["graduated"], last["solved_by_hint"]) == (graduated, solved_by_hint)
+    assert hinted_ids(third) == (set() if graduated else {t.id for t in HARD})
+
+
+def test_a_question_without_hints_is_judged_on_all_its_rollouts_in_either_mode():
+    run = Run(hinted_per_group="half", judged_on="plain")
+    # Two successes, in the half of the group that would see hints.
+    run.batch(0, lambda a, k: k < 2)
+    run.batch(1)
+    assert run.events.of("hard_samples")[0]["hard"] == 0
+
+
+def test_questions_are_known_by_their_id_not_by_their_place():
+    def succeeds(a: Assignment, k: int) -> bool:
+        return a.task in EASY or a.task.stratum == "unit"
+
+    orders = [TASKS, TASKS[::-1], [*TASKS[13:], *TASKS[:13]]]
+    runs = [Run() for _ in orders]
+    for run, order in zip(runs, orders, strict=True):
+        run.batch(0, succeeds, order[:7])
+        run.batch(0, succeeds, order[7:])
+    one, *others = (
+        hints(run.batch(1, tasks=order)) for run, order in zip(runs, orders, strict=True)
+    )
+    assert {i for i, own in one.items() if any(own)} == {t.id for t in HARD if t.stratum == "sum"}
+    assert others == [one, one]
+    # Nor do its hints depend on the step of the epoch in which its turn comes.
+    assert hints(runs[0].batch(1, tasks=TASKS[5:9])) == {t.id: one[t.id] for t in TASKS[5:9]}
+
+
+# ---- Phase 2
+
+
+def test_the_epoch_ends_once():
+    run = Run()
+    run.batch(0)
+    run.batch(0)
+    assert run.policy.calls == []
+    metrics = run.evolve(Progress(3, 1, 100))
+    assert metrics == {
+        "p2o/hard": 20.0,
+        "p2o/newly_hard": 20.0,
+        "p2o/graduated": 0.0,
+        "p2o/solved_by_hint": 0.0,
+    }
+    state, calls, rows = run.strategy.state_dict(), len(run.policy.calls), len(run.events.rows)
+    assert calls > 1
+    assert run.evolve(Progress(3, 1, 100)) == {}
+    assert run.evolve(Progress(4, 1, 100)) == {}
+    assert run.strategy.state_dict() == state
+    assert (len(run.policy.calls), len(run.events.rows)) == (calls, rows)
+
+
+def test_hints_are_evolved_on_the_hard_questions_under_the_instruction():
+    run = Run()
+    run.batch(0)
+    run.batch(1)
+    asked = [a for call in run.policy.calls for a in call]
+    assert {a.task.id for a in asked} == {t.id for t in HARD}
+    assert {a.sampled.instruction for a in asked} == {INSTRUCTION}
+    (phase,) = run.events.of("hint_phase")
+    assert (phase["hard"], phase["dev"], phase["train"], phase["phase"]) == (20, 8, 12, 1)
+
+
+def test_a_skipped_phase_is_said_and_keeps_the_hints_of_the_one_before():
+    run = Run()
+    run.batch(0)
+    left = {"q4", "q7", "q9"}  # one fewer than hard_set_min_count
+    run.batch(1, lambda a, k: a.task.id not in left)
+    pool, calls = run.pool, len(run.policy.calls)
+    third = run.batch(2)
+    (notice,) = run.events.of("notice")
+    assert "3 hard questions, hard_set_min_count is 4" in notice["text"]
+    assert (run.pool, len(run.policy.calls)) == (pool, calls)
+    assert hinted_ids(third) == left
+    assert len(run.events.of("hint_phase")) == 1
+    run.batch(3)
+    assert len(run.events.of("hint_phase")) == 2
+    assert run.pool != pool
+
+
+def test_without_any_phase_there_are_no_hints():
+    run = Run(hints=replace(SMALL, hard_set_min_count=21))
+    run.batch(0)
+    assert hinted_ids(run.batch(1)) == set()
+    assert run.pool is None
+    assert [kind for kind, _ in run.events.rows] == ["hard_samples", "notice"]
+
+
+def test_limits_of_a_hint_are_those_of_the_policy():
+    def write(n: int, prompt: str) -> str:
+        return ["```\nMind <|end|> the columns.\n```", "```\n" + "columns " * 9 + "\n```"][n % 2]
+
+    made = P2O(
+        StaticStrategy(INSTRUCTION),
+        TASKS,
+        P2OOptions(hints=SMALL),
+        seed=1,
+        count_tokens=lambda text: len(text.split()),
+        max_hint_tokens=8,
+        control_tokens=("<|end|>",),
+    )
+    run = Run(made, Author(write))
+    run.batch(0)
+    run.batch(1)
+    reasons = {row["reason"] for row in run.events.of("hint_rejected")}
+    assert reasons == {
+        "holds <|end|>, which only the chat template may",
+        "9 tokens; 8 allowed",
+    }
+    long = Run(hints=replace(SMALL, max_chars=10))
+    long.batch(0)
+    long.batch(1)
+    assert all("10 allowed" in row["reason"] for row in long.events.of("hint_rejected"))
+
+
+# ---- a reflector that fails
+
+BAD: dict[str, tuple[Callable[[int, str], str], str, str]] = {
+    "errs": (raising(LLMError("timed out after 3 tries")), "proposal_failed", "timed out"),
+    "garbage": (lambda n, prompt: "\x00{0}" * 2000, "hint_rejected", "8000 characters"),
+    "returns the seed": (lambda n, prompt: "```\n```", "hint_rejected", "empty"),
+    "leaks answers": (
+        lambda n, prompt: f"```\nAlways say secret{n % 20}!\n```",
+        "hint_rejected",
+        "brings in the answer",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_bad_reflector_costs_one_phase_and_two_in_a_row_the_run(name: str):
+    write, kind, reason = BAD[name]
+    run = Run(llm=Author(write))
+    run.batch(0)
+    second = run.batch(1)
+    assert all(a.sampled == a.trained == PLAIN for a in second)
+    assert run.events.of(kind)
+    assert all(reason in row["reason"] for row in run.events.of(kind))
+    (ended,) = run.events.of("hint_phase_ended")
+    assert (ended["lawful"], ended["accepted"]) == (0, 0)
+    assert ended["asked"] == 8
+    assert ended["proposed"] == (0 if name == "errs" else 8)
+    # The count of failed phases is part of the state.
+    resumed = Run(llm=Author(write))
+    resumed.strategy.load_state_dict(json.loads(json.dumps(run.strategy.state_dict())))
+    with pytest.raises(EvolutionError, match=f"2 phases failed.*{reason}"):
+        resumed.evolve(Progress(3, 2, 100))
+
+
+def test_hints_outlive_a_phase_that_brings_none():
+    run = Run()
+    run.batch(0)
+    run.batch(1)
+    run.llm = Author(lambda n, prompt: "")
+    run.batch(2)
+    run.llm = Author(one_keyword_each)
+    assert hinted_ids(run.batch(3)) == {t.id for t in HARD}
+    assert [row["lawful"] > 0 for row in run.events.of("hint_phase_ended")] == [True, False, True]
+
+
+# ---- state
+
+
+def test_a_state_saved_in_mid_epoch_goes_on_alike():
+    def succeeds(a: Assignment, k: int) -> bool:
+        return a.task in EASY or a.task.id in {"q0", "q5", "q6", "q19"}
+
+    author = Author(one_keyword_each)
+    run = Run(llm=author)
+    run.batch(0)
+    run.batch(1, succeeds, TASKS[:9])
+    saved = json.dumps(run.strategy.state_dict())
+    copy = Run()
+    copy.strategy.load_state_dict(json.loads(saved))
+    assert json.dumps(copy.strategy.state_dict()) == saved
+    copy.step = run.step
+    copy.llm = Author(one_keyword_each, list(author.prompts))  # its replies are counted on
+    for epoch, tasks in ((1, TASKS[9:]), (2, TASKS), (3, TASKS)):
+        assert copy.batch(epoch, succeeds, tasks) == run.batch(epoch, succeeds, tasks)
+    assert copy.strategy.state_dict() == run.strategy.state_dict()
+    assert copy.policy.calls == run.policy.calls[-len(copy.policy.calls) :]
+    trends = run.events.of("hard_samples")
+    assert [t["hard"] for t in trends] == [20, 16, 16]
+
+
+def test_draws_are_keyed_by_the_seed_and_the_epoch():
+    one, same, other = Run(), Run(), Run(p2o(seed=2))
+    for run in (one, same, other):
+        run.batch(0)
+    first = hints(one.batch(1))
+    assert first == hints(same.batch(1))
+    assert first != hints(other.batch(1))
+    # The same hints and the same hard questions, but another epoch.
+    one.strategy.load_state_dict({**one.strategy.state_dict(), "epoch": 7})
+    assert hints(one.batch(7)) != first
+
+
+# ---- around another strategy
+
+
+def test_the_base_credits_its_own_rollouts_alone():
+    base = Inspo("Solve it well.", InspoOptions(population_size=1), 1)
+    options = P2OOptions(hints=SMALL, hinted_per_group="half")
+    run = Run(P2O(base, TASKS, options, seed=1))
+    run.batch(0)
+    assert base.best().weight == pytest.approx(6 / 26)  # the easy ones
+
+    def hinted_succeed(a: Assignment, k: int) -> bool:
+        return a.sampled.hint != ""
+
+    run.batch(1, hinted_succeed, HARD)
+    assert base.best().weight == pytest.approx((6 / 26 + 0.0) / 2)
+    (phase,) = run.events.of("hint_phase")
+    assert phase["hard"] == 20
+    assert {a.sampled.instruction for call in run.policy.calls for a in call} == {"Solve it well."}
+    state = run.strategy.state_dict()
+    assert state["base"] == base.state_dict()
+
+
+# ---- options
+
+
+def test_defaults_are_the_papers():
+    options = P2OOptions()
+    assert (options.successes_below, options.hinted_per_group, options.same_hint) == (
+        2,
+        "all",
+        False,
+    )
+    assert (options.judged_on, options.distillation.ratio) == ("all", "masked")
+    assert options.hints == HintOptions()
+
+
+@pytest.mark.parametrize(
+    ("raw", "message"),
+    [
+        ({"successes_below": 0}, "successes_below is 0; expected at least 1"),
+        ({"judged_on": "plain"}, "judged_on is 'plain', but with hinted_per_group 'all'"),
+        (
+            {"judged_on": "plain", "hinted_per_group": "all_but_one"},
+            "successes_below is 2, but with judged_on 'plain' and hinted_per_group 'all_but_one'",
+        ),
+        ({"hints": {"beam": 0}}, "beam is 0; expected 1 or more"),
+        ({"hints": {"dev_size": 50, "budget": 50}}, "budget is 50; expected more than dev_size"),
+        ({"distillation": {"low": 2, "high": 1}}, "low is 2.0 and high 1.0"),
+        ({"hinted_per_group": "some"}, "'all', 'all_but_one' or 'half'"),
+        ({"hints_per_group": 1}, "hints_per_group"),
+    ],
+)
+def test_options_refuse_what_cannot_work(raw: dict[str, Any], message: str):
+    with pytest.raises(ValidationError) as caught:
+        TypeAdapter(P2OOptions).validate_python(raw)
+    assert message in str(caught.value)
+
+
+def test_options_from_a_run_file():
+    raw = {"hinted_per_group": "half", "judged_on": "plain", "hints": {"beam": 2}}
+    options = TypeAdapter(P2OOptions).validate_python(raw)
+    assert options == P2OOptions(
+        hinted_per_group="half", judged_on="plain", hints=HintOptions(beam=2)
+    )
+    raw = {"hinted_per_group": "all_but_one", "judged_on": "plain", "successes_below": 1}
+    assert TypeAdapter(P2OOptions).validate_python(raw).hinted(6) == 5

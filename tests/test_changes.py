@@ -1,0 +1,77 @@
+"""What a resume must find as it was, and what it may find changed."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cotune.changes import changeable, changes, identity
+from cotune.config import dump_config, parse_config
+from tests.run_files import tiny
+
+KEY = "sk-misplaced-0123456789"
+ENDPOINT = {"kind": "openai", "model": KEY, "api_key_env": None}
+
+
+def of(part: Any, **change: Any) -> dict[str, str]:
+    return part(parse_config(tiny(Path("out"), change), "test"))
+
+
+def test_each_field_of_a_run_file_is_fixed_or_changeable() -> None:
+    fields = dump_config(parse_config(tiny(Path("out"), {"llm": ENDPOINT}), "test"))
+    free = {name.partition(".")[0] for name in of(changeable, llm=ENDPOINT)}
+    assert free | of(identity).keys() == fields.keys()
+    assert not free & of(identity).keys()
+
+
+@pytest.mark.parametrize(
+    ("field", "change"),
+    [
+        ("policy", {"dtype": "bfloat16"}),
+        ("environment", {"train": 9}),
+        ("instruction", "<think> </think> <search> </search> <answer> </answer>"),
+        ("limits", {"turns": 2}),
+        ("strategy", {"evolve_every": 3}),
+        ("seed", 1),
+    ],
+)
+def test_the_field_that_may_not_change_is_told_from_the_others(field: str, change: Any) -> None:
+    was, now = of(identity), of(identity, **{field: change})
+    assert {name for name in was if was[name] != now[name]} == {field}
+    assert of(changeable, **{field: change}) == of(changeable)
+
+
+def test_what_changed_is_said_with_what_it_was() -> None:
+    was = of(changeable)
+    now = of(
+        changeable,
+        training={"steps": 5, "learning_rate": 0.01, "rollout_budget": 99},
+        evaluation={"every": 2},
+        name="longer",
+        threads=None,
+    )
+    assert changes(was, now) == {
+        "evaluation.every": (0, 2),
+        "name": ("tiny", "longer"),
+        "threads": (1, None),
+        "training.learning_rate": (0.0001, 0.01),
+        "training.rollout_budget": (None, 99),
+        "training.steps": (3, 5),
+    }
+    assert changes(was, was) == changes({}, {}) == {}
+
+
+def test_what_may_hold_a_key_is_named_and_neither_kept_nor_shown() -> None:
+    was = of(changeable, llm={"kind": "rules"})
+    now = of(changeable, llm=ENDPOINT, training={"engine_args": {"hub_token": KEY}})
+    found = changes(was, now)
+    assert set(found.values()) == {None}
+    assert {"llm.kind", "llm.model", "training.engine_args.hub_token"} <= found.keys()
+    other = of(changeable, llm={**ENDPOINT, "model": "another"})
+    same = of(changeable, llm=ENDPOINT)
+    assert changes(same, other) == {"llm.model": None}
+    assert changes(of(changeable), same).keys() >= {"llm", "llm.model"}
+    for said in (now, found):
+        assert KEY not in json.dumps(said)
+        assert "openai" not in json.dumps(said)

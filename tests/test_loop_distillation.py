@@ -1,0 +1,163 @@
+"""The reference loop's context distillation: every mode against a loss worked by hand."""
+
+import math
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from cotune.engines.codec import HFCodec
+from cotune.engines.sampling import CachedSampler, GenerateSampler
+from cotune.episode import new_episodes, run_episodes
+from cotune.loop import completion_logprobs, policy_loss
+from cotune.records import (
+    Assignment,
+    Distillation,
+    Limits,
+    Prompt,
+    Sampling,
+    StopReason,
+    Task,
+    Trajectory,
+    Turn,
+)
+from tests.engines.tiny import Letters, opens, tiny_model, tiny_tokenizer
+
+TASK = Task("t", "?", ("a",))
+
+
+class TableModel(torch.nn.Module):
+    """A policy of two tokens: each chance of token 1 is a parameter, by token and position before.
+
+    `chances` maps the first prompt token to P(1) at the first and the second completion token.
+    """
+
+    device = torch.device("cpu")
+
+    def __init__(self, chances: dict[int, tuple[float, float]]) -> None:
+        super().__init__()
+        odds = [[math.log(p / (1 - p)) for p in chances[key]] for key in sorted(chances)]
+        self.row = {key: row for row, key in enumerate(sorted(chances))}
+        self.logit = torch.nn.Parameter(torch.tensor(odds))
+
+    def forward(self, input_ids: Any, logits_to_keep: int, **_: Any) -> Any:
+        rows = torch.tensor([self.row[int(ids[0])] for ids in input_ids])
+        logits = torch.zeros(len(rows), logits_to_keep, 2)
+        logits[:, :2, 1] = self.logit[rows]
+        return SimpleNamespace(logits=logits)
+
+
+def rollout(prompt: int, sampled: tuple[float, float], reward: float, hint: str) -> Trajectory:
+    """Token 1 twice after a prompt of one token; under its hint it had the chances `sampled`."""
+    assignment = Assignment(TASK, Prompt("i", hint), Prompt("i"), "i0", 0)
+    seen = (9, prompt) if hint else (prompt,)
+    chances = tuple(math.log(p) for p in sampled)
+    return Trajectory(
+        assignment, seen, (prompt,), (1, 1), (1, 1), chances, (Turn(""),),
+        StopReason.ANSWERED, None, reward,
+    )  # fmt: skip
+
+
+# Trained prompts 3, 4, 5; one group whose advantages are ±A, another whose are ±A.
+CHANCES = {3: (0.1, 0.4), 4: (0.6, 0.6), 5: (0.2, 0.8)}
+A = 0.5 / (math.sqrt(0.5) + 1e-4)
+BATCH = [
+    rollout(3, (0.8, 0.5), 1.0, "h"),  # context ratios 0.125 and 0.8
+    rollout(4, (0.6, 0.6), 0.0, ""),
+    rollout(5, (0.25, 0.2), 0.0, "h"),  # context ratios 0.8 and 4
+    rollout(4, (0.6, 0.6), 1.0, ""),
+]
+
+
+def loss_and_gradient(settings: Distillation | None, clip: float = 0.2) -> tuple[float, Any]:
+    model = TableModel(CHANCES)
+    model_as_policy: Any = model
+    loss = policy_loss(model_as_policy, BATCH, 2, clip, distillation=settings)
+    loss.backward()
+    assert model.logit.grad is not None
+    # d log P(1) / d logit = 1 − P(1); divided out, what is left is the token's weight in the loss.
+    slopes = torch.tensor([[1 - p for p in CHANCES[key]] for key in (3, 4, 5)])
+    return loss.item(), model.logit.grad / slopes
+
+
+@pytest.mark.parametrize(
+    ("settings", "first", "third"),
+    [
+        # What each token's advantage is multiplied by in the hinted rollouts (A and −A).
+        (Distillation(ratio="original"), (1, 1), (1, 1)),
+        (Distillation(ratio="off"), (1, 1), (1, 1)),
+        (Distillation(), (1, 1), (1, 1)),
+        (None, (1, 1), (1, 1)),
+        (Distillation(low=0.25, high=2.0), (0, 1), (1, 0)),
+        (Distillation(low=0.25, high=2.0, soft=True), (0.5, 1), (1, 0.5)),
+        (Distillation(low=0.9, high=2.0), (0, 0), (0, 0)),
+        (Distillation(low=0.5, high=0.7, soft=True), (0.25, 0.875), (0.875, 0.175)),
+        (Distillation(ratio="original", drop_failed=True), (1, 1), (0, 0)),
+        (Distillation(low=0.25, drop_failed=True), (0, 1), (0, 0)),
+    ],
+)
+def test_masked_tokens_weigh_nothing_and_count_in_the_denominator(
+    settings: Distillation | None, first: tuple[float, float], third: tuple[float, float]
+) -> None:
+    loss, weights = loss_and_gradient(settings)
+    # At ratio 1 a token's loss is its advantage; two tokens a rollout, four rollouts.
+    expected = -A * (sum(first) / 2 - 1 - sum(third) / 2 + 1) / 4
+    assert loss == pytest.approx(expected, abs=1e-6)
+    per_token = torch.tensor(
+        [
+            [-A * first[0] / 2 / 4, -A * first[1] / 2 / 4],
+            [0.0, 0.0],  # the two plain rollouts have opposite advantages
+            [A * third[0] / 2 / 4, A * third[1] / 2 / 4],
+        ]
+    )
+    torch.testing.assert_close(weights, per_token, atol=1e-6, rtol=1e-5)
+
+
+def test_mode_hint_has_the_sampled_chances_in_its_denominator() -> None:
+    loss, weights = loss_and_gradient(Distillation(ratio="hint"), clip=0.25)
+    # Ratios 0.125, 0.8 at A: min with the clipped 0.75, 0.8. At −A: −max(0.8, 0.8), −max(4, 1.25).
+    expected = -A * ((0.125 + 0.8) / 2 - 1 - (0.8 + 4) / 2 + 1) / 4
+    assert loss == pytest.approx(expected, abs=1e-6)
+    per_token = torch.tensor([[-A * 0.125 / 8, -A * 0.8 / 8], [0.0, 0.0], [A * 0.8 / 8, A * 4 / 8]])
+    torch.testing.assert_close(weights, per_token, atol=1e-6, rtol=1e-5)
+
+
+def test_mode_hint_clips_what_it_would_push_too_far() -> None:
+    loss, weights = loss_and_gradient(Distillation(ratio="hint"), clip=0.1)
+    # At −A the ratio 0.8 is below 1 − ε: the loss is 0.9 · A there, without a gradient.
+    expected = -A * ((0.125 + 0.8) / 2 - 1 - (0.9 + 4) / 2 + 1) / 4
+    assert loss == pytest.approx(expected, abs=1e-6)
+    assert weights[2, 0] == 0
+    assert weights[2, 1] == pytest.approx(A * 4 / 8)
+
+
+@pytest.mark.parametrize("sampler_class", [CachedSampler, GenerateSampler])
+@pytest.mark.parametrize("temperature", [0.0, 1.0, 0.7])
+def test_logprobs_of_sampling_are_those_of_a_forward_pass_under_the_hint(
+    sampler_class: Any, temperature: float
+) -> None:
+    """At the sampling temperature; greedy sampling reports those of temperature 1."""
+    tokenizer = tiny_tokenizer()
+    model, codec, world = tiny_model(tokenizer), HFCodec(tokenizer), Letters()
+    assignments = [
+        Assignment(task, Prompt("abc de. ", hint), Prompt("abc de. "), "i0", group)
+        for group, task in enumerate(world.tasks("train")[:2])
+        for hint in ("fade fade", "", "bee. ")
+    ]
+    limits = Limits(turns=3, turn_tokens=8, trajectory_tokens=48)
+    episodes = new_episodes(assignments, world, codec, limits)
+    session = sampler_class(opens(model), codec, tokenizer.pad_token_id).open(
+        Sampling(temperature, world.stop, seed=5)
+    )
+    batch = run_episodes(episodes, world, session)
+    session.close()
+    seen = [replace(t, prompt_ids=t.sampled_prompt_ids) for t in batch]
+    under_hint, mask = completion_logprobs(model, seen, temperature or 1.0)
+    sampled = torch.zeros_like(under_hint)
+    for row, t in enumerate(batch):
+        sampled[row, : len(t.logprobs)] = torch.tensor(t.logprobs)
+    torch.testing.assert_close(sampled * mask, under_hint * mask, atol=1e-4, rtol=0)
+    without, _ = completion_logprobs(model, batch, temperature or 1.0)
+    assert ((sampled - without) * mask).abs().max() > 0.1

@@ -1,0 +1,94 @@
+"""Upper bounds of what a run spends, worked by hand."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cotune.config import RunConfig, parse_config
+from cotune.planning import evolutions, hint_phases, plan_run
+from cotune.strategies.inspo import InspoOptions
+from tests.run_files import tiny
+
+P2O = {
+    "kind": "p2o",
+    "hints": {"hard_set_min_count": 2, "dev_size": 3, "budget": 20, "beam": 2, "minibatch": 2},
+}
+
+
+def config_with(**changes: Any) -> RunConfig:
+    return parse_config(tiny(Path("out"), changes), "test")
+
+
+def test_rollouts_of_a_plan() -> None:
+    # 3 steps × 4 questions × 2; one evolution (after step 2) × 1 round × 2 tasks × (6 + parent);
+    # test of 6 before, after and under the initial instruction.
+    assert plan_run(config_with()).rollouts == {"train": 24, "verify": 14, "evaluate": 18}
+
+
+def test_rollouts_of_a_plan_with_validation() -> None:
+    # Validation of 3 after steps 2 and, at the end, 3; no test before.
+    found = plan_run(config_with(evaluation={"every": 2, "before": False})).rollouts
+    assert found["evaluate"] == 2 * 3 + 2 * 6
+
+
+def test_a_budget_caps_training() -> None:
+    assert plan_run(config_with(training={"rollout_budget": 17})).rollouts["train"] == 17
+
+
+def test_nothing_to_verify() -> None:
+    assert "verify" not in plan_run(config_with(strategy={"verify": False})).rollouts
+    assert "verify" not in plan_run(config_with(strategy={"kind": "static"})).rollouts
+
+
+@pytest.mark.parametrize(
+    ("steps", "every", "until", "expected"),
+    # At the end of steps `every`, 2 × `every`, … below `until`, and below the last step.
+    [
+        (300, 15, 150, 9),
+        (3, 2, 4, 1),
+        (2, 2, 4, 0),
+        (100, 10, 31, 3),
+        (100, 10, 30, 2),
+        (9, 0, 9, 0),
+    ],
+)
+def test_evolutions(steps: int, every: int, until: int, expected: int) -> None:
+    strategy = InspoOptions(evolve_every=every, evolve_until=until)
+    assert evolutions(strategy, steps) == expected
+
+
+def test_llm_calls_of_a_plan() -> None:
+    assert plan_run(config_with(strategy={"verification_rounds": 5})).calls == 2 * 5
+    assert plan_run(config_with(strategy={"kind": "static"})).calls == 0
+
+
+def test_plan_counts_the_questions_of_files(tmp_path: Path) -> None:
+    rows = [f'{{"question": "q{i}", "answers": ["a"]}}' for i in range(5)]
+    for name, count in (("train", 5), ("validation", 2), ("test", 4)):
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(rows[:count]))
+    names = ("corpus", "train", "validation", "test")
+    files = {name: str(tmp_path / f"{name}.jsonl") for name in names}
+    config = config_with(
+        environment={"kind": "search", **files}, llm={"kind": "openai", "model": "m"}
+    )
+    assert plan_run(config).rollouts["evaluate"] == 3 * 4
+
+
+def test_a_phase_of_hints_falls_due_at_the_end_of_each_epoch() -> None:
+    # 8 tasks, 4 a step: epochs end after steps 2, 4, …; the last step has no phase after it.
+    config = config_with(strategy=P2O, training={"steps": 5})
+    assert hint_phases(config, 8) == 2
+    assert hint_phases(config_with(strategy=P2O, training={"steps": 4}), 8) == 1
+    # Two phases of 20 evaluations, each over it by at most 2 hints × (2 + 3 questions).
+    planned = plan_run(config)
+    assert planned.rollouts["evolve"] == 2 * (20 + 10)
+    assert planned.calls == 2 * 15
+
+
+def test_both_composed_pay_for_both() -> None:
+    inspo = tiny(Path("out"))["strategy"]
+    strategy = {"kind": "inspo+p2o", "inspo": inspo, "p2o": P2O}
+    planned = plan_run(config_with(strategy=strategy))
+    assert planned.rollouts["verify"] == 14
+    assert planned.rollouts["evolve"] == 30
