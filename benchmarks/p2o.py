@@ -48,14 +48,16 @@ def ratio(name: str) -> dict[str, Any]:
     return {"strategy": {"distillation": {"ratio": name}}}
 
 
+# Each method at the learning rate that was best for it on the tuned kinds.
+GRPO = merged(STATIC, {"training": {"learning_rate": 8e-4}})
 MAIN: dict[str, dict[str, Any]] = {
-    "GRPO": STATIC,
-    "GRPO, twice the rollouts": merged(STATIC, {"training": {"rollout_budget": 2 * BUDGET}}),
-    "P2O": {},
+    "GRPO, lr 0.0008": GRPO,
+    "GRPO, twice the rollouts": merged(GRPO, {"training": {"rollout_budget": 2 * BUDGET}}),
+    "P2O, lr 0.0004": {},
     "P2O, half hinted": HALF,
 }
 ABLATIONS: dict[str, dict[str, Any]] = {
-    "P2O": {},
+    "P2O, lr 0.0004": {},
     "no distillation": ratio("off"),
     "no mask": ratio("original"),
     "ratio to the hinted policy": ratio("hint"),
@@ -66,13 +68,15 @@ ABLATIONS: dict[str, dict[str, Any]] = {
     "tau 4": {"strategy": {"successes_below": 4}},
     "random remedies": {"llm": {"remedies": "random"}},
     "all but one hinted": {"strategy": {"hinted_per_group": "all_but_one"}},
-    "half hinted": HALF,
+    "P2O, half hinted": HALF,
     "half hinted, judged plain": merged(HALF, {"strategy": {"judged_on": "plain"}}),
     "failed hinted dropped": {"strategy": {"distillation": {"drop_failed": True}}},
 }
 TUNING = {
     f"GRPO, lr {rate:g}": merged(STATIC, {"training": {"learning_rate": rate}})
-    for rate in (1e-4, 2e-4, 4e-4, 8e-4)
+    for rate in (1e-4, 2e-4, 4e-4, 6e-4, 8e-4, 1.1e-3, 1.6e-3)
+} | {
+    f"P2O, lr {rate:g}": {"training": {"learning_rate": rate}} for rate in (1e-4, 2e-4, 4e-4, 8e-4)
 }
 SUITES = {"main": MAIN, "ablations": ABLATIONS, "tuning": TUNING}
 

@@ -188,6 +188,7 @@ def _execute(
         ("before", outcome.before),
         ("after", outcome.after),
         ("after, initial instruction", outcome.plain),
+        *([("after, with the best hint", outcome.hinted)] if outcome.hinted else []),
     ]
     shown.print(score_table("Held-out exact match", rows))
     shown.print(f"best instruction: {outcome.instruction}", markup=False, highlight=False)
@@ -201,6 +202,7 @@ def write_run_summary(config: RunConfig, run: RunDir, outcome: "Outcome", ledger
         **_figures("em", outcome.after),
         **_figures("em_before", outcome.before),
         **_figures("em_initial_instruction", outcome.plain),
+        **(_figures("em_with_hint", outcome.hinted) if outcome.hinted else {}),
         **hard_figures(outcome.before, outcome.after),
         "em_interval": list(outcome.after.interval),
         "policy_rollouts": dict(totals.rollouts),

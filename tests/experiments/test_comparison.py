@@ -21,9 +21,11 @@ BOTH = pytest.mark.parametrize("demo", [Demo(), DemoP2O()], ids=lambda demo: dem
 
 
 @BOTH
-def test_arms_differ_in_strategy_alone(demo: Comparison) -> None:
+def test_arms_differ_in_strategy_and_its_learning_rate_alone(demo: Comparison) -> None:
     baseline, method = demo.arms(Path("somewhere"), seed=4)
     one, other = (a.config.model_dump(mode="json") for a in (baseline, method))
+    for arm in (one, other):
+        assert arm["training"].pop("learning_rate") > 0
     differ = {key for key in one if one[key] != other[key]}
     assert differ == {"name", "output", "strategy", "llm"}
     assert baseline.config.strategy.kind == "static"

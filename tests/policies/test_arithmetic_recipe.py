@@ -2,6 +2,7 @@
 
 import random
 from collections import Counter
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -114,6 +115,16 @@ def test_rates_are_chances_and_each_kind_moves_them_one_way(
             assert with_one(other) <= base.used
     assert with_one(Kind.AT_ONCE) <= base.used
     assert with_one(Kind.NEUTRAL) == base.used
+
+
+@pytest.mark.parametrize("kind", PROCEDURES)
+@pytest.mark.parametrize("own", [1, 2])
+def test_a_hint_for_all_kinds_serves_each_of_them_less(kind: Kind, own: int) -> None:
+    others = [other for other in PROCEDURES if other is not kind]
+    used = [rates(kind, Counter([kind] * own + others[:n])).used for n in range(4)]
+    assert all(after < before - 0.1 for before, after in pairwise(used))
+    # Even all four kinds at once are better than no hint at all.
+    assert used[-1] > 0.2
 
 
 def test_what_no_hint_asks_for_is_set_by_the_phase() -> None:

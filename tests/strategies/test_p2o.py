@@ -1,96 +1,26 @@
-import json
-from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from cotune.contracts import LLM, EvolutionError, LLMError, Strategy
+from cotune.contracts import Strategy
 from cotune.evolution.hints import HintOptions
-from cotune.records import Assignment, Distillation, Progress, Prompt, Task, Trajectory
+from cotune.records import Assignment, Distillation, Prompt
 from cotune.strategies.inspo import Inspo, InspoOptions
 from cotune.strategies.p2o import P2O, P2OOptions
-from cotune.strategies.static import StaticStrategy
-from tests.evolution.hint_fakes import (
-    KEYWORDS,
-    SMALL,
-    Author,
-    Policy,
-    one_keyword_each,
-    raising,
-    tasks_of_two_kinds,
+from tests.evolution.hint_fakes import KEYWORDS, SMALL, Policy
+from tests.strategies.p2o_run import (
+    EASY,
+    GROUP,
+    HARD,
+    INSTRUCTION,
+    PLAIN,
+    TASKS,
+    Run,
+    Succeeds,
+    hinted_ids,
+    hints,
 )
-from tests.helpers import Events, make_trajectory
-
-INSTRUCTION = "Solve it."
-PLAIN = Prompt(INSTRUCTION)
-HARD = tasks_of_two_kinds(20)
-EASY = [Task(f"e{i}", f"Easy problem {i}?", (f"easy{i}",), "sum") for i in range(6)]
-TASKS = [*HARD, *EASY]
-GROUP = 4
-
-Succeeds = Callable[[Assignment, int], bool]
-"""Whether the k-th rollout of a group is a success."""
-
-
-def never_when_hard(assignment: Assignment, k: int) -> bool:
-    return assignment.task in EASY
-
-
-class Run:
-    """A strategy in the loop, with scripted rewards; one step is a batch of any questions.
-
-    A stand-in for the engine: it keeps what the strategy was asked and what it said.
-    """
-
-    def __init__(self, strategy: P2O | None = None, llm: LLM | None = None, **changes: Any) -> None:
-        self.strategy = strategy or p2o(**changes)
-        self.llm = llm or Author(one_keyword_each)
-        self.policy, self.events, self.step = Policy(), Events(), 0
-
-    def batch(
-        self, epoch: int, succeeds: Succeeds = never_when_hard, tasks: Sequence[Task] = TASKS
-    ) -> list[Assignment]:
-        self.step += 1
-        progress = Progress(self.step, epoch, 100)
-        self.evolve(progress)
-        assignments = self.strategy.assign(tasks, GROUP, progress)
-        assert [a.task for a in assignments] == [t for t in tasks for _ in range(GROUP)]
-        assert [a.group for a in assignments] == [
-            g for g in range(len(tasks)) for _ in range(GROUP)
-        ]
-        seen = [rollout(a, succeeds(a, i % GROUP)) for i, a in enumerate(assignments)]
-        self.strategy.observe(seen, progress, self.events)
-        return assignments
-
-    def evolve(self, progress: Progress) -> dict[str, float]:
-        return dict(self.strategy.evolve_if_due(progress, self.policy, self.llm, self.events))
-
-    @property
-    def pool(self) -> dict[str, Any]:
-        return self.strategy.state_dict()["pool"]
-
-
-def rollout(assignment: Assignment, success: bool) -> Trajectory:
-    return make_trajectory(assignment, float(success))
-
-
-def p2o(seed: int = 1, **changes: Any) -> P2O:
-    return P2O(StaticStrategy(INSTRUCTION), TASKS, P2OOptions(**{"hints": SMALL, **changes}), seed)
-
-
-def hints(assignments: Sequence[Assignment]) -> dict[str, tuple[str, ...]]:
-    """By task id: the hint of each rollout of its group."""
-    found: dict[str, tuple[str, ...]] = {}
-    for a in assignments:
-        found[a.task.id] = (*found.get(a.task.id, ()), a.sampled.hint)
-    return found
-
-
-def hinted_ids(assignments: Sequence[Assignment]) -> set[str]:
-    return {a.task.id for a in assignments if a.sampled.hint}
-
 
 # ---- Phase 1
 
@@ -248,174 +178,6 @@ def test_questions_are_known_by_their_id_not_by_their_place():
     assert others == [one, one]
     # Nor do its hints depend on the step of the epoch in which its turn comes.
     assert hints(runs[0].batch(1, tasks=TASKS[5:9])) == {t.id: one[t.id] for t in TASKS[5:9]}
-
-
-# ---- Phase 2
-
-
-def test_the_epoch_ends_once():
-    run = Run()
-    run.batch(0)
-    run.batch(0)
-    assert run.policy.calls == []
-    metrics = run.evolve(Progress(3, 1, 100))
-    assert metrics == {
-        "p2o/hard": 20.0,
-        "p2o/newly_hard": 20.0,
-        "p2o/graduated": 0.0,
-        "p2o/solved_by_hint": 0.0,
-    }
-    state, calls, rows = run.strategy.state_dict(), len(run.policy.calls), len(run.events.rows)
-    assert calls > 1
-    assert run.evolve(Progress(3, 1, 100)) == {}
-    assert run.evolve(Progress(4, 1, 100)) == {}
-    assert run.strategy.state_dict() == state
-    assert (len(run.policy.calls), len(run.events.rows)) == (calls, rows)
-
-
-def test_hints_are_evolved_on_the_hard_questions_under_the_instruction():
-    run = Run()
-    run.batch(0)
-    run.batch(1)
-    asked = [a for call in run.policy.calls for a in call]
-    assert {a.task.id for a in asked} == {t.id for t in HARD}
-    assert {a.sampled.instruction for a in asked} == {INSTRUCTION}
-    (phase,) = run.events.of("hint_phase")
-    assert (phase["hard"], phase["dev"], phase["train"], phase["phase"]) == (20, 8, 12, 1)
-
-
-def test_a_skipped_phase_is_said_and_keeps_the_hints_of_the_one_before():
-    run = Run()
-    run.batch(0)
-    left = {"q4", "q7", "q9"}  # one fewer than hard_set_min_count
-    run.batch(1, lambda a, k: a.task.id not in left)
-    pool, calls = run.pool, len(run.policy.calls)
-    third = run.batch(2)
-    (notice,) = run.events.of("notice")
-    assert "3 hard questions, hard_set_min_count is 4" in notice["text"]
-    assert (run.pool, len(run.policy.calls)) == (pool, calls)
-    assert hinted_ids(third) == left
-    assert len(run.events.of("hint_phase")) == 1
-    run.batch(3)
-    assert len(run.events.of("hint_phase")) == 2
-    assert run.pool != pool
-
-
-def test_without_any_phase_there_are_no_hints():
-    run = Run(hints=replace(SMALL, hard_set_min_count=21))
-    run.batch(0)
-    assert hinted_ids(run.batch(1)) == set()
-    assert run.pool is None
-    assert [kind for kind, _ in run.events.rows] == ["hard_samples", "notice"]
-
-
-def test_limits_of_a_hint_are_those_of_the_policy():
-    def write(n: int, prompt: str) -> str:
-        return ["```\nMind <|end|> the columns.\n```", "```\n" + "columns " * 9 + "\n```"][n % 2]
-
-    made = P2O(
-        StaticStrategy(INSTRUCTION),
-        TASKS,
-        P2OOptions(hints=SMALL),
-        seed=1,
-        count_tokens=lambda text: len(text.split()),
-        max_hint_tokens=8,
-        control_tokens=("<|end|>",),
-    )
-    run = Run(made, Author(write))
-    run.batch(0)
-    run.batch(1)
-    reasons = {row["reason"] for row in run.events.of("hint_rejected")}
-    assert reasons == {
-        "holds <|end|>, which only the chat template may",
-        "9 tokens; 8 allowed",
-    }
-    long = Run(hints=replace(SMALL, max_chars=10))
-    long.batch(0)
-    long.batch(1)
-    assert all("10 allowed" in row["reason"] for row in long.events.of("hint_rejected"))
-
-
-# ---- a reflector that fails
-
-BAD: dict[str, tuple[Callable[[int, str], str], str, str]] = {
-    "errs": (raising(LLMError("timed out after 3 tries")), "proposal_failed", "timed out"),
-    "garbage": (lambda n, prompt: "\x00{0}" * 2000, "hint_rejected", "8000 characters"),
-    "returns the seed": (lambda n, prompt: "```\n```", "hint_rejected", "empty"),
-    "leaks answers": (
-        lambda n, prompt: f"```\nAlways say secret{n % 20}!\n```",
-        "hint_rejected",
-        "brings in the answer",
-    ),
-}
-
-
-@pytest.mark.parametrize("name", BAD)
-def test_a_bad_reflector_costs_one_phase_and_two_in_a_row_the_run(name: str):
-    write, kind, reason = BAD[name]
-    run = Run(llm=Author(write))
-    run.batch(0)
-    second = run.batch(1)
-    assert all(a.sampled == a.trained == PLAIN for a in second)
-    assert run.events.of(kind)
-    assert all(reason in row["reason"] for row in run.events.of(kind))
-    (ended,) = run.events.of("hint_phase_ended")
-    assert (ended["lawful"], ended["accepted"]) == (0, 0)
-    assert ended["asked"] == 8
-    assert ended["proposed"] == (0 if name == "errs" else 8)
-    # The count of failed phases is part of the state.
-    resumed = Run(llm=Author(write))
-    resumed.strategy.load_state_dict(json.loads(json.dumps(run.strategy.state_dict())))
-    with pytest.raises(EvolutionError, match=f"2 phases failed.*{reason}"):
-        resumed.evolve(Progress(3, 2, 100))
-
-
-def test_hints_outlive_a_phase_that_brings_none():
-    run = Run()
-    run.batch(0)
-    run.batch(1)
-    run.llm = Author(lambda n, prompt: "")
-    run.batch(2)
-    run.llm = Author(one_keyword_each)
-    assert hinted_ids(run.batch(3)) == {t.id for t in HARD}
-    assert [row["lawful"] > 0 for row in run.events.of("hint_phase_ended")] == [True, False, True]
-
-
-# ---- state
-
-
-def test_a_state_saved_in_mid_epoch_goes_on_alike():
-    def succeeds(a: Assignment, k: int) -> bool:
-        return a.task in EASY or a.task.id in {"q0", "q5", "q6", "q19"}
-
-    author = Author(one_keyword_each)
-    run = Run(llm=author)
-    run.batch(0)
-    run.batch(1, succeeds, TASKS[:9])
-    saved = json.dumps(run.strategy.state_dict())
-    copy = Run()
-    copy.strategy.load_state_dict(json.loads(saved))
-    assert json.dumps(copy.strategy.state_dict()) == saved
-    copy.step = run.step
-    copy.llm = Author(one_keyword_each, list(author.prompts))  # its replies are counted on
-    for epoch, tasks in ((1, TASKS[9:]), (2, TASKS), (3, TASKS)):
-        assert copy.batch(epoch, succeeds, tasks) == run.batch(epoch, succeeds, tasks)
-    assert copy.strategy.state_dict() == run.strategy.state_dict()
-    assert copy.policy.calls == run.policy.calls[-len(copy.policy.calls) :]
-    trends = run.events.of("hard_samples")
-    assert [t["hard"] for t in trends] == [20, 16, 16]
-
-
-def test_draws_are_keyed_by_the_seed_and_the_epoch():
-    one, same, other = Run(), Run(), Run(p2o(seed=2))
-    for run in (one, same, other):
-        run.batch(0)
-    first = hints(one.batch(1))
-    assert first == hints(same.batch(1))
-    assert first != hints(other.batch(1))
-    # The same hints and the same hard questions, but another epoch.
-    one.strategy.load_state_dict({**one.strategy.state_dict(), "epoch": 7})
-    assert hints(one.batch(7)) != first
 
 
 # ---- around another strategy

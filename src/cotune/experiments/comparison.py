@@ -2,7 +2,6 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from importlib import resources
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -12,15 +11,13 @@ from rich.table import Table
 from rich.text import Text
 
 from cotune.build import describe_llm
-from cotune.config import RunConfig, load_config
+from cotune.config import RunConfig
 from cotune.contracts import ConfigError, Stopped
 from cotune.experiments.arms import Arm, run_arms
 from cotune.experiments.report import write_report
+from cotune.experiments.suite import merged, shipped
 from cotune.json_files import Row
 from cotune.run_dir import read_summary, write_summary
-
-STATIC: Mapping[str, Any] = {"strategy": {"kind": "static"}, "llm": None}
-"""What makes a baseline of a run file: GRPO with the initial instruction."""
 
 _PURPOSES = {"train": "train", "verify": "verify", "evolve": "evolve", "evaluate": "evaluation"}
 _AT_ONCE = 2
@@ -95,16 +92,16 @@ class Comparison(ABC):
 
     def arms(self, folder: Path, seed: int) -> list[Arm]:
         """One run file, several strategies."""
-        with resources.as_file(resources.files("cotune.experiments") / self.run_file) as file:
-            return [
-                Arm(
-                    name,
-                    load_config(
-                        file, {"name": name, "output": folder / name, "seed": seed, **change}
-                    ),
-                )
-                for name, change in self.changes.items()
-            ]
+        return [
+            Arm(
+                name,
+                shipped(
+                    self.run_file,
+                    merged({"name": name, "output": str(folder / name), "seed": seed}, change),
+                ),
+            )
+            for name, change in self.changes.items()
+        ]
 
     def set_aside(self, folder: Path, console: Console) -> None:
         """Renames the folder of an earlier run of this command; refuses to touch any other."""

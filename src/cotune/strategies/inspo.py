@@ -367,6 +367,10 @@ class Inspo:
         if have < want:
             record("notice", text=f"population of {have} instead of {want} instructions")
 
+    def best_hint(self) -> str:
+        """None: no hints are used."""
+        return ""
+
     def state_dict(self) -> State:
         return {
             "phases_run": self._phases_run,

@@ -8,7 +8,7 @@ from cotune.contracts import LLM, Recorder, Rollout, State, Strategy
 from cotune.evolution.hard_samples import HardSamples
 from cotune.evolution.hint_evolution import HintEvolution
 from cotune.evolution.hint_rules import HintRules
-from cotune.evolution.hints import HintOptions, HintPool, assign_hints
+from cotune.evolution.hints import HintOptions, HintPool, assign_hints, covering
 from cotune.records import (
     Assignment,
     Distillation,
@@ -207,6 +207,14 @@ class P2O:
 
     def best_instruction_id(self) -> str:
         return self.base.best_instruction_id()
+
+    def best_hint(self) -> str:
+        """Of the covering hints of the last phase the one with the highest mean dev score."""
+        pool = self._pool
+        texts = covering(pool) if pool is not None else []
+        if pool is None or not texts:
+            return ""
+        return pool.texts[max(texts, key=pool.mean)]
 
     def state_dict(self) -> State:
         return {

@@ -56,6 +56,10 @@ class StaticStrategy:
     def best_instruction_id(self) -> str:
         return "i0"
 
+    def best_hint(self) -> str:
+        """None: no hints are used."""
+        return ""
+
     def state_dict(self) -> State:
         return {"instruction": self._prompt.instruction}
 

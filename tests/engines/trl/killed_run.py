@@ -120,14 +120,17 @@ def in_the_state(step: int) -> None:
 
 def reward_lengths() -> None:
     """Rewards that any policy's rollouts differ in, so that every run has gradients to lose."""
+    from cotune.environments.arithmetic import ArithmeticEnvironment
     from cotune.environments.geo import GeoEnvironment
 
-    score = GeoEnvironment.score
+    for kind in (ArithmeticEnvironment, GeoEnvironment):
 
-    def by_length(self: Any, trajectory: Any) -> tuple[float, str | None]:
-        return float(len(trajectory.own_text) % 2), score(self, trajectory)[1]
+        def by_length(
+            self: Any, trajectory: Any, score: Any = kind.score
+        ) -> tuple[float, str | None]:
+            return float(len(trajectory.own_text) % 2), score(self, trajectory)[1]
 
-    GeoEnvironment.score = by_length  # type: ignore[method-assign]
+        kind.score = by_length  # type: ignore[method-assign]
 
 
 PLACES: dict[str, Callable[[int], None]] = {
@@ -135,6 +138,8 @@ PLACES: dict[str, Callable[[int], None]] = {
     "train": lambda step: at_rollouts("train", step, after=True),
     "verify": lambda step: at_rollouts("verify", step, after=True),
     "before verify": lambda step: at_rollouts("verify", step, after=False),
+    "evolve": lambda step: at_rollouts("evolve", step, after=True),
+    "before third evolve": lambda step: at_rollouts("evolve", step, 3, after=False),
     "second reply": lambda step: before_reply(step, 2),
     "second evaluation": lambda step: at_rollouts("evaluate", step, 2, after=True),
     "checkpoint": between_the_halves,

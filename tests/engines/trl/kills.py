@@ -74,11 +74,14 @@ def cotune(
     )
 
 
-def run_file(folder: Path, name: str, **sections: dict[str, Any]) -> Path:
-    """RUN as a file; `sections` are merged into its sections."""
-    merged = {key: {**RUN[key], **section} for key, section in sections.items()}
+def with_sections(**sections: dict[str, Any]) -> dict[str, Any]:
+    """RUN with `sections` merged into its sections."""
+    return {**RUN, **{key: {**RUN[key], **section} for key, section in sections.items()}}
+
+
+def run_file(folder: Path, name: str, content: dict[str, Any] = RUN) -> Path:
     path = folder / f"{name}.yaml"
-    path.write_text(yaml.safe_dump({**RUN, **merged, "output": str(folder / name)}))
+    path.write_text(yaml.safe_dump({**content, "output": str(folder / name)}))
     return path
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from cotune.engines.trl.best import BestPolicy
+from cotune.records import Prompt
 from tests.engines.tiny import tiny_tokenizer
 from tests.engines.trl.setup import Run, start
 
@@ -41,7 +42,8 @@ def kept(run: Run, best: BestPolicy) -> tuple[float, int, str, float]:
     assert (folder / "instruction.txt").read_text() == chosen["instruction"] + "\n"
     before, batches = float(parameter(run).flatten()[0]), run.joint.batches
     run.joint.batches = -1
-    identity, text = best.restore(run.joint)
+    identity, prompt = best.restore(run.joint)
+    text = prompt.instruction
     assert (identity, text) == (chosen["instruction_id"], chosen["instruction"])
     found = float(parameter(run).flatten()[0])
     parameter(run).fill_(before)
@@ -75,7 +77,10 @@ def test_the_policy_at_hand_is_not_loaded_over(run: Run, best: BestPolicy) -> No
     run.joint.batches = 3
     best.offer(run.joint, 0.5, 3)
     parameter(run).fill_(7.0)
-    assert best.restore(run.joint) == ("i0", "abc de. d")  # what was evaluated is the policy now
+    assert best.restore(run.joint) == (
+        "i0",
+        Prompt("abc de. d"),
+    )  # what was evaluated is the policy now
     assert float(parameter(run).flatten()[0]) == 7.0
     run.joint.batches = 4
     best.restore(run.joint)
@@ -122,9 +127,10 @@ def test_what_is_forgotten_is_gone_a_staged_one_too(
     run: Run, best: BestPolicy, tmp_path: Path
 ) -> None:
     best.offer(run.joint, 0.5, 1)
-    (tmp_path / "best").rename(tmp_path / "best.new")
     best.forget()
+    assert not list(tmp_path.glob("best*"))
     best.offer(run.joint, 0.5, 1)
+    (tmp_path / "best").rename(tmp_path / "best.new")
     best.forget()
     assert not list(tmp_path.glob("best*"))
     with pytest.raises(FileNotFoundError, match="no policy was kept"):

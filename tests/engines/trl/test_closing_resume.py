@@ -5,11 +5,19 @@ from typing import Any
 import pytest
 
 from cotune.run_dir import RunDir
-from tests.engines.trl.kills import arm, learnt, numbers, run_file, run_with_kills, spent
+from tests.engines.trl.kills import (
+    arm,
+    learnt,
+    numbers,
+    run_file,
+    run_with_kills,
+    spent,
+    with_sections,
+)
 
 pytestmark = pytest.mark.slow
 
-SECTIONS: dict[str, dict[str, Any]] = {
+SECTIONS: dict[str, Any] = {
     "strategy": {"evolve_every": 0, "prune_every": 0},
     "training": {"steps": 2, "save_every": 1},
     "evaluation": {"every": 4, "before": False},
@@ -23,10 +31,11 @@ def runs(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[RunDir, RunDir]:
     folder = tmp_path_factory.mktemp("runs")
+    content = with_sections(**request.param)
     return (
-        run_with_kills(run_file(folder, "unbroken", **request.param), []),
+        run_with_kills(run_file(folder, "unbroken", content), []),
         # The validation is written down, the test split rolled out, but not yet written.
-        run_with_kills(run_file(folder, "broken", **request.param), [("second evaluation", 3)]),
+        run_with_kills(run_file(folder, "broken", content), [("second evaluation", 3)]),
     )
 
 

@@ -1,81 +1,145 @@
 """An evolution that is killed in its middle, again and again, is paid once."""
 
 from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from cotune.llm.ledger import Ledger
+from cotune.llm.ledger import CostRow, Ledger
 from cotune.run_dir import RunDir
-from tests.engines.trl.kills import arm, learnt, numbers, run_file, run_with_kills, spent
+from tests.engines.trl.kills import (
+    arm,
+    learnt,
+    numbers,
+    run_file,
+    run_with_kills,
+    spent,
+    with_sections,
+)
 
 pytestmark = pytest.mark.slow
 
-# Saved after step 2; the phase before step 3 takes several rounds of one candidate each.
-SECTIONS: dict[str, dict[str, Any]] = {
-    "strategy": {"candidates": 1, "verification_rounds": 4, "evolve_until": 4},
-    "training": {"steps": 4},
-    "evaluation": {"every": 0, "before": False},
-}
-KILLS = [
-    ("second reply", 3),  # the first reply and its verification are recorded
-    ("before verify", 3),  # between the second reply and its verification
-    ("verify", 3),  # the second verification is made, but not yet recorded: it is lost
-    ("train", 3),  # the phase is whole, its step is not saved
-]
+
+@dataclass(frozen=True)
+class Case:
+    """A run file whose evolution before step `at` follows a checkpoint, and where it is killed."""
+
+    content: dict[str, Any]
+    at: int
+    purpose: str
+    kills: tuple[str, ...]
 
 
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunDir, RunDir]:
-    folder = tmp_path_factory.mktemp("runs")
-    return (
-        run_with_kills(run_file(folder, "unbroken", **SECTIONS), [], folder / "unbroken.calls"),
-        run_with_kills(run_file(folder, "broken", **SECTIONS), KILLS, folder / "broken.calls"),
+INSPO = Case(
+    # Several rounds of one candidate each, from step 2 on.
+    with_sections(
+        strategy={"candidates": 1, "verification_rounds": 4, "evolve_until": 4},
+        training={"steps": 4},
+        evaluation={"every": 0, "before": False},
+    ),
+    at=3,
+    purpose="verify",
+    kills=(
+        "second reply",  # the first reply and its verification are recorded
+        "before verify",  # between the second reply and its verification
+        "verify",  # the second verification is made, but not yet recorded: it is lost
+        "train",  # the phase is whole, its step is not saved
+    ),
+)
+P2O = Case(
+    {
+        **with_sections(
+            training={"steps": 5, "questions_per_step": 4, "micro_batch_size": 6, "save_every": 3},
+            evaluation={"every": 0, "before": False},
+        ),
+        "policy": {"path": "bundled:arithmetic"},
+        "environment": {"kind": "arithmetic", "train": 12, "validation": 4, "test": 4},
+        "limits": {
+            "turns": 1,
+            "turn_tokens": 24,
+            "observation_tokens": 1,
+            "trajectory_tokens": 26,
+            "prompt_tokens": 192,
+        },
+        "strategy": {
+            "kind": "p2o",
+            "successes_below": 3,
+            "hints": {
+                "hard_set_min_count": 2,
+                "dev_size": 4,
+                "budget": 60,
+                "beam": 2,
+                "minibatch": 2,
+            },
+        },
+    },
+    at=4,  # the end of the first epoch: 12 questions, 4 a step
+    purpose="evolve",
+    kills=("second reply", "before third evolve", "evolve", "train"),
+)
+
+
+@dataclass(frozen=True)
+class Runs:
+    case: Case
+    unbroken: RunDir
+    broken: RunDir
+
+
+@pytest.fixture(scope="module", params=[INSPO, P2O], ids=["inspo", "p2o"])
+def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    folder, case = tmp_path_factory.mktemp("runs"), request.param
+    kills = [(place, case.at) for place in case.kills]
+    unbroken = run_file(folder, "unbroken", case.content)
+    broken = run_file(folder, "broken", case.content)
+    return Runs(
+        case,
+        run_with_kills(unbroken, [], folder / "unbroken.calls"),
+        run_with_kills(broken, kills, folder / "broken.calls"),
     )
 
 
-def calls(run: RunDir) -> Counter[tuple[str, int]]:
-    """By purpose and step: what was really rolled out and asked, in all attempts."""
-    found: Counter[tuple[str, int]] = Counter()
-    for line in Path(f"{run.path}.calls").read_text().splitlines():
-        purpose, step, count = line.split()
-        found[purpose, int(step)] += int(count)
-    return found
+def calls(run: RunDir) -> list[tuple[str, int, int]]:
+    """Purpose, step and rollouts of each call that was really made, in all attempts."""
+    lines = Path(f"{run.path}.calls").read_text().splitlines()
+    return [(w[0], int(w[1]), int(w[2])) for w in map(str.split, lines)]
 
 
-def test_every_kill_was_in_or_after_the_phase(runs: tuple[RunDir, RunDir]) -> None:
-    unbroken, broken = runs
-    resumed = [row["from_step"] for row in broken.read_events() if row["kind"] == "resumed"]
-    assert resumed == [2] * len(KILLS)
-    (evolution,) = [row for row in unbroken.read_events() if row["kind"] == "evolution"]
-    assert evolution["rounds"] >= 2
-    assert evolution["verified"] >= 2
+def lost(run: RunDir) -> list[CostRow]:
+    with Ledger(run.ledger_path) as ledger:
+        return [row for row in ledger.rows() if not row.committed]
 
 
-def test_nothing_of_the_phase_is_asked_twice_but_the_call_that_was_cut(
-    runs: tuple[RunDir, RunDir],
-) -> None:
-    unbroken, broken = map(calls, runs)
-    one_candidate = 2 * 3  # and its parent, on three questions
-    assert broken - unbroken == Counter({("verify", 3): one_candidate, ("train", 3): 2 * 3})
+def test_every_kill_was_in_or_after_the_phase(runs: Runs) -> None:
+    resumed = [row["from_step"] for row in runs.broken.read_events() if row["kind"] == "resumed"]
+    assert resumed == [runs.case.at - 1] * len(runs.case.kills)
+    inside = [purpose for purpose, step, _ in calls(runs.unbroken) if step == runs.case.at]
+    assert inside.count("llm") >= 2
+    assert inside.count(runs.case.purpose) >= 2
+
+
+def test_nothing_of_the_phase_is_asked_twice_but_the_call_that_was_cut(runs: Runs) -> None:
+    unbroken, broken = Counter(calls(runs.unbroken)), Counter(calls(runs.broken))
     assert not unbroken - broken
+    again = sorted((broken - unbroken).elements())
+    assert [(purpose, step) for purpose, step, _ in again] == [
+        *sorted([(runs.case.purpose, runs.case.at), ("train", runs.case.at)])
+    ]
 
 
-def test_it_ends_as_the_unbroken_run(runs: tuple[RunDir, RunDir]) -> None:
-    unbroken, broken = runs
+def test_it_ends_as_the_unbroken_run(runs: Runs) -> None:
+    unbroken, broken = runs.unbroken, runs.broken
     assert numbers(broken) == numbers(unbroken)
-    assert len(numbers(unbroken)) == 4
+    assert len(numbers(unbroken)) == runs.case.content["training"]["steps"]
     assert learnt(broken) == learnt(unbroken)
     assert arm(broken) == arm(unbroken)
-    assert not (broken.path / "evolution").exists()
+    assert not list((broken.path / "evolution").glob("*"))
 
 
-def test_what_was_used_again_is_committed_and_the_rest_is_not(
-    runs: tuple[RunDir, RunDir],
-) -> None:
-    unbroken, broken = runs
-    assert spent(broken) == spent(unbroken)
-    with Ledger(broken.ledger_path) as ledger:
-        lost = [(row.kind, row.rollouts) for row in ledger.rows() if not row.committed]
-    assert sorted(lost) == [("train", 6), ("verify", 6)]
+def test_what_was_used_again_is_committed_and_the_rest_is_not(runs: Runs) -> None:
+    assert spent(runs.broken) == spent(runs.unbroken)
+    again = Counter(calls(runs.broken)) - Counter(calls(runs.unbroken))
+    found = Counter((row.kind, row.step, row.rollouts) for row in lost(runs.broken))
+    assert found == again

@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING, Any
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 
 from cotune.json_files import write_atomic, write_json_atomic
+from cotune.records import Prompt
 
 if TYPE_CHECKING:
     from cotune.engines.trl.joint import TRLJoint
 
 
 class BestPolicy:
-    """A Hugging Face folder, `instruction.txt`, and `best.json` with what it was chosen by.
+    """A Hugging Face folder, `instruction.txt`, where there is one `hint.txt`, and `best.json` with
+    what it was chosen by.
 
     Args:
         folder: where it is kept; replaced as a whole.
@@ -44,12 +46,15 @@ class BestPolicy:
         strategy = joint.coordinator.strategy
         text = strategy.best_prompt().instruction
         write_atomic(staged / "instruction.txt", text + "\n")
+        if hint := strategy.best_hint():
+            write_atomic(staged / "hint.txt", hint + "\n")
         chosen = {
             "schema_version": 1,
             "em": em,
             "step": step,
             "instruction_id": strategy.best_instruction_id(),
             "instruction": text,
+            "hint": hint,
         }
         write_json_atomic(staged / "best.json", chosen)
         self._swap_in(staged)
@@ -64,8 +69,12 @@ class BestPolicy:
         shutil.rmtree(self._folder, ignore_errors=True)
         staged.rename(self._folder)
 
-    def restore(self, joint: "TRLJoint") -> tuple[str, str]:
-        """Puts the kept weights into the trainer's policy; returns the instruction's id and text."""
+    def restore(self, joint: "TRLJoint") -> tuple[str, Prompt]:
+        """Puts the kept weights into the trainer's policy.
+
+        Returns:
+            The instruction's id; instruction and hint that were best with these weights.
+        """
         joint.coordinator.comm.broadcast(None)  # rank 0 has written by now
         known = self._read()
         if known is None:
@@ -74,7 +83,7 @@ class BestPolicy:
             kept = AutoModelForCausalLM.from_pretrained(self._folder)
             with joint.policy() as model:
                 model.load_state_dict(kept.state_dict())
-        return known["instruction_id"], known["instruction"]
+        return known["instruction_id"], Prompt(known["instruction"], known["hint"])
 
     def _read(self) -> dict[str, Any] | None:
         # best.json is written last, so a staged folder that has one is whole.

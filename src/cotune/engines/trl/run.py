@@ -35,6 +35,7 @@ from cotune.llm.ledger import Ledger
 from cotune.records import Prompt, Trajectory
 from cotune.run_dir import RunDir
 from cotune.strategies.inspo import Inspo
+from cotune.strategies.p2o import P2O
 
 __all__ = ["Outcome", "evaluate_best", "grpo_config", "load_policy", "policy_rollouts", "train"]
 
@@ -47,6 +48,7 @@ class Outcome:
         before: test split, untrained policy, initial instruction; None where not measured.
         after: test split, reported policy, best instruction.
         plain: test split, reported policy, initial instruction.
+        hinted: test split, reported policy, best instruction and best hint; None without hints.
         choice: how INSPO's best instruction of the last step was told from the others.
     """
 
@@ -56,6 +58,7 @@ class Outcome:
     instruction: str
     instruction_id: str
     steps: int
+    hinted: Score | None = None
     choice: Best | None = None
 
 
@@ -131,6 +134,9 @@ def went_to_its_end(joint: TRLJoint, checkpoint: Path) -> bool:
     return True
 
 
+_PROMPTS = {"before": "initial", "plain": "initial", "hinted": "best with hint"}
+
+
 class RunEvaluation:
     """Evaluates before training, every so often, and at the end; keeps the best policy."""
 
@@ -156,14 +162,26 @@ class RunEvaluation:
             self._best.offer(joint, score.em, joint.batches)
         else:
             self._best.offer(joint, 0.0, joint.batches)
-        instruction_id, text = self._best.restore(joint)
+        instruction_id, kept = self._best.restore(joint)
+        text = kept.instruction
         after = self._measure(joint, together, "test", "after", Prompt(text), instruction_id)
         initial = self._initial(joint)
         plain = after
         if text != initial.instruction:
             plain = self._measure(joint, together, "test", "plain", initial, "i0")
-        choice = self._choice(joint)
-        return Outcome(self._before(), after, plain, text, instruction_id, joint.batches, choice)
+        hinted = None
+        if kept.hint:
+            hinted = self._measure(joint, together, "test", "hinted", kept, instruction_id)
+        return Outcome(
+            self._before(),
+            after,
+            plain,
+            text,
+            instruction_id,
+            joint.batches,
+            hinted,
+            self._choice(joint),
+        )
 
     def forget(self) -> None:
         """Drops what was kept of a run that starts anew."""
@@ -172,6 +190,8 @@ class RunEvaluation:
     def _choice(self, joint: TRLJoint) -> Best | None:
         """INSPO's I* with how often it was observed; says when it is too close to call."""
         strategy = joint.coordinator.strategy
+        if isinstance(strategy, P2O):
+            strategy = strategy.base
         if not isinstance(strategy, Inspo) or joint.coordinator.comm.rank != 0:
             return None
         best = strategy.best()
@@ -207,7 +227,7 @@ class RunEvaluation:
                 trained=joint.batches,
                 split=split,
                 when=when,
-                prompt="initial" if when in ("before", "plain") else "best",
+                prompt=_PROMPTS.get(when, "best"),
                 instruction_id=trajectories[0].assignment.instruction_id,
                 em=score.em,
                 n=score.n,
@@ -261,7 +281,7 @@ def policy_rollouts(by_purpose: Mapping[str, int]) -> int:
 
 
 def evaluate_best(config: RunConfig, run: RunDir, split: str) -> list[tuple[str, Score | None]]:
-    """Scores the kept policy under its instruction and under the initial one; writes no ledger."""
+    """Scores the kept policy under its instruction, the initial one and its hint; no ledger."""
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     kept = json.loads((run.best_path / "best.json").read_text(encoding="utf-8"))
@@ -272,7 +292,13 @@ def evaluate_best(config: RunConfig, run: RunDir, split: str) -> list[tuple[str,
     coordinator = local_coordinator(run.best_path, environment, kept["instruction"], settings)
     initial = config.instruction or environment.initial_instruction
     tasks = environment.tasks(split)
+    prompts = {
+        "best instruction": Prompt(kept["instruction"]),
+        "initial instruction": Prompt(initial),
+    }
+    if kept["hint"]:
+        prompts["best instruction and hint"] = Prompt(kept["instruction"], kept["hint"])
     return [
-        ("best instruction", score_trajectories(coordinator.evaluate(tasks))),
-        ("initial instruction", score_trajectories(coordinator.evaluate(tasks, Prompt(initial)))),
+        (name, score_trajectories(coordinator.evaluate(tasks, prompt)))
+        for name, prompt in prompts.items()
     ]

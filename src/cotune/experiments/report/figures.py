@@ -75,7 +75,11 @@ def held_out_chart(arms: Sequence[Arm]) -> Chart | None:
     """
     curves: list[tuple[int, Arm, str, list[Row]]] = []
     for i, arm in enumerate(arms):
-        found = [event for event in arm.of_kind("evaluated") if event.get("when") != "plain"]
+        found = [
+            event
+            for event in arm.of_kind("evaluated")
+            if event.get("when") not in ("plain", "hinted")
+        ]
         for split in sorted({str(event.get("split", "")) for event in found}):
             rows = [event for event in found if str(event.get("split", "")) == split]
             curves.append(
