@@ -26,7 +26,7 @@ def test_the_run_file_is_one() -> None:
 
 def test_the_commands_are_those_of_the_command_line() -> None:
     named = {c.name or c.callback.__name__ for c in app.registered_commands if c.callback}
-    assert set(re.findall(r"^\| `cotune (\w+)", README, re.MULTILINE)) == named
+    assert set(re.findall(r"^\| `cotune ([\w-]+)", README, re.MULTILINE)) == named
 
 
 def test_the_library_names_exist() -> None:
@@ -38,7 +38,7 @@ def test_the_library_names_exist() -> None:
 
 def test_make_targets_and_linked_files_exist() -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    for target in re.findall(r"^make (\w+)", README, re.MULTILINE):
+    for target in re.findall(r"^make ([\w-]+)", README, re.MULTILINE):
         assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
     pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]
     for page in pages:

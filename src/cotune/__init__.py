@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from cotune.environments.search import SearchEnvironment, SearchOptions, search_environment
     from cotune.library import INSPO, Static
     from cotune.llm.client import OpenAIOptions
-    from cotune.llm.rules import RulesLLM
+    from cotune.llm.hint_writer import RulesLLM
     from cotune.records import Completion, Limits, Prompt, Task, Trajectory
     from cotune.run_dir import RunDir, open_run
     from cotune.strategies.inspo import InspoOptions
@@ -73,7 +73,7 @@ _HOME = {
     "environments.search": ("SearchEnvironment", "SearchOptions", "search_environment"),
     "library": ("INSPO", "Static"),
     "llm.client": ("OpenAIOptions",),
-    "llm.rules": ("RulesLLM",),
+    "llm.hint_writer": ("RulesLLM",),
     "records": ("Completion", "Limits", "Prompt", "Task", "Trajectory"),
     "run_dir": ("RunDir", "open_run"),
     "strategies.inspo": ("InspoOptions",),

@@ -35,14 +35,17 @@ def build_strategy(
     options = config.strategy
     if isinstance(options, StaticOptions):
         return StaticStrategy(instruction, options)
-    room = evolved_room(config.limits, options.kind)
-    limits = (tokens.count, room, tokens.control_tokens) if tokens is not None else ()
+    count, room, control = None, None, ()
+    if tokens is not None:
+        count, control = tokens.count, tokens.control_tokens
+        room = evolved_room(config.limits, options.kind)
     if isinstance(options, InspoOptions):
-        return Inspo(instruction, options, config.seed, *limits)
+        return Inspo(instruction, options, config.seed, count, room, control)
     tasks = environment.tasks("train")
     if isinstance(options, ComposedOptions):
-        return InspoP2O(instruction, tasks, options, config.seed, *limits)
-    return P2O(StaticStrategy(instruction), tasks, options, config.seed, *limits)
+        return InspoP2O(instruction, tasks, options, config.seed, count, room, control)
+    base = StaticStrategy(instruction)
+    return P2O(base, tasks, options, config.seed, count, room, control)
 
 
 def build_llm(config: RunConfig, ledger: Ledger) -> LLM:

@@ -157,6 +157,20 @@ class RunConfig(_Model):
         return self
 
     @model_validator(mode="after")
+    def _questions_can_graduate(self) -> "RunConfig":
+        strategy = self.strategy.p2o if self.strategy.kind == "inspo+p2o" else self.strategy
+        if strategy.kind == "p2o":
+            judged = strategy.judged(self.training.group_size)
+            if strategy.successes_below > judged:
+                raise ValueError(
+                    f"strategy: successes_below is {strategy.successes_below}, but a question is "
+                    f"judged by {judged} rollouts of training.group_size "
+                    f"{self.training.group_size} and would stay hard for ever; expected at most "
+                    f"{judged}"
+                )
+        return self
+
+    @model_validator(mode="after")
     def _llm_fits(self) -> "RunConfig":
         method, world = self.strategy.kind, self.environment.kind
         if method == "static" or (self.llm is not None and self.llm.kind != "rules"):
@@ -164,9 +178,9 @@ class RunConfig(_Model):
         # The rules write instructions for geo alone, hints for both bundled worlds.
         if world != "geo" and (method, world) != ("p2o", "arithmetic"):
             raise ValueError(
-                f"llm is {'missing' if self.llm is None else 'rules'}, which knows geo, and for "
-                f"strategy.kind p2o arithmetic, alone, but environment.kind is {world} and "
-                f"strategy.kind is {method}; set llm to an OpenAI-compatible endpoint: "
+                f"llm is {'missing' if self.llm is None else 'rules'}, and the offline rules know "
+                "geo alone, and arithmetic for strategy.kind p2o; but environment.kind is "
+                f"{world} and strategy.kind is {method}; set llm to an OpenAI-compatible endpoint: "
                 "{kind: openai, model: …, base_url: …}"
             )
         return self

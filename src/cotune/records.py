@@ -84,9 +84,7 @@ class Distillation:
 
     def __post_init__(self) -> None:
         if not 0 <= self.low < self.high:
-            raise ValueError(
-                f"distillation: low is {self.low} and high {self.high}; expected 0 <= low < high"
-            )
+            raise ValueError(f"low is {self.low} and high {self.high}; expected 0 <= low < high")
 
 
 class StopReason(StrEnum):

@@ -47,7 +47,9 @@ class Run:
         assert [a.group for a in assignments] == [
             g for g in range(len(tasks)) for _ in range(GROUP)
         ]
-        seen = [rollout(a, succeeds(a, i % GROUP)) for i, a in enumerate(assignments)]
+        seen = [
+            make_trajectory(a, float(succeeds(a, i % GROUP))) for i, a in enumerate(assignments)
+        ]
         self.strategy.observe(seen, progress, self.events)
         return assignments
 
@@ -57,10 +59,6 @@ class Run:
     @property
     def pool(self) -> dict[str, Any]:
         return self.strategy.state_dict()["pool"]
-
-
-def rollout(assignment: Assignment, success: bool) -> Trajectory:
-    return make_trajectory(assignment, float(success))
 
 
 def p2o(seed: int = 1, **changes: Any) -> P2O:

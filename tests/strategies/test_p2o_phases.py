@@ -139,7 +139,7 @@ def test_a_bad_reflector_costs_one_phase_and_two_in_a_row_the_run(name: str):
     # The count of failed phases is part of the state.
     resumed = Run(llm=Author(write))
     resumed.strategy.load_state_dict(json.loads(json.dumps(run.strategy.state_dict())))
-    with pytest.raises(EvolutionError, match=f"2 phases failed.*{reason}"):
+    with pytest.raises(EvolutionError, match=f"2 phases in a row failed.*{reason}"):
         resumed.evolve(Progress(3, 2, 100))
 
 

@@ -101,7 +101,7 @@ def _endless(options: ArithmeticOptions, split: str, kind: str, size: str) -> It
         else:
             raise ConfigError(
                 f"environment.{split} asks for more than the {len(seen)} {size} {kind} problems "
-                "that could be found; lower it, or raise environment.long_share"
+                "that could be found; lower it, or change environment.long_share"
             )
 
 

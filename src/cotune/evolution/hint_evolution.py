@@ -183,7 +183,6 @@ class HintEvolution:
         self._rules, self.options, self._seed = rules, options, seed
         self._phases = 0
         self._failed = 0  # phases in a row of which all proposals failed
-        self._useful = False  # whether any phase brought a lawful hint
         self._causes: list[str] = []  # of the failed phases in a row
 
     def run(
@@ -196,7 +195,6 @@ class HintEvolution:
         llm: LLM,
         record: Recorder,
         affordable: int | None = None,
-        last: bool = False,
     ) -> HintPool | None:
         """The pool of a phase; None where it is skipped, which is recorded as a "notice".
 
@@ -204,12 +202,10 @@ class HintEvolution:
             hard: the hard questions.
             step: the step before which this happens; keys the draws.
             affordable: evaluations that the run can still pay; None for no bound.
-            last: no further phase is to come in this run.
 
         Raises:
-            EvolutionError: all proposals of two phases in a row failed, or those of all phases of
-                a run; the message names the causes. A phase that put no question to the reflector
-                counts neither way.
+            EvolutionError: all proposals of two phases in a row failed; the message names the
+                causes. A phase that put no question to the reflector counts neither way.
             CotuneError: what `rollout` or `llm` raised; an LLMError is recorded instead.
         """
         if len(hard) < self.options.hard_set_min_count:
@@ -239,18 +235,18 @@ class HintEvolution:
             phase=self._phases,
             record=record,
         )
-        self._account(result, last)
+        self._account(result)
         return result.pool
 
-    def _account(self, result: PhaseResult, last: bool) -> None:
+    def _account(self, result: PhaseResult) -> None:
         if result.lawful:
-            self._failed, self._useful, self._causes = 0, True, []
+            self._failed, self._causes = 0, []
         elif result.asked:
             self._failed += 1
             self._causes = list(dict.fromkeys([*self._causes, *result.reasons]))[:_MOST_CAUSES]
-        if self._failed >= _BARREN_PHASES or (last and self._failed and not self._useful):
+        if self._failed >= _BARREN_PHASES:
             raise EvolutionError(
-                f"every hint proposed in {self._failed} phase{'s' * (self._failed > 1)} failed "
+                f"every hint proposed in {self._failed} phases in a row failed "
                 f"({'; '.join(self._causes)}); expected a lawful hint within ``` blocks: check the "
                 "run file's `llm`"
             )
@@ -259,10 +255,9 @@ class HintEvolution:
         return {
             "phases": self._phases,
             "failed": self._failed,
-            "useful": self._useful,
             "causes": list(self._causes),
         }
 
     def load_state_dict(self, state: State) -> None:
         self._phases, self._failed = state["phases"], state["failed"]
-        self._useful, self._causes = state["useful"], list(state["causes"])
+        self._causes = list(state["causes"])

@@ -3,7 +3,7 @@
 import shutil
 from collections.abc import Mapping, Sequence
 from importlib import resources
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from rich.console import Console
@@ -21,11 +21,12 @@ def merged(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any
     result = dict(first)
     for key, value in second.items():
         old = result.get(key)
-        nested = isinstance(old, dict) and isinstance(value, dict)
-        if nested and value.get("kind", old.get("kind")) == old.get("kind"):
-            result[key] = merged(old, value)
-        else:
-            result[key] = value
+        if isinstance(old, dict) and isinstance(value, dict):
+            section, change = cast("dict[str, Any]", old), cast("dict[str, Any]", value)
+            if change.get("kind", section.get("kind")) == section.get("kind"):
+                result[key] = merged(section, change)
+                continue
+        result[key] = value
     return result
 
 

@@ -4,7 +4,8 @@ from pathlib import Path
 
 from cotune.contracts import ConfigError
 
-BUNDLED = ("geo", "arithmetic")
+_MAKE = {"geo": "make policy", "arithmetic": "make policy-arithmetic"}
+BUNDLED = tuple(_MAKE)
 
 
 def policy_path(path: str) -> str:
@@ -25,6 +26,6 @@ def policy_path(path: str) -> str:
     folder = Path(__file__).parent / name / "weights"
     if not (folder / "model.safetensors").is_file():
         raise ConfigError(
-            f"policy.path: {folder} holds no model.safetensors; build it: make policy"
+            f"policy.path: {folder} holds no model.safetensors; build it: {_MAKE[name]}"
         )
     return str(folder)

@@ -64,9 +64,10 @@ class InspoP2O(P2O):
         max_tokens: int | None = None,
         control_tokens: Sequence[str] = (),
     ) -> None:
-        limits = (count_tokens, max_tokens, control_tokens)
-        base = Inspo(initial_instruction, options.inspo, seed, *limits)
-        super().__init__(base, tasks, options.p2o, seed, *limits)
+        base = Inspo(
+            initial_instruction, options.inspo, seed, count_tokens, max_tokens, control_tokens
+        )
+        super().__init__(base, tasks, options.p2o, seed, count_tokens, max_tokens, control_tokens)
         self.composition = options
         self._initial = initial_instruction
 

@@ -54,18 +54,15 @@ class P2OOptions:
                 "judged_on is 'plain', but with hinted_per_group 'all' no rollout is; expected "
                 "hinted_per_group 'all_but_one' or 'half'"
             )
-        one = self.judged_on == "plain" and self.hinted_per_group == "all_but_one"
-        if one and self.successes_below > 1:
-            raise ValueError(
-                f"successes_below is {self.successes_below}, but with judged_on 'plain' and "
-                "hinted_per_group 'all_but_one' a question is judged by one rollout and would stay "
-                "hard for ever; expected 1, or hinted_per_group 'half'"
-            )
 
     def hinted(self, group_size: int) -> int:
         """How many of a group's rollouts see a hint; at least one."""
         plain = {"all": 0, "all_but_one": 1, "half": group_size // 2}[self.hinted_per_group]
         return group_size - plain
+
+    def judged(self, group_size: int) -> int:
+        """By how many of a group's rollouts a question with hints is judged."""
+        return group_size if self.judged_on == "all" else group_size - self.hinted(group_size)
 
 
 class P2O:
