@@ -2,8 +2,9 @@
 
     python benchmarks/p2o.py --out runs/p2o/main                        # three seeds
     python benchmarks/p2o.py --out runs/p2o/held-back --kinds held-back
-    python benchmarks/p2o.py --out runs/p2o/ablations --suite ablations --seeds 0
-    python benchmarks/p2o.py --out runs/p2o/tuning --suite tuning --seeds 0
+    python benchmarks/p2o.py --out runs/p2o/main --suite ablations --seeds 0
+    python benchmarks/p2o.py --out runs/p2o/main --suite tuning
+    python benchmarks/p2o.py --out runs/p2o/transfer --suite transfer
 
 Every arm pays for its rollouts out of one budget: training's and GEPA's. All settings were chosen
 on additions and multiplications (`--kinds tuned`); subtractions and word problems were held back.
@@ -16,9 +17,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from rich.console import Console
 from rich.table import Table
 
+from cotune.coordinator import RolloutSettings
+from cotune.engines.local_policy import local_coordinator
+from cotune.environments.arithmetic import ArithmeticEnvironment, ArithmeticOptions
 from cotune.experiments.arms import Arm
 from cotune.experiments.suite import (
     STATIC,
@@ -31,6 +36,9 @@ from cotune.experiments.suite import (
     shipped,
     slug,
 )
+from cotune.policies import policy_path
+from cotune.policies.arithmetic.card import LIMITS, writes
+from cotune.records import Assignment, Prompt, Trajectory
 from cotune.run_dir import RunDir
 
 console = Console(width=170)
@@ -78,7 +86,13 @@ TUNING = {
 } | {
     f"P2O, lr {rate:g}": {"training": {"learning_rate": rate}} for rate in (1e-4, 2e-4, 4e-4, 8e-4)
 }
-SUITES = {"main": MAIN, "ablations": ABLATIONS, "tuning": TUNING}
+# The first epoch with hints, to its end: what it leaves in the weights is measured there.
+AN_EPOCH_UNDER_HINTS = {"training": {"steps": 16}, "evaluation": {"before": False}}
+TRANSFER = {
+    "with distillation": AN_EPOCH_UNDER_HINTS,
+    "without": merged(ratio("off"), AN_EPOCH_UNDER_HINTS),
+}
+SUITES = {"main": MAIN, "ablations": ABLATIONS, "tuning": TUNING, "transfer": TRANSFER}
 
 
 def arm(out: Path, name: str, seed: int, kinds: Sequence[str], change: Mapping[str, Any]) -> Arm:
@@ -88,6 +102,36 @@ def arm(out: Path, name: str, seed: int, kinds: Sequence[str], change: Mapping[s
     training = {"training": {"rollout_budget": BUDGET, "steps": 2 * BUDGET // 144}}
     changes = merged(merged(merged(fixed, world), training), change)
     return Arm(name, shipped("demo-p2o.yaml", changes))
+
+
+def report_transfer(groups: Mapping[str, Sequence[Arm]], kinds: Sequence[str]) -> None:
+    """Prints how often long problems are solved without a hint at temperature 1."""
+    torch.set_num_threads(1)
+    table = Table(show_edge=False, pad_edge=False)
+    for column in ("weights", "writes a procedure", "solved"):
+        table.add_column(column, justify="left" if column == "weights" else "right")
+    folders = {"before training": Path(policy_path("bundled:arithmetic"))}
+    folders |= {a.folder.name: a.folder / "best" for arms in groups.values() for a in arms}
+    for name, folder in folders.items():
+        found = [t for seed in (5, 6, 7) for t in unprompted(folder, kinds, seed)]
+        shares = (sum(map(writes, found)), sum(t.reward for t in found))
+        table.add_row(name, *(f"{share / len(found):.1%}" for share in shares))
+    console.print(table)
+
+
+def unprompted(folder: Path, kinds: Sequence[str], seed: int) -> list[Trajectory]:
+    """One sampled rollout each of 200 long test problems without a hint."""
+    options = ArithmeticOptions(
+        train=1, validation=1, test=200, seed=seed, kinds=tuple(kinds), long_share=1.0
+    )
+    environment = ArithmeticEnvironment(options)
+    prompt = Prompt(environment.initial_instruction)
+    coordinator = local_coordinator(
+        folder, environment, prompt.instruction, RolloutSettings(LIMITS, 1.0, seed)
+    )
+    tasks = environment.tasks("test")
+    assignments = [Assignment(task, prompt, prompt, "i0", i) for i, task in enumerate(tasks)]
+    return coordinator.rollout(assignments, purpose="evaluate")
 
 
 def zero_advantage(one: Arm, name: str) -> float:
@@ -150,7 +194,10 @@ def main() -> None:
     if not groups:
         parser.error(f"--arms: expected some of {', '.join(SUITES[args.suite])}")
     run_missing([one for arms in groups.values() for one in arms], console)
-    report(groups, baseline=next(iter(groups)))
+    if args.suite == "transfer":
+        report_transfer(groups, KINDS[args.kinds])
+    else:
+        report(groups, baseline=next(iter(groups)))
 
 
 if __name__ == "__main__":
