@@ -43,14 +43,18 @@ INSPO = {
     "evolve_until": 18,
     "verification_tasks": 24,
 }
+NO_MASK = {"distillation": {"ratio": "original"}}
 COMPOSED = {"kind": "inspo+p2o", "inspo": INSPO, "p2o": P2O}
 ARMS: dict[str, dict[str, Any]] = {
     "GRPO": STATIC,
     "INSPO": {"strategy": INSPO},
     "P2O": {"strategy": P2O},
-    "P2O, half hinted": {"strategy": {**P2O, "hinted_per_group": "half"}},
+    "P2O, no mask": {"strategy": {**P2O, **NO_MASK}},
     "composed": {"strategy": COMPOSED},
     "composed, half distilled": {"strategy": {**COMPOSED, "distil_instruction": 0.5}},
+    "composed, half distilled, no mask": {
+        "strategy": {**COMPOSED, "distil_instruction": 0.5, "p2o": {**P2O, **NO_MASK}}
+    },
 }
 
 

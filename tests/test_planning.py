@@ -92,3 +92,5 @@ def test_both_composed_pay_for_both() -> None:
     planned = plan_run(config_with(strategy=strategy))
     assert planned.rollouts["verify"] == 14
     assert planned.rollouts["evolve"] == 30
+    # The test of 6 before, and after: under the best instruction, with its hint, under the initial.
+    assert planned.rollouts["evaluate"] == 4 * 6

@@ -90,6 +90,11 @@ def test_beside_hints_the_instruction_stays() -> None:
         check_prompts(env, Words(), "do it", Limits(prompt_tokens=13), ["train"], strategy="p2o")
     # Where instructions evolve, too, it does not count: half is for both, a quarter each.
     check_prompts(env, Words(), "do it", Limits(prompt_tokens=12), ["train"], strategy="inspo+p2o")
+    # But the initial instruction is no longer than it is, and a hint is to fit beside it.
+    long = "a b c d e f"  # 11 tokens with the question, and 4 of a quarter
+    check_prompts(env, Words(), long, Limits(prompt_tokens=14), ["train"], strategy="inspo+p2o")
+    with pytest.raises(ConfigError, match=r"a quarter .* task t under .* has 11 tokens"):
+        check_prompts(env, Words(), long, Limits(prompt_tokens=13), ["train"], strategy="inspo+p2o")
     rooms = [evolved_room(Limits(prompt_tokens=40), k) for k in ("p2o", "inspo", "inspo+p2o")]
     assert rooms == [20, 20, 10]
 

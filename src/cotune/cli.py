@@ -51,7 +51,7 @@ def evaluate(
     run_folder: RunFolder,
     split: Annotated[str, typer.Option(help="test, validation or train.")] = "test",
 ) -> None:
-    """Evaluate a run's best policy under its best and its initial instruction."""
+    """Evaluate a run's best policy under its best and initial instruction, and its best hint."""
     from cotune import commands
 
     commands.evaluate(run_folder, _console(), split)

@@ -103,7 +103,7 @@ def _created(config: RunConfig) -> RunDir:
 
 
 def evaluate(folder: Path, console: Console, split: str = "test") -> None:
-    """Evaluates a finished run's best policy under its best and its initial instruction."""
+    """Scores a run's best policy under its best and its initial instruction, and its best hint."""
     if split not in SPLITS:
         raise ConfigError(f"--split is {split!r}; expected one of {', '.join(SPLITS)}")
     run, config = _open(folder)

@@ -49,7 +49,7 @@ class Journal(Protocol):
 
 
 class SilentJournal:
-    """The journal of the processes that only serve the first one: or of none: writes and shows nothing."""
+    """Writes and shows nothing: of the processes that only serve the first one, or where none is kept."""
 
     def event(self, kind: str, step: int, /, **fields: object) -> None:
         pass

@@ -133,7 +133,7 @@ class INSPO(Method):
         self.options = options or _options(option_fields)
         if llm is None and not isinstance(environment, GeoEnvironment):
             raise ConfigError(
-                f"llm is None, but the offline rules know the bundled worlds alone and environment "
+                f"llm is None, but the offline rules write instructions for geo alone and environment "
                 f"is {type(environment).__name__}; give llm=cotune.OpenAIOptions(model=…) or an "
                 "object with complete(prompt)"
             )

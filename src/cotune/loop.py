@@ -17,11 +17,15 @@ from cotune.records import Distillation, Progress, Task, Trajectory
 
 @dataclass(frozen=True)
 class LoopSettings:
-    """Steps of the reference loop: questions a step, rollouts a question, clip range ε."""
+    """Steps of the reference loop: questions a step, rollouts a question, clip range ε.
+
+    `steps_per_epoch` says when an epoch ends, which P²O waits for; None is never.
+    """
 
     steps: int
     questions: int
     group_size: int = 5
+    steps_per_epoch: int | None = None
     learning_rate: float = 1e-4
     clip: float = 0.2
     max_grad_norm: float = 1.0
@@ -45,7 +49,8 @@ def train(
     """
     optimizer = torch.optim.AdamW(model.parameters(), lr=settings.learning_rate, weight_decay=0.0)
     for step in range(1, settings.steps + 1):
-        progress = Progress(step=step, epoch=0, total_steps=settings.steps)
+        epoch = 0 if settings.steps_per_epoch is None else (step - 1) // settings.steps_per_epoch
+        progress = Progress(step=step, epoch=epoch, total_steps=settings.steps)
         trajectories, metrics = coordinator.train_batch(tasks(step), settings.group_size, progress)
         loss = policy_loss(
             model,

@@ -59,7 +59,9 @@ def plan_run(config: RunConfig) -> Plan:
         # A proposal costs the evaluation of a minibatch, at least.
         count = phases * math.ceil(found["evolve"] / max(1, phases) / hints.minibatch)
         calls.append((count, _hint_chars(config, p2o)))
-    found["evaluate"] = (2 + config.evaluation.before) * sizes["test"]
+    # Under the best instruction, under the initial one or with the best hint: composed, under all.
+    closing = 3 if inspo is not None and p2o is not None else 2
+    found["evaluate"] = (closing + config.evaluation.before) * sizes["test"]
     if config.evaluation.every:
         evaluations = math.ceil(training.steps / config.evaluation.every)
         found["evaluate"] += evaluations * sizes["validation"]

@@ -58,6 +58,13 @@ def check_prompts(
             )
         if strategy == "static":
             continue
+        room = evolved_room(limits, strategy)
+        if strategy == "inspo+p2o" and found + room > limits.prompt_tokens:
+            raise ConfigError(
+                f"limits.prompt_tokens is {limits.prompt_tokens}, a quarter of which is left for "
+                f"hints, but the prompt of task {task.id} under the initial instruction has {found} "
+                "tokens; raise it or shorten the instruction"
+            )
         kept = instruction if strategy == "p2o" else ""
         rest = _prompt_tokens(environment, codec, task, kept)
         if 2 * rest > limits.prompt_tokens:

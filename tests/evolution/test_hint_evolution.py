@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from cotune.contracts import LLM, EvolutionError, LLMError
+from cotune.contracts import LLM, BudgetError, EvolutionError, LLMError
 from cotune.evolution.hint_evolution import HintEvolution
 from cotune.evolution.hint_rules import HintRules
 from cotune.evolution.hints import HintPool, covering
@@ -125,3 +125,15 @@ def test_single_turn_asks_again_where_a_hint_was_rejected():
     result = evolve(Policy(), author, reflection="single_turn")
     assert len(author.prompts) == 4 + 2 + 1
     assert (result.accepted, result.lawful, result.proposed) == (4, 4, 7)
+
+
+def test_a_spent_budget_is_no_failed_phase():
+    def broke(n: int, prompt: str) -> str:
+        raise BudgetError("the next call could exceed llm.budget")
+
+    record, author = Events(), Author(broke)
+    evolution = HintEvolution(HintRules(), SMALL, seed=1)
+    found = [runner(evolution, Policy(), author, record)(step) for step in (1, 2, 3)]
+    assert found == [None] * 3  # earlier hints are not replaced by none
+    assert len(author.prompts) == 3  # once a phase: the budget may have been raised
+    assert ["llm.budget" in e["reason"] for e in record.of("proposal_failed")] == [True] * 3

@@ -117,6 +117,26 @@ def test_hints_are_evolved_under_the_best_instruction_after_its_own_evolution():
     assert born[run.strategy.best_instruction_id()]["text"] == best.instruction
 
 
+def test_verification_of_the_same_step_is_no_longer_left_for_hints():
+    def at_the_epochs_end(left: int) -> Run:
+        run = Run(strategy())
+        run.steps([1, 2])
+        run.policy.calls.clear()
+        run.strategy.evolve_if_due(Progress(3, 1, 20, left), run.policy, run.llm, run.events)
+        return run
+
+    def rollouts(run: Run, purpose: str) -> int:
+        return sum(len(rows) for name, rows in run.policy.calls if name == purpose)
+
+    verified = rollouts(at_the_epochs_end(10_000), "verify")
+    assert verified > 0
+    enough = verified + 12 * GROUP + (HINTS.budget or 0)  # and the batch that follows
+    paid, skipped = at_the_epochs_end(enough), at_the_epochs_end(enough - 1)
+    assert rollouts(paid, "evolve") > 0
+    assert (rollouts(skipped, "verify"), rollouts(skipped, "evolve")) == (verified, 0)
+    assert "more than the 79 that rollout_budget leaves" in skipped.events.of("notice")[-1]["text"]
+
+
 def test_hinted_rollouts_credit_no_instruction():
     made = strategy(hinted_per_group="half")
     run = Run(made)

@@ -19,8 +19,8 @@ class EpochTrend:
         seen: questions met in the epoch.
         newly_hard: hard now and not before.
         graduated: hard before and not now.
-        solved_by_hint: those of the graduated that were rolled out under a hint; whether they are
-            solved without one is not known yet.
+        solved_by_hint: those of the graduated that were judged on rollouts under a hint; whether
+            they are solved without one is not known yet.
     """
 
     hard: tuple[str, ...]
@@ -43,8 +43,8 @@ class HardSamples:
 
     A question is hard in the next epoch if it had fewer than `below` successes in this one. The
     count is plain: it is not scaled where a question had more or fewer rollouts than others. A
-    question that was already hard is judged on its hinted rollouts (the paper's rule); one that
-    the epoch did not meet stays what it was.
+    question that was already hard is judged like any other on the rollouts that it is given, which
+    in the paper are all hinted; one that the epoch did not meet stays what it was.
 
     Args:
         below: successes from which on a question is not hard; the paper's τ, 2 of K = 6 rollouts.

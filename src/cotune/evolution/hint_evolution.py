@@ -29,6 +29,7 @@ class PhaseResult:
         lawful: proposals that keep to the contract.
         accepted: those in the pool.
         reasons: why proposals failed or were rejected; each once, five at most.
+        spent: whether the LLM's budget is.
     """
 
     pool: HintPool
@@ -38,6 +39,7 @@ class PhaseResult:
     lawful: int
     accepted: int
     reasons: tuple[str, ...]
+    spent: bool
 
 
 def evolve_hints(
@@ -91,6 +93,7 @@ def evolve_hints(
         lawful=reflector.lawful,
         accepted=len(pool.texts) - 1,
         reasons=tuple(reflector.reasons),
+        spent=reflector.spent,
     )
     _record_ended(result, phase, budget, record)
     return result
@@ -196,7 +199,8 @@ class HintEvolution:
         record: Recorder,
         affordable: int | None = None,
     ) -> HintPool | None:
-        """The pool of a phase; None where it is skipped, which is recorded as a "notice".
+        """The pool of a phase; None where it is skipped, which is recorded as a "notice", or where the
+        LLM's budget was spent before it brought a hint.
 
         Args:
             hard: the hard questions.
@@ -205,7 +209,8 @@ class HintEvolution:
 
         Raises:
             EvolutionError: all proposals of two phases in a row failed; the message names the
-                causes. A phase that put no question to the reflector counts neither way.
+                causes. A phase that put no question to the reflector counts neither way, nor does
+                one that ended because the LLM's budget is spent.
             CotuneError: what `rollout` or `llm` raised; an LLMError is recorded instead.
         """
         if len(hard) < self.options.hard_set_min_count:
@@ -219,8 +224,8 @@ class HintEvolution:
         if affordable is not None and cost > affordable:
             record(
                 "notice",
-                text=f"a phase of {cost} evaluations is more than what is left of rollout_budget: no "
-                "hints are evolved",
+                text=f"a phase of {cost} evaluations is more than the {max(0, affordable)} that "
+                "rollout_budget leaves for one: no hints are evolved",
             )
             return None
         self._phases += 1
@@ -236,12 +241,13 @@ class HintEvolution:
             record=record,
         )
         self._account(result)
-        return result.pool
+        # With nothing to show for it, a phase that could not pay does not replace an earlier one.
+        return None if result.spent and not result.accepted else result.pool
 
     def _account(self, result: PhaseResult) -> None:
         if result.lawful:
             self._failed, self._causes = 0, []
-        elif result.asked:
+        elif result.asked and not result.spent:
             self._failed += 1
             self._causes = list(dict.fromkeys([*self._causes, *result.reasons]))[:_MOST_CAUSES]
         if self._failed >= _BARREN_PHASES:

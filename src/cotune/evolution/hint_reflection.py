@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from cotune.contracts import LLM, LLMError, Recorder, Rollout
+from cotune.contracts import LLM, BudgetError, LLMError, Recorder, Rollout
 from cotune.evolution.hard_samples import SOLVED_AT
 from cotune.evolution.hint_rules import HintRules
 from cotune.evolution.replay import shorten_middle
@@ -95,6 +95,7 @@ class Reflector:
         proposed: replies that came.
         lawful: those that keep to the contract.
         reasons: why the others do not, or why none came; each once, five at most.
+        spent: whether the LLM's budget is; nothing more is asked then.
     """
 
     def __init__(
@@ -110,6 +111,7 @@ class Reflector:
         self._tried: list[str] = []
         self.asked = self.proposed = self.lawful = 0
         self.reasons: list[str] = []
+        self.spent = False
 
     def propose(self, parent: str, examples: Sequence[Record]) -> str | None:
         """A lawful hint; None where the call failed or the reply breaks the contract.
@@ -122,10 +124,13 @@ class Reflector:
             {"current_instruction_doc": parent, "dataset_with_feedback": list(map(dict, examples))}
         )
         assert isinstance(prompt, str)  # it is a list only where examples hold images
+        if self.spent:
+            return None
         self.asked += 1
         try:
             reply = self._llm.complete(prompt).text
-        except LLMError as error:
+        except (LLMError, BudgetError) as error:
+            self.spent = isinstance(error, BudgetError)
             reason = f"{type(error).__name__}: {error}"
             self._blame(reason)
             self._record("proposal_failed", reason=reason)

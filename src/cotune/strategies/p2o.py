@@ -15,6 +15,7 @@ from cotune.records import (
     Metrics,
     Progress,
     Prompt,
+    Purpose,
     Task,
     Trajectory,
 )
@@ -121,9 +122,13 @@ class P2O:
         Raises:
             EvolutionError: in two phases in a row no proposal kept to the contract.
         """
-        metrics = dict(self.base.evolve_if_due(progress, rollout, llm, record))
+        counted = _Counted(rollout)
+        metrics = dict(self.base.evolve_if_due(progress, counted, llm, record))
         if progress.epoch > self._epoch:
             self._epoch = progress.epoch
+            if progress.rollouts_left is not None:
+                left = progress.rollouts_left - counted.rollouts
+                progress = replace(progress, rollouts_left=left)
             metrics |= self._evolve_hints(progress, rollout, llm, record)
         return metrics
 
@@ -230,3 +235,17 @@ class P2O:
         pool = state["pool"]
         self._pool = None if pool is None else HintPool.from_state(pool)
         self._epoch, self._batch = int(state["epoch"]), int(state["batch"])
+
+
+class _Counted:
+    """A `Rollout` that counts: what the base spends is no longer left for hints."""
+
+    def __init__(self, rollout: Rollout) -> None:
+        self._rollout = rollout
+        self.rollouts = 0
+
+    def __call__(
+        self, assignments: Sequence[Assignment], *, purpose: Purpose, greedy: bool = False
+    ) -> list[Trajectory]:
+        self.rollouts += len(assignments)
+        return self._rollout(assignments, purpose=purpose, greedy=greedy)

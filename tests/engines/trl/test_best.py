@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from cotune.engines.trl.best import BestPolicy
+from cotune.engines.trl.best import BestPolicy, read_best
 from cotune.records import Prompt
 from tests.engines.tiny import tiny_tokenizer
 from tests.engines.trl.setup import Run, start
@@ -85,6 +85,19 @@ def test_the_policy_at_hand_is_not_loaded_over(run: Run, best: BestPolicy) -> No
     run.joint.batches = 4
     best.restore(run.joint)
     assert float(parameter(run).flatten()[0]) == 3.0
+
+
+def test_one_from_before_hints_were_kept_has_none(
+    run: Run, best: BestPolicy, tmp_path: Path
+) -> None:
+    mark(run, 1)
+    best.offer(run.joint, 0.5, 1)
+    file = tmp_path / "best" / "best.json"
+    chosen = json.loads(file.read_text())
+    assert chosen.pop("hint") == ""
+    file.write_text(json.dumps(chosen))
+    assert best.restore(run.joint) == ("i0", Prompt("abc de. b"))
+    assert read_best(tmp_path / "best") == {**chosen, "hint": ""}
 
 
 class Kill(BaseException):

@@ -12,7 +12,7 @@ from cotune.engines.trl.best import BestPolicy
 from cotune.engines.trl.run import Outcome, RunEvaluation
 from cotune.strategies.inspo import Inspo, InspoOptions
 from tests.engines.tiny import tiny_tokenizer
-from tests.engines.trl.setup import Counting, Run, start
+from tests.engines.trl.setup import HINT, Counting, Run, start
 from tests.run_files import tiny
 
 TEXTS = ("abc de. ", "fade bed. ")
@@ -119,3 +119,32 @@ def test_closing_counts_under_the_step_after_the_last(tmp_path: Path) -> None:
     assert [row["prompt"] for row in rows] == ["best", "best", "initial"]
     assert outcome.after.em == rows[1]["em"]
     assert outcome.before is None
+
+
+class Hinting(Counting):
+    """Knows a hint to keep at inference."""
+
+    def best_hint(self) -> str:
+        return HINT
+
+
+def test_a_best_hint_is_kept_and_scored_besides(tmp_path: Path) -> None:
+    run, outcome, config = finished(tmp_path, Hinting())
+    rows = [row for row in run.folder.read_events() if row["kind"] == "evaluated"]
+    assert [(row["when"], row["prompt"], row["step"]) for row in rows] == [
+        ("after", "best", 3),
+        ("plain", "initial", 3),
+        ("hinted", "best with hint", 3),
+    ]
+    assert (run.folder.best_path / "hint.txt").read_text() == HINT + "\n"
+    seen = {
+        when: {
+            row["sampled"]["hint"] for row in run.folder.read_trajectories(3, f"evaluate_{when}")
+        }
+        for when in ("after", "plain", "hinted")
+    }
+    assert seen == {"after": {""}, "plain": {""}, "hinted": {HINT}}
+    assert outcome.hinted is not None
+    commands.write_run_summary(config, run.folder, outcome, run.ledger)
+    (arm,) = (run.folder.read_summary() or {})["arms"].values()
+    assert (arm["em_with_hint"], arm["em_with_hint_n"]) == (rows[2]["em"], rows[2]["n"])

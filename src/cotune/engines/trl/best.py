@@ -90,6 +90,15 @@ class BestPolicy:
         if (self._staged / "best.json").is_file():
             self._swap_in(self._staged)
         try:
-            return json.loads((self._folder / "best.json").read_text(encoding="utf-8"))
+            return read_best(self._folder)
         except (OSError, ValueError):
             return None
+
+
+def read_best(folder: Path) -> dict[str, Any]:
+    """best.json of a folder; `hint` is "" in one from before hints were kept.
+
+    Raises:
+        OSError, ValueError: there is none that can be read.
+    """
+    return {"hint": "", **json.loads((folder / "best.json").read_text(encoding="utf-8"))}

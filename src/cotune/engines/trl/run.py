@@ -1,6 +1,5 @@
 """A run file on TRL, from loading the policy to the summary."""
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +21,7 @@ from cotune.config import RunConfig
 from cotune.coordinator import Journal, RolloutSettings
 from cotune.engines.codec import HFCodec
 from cotune.engines.local_policy import local_coordinator
-from cotune.engines.trl.best import BestPolicy
+from cotune.engines.trl.best import BestPolicy, read_best
 from cotune.engines.trl.checkpoints import latest_checkpoint, load_state
 from cotune.engines.trl.checks import steps_per_batch
 from cotune.engines.trl.comm import world
@@ -284,7 +283,7 @@ def evaluate_best(config: RunConfig, run: RunDir, split: str) -> list[tuple[str,
     """Scores the kept policy under its instruction, the initial one and its hint; no ledger."""
     if config.threads is not None:
         torch.set_num_threads(config.threads)
-    kept = json.loads((run.best_path / "best.json").read_text(encoding="utf-8"))
+    kept = read_best(run.best_path)
     environment = build_environment(config)
     settings = RolloutSettings(
         config.limits, config.training.temperature, config.seed, config.training.rows_per_call
