@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from cotune.config import RunConfig
 from cotune.environments.math import MathOptions, read_problems
 from cotune.environments.search import SearchOptions
+from cotune.evolution.hints import dev_count
 from cotune.llm.client import OpenAIOptions, worst_case_price
 from cotune.retrieval.corpus import read_tasks
 from cotune.strategies.composed import ComposedOptions
@@ -51,11 +52,12 @@ def plan_run(config: RunConfig) -> Plan:
             found["verify"] = phases * inspo.verification_rounds * rows
         calls.append(((1 + phases) * inspo.verification_rounds, _proposal_chars(config, inspo)))
     if p2o is not None:
-        phases = hint_phases(config, sizes["train"])
-        hints = p2o.hints
+        enough = sizes["train"] >= p2o.hints.hard_set_min_count
+        phases = hint_phases(config, sizes["train"]) if enough else 0
+        hints, dev = p2o.hints, dev_count(sizes["train"], p2o.hints)  # if all are hard
         # The last batch of a phase may go over its budget, by a beam scored on dev at most.
-        overrun = hints.beam * (hints.minibatch + hints.dev_size)
-        found["evolve"] = phases * (hints.evaluations(hints.dev_size) + overrun)
+        overrun = hints.beam * (hints.minibatch + dev)
+        found["evolve"] = phases * (hints.evaluations(dev) + overrun)
         # A proposal costs the evaluation of a minibatch, at least.
         count = phases * math.ceil(found["evolve"] / max(1, phases) / hints.minibatch)
         calls.append((count, _hint_chars(config, p2o)))
