@@ -184,6 +184,7 @@ def main() -> None:
     parser.add_argument("--kinds", choices=KINDS, default="tuned")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--arms", nargs="+", help="by default all of the suite")
+    parser.add_argument("--baseline", help="what gains are over; by default the first arm")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     groups = {
@@ -193,11 +194,13 @@ def main() -> None:
     }
     if not groups:
         parser.error(f"--arms: expected some of {', '.join(SUITES[args.suite])}")
+    if args.baseline is not None and args.baseline not in groups:
+        parser.error(f"--baseline: expected one of {', '.join(groups)}")
     run_missing([one for arms in groups.values() for one in arms], console)
     if args.suite == "transfer":
         report_transfer(groups, KINDS[args.kinds])
     else:
-        report(groups, baseline=next(iter(groups)))
+        report(groups, baseline=args.baseline or next(iter(groups)))
 
 
 if __name__ == "__main__":

@@ -37,6 +37,11 @@ class Prompt:
     instruction: str
     hint: str = ""
 
+    def under_hint(self, message: str) -> str:
+        """The user's message with the hint before it: P²O's T(x, z). Without one, as it is."""
+        hint = self.hint.strip()
+        return f"{hint}\n\n{message}" if hint else message
+
 
 @dataclass(frozen=True, slots=True)
 class Assignment:

@@ -77,8 +77,7 @@ class MathEnvironment:
     def messages(self, task: Task, prompt: Prompt) -> list[dict[str, str]]:
         """One user message: instruction and question; before them the hint, if any (P²O's T)."""
         content = f"{prompt.instruction}\n\n{task.question}"
-        hint = prompt.hint.strip()
-        return [{"role": "user", "content": f"{hint}\n\n{content}" if hint else content}]
+        return [{"role": "user", "content": prompt.under_hint(content)}]
 
     def respond(self, actions: Sequence[Action]) -> list[Response]:
         """Every turn is its episode's last; without a boxed answer it is invalid."""

@@ -88,8 +88,7 @@ class SearchEnvironment:
     def messages(self, task: Task, prompt: Prompt) -> list[dict[str, str]]:
         """One user message: instruction and question; before them the hint, if any (P²O's T)."""
         content = render_prompt(prompt.instruction, task.question)
-        hint = prompt.hint.strip()
-        return [{"role": "user", "content": f"{hint}\n\n{content}" if hint else content}]
+        return [{"role": "user", "content": prompt.under_hint(content)}]
 
     def respond(self, actions: Sequence[Action]) -> list[Response]:
         """Answers a batch of turns; all its searches make one call of the retriever.

@@ -12,7 +12,7 @@ from cotune.evolution.hints import HintOptions
 from cotune.experiments.arms import Arm
 from cotune.experiments.comparison import Comparison, ahead, plain_table
 from cotune.experiments.report.hints import hint_phases
-from cotune.experiments.suite import STATIC, merged
+from cotune.experiments.suite import STATIC, merged, paid
 from cotune.json_files import Row
 from cotune.strategies.p2o import P2OOptions
 
@@ -81,7 +81,7 @@ class DemoP2O(Comparison):
                 f"P²O ends {ahead(p2o['accuracy_hard'], grpo['accuracy_hard'])} GRPO on the hard "
                 f"strata in held-out accuracy without a hint, {p2o['accuracy_hard']:.2f} against "
                 f"{grpo['accuracy_hard']:.2f} (on all problems {p2o['em']:.2f} against "
-                f"{grpo['em']:.2f}), for one seed at {_paid(p2o):,} and {_paid(grpo):,} policy "
+                f"{grpo['em']:.2f}), for one seed at {paid(p2o):,} and {paid(grpo):,} policy "
                 "rollouts."
             ),
         }
@@ -121,8 +121,3 @@ def scaled_down(config: RunConfig) -> dict[str, dict[str, int]]:
             "paper": paper.evaluations(paper.dev_size),
         },
     }
-
-
-def _paid(arm: Row) -> int:
-    """Policy rollouts that a method has to pay for: all but evaluation."""
-    return sum(n for purpose, n in arm["policy_rollouts"].items() if purpose != "evaluate")

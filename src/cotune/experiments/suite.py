@@ -10,6 +10,7 @@ from rich.console import Console
 
 from cotune.config import RunConfig, dump_config, load_config
 from cotune.experiments.arms import Arm, run_arms
+from cotune.llm.ledger import policy_rollouts
 from cotune.run_dir import RunDir, read_summary
 
 STATIC: dict[str, Any] = {"strategy": {"kind": "static"}, "llm": None}
@@ -79,7 +80,7 @@ def figures_of(one: Arm) -> dict[str, Any]:
 
 def paid(figures: Mapping[str, Any]) -> int:
     """Policy rollouts of a run: all but those of its evaluations."""
-    return sum(n for purpose, n in figures["policy_rollouts"].items() if purpose != "evaluate")
+    return policy_rollouts(figures["policy_rollouts"])
 
 
 def rewards(one: Arm, stratum: str = "") -> np.ndarray:

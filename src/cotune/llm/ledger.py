@@ -379,3 +379,8 @@ def _check(**amounts: float) -> None:
     for name, amount in amounts.items():
         if not (math.isfinite(amount) and amount >= 0):
             raise ValueError(f"{name} is {amount}, expected a finite number >= 0")
+
+
+def policy_rollouts(by_purpose: Mapping[str, int]) -> int:
+    """Rollouts that a method has to pay for: all but evaluation."""
+    return sum(count for purpose, count in by_purpose.items() if purpose != "evaluate")

@@ -14,16 +14,8 @@ from cotune.evolution.population import Best, Member, Population
 from cotune.evolution.proposers import ProposerKind
 from cotune.evolution.replay import ReplayBuffer
 from cotune.evolution.verification import Candidate
-from cotune.records import (
-    Assignment,
-    Distillation,
-    Instruction,
-    Metrics,
-    Progress,
-    Prompt,
-    Task,
-    Trajectory,
-)
+from cotune.records import Assignment, Instruction, Metrics, Progress, Prompt, Task, Trajectory
+from cotune.strategies.unhinted import Unhinted
 
 _HISTORY = 10  # instructions shown to the history proposer
 
@@ -99,7 +91,7 @@ class InspoOptions:
             )
 
 
-class Inspo:
+class Inspo(Unhinted):
     """Algorithm 1 of INSPO around an engine's policy update.
 
     Assumptions where the paper is silent: one instruction a question, shared by its group; due
@@ -156,11 +148,6 @@ class Inspo:
         self._last_weights: dict[str, float] = {}  # by instruction id; the history proposer's
         self._baselines: dict[str, tuple[int, float]] = {}  # task id -> rollouts, mean reward
         self._phases_run = 0  # the step whose due phases were run last
-
-    @property
-    def distillation(self) -> Distillation:
-        """Unused: every rollout is trained on the prompt that it was sampled under."""
-        return Distillation()
 
     # ---- Algorithm 1, lines 2, 10-13 and 16-24
 
@@ -366,10 +353,6 @@ class Inspo:
         have, want = len(self._population), self.options.population_size
         if have < want:
             record("notice", text=f"population of {have} instead of {want} instructions")
-
-    def best_hint(self) -> str:
-        """None: no hints are used."""
-        return ""
 
     def state_dict(self) -> State:
         return {

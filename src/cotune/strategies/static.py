@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from cotune.contracts import LLM, ConfigError, Recorder, Rollout, State
-from cotune.records import Assignment, Distillation, Metrics, Progress, Prompt, Task, Trajectory
+from cotune.records import Assignment, Metrics, Progress, Prompt, Task, Trajectory
+from cotune.strategies.unhinted import Unhinted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,17 +17,12 @@ class StaticOptions:
     kind: Literal["static"] = "static"
 
 
-class StaticStrategy:
+class StaticStrategy(Unhinted):
     """Every rollout is sampled under and trained on the same instruction, "i0"."""
 
     def __init__(self, instruction: str, options: StaticOptions | None = None) -> None:
         self.options = options or StaticOptions()
         self._prompt = Prompt(instruction)
-
-    @property
-    def distillation(self) -> Distillation:
-        """Unused: every rollout is trained on the prompt that it was sampled under."""
-        return Distillation()
 
     def evolve_if_due(
         self, progress: Progress, rollout: Rollout, llm: LLM, record: Recorder
@@ -55,10 +51,6 @@ class StaticStrategy:
 
     def best_instruction_id(self) -> str:
         return "i0"
-
-    def best_hint(self) -> str:
-        """None: no hints are used."""
-        return ""
 
     def state_dict(self) -> State:
         return {"instruction": self._prompt.instruction}

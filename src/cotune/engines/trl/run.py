@@ -1,6 +1,6 @@
 """A run file on TRL, from loading the policy to the summary."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,13 +30,13 @@ from cotune.engines.trl.setup import Setup, grpo_config, load_policy, prepare
 from cotune.engines.trl.trainer import JointTrainer
 from cotune.evolution.population import Best
 from cotune.experiments.evaluate import Score, score_trajectories
-from cotune.llm.ledger import Ledger
+from cotune.llm.ledger import Ledger, policy_rollouts
 from cotune.records import Prompt, Trajectory
 from cotune.run_dir import RunDir
 from cotune.strategies.inspo import Inspo
 from cotune.strategies.p2o import P2O
 
-__all__ = ["Outcome", "evaluate_best", "grpo_config", "load_policy", "policy_rollouts", "train"]
+__all__ = ["Outcome", "evaluate_best", "grpo_config", "load_policy", "train"]
 
 
 @dataclass(frozen=True)
@@ -272,11 +272,6 @@ class RolloutBudget(TrainerCallback):
         if left < self._batch:
             self._joint.ended = True
             control.should_training_stop = True
-
-
-def policy_rollouts(by_purpose: Mapping[str, int]) -> int:
-    """Rollouts that a method has to pay for: all but evaluation."""
-    return sum(count for purpose, count in by_purpose.items() if purpose != "evaluate")
 
 
 def evaluate_best(config: RunConfig, run: RunDir, split: str) -> list[tuple[str, Score | None]]:
