@@ -3,7 +3,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo demo-p2o test lint policy policy-arithmetic clean
+.PHONY: demo demo-p2o test lint docs policy policy-arithmetic clean
 .DELETE_ON_ERROR:
 
 demo: $(READY)  ## train the bundled policy with INSPO and without, and compare
@@ -20,6 +20,9 @@ lint: $(READY)  ## linters and types
 	$(BIN)/ruff format --check
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
+docs: $(READY)  ## the documentation into site/, warnings as errors; without network
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
 policy: $(READY)  ## rebuild the bundled policy of geo and its card: about 50 minutes on two cores
 	$(BIN)/python -m cotune.policies.geo
 
@@ -27,7 +30,7 @@ policy-arithmetic: $(READY)  ## rebuild the bundled policy of arithmetic and its
 	$(BIN)/python -m cotune.policies.arithmetic
 
 clean:  ## remove the environment and what tools have cached; runs/ stays
-	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis build dist
+	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis build dist site
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # One environment for all of the above, made anew where the pins have changed.

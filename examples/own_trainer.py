@@ -1,11 +1,14 @@
-"""Your own GRPOTrainer with an instruction that evolves: the four arguments marked below.
+"""Your own GRPOTrainer with a prompt that evolves: the four arguments marked below.
 
 python examples/own_trainer.py                      # INSPO on the bundled policy, a few steps
+python examples/own_trainer.py --method p2o         # hints on hard questions, distilled
+python examples/own_trainer.py --method inspo+p2o   # both
 python examples/own_trainer.py --method static      # the same trainer with a fixed instruction
 python examples/own_trainer.py --steps 6 --resume   # goes on from the last checkpoint
 """
 
 import argparse
+import logging
 from collections.abc import Sequence
 
 import torch
@@ -13,16 +16,43 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import GRPOConfig, GRPOTrainer
 
 import cotune
+from cotune.library import Method
 from cotune.policies import policy_path
 
 
+def method_of(name: str) -> Method:
+    """The method; its numbers are made for a few steps."""
+    # P²O evolves hints when an epoch ends: four questions, two a step, are an epoch of two steps.
+    questions = 4 if "p2o" in name else 64
+    environment = cotune.GeoEnvironment(cotune.GeoOptions(train=questions, validation=9, test=9))
+    limits = cotune.Limits(
+        turn_tokens=64, observation_tokens=200, trajectory_tokens=640, prompt_tokens=384
+    )
+    inspo = cotune.InspoOptions(population_size=3, evolve_every=2, verification_tasks=4)
+    p2o = cotune.P2OOptions(
+        hints=cotune.HintOptions(hard_set_min_count=2, dev_size=2, budget=16, beam=2, minibatch=1)
+    )
+    if name == "inspo":
+        return cotune.INSPO(environment=environment, limits=limits, options=inspo)
+    if name == "p2o":
+        return cotune.P2O(environment=environment, limits=limits, options=p2o)
+    if name == "inspo+p2o":
+        return cotune.INSPOWithP2O(environment=environment, limits=limits, inspo=inspo, p2o=p2o)
+    return cotune.Static(environment=environment, limits=limits)
+
+
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description="GRPO with an instruction that evolves.")
+    parser = argparse.ArgumentParser(description="GRPO with a prompt that evolves.")
     parser.add_argument("--steps", type=int, default=3, help="rollout batches")
-    parser.add_argument("--method", choices=("inspo", "static"), default="inspo")
+    parser.add_argument(
+        "--method", choices=("inspo", "p2o", "inspo+p2o", "static"), default="inspo"
+    )
     parser.add_argument("--output", default="runs/own-trainer", help="the trainer's folder")
     parser.add_argument("--resume", action="store_true", help="from the last checkpoint")
+    parser.add_argument("--report-to", nargs="*", default=[], help="tensorboard, wandb, trackio")
     chosen = parser.parse_args(argv)
+    logging.basicConfig(format="%(name)s: %(message)s")
+    logging.getLogger("cotune").setLevel(logging.INFO)  # what each evolution brought
 
     policy = policy_path("bundled:geo")  # or any chat model's name
     model = AutoModelForCausalLM.from_pretrained(policy)
@@ -38,21 +68,14 @@ def main(argv: Sequence[str] | None = None) -> None:
         shuffle_dataset=False,
         logging_steps=1,
         save_steps=1,
-        report_to="none",
+        report_to=chosen.report_to or "none",
         use_cpu=not torch.cuda.is_available(),
         bf16=torch.cuda.is_available(),
     )
-    environment = cotune.GeoEnvironment(cotune.GeoOptions(train=64, validation=9, test=9))
-    limits = cotune.Limits(
-        turn_tokens=64, observation_tokens=200, trajectory_tokens=640, prompt_tokens=384
-    )
-    if chosen.method == "inspo":
-        options = cotune.InspoOptions(population_size=3, evolve_every=2, verification_tasks=4)
-        method = cotune.INSPO(environment=environment, limits=limits, options=options)
-    else:
-        method = cotune.Static(environment=environment, limits=limits)
-    joint = method.for_trl(tokenizer, args)
-    trainer = GRPOTrainer(
+    joint = method_of(chosen.method).for_trl(tokenizer, args)
+    # P²O weighs tokens, which takes cotune's trainer: a GRPOTrainer with the same arguments.
+    trainer_class = cotune.JointTrainer if "p2o" in chosen.method else GRPOTrainer
+    trainer = trainer_class(
         model,
         args=args,
         processing_class=tokenizer,
@@ -62,7 +85,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         callbacks=joint.callbacks,  # 4
     )
     trainer.train(resume_from_checkpoint=chosen.resume)
-    print("best instruction:", joint.coordinator.strategy.best_prompt().instruction)
+    strategy = joint.coordinator.strategy
+    print("best instruction:", strategy.best_prompt().instruction)
+    if hint := strategy.best_hint():
+        print("best hint:", hint)
 
 
 if __name__ == "__main__":

@@ -93,7 +93,7 @@ CASES: dict[str, tuple[dict[str, Any], list[str]]] = {
             "strategy": {"kind": "p2o"},
             "instruction": "Solve the problem.",
         },
-        ["instruction names no \\boxed", "expected it in its text"],
+        ["instruction names no \\boxed", "expected \\boxed in its text"],
     ),
     "too few problems": (
         {

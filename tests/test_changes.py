@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from cotune.changes import changeable, changes, identity
-from cotune.config import dump_config, parse_config
+from cotune.changes import changeable, changes, check_resumable, identity
+from cotune.config import RunConfig, dump_config, parse_config
+from cotune.contracts import ConfigError
 from tests.run_files import tiny
 
 KEY = "sk-misplaced-0123456789"
@@ -21,8 +22,9 @@ def of(part: Any, **change: Any) -> dict[str, str]:
 def test_each_field_of_a_run_file_is_fixed_or_changeable() -> None:
     fields = dump_config(parse_config(tiny(Path("out"), {"llm": ENDPOINT}), "test"))
     free = {name.partition(".")[0] for name in of(changeable, llm=ENDPOINT)}
-    assert free | of(identity).keys() == fields.keys()
-    assert not free & of(identity).keys()
+    fixed = {name for name in of(identity) if not name.startswith("training.")}
+    assert free | fixed == fields.keys()
+    assert not free & fixed
 
 
 @pytest.mark.parametrize(
@@ -40,6 +42,43 @@ def test_the_field_that_may_not_change_is_told_from_the_others(field: str, chang
     was, now = of(identity), of(identity, **{field: change})
     assert {name for name in was if was[name] != now[name]} == {field}
     assert of(changeable, **{field: change}) == of(changeable)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("questions_per_step", 2), ("group_size", 4), ("mini_batches", 2)]
+)
+def test_what_a_step_is_may_not_change(field: str, value: int) -> None:
+    was, now = of(identity), of(identity, training={field: value})
+    assert {name for name in was if was[name] != now[name]} == {f"training.{field}"}
+
+
+def config_of(**change: Any) -> RunConfig:
+    return parse_config(tiny(Path("out"), change), "test")
+
+
+def test_a_resume_may_change_what_the_run_does_not_stand_on() -> None:
+    changed = config_of(
+        name="longer", training={"steps": 9, "kl": 0.1}, evaluation={"every": 2}, llm=ENDPOINT
+    )
+    check_resumable(config_of(), changed, "run.yaml with --set")
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"strategy": {"evolve_every": 3}}, "strategy is fixed once a run has begun"),
+        ({"seed": 1}, "seed is fixed"),
+        ({"training": {"group_size": 4}}, "training.group_size is fixed"),
+        ({"output": "elsewhere"}, "output is fixed"),
+    ],
+)
+def test_what_a_resume_may_not_change_is_refused_with_what_it_may(
+    change: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        check_resumable(config_of(), config_of(**change), "run.yaml with --set")
+    assert str(caught.value).startswith(f"run.yaml with --set: {said}")
+    assert "\n" not in str(caught.value)
 
 
 def test_what_changed_is_said_with_what_it_was() -> None:

@@ -1,5 +1,6 @@
 """The command line as a person uses it: whole runs, a stop in the middle, several processes."""
 
+import json
 import os
 import signal
 import subprocess
@@ -62,7 +63,10 @@ def test_errors_are_one_line(
 def test_help_names_every_command() -> None:
     shown = cotune("--help")
     assert shown.returncode == 0
-    for command in ("train", "resume", "evaluate", "plan", "report", "demo", "demo-p2o"):
+    for command in (
+        "train", "resume", "evaluate", "plan", "doctor", "schema", "instructions", "report",
+        "demo", "demo-p2o", "--install-completion", "--show-completion",
+    ):  # fmt: skip
         assert command in shown.stdout
 
 
@@ -71,6 +75,84 @@ def test_a_wrong_option_shows_how_it_is_used() -> None:
     assert (wrong.returncode, wrong.stdout) == (2, "")
     assert "Usage: cotune train" in wrong.stderr or "cotune train --help" in wrong.stderr
     assert "--steps" in wrong.stderr
+
+
+def completed(*words: str) -> list[str]:
+    """What bash is offered for the last of some words."""
+    asked = {"_COTUNE_COMPLETE": "complete_bash", "COMP_WORDS": " ".join(("cotune", *words)),
+             "COMP_CWORD": str(len(words))}  # fmt: skip
+    program = "import sys; sys.argv = ['cotune']; from cotune.cli import main; main()"
+    result = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, env={**ALONE, **asked}
+    )
+    assert result.stderr == ""
+    return result.stdout.split()
+
+
+def test_shells_complete_commands_and_options_and_leave_paths_to_themselves() -> None:
+    assert completed("inst") == ["instructions"]
+    assert set(completed("re")) == {"resume", "report"}
+    assert completed("plan", "run.yaml", "--st") == ["--steps"]
+    # With no word of ours, bash (complete -o default) and zsh (_files) complete file names.
+    assert completed("train", "configs/") == []
+
+
+def test_the_schema_is_written_to_standard_output() -> None:
+    shown = cotune("schema")
+    assert (shown.returncode, shown.stderr) == (0, "")
+    assert json.loads(shown.stdout)["properties"].keys() >= {"output", "strategy"}
+
+
+def test_two_forms_at_once_are_refused(tmp_path: Path) -> None:
+    both = cotune("instructions", tmp_path, "--best", "--json")
+    assert (both.returncode, both.stdout) == (2, "")
+    assert both.stderr == "cotune: --best and --json were given; expected one of them\n"
+
+
+@pytest.mark.slow
+def test_fields_are_set_on_the_command_line(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    file = write(tmp_path / "run.yaml", tiny(out))
+    wrong = cotune("train", file, "--set", "training.max_steps=2")
+    assert (wrong.returncode, wrong.stdout) == (2, "")
+    assert "did you mean training.steps?" in wrong.stderr
+    assert not out.exists()
+
+    given = ("--set", "training.steps=2", "--set", "strategy.population_size=2")
+    planned = cotune("plan", file, *given)
+    assert planned.returncode == 0
+    assert f"{2 * 4 * 2:,} " in planned.stdout
+    trained = cotune("train", file, "--quiet", *given)
+    assert (trained.returncode, trained.stderr) == (0, "")
+    run = RunDir.open(out)
+    assert run.read_config()["training"]["steps"] == 2
+    assert run.read_config()["strategy"]["population_size"] == 2
+    assert [row["step"] for row in run.read_metrics()] == [1, 2]
+
+    best = cotune("instructions", out, "--best")
+    assert best.stdout == (run.best_path / "instruction.txt").read_text(encoding="utf-8")
+    rows = json.loads(cotune("instructions", out, "--json").stdout)
+    assert [row["id"] for row in rows] == [row["id"] for row in run.read_instructions()]
+    shown = cotune("instructions", out)
+    assert (shown.returncode, shown.stderr) == (0, "")
+    assert "i0" in shown.stdout
+
+    refused = cotune("resume", out, "--set", "strategy.population_size=4")
+    assert refused.returncode == 2
+    assert "strategy is fixed once a run has begun" in refused.stderr
+    further = cotune("resume", out, "--set", "training.steps=3", "--set", "llm={kind: rules}")
+    assert (further.returncode, further.stderr) == (0, "")
+    run = RunDir.open(out)
+    assert [row["step"] for row in run.read_metrics()] == [1, 2, 3]
+    (resumed,) = [row for row in run.read_events() if row["kind"] == "resumed"]
+    assert resumed["from_step"] == 2
+    assert resumed["changed"]["training.steps"] == [2, 3]
+    assert resumed["changed"]["llm.kind"] is None
+    assert run.read_config()["training"]["steps"] == 3
+    assert run.read_config()["strategy"]["population_size"] == 2
+    summary = run.read_summary()
+    assert summary is not None
+    assert summary["arms"]["inspo"]["steps"] == 3
 
 
 @pytest.mark.slow

@@ -137,7 +137,7 @@ def test_an_instruction_speaks_its_worlds_protocol(
 ) -> None:
     raw = LEAST | {"environment": {"kind": world}, "instruction": instruction}
     if not missing:
-        assert parse_config(raw, "test").instruction == instruction
+        assert parse_config(raw, "test").instruction.text == instruction
         return
     with pytest.raises(ConfigError) as caught:
         parse_config(raw, "test")

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from cotune.console import RunJournal, describe_event, score_table
+from cotune.console import RunJournal, describe_event, one_line, printable, score_table
 from cotune.coordinator import Journal, SilentJournal
 from cotune.experiments.evaluate import Score
 from cotune.records import Assignment, Prompt
@@ -26,6 +26,38 @@ def test_what_a_model_wrote_is_shown_as_it_is(text: str) -> None:
     printable = " ".join(text.split())
     if printable.isprintable():
         assert printable in shown(line)
+
+
+HOSTILE = "\x1b[2J\x1b]0;owned\x07a\x9b31mb\x7f\u202ec\ud83d\rd \x00e\tf\ng"
+
+
+def test_text_of_a_model_moves_no_cursor() -> None:
+    assert printable(HOSTILE) == "[2J]0;owneda31mbcd e\tf\ng"
+    assert one_line(HOSTILE) == "[2J]0;owneda31mbc d e f g"
+    assert printable("naïve 東京 👩‍🔬 ünïcode\n\ttext") == "naïve 東京 👩‍🔬 ünïcode\n\ttext"
+
+
+@pytest.mark.parametrize(
+    ("kind", "field"),
+    [
+        ("instruction_born", "text"),
+        ("instruction_born", "origin"),
+        ("hint_accepted", "text"),
+        ("notice", "text"),
+        ("proposal_failed", "reason"),
+    ],
+)
+def test_console_lines_hold_no_control_characters(kind: str, field: str) -> None:
+    line = describe_event(kind, {field: HOSTILE, "id": "i1"})
+    assert "[2J]0;owneda31mbc d e f g" in shown(line)
+    assert line.isprintable()
+
+
+def test_a_long_instruction_is_cut_between_characters_not_in_markup() -> None:
+    text = "[" * 200
+    assert shown(describe_event("instruction_born", {"id": "i1", "text": text})).endswith(
+        f": {'[' * 110}…\n"
+    )
 
 
 @pytest.mark.parametrize("kind", ["notice", "proposal_failed"])

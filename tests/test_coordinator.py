@@ -2,13 +2,13 @@
 
 import queue
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from cotune.contracts import LLM, EngineError, Recorder, Rollout, State
+from cotune.contracts import LLM, EngineError, Recorder, Rewards, Rollout, State
 from cotune.coordinator import (
     Coordinator,
     RolloutSettings,
@@ -30,6 +30,7 @@ from cotune.records import (
     Trajectory,
     Turn,
 )
+from cotune.rewards.functions import RewardFunctions
 from cotune.strategies.static import StaticStrategy
 from cotune.testing import CharacterCodec, ScriptedLLM, ScriptedSampler, ScriptedSession
 from tests.helpers import make_tasks, make_trajectory
@@ -43,6 +44,8 @@ class Yes:
 
     stop = (".",)
     initial_instruction = "say "
+    required: tuple[str, ...] = ()
+    tools: tuple[Mapping[str, Any], ...] = ()
 
     def __init__(self, fails_on: str = "") -> None:
         self.fails_on = fails_on
@@ -134,6 +137,7 @@ def make(
     strategy: StaticStrategy | None = None,
     settings: RolloutSettings | None = None,
     answer: Callable[[int, int, str], str] = reply,
+    rewards: Rewards | None = None,
 ) -> Coordinator:
     diary = diary or Diary()
     codec = CharacterCodec()
@@ -147,6 +151,7 @@ def make(
         meter=diary,
         settings=settings or RolloutSettings(seed=5),
         comm=comm,
+        rewards=rewards,
     )
 
 
@@ -218,6 +223,7 @@ def test_rows_per_call_changes_no_row_and_no_seed() -> None:
         trajectories, _ = coordinator.train_batch(TASKS, 2, STEP)
         assert [len(t.own_text) for t in trajectories] == [1 + row % 3 for row in range(8)]
         assert len({s.seed for s in opened(coordinator)}) == 2  # one verification, one batch
+        assert len(opened(coordinator)) == 2  # a session each, in however many parts
         assert isinstance(coordinator.sampler, ScriptedSampler)
         assert max(map(len, coordinator.sampler.requests)) <= rows_per_call
 
@@ -292,6 +298,34 @@ def test_metrics_with_and_without_hints_by_hand() -> None:
     assert "zero_advantage_share_plain" not in everyone
 
 
+def test_metrics_of_reward_functions_by_hand() -> None:
+    assignment = Assignment(TASKS[0], Prompt(""), Prompt(""), "i0", 0)
+    rows = [(1.0, {"length": 4.0}), (0.0, {"length": 4.0}), (0.0, {})]
+    metrics = trajectory_metrics(
+        [
+            replace(make_trajectory(assignment, 2 * part), parts={"mine": part}, logged=logged)
+            for part, logged in rows
+        ],
+        3,
+    )
+    assert metrics["reward/mine"] == pytest.approx(1 / 3)
+    assert metrics["reward_mean"] == pytest.approx(2 / 3)
+    assert metrics["reward_metric/length"] == 4.0
+
+
+def test_a_task_from_a_saved_state_has_its_columns_again() -> None:
+    whole = replace(TASKS[1], columns={"level": 3})
+
+    class WithColumns(Yes):
+        def tasks(self, split: str) -> Sequence[Task]:
+            return [TASKS[0], whole]
+
+    coordinator = make(environment=WithColumns())
+    assignments = [Assignment(task, Prompt(""), Prompt(""), "i0", 0) for task in TASKS[:2]]
+    found = coordinator.rollout(assignments, purpose="verify")
+    assert [t.task.columns for t in found] == [{}, {"level": 3}]
+
+
 class Ranks:
     """Two comms whose collectives meet in threads; a rank that is left alone times out."""
 
@@ -344,11 +378,33 @@ def test_two_ranks_roll_out_what_one_does(tasks: list[Task], group_size: int) ->
         coordinator = make(diaries[comm.rank], comm)
         together = coordinator.train_batch(tasks, group_size, STEP)
         assert coordinator.evaluate(tasks) == make().evaluate(tasks)
+        assert len(opened(coordinator)) == 3  # also on a rank that no row is left for
         return together
 
     assert on_two_ranks(work) == [alone, alone]
     assert ("rollouts", "train", len(tasks) * group_size) in {x[:3] for x in diaries[0].lines}
     assert diaries[1].lines == []  # the strategy, the journal and the meter are rank 0's
+
+
+def test_reward_functions_score_each_ranks_share() -> None:
+    batches: list[list[str]] = []
+
+    def length(completions: list[str], log_metric: Any, **_: Any) -> list[float]:
+        batches.append(completions)
+        log_metric("longest", max(map(len, completions)))
+        return [10.0 * len(text) for text in completions]
+
+    rewards = RewardFunctions([length])
+    alone = make(rewards=rewards).train_batch(TASKS, 2, STEP)
+    assert [len(batch) for batch in batches] == [2, 8]  # evolution rolls out first
+    assert [t.reward for t in alone[0]] == [10.0 * len(t.own_text) for t in alone[0]]
+    batches.clear()
+    together = on_two_ranks(
+        lambda comm: make(comm=comm, rewards=rewards).train_batch(TASKS, 2, STEP)
+    )
+    assert sorted(len(batch) for batch in batches) == [1, 1, 4, 4]
+    assert together == [alone, alone]
+    assert alone[1]["reward_metric/longest"] == 3.0
 
 
 @pytest.mark.parametrize(("fails_on", "where"), [("q3", "rank 1"), ("q0", "rank 0")])

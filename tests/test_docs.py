@@ -40,7 +40,8 @@ def test_make_targets_and_linked_files_exist() -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     for target in re.findall(r"^make ([\w-]+)", README, re.MULTILINE):
         assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
-    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]
+    # Links between the pages of docs/ are checked where they are built (tests/docs).
+    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
     for page in pages:
         for link in re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8")):
             if "://" not in link:

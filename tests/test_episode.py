@@ -1,6 +1,7 @@
 """Episodes: token in, token out, and every way one can end."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -34,6 +35,8 @@ class Echo:
 
     stop = (".",)
     initial_instruction = "do "
+    required: tuple[str, ...] = ()
+    tools: tuple[Mapping[str, Any], ...] = ()
 
     def __init__(self) -> None:
         self.actions: list[Action] = []
@@ -219,7 +222,9 @@ def test_equal_prompts_are_rendered_once() -> None:
     calls: list[str] = []
 
     class Counting(CharacterCodec):
-        def render(self, messages: Sequence[dict[str, str]]) -> list[int]:  # type: ignore[override]
+        def render(
+            self, messages: Sequence[Mapping[str, str]], tools: Sequence[Mapping[str, Any]] = ()
+        ) -> list[int]:
             calls.append(messages[0]["content"])
             return super().render(messages)
 

@@ -35,7 +35,9 @@ def test_import_cotune_is_light() -> None:
     assert not top_level(loaded_by("import cotune")) & HEAVY
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["train", "--help"], ["plan", "RUN"]])
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["train", "--help"], ["schema"], ["plan", "RUN"]]
+)
 def test_commands_that_train_nothing_load_no_engine(arguments: list[str], tmp_path: Path) -> None:
     file = write(tmp_path / "run.yaml", tiny(tmp_path / "out"))
     argv = ["cotune", *(str(file) if part == "RUN" else part for part in arguments)]

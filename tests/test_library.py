@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -11,6 +11,9 @@ from cotune.contracts import ConfigError
 from cotune.library import Method
 from cotune.library_run import LibraryRun
 from cotune.llm.ledger import Ledger
+from cotune.strategies.composed import InspoP2O
+from cotune.strategies.inspo import Inspo
+from cotune.strategies.p2o import P2O
 from cotune.testing import ScriptedLLM
 from tests.test_preflight import environment
 
@@ -48,11 +51,64 @@ def test_static_needs_the_tags_too(geo: cotune.GeoEnvironment) -> None:
         cotune.Static(environment=geo, instruction="<search> </search> <answer>")
 
 
-def test_the_rules_serve_the_bundled_world_only(geo: cotune.GeoEnvironment) -> None:
-    assert isinstance(cotune.INSPO(environment=geo).llm, cotune.RulesLLM)
+@pytest.mark.parametrize("method", [cotune.INSPO, cotune.P2O, cotune.INSPOWithP2O])
+def test_the_rules_serve_the_bundled_worlds_only(
+    method: type[Any], geo: cotune.GeoEnvironment
+) -> None:
+    assert isinstance(method(environment=geo).llm, cotune.RulesLLM)
     with pytest.raises(ConfigError, match=r"llm is None.*SearchEnvironment.*OpenAIOptions"):
-        cotune.INSPO(environment=environment("Who?"))
-    cotune.INSPO(environment=environment("Who?"), llm=ScriptedLLM([]))
+        method(environment=environment("Who?"))
+    method(environment=environment("Who?"), llm=ScriptedLLM([]))
+
+
+def test_on_arithmetic_the_rules_write_hints_and_no_instructions() -> None:
+    sums = cotune.ArithmeticEnvironment(cotune.ArithmeticOptions(train=8, validation=4, test=4))
+    assert isinstance(cotune.P2O(environment=sums).llm, cotune.RulesLLM)
+    for method in (cotune.INSPO, cotune.INSPOWithP2O):
+        with pytest.raises(ConfigError, match=r"rules know GeoEnvironment alone.*Arithmetic"):
+            method(environment=sums)
+
+
+def test_options_of_p2o_and_of_both(geo: cotune.GeoEnvironment) -> None:
+    p2o = cotune.P2OOptions(successes_below=3, same_hint=True)
+    assert cotune.P2O(environment=geo, successes_below=3, same_hint=True).options == p2o
+    both = cotune.INSPOWithP2O(environment=geo, p2o=p2o, distil_instruction=0.5)
+    assert both.options == cotune.ComposedOptions(p2o=p2o, distil_instruction=0.5)
+    with pytest.raises(
+        ConfigError, match=r"P2O: successesbelow is no .*did you mean successes_bel"
+    ):
+        cotune.P2O(environment=geo, successesbelow=3)
+    with pytest.raises(ConfigError, match="INSPOWithP2O: population_size is no argument and no"):
+        cotune.INSPOWithP2O(environment=geo, population_size=3)
+    with pytest.raises(ConfigError, match="P2O: options is of InspoOptions; expected P2OOptions"):
+        cotune.P2O(environment=geo, options=cast(Any, cotune.InspoOptions()))
+
+
+class Tokens:
+    """A tokenizer's rules: a token a character."""
+
+    control_tokens = ("<|im_end|>",)
+
+    def count(self, text: str) -> int:
+        return len(text)
+
+
+@pytest.mark.parametrize(
+    ("method", "kind", "strategy"),
+    [
+        (cotune.INSPO, "inspo", Inspo),
+        (cotune.P2O, "p2o", P2O),
+        (cotune.INSPOWithP2O, "inspo+p2o", InspoP2O),
+    ],
+)
+def test_a_method_builds_its_strategy(
+    method: type[Any], kind: str, strategy: type[Any], geo: cotune.GeoEnvironment
+) -> None:
+    made = method(environment=geo)
+    built = made.build_strategy(Tokens())
+    assert type(built) is strategy
+    assert made.describe()["strategy"]["kind"] == kind
+    assert built.best_prompt().instruction == geo.initial_instruction
 
 
 @pytest.fixture
@@ -138,3 +194,35 @@ def test_the_best_instruction_is_kept(run: LibraryRun, tmp_path: Path) -> None:
     assert best.read_text(encoding="utf-8") == "Search – then answer.\n"
     (last,) = cotune.open_run(tmp_path / "cotune").read_events()
     assert (last["kind"], last["step"], last["instruction_id"]) == ("run_finished", 4, "i2")
+
+
+def test_what_follows_the_end_is_counted_too(run: LibraryRun, tmp_path: Path) -> None:
+    run.begin_attempt(None)
+    run.set_step(4)
+    run.finish(4, "i0", "Search.")
+    run.add_rollouts("evaluate", 3, 30)
+    run.event("evaluated", 4, em=0.5)
+    assert [e["kind"] for e in cotune.open_run(tmp_path / "cotune").read_events()] == [
+        "run_finished",
+        "evaluated",
+    ]
+    with Ledger(tmp_path / "cotune" / "ledger.sqlite") as ledger:
+        assert ledger.totals().rollouts["evaluate"] == 3
+
+
+def test_what_is_said_is_one_line_of_text(
+    run: LibraryRun, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("DEBUG", "cotune")
+    run.begin_attempt(None)
+    hostile = "[red]Search[/red]\n\x1b[31mthen\u202e answer"
+    run.event("instruction_born", 1, id="i1", origin="rewrite", text=hostile, score=None)
+    run.event("notice", 1, text="population of 2")
+    run.event("hint_progress", 2, evaluations=3, budget=9, hints=2, best_mean_dev_score=0.5)
+    run.event("population", 2, members=[])
+    said = [(r.levelname, r.getMessage()) for r in caplog.records if r.name == "cotune"]
+    assert said == [
+        ("INFO", "step 1: + i1 (rewrite): [red]Search[/red] [31mthen answer"),
+        ("WARNING", "step 1: population of 2"),
+        ("DEBUG", "step 2: hints: 3/9 evaluations, 1 hints, best 0.50"),
+    ]

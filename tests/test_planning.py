@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from cotune.config import RunConfig, parse_config
-from cotune.planning import evolutions, hint_phases, plan_run
+from cotune.planning import evolutions, hint_phases, plan_run, split_sizes
 from cotune.strategies.inspo import InspoOptions
 from tests.run_files import tiny
 
@@ -73,6 +73,47 @@ def test_plan_counts_the_questions_of_files(tmp_path: Path) -> None:
         environment={"kind": "search", **files}, llm={"kind": "openai", "model": "m"}
     )
     assert plan_run(config).rollouts["evaluate"] == 3 * 4
+
+
+def data(folder: Path, count: int, name: str = "data.jsonl") -> Path:
+    path = folder / name
+    path.write_text("".join(f'{{"question": "q{i}", "answer": {i}}}\n' for i in range(count)))
+    return path
+
+
+def own(environment: Any, **changes: Any) -> RunConfig:
+    raw = tiny(Path("out"), {"strategy": {"kind": "static"}, **changes})
+    return parse_config(raw | {"environment": environment}, "test")
+
+
+def test_plan_counts_the_questions_of_a_data_set(tmp_path: Path) -> None:
+    dataset = {"path": str(data(tmp_path, 50)), "validation": 3, "test": 7}
+    single = own("single_turn", dataset=dataset, rewards=["exact_match"])
+    assert split_sizes(single) == {"train": 40, "validation": 3, "test": 7}
+    assert plan_run(single).rollouts["evaluate"] == 3 * 7
+    # Not built: what a function or a factory of one's own needs may be elsewhere.
+    tools = {"kind": "tools", "tools": ["nowhere:add"]}
+    assert split_sizes(own(tools, dataset=dataset, rewards=["exact_match"]))["test"] == 7
+    factory = {"kind": "trl", "factory": "nowhere:Game"}
+    assert split_sizes(own(factory, dataset=dataset))["train"] == 40
+
+
+def test_plan_counts_the_questions_of_an_environment_of_ones_own(tmp_path: Path) -> None:
+    code = """
+from cotune.environments.base import TaskEnvironment
+from cotune.records import Task
+
+class Mine(TaskEnvironment):
+    def __init__(self, count, tasks=None):
+        made = {s: [Task(f"{s}{i}", "q", ("a",)) for i in range(count)] for s in
+                ("train", "validation", "test")}
+        super().__init__(tasks or made, "Do it.")
+"""
+    (tmp_path / "mine.py").write_text(code)
+    options = {"kind": "python", "object": f"{tmp_path / 'mine.py'}:Mine", "args": {"count": 4}}
+    assert split_sizes(own(options)) == {"train": 4, "validation": 4, "test": 4}
+    dataset = {"path": str(data(tmp_path, 10))}
+    assert split_sizes(own(options, dataset=dataset)) == {"train": 7, "validation": 1, "test": 2}
 
 
 def test_a_phase_of_hints_falls_due_at_the_end_of_each_epoch() -> None:

@@ -1,15 +1,18 @@
 """From a run file to the parts of a run; engine-free."""
 
 from cotune.config import RulesConfig, RunConfig
-from cotune.contracts import LLM, Environment, Strategy, TokenRules
+from cotune.contracts import LLM, ConfigError, Environment, Strategy, TokenRules
 from cotune.environments.arithmetic import ArithmeticEnvironment, ArithmeticOptions
+from cotune.environments.base import TaskEnvironment
 from cotune.environments.geo import GeoEnvironment, GeoOptions
 from cotune.environments.math import MathOptions, math_environment
-from cotune.environments.search import search_environment
+from cotune.environments.own import own_environment
+from cotune.environments.search import SearchOptions, search_environment
 from cotune.llm.client import MeteredLLM, NoLLM, OpenAIClient
 from cotune.llm.hint_writer import RulesLLM
 from cotune.llm.ledger import Ledger
 from cotune.preflight import evolved_room
+from cotune.rewards.functions import RewardFunctions, WeightedReward
 from cotune.strategies.composed import ComposedOptions, InspoP2O
 from cotune.strategies.inspo import Inspo, InspoOptions
 from cotune.strategies.p2o import P2O
@@ -17,6 +20,20 @@ from cotune.strategies.static import StaticOptions, StaticStrategy
 
 
 def build_environment(config: RunConfig) -> Environment:
+    """The run file's environment, its prompt laid out as `instruction` says."""
+    environment = _environment(config)
+    places = config.instruction.places
+    if isinstance(environment, TaskEnvironment):
+        environment.prompt_format = config.instruction.format(environment.prompt_format)
+    elif places:
+        raise ConfigError(
+            f"instruction.{next(iter(places))} is set, but {type(environment).__name__} writes its "
+            "own messages; derive it from cotune.TaskEnvironment, or remove the field"
+        )
+    return environment
+
+
+def _environment(config: RunConfig) -> Environment:
     options = config.environment
     if isinstance(options, GeoOptions):
         return GeoEnvironment(options)
@@ -24,14 +41,34 @@ def build_environment(config: RunConfig) -> Environment:
         return ArithmeticEnvironment(options)
     if isinstance(options, MathOptions):
         return math_environment(options)
-    return search_environment(options)
+    if isinstance(options, SearchOptions):
+        return search_environment(options)
+    return own_environment(options, config.dataset)
+
+
+def initial_instruction(config: RunConfig, environment: Environment) -> str:
+    """The run file's, else the environment's."""
+    text = config.instruction.text
+    return environment.initial_instruction if text is None else text
+
+
+def build_rewards(config: RunConfig) -> RewardFunctions | None:
+    """The run file's reward functions; None where the environment scores."""
+    if not config.rewards:
+        return None
+    return RewardFunctions(
+        [
+            WeightedReward(function=r.function, weight=r.weight, messages=r.messages)
+            for r in config.rewards
+        ]
+    )
 
 
 def build_strategy(
     config: RunConfig, environment: Environment, tokens: TokenRules | None = None
 ) -> Strategy:
     """The run's strategy; `tokens` is the policy's codec, where there is one."""
-    instruction = config.instruction or environment.initial_instruction
+    instruction = initial_instruction(config, environment)
     options = config.strategy
     if isinstance(options, StaticOptions):
         return StaticStrategy(instruction, options)
@@ -40,10 +77,14 @@ def build_strategy(
         count, control = tokens.count, tokens.control_tokens
         room = evolved_room(config.limits, options.kind)
     if isinstance(options, InspoOptions):
-        return Inspo(instruction, options, config.seed, count, room, control)
+        return Inspo(
+            instruction, options, config.seed, count, room, control, environment.required
+        )
     tasks = environment.tasks("train")
     if isinstance(options, ComposedOptions):
-        return InspoP2O(instruction, tasks, options, config.seed, count, room, control)
+        return InspoP2O(
+            instruction, tasks, options, config.seed, count, room, control, environment.required
+        )
     base = StaticStrategy(instruction)
     return P2O(base, tasks, options, config.seed, count, room, control)
 

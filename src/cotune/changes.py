@@ -6,8 +6,14 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from cotune.config import RunConfig, dump_config
+from cotune.contracts import ConfigError
 
-_FIXED = ("policy", "environment", "instruction", "limits", "strategy", "seed")
+_FIXED = (
+    "policy", "dataset", "environment", "rewards", "instruction", "limits", "strategy", "seed",
+)  # fmt: skip
+# A step would be another one: which questions it takes, and how many optimizer steps it makes.
+_FIXED_IN_TRAINING = ("engine", "questions_per_step", "group_size", "mini_batches")
+_FREE = "name, threads, llm, evaluation, logging and training"
 # May hold a key or a token: kept as a hash, and only their names are said.
 _SILENT = ("llm", "training.engine_args")
 
@@ -15,7 +21,9 @@ _SILENT = ("llm", "training.engine_args")
 def identity(config: RunConfig) -> dict[str, str]:
     """The parts of a run file that a resume must find as they were, by field, as JSON."""
     plain = dump_config(config)
-    return {field: json.dumps(plain[field], sort_keys=True) for field in _FIXED}
+    fixed = {field: plain[field] for field in _FIXED}
+    fixed |= {f"training.{name}": plain["training"][name] for name in _FIXED_IN_TRAINING}
+    return {field: json.dumps(value, sort_keys=True) for field, value in fixed.items()}
 
 
 def changeable(config: RunConfig) -> dict[str, str]:
@@ -25,6 +33,29 @@ def changeable(config: RunConfig) -> dict[str, str]:
         field: hashlib.sha256(value.encode()).hexdigest() if _is_silent(field) else value
         for field, value in _leaves("", plain)
     }
+
+
+def check_resumable(was: RunConfig, now: RunConfig, source: str) -> None:
+    """Raises ConfigError where a run that began as `was` cannot go on as `now`.
+
+    Args:
+        was: the run file that the folder holds.
+        now: the same with some fields changed.
+        source: where the changes were given; named in the error.
+    """
+    before, after = identity(was), identity(now)
+    for field, value in before.items():
+        if after[field] != value:
+            raise ConfigError(
+                f"{source}: {field} is fixed once a run has begun; on resume {_FREE} can change "
+                f"(there not {', '.join(_FIXED_IN_TRAINING)}); leave it, or start a new run in "
+                "another folder"
+            )
+    if was.output != now.output:
+        raise ConfigError(
+            f"{source}: output is fixed once a run has begun; leave it, or move the whole folder and "
+            "resume it where it is then"
+        )
 
 
 def changes(

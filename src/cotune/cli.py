@@ -15,12 +15,27 @@ if TYPE_CHECKING:
 app = typer.Typer(
     name="cotune",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     help="Trains an LLM agent's weights and its prompt together.",
 )
 RunFile = Annotated[Path, typer.Argument(metavar="RUN.yaml", help="The run file.")]
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN_FOLDER", help="A run's folder.")]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="FIELD=VALUE",
+        help="A field in place of the run file's, by its dotted path, with a value as YAML: "
+        "training.steps=600. Can be given several times.",
+    ),
+]
+WeightsFormat = Annotated[
+    str | None,
+    typer.Option(
+        help="full or, of a run with policy.lora, adapter or merged into its base; what best/ is "
+        "by default."
+    ),
+]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Show nothing while it runs.")]
 DemoFolder = Annotated[
     Path, typer.Option("--output", help="The folder; an earlier demo in it is renamed.")
@@ -31,19 +46,65 @@ DemoSeed = Annotated[
 
 
 @app.command()
-def train(run_file: RunFile, quiet: Quiet = False) -> None:
-    """Train a run file from the start."""
-    from cotune import commands
+def init(
+    folder: Annotated[
+        Path, typer.Argument(metavar="FOLDER", help="Where to; made if it is not there.")
+    ] = Path(),
+    kind: Annotated[
+        str | None,
+        typer.Option(help="single-turn, tools or search; asked for where it is not given."),
+    ] = None,
+) -> None:
+    """Write a commented run file to begin with, and the files that it names."""
+    from cotune.starter import KINDS, write_starter
 
-    commands.train(run_file, _console(), quiet)
+    if kind is None:
+        if not sys.stdin.isatty():
+            raise ConfigError(f"--kind is missing; expected one of {', '.join(KINDS)}")
+        typer.echo("\n".join(f"{name:<12} {text}" for name, text in KINDS.items()))
+        kind = typer.prompt("What is to be trained?", default="single-turn")
+    for path in write_starter(str(kind), folder):
+        typer.echo(f"wrote {path}")
+    enter = "" if folder == Path() else f"cd {folder} && "
+    typer.echo(f"next: {enter}cotune try run.yaml")
+
+
+@app.command("try")
+def try_(
+    run_file: RunFile,
+    count: Annotated[int, typer.Option("-n", help="Rollouts, each of another question.")] = 4,
+    split: Annotated[str, typer.Option(help="train, validation or test.")] = "train",
+    greedy: Annotated[
+        bool, typer.Option("--greedy", help="The most likely token each time, as evaluated.")
+    ] = False,
+    set_: Overrides = None,
+) -> None:
+    """Show a few rollouts of a run file's policy: tokens coloured by who trains on them, rewards.
+
+    Nothing is trained or written, and no LLM is asked.
+    """
+    from cotune.trying import try_run
+
+    try_run(run_file, _console(), count, split, greedy, set_ or ())
 
 
 @app.command()
-def resume(run_folder: RunFolder, quiet: Quiet = False) -> None:
-    """Go on with a run that was stopped, from its newest whole checkpoint."""
+def train(run_file: RunFile, set_: Overrides = None, quiet: Quiet = False) -> None:
+    """Train a run file from the start."""
     from cotune import commands
 
-    commands.resume(run_folder, _console(), quiet)
+    commands.train(run_file, _console(), quiet, set_ or ())
+
+
+@app.command()
+def resume(run_folder: RunFolder, set_: Overrides = None, quiet: Quiet = False) -> None:
+    """Go on with a run that was stopped, from its newest whole checkpoint.
+
+    With more steps or rollouts than it had (--set training.steps=…) a finished run goes on, too.
+    """
+    from cotune import commands
+
+    commands.resume(run_folder, _console(), quiet, set_ or ())
 
 
 @app.command()
@@ -58,11 +119,116 @@ def evaluate(
 
 
 @app.command()
-def plan(run_file: RunFile) -> None:
+def plan(
+    run_file: RunFile,
+    steps: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Run this many steps for real, in a temporary folder, and say what they took. "
+            "LLM calls are real ones.",
+        ),
+    ] = None,
+    set_: Overrides = None,
+) -> None:
     """Say what a run will spend at most, before anything is spent."""
     from cotune import commands
 
-    commands.plan(run_file, _console())
+    console = _console()
+    commands.plan(run_file, console, set_ or ())
+    commands.plan_prompt(run_file, console, set_ or ())
+    if steps is not None:
+        from cotune.measured_plan import plan_by_steps
+
+        plan_by_steps(run_file, console, steps, set_ or ())
+
+
+@app.command()
+def doctor(
+    run_file: Annotated[
+        Path | None, typer.Argument(metavar="[RUN.yaml]", help="What to look at besides.")
+    ] = None,
+    set_: Overrides = None,
+) -> None:
+    """Say what is installed and what the machine has, and what a run file still lacks.
+
+    The exit status is 1 if anything is missing.
+    """
+    from cotune.doctor import examine, missing
+
+    findings = examine(run_file, set_ or ())
+    for finding in findings:
+        mark = (
+            typer.style("ok     ", fg="green") if finding.ok else typer.style("missing", fg="red")
+        )
+        typer.echo(f"{mark}  {finding.what}" + (f"; {finding.mend}" if finding.mend else ""))
+    if missing(findings):
+        raise typer.Exit(1)
+
+
+@app.command()
+def schema() -> None:
+    """Write the JSON schema of the run file to standard output, for editors.
+
+    Save it (cotune schema > cotune.schema.json) and begin a run file with the line
+    # yaml-language-server: $schema=cotune.schema.json
+    """
+    import json
+
+    from cotune.schema import run_schema
+
+    typer.echo(json.dumps(run_schema(), indent=2, ensure_ascii=False))
+
+
+@app.command()
+def instructions(
+    run_folder: RunFolder,
+    best: Annotated[bool, typer.Option("--best", help="Only the best one's text, raw.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="All of them as a JSON list.")] = False,
+) -> None:
+    """Show a run's instructions: how they fared, and which was derived from which."""
+    from cotune import inspection
+
+    if best and as_json:
+        raise ConfigError("--best and --json were given; expected one of them")
+    if best:
+        inspection.print_best_instruction(run_folder)
+    elif as_json:
+        inspection.print_instructions_json(run_folder)
+    else:
+        inspection.show_instructions(run_folder, _console())
+
+
+@app.command()
+def export(
+    run_folder: RunFolder,
+    format: WeightsFormat = None,
+    output: Annotated[
+        Path | None, typer.Option(help="The folder; export in the run's by default.")
+    ] = None,
+) -> None:
+    """Write a finished run's best policy, with all that serves it, into a folder."""
+    from cotune import commands
+
+    commands.export(run_folder, _console(), format, output)
+
+
+@app.command()
+def push(
+    run_folder: RunFolder,
+    repo_id: Annotated[str, typer.Argument(metavar="REPO_ID", help="The repository: owner/name.")],
+    format: WeightsFormat = None,
+    private: Annotated[
+        bool, typer.Option("--private", help="Make the repository private.")
+    ] = False,
+) -> None:
+    """Upload a finished run's best policy to a model repository of the Hugging Face hub.
+
+    The repository is made if it is not there. The token is that of HF_TOKEN, or of hf auth login.
+    """
+    from cotune import commands
+
+    commands.push(run_folder, repo_id, _console(), format, private)
 
 
 @app.command()

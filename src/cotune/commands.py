@@ -2,7 +2,7 @@
 
 import os
 import warnings
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,15 +13,17 @@ from rich.table import Table
 
 from cotune.build import build_llm, describe_llm
 from cotune.config import RunConfig, dump_config, load_config, parse_config
-from cotune.console import RunJournal, score_table
+from cotune.console import RunJournal, one_line, score_table
 from cotune.contracts import ConfigError, Stopped
 from cotune.coordinator import SilentJournal
 from cotune.environments.arithmetic_world import HARD
 from cotune.experiments.evaluate import Score, mean_over
 from cotune.llm.client import OpenAIOptions
 from cotune.llm.ledger import Ledger
+from cotune.memory_table import show_memory
 from cotune.planning import Plan, plan_run
 from cotune.policies import policy_path
+from cotune.resuming import resumed_config
 from cotune.run_dir import RunDir
 
 if TYPE_CHECKING:
@@ -31,28 +33,44 @@ if TYPE_CHECKING:
 SPLITS = ("test", "validation", "train")
 
 
-def train(path: Path, console: Console, quiet: bool = False) -> Path:
-    """Trains a run file from the start; returns the run folder."""
-    config = load_config(path)
+def train(
+    path: Path, console: Console, quiet: bool = False, assignments: Sequence[str] = ()
+) -> Path:
+    """Trains a run file, with some fields set, from the start; returns the run folder."""
+    config = load_config(path, assignments=assignments)
     RunDir.check_free(config.output)
     with _resumable(config.output):
-        setup = _prepare(config, config.output)
+        setup = prepare(config, config.output)
         run = _created(config)
         _execute(config, run, setup, console, quiet, resume=False)
     return run.path
 
 
-def resume(folder: Path, console: Console, quiet: bool = False) -> Path:
-    """Goes on from the newest whole checkpoint of a run folder."""
-    run, config = _open(folder)
-    if run.read_summary() is not None:
-        raise ConfigError(
-            f"{folder}: this run is finished; see its report (cotune report {folder} writes it anew) "
-            "or start another run"
-        )
+def resume(
+    folder: Path, console: Console, quiet: bool = False, assignments: Sequence[str] = ()
+) -> Path:
+    """Goes on from the newest whole checkpoint of a run folder.
+
+    Fields that are set are written into its run.yaml before it goes on.
+    """
+    run, was = _open(folder)
+    config = resumed_config(run, was, assignments)
     with _resumable(folder):
-        _execute(config, run, _prepare(config, folder), console, quiet, resume=True)
+        setup = prepare(config, folder)
+        if assignments:
+            _replace_config(run, config)
+        _execute(config, run, setup, console, quiet, resume=True)
     return run.path
+
+
+def _replace_config(run: RunDir, config: RunConfig) -> None:
+    """Writes run.yaml, in the first process."""
+    from cotune.engines.trl.comm import world
+
+    comm = world()
+    if comm.rank == 0:
+        run.replace_config(dump_config(config))
+    comm.broadcast(None)
 
 
 def _open(folder: Path) -> tuple[RunDir, RunConfig]:
@@ -78,15 +96,15 @@ def _resumable(folder: Path) -> Generator[None]:
         raise Stopped("stopped before anything was written") from None
 
 
-def _prepare(config: RunConfig, folder: Path) -> "Setup":
+def prepare(config: RunConfig, folder: Path) -> "Setup":
     """Checks all that can be wrong, what is cheap first; writes nothing."""
     policy_path(config.policy.path)
     with Ledger(":memory:") as ledger:
         build_llm(config, ledger)  # its key
     quiet_libraries(config)
-    from cotune.engines.trl.setup import prepare
+    from cotune.engines.trl import setup
 
-    return prepare(config, RunDir(folder, attempt=1).checkpoints_path)
+    return setup.prepare(config, RunDir(folder, attempt=1).checkpoints_path)
 
 
 def _created(config: RunConfig) -> RunDir:
@@ -115,12 +133,42 @@ def evaluate(folder: Path, console: Console, split: str = "test") -> None:
     from cotune.engines.trl.run import evaluate_best
 
     rows = evaluate_best(config, run, split)
-    console.print(score_table(f"Exact match on the {split} split", rows))
+    measure = next(score.measure for _, score in rows if score)
+    console.print(score_table(f"{measure.capitalize()} on the {split} split", rows))
 
 
-def plan(path: Path, console: Console) -> None:
+def export(
+    folder: Path, console: Console, format: str | None = None, output: Path | None = None
+) -> Path:
+    """Writes a finished run's best policy into a folder; returns it."""
+    from cotune.exporting.export import export as export_best
+    from cotune.exporting.export import open_finished
+
+    quiet_libraries(open_finished(folder)[1])
+    written = export_best(folder, format, output)
+    console.print(f"wrote {written}", markup=False, highlight=False, soft_wrap=True)
+    return written
+
+
+def push(
+    folder: Path, repo_id: str, console: Console, format: str | None = None, private: bool = False
+) -> str:
+    """Uploads a finished run's best policy to a repository of the hub; returns its address."""
+    # Else what follows would set it for a local policy.
+    os.environ.setdefault("HF_HUB_OFFLINE", os.environ.get("TRANSFORMERS_OFFLINE") or "0")
+    from cotune.exporting.export import open_finished
+    from cotune.exporting.push import push as push_best
+
+    quiet_libraries(open_finished(folder)[1])
+
+    address = push_best(folder, repo_id, format, private)
+    console.print(f"pushed to {address}", markup=False, highlight=False, soft_wrap=True)
+    return address
+
+
+def plan(path: Path, console: Console, assignments: Sequence[str] = ()) -> None:
     """Prints what a run will spend at most, before anything is spent."""
-    config = load_config(path)
+    config = load_config(path, assignments=assignments)
     table = Table(
         title=f"{escape(config.name)}: what it spends at most",
         title_justify="left",
@@ -148,6 +196,16 @@ def plan(path: Path, console: Console) -> None:
             f"over {config.training.rollout_budget:,} rollouts; an evolution that falls due just "
             "before may."
         )
+    show_memory(config, console)
+
+
+def plan_prompt(path: Path, console: Console, assignments: Sequence[str] = ()) -> None:
+    """Prints one prompt of the run file as its policy will see it."""
+    config = load_config(path, assignments=assignments)
+    quiet_libraries(config)
+    from cotune.trying import show_prompt
+
+    show_prompt(config, console)
 
 
 def _price(config: RunConfig, planned: Plan) -> str:
@@ -182,7 +240,9 @@ def _execute(
         journal.event("run_finished", outcome.steps + 1)
         write_run_summary(config, run, outcome, ledger)
     from cotune.experiments.report import write_report
+    from cotune.exporting.complete import complete_best
 
+    complete_best(config, run, setup.environment)
     report = write_report(run.path)
     rows = [
         ("before", outcome.before),
@@ -190,8 +250,8 @@ def _execute(
         ("after, initial instruction", outcome.plain),
         *([("after, with the best hint", outcome.hinted)] if outcome.hinted else []),
     ]
-    shown.print(score_table("Held-out exact match", rows))
-    shown.print(f"best instruction: {outcome.instruction}", markup=False, highlight=False)
+    shown.print(score_table(f"Held-out {outcome.after.measure}", rows))
+    shown.print(f"best instruction: {one_line(outcome.instruction)}", markup=False, highlight=False)
     shown.print(f"report: {report}", markup=False, highlight=False)
 
 
@@ -204,7 +264,8 @@ def write_run_summary(config: RunConfig, run: RunDir, outcome: "Outcome", ledger
         **_figures("em_initial_instruction", outcome.plain),
         **(_figures("em_with_hint", outcome.hinted) if outcome.hinted else {}),
         **hard_figures(outcome.before, outcome.after),
-        "em_interval": list(outcome.after.interval),
+        "measure": outcome.after.measure,
+        "em_interval": list(interval) if (interval := outcome.after.interval) else None,
         "policy_rollouts": dict(totals.rollouts),
         "generated_tokens": sum(totals.generated_tokens.values()),
         "llm_calls": totals.llm_calls,
@@ -270,5 +331,15 @@ def quiet_libraries(config: RunConfig) -> None:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-    if config.policy.path.startswith("bundled:") or Path(config.policy.path).is_dir():
+    os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
+    if not _may_fetch(config):
         os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+
+def _may_fetch(config: RunConfig) -> bool:
+    """Whether a run may need the Hugging Face hub: for its policy, its data, or code of its own."""
+    policy, dataset = config.policy.path, config.dataset
+    local = policy.startswith("bundled:") or Path(policy).is_dir()
+    of_hub = dataset is not None and dataset.name is not None and not Path(dataset.name).is_dir()
+    own = config.environment.kind in ("tools", "trl", "verifiers", "python")
+    return not local or of_hub or own or any(":" in reward.function for reward in config.rewards)

@@ -1,49 +1,87 @@
 """The run file: what a run is, in one frozen object. Defaults are the papers'."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 import yaml
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    ValidationError,
-    model_validator,
-)
+from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
 from cotune.config_errors import describe
 from cotune.contracts import ConfigError
 from cotune.environments.arithmetic import ArithmeticOptions
+from cotune.environments.base import missing_texts
 from cotune.environments.geo import GeoOptions
-from cotune.environments.math import MathOptions, missing_box
+from cotune.environments.math import REQUIRED, MathOptions
 from cotune.environments.search import SearchOptions
-from cotune.environments.tag_protocol import missing_tags
+from cotune.environments.tag_protocol import CALL_TAGS
+from cotune.importing import import_from, registered_environments
 from cotune.llm.client import OpenAIOptions
+from cotune.overrides import with_overrides
 from cotune.records import Limits
 from cotune.strategies.composed import ComposedOptions
 from cotune.strategies.inspo import InspoOptions
 from cotune.strategies.p2o import P2OOptions
 from cotune.strategies.static import StaticOptions
+from cotune.task_config import (
+    WITH_DATASET,
+    DatasetConfig,
+    InstructionConfig,
+    Model,
+    OwnEnvironment,
+    RewardConfig,
+    SingleTurnOptions,
+    environment_section,
+)
 
 
-class _Model(BaseModel):
-    model_config = ConfigDict(
-        extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False
-    )
+def _target_modules(given: object) -> object:
+    names = [given] if isinstance(given, str) else given
+    if (
+        not isinstance(names, list | tuple)
+        or not names
+        or not all(isinstance(name, str) and name for name in cast(Sequence[object], names))
+    ):
+        raise ValueError(
+            f"is {given!r}; expected all-linear, or names of linear layers such as [q_proj, v_proj]"
+        )
+    if "all-linear" in names:
+        if len(cast(Sequence[object], names)) > 1:
+            raise ValueError("names all-linear beside others; expected it alone")
+        return "all-linear"
+    return tuple(cast(Sequence[str], names))
 
 
-class PolicyConfig(_Model):
+class LoraOptions(Model):
+    """Low-rank adapters (arXiv 2106.09685): what is trained in place of the weights. Needs peft."""
+
+    rank: int = Field(default=16, ge=1)
+    """Of the two matrices that are added to a layer, r."""
+    alpha: int = Field(default=32, ge=1)
+    """Their product is scaled by alpha / rank."""
+    dropout: float = Field(default=0, ge=0, lt=1)
+    """Of what goes into an adapter while it is trained; rollouts are sampled without."""
+    target_modules: Annotated[str | tuple[str, ...], BeforeValidator(_target_modules)] = "all-linear"
+    """Layers that get an adapter, by name; all-linear: all but the head."""
+
+
+class PolicyConfig(Model):
     """The model that is trained."""
 
     path: str = "bundled:geo"
     """A Hugging Face name or folder, "bundled:geo" or "bundled:arithmetic"."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Weights' type when loaded; "auto" is the checkpoint's."""
+    chat_template: str | None = None
+    """A file of a Jinja chat template, or "plain" for a base model without one (the messages' texts,
+    one after the other); null is the tokenizer's own."""
+    template_args: dict[str, Any] = Field(default_factory=dict[str, Any])
+    """Passed to the chat template: {enable_thinking: false} for Qwen3, say."""
+    lora: LoraOptions | None = None
+    """Trains adapters on frozen weights; null trains the weights."""
 
 
-class RulesConfig(_Model):
+class RulesConfig(Model):
     """The offline reader of the proposers' prompts; for the bundled worlds."""
 
     kind: Literal["rules"] = "rules"
@@ -51,10 +89,11 @@ class RulesConfig(_Model):
     """"random" is the control: remedies drawn without reading the failures."""
 
 
-class TrainingConfig(_Model):
+class TrainingConfig(Model):
     """GRPO on TRL. Defaults are INSPO's for a 3B model."""
 
     engine: Literal["trl"] = "trl"
+    """What trains; TRL's GRPOTrainer is the one there is."""
     steps: int = Field(default=300, ge=1)
     """Rollout batches: T."""
     questions_per_step: int = Field(default=512, ge=1)
@@ -66,7 +105,9 @@ class TrainingConfig(_Model):
     micro_batch_size: int = Field(default=16, ge=1)
     """Rollouts of one forward and backward pass, per process."""
     learning_rate: float = Field(default=5e-7, gt=0)
+    """The highest, reached when the warm-up ends."""
     schedule: Literal["cosine", "linear", "constant", "constant_with_warmup"] = "cosine"
+    """How the learning rate goes on after that."""
     warmup: float = Field(default=0.1, ge=0, le=1)
     """Share of the optimizer steps over which the learning rate rises."""
     kl: float = Field(default=0.001, ge=0)
@@ -82,7 +123,10 @@ class TrainingConfig(_Model):
     save_every: int = Field(default=50, ge=0)
     """Rollout batches between checkpoints; 0 is off (a killed run then starts anew)."""
     keep_checkpoints: int = Field(default=2, ge=1)
-    engine_args: dict[str, Any] = {}
+    """How many checkpoints stay; older ones are deleted."""
+    single_gpu: bool = False
+    """Whether one process that sees several GPUs may train on the first and leave the others idle."""
+    engine_args: dict[str, Any] = Field(default_factory=dict[str, Any])
     """GRPOConfig fields passed on as they are; they win over the fields above."""
 
     @model_validator(mode="after")
@@ -101,7 +145,7 @@ class TrainingConfig(_Model):
         return self
 
 
-class EvaluationConfig(_Model):
+class EvaluationConfig(Model):
     """Greedy evaluation on questions that are never trained on."""
 
     every: int = Field(default=100, ge=0)
@@ -110,50 +154,98 @@ class EvaluationConfig(_Model):
     """Whether the test split is evaluated before training, too."""
 
 
-class LoggingConfig(_Model):
+class LoggingConfig(Model):
     """What is kept of a run."""
 
     trajectories_every: int = Field(default=10, ge=0)
     """Steps between files of training trajectories; 0 keeps those of evaluations alone."""
+    report_to: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = ()
+    """Trackers that get the numbers, the evaluations and the tables of instructions and hints;
+    TensorBoard's files lie in the run folder."""
 
 
 Environment = Annotated[
-    GeoOptions | ArithmeticOptions | SearchOptions | MathOptions, Field(discriminator="kind")
+    GeoOptions | ArithmeticOptions | SearchOptions | MathOptions | OwnEnvironment,
+    Field(discriminator="kind"),
 ]
+KINDS = frozenset(
+    ("geo", "arithmetic", "search", "math", "single_turn", "tools", "trl", "verifiers", "python")
+)
+"""Of environments."""
+REQUIRED_TEXTS = {"geo": CALL_TAGS, "search": CALL_TAGS, "math": REQUIRED, "arithmetic": REQUIRED}
+"""What an instruction must hold, by kind of environment."""
 StrategyConfig = Annotated[
     StaticOptions | InspoOptions | P2OOptions | ComposedOptions, Field(discriminator="kind")
 ]
 LLMConfig = Annotated[RulesConfig | OpenAIOptions, Field(discriminator="kind")]
 
 
-class RunConfig(_Model):
+class RunConfig(Model):
     """A run file."""
 
     name: str = "run"
+    """What the console and the report call the run."""
     output: Path
     """The run folder; must not exist."""
     seed: int = Field(default=0, ge=0)
+    """Of the questions' order and of all draws."""
     threads: int | None = Field(default=None, ge=1)
     """CPU threads of the policy; null leaves it to torch."""
     policy: PolicyConfig = PolicyConfig()
-    environment: Environment
-    instruction: str | None = None
-    """The initial instruction; null: the environment's."""
+    dataset: DatasetConfig | None = None
+    """Questions of your own; for environments that bring none."""
+    environment: Environment = SingleTurnOptions()
+    """How actions are answered: a kind with its fields, a kind alone, or the
+    `package.module:name` or `file.py:name` of a class of yours."""
+    rewards: tuple[RewardConfig, ...] = ()
+    """Reward functions, summed by weight; they score in place of the environment."""
+    instruction: InstructionConfig = InstructionConfig()
+    """The initial instruction: a text, or that and where it stands; null: the environment's."""
     limits: Limits = Limits()
     strategy: StrategyConfig
+    """The method: which prompt each rollout is sampled under, and which it is trained on."""
     llm: LLMConfig | None = None
     """The optimizer LLM; null: the offline rules on a bundled world, an error elsewhere."""
     training: TrainingConfig = TrainingConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     logging: LoggingConfig = LoggingConfig()
 
+    @model_validator(mode="before")
+    @classmethod
+    def _shorthands(cls, raw: Any) -> Any:
+        if not isinstance(raw, Mapping) or "environment" not in raw:
+            return raw
+        given = cast("Mapping[str, Any]", raw)
+        registered = frozenset(registered_environments())
+        return {
+            **given,
+            "environment": environment_section(given["environment"], KINDS, registered),
+        }
+
     @model_validator(mode="after")
     def _can_be_acted_on(self) -> "RunConfig":
-        if self.instruction is not None:
-            speaks_tags = self.environment.kind in ("geo", "search")
-            problem = (missing_tags if speaks_tags else missing_box)(self.instruction)
-            if problem:
-                raise ValueError(f"instruction {problem}")
+        text, required = self.instruction.text, REQUIRED_TEXTS.get(self.environment.kind, ())
+        if text is not None and (problem := missing_texts(text, required)):
+            raise ValueError(f"instruction {problem}")
+        return self
+
+    @model_validator(mode="after")
+    def _has_data_and_rewards(self) -> "RunConfig":
+        kind = self.environment.kind
+        if self.dataset is None and kind in ("single_turn", "tools", "trl"):
+            raise ValueError(
+                f"dataset: missing; environment.kind {kind} brings no questions: name a file by "
+                "dataset: {path: …}, or a data set of the hub by {name: …}"
+            )
+        if self.dataset is not None and kind not in WITH_DATASET:
+            raise ValueError(
+                f"dataset: environment.kind {kind} brings its own questions; remove dataset"
+            )
+        if not self.rewards and kind in ("single_turn", "tools"):
+            raise ValueError(
+                f"rewards: missing; environment.kind {kind} does not score: name reward functions "
+                "such as my_package.rewards:exact, or exact_match"
+            )
         return self
 
     @model_validator(mode="after")
@@ -186,13 +278,24 @@ class RunConfig(_Model):
         return self
 
 
-def load_config(path: str | Path, overrides: Mapping[str, Any] | None = None) -> RunConfig:
+def load_config(
+    path: str | Path,
+    overrides: Mapping[str, Any] | None = None,
+    assignments: Sequence[str] = (),
+) -> RunConfig:
     """Reads a run file.
+
+    Args:
+        path: the file.
+        overrides: whole sections in place of the file's.
+        assignments: fields in place of the file's, each as `training.steps=600`; see
+            `cotune.overrides`.
 
     Raises:
         ConfigError: one line with the file, the field, what came and what was expected.
     """
     path = Path(path)
+    import_from((Path.cwd(), path.parent))  # what the run file names may lie there
     try:
         raw = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -206,7 +309,8 @@ def load_config(path: str | Path, overrides: Mapping[str, Any] | None = None) ->
             f"{path}: holds {'nothing' if raw is None else type(raw).__name__}; expected fields "
             "such as output: and strategy:"
         )
-    return parse_config({**raw, **(overrides or {})}, str(path))
+    given = with_overrides({**raw, **(overrides or {})}, assignments)
+    return parse_config(given, f"{path} with --set" if assignments else str(path))
 
 
 def parse_config(raw: Mapping[str, Any], source: str) -> RunConfig:

@@ -1,5 +1,6 @@
 """What a person sees of a run while it goes on."""
 
+import re
 import time
 from collections.abc import Mapping, Sequence
 from typing import cast
@@ -9,9 +10,23 @@ from rich.markup import escape
 from rich.table import Table
 
 from cotune.evolution_log import EvolutionLog
-from cotune.experiments.evaluate import Score
+from cotune.experiments.evaluate import EXACT_MATCH, Score
 from cotune.records import Trajectory
 from cotune.run_dir import RunDir
+
+# C0 and C1 controls (of which ESC and CSI begin what a terminal acts on), marks that turn the
+# direction of a line, and lone surrogates, which no terminal can be sent.
+_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def printable(text: str) -> str:
+    """Text of a model without what a terminal would act on; line breaks and tabs stay."""
+    return _CONTROLS.sub("", text)
+
+
+def one_line(text: str) -> str:
+    """Text of a model on one line, without what a terminal would act on."""
+    return " ".join(printable(" ".join(text.split())).split())
 
 
 class RunJournal:
@@ -71,10 +86,14 @@ class RunJournal:
 
 
 def describe_event(kind: str, fields: Mapping[str, object]) -> str:
-    """An event as a line of rich markup; "" for those that are not shown. Model text is escaped."""
+    """An event as a line of rich markup; "" for those that are not shown.
 
-    def text(name: str) -> str:
-        return escape(" ".join(str(fields.get(name, "")).split()))
+    Model text is escaped, and stripped of control characters.
+    """
+
+    def text(name: str, most: int | None = None) -> str:
+        line = one_line(str(fields.get(name, "")))
+        return escape(line if most is None or len(line) <= most else f"{line[:most]}…")
 
     def number(name: str) -> str:
         value = fields.get(name)
@@ -83,16 +102,16 @@ def describe_event(kind: str, fields: Mapping[str, object]) -> str:
     if kind == "instruction_born":
         score = f", {number('score')} against its parent's {number('parent_score')}"
         verdict = score if fields.get("score") is not None else ""
-        return f"[green]+ {text('id')}[/] ({text('origin')}{verdict}): {text('text')[:110]}…"
+        return f"[green]+ {text('id')}[/] ({text('origin')}{verdict}): {text('text', 110)}"
     if kind == "instruction_pruned":
         return f"[red]- {text('id')}[/] pruned at weight {number('weight')}"
     if kind == "evaluated":
         return (
-            f"[cyan]{text('when')}: exact match {number('em')}[/] on {text('n')} "
+            f"[cyan]{text('when')}: {text('measure') or EXACT_MATCH} {number('em')}[/] on {text('n')} "
             f"{text('split')} questions"
         )
     if kind == "hint_accepted":
-        return f"[green]+ hint[/] ({number('mean_dev_score')} on dev): {text('text')[:110]}…"
+        return f"[green]+ hint[/] ({number('mean_dev_score')} on dev): {text('text', 110)}"
     if kind in ("hard_samples", "hint_progress", "hint_phase_ended"):
         return describe_hints(kind, fields)
     if kind in ("proposal_failed", "notice"):
@@ -142,7 +161,7 @@ def describe_hints(kind: str, fields: Mapping[str, object]) -> str:
 
 
 def score_table(title: str, rows: Sequence[tuple[str, Score | None]]) -> Table:
-    """Exact match overall and by stratum, a row a score."""
+    """Mean rewards overall and by stratum, a row a score."""
     strata = sorted({name for _, score in rows if score for name in score.by_stratum})
     table = Table(title=title, title_justify="left", show_edge=False, pad_edge=False)
     table.add_column("")

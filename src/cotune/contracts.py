@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from cotune.records import (
     Action,
     Assignment,
+    Calls,
     Completion,
     Distillation,
     Metrics,
@@ -128,11 +129,24 @@ class Strategy(Protocol):
 
 
 class Environment(Protocol):
-    """Where tasks come from, how actions are answered, how an episode is scored."""
+    """Where tasks come from, how actions are answered, how an episode is scored.
+
+    `environments.base.TaskEnvironment` has all but `respond`.
+    """
 
     @property
     def stop(self) -> tuple[str, ...]:
         """Strings after which a turn ends."""
+        ...
+
+    @property
+    def required(self) -> tuple[str, ...]:
+        """Texts that every instruction must hold: the tags by which a policy acts, say."""
+        ...
+
+    @property
+    def tools(self) -> tuple[Mapping[str, Any], ...]:
+        """JSON schemas of the tools that the chat template is to offer; () for none."""
         ...
 
     @property
@@ -155,13 +169,42 @@ class Environment(Protocol):
         ...
 
 
+class Rewards(Protocol):
+    """Scores finished rollouts in place of an environment, a batch at a time."""
+
+    def __call__(
+        self, trajectories: Sequence[Trajectory], environment: Environment
+    ) -> list[Trajectory]:
+        """The same rollouts in order, with reward, parts and answer."""
+        ...
+
+
 class Codec(Protocol):
     """Text to tokens and back. Prompts are rendered once; observations are encoded apart."""
 
     @property
     def eos_id(self) -> int: ...
 
-    def render(self, messages: Sequence[Mapping[str, str]]) -> list[int]: ...
+    def render(
+        self, messages: Sequence[Mapping[str, str]], tools: Sequence[Mapping[str, Any]] = ()
+    ) -> list[int]:
+        """A prompt, up to where the policy begins to write."""
+        ...
+
+    def render_next(
+        self, messages: Sequence[Mapping[str, str]], tools: Sequence[Mapping[str, Any]] = ()
+    ) -> list[int]:
+        """What follows the EOS of the policy's turn, up to where its next one begins.
+
+        Control tokens that a message spells out do not become tokens.
+        """
+        ...
+
+    def read_calls(
+        self, ids: Sequence[int], tools: Sequence[Mapping[str, Any]], context_ids: Sequence[int]
+    ) -> Calls:
+        """The tool calls of a turn, in the chat template's own form; bad ones are data."""
+        ...
 
     def encode(self, text: str) -> list[int]: ...
 

@@ -8,7 +8,7 @@ import hashlib
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from cotune.contracts import (
@@ -18,6 +18,7 @@ from cotune.contracts import (
     EngineError,
     Environment,
     EvolutionError,
+    Rewards,
     Sampler,
     State,
     Strategy,
@@ -132,6 +133,7 @@ class Coordinator:
         strategy: consulted on rank 0 alone.
         environment, codec, sampler: one on every rank.
         llm: the optimizer; used on rank 0 alone.
+        rewards: score in place of the environment, on every rank; None where it scores.
         journal, meter: written on rank 0 alone.
     """
 
@@ -147,13 +149,15 @@ class Coordinator:
         meter: Meter,
         settings: RolloutSettings,
         comm: Comm | None = None,
+        rewards: Rewards | None = None,
     ) -> None:
         self.strategy, self.environment, self.codec = strategy, environment, codec
         self.sampler, self.llm, self.settings = sampler, llm, settings
-        self.journal, self.meter = journal, meter
+        self.journal, self.meter, self.rewards = journal, meter, rewards
         self.comm: Comm = comm or SingleProcess()
         self.step = 0
         self._calls: Counter[Purpose] = Counter()
+        self._known: dict[str, Task] | None = None
 
     def train_batch(
         self,
@@ -246,7 +250,7 @@ class Coordinator:
     def _roll_out(
         self, assignments: Sequence[Assignment], purpose: Purpose, sampling: Sampling
     ) -> list[Trajectory]:
-        command = _Command("rollout", tuple(assignments), sampling)
+        command = _Command("rollout", tuple(map(self._whole, assignments)), sampling)
         started = time.monotonic()
         trajectories = self._share(self.comm.broadcast(command))
         self.meter.add_rollouts(
@@ -256,6 +260,15 @@ class Coordinator:
             time.monotonic() - started,
         )
         return trajectories
+
+    def _whole(self, assignment: Assignment) -> Assignment:
+        """The assignment with the columns of its task, which a strategy's saved state leaves out."""
+        if assignment.task.columns:
+            return assignment
+        if self._known is None:
+            self._known = {t.id: t for t in self.environment.tasks("train") if t.columns}
+        known = self._known.get(assignment.task.id)
+        return assignment if known is None else replace(assignment, task=known)
 
     def state_dict(self) -> State:
         return {
@@ -325,21 +338,22 @@ class Coordinator:
         self, assignments: Sequence[Assignment], first_row: int, command: _Command
     ) -> list[Trajectory]:
         done: list[Trajectory] = []
-        for start in range(0, len(assignments), self.settings.rows_per_call):
-            part = assignments[start : start + self.settings.rows_per_call]
-            episodes = new_episodes(
-                part,
-                self.environment,
-                self.codec,
-                self.settings.limits,
-                first_row + start,
-                self.settings.context_tokens,
-            )
-            session = self.sampler.open(command.sampling)
-            try:
-                done += run_episodes(episodes, self.environment, session)
-            finally:
-                session.close()
+        # One session on every rank, with rows or without: a sampler may need all ranks in step.
+        session = self.sampler.open(command.sampling)
+        try:
+            for start in range(0, len(assignments), self.settings.rows_per_call):
+                part = assignments[start : start + self.settings.rows_per_call]
+                episodes = new_episodes(
+                    part,
+                    self.environment,
+                    self.codec,
+                    self.settings.limits,
+                    first_row + start,
+                    self.settings.context_tokens,
+                )
+                done += run_episodes(episodes, self.environment, session, self.rewards)
+        finally:
+            session.close()
         return done
 
 
@@ -367,7 +381,23 @@ def trajectory_metrics(trajectories: Sequence[Trajectory], group_size: int) -> d
         "completion_tokens_mean": sum(len(t.completion_ids) for t in trajectories) / count,
         "answered_share": sum(t.answer is not None for t in trajectories) / count,
         "turn_error_share": sum(any(turn.error for turn in t.turns) for t in trajectories) / count,
+        **_reward_parts(trajectories),
     }
+
+
+def _reward_parts(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    """The mean of each reward function, before weights, and of what they logged.
+
+    Empty where the environment scores.
+    """
+    found: dict[str, list[float]] = {}
+    for trajectory in trajectories:
+        for name, value in trajectory.parts.items():
+            found.setdefault(f"reward/{name}", []).append(value)
+        # Every rollout of a call has what was logged in it, so calls count by their rollouts.
+        for name, value in trajectory.logged.items():
+            found.setdefault(f"reward_metric/{name}", []).append(value)
+    return {name: sum(values) / len(values) for name, values in found.items()}
 
 
 def _hint_metrics(trajectories: Sequence[Trajectory], group_size: int) -> dict[str, float]:

@@ -11,13 +11,15 @@ episodes in lock-step (`run_episodes`) or one at a time with the same calls:
 """
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
-from cotune.contracts import Codec, ConfigError, Environment, Session
+from cotune.contracts import Codec, ConfigError, Environment, Rewards, Session
 from cotune.records import (
     Action,
     Assignment,
+    Calls,
     Limits,
     Response,
     SampleRequest,
@@ -38,6 +40,7 @@ class Episode:
         limits: tokens and turns.
         codec: text to tokens and back.
         context_tokens: what the policy can attend to, prompt included; None is unlimited.
+        tools: JSON schemas of the tools that the policy may call through its chat template.
 
     Raises:
         ConfigError: the prompt is longer than `limits.prompt_tokens`, or leaves no room to write.
@@ -52,6 +55,7 @@ class Episode:
         limits: Limits,
         codec: Codec,
         context_tokens: int | None = None,
+        tools: Sequence[Mapping[str, Any]] = (),
     ) -> None:
         longest = max(len(sampled_prompt_ids), len(prompt_ids))
         if longest > limits.prompt_tokens:
@@ -69,7 +73,7 @@ class Episode:
         self.stop_reason: StopReason | None = None
         self._sampled_prompt_ids = tuple(sampled_prompt_ids)
         self._prompt_ids = tuple(prompt_ids)
-        self._limits, self._codec = limits, codec
+        self._limits, self._codec, self._tools = limits, codec, tools
         in_context = sys.maxsize if context_tokens is None else context_tokens - longest
         # Own and observed tokens that fit. One place stays free for a closing EOS.
         self._fitting = min(limits.trajectory_tokens, in_context) - 1
@@ -101,20 +105,27 @@ class Episode:
 
         A closing EOS is left out of the turn's text but stays the policy's own token.
         """
+        context = (*self._sampled_prompt_ids, *self._completion) if self._tools else ()
         for token, logprob in zip(ids, logprobs, strict=True):
             self._completion.append(token)
             self._mask.append(1)
             self._logprobs.append(logprob)
         written = list(ids[:-1]) if ids and ids[-1] == self._codec.eos_id else list(ids)
         self._pending = self._codec.decode(written)
-        last = len(self._turns) + 1 >= self._limits.turns
+        last = len(self._turns) + 1 >= self._limits.turns or self._room < 1
+        calls = self._codec.read_calls(ids, self._tools, context) if self._tools else Calls()
+        assignment, turns = self.assignment, tuple(self._turns)
         return Action(
-            self.assignment.task, tuple(self._turns), self._pending, last or self._room < 1
+            assignment.task, turns, self._pending, last, self.row, calls, assignment.trained
         )
 
     def observe(self, response: Response) -> None:
         """Takes the environment's answer to the last turn and decides whether to go on."""
-        shown = "" if response.done else self._append_observation(response.observation)
+        shown = ""
+        if response.messages and not (response.done or response.failed):
+            shown = self._append_messages(response.messages)
+        elif not response.done:
+            shown = self._append_observation(response.observation)
         turn = Turn(self._pending, shown, response.action, response.error)
         self._turns.append(turn)
         self.stop_reason = self._stop(response)
@@ -143,7 +154,47 @@ class Episode:
             logprobs=tuple(logprobs),
             turns=tuple(self._turns),
             stop=self.stop_reason,
+            row=self.row,
         )
+
+    def _append_messages(self, messages: Sequence[Mapping[str, str]]) -> str:
+        """Appends chat messages as the template renders them, EOS before them if none was written.
+
+        The contents share the limit of an observation. Where all of it does not fit into the
+        room, nothing is appended and the room is used up: half a message would be no message.
+        """
+        kept = [
+            {**message, "content": self._cut(message["content"], tokens)}
+            for message, tokens in zip(messages, self._shares(messages), strict=True)
+        ]
+        closed = bool(self._completion) and self._completion[-1] == self._codec.eos_id
+        following = self._codec.render_next(kept, self._tools)
+        ids = [*([] if closed else [self._codec.eos_id]), *following]
+        # A policy that cannot write a token after them has no use for them.
+        if len(ids) >= self._room:
+            self._fitting = len(self._completion)
+            return ""
+        self._append_observed(ids)
+        return readable(kept)
+
+    def _shares(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+        """How many tokens each message's content may have; what a short one leaves, others get."""
+        sizes = [len(self._codec.encode(message["content"])) for message in messages]
+        shares = [0] * len(sizes)
+        left = self._limits.observation_tokens
+        for done, i in enumerate(sorted(range(len(sizes)), key=sizes.__getitem__)):
+            shares[i] = min(sizes[i], left // (len(sizes) - done))
+            left -= shares[i]
+        return shares
+
+    def _cut(self, text: str, tokens: int) -> str:
+        ids = self._codec.encode(text)
+        return text if len(ids) <= tokens else self._codec.decode(ids[:tokens])
+
+    def _append_observed(self, ids: Sequence[int]) -> None:
+        self._completion += ids
+        self._mask += [0] * len(ids)
+        self._logprobs += [0.0] * len(ids)
 
     def _append_observation(self, text: str) -> str:
         """Appends an observation's tokens, cut to its limit and to the room; returns its text."""
@@ -151,9 +202,7 @@ class Episode:
             return ""
         ids = self._codec.encode(text)
         kept = ids[: max(0, min(self._limits.observation_tokens, self._room))]
-        self._completion += kept
-        self._mask += [0] * len(kept)
-        self._logprobs += [0.0] * len(kept)
+        self._append_observed(kept)
         return text if len(kept) == len(ids) else self._codec.decode(kept)
 
     def _stop(self, response: Response) -> StopReason | None:
@@ -168,6 +217,16 @@ class Episode:
         return StopReason.ANSWERED if response.done else None
 
 
+def readable(messages: Sequence[Mapping[str, str]]) -> str:
+    """Messages as people and proposers read them: contents a line each, of several tools by name."""
+    several = len(messages) > 1
+    lines = [
+        f"{m['name']}: {m['content']}" if several and "name" in m else m["content"]
+        for m in messages
+    ]
+    return "\n" + "\n".join(lines) + "\n"
+
+
 def new_episodes(
     assignments: Iterable[Assignment],
     environment: Environment,
@@ -178,26 +237,39 @@ def new_episodes(
 ) -> list[Episode]:
     """One episode an assignment, rows counted from `first_row`; equal prompts are rendered once."""
     rendered: dict[tuple[str, str, str], list[int]] = {}
+    tools = environment.tools
 
     def render(assignment: Assignment, trained: bool) -> list[int]:
         prompt = assignment.trained if trained else assignment.sampled
         key = (assignment.task.id, prompt.instruction, prompt.hint)
         if key not in rendered:
-            rendered[key] = codec.render(environment.messages(assignment.task, prompt))
+            rendered[key] = codec.render(environment.messages(assignment.task, prompt), tools)
         return rendered[key]
 
     return [
         Episode(
-            row, a, render(a, trained=False), render(a, trained=True), limits, codec, context_tokens
+            row,
+            assignment,
+            render(assignment, trained=False),
+            render(assignment, trained=True),
+            limits,
+            codec,
+            context_tokens,
+            tools,
         )
-        for row, a in enumerate(assignments, first_row)
+        for row, assignment in enumerate(assignments, first_row)
     ]
 
 
 def run_episodes(
-    episodes: Sequence[Episode], environment: Environment, session: Session
+    episodes: Sequence[Episode],
+    environment: Environment,
+    session: Session,
+    rewards: Rewards | None = None,
 ) -> list[Trajectory]:
     """Drives episodes turn by turn, all live ones together, and scores them.
+
+    Reward functions, where there are any, score in place of the environment.
 
     The environment sees one batch of actions a turn; episodes that ended leave the batch.
     """
@@ -211,10 +283,20 @@ def run_episodes(
         for episode, response in zip(live, environment.respond(actions), strict=True):
             episode.observe(response)
         live = [episode for episode in live if not episode.done]
-    return [score(episode.trajectory(), environment) for episode in episodes]
+    finished = [score(episode.trajectory(), environment) for episode in episodes]
+    return finished if rewards is None else rewards(finished, environment)
 
 
 def score(trajectory: Trajectory, environment: Environment) -> Trajectory:
-    """The trajectory with the environment's reward and answer filled in."""
+    """The trajectory with the environment's reward and answer filled in.
+
+    An environment that scores by several functions may say by `reward_parts` what each gave.
+    """
     reward, answer = environment.score(trajectory)
-    return replace(trajectory, reward=float(reward), answer=answer)
+    parts = getattr(environment, "reward_parts", None)
+    return replace(
+        trajectory,
+        reward=float(reward),
+        answer=answer,
+        parts={} if parts is None else parts(trajectory),
+    )

@@ -29,7 +29,7 @@ from cotune.records import (
     Turn,
 )
 
-_FORMAT = 1  # part of every key: a log in another format is one of other questions
+_FORMAT = 2  # part of every key: a log in another format is one of other questions
 _FILE = re.compile(r"step-(\d{6,})\.jsonl")
 
 
@@ -258,6 +258,8 @@ def trajectory_fields(trajectory: Trajectory) -> Row:
         "stop": str(trajectory.stop),
         "answer": trajectory.answer,
         "reward": float(trajectory.reward),
+        "parts": {name: float(value) for name, value in trajectory.parts.items()},
+        "row": trajectory.row,
     }
 
 
@@ -275,6 +277,8 @@ def trajectory_from(fields: Row, assignment: Assignment) -> Trajectory:
         stop=StopReason(fields["stop"]),
         answer=fields["answer"],
         reward=fields["reward"],
+        parts=fields["parts"],
+        row=fields["row"],
     )
 
 

@@ -11,22 +11,29 @@
     )
     trainer.train()
 
-Nothing is written before training begins, and no environment variable is set.
+P²O needs `cotune.JointTrainer` in GRPOTrainer's place, which weighs tokens. Nothing is written
+before training begins, and no environment variable is set.
 """
 
 import difflib
+from collections.abc import Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from cotune.contracts import LLM, ConfigError, Environment, State, Strategy, TokenRules
+from cotune.environments.arithmetic import ArithmeticEnvironment
 from cotune.environments.geo import GeoEnvironment
 from cotune.library_run import LibraryRun
 from cotune.llm.client import MeteredLLM, NoLLM, OpenAIClient, OpenAIOptions
 from cotune.llm.hint_writer import RulesLLM
 from cotune.preflight import check_instruction, evolved_room
 from cotune.records import Limits
+from cotune.rewards.functions import AnyReward, RewardFunctions
+from cotune.strategies import p2o
+from cotune.strategies.composed import ComposedOptions, InspoP2O
 from cotune.strategies.inspo import Inspo, InspoOptions
+from cotune.strategies.p2o import P2OOptions
 from cotune.strategies.static import StaticStrategy
 
 if TYPE_CHECKING:
@@ -35,11 +42,13 @@ if TYPE_CHECKING:
 
     from cotune.engines.trl.joint import TRLJoint
 
+GivenRewards = RewardFunctions | Sequence[AnyReward] | None
+
 
 class Method:
-    """What `INSPO` and `Static` share: the parts of a run that are not the trainer's."""
+    """What all methods share: the parts of a run that are not the trainer's."""
 
-    kind: str
+    kind: ClassVar[str]
 
     def __init__(
         self,
@@ -48,26 +57,31 @@ class Method:
         instruction: str | None,
         seed: int,
         folder: str | Path | None,
+        rewards: GivenRewards,
     ) -> None:
         self.environment = environment
         self.limits = limits or Limits()
         self.instruction = environment.initial_instruction if instruction is None else instruction
-        check_instruction(environment, self.instruction)
+        check_instruction(environment, self.instruction, self.kind)
+        if rewards is not None and not isinstance(rewards, RewardFunctions):
+            rewards = RewardFunctions(rewards)
+        self.rewards: RewardFunctions | None = rewards
         self.seed, self.folder = seed, None if folder is None else Path(folder)
 
     def for_trl(self, tokenizer: "PreTrainedTokenizerBase", args: "GRPOConfig") -> "TRLJoint":
         """What a GRPOTrainer is given: `dataset`, `rollout_func`, `reward_funcs`, `callbacks`.
 
         `trainer.train()` begins a run folder, `trainer.train(resume_from_checkpoint=True)` goes on
-        in it. Where several processes train, every one of them calls this.
+        in it. With `eval_dataset=joint.eval_dataset("validation")` the trainer evaluates, too.
+        Where several processes train, every one of them calls this.
 
         Args:
             tokenizer: the policy's, with a chat template; also the trainer's `processing_class`.
-            args: the trainer's configuration. It needs `max_steps`, `shuffle_dataset=False` and
-                `top_k=0`, and `temperature` is that of the rollouts.
+            args: the trainer's configuration, with `max_steps` and `shuffle_dataset=False`;
+                docs/grpo-config.md goes through all fields.
 
         Raises:
-            ConfigError: an argument under which the run would not be what it says.
+            ConfigError: an argument that cannot work; the trainer is checked when it is made.
         """
         from cotune.engines.trl.library import joint_run
 
@@ -80,8 +94,12 @@ class Method:
             "environment": {"kind": type(self.environment).__name__},
             "instruction": self.instruction,
             "limits": asdict(self.limits),
+            "rewards": None if self.rewards is None else self.rewards.describe(),
             "strategy": {"kind": self.kind},
         }
+
+    def check_group(self, group_size: int) -> None:
+        """Raises ConfigError where the method cannot work with groups of so many rollouts."""
 
     def build_strategy(self, tokens: TokenRules) -> Strategy:
         """A new strategy; `tokens` is the policy's codec."""
@@ -92,25 +110,85 @@ class Method:
         raise NotImplementedError
 
 
-class INSPO(Method):
+class _Evolving(Method):
+    """A method with an optimizer LLM and with options.
+
+    Attributes:
+        options: the method's numbers.
+        llm: what proposes.
+    """
+
+    options_class: ClassVar[type[Any]]
+    offline: ClassVar[tuple[type[Any], ...]]  # the environments that the offline rules know
+
+    def __init__(
+        self,
+        environment: Environment,
+        llm: LLM | OpenAIOptions | None,
+        options: Any,
+        option_fields: dict[str, Any],
+        limits: Limits | None,
+        instruction: str | None,
+        seed: int,
+        folder: str | Path | None,
+        rewards: GivenRewards,
+    ) -> None:
+        super().__init__(environment, limits, instruction, seed, folder, rewards)
+        name = type(self).__name__
+        if options is not None and option_fields:
+            raise ConfigError(
+                f"{name} was given options and {', '.join(option_fields)}; expected one of the two: "
+                "put the fields into options"
+            )
+        if options is not None and not isinstance(options, self.options_class):
+            raise ConfigError(
+                f"{name}: options is of {type(options).__name__}; expected "
+                f"{self.options_class.__name__}"
+            )
+        self.options = options or _options(name, self.options_class, option_fields)
+        if llm is None and not isinstance(environment, self.offline):
+            known = " and ".join(c.__name__ for c in self.offline)
+            raise ConfigError(
+                f"llm is None, but for {name} the offline rules know {known} alone and environment "
+                f"is {type(environment).__name__}; give llm=cotune.OpenAIOptions(model=…) or an "
+                "object with complete(prompt)"
+            )
+        self.llm = RulesLLM(seed) if llm is None else llm
+
+    def describe(self) -> State:
+        llm = self.llm
+        name = llm.model if isinstance(llm, OpenAIOptions) else type(llm).__name__
+        return {**super().describe(), "strategy": asdict(self.options), "llm": {"kind": name}}
+
+    def build_llm(self, run: LibraryRun) -> LLM:
+        if isinstance(self.llm, OpenAIOptions):
+            return OpenAIClient(self.llm, run)
+        return MeteredLLM(self.llm, run, model=type(self.llm).__name__)
+
+
+class INSPO(_Evolving):
     """Instruction-policy co-evolution (arXiv 2512.01945) for a trainer of one's own.
 
     Args:
         environment: where tasks come from, how actions are answered and scored.
         llm: the optimizer LLM: anything with `complete(prompt)`, or `OpenAIOptions` for an
             OpenAI-compatible endpoint (then priced and held to its budget). None is the offline
-            `RulesLLM` on the bundled world, and an error elsewhere.
+            `RulesLLM` on the bundled world `geo`, and an error elsewhere.
         options: the method's numbers; or give its fields as keywords, not both.
         limits: of an episode, in tokens and turns.
         instruction: the initial instruction; None is the environment's.
         seed: of the order of tasks and of all draws.
         folder: the run folder; None is `cotune` in the trainer's `output_dir`.
+        rewards: functions as TRL takes them, each alone or with its weight; they score in the
+            environment's place. See `cotune.RewardFunctions`.
 
     Raises:
         ConfigError: an option or an instruction that cannot work, or no LLM.
     """
 
     kind = "inspo"
+    options_class = InspoOptions
+    offline = (GeoEnvironment,)
 
     def __init__(
         self,
@@ -122,38 +200,140 @@ class INSPO(Method):
         instruction: str | None = None,
         seed: int = 0,
         folder: str | Path | None = None,
+        rewards: GivenRewards = None,
         **option_fields: Any,
     ) -> None:
-        super().__init__(environment, limits, instruction, seed, folder)
-        if options is not None and option_fields:
-            raise ConfigError(
-                f"INSPO was given options and {', '.join(option_fields)}; expected one of the two: "
-                "put the fields into options"
-            )
-        self.options = options or _options(option_fields)
-        if llm is None and not isinstance(environment, GeoEnvironment):
-            raise ConfigError(
-                f"llm is None, but the offline rules write instructions for geo alone and environment "
-                f"is {type(environment).__name__}; give llm=cotune.OpenAIOptions(model=…) or an "
-                "object with complete(prompt)"
-            )
-        self.llm = RulesLLM(seed) if llm is None else llm
-
-    def describe(self) -> State:
-        llm = self.llm
-        name = llm.model if isinstance(llm, OpenAIOptions) else type(llm).__name__
-        return {**super().describe(), "strategy": asdict(self.options), "llm": {"kind": name}}
+        super().__init__(
+            environment, llm, options, option_fields, limits, instruction, seed, folder, rewards
+        )
 
     def build_strategy(self, tokens: TokenRules) -> Strategy:
         room = evolved_room(self.limits, self.kind)
         return Inspo(
-            self.instruction, self.options, self.seed, tokens.count, room, tokens.control_tokens
+            self.instruction,
+            self.options,
+            self.seed,
+            tokens.count,
+            room,
+            tokens.control_tokens,
+            self.environment.required,
         )
 
-    def build_llm(self, run: LibraryRun) -> LLM:
-        if isinstance(self.llm, OpenAIOptions):
-            return OpenAIClient(self.llm, run)
-        return MeteredLLM(self.llm, run, model=type(self.llm).__name__)
+
+class P2O(_Evolving):
+    """Hints on hard questions, distilled into the weights (arXiv 2603.21877).
+
+    The instruction stays as it is. Trained by `cotune.JointTrainer`, whose arguments are those of
+    GRPOTrainer; a plain one does with `distillation=cotune.Distillation(ratio="original")`.
+
+    Args:
+        environment: where tasks come from, how actions are answered and scored.
+        llm: the optimizer LLM, which reflects on failures; as for `INSPO`. None is the offline
+            `RulesLLM` on the bundled worlds `geo` and `arithmetic`, and an error elsewhere.
+        options: the method's numbers; or give its fields as keywords, not both.
+        limits: of an episode, in tokens and turns.
+        instruction: None is the environment's.
+        seed: of the order of tasks and of all draws.
+        folder: the run folder; None is `cotune` in the trainer's `output_dir`.
+        rewards: functions as TRL takes them, each alone or with its weight; they score in the
+            environment's place. See `cotune.RewardFunctions`.
+
+    Raises:
+        ConfigError: an option or an instruction that cannot work, or no LLM.
+    """
+
+    kind = "p2o"
+    options_class = P2OOptions
+    offline = (GeoEnvironment, ArithmeticEnvironment)
+
+    def __init__(
+        self,
+        *,
+        environment: Environment,
+        llm: LLM | OpenAIOptions | None = None,
+        options: P2OOptions | None = None,
+        limits: Limits | None = None,
+        instruction: str | None = None,
+        seed: int = 0,
+        folder: str | Path | None = None,
+        rewards: GivenRewards = None,
+        **option_fields: Any,
+    ) -> None:
+        super().__init__(
+            environment, llm, options, option_fields, limits, instruction, seed, folder, rewards
+        )
+
+    def check_group(self, group_size: int) -> None:
+        _check_judged(self.options, group_size)
+
+    def build_strategy(self, tokens: TokenRules) -> Strategy:
+        return p2o.P2O(
+            StaticStrategy(self.instruction),
+            self.environment.tasks("train"),
+            self.options,
+            self.seed,
+            tokens.count,
+            evolved_room(self.limits, self.kind),
+            tokens.control_tokens,
+        )
+
+
+class INSPOWithP2O(_Evolving):
+    """INSPO and P²O composed: instructions evolve, and hard questions get hints besides.
+
+    Trained by `cotune.JointTrainer`, as `P2O` is.
+
+    Args:
+        environment: where tasks come from, how actions are answered and scored.
+        llm: the optimizer LLM of both; as for `INSPO`.
+        options: both methods' numbers; or give its fields as keywords (`inspo`, `p2o`,
+            `distil_instruction`), not both.
+        limits: of an episode, in tokens and turns.
+        instruction: the initial instruction; None is the environment's.
+        seed: of the order of tasks and of all draws.
+        folder: the run folder; None is `cotune` in the trainer's `output_dir`.
+        rewards: functions as TRL takes them, each alone or with its weight; they score in the
+            environment's place. See `cotune.RewardFunctions`.
+
+    Raises:
+        ConfigError: an option or an instruction that cannot work, or no LLM.
+    """
+
+    kind = "inspo+p2o"
+    options_class = ComposedOptions
+    offline = (GeoEnvironment,)
+
+    def __init__(
+        self,
+        *,
+        environment: Environment,
+        llm: LLM | OpenAIOptions | None = None,
+        options: ComposedOptions | None = None,
+        limits: Limits | None = None,
+        instruction: str | None = None,
+        seed: int = 0,
+        folder: str | Path | None = None,
+        rewards: GivenRewards = None,
+        **option_fields: Any,
+    ) -> None:
+        super().__init__(
+            environment, llm, options, option_fields, limits, instruction, seed, folder, rewards
+        )
+
+    def check_group(self, group_size: int) -> None:
+        _check_judged(self.options.p2o, group_size)
+
+    def build_strategy(self, tokens: TokenRules) -> Strategy:
+        return InspoP2O(
+            self.instruction,
+            self.environment.tasks("train"),
+            self.options,
+            self.seed,
+            tokens.count,
+            evolved_room(self.limits, self.kind),
+            tokens.control_tokens,
+            self.environment.required,
+        )
 
 
 class Static(Method):
@@ -165,6 +345,8 @@ class Static(Method):
         instruction: None is the environment's.
         seed: of the order of tasks and of all draws.
         folder: the run folder; None is `cotune` in the trainer's `output_dir`.
+        rewards: functions as TRL takes them, each alone or with its weight; they score in the
+            environment's place. See `cotune.RewardFunctions`.
 
     Raises:
         ConfigError: an instruction that cannot work.
@@ -180,8 +362,9 @@ class Static(Method):
         instruction: str | None = None,
         seed: int = 0,
         folder: str | Path | None = None,
+        rewards: GivenRewards = None,
     ) -> None:
-        super().__init__(environment, limits, instruction, seed, folder)
+        super().__init__(environment, limits, instruction, seed, folder, rewards)
 
     def build_strategy(self, tokens: TokenRules) -> Strategy:
         return StaticStrategy(self.instruction)
@@ -190,14 +373,26 @@ class Static(Method):
         return NoLLM()
 
 
-def _options(given: dict[str, Any]) -> InspoOptions:
-    known = [field.name for field in fields(InspoOptions)]
+def _check_judged(options: P2OOptions, group_size: int) -> None:
+    judged = options.judged(group_size)
+    if options.successes_below > judged:
+        raise ConfigError(
+            f"successes_below is {options.successes_below}, but a question is judged by {judged} "
+            f"rollouts of GRPOConfig.num_generations={group_size} and would stay hard for ever; "
+            f"expected at most {judged}"
+        )
+
+
+def _options(method: str, options_class: type[Any], given: dict[str, Any]) -> Any:
+    known = [field.name for field in fields(options_class) if field.name != "kind"]
     for name in given:
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1)
             meant = f" (did you mean {near[0]}?)" if near else ""
-            raise ConfigError(f"INSPO: {name} is no argument and no field of InspoOptions{meant}")
+            raise ConfigError(
+                f"{method}: {name} is no argument and no field of {options_class.__name__}{meant}"
+            )
     try:
-        return InspoOptions(**given)
+        return options_class(**given)
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"INSPO: {error}") from error
+        raise ConfigError(f"{method}: {error}") from error

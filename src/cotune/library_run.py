@@ -1,11 +1,13 @@
 """The run folder of a trainer that is not ours."""
 
+import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rich.console import Console
+from rich.text import Text
 
-from cotune.console import RunJournal
+from cotune.console import RunJournal, describe_event
 from cotune.contracts import ConfigError, State
 from cotune.evolution_log import EvolutionLog
 from cotune.json_files import plain, write_atomic
@@ -13,15 +15,18 @@ from cotune.llm.ledger import Ledger
 from cotune.records import Purpose, Trajectory
 from cotune.run_dir import RunDir
 
-_FIXED = ("seed", "environment", "instruction", "limits", "strategy", "batch")
+_FIXED = ("seed", "environment", "instruction", "limits", "rewards", "strategy", "batch")
 _TRAJECTORIES_EVERY = 10  # steps between files of training rollouts, as in a run file
+_WARNINGS = ("notice", "proposal_failed")
+_DETAILS = ("hint_progress",)  # several a phase
+_log = logging.getLogger("cotune")
 
 
 class LibraryRun:
     """Journal, meter and ledger in one; the folder is opened when training begins.
 
-    What happens before the first step or after the last one (a trainer's own evaluation, say) is
-    neither written down nor counted.
+    What happens before training (a trainer's own evaluation, say) is neither written down nor
+    counted. What an evolution brought is said by the logger "cotune", a line each.
 
     Args:
         folder: the run folder.
@@ -53,13 +58,19 @@ class LibraryRun:
         best.mkdir(exist_ok=True)
         write_atomic(best / "instruction.txt", instruction + "\n")
         self.event("run_finished", step, instruction_id=instruction_id, instruction=instruction)
-        self._close()
+        _log.info(
+            "step %d: trained; best instruction %s, run folder %s",
+            step,
+            instruction_id,
+            self._folder,
+        )
 
     # ---- the journal
 
     def event(self, kind: str, step: int, /, **fields: object) -> None:
         if self._journal is not None:
             self._journal.event(kind, step, **fields)
+            _say(kind, step, fields)
 
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
         if self._journal is not None:
@@ -145,9 +156,9 @@ class LibraryRun:
         run = RunDir.open(self._folder)
         before, now = run.read_config(), plain(self._config, "config")
         for name in _FIXED:
-            if before.get(name) != now[name]:
+            if before.get(name) != now.get(name):
                 raise ConfigError(
-                    f"{name} is {now[name]!r}, but the run in {self._folder} was begun with "
+                    f"{name} is {now.get(name)!r}, but the run in {self._folder} was begun with "
                     f"{before.get(name)!r}; a resume needs the same"
                 )
         return run
@@ -156,3 +167,17 @@ class LibraryRun:
         if self._ledger is not None:
             self._ledger.close()
         self._ledger = self._journal = None
+
+
+def _say(kind: str, step: int, fields: Mapping[str, object]) -> None:
+    """Logs an event that a person would want to hear of; model text as the console shows it."""
+    line = describe_event(kind, fields)
+    if kind == "evolution":
+        line = (
+            f"evolution: {fields['accepted']} of {fields['proposed']} proposals accepted, "
+            f"{fields['verified']} verified; population of {fields['population']}"
+        )
+    if line:
+        level = logging.DEBUG if kind in _DETAILS else logging.INFO
+        level = logging.WARNING if kind in _WARNINGS else level
+        _log.log(level, "step %d: %s", step, Text.from_markup(line).plain)

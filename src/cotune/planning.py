@@ -4,7 +4,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from cotune.build import build_environment
 from cotune.config import RunConfig
+from cotune.environments.dataset import SPLITS, read_dataset
 from cotune.environments.math import MathOptions, read_problems
 from cotune.environments.search import SearchOptions
 from cotune.evolution.hints import dev_count
@@ -13,6 +15,13 @@ from cotune.retrieval.corpus import read_tasks
 from cotune.strategies.composed import ComposedOptions
 from cotune.strategies.inspo import InspoOptions
 from cotune.strategies.p2o import P2OOptions
+from cotune.task_config import (
+    PythonOptions,
+    SingleTurnOptions,
+    ToolsOptions,
+    TrlOptions,
+    VerifiersOptions,
+)
 
 _FIXED_CHARS = 2000  # of a proposer's prompt, besides what it shows
 _CHARS_PER_TOKEN = 4
@@ -75,8 +84,18 @@ def plan_run(config: RunConfig) -> Plan:
 
 
 def split_sizes(config: RunConfig) -> dict[str, int]:
-    """Questions of each split."""
+    """Questions of each split.
+
+    Raises:
+        ConfigError: data that cannot be read; an environment of one's own that cannot be built.
+    """
     environment = config.environment
+    if isinstance(environment, PythonOptions | VerifiersOptions):
+        built = build_environment(config)
+        return {split: len(built.tasks(split)) for split in SPLITS}
+    if config.dataset is not None:
+        return {split: len(tasks) for split, tasks in read_dataset(config.dataset).items()}
+    assert not isinstance(environment, SingleTurnOptions | ToolsOptions | TrlOptions)
     paths = {"train": environment.train, "validation": environment.validation}
     paths["test"] = environment.test
     sizes: dict[str, int] = {}

@@ -3,12 +3,14 @@
 from collections.abc import Iterable
 
 from cotune.contracts import Codec, ConfigError, Environment
-from cotune.environments.math import MathEnvironment, missing_box
-from cotune.environments.search import SearchEnvironment
-from cotune.environments.tag_protocol import missing_tags
-from cotune.records import Limits, Prompt, Task
+from cotune.environments.base import missing_texts
+from cotune.records import Assignment, Limits, Prompt, StopReason, Task, Trajectory, Turn
+from cotune.rewards.batch import of_environment
+from cotune.rewards.functions import RewardFunctions
 
 _RENDERED = 16  # tasks with the longest questions, of each split
+_EVOLVES = {"inspo": "INSPO", "inspo+p2o": "INSPO"}
+_TRIED = ("", "I do not know.")  # completions that rewards are tried on
 
 
 def evolved_room(limits: Limits, strategy: str) -> int:
@@ -19,16 +21,19 @@ def evolved_room(limits: Limits, strategy: str) -> int:
     return limits.prompt_tokens // (4 if strategy == "inspo+p2o" else 2)
 
 
-def check_instruction(environment: Environment, instruction: str) -> None:
-    """Raises ConfigError for an instruction under which no policy can act."""
-    if not instruction.strip():
-        raise ConfigError("instruction is blank; expected a text that says what to do")
-    missing = ""
-    if isinstance(environment, SearchEnvironment):
-        missing = missing_tags(instruction)
-    if isinstance(environment, MathEnvironment):
-        missing = missing_box(instruction)
-    if missing:
+def check_instruction(environment: Environment, instruction: str, strategy: str = "static") -> None:
+    """Raises ConfigError for an instruction under which no policy can act, or that cannot evolve.
+
+    Args:
+        instruction: the initial one; blank is none at all.
+        strategy: its kind.
+    """
+    if strategy in _EVOLVES and not instruction.strip():
+        raise ConfigError(
+            f"instruction: blank; {_EVOLVES[strategy]} evolves it: say in a sentence or two what the "
+            "policy is to do"
+        )
+    if missing := missing_texts(instruction, environment.required):
         raise ConfigError(f"instruction {missing}")
 
 
@@ -65,14 +70,64 @@ def check_prompts(
                 f"hints, but the prompt of task {task.id} under the initial instruction has {found} "
                 "tokens; raise it or shorten the instruction"
             )
-        kept = instruction if strategy == "p2o" else ""
+        kept, evolved = (instruction, "hints") if strategy == "p2o" else ("", "instructions")
         rest = _prompt_tokens(environment, codec, task, kept)
         if 2 * rest > limits.prompt_tokens:
             raise ConfigError(
                 f"limits.prompt_tokens is {limits.prompt_tokens}, half of which is left for evolved "
-                f"{'hints' if kept else 'instructions'}, but without any the prompt of task "
+                f"{evolved}, but without any the prompt of task "
                 f"{task.id} has {rest} tokens; expected at least {2 * rest}"
             )
+
+
+def check_rewards(
+    rewards: RewardFunctions | None,
+    environment: Environment,
+    instruction: str,
+    splits: Iterable[str],
+) -> None:
+    """Calls the reward functions once, on two tasks: with nothing written, and with a short text.
+
+    What is wrong with them (a column that is missing, a result of the wrong length, NaN) then shows
+    before a policy is loaded.
+
+    Args:
+        rewards: None where the environment scores.
+        instruction: the initial one.
+        splits: whose tasks must have what the functions need; the trial is on the first of them.
+
+    Raises:
+        ConfigError: names the function; or there is none, and the environment gives no reward.
+    """
+    if rewards is None:
+        if getattr(environment, "needs_rewards", False):
+            raise ConfigError(
+                f"rewards: missing; {type(environment).__name__} gives none: name reward functions "
+                "such as my_package.rewards:exact, or exact_match"
+            )
+        return
+    for split in splits:
+        also = list(of_environment(environment, ()))
+        rewards.check_tasks(environment.tasks(split), split, also)
+    tasks = [task for split in splits for task in environment.tasks(split)]
+    prompt = Prompt(instruction)
+    rewards(
+        [
+            Trajectory(
+                assignment=Assignment(task, prompt, prompt, "i0", group),
+                sampled_prompt_ids=(),
+                prompt_ids=(),
+                completion_ids=tuple(range(len(text) + 1)),
+                mask=(1,) * (len(text) + 1),
+                logprobs=(0.0,) * (len(text) + 1),
+                turns=(Turn(text),),
+                stop=StopReason.ANSWERED,
+                answer=text or None,
+            )
+            for group, (task, text) in enumerate(zip(tasks, _TRIED, strict=False))
+        ],
+        environment,
+    )
 
 
 def check_context(context_tokens: int | None, limits: Limits) -> None:
@@ -91,8 +146,13 @@ def check_context(context_tokens: int | None, limits: Limits) -> None:
 
 
 def _prompt_tokens(environment: Environment, codec: Codec, task: Task, instruction: str) -> int:
-    return len(codec.render(environment.messages(task, Prompt(instruction))))
+    messages = environment.messages(task, Prompt(instruction))
+    return len(codec.render(messages, environment.tools))
 
 
 def _longest(tasks: Iterable[Task]) -> list[Task]:
-    return sorted(tasks, key=lambda task: -len(task.question))[:_RENDERED]
+    return sorted(tasks, key=_characters, reverse=True)[:_RENDERED]
+
+
+def _characters(task: Task) -> int:
+    return len(task.question) + sum(len(content) for _, content in task.context)

@@ -5,9 +5,9 @@ P prompt tokens, C completion tokens, V vocabulary.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +21,9 @@ class Task:
         stratum: what tables group by ("2 hops"); "" where the world has no strata.
         solution: a reference solution, where the data has one; shown to nobody, but no hint may
             quote it.
+        context: messages that the data has before the question, as (role, content): a system
+            prompt, earlier turns.
+        columns: all columns of the data's row, for reward functions; no saved state has them.
     """
 
     id: str
@@ -28,6 +31,8 @@ class Task:
     answers: tuple[str, ...]
     stratum: str = ""
     solution: str = ""
+    context: tuple[tuple[str, str], ...] = ()
+    columns: Mapping[str, Any] = field(default_factory=dict[str, Any], hash=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,12 +108,37 @@ class StopReason(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class ToolCall:
+    """One call of a tool, as the policy's chat template writes it."""
+
+    name: str
+    arguments: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+
+@dataclass(frozen=True, slots=True)
+class Calls:
+    """What a turn asks of tools.
+
+    Attributes:
+        calls: in the order they were written; a turn may hold several.
+        error: why what looks like a call is none, in a few words; "" if all could be read.
+        said: what the turn says besides; "" where a call could not be read.
+    """
+
+    calls: tuple[ToolCall, ...] = ()
+    error: str = ""
+    said: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Turn:
     """One turn: what the policy wrote and what came back.
 
     Attributes:
         text: the policy's own tokens of this turn, decoded.
         observation: the environment's reply as the policy saw it (after truncation); "" if none.
+            Of chat messages the contents: what the template puts around them is in the
+            trajectory's tokens alone.
         action: what the environment took it for ("search", "answer", "invalid", …).
         error: what was wrong with the action or the tool, in a few words; "" if nothing.
     """
@@ -134,6 +164,9 @@ class Trajectory:
         stop: why it ended.
         answer: the one final answer, or None.
         reward: the environment's score.
+        parts: what each reward function gave, by name, before weights; empty without any.
+        logged: metrics that reward functions logged of the batch it was scored in, by name.
+        row: which of a rollout call's episodes it was.
     """
 
     assignment: Assignment
@@ -146,6 +179,9 @@ class Trajectory:
     stop: StopReason
     answer: str | None = None
     reward: float = 0.0
+    parts: Mapping[str, float] = field(default_factory=dict[str, float], hash=False)
+    row: int = 0
+    logged: Mapping[str, float] = field(default_factory=dict[str, float], hash=False)
 
     @property
     def task(self) -> Task:
@@ -283,12 +319,26 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """One turn of one episode, as an environment receives it."""
+    """One turn of one episode, as an environment receives it.
+
+    Attributes:
+        task: the question.
+        turns: the turns before; none at the episode's first.
+        text: what the policy wrote, without its closing EOS.
+        last: whether nobody is left to read an answer.
+        row: names the episode within a rollout call; an environment with a state of its own keeps
+            it under this.
+        calls: what the text asks of tools, where the environment has any.
+        prompt: the one it is trained on, without a hint: what an environment may be shown of it.
+    """
 
     task: Task
     turns: tuple[Turn, ...]
     text: str
     last: bool
+    row: int = 0
+    calls: Calls = field(default_factory=Calls)
+    prompt: Prompt = Prompt("")
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,6 +351,9 @@ class Response:
         action: what the turn was taken for.
         error: what was wrong with it; "" for nothing.
         failed: the environment itself broke; ends the episode as an environment error.
+        messages: chat messages to append in place of an observation, as {"role", "content"} and
+            for a tool its "name": the policy's turn is closed, the chat template renders them and
+            opens its next turn.
     """
 
     observation: str = ""
@@ -308,3 +361,4 @@ class Response:
     action: str = ""
     error: str = ""
     failed: bool = False
+    messages: tuple[Mapping[str, str], ...] = ()

@@ -21,7 +21,7 @@ import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import cast
+from typing import Self, cast
 
 import yaml
 
@@ -84,6 +84,7 @@ def trajectory_row(trajectory: Trajectory) -> Row:
         "stop": str(trajectory.stop),
         "answer": trajectory.answer,
         "reward": trajectory.reward,
+        **({"reward_parts": dict(trajectory.parts)} if trajectory.parts else {}),
         "prompt_tokens": len(trajectory.sampled_prompt_ids),
         "completion_tokens": len(trajectory.completion_ids),
         "generated_tokens": trajectory.generated_tokens,
@@ -110,7 +111,7 @@ class RunDir:
         self._evolution = EvolutionLogs(path / "evolution")
 
     @classmethod
-    def create(cls, path: str | Path, config: Mapping[str, object]) -> "RunDir":
+    def create(cls, path: str | Path, config: Mapping[str, object]) -> Self:
         """A new run folder with its run.yaml.
 
         Raises:
@@ -119,18 +120,14 @@ class RunDir:
         """
         path = Path(path)
         cls.check_free(path)
-        resolved = {"schema_version": SCHEMA_VERSION, **plain(config, "config")}
-        resolved["schema_version"] = SCHEMA_VERSION
+        resolved = plain(config, "config")
         path.mkdir(parents=True, exist_ok=True)
         run = cls(path, attempt=1)
-        write_atomic(
-            run.config_path,
-            yaml.safe_dump(resolved, sort_keys=False, allow_unicode=True, width=100),
-        )
+        run.replace_config(resolved)
         return run
 
     @classmethod
-    def open(cls, path: str | Path) -> "RunDir":
+    def open(cls, path: str | Path) -> Self:
         """A run folder that exists, at its latest attempt. Writes nothing.
 
         Raises:
@@ -232,6 +229,15 @@ class RunDir:
     def write_summary(self, summary: Mapping[str, object]) -> None:
         """Replaces summary.json; adds schema_version and the attempt that it is the result of."""
         write_summary(self.path, dict(summary) | {"attempt": self.attempt})
+
+    def replace_config(self, config: Mapping[str, object]) -> None:
+        """Replaces run.yaml; adds schema_version. Raises TypeError for what is not plain data."""
+        resolved = {"schema_version": SCHEMA_VERSION} | plain(config, "config")
+        resolved["schema_version"] = SCHEMA_VERSION
+        write_atomic(
+            self.config_path,
+            yaml.safe_dump(resolved, sort_keys=False, allow_unicode=True, width=100),
+        )
 
     def read_config(self) -> Row:
         """The resolved configuration, without schema_version."""
@@ -366,12 +372,3 @@ def read_summary(folder: Path) -> Row | None:
     if found != SCHEMA_VERSION:
         raise ConfigError(_version_message(path, found))
     return cast("Row", summary)
-
-
-def open_run(path: str | Path) -> RunDir:
-    """A run folder, finished or not, to read: see `RunDir`'s `read_…` methods.
-
-    Raises:
-        ConfigError: no run folder, or one of another schema_version.
-    """
-    return RunDir.open(path)

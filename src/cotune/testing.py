@@ -2,9 +2,11 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 from cotune.contracts import Codec, LLMError
-from cotune.records import Completion, Sample, SampleRequest, Sampling
+from cotune.environments.tool_calls import read_hermes
+from cotune.records import Calls, Completion, Sample, SampleRequest, Sampling
 
 
 class ScriptedLLM:
@@ -40,8 +42,22 @@ class CharacterCodec:
 
     eos_id = 0
 
-    def render(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
-        return self.encode("".join(message["content"] for message in messages))
+    def render(
+        self, messages: Sequence[Mapping[str, str]], tools: Sequence[Mapping[str, Any]] = ()
+    ) -> list[int]:
+        offered = "".join(f"[{tool['function']['name']}]" for tool in tools)
+        return self.encode(offered + "".join(message["content"] for message in messages))
+
+    def render_next(
+        self, messages: Sequence[Mapping[str, str]], tools: Sequence[Mapping[str, Any]] = ()
+    ) -> list[int]:
+        return self.encode("".join(f"[{m['role']}: {m['content']}]" for m in messages))
+
+    def read_calls(
+        self, ids: Sequence[int], tools: Sequence[Mapping[str, Any]], context_ids: Sequence[int]
+    ) -> Calls:
+        """Calls as Hermes and Qwen write them."""
+        return read_hermes(self.decode([i for i in ids if i != self.eos_id]))
 
     def encode(self, text: str) -> list[int]:
         return [ord(character) for character in text]

@@ -1,7 +1,7 @@
 """Tiny policies without any training, their tokenizer, and a world in their alphabet."""
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -81,6 +81,8 @@ class Letters:
 
     stop = ("de", "f")
     initial_instruction = "abc de. "
+    required: tuple[str, ...] = ()
+    tools: tuple[Mapping[str, Any], ...] = ()
 
     def __init__(self, count: int = 6) -> None:
         letters = [x + y for x in "abcdef" for y in "abcdef"]
@@ -110,3 +112,28 @@ class Letters:
     def score(self, trajectory: Trajectory) -> tuple[float, str | None]:
         text = trajectory.own_text
         return text.count("a") / max(1, len(text)), text[-1:] or None
+
+
+def byte_tokenizer(
+    template: str, special: Sequence[str], eos: str, added: Sequence[str] = ()
+) -> PreTrainedTokenizerFast:
+    """A token a byte, so that every text can be written, with a template's own tokens.
+
+    Args:
+        template: a chat template.
+        special: its control tokens; `eos` among them.
+        eos: the one that ends a turn.
+        added: tokens that are none of the control tokens, as Qwen's <tool_call>.
+    """
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {character: i for i, character in enumerate(alphabet)}
+    backend = Tokenizer(models.BPE(vocabulary, []))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # type: ignore[assignment]
+    backend.decoder = decoders.ByteLevel()  # type: ignore[assignment]
+    backend.add_special_tokens(["<pad>", *special])
+    backend.add_tokens(list(added))
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=backend, pad_token="<pad>", eos_token=eos, padding_side="left"
+    )
+    tokenizer.chat_template = template
+    return tokenizer

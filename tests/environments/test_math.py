@@ -8,13 +8,14 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
 from cotune.contracts import ConfigError, Environment
+from cotune.environments.base import missing_texts
 from cotune.environments.math import (
     INITIAL_INSTRUCTION,
     NO_ANSWER,
+    REQUIRED,
     MathEnvironment,
     MathOptions,
     math_environment,
-    missing_box,
     read_problems,
 )
 from cotune.episode import new_episodes, run_episodes
@@ -269,12 +270,12 @@ def test_options_refuse_what_cannot_work(write: Write):
         ("seconds", float("inf"), "environment.seconds is inf"),
         ("initial_instruction", "Solve.", r"environment.initial_instruction names no \\boxed"),
         # What YAML makes of "\boxed" between double quotes.
-        ("initial_instruction", "In \boxed{}.", r"names no \\boxed; expected it .* YAML"),
+        ("initial_instruction", "In \boxed{}.", r"names no \\boxed; expected .* YAML"),
         ("answers", "a", "answers"),
     ]:
         with pytest.raises(ValidationError, match=message):
             adapter.validate_python({**paths, field: value})
-    assert missing_box(INITIAL_INSTRUCTION) == ""
+    assert missing_texts(INITIAL_INSTRUCTION, REQUIRED) == ""
 
 
 def test_options_reach_the_reward(write: Write, monkeypatch: pytest.MonkeyPatch):

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cotune.environments.search import PROMPT_FORMAT
 from cotune.environments.tag_protocol import (
     STOP,
     Parsed,
@@ -12,8 +13,8 @@ from cotune.environments.tag_protocol import (
     own_answer,
     parse_turn,
     render_information,
-    render_prompt,
 )
+from cotune.records import Prompt, Task
 
 PIECES = [
     f"<{slash}{name}>"
@@ -142,7 +143,9 @@ def test_the_format_the_bundled_policy_was_trained_on():
         == "\n<information>\n(1) A is b.\n(2) C\n</information>\n"
     )
     assert render_information([]) == "\n<information>\nNo document matches.\n</information>\n"
-    assert render_prompt("Be {kind}.", "Who?") == "Be {kind}.\n\nQuestion: Who?"
+    task, prompt = Task("t", "Who?", ()), Prompt("Be {kind}.")
+    (message,) = PROMPT_FORMAT.messages(task, prompt)
+    assert message == {"role": "user", "content": "Be {kind}.\n\nQuestion: Who?"}
 
 
 @pytest.mark.parametrize(

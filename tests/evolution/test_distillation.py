@@ -51,6 +51,8 @@ def test_a_ratio_is_the_quotient_of_the_two_chances() -> None:
     assert context_ratios(trained, sampled) == pytest.approx([2.0, 0.2, 1.0])
     single = context_ratios(trained.astype(np.float32), sampled.astype(np.float32))
     assert single.dtype == np.float64
+    untold = np.array([math.nan, sampled[1], math.nan])
+    assert context_ratios(trained, untold) == pytest.approx([1.0, 0.2, 1.0])
 
 
 @pytest.mark.parametrize(
@@ -169,5 +171,10 @@ def test_the_denominator_is_the_hinted_prompts_in_mode_hint_alone() -> None:
     hint = old_logprobs(rows, TRAINED, Distillation(ratio="hint"))
     assert hint[0].tolist() == [*rows[0].logprobs, TRAINED[0, 3]]
     assert hint[1].tolist() == TRAINED[1].tolist()
+    first, *others = rows[0].logprobs
+    untold = [replace(rows[0], logprobs=(math.nan, *others)), rows[1]]
+    hint = old_logprobs(untold, TRAINED, Distillation(ratio="hint"))
+    assert hint[0].tolist() == [TRAINED[0, 0], *others, TRAINED[0, 3]]
+    assert first != TRAINED[0, 0]
     for ratio in ("masked", "original", "off"):
         assert (old_logprobs(rows, TRAINED, Distillation(ratio=ratio)) == TRAINED).all()

@@ -43,6 +43,9 @@ def test_feedback_names_what_was_wrong_and_the_truth_only_by_option(
 ):
     assert feedback(made, show_answers=False) == said
     assert feedback(made, show_answers=True) == said + shown
+    task = replace(made.task, answers=())
+    unanswered = replace(made, assignment=replace(made.assignment, task=task))
+    assert feedback(unanswered, show_answers=True) == said
 
 
 @pytest.mark.parametrize("reflection", ["gepa", "single_turn"])

@@ -107,3 +107,11 @@ def test_tags():
 def test_never_raises(candidate, parent):
     RULES.check(candidate, parent, [parent], TASKS)
     assert is_near_copy(candidate, candidate)
+
+
+def test_what_an_environment_requires_is_kept() -> None:
+    rules = InstructionRules("Solve it.", required=("\\boxed",))
+    lost = rules.check("Work step by step and then say the number.", "Solve it.", [], [])
+    assert lost == "lost \\boxed"
+    kept = rules.check("Work step by step, the number in \\boxed{}.", "Solve it.", [], [])
+    assert kept is None

@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -37,6 +38,13 @@ def test_reflection_prompt_holds_parent_examples_and_form():
     assert "Give 6 different" in prompt
     assert "<ins_1>...</ins_1> to <ins_6>...</ins_6>" in prompt
     assert "<think> </think> <search> </search>" in prompt
+
+
+def test_questions_without_answers_show_none():
+    unanswered = replace(failure("x"), task=Task("q", "Write.", ()))
+    prompt = reflection_prompt(INITIAL, [unanswered], 6)
+    assert "Response: x\n</example>" in prompt
+    assert "Correct answer" not in prompt
 
 
 def test_response_cannot_break_out_of_its_example():

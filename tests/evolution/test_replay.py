@@ -1,5 +1,6 @@
 import json
 import random
+from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -79,6 +80,15 @@ def test_state_round_trip(rows):
     assert copy.state_dict() == buffer.state_dict()
     assert copy.failures(3, random.Random(1)) == buffer.failures(3, random.Random(1))
     assert copy.recent_tasks(3, random.Random(1)) == buffer.recent_tasks(3, random.Random(1))
+
+
+def test_context_survives_the_state_and_columns_that_are_no_json_do_not():
+    context = (("system", "Be brief."), ("user", "Hello"), ("assistant", "Hi"))
+    task = Task("q", "Who?", ("A",), context=context, columns={"picture": b"x"})
+    buffer, copy = ReplayBuffer(), ReplayBuffer()
+    buffer.add([rollout(task, 0.0)], 1)
+    copy.load_state_dict(json.loads(json.dumps(buffer.state_dict())))
+    assert copy.tasks() == [replace(task, columns={})]
 
 
 def test_stratum_and_solution_survive_the_state():

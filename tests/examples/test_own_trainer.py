@@ -100,3 +100,35 @@ def test_static_is_plain_grpo(
     rows = run.read_trajectories(1, "train")
     assert {row["instruction"] for row in rows} == {"i0"}
     assert [row["group"] for row in rows] == [0] * 4 + [1] * 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["p2o", "inspo+p2o"])
+def test_hints_are_evolved_and_a_resume_ends_as_if_never_stopped(
+    method: str, example: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    unbroken, broken = tmp_path / "unbroken", tmp_path / "broken"
+    example.main(["--method", method, "--steps", "4", "--output", str(unbroken)])
+    assert ("best hint: " in capsys.readouterr().out) == (method == "p2o")
+    run = cotune.open_run(unbroken / "cotune")
+    kinds = [event["kind"] for event in run.read_events()]
+    assert kinds.count("hint_phase_ended") == 1  # an epoch is two steps; none after the last
+    assert kinds.count("evolution") == ("inspo" in method)
+    spent = totals(unbroken)
+    assert spent["train"] == 4 * 8
+    assert 0 < spent["evolve"] <= 16 + 1
+
+    class Stopped(RuntimeError):
+        pass
+
+    def stop(self: object, args: object, state: TrainerState, *_: Any, **__: Any) -> None:
+        if state.global_step == 3:
+            raise Stopped
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(JointCallback, "on_step_begin", stop)
+        with pytest.raises(Stopped):
+            example.main(["--method", method, "--steps", "4", "--output", str(broken)])
+    example.main(["--method", method, "--steps", "4", "--output", str(broken), "--resume"])
+    assert figures(broken) == figures(unbroken)
+    assert totals(broken) == spent

@@ -1,56 +1,107 @@
 """A saved policy in this process, with nothing around it: for evaluation outside of a run."""
 
 import contextlib
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
-from cotune.contracts import ConfigError, Environment
+from cotune.contracts import ConfigError, Environment, Rewards
 from cotune.coordinator import Coordinator, RolloutSettings, SilentJournal
-from cotune.engines.codec import HFCodec
+from cotune.engines.adapters import (
+    adapter_base,
+    check_peft,
+    is_adapter_folder,
+    merged,
+    with_adapter,
+)
+from cotune.engines.codec import HFCodec, use_template
 from cotune.engines.sampling import policy_sampler
+from cotune.exporting.chat_template import own_templates
 from cotune.llm.client import NoLLM
 from cotune.records import Purpose
 from cotune.strategies.static import StaticStrategy
 
 
-def load(path: str | Path, dtype: str = "auto") -> tuple[Any, PreTrainedTokenizerBase]:
+def load(
+    path: str | Path, dtype: str = "auto", *, base: str | Path | None = None, merge: bool = False
+) -> tuple[Any, PreTrainedTokenizerBase]:
     """Model and tokenizer by `from_pretrained`; a missing padding token becomes the EOS.
 
+    A chat template that carries an instruction gives way to the model's own.
+
     Args:
-        path: a Hugging Face name or folder.
-        dtype: the weights' type; "auto" is the checkpoint's.
+        path: a Hugging Face name or folder, an adapter's folder among them.
+        dtype: the weights' type; "auto" is the checkpoint's, of an adapter the base's.
+        base: what an adapter is loaded on; None is the base that it names. Unused with whole
+            weights.
+        merge: whether an adapter becomes part of the weights; else the model is a `PeftModel`.
 
     Raises:
         ConfigError: names what could not be loaded.
     """
+    adapter, at = is_adapter_folder(path), path
+    if adapter:
+        check_peft(f"policy {str(path)!r}")
+        at = base or adapter_base(path)
     try:
         tokenizer = AutoTokenizer.from_pretrained(path)
-        model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype)
+        model = AutoModelForCausalLM.from_pretrained(at, dtype=dtype)
     except (OSError, ValueError) as error:
         reason = " ".join(str(error).split())[:200]
-        raise ConfigError(f"policy.path: cannot load {str(path)!r}: {reason}") from error
+        of = f", the base of {str(path)!r}" if adapter else ""
+        raise ConfigError(f"policy.path: cannot load {str(at)!r}{of}: {reason}") from error
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
-    return model, tokenizer
+    tokenizer.chat_template = own_templates(tokenizer.chat_template)
+    if adapter:
+        model = _on_base(model, path, str(at))
+    return merged(model) if merge else model, tokenizer
+
+
+def _on_base(model: Any, path: str | Path, base: str) -> Any:
+    try:
+        return with_adapter(model, path)
+    except (OSError, ValueError, RuntimeError, KeyError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise ConfigError(
+            f"policy: the adapter in {str(path)!r} does not fit {base!r}: {reason}"
+        ) from error
 
 
 def local_coordinator(
-    folder: str | Path, environment: Environment, instruction: str, settings: RolloutSettings
+    folder: str | Path,
+    environment: Environment,
+    instruction: str,
+    settings: RolloutSettings,
+    *,
+    dtype: str = "auto",
+    base: str | Path | None = None,
+    template_args: Mapping[str, Any] | None = None,
+    chat_template: str | None = None,
+    rewards: Rewards | None = None,
 ) -> Coordinator:
     """A coordinator that rolls out the policy of a folder, in one process, and writes nothing.
 
+    It is on the first GPU, where there is one.
+
     Args:
-        folder: a Hugging Face name or folder.
+        folder: a Hugging Face name or folder; an adapter's is on its base, not merged.
         instruction: what `evaluate` uses where it is given no prompt.
         settings: limits, temperature and seed; its context is the policy's.
+        dtype, base: see `load`.
+        template_args: passed to the chat template.
+        chat_template: another than the folder's; see `codec.use_template`.
+        rewards: score in place of the environment.
     """
-    model, tokenizer = load(folder)
-    model.eval()
+    model, tokenizer = load(folder, dtype, base=base)
+    model.eval().to("cuda" if torch.cuda.is_available() else "cpu")
     context = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    codec = HFCodec(tokenizer)
+    use_template(tokenizer, chat_template)
+    codec = HFCodec(tokenizer, template_args)
     return Coordinator(
         strategy=StaticStrategy(instruction),
         environment=environment,
@@ -60,6 +111,7 @@ def local_coordinator(
         journal=SilentJournal(),
         meter=_Unmetered(),
         settings=replace(settings, context_tokens=context),
+        rewards=rewards,
     )
 
 

@@ -139,6 +139,7 @@ class CachedSession:
         parked: list[Rows] = []
         names, cache, mask = rows.names, rows.cache(), rows.mask
         fed = torch.tensor(rows.fed, device=mask.device)
+        del rows  # or a cache would be held that is no longer read, here and below
         while True:
             live = [turns[name] for name in names]
             tokens = advance(live, logits, self._sampling, self._eos_id, self._finder)
@@ -154,6 +155,7 @@ class CachedSession:
                 names, cache, mask = kept.names, kept.cache(), kept.mask
                 fed = torch.tensor(kept.fed, device=mask.device)
                 tokens, done = [tokens[i] for i in going], [False] * len(going)
+                del everything, kept
             logits, mask, fed = self._forward_one(cache, mask, fed, tokens, done)
         self._rows = joined(parked)
         return [turns[r.row].sample() for r in requests]
@@ -184,8 +186,10 @@ class CachedSession:
         """Feeds what the rows have new; returns them in request order with the next logits (B, V)."""
         known = {name: i for i, name in enumerate(self._rows.names)} if self._rows else {}
         if self._rows is None or any(r.row not in known for r in requests):
+            self._rows = None  # of rows that are finished: frees their cache
             return self._prefill_prompts(requests)
         rows = self._rows.select([known[r.row] for r in requests]).trimmed()
+        self._rows = None
         new = [r.context_ids[fed:] for r, fed in zip(requests, rows.fed, strict=True)]
         return self._feed(rows, rows.cache(), new)
 
@@ -277,9 +281,10 @@ class GenerateSession:
         self._pad_id, self._sampling, self._eos_id = pad_id, sampling, codec.eos_id
         self._finder = StopFinder(codec, sampling.stop)
         # A policy's own generation defaults (a repetition penalty, say) must not touch the logits.
-        self._stack.callback(
-            setattr, self._model, "generation_config", self._model.generation_config
-        )
+        # A PeftModel hands its own to its base and leaves them there.
+        inner: Any = getattr(self._model, "get_base_model", None)
+        for its in (self._model, *([inner()] if inner else [])):
+            self._stack.callback(setattr, its, "generation_config", its.generation_config)
         self._model.generation_config = GenerationConfig()
 
     def close(self) -> None:

@@ -2,14 +2,14 @@ r"""Mathematics problems answered in one turn, the final answer in \boxed{…}."
 
 import hashlib
 import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal, cast
 
 from cotune.contracts import ConfigError
-from cotune.records import Action, Prompt, Response, Task, Trajectory
+from cotune.environments.base import TaskEnvironment, missing_texts
+from cotune.records import Action, Response, Task, Trajectory
 from cotune.retrieval.corpus import (
     json_rows,
     shortened,
@@ -20,6 +20,7 @@ from cotune.rewards.boxed import BoxedReward, last_boxed
 
 INITIAL_INSTRUCTION = "Solve the problem. Put the final answer in \\boxed{}."
 NO_ANSWER = "no \\boxed{} answer"
+REQUIRED = ("\\boxed",)
 
 QUESTION_COLUMNS = ("question", "problem")
 ANSWER_COLUMNS = ("answers", "answer", "final_answer")
@@ -28,7 +29,7 @@ ANSWER_COLUMNS = ("answers", "answer", "final_answer")
 _GSM8K_MARK = "####"
 
 
-class MathEnvironment:
+class MathEnvironment(TaskEnvironment):
     r"""Problems of one turn: its last \boxed{…} is the answer.
 
     A turn ends at EOS or at its token limit. Set `limits.turns` to 1, so that an episode without
@@ -49,35 +50,14 @@ class MathEnvironment:
         initial_instruction: str = INITIAL_INSTRUCTION,
         reward: Reward | None = None,
     ) -> None:
-        for split, rows in tasks.items():
-            repeated = [id for id, n in Counter(task.id for task in rows).items() if n > 1]
-            if repeated:
-                raise ConfigError(
-                    f"environment.{split} has several tasks with the id {repeated[0]!r}; "
-                    "expected each id once"
-                )
-        self._tasks = {split: tuple(rows) for split, rows in tasks.items()}
-        self._initial_instruction = initial_instruction
+        super().__init__(tasks, initial_instruction)
         self._reward = BoxedReward() if reward is None else reward
 
-    @property
-    def stop(self) -> tuple[str, ...]:
-        return ()
+    measure: ClassVar[str] = "exact match"
 
     @property
-    def initial_instruction(self) -> str:
-        return self._initial_instruction
-
-    def tasks(self, split: str) -> Sequence[Task]:
-        """The tasks of a split, in a fixed order; ConfigError for a split that is not there."""
-        if split not in self._tasks:
-            raise ConfigError(f"split is {split!r}; expected one of {', '.join(self._tasks)}")
-        return self._tasks[split]
-
-    def messages(self, task: Task, prompt: Prompt) -> list[dict[str, str]]:
-        """One user message: instruction and question; before them the hint, if any (P²O's T)."""
-        content = f"{prompt.instruction}\n\n{task.question}"
-        return [{"role": "user", "content": prompt.under_hint(content)}]
+    def required(self) -> tuple[str, ...]:
+        return REQUIRED
 
     def respond(self, actions: Sequence[Action]) -> list[Response]:
         """Every turn is its episode's last; without a boxed answer it is invalid."""
@@ -92,14 +72,6 @@ class MathEnvironment:
         """The reward of the last boxed answer in the policy's own text, and that answer."""
         answer = _answer(trajectory.own_text)
         return self._reward(answer, trajectory.task.answers), answer
-
-
-def missing_box(instruction: str) -> str:
-    r"""What is wrong with an instruction that does not name \boxed; "" if it does."""
-    if "\\boxed" in instruction:
-        return ""
-    # Between double quotes YAML reads \b as a backspace.
-    return "names no \\boxed; expected it in its text (in YAML within single quotes or after |)"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,7 +108,7 @@ class MathOptions:
     def __post_init__(self) -> None:
         if not (math.isfinite(self.seconds) and self.seconds > 0):
             raise ValueError(f"environment.seconds is {self.seconds}; expected more than 0")
-        if missing := missing_box(self.initial_instruction):
+        if missing := missing_texts(self.initial_instruction, REQUIRED):
             raise ValueError(f"environment.initial_instruction {missing}")
 
 

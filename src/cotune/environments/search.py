@@ -1,26 +1,25 @@
 """Question answering with a search engine over the tag protocol, as in Search-R1 and INSPO."""
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal
 
 from cotune.contracts import ConfigError, RetrievalError, Retriever
+from cotune.environments.base import PromptFormat, TaskEnvironment, missing_texts
 from cotune.environments.tag_protocol import (
+    CALL_TAGS,
     STOP,
     Parsed,
     error_observation,
     failure_observation,
-    missing_tags,
     own_answer,
     parse_turn,
     render_information,
-    render_prompt,
 )
-from cotune.records import Action, Prompt, Response, Task, Trajectory
+from cotune.records import Action, Response, Task, Trajectory
 from cotune.retrieval.corpus import read_corpus, read_tasks
-from cotune.rewards import REWARDS, Reward
+from cotune.rewards import REWARDS, Reward, exact_match
 
 SEARCH_R1_INSTRUCTION = (
     "Answer the given question. You must conduct reasoning inside <think> and </think> first every "
@@ -34,9 +33,10 @@ SEARCH_R1_INSTRUCTION = (
 """The initial instruction of Search-R1 and of INSPO's search experiments (INSPO, appendix)."""
 
 OUT_OF_TURNS = "out of turns"
+PROMPT_FORMAT = PromptFormat(question_prefix="Question: ")
 
 
-class SearchEnvironment:
+class SearchEnvironment(TaskEnvironment):
     """Tasks whose answers are looked up by `<search>` and given by `<answer>`.
 
     Args:
@@ -60,35 +60,21 @@ class SearchEnvironment:
     ) -> None:
         if top_k < 1:
             raise ConfigError(f"environment.top_k is {top_k}; expected at least 1")
-        for split, rows in tasks.items():
-            repeated = [id for id, n in Counter(task.id for task in rows).items() if n > 1]
-            if repeated:
-                raise ConfigError(
-                    f"environment.{split} has several tasks with the id {repeated[0]!r}; "
-                    "expected each id once"
-                )
-        self._tasks = {split: tuple(rows) for split, rows in tasks.items()}
+        super().__init__(tasks, initial_instruction, PROMPT_FORMAT)
         self._retriever, self._reward, self._top_k = retriever, reward, top_k
-        self._initial_instruction = initial_instruction
+
+    @property
+    def measure(self) -> str:
+        """What the mean reward is called."""
+        return "exact match" if self._reward is exact_match else "mean reward"
 
     @property
     def stop(self) -> tuple[str, ...]:
         return STOP
 
     @property
-    def initial_instruction(self) -> str:
-        return self._initial_instruction
-
-    def tasks(self, split: str) -> Sequence[Task]:
-        """The tasks of a split, in a fixed order; ConfigError for a split that is not there."""
-        if split not in self._tasks:
-            raise ConfigError(f"split is {split!r}; expected one of {', '.join(self._tasks)}")
-        return self._tasks[split]
-
-    def messages(self, task: Task, prompt: Prompt) -> list[dict[str, str]]:
-        """One user message: instruction and question; before them the hint, if any (P²O's T)."""
-        content = render_prompt(prompt.instruction, task.question)
-        return [{"role": "user", "content": prompt.under_hint(content)}]
+    def required(self) -> tuple[str, ...]:
+        return CALL_TAGS
 
     def respond(self, actions: Sequence[Action]) -> list[Response]:
         """Answers a batch of turns; all its searches make one call of the retriever.
@@ -176,7 +162,7 @@ class SearchOptions:
             raise ValueError(f"environment.title_weight is {self.title_weight}; expected 0 or more")
         if not self.initial_instruction.strip():
             raise ValueError("environment.initial_instruction is blank; expected a text")
-        if missing := missing_tags(self.initial_instruction):
+        if missing := missing_texts(self.initial_instruction, CALL_TAGS):
             raise ValueError(f"environment.initial_instruction {missing}")
 
 

@@ -100,22 +100,6 @@ def render_information(passages: Sequence[str]) -> str:
     return f"\n<information>\n{body or 'No document matches.'}\n</information>\n"
 
 
-def render_prompt(instruction: str, question: str) -> str:
-    """The user message of a task under an instruction."""
-    return f"{instruction}\n\nQuestion: {question}"
-
-
-def missing_tags(instruction: str) -> str:
-    """What is wrong with an instruction that does not name every call tag; "" if it does.
-
-    A policy that was not told a tag cannot write it, and no proposer could bring it back.
-    """
-    missing = [tag for tag in CALL_TAGS if tag not in instruction]
-    if not missing:
-        return ""
-    return f"names no {', '.join(missing)}; expected {', '.join(CALL_TAGS)} in its text: add them"
-
-
 def _without_forged(text: str) -> str:
     """The turn without `<information>` blocks, nested ones included, unclosed ones to its end.
 

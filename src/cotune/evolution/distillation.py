@@ -37,6 +37,11 @@ def compares_contexts(settings: Distillation) -> bool:
     return settings.ratio in ("masked", "hint")
 
 
+def weighs(settings: Distillation) -> bool:
+    """Whether rollouts under hints have another loss than plain GRPO's on their trained prompts."""
+    return compares_contexts(settings) or settings.drop_failed
+
+
 def reweighs(trajectories: Iterable[Trajectory], settings: Distillation) -> bool:
     """Whether the loss of these rollouts is another than plain GRPO's on their trained prompts."""
     compares = compares_contexts(settings)
@@ -48,10 +53,12 @@ def context_ratios(trained_logprobs: Floats, sampled_logprobs: Floats) -> Floats
 
     Args:
         trained_logprobs: log π_old under the prompt that is trained on, (C,).
-        sampled_logprobs: log π_old under the prompt that was sampled under, (C,).
+        sampled_logprobs: log π_old under the prompt that was sampled under, (C,). NaN where the
+            sampler could not tell it: the ratio is 1 there.
     """
     trained = np.asarray(trained_logprobs, dtype=np.float64)
-    return np.exp(trained - np.asarray(sampled_logprobs, dtype=np.float64))
+    ratios = np.exp(trained - np.asarray(sampled_logprobs, dtype=np.float64))
+    return np.where(np.isnan(sampled_logprobs), 1.0, ratios)
 
 
 def token_weights(ratios: Floats, settings: Distillation) -> Floats:
@@ -165,5 +172,7 @@ def old_logprobs(
     if settings.ratio == "hint":
         for row, trajectory in enumerate(trajectories):
             if is_distilled(trajectory):
-                denominators[row, : len(trajectory.logprobs)] = trajectory.logprobs
+                sampled = np.array(trajectory.logprobs)
+                own = denominators[row, : len(sampled)]
+                denominators[row, : len(sampled)] = np.where(np.isnan(sampled), own, sampled)
     return denominators

@@ -53,7 +53,7 @@ def feedback(trajectory: Trajectory, show_answers: bool) -> str:
         said.append(f"The response was ended by: {trajectory.stop.value}.")
     if errors := list(dict.fromkeys(turn.error for turn in trajectory.turns if turn.error)):
         said.append(f"Errors on the way: {'; '.join(errors)}.")
-    if show_answers:
+    if show_answers and trajectory.task.answers:
         said.append(f"The correct answer is {' or '.join(trajectory.task.answers)}.")
     return " ".join(said)
 

@@ -96,6 +96,7 @@ class InstructionRules:
         count_tokens: counts a text's tokens; None where no tokenizer is at hand.
         max_tokens: length limit in tokens; None for none.
         control_tokens: the policy's special tokens as text; a chat template would obey them.
+        required: texts besides those tags without which no policy can act.
     """
 
     original: str
@@ -103,6 +104,7 @@ class InstructionRules:
     count_tokens: Callable[[str], int] | None = None
     max_tokens: int | None = None
     control_tokens: tuple[str, ...] = ()
+    required: tuple[str, ...] = ()
 
     def check(
         self, candidate: str, parent: str, others: Iterable[str], tasks: Iterable[Task]
@@ -116,7 +118,8 @@ class InstructionRules:
         """
         if not candidate.strip():
             return "empty"
-        if missing := [t for t in protocol_tags(self.original) if t not in candidate]:
+        kept = dict.fromkeys((*protocol_tags(self.original), *self.required))
+        if missing := [text for text in kept if text not in candidate]:
             return f"lost {', '.join(missing)}"
         if reserved := reserved_tags(candidate):
             return f"holds {', '.join(reserved)}, which only proposals may"

@@ -79,10 +79,11 @@ def history_prompt(
 
 def _example(failure: Experience) -> str:
     ended = "" if failure.stop is StopReason.ANSWERED else f"\n[stopped: {failure.stop.value}]"
+    answers = " | ".join(failure.task.answers)
+    truth = f"Correct answer: {answers}\n" if answers else ""
     return (
         f"<example>\nQuestion: {neutralised(failure.task.question)}\n"
-        f"Response: {neutralised(failure.text).strip()}{ended}\n"
-        f"Correct answer: {' | '.join(failure.task.answers)}\n</example>"
+        f"Response: {neutralised(failure.text).strip()}{ended}\n{truth}</example>"
     )
 
 

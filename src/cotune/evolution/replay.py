@@ -3,7 +3,7 @@
 import random
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 
 from cotune.contracts import State
 from cotune.records import StopReason, Task, Trajectory
@@ -90,8 +90,9 @@ class ReplayBuffer:
         return rng.sample(tasks, min(k, len(tasks)))
 
     def state_dict(self) -> State:
+        # Without columns, which may hold anything; a coordinator has the tasks with theirs.
         return {
-            "tasks": [asdict(task) for task in self.tasks()],
+            "tasks": [_fields(task) for task in self.tasks()],
             "experiences": [
                 [e.instruction_id, e.task.id, e.text, e.reward, e.step, e.stop.value]
                 for e in self._experiences
@@ -100,7 +101,14 @@ class ReplayBuffer:
 
     def load_state_dict(self, state: State) -> None:
         tasks = {
-            t["id"]: Task(t["id"], t["question"], tuple(t["answers"]), t["stratum"], t["solution"])
+            t["id"]: Task(
+                t["id"],
+                t["question"],
+                tuple(t["answers"]),
+                t["stratum"],
+                t["solution"],
+                tuple((role, content) for role, content in t.get("context", ())),
+            )
             for t in state["tasks"]
         }
         self._experiences.clear()
@@ -108,3 +116,7 @@ class ReplayBuffer:
             Experience(identity, tasks[task_id], text, reward, step, StopReason(stop))
             for identity, task_id, text, reward, step, stop in state["experiences"]
         )
+
+
+def _fields(task: Task) -> dict[str, object]:
+    return {f.name: getattr(task, f.name) for f in fields(task) if f.name != "columns"}

@@ -52,6 +52,7 @@ class InspoP2O(P2O):
         options: both methods' numbers.
         seed: of all draws.
         count_tokens, max_tokens, control_tokens: limits of instructions and of hints alike.
+        required: texts that every instruction must hold.
     """
 
     def __init__(
@@ -63,9 +64,16 @@ class InspoP2O(P2O):
         count_tokens: Callable[[str], int] | None = None,
         max_tokens: int | None = None,
         control_tokens: Sequence[str] = (),
+        required: Sequence[str] = (),
     ) -> None:
         base = Inspo(
-            initial_instruction, options.inspo, seed, count_tokens, max_tokens, control_tokens
+            initial_instruction,
+            options.inspo,
+            seed,
+            count_tokens,
+            max_tokens,
+            control_tokens,
+            required,
         )
         super().__init__(base, tasks, options.p2o, seed, count_tokens, max_tokens, control_tokens)
         self.composition = options

@@ -107,6 +107,7 @@ class Inspo(Unhinted):
         count_tokens: a text's length in the policy's tokens.
         max_instruction_tokens: length limit in these tokens.
         control_tokens: the policy's special tokens as text; no instruction may hold one.
+        required: texts that every instruction must hold, besides those tags.
     """
 
     def __init__(
@@ -117,6 +118,7 @@ class Inspo(Unhinted):
         count_tokens: Callable[[str], int] | None = None,
         max_instruction_tokens: int | None = None,
         control_tokens: Sequence[str] = (),
+        required: Sequence[str] = (),
     ) -> None:
         if not initial_instruction.strip():
             raise ConfigError("the initial instruction is blank; expected a text")
@@ -126,7 +128,7 @@ class Inspo(Unhinted):
                 "proposals: rename them"
             )
         self.options, self.seed = options, seed
-        self._population = Population(options.window, options.selection_temperature)
+        self.population = Population(options.window, options.selection_temperature)
         self._replay = ReplayBuffer(options.buffer_size, options.failure_below)
         self._generator = Generator(
             InstructionRules(
@@ -135,6 +137,7 @@ class Inspo(Unhinted):
                 count_tokens,
                 max_instruction_tokens,
                 tuple(control_tokens),
+                tuple(required),
             ),
             self._replay,
             seed,
@@ -144,8 +147,8 @@ class Inspo(Unhinted):
             tasks=options.verification_tasks,
         )
         self._lineage = [Instruction("i0", initial_instruction)]
-        self._population.add(self._lineage[0], 0.0)
-        self._last_weights: dict[str, float] = {}  # by instruction id; the history proposer's
+        self.population.add(self._lineage[0], 0.0)
+        self.last_weights: dict[str, float] = {}  # by instruction id; the history proposer's
         self._baselines: dict[str, tuple[int, float]] = {}  # task id -> rollouts, mean reward
         self._phases_run = 0  # the step whose due phases were run last
 
@@ -200,13 +203,13 @@ class Inspo(Unhinted):
 
     def _prune(self, record: Recorder) -> Metrics:
         """Lines 10-13."""
-        pruned = self._population.prune(self.options.parents)
+        pruned = self.population.prune(self.options.parents)
         _record_gone(pruned, "prune", record)
         return {"inspo/pruned": float(len(pruned))}
 
     def _evolve(self, step: int, rollout: Rollout, llm: LLM, record: Recorder) -> Metrics:
         """Lines 16-24. Where no candidate is accepted, the population stays as it is."""
-        parents = self._population.top(self.options.parents)
+        parents = self.population.top(self.options.parents)
         new = self._generator.generate(
             [parent.instruction for parent in parents],
             self.options.population_size - len(parents),
@@ -219,11 +222,11 @@ class Inspo(Unhinted):
         )
         if new.accepted:
             # Before anybody is reset: a newcomer starts from what its parent was worth.
-            starts = [self._population[c.parent].weight + c.gain for c in new.accepted]
-            gone = self._population.keep_only({parent.id for parent in parents})
+            starts = [self.population[c.parent].weight + c.gain for c in new.accepted]
+            gone = self.population.keep_only({parent.id for parent in parents})
             _record_gone(gone, "evolution", record)
             if self.options.new_weight == "zero":
-                self._population.reset_weights()
+                self.population.reset_weights()
                 starts = [0.0] * len(starts)
             for candidate, start in zip(new.accepted, starts, strict=True):
                 self._join(candidate, start, step, record)
@@ -234,13 +237,13 @@ class Inspo(Unhinted):
             "verified": new.verified,
             "accepted": len(new.accepted),
         }
-        size = len(self._population)
+        size = len(self.population)
         record("evolution", parents=[p.id for p in parents], population=size, **count)
         return {f"inspo/evolution_{name}": float(value) for name, value in count.items()}
 
     def _history(self) -> list[tuple[str, float]]:
         """The best instructions so far with their last observed scores, worst first."""
-        known = sorted(self._last_weights.items(), key=lambda item: item[1])[-_HISTORY:]
+        known = sorted(self.last_weights.items(), key=lambda item: item[1])[-_HISTORY:]
         texts = {instruction.id: instruction.text for instruction in self._lineage}
         return [(texts[identity], self._score(weight)) for identity, weight in known]
 
@@ -259,7 +262,7 @@ class Inspo(Unhinted):
             critique=candidate.critique,
         )
         self._lineage.append(instruction)
-        self._population.add(instruction, start)
+        self.population.add(instruction, start)
         _record_born(instruction, candidate, record)
 
     # ---- lines 5, 9 and 15
@@ -270,7 +273,7 @@ class Inspo(Unhinted):
         """One draw from Eq. 4 a question; its whole group is sampled and trained under it."""
         assignments: list[Assignment] = []
         for group, task in enumerate(tasks):
-            drawn = self._population.draw(f"inspo/{self.seed}/assign/{progress.step}/{group}")
+            drawn = self.population.draw(f"inspo/{self.seed}/assign/{progress.step}/{group}")
             prompt = Prompt(drawn.text)
             assignments += [Assignment(task, prompt, prompt, drawn.id, group)] * group_size
         return assignments
@@ -283,9 +286,9 @@ class Inspo(Unhinted):
         credits: defaultdict[str, list[float]] = defaultdict(list)
         for trajectory, credit in zip(own, self._credits(own), strict=True):
             credits[trajectory.assignment.instruction_id].append(credit)
-        self._population.observe(credits)
+        self.population.observe(credits)
         for instruction_id in credits:
-            self._last_weights[instruction_id] = self._population[instruction_id].weight
+            self.last_weights[instruction_id] = self.population[instruction_id].weight
         self._replay.add(own, progress.step)
         return self._report(trajectories, record)
 
@@ -311,7 +314,7 @@ class Inspo(Unhinted):
         """The "population" event: weights and chances after this step, groups drawn in it."""
         drawn = {(t.assignment.instruction_id, t.assignment.group) for t in trajectories}
         groups = Counter(identity for identity, _group in drawn)
-        members, chances = self._population.members, self._population.probabilities()
+        members, chances = self.population.members, self.population.probabilities()
         rows = [
             {
                 "id": member.id,
@@ -335,7 +338,7 @@ class Inspo(Unhinted):
 
     def best(self) -> Best:
         """I* = argmax w_j, how often it was observed, and whether it is too close to call."""
-        return self._population.best()
+        return self.population.best()
 
     def best_prompt(self) -> Prompt:
         return Prompt(self.best().instruction.text)
@@ -350,18 +353,18 @@ class Inspo(Unhinted):
     # ---- what is said and what is saved
 
     def _notice_if_short(self, record: Recorder) -> None:
-        have, want = len(self._population), self.options.population_size
+        have, want = len(self.population), self.options.population_size
         if have < want:
             record("notice", text=f"population of {have} instead of {want} instructions")
 
     def state_dict(self) -> State:
         return {
             "phases_run": self._phases_run,
-            "population": self._population.state_dict(),
+            "population": self.population.state_dict(),
             "replay": self._replay.state_dict(),
             "generator": self._generator.state_dict(),
             "lineage": [asdict(instruction) for instruction in self._lineage],
-            "last_weights": dict(self._last_weights),
+            "last_weights": dict(self.last_weights),
             "baselines": {task: list(value) for task, value in self._baselines.items()},
         }
 
@@ -374,10 +377,10 @@ class Inspo(Unhinted):
                 f"{self._lineage[0].text!r}; expected the same: restore the run file's"
             )
         self._lineage, self._phases_run = lineage, state["phases_run"]
-        self._population.load_state_dict(state["population"])
+        self.population.load_state_dict(state["population"])
         self._replay.load_state_dict(state["replay"])
         self._generator.load_state_dict(state["generator"])
-        self._last_weights = dict(state["last_weights"])
+        self.last_weights = dict(state["last_weights"])
         self._baselines = {task: (n, mean) for task, (n, mean) in state["baselines"].items()}
 
 

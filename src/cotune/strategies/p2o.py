@@ -112,6 +112,11 @@ class P2O:
     def distillation(self) -> Distillation:
         return self.options.distillation
 
+    @property
+    def pool(self) -> HintPool | None:
+        """The hints of the last phase that brought any."""
+        return self._pool
+
     # ---- Phase 2
 
     def evolve_if_due(

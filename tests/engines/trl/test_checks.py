@@ -1,14 +1,28 @@
 """What would make TRL run something else than cotune was told is refused in a line."""
 
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
 import trl
+from transformers import TrainingArguments
+from trl import GRPOConfig
 from trl.chat_template_utils import qwen3_chat_template
 
 from cotune.contracts import ConfigError, EngineError
-from cotune.engines.trl.checks import check_args, check_trainer, check_trl, steps_per_batch
+from cotune.engines.trl.checks import (
+    check_args,
+    check_strategy,
+    check_trainer,
+    check_trl,
+    steps_per_batch,
+)
+from cotune.engines.trl.fields import FIELDS, as_markdown
+from cotune.engines.trl.joint import TRLJoint
+from cotune.records import Distillation
+from cotune.strategies.p2o import P2O, P2OOptions
+from cotune.strategies.static import StaticStrategy
 from tests.engines.tiny import tiny_model, tiny_tokenizer
 from tests.engines.trl.setup import config, start
 
@@ -19,17 +33,92 @@ TWO_STEPS_A_BATCH = {
 }
 
 
+EVALUATING = {"eval_strategy": "steps", "per_device_eval_batch_size": 6}
+BEST = EVALUATING | {"load_best_model_at_end": True, "metric_for_best_model": "eval_reward"}
+
+# A value of each refused field that is refused.
+REFUSED: dict[str, Any] = {
+    "accelerator_config.dispatch_batches": True,
+    "accelerator_config.even_batches": False,
+    "accelerator_config.split_batches": True,
+    "auto_find_batch_size": True,
+    "cache_implementation": "static",
+    "dataloader_in_order": False,
+    "deepspeed": "zero3.json",
+    "enable_jit_checkpoint": True,
+    "fsdp": "full_shard",
+    "generation_kwargs": {"suppress_tokens": [3]},
+    "ignore_data_skip": True,
+    "max_tool_calling_iterations": 3,
+    "min_p": 0.1,
+    "neftune_noise_alpha": 5.0,
+    "num_iterations": 2,
+    "parallelism_config": object(),
+    "push_to_hub": True,
+    "repetition_penalty": 1.1,
+    "reward_weights": [2.0],
+    "save_on_each_node": True,
+    "save_only_model": True,
+    "shuffle_dataset": True,
+    "sync_ref_model": True,
+    "top_k": 20,
+    "top_p": 0.9,
+    "torch_compile": True,
+    "use_transformers_continuous_batching": True,
+    "use_transformers_paged": True,
+    "vllm_structured_outputs_regex": "a+",
+}
+
+
+def with_value(args: GRPOConfig, name: str, value: Any) -> GRPOConfig:
+    """Set afterwards: GRPOConfig itself would look for libraries and ranks, or set variables."""
+    *path, last = name.split(".")
+    owner: Any = args
+    for part in path:
+        owner = getattr(owner, part)
+    setattr(owner, last, value)
+    return args
+
+
+def test_each_refused_field_has_its_example() -> None:
+    assert set(REFUSED) == {name for name, field in FIELDS.items() if field.status == "refused"}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_refused_field_is_refused_when_the_joint_run_is_made(tmp_path: Path, name: str) -> None:
+    check_args(config(tmp_path))
+    args = with_value(config(tmp_path), name, REFUSED[name])
+    parts: Any = None  # refused before anything of it is looked at
+    with pytest.raises(ConfigError) as error:
+        TRLJoint(parts, tiny_tokenizer(), args)
+    message = str(error.value)
+    assert message.startswith(f"GRPOConfig.{name} is ")
+    assert FIELDS[name].mend
+    assert message.endswith(f"{FIELDS[name].line}: {FIELDS[name].mend}")
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize("name", sorted(set(FIELDS) - set(REFUSED)))
+def test_no_other_field_is_refused_by_itself(name: str) -> None:
+    assert FIELDS[name].accepts is None
+
+
+def test_every_field_of_grpos_own_is_in_the_table() -> None:
+    common = {field.name for field in fields(TrainingArguments)}
+    assert {field.name for field in fields(GRPOConfig)} - common <= set(FIELDS)
+    known = {field.name for field in fields(GRPOConfig)}
+    assert {name.split(".")[0] for name in FIELDS} <= known
+
+
+def test_the_page_says_what_the_table_says() -> None:
+    page = Path(__file__).parents[3] / "docs" / "grpo-config.md"
+    assert page.read_text(encoding="utf-8").endswith(as_markdown())
+
+
 @pytest.mark.parametrize(
     ("changes", "field", "mend"),
     [
-        ({"shuffle_dataset": True}, "shuffle_dataset is True", "set shuffle_dataset=False"),
         ({"max_steps": -1, "num_train_epochs": 2}, "max_steps is -1", "set max_steps"),
-        ({"num_iterations": 2}, "num_iterations is 2", "only with num_iterations=1"),
-        ({"use_vllm": True}, "use_vllm is True", "set use_vllm=False"),
-        ({"top_p": 0.9}, "top_p=0.9", "set top_p=1.0"),
-        ({"top_k": 20}, "top_k=20", "top_k=0"),
-        ({"min_p": 0.1}, "min_p=0.1", "min_p=None"),
-        ({"repetition_penalty": 1.1}, "repetition_penalty is 1.1", "set it to 1.0"),
         (
             {
                 "per_device_train_batch_size": 2,
@@ -45,23 +134,34 @@ TWO_STEPS_A_BATCH = {
             "make save_steps a multiple of 2",
         ),
         (TWO_STEPS_A_BATCH | {"max_steps": 3}, "max_steps is 3", "make max_steps a multiple of 2"),
-        ({"save_strategy": "epoch"}, "save_strategy='epoch'", "set save_strategy='steps'"),
         (
-            {
-                "save_strategy": "best",
-                "eval_strategy": "steps",
-                "eval_steps": 1,
-                "load_best_model_at_end": True,
-                "per_device_eval_batch_size": 6,
-            },
-            "load_best_model_at_end=True",
-            "load_best_model_at_end=False",
+            TWO_STEPS_A_BATCH | EVALUATING | {"max_steps": 4, "eval_steps": 3},
+            "eval_steps is 3",
+            "make eval_steps a multiple of 2",
         ),
-        ({"reward_weights": [2.0]}, "reward_weights is [2.0]", "set reward_weights=None"),
+        ({"temperature": 0.0}, "temperature is 0.0", "set it above 0"),
+        ({"logging_strategy": "epoch"}, "logging_strategy is 'epoch'", "set logging_strategy"),
+        ({"save_strategy": "epoch"}, "save_strategy is 'epoch'", "set save_strategy='steps'"),
+        (EVALUATING | {"eval_strategy": "epoch"}, "eval_strategy is 'epoch'", "'steps'"),
+        (
+            BEST | {"save_strategy": "steps", "save_steps": 4, "eval_steps": 2},
+            "save_steps=4 and eval_steps=2",
+            "make them equal",
+        ),
+        (
+            BEST | {"save_strategy": "best", "eval_steps": 1, "metric_for_best_model": "loss"},
+            "metric_for_best_model is 'loss'",
+            "metric_for_best_model='eval_reward'",
+        ),
+        (
+            BEST | {"save_strategy": "best", "eval_steps": 1, "greater_is_better": False},
+            "greater_is_better is False",
+            "set greater_is_better=True",
+        ),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
-def test_an_argument_that_breaks_the_run_is_refused_with_its_mend(
+def test_what_does_not_go_together_is_refused_with_its_mend(
     tmp_path: Path, changes: dict[str, Any], field: str, mend: str
 ) -> None:
     args = config(tmp_path, **changes)
@@ -73,16 +173,29 @@ def test_an_argument_that_breaks_the_run_is_refused_with_its_mend(
     assert "\n" not in message
 
 
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [("fsdp", "full_shard"), ("fsdp", True), ("deepspeed", "zero3.json"), ("deepspeed", {})],
-)
-def test_sharded_weights_are_refused(tmp_path: Path, field: str, value: Any) -> None:
+@pytest.mark.parametrize("kind", ["FSDP", "DEEPSPEED"])
+def test_what_accelerate_launch_sets_is_refused(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     args = config(tmp_path)
-    check_args(args)
-    setattr(args, field, value)  # GRPOConfig itself would look for the libraries and the ranks
-    with pytest.raises(ConfigError, match=r"fsdp or \.deepspeed is set.*torchrun \(DDP\)$"):
+    monkeypatch.setenv(f"ACCELERATE_USE_{kind}", "true")
+    with pytest.raises(ConfigError, match=rf"ACCELERATE_USE_{kind}, .*--multi_gpu"):
         check_args(args)
+
+
+def p2o(**settings: Any) -> P2O:
+    options = P2OOptions(distillation=Distillation(**settings))
+    return P2O(StaticStrategy("abc"), [], options, seed=0)
+
+
+def test_the_ratio_of_a_sequence_cannot_leave_tokens_out(tmp_path: Path) -> None:
+    args = config(tmp_path, importance_sampling_level="sequence")
+    check_args(args)
+    with pytest.raises(ConfigError, match=r"importance_sampling_level is 'sequence'.*'token'"):
+        check_strategy(args, p2o())
+    check_strategy(args, p2o(ratio="original"))
+    check_strategy(args, StaticStrategy("abc"))
+    check_strategy(config(tmp_path), p2o())
 
 
 @pytest.mark.parametrize(
@@ -91,6 +204,8 @@ def test_sharded_weights_are_refused(tmp_path: Path, field: str, value: Any) -> 
         {},
         TWO_STEPS_A_BATCH | {"max_steps": 4, "save_strategy": "steps", "save_steps": 2},
         {"loss_type": "dapo", "beta": 0.04, "scale_rewards": "none", "epsilon_high": 0.28},
+        BEST | {"save_strategy": "steps", "save_steps": 2, "eval_steps": 2, "max_steps": 4},
+        BEST | {"save_strategy": "best", "eval_steps": 1},
         {"reward_weights": [1.0], "temperature": 0.7},
     ],
 )

@@ -147,6 +147,23 @@ def test_a_run_that_its_budget_had_ended_is_taken_up_but_not_trained_on(tmp_path
     assert again.ledger.attempt == 2
 
 
+@pytest.mark.parametrize(("budget", "batches", "ended"), [(None, 4, False), (20, 3, True)])
+def test_a_run_whose_budget_was_raised_is_trained_on(
+    tmp_path: Path, budget: int | None, batches: int, ended: bool
+) -> None:
+    first = budgeted(tmp_path, 12)
+    first.trainer.train()
+    first.ledger.close()
+    again = budgeted(tmp_path, budget, resume=True)
+    callback = again.trainer.callback_handler.callbacks[0]
+    assert isinstance(callback, RolloutBudget)
+    assert not callback.spent()
+    again.trainer.train(resume_from_checkpoint=str(latest_checkpoint(tmp_path / "checkpoints")))
+    assert (again.joint.batches, again.joint.ended) == (batches, ended)
+    assert state_of(tmp_path, batches)["ended"] is ended
+    assert callback.spent() is ended
+
+
 def test_a_run_that_had_not_ended_is_trained_on(tmp_path: Path) -> None:
     run = start(tmp_path, **SAVING)
     run.trainer.train()

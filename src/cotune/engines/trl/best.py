@@ -5,8 +5,9 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
+from cotune.engines.adapters import load_weights, save_weights
 from cotune.json_files import write_atomic, write_json_atomic
 from cotune.records import Prompt
 
@@ -15,8 +16,8 @@ if TYPE_CHECKING:
 
 
 class BestPolicy:
-    """A Hugging Face folder, `instruction.txt`, where there is one `hint.txt`, and `best.json` with
-    what it was chosen by.
+    """A Hugging Face folder, of a run with `policy.lora` its adapter's, with `instruction.txt`,
+    where there is one `hint.txt`, and `best.json` with what it was chosen by.
 
     Args:
         folder: where it is kept; replaced as a whole.
@@ -41,7 +42,7 @@ class BestPolicy:
         staged = self._staged
         shutil.rmtree(staged, ignore_errors=True)
         with joint.policy() as model:
-            model.save_pretrained(staged)
+            save_weights(model, staged)
         self._tokenizer.save_pretrained(staged)
         strategy = joint.coordinator.strategy
         text = strategy.best_prompt().instruction
@@ -80,9 +81,9 @@ class BestPolicy:
         if known is None:
             raise FileNotFoundError(f"{self._folder}: no policy was kept")
         if known["step"] != joint.batches:
-            kept = AutoModelForCausalLM.from_pretrained(self._folder)
             with joint.policy() as model:
-                model.load_state_dict(kept.state_dict())
+                load_weights(model, self._folder)
+            joint.weights_replaced()
         return known["instruction_id"], Prompt(known["instruction"], known["hint"])
 
     def _read(self) -> dict[str, Any] | None:

@@ -1,13 +1,21 @@
 """Refuses, in a line each, what would make TRL run something other than what cotune was told."""
 
 import inspect
+import os
+from typing import Any
 
 import trl
+from accelerate.utils import is_peft_model
 from packaging.version import Version
-from transformers.trainer_utils import SaveStrategy
+from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 from trl import GRPOConfig, GRPOTrainer
+from trl.import_utils import is_vllm_available
 
-from cotune.contracts import ConfigError, EngineError
+from cotune.contracts import ConfigError, EngineError, Strategy
+from cotune.engines.trl.fields import FIELDS
+from cotune.engines.trl.launch import check_devices
+from cotune.evolution.distillation import weighs
+from cotune.strategies.p2o import P2O
 
 # `rollout_func` is marked experimental upstream: each minor release is read before it is admitted.
 SUPPORTED = (Version("1.16"), Version("1.17"))
@@ -31,51 +39,84 @@ def check_trl() -> None:
 
 
 def check_args(args: GRPOConfig) -> None:
-    """Raises ConfigError for the first argument under which a run would not be what it says."""
-    for wrong, message in (*_sampling_conflicts(args), *_batch_conflicts(args)):
+    """Raises ConfigError for the first argument under which a run would not be what it says.
+
+    What is refused by itself stands in `fields.FIELDS`; here is what depends on other fields.
+    """
+    vllm = _vllm_conflicts(args) if args.use_vllm else []
+    each = _refused_by_themselves(args)
+    others = (*_launch_conflicts(), *_batch_conflicts(args), *_keeping(args))
+    for wrong, message in (*vllm, *each, *others):
         if wrong:
             raise ConfigError(message)
+    check_devices(args)
 
 
-def _sampling_conflicts(args: GRPOConfig) -> list[tuple[bool, str]]:
-    """What would sample, order or score other than cotune does."""
+def _refused_by_themselves(args: GRPOConfig) -> list[tuple[bool, str]]:
     return [
         (
-            bool(args.shuffle_dataset),
-            "GRPOConfig.shuffle_dataset is True, but a resumed run would then repeat the first "
-            "epoch's order; cotune orders the tasks itself: set shuffle_dataset=False",
+            not field.accepts(value),
+            f"GRPOConfig.{name} is {_shown(value)}; {field.line}: {field.mend}",
+        )
+        for name, field in FIELDS.items()
+        if field.accepts is not None
+        for value in (_value(args, name),)
+    ]
+
+
+def _value(args: GRPOConfig, name: str) -> Any:
+    value: Any = args
+    for part in name.split("."):
+        value = getattr(value, part)
+    return value
+
+
+def _shown(value: Any) -> str:
+    """A value in a line: strategies as they are written, long ones cut."""
+    text = " ".join(repr(getattr(value, "value", value)).split())
+    return text if len(text) <= 80 else f"{text[:79]}…"
+
+
+def _launch_conflicts() -> list[tuple[bool, str]]:
+    """What `accelerate launch` sets by the environment and not in GRPOConfig."""
+    sharding = ("FSDP", "DEEPSPEED", "MEGATRON_LM", "PARALLELISM_CONFIG")
+    names = [f"ACCELERATE_USE_{kind}" for kind in sharding]
+    found = [name for name in names if os.environ.get(name, "").lower() in ("1", "true", "yes")]
+    return [
+        (
+            bool(found),
+            f"accelerate launch set {', '.join(found)}, but ranks sample on their own from whole "
+            "weights: launch with distributed_type MULTI_GPU (accelerate launch --multi_gpu), or "
+            "with torchrun",
+        )
+    ]
+
+
+def _vllm_conflicts(args: GRPOConfig) -> list[tuple[bool, str]]:
+    """What would keep vLLM from sampling the policy, or from sampling it as it is."""
+    shared = args.vllm_tensor_parallel_size if args.vllm_mode == "colocate" else 1
+    return [
+        (
+            not is_vllm_available(),
+            "GRPOConfig.use_vllm is True, but vllm is not installed: pip install 'trl[vllm]' into "
+            "this environment, or set use_vllm=False",
         ),
         (
-            bool(args.use_vllm),
-            "GRPOConfig.use_vllm is True; cotune samples from the trainer's own model: set "
-            "use_vllm=False",
+            args.vllm_mode not in ("colocate", "server"),
+            f"GRPOConfig.vllm_mode is {args.vllm_mode!r}; expected 'colocate' or 'server'",
         ),
         (
-            args.top_p != 1.0 or args.top_k not in (0, None) or args.min_p is not None,
-            f"GRPOConfig has top_p={args.top_p}, top_k={args.top_k}, min_p={args.min_p}, under "
-            "which log-probabilities are not the policy's: set top_p=1.0, top_k=0, min_p=None",
-        ),
-        (
-            args.repetition_penalty != 1.0,
-            f"GRPOConfig.repetition_penalty is {args.repetition_penalty}; set it to 1.0",
-        ),
-        (
-            bool(args.fsdp) or args.deepspeed is not None,
-            "GRPOConfig.fsdp or .deepspeed is set, but ranks sample on their own from whole weights: "
-            "leave both unset and start the processes with torchrun (DDP)",
-        ),
-        (
-            args.reward_weights not in (None, [1.0]),
-            f"GRPOConfig.reward_weights is {args.reward_weights}; the environment's score is the "
-            "only reward function: set reward_weights=None",
+            shared < 1 or args.world_size % shared != 0,
+            f"GRPOConfig.vllm_tensor_parallel_size is {shared}; expected a divisor of the "
+            f"{args.world_size} processes that train",
         ),
     ]
 
 
 def _batch_conflicts(args: GRPOConfig) -> list[tuple[bool, str]]:
-    """What would begin or save a step inside a rollout batch."""
+    """What would begin, save or evaluate a step inside a rollout batch."""
     per_batch = steps_per_batch(args)
-    saves_inside = args.save_strategy == "steps" and args.save_steps % per_batch != 0
+    takes = f"but a rollout batch takes {per_batch} optimizer steps"
     return [
         (
             args.max_steps < 1,
@@ -83,9 +124,9 @@ def _batch_conflicts(args: GRPOConfig) -> list[tuple[bool, str]]:
             "steps: set max_steps (num_train_epochs is not used)",
         ),
         (
-            args.num_iterations != 1,
-            f"GRPOConfig.num_iterations is {args.num_iterations}; a run can be resumed exactly "
-            "only with num_iterations=1",
+            not args.temperature > 0,
+            f"GRPOConfig.temperature is {args.temperature}, but rollouts must be drawn from a "
+            "distribution, and TRL divides by it: set it above 0 (evaluation is greedy anyway)",
         ),
         (
             (args.steps_per_generation or 0) % args.gradient_accumulation_steps != 0,
@@ -94,31 +135,116 @@ def _batch_conflicts(args: GRPOConfig) -> list[tuple[bool, str]]:
             "would end inside an optimizer step",
         ),
         (
-            saves_inside,
-            f"GRPOConfig.save_steps is {args.save_steps}, but a rollout batch takes {per_batch} "
-            f"optimizer steps: make save_steps a multiple of {per_batch}",
-        ),
-        (
             args.max_steps % per_batch != 0,
-            f"GRPOConfig.max_steps is {args.max_steps}, but a rollout batch takes {per_batch} "
-            f"optimizer steps: make max_steps a multiple of {per_batch}",
+            f"GRPOConfig.max_steps is {args.max_steps}, {takes}: make max_steps a multiple of "
+            f"{per_batch}",
         ),
         (
-            args.save_strategy not in ("steps", "no") or bool(args.load_best_model_at_end),
-            f"GRPOConfig has save_strategy={SaveStrategy(args.save_strategy).value!r}, "
-            "load_best_model_at_end="
-            f"{args.load_best_model_at_end}; cotune saves between rollout batches: set "
-            "save_strategy='steps' (or 'no') and load_best_model_at_end=False",
+            args.save_strategy == SaveStrategy.STEPS and args.save_steps % per_batch != 0,
+            f"GRPOConfig.save_steps is {args.save_steps}, {takes}: make save_steps a multiple of "
+            f"{per_batch}",
+        ),
+        (
+            args.eval_strategy == IntervalStrategy.STEPS
+            and (args.eval_steps or 0) % per_batch != 0,
+            f"GRPOConfig.eval_steps is {args.eval_steps}, {takes}: make eval_steps a multiple of "
+            f"{per_batch}",
         ),
     ]
 
 
+def _keeping(args: GRPOConfig) -> list[tuple[bool, str]]:
+    """What would save or keep another policy than the one meant."""
+    keeps_best = bool(args.load_best_model_at_end) or args.save_strategy == SaveStrategy.BEST
+    metric = args.metric_for_best_model or ""
+    spans = "the data set spans the run, so an epoch of the trainer's ends with it"
+    return [
+        (
+            args.save_strategy == SaveStrategy.EPOCH,
+            f"GRPOConfig.save_strategy is 'epoch'; {spans}: set save_strategy='steps' and "
+            "save_steps",
+        ),
+        (
+            args.eval_strategy == IntervalStrategy.EPOCH,
+            f"GRPOConfig.eval_strategy is 'epoch'; {spans}: set eval_strategy='steps' and "
+            "eval_steps",
+        ),
+        (
+            args.logging_strategy == IntervalStrategy.EPOCH,
+            f"GRPOConfig.logging_strategy is 'epoch'; {spans}: set logging_strategy='steps' and "
+            "logging_steps",
+        ),
+        (
+            keeps_best and metric.endswith("loss"),
+            f"GRPOConfig.metric_for_best_model is {metric!r}, which says nothing of a policy: set "
+            "metric_for_best_model='eval_reward' and greater_is_better=True",
+        ),
+        (
+            keeps_best and "reward" in metric and not args.greater_is_better,
+            f"GRPOConfig.greater_is_better is {args.greater_is_better}, but "
+            f"metric_for_best_model is {metric!r}: set greater_is_better=True",
+        ),
+        (
+            bool(args.load_best_model_at_end)
+            and args.save_strategy == SaveStrategy.STEPS
+            and args.save_steps != args.eval_steps,
+            f"GRPOConfig has save_steps={args.save_steps} and eval_steps={args.eval_steps}, so that "
+            "the best policy might be one that was not saved: make them equal, or set "
+            "save_strategy='best'",
+        ),
+    ]
+
+
+def check_strategy(args: GRPOConfig, strategy: Strategy) -> None:
+    """Raises ConfigError where the loss cannot do what the strategy asks of it."""
+    masked = may_hint(strategy) and strategy.distillation.ratio == "masked"
+    if masked and args.importance_sampling_level == "sequence":
+        raise ConfigError(
+            "GRPOConfig.importance_sampling_level is 'sequence', but distillation.ratio 'masked' "
+            "leaves single tokens out, which the ratio of a sequence holds all the same: set "
+            "importance_sampling_level='token', or ratio: original"
+        )
+
+
+def may_hint(strategy: Strategy) -> bool:
+    """Whether it is known beforehand that rollouts will be sampled under hints."""
+    return isinstance(strategy, P2O)
+
+
+def check_weighing(strategy: Strategy) -> None:
+    """Raises ConfigError where a plain GRPOTrainer could not train on the strategy's rollouts."""
+    settings = strategy.distillation
+    if may_hint(strategy) and weighs(settings):
+        asked = "drop_failed" if settings.drop_failed else f"ratio: {settings.ratio}"
+        raise ConfigError(
+            "GRPOTrainer alone does not weigh tokens that were sampled under a hint, as "
+            f"distillation {asked} asks: use cotune.JointTrainer in its place (its arguments are the "
+            "same), or distillation ratio: original without drop_failed"
+        )
+
+
 def check_trainer(trainer: GRPOTrainer) -> None:
-    """Raises ConfigError if the trainer would generate or score by itself beside `rollout_func`."""
+    """Raises ConfigError if the trainer would generate, score or shard otherwise than cotune."""
     if trainer.tools or trainer.environment_factories is not None:
         raise ConfigError(
             "GRPOTrainer was given tools= or environment_factory=, with which TRL runs its own tool "
             "loop and ignores cotune's masks: drop the argument; cotune's environment calls tools"
+        )
+    if len(trainer.reward_funcs) != 1:
+        raise ConfigError(
+            f"GRPOTrainer was given {len(trainer.reward_funcs)} reward functions, but the strategy "
+            "learns from one score: give it reward_funcs=joint.reward_funcs as it is"
+        )
+    model: Any = trainer.model
+    if is_peft_model(model) and model.active_peft_config.is_prompt_learning:
+        raise ConfigError(
+            f"peft_config is {type(model.active_peft_config).__name__}, whose virtual tokens cotune's "
+            "samplers do not feed: use LoRA, or another adapter of the layers"
+        )
+    if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:
+        raise ConfigError(
+            "GRPOTrainer runs under FSDP or DeepSpeed, but ranks sample on their own from whole "
+            "weights: launch with accelerate launch --multi_gpu or with torchrun (DDP)"
         )
 
 

@@ -23,18 +23,36 @@ import torch.distributed as dist
 from datasets import Dataset
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
-from trl.models.utils import unwrap_model_for_generation
 
 from cotune.changes import changes
-from cotune.contracts import LLM, ConfigError, EngineError, Environment, Sampler, State, Strategy
+from cotune.contracts import (
+    LLM,
+    ConfigError,
+    EngineError,
+    Environment,
+    Rewards,
+    Sampler,
+    State,
+    Strategy,
+)
 from cotune.coordinator import Coordinator, Journal, Meter, RolloutSettings, SingleProcess
 from cotune.engines.codec import HFCodec
 from cotune.engines.sampling import policy_sampler
-from cotune.engines.trl.checks import check_args, check_trainer, check_trl, steps_per_batch
+from cotune.engines.trl.checks import (
+    check_args,
+    check_strategy,
+    check_trainer,
+    check_trl,
+    check_weighing,
+    steps_per_batch,
+)
 from cotune.engines.trl.comm import TorchComm
 from cotune.engines.trl.trainer import JointTrainer
+from cotune.engines.trl.truncation import was_cut
+from cotune.engines.trl.vllm_sampler import VLLMSampler, engine_context, sampling_logprobs
 from cotune.evolution.distillation import reweighs
-from cotune.records import Limits, Progress, Trajectory
+from cotune.records import Limits, Progress, Task, Trajectory
+from cotune.rewards.functions import RewardFunctions
 from cotune.task_order import TaskOrder
 
 
@@ -49,6 +67,8 @@ class Parts:
     meter: Meter
     limits: Limits
     seed: int = 0
+    rewards: Rewards | None = None
+    """Score in place of the environment; None where it scores."""
     rows_per_call: int = 512
     identity: Mapping[str, str] = field(default_factory=dict)
     """By field, what a resume must find as it was."""
@@ -75,6 +95,8 @@ class TRLJoint:
         coordinator: for evaluation outside of training (after `bind`).
         last_rollouts: this rank's rollouts of the last training batch, in the trainer's order.
         reweighs: whether distillation changes the loss of that batch, on whatever rank.
+        evaluated: by task id, what the trainer has evaluated since its last report.
+        splits: by task id, the split whose `eval_dataset` has it.
         rollouts_left: what is left of a budget of policy rollouts; set by what keeps one.
     """
 
@@ -86,12 +108,14 @@ class TRLJoint:
         before_rollout: Hook | None = None,
     ) -> None:
         from cotune.engines.trl.callback import JointCallback
+        from cotune.engines.trl.trackers import TrackerCallback
 
         check_trl()
         check_args(args)
+        check_strategy(args, parts.strategy)
         self.args, self.parts = args, parts
         self.before_rollout = before_rollout
-        self.codec = HFCodec(tokenizer)
+        self.codec = HFCodec(tokenizer, cast("dict[str, Any] | None", args.chat_template_kwargs))
         rows = args.generation_batch_size
         if rows is None or args.num_generations is None or rows % args.num_generations:
             raise ConfigError(
@@ -104,7 +128,7 @@ class TRLJoint:
         ids = [self.order.at(i) for i in range(self.total_batches * self.questions)]
         self.dataset = Dataset.from_dict({"prompt": ids})
         self.reward_funcs: list[Any] = [self.reward]
-        self.callbacks: list[TrainerCallback] = [JointCallback(self)]
+        self.callbacks: list[TrainerCallback] = [JointCallback(self), TrackerCallback(self)]
         self.batches = 0
         self.ended = False
         self.metrics: dict[str, float] = {}
@@ -112,6 +136,8 @@ class TRLJoint:
         self.rollouts_left: Callable[[], int | None] = lambda: None
         self.reweighs = False
         self._pending: dict[str, float] = {}
+        self.evaluated: dict[str, Trajectory] = {}
+        self.splits: dict[str, str] = {}
         self._trainer: GRPOTrainer | None = None
         self.coordinator = Coordinator(
             strategy=parts.strategy,
@@ -127,6 +153,7 @@ class TRLJoint:
                 seed=parts.seed,
                 rows_per_call=parts.rows_per_call,
             ),
+            rewards=parts.rewards,
             comm=TorchComm() if dist.is_initialized() else SingleProcess(),
         )
 
@@ -135,40 +162,71 @@ class TRLJoint:
         return Path(cast(str, self.args.output_dir))
 
     @property
+    def bound(self) -> bool:
+        """Whether there is a trainer."""
+        return self._trainer is not None
+
+    @property
     def trainer(self) -> GRPOTrainer:
         if self._trainer is None:
             raise EngineError("no trainer yet: call bind(trainer), or train, before evaluating")
         return self._trainer
 
     def bind(self, trainer: GRPOTrainer) -> None:
-        """Names the trainer whose policy is sampled; done by the first rollout otherwise."""
+        """Names the trainer whose policy is sampled.
+
+        Done where a `JointTrainer` is made with `callbacks`; otherwise by the first rollout.
+
+        Raises:
+            ConfigError: a trainer that would not train on what was rolled out.
+        """
         check_trainer(trainer)
-        if dist.is_initialized() and self.coordinator.comm.size == 1:
+        if not isinstance(trainer, JointTrainer):
+            check_weighing(self.parts.strategy)
+        # A colocated vLLM begins a group of its own where one process trains.
+        several = dist.is_initialized() and dist.get_world_size() > 1
+        if several and self.coordinator.comm.size == 1:
             self.coordinator.comm = TorchComm()
         self._trainer = trainer
         if isinstance(trainer, JointTrainer):
             trainer.joint = self
+        self.coordinator.settings = replace(
+            self.coordinator.settings, context_tokens=self._context_tokens()
+        )
+
+    def _context_tokens(self) -> int | None:
+        """What can be attended to: the policy's own limit, and that of vLLM where it is lower."""
         with self.policy() as model:
             context = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-        self.coordinator.settings = replace(self.coordinator.settings, context_tokens=context)
+        if not self.trainer.use_vllm:
+            return context
+        distillation = self.coordinator.strategy.distillation
+        engine = engine_context(self.trainer, distillation, self.coordinator.comm)
+        return engine if context is None else min(context, engine)
+
+    def weights_replaced(self) -> None:
+        """To be called where weights came into the policy beside the trainer: vLLM is sent them, too."""
+        if self.trainer.use_vllm:
+            self.trainer._last_loaded_step = -1  # as in a trainer that has sent none yet
 
     @contextmanager
     def policy(self) -> Iterator[PreTrainedModel]:
         """The current policy, unwrapped and in evaluation mode."""
-        with unwrap_model_for_generation(
-            self.trainer.model_wrapped, self.trainer.accelerator
-        ) as model:
-            training = model.training
-            model.eval()
-            try:
-                yield cast(PreTrainedModel, model)
-            finally:
-                model.train(training)
+        # TRL's context for generation would set gradient checkpointing anew, by other arguments.
+        model = self.trainer.accelerator.unwrap_model(self.trainer.model_wrapped)
+        training = model.training
+        model.eval()
+        try:
+            yield cast(PreTrainedModel, model)
+        finally:
+            model.train(training)
 
     def rollout_func(self, prompts: list[Any], trainer: GRPOTrainer) -> dict[str, Any]:
         """TRL's hook: `prompts` are this rank's task ids, each repeated for its group."""
         if self._trainer is not trainer:
             self.bind(trainer)
+        if isinstance(self.parts.rewards, RewardFunctions):
+            self.parts.rewards.trainer_state = trainer.state
         training = bool(cast(PreTrainedModel, trainer.model).training)
         group = int((trainer.num_generations if training else trainer.num_generations_eval) or 1)
         everyone = [p for share in self.coordinator.comm.gather(prompts) for p in share]
@@ -176,7 +234,7 @@ class TRLJoint:
         if training:
             trajectories = self._train_batch(tasks[::group], group)
         else:
-            trajectories = self.coordinator.evaluate(tasks)
+            trajectories = self._evaluate(tasks)
         first = self.coordinator.comm.rank * len(prompts)
         mine = trajectories[first : first + len(prompts)]
         if training:
@@ -184,18 +242,36 @@ class TRLJoint:
         return {
             "prompt_ids": [list(t.prompt_ids) for t in mine],
             "completion_ids": [list(t.completion_ids) for t in mine],
-            "logprobs": None,
-            "env_mask": [list(t.mask) for t in mine],
+            "logprobs": sampling_logprobs(mine, training) if trainer.use_vllm else None,
+            "env_mask": [self._trained_mask(t) for t in mine],
             "cotune_reward": [t.reward for t in mine],
         }
 
+    def _trained_mask(self, trajectory: Trajectory) -> list[int]:
+        """Which tokens are trained on; none of a rollout that was cut off, where args say so."""
+        stop = self.parts.environment.stop
+        if self.args.mask_truncated_completions and was_cut(trajectory, stop):
+            return [0] * len(trajectory.mask)
+        return list(trajectory.mask)
+
+    def _evaluate(self, tasks: Sequence[Task]) -> list[Trajectory]:
+        """One greedy rollout a question, which stands for its whole group."""
+        once = {task.id: task for task in tasks}
+        done = {t.task.id: t for t in self.coordinator.evaluate(list(once.values()))}
+        self.evaluated.update(done)
+        return [done[task.id] for task in tasks]
+
     def reward(
         self,
-        cotune_reward: Sequence[float],
+        cotune_reward: Sequence[float] | None = None,
         log_metric: Callable[[str, float], None] | None = None,
         **_: object,
     ) -> list[float]:
         """TRL's reward function: passes the environment's score on, and the strategy's metrics."""
+        if cotune_reward is None:
+            raise ConfigError(
+                "GRPOTrainer generated by itself: give it rollout_func=joint.rollout_func"
+            )
         if log_metric is not None:
             for name, value in self._pending.items():
                 log_metric(name, value)
@@ -222,6 +298,12 @@ class TRLJoint:
 
     def load_state_dict(self, state: State) -> None:
         """Raises ConfigError where another run was saved than this one."""
+        self.check_identity(state)
+        self.batches, self.ended = int(state["batches"]), bool(state["ended"])
+        self.coordinator.load_state_dict(state["coordinator"])
+
+    def check_identity(self, state: State) -> None:
+        """Raises ConfigError where another run was saved than this one."""
         mine = self._identity()
         for name, was in state["identity"].items():
             if mine.get(name) != was:
@@ -229,8 +311,6 @@ class TRLJoint:
                     f"{name}: is not what the saved run began with ({was[:120]}); restore it, or "
                     "start a new run in another folder"
                 )
-        self.batches, self.ended = int(state["batches"]), bool(state["ended"])
-        self.coordinator.load_state_dict(state["coordinator"])
 
     def resume(self, state: State) -> None:
         """Goes on from a saved state: cuts back what was written after it, begins an attempt."""
@@ -272,8 +352,7 @@ class TRLJoint:
             raise ConfigError(
                 "rollouts of this step were sampled under a hint, and GRPOTrainer alone does not "
                 f"weigh their tokens as {self.coordinator.strategy.distillation} asks: use "
-                "cotune.engines.trl.trainer.JointTrainer in its place, or ratio: original without "
-                "drop_failed"
+                "cotune.JointTrainer in its place, or ratio: original without drop_failed"
             )
         self.batches = step
         self.metrics = metrics
@@ -293,19 +372,27 @@ class TRLJoint:
         """A dataset for GRPOTrainer's own evaluation."""
         tasks = self.parts.environment.tasks(split)
         self.order.by_id.update({task.id: task for task in tasks})
+        self.splits.update(dict.fromkeys((task.id for task in tasks), split))
         return Dataset.from_dict({"prompt": [task.id for task in tasks]})
 
 
 class _LateSampler:
-    """Samples from the bound trainer's policy; picked when the policy is known."""
+    """Samples from the bound trainer's policy or its vLLM; picked when the trainer is known."""
 
     def __init__(self, joint: TRLJoint, tokenizer: PreTrainedTokenizerBase) -> None:
         self._joint, self._tokenizer = joint, tokenizer
         self._sampler: Sampler | None = None
+        self._trainer: GRPOTrainer | None = None
 
     def open(self, sampling: Any) -> Any:
-        if self._sampler is None:
-            self._sampler = policy_sampler(
-                self._joint.policy, self._joint.codec, cast(Any, self._tokenizer)
-            )
+        trainer = self._joint.trainer
+        if self._sampler is None or self._trainer is not trainer:
+            self._sampler, self._trainer = self._pick(self._joint), trainer
         return self._sampler.open(sampling)
+
+    def _pick(self, joint: TRLJoint) -> Sampler:
+        if joint.trainer.use_vllm:
+            coordinator = joint.coordinator
+            context = coordinator.settings.context_tokens
+            return VLLMSampler(joint.trainer, joint.codec, coordinator.comm, context)
+        return policy_sampler(joint.policy, joint.codec, cast(Any, self._tokenizer))

@@ -17,18 +17,25 @@ from cotune.engines.codec import HFCodec
 from cotune.engines.trl.checkpoints import drop_torn
 from cotune.engines.trl.checks import check_args, check_trl, steps_per_batch
 from cotune.engines.trl.joint import Parts, TRLJoint
+from cotune.engines.trl.tools import check_tools
 from cotune.library import Method
 from cotune.library_run import LibraryRun
-from cotune.preflight import check_prompts
+from cotune.preflight import check_context, check_prompts, check_rewards
 
 
 def joint_run(method: Method, tokenizer: PreTrainedTokenizerBase, args: GRPOConfig) -> TRLJoint:
     """See `Method.for_trl`."""
     check_trl()
     check_args(args)
+    method.check_group(args.num_generations or 1)
+    if method.rewards is not None:
+        method.rewards.trainer_state = TrainerState(max_steps=args.max_steps)
+    check_rewards(method.rewards, method.environment, method.instruction, ("train",))
+    codec = HFCodec(tokenizer, cast("dict[str, Any] | None", args.chat_template_kwargs))
+    check_tools(method.environment, codec, tokenizer)
     check_prompts(
         method.environment,
-        HFCodec(tokenizer),
+        codec,
         method.instruction,
         method.limits,
         ("train",),
@@ -41,16 +48,17 @@ def joint_run(method: Method, tokenizer: PreTrainedTokenizerBase, args: GRPOConf
         drop_torn(Path(cast(str, args.output_dir)))
     run = LibraryRun(folder, _config(method, tokenizer, args, steps), steps)
     parts = Parts(
-        strategy=method.build_strategy(HFCodec(tokenizer)),
+        strategy=method.build_strategy(codec),
         environment=method.environment,
         llm=method.build_llm(run),
         journal=run,
         meter=run,
         limits=method.limits,
         seed=method.seed,
+        rewards=method.rewards,
     )
     joint = TRLJoint(parts, tokenizer, args)
-    joint.callbacks.append(_Finish(joint, run))
+    joint.callbacks.append(_LibraryCallback(joint, run))
     return joint
 
 
@@ -75,11 +83,22 @@ def _config(
     }
 
 
-class _Finish(TrainerCallback):
-    """Writes down the run's best instruction when training ends."""
+class _LibraryCallback(TrainerCallback):
+    """Checks limits against the model when the trainer is made; closes the run when it has trained."""
 
     def __init__(self, joint: TRLJoint, run: LibraryRun) -> None:
         self._joint, self._run = joint, run
+
+    def on_init_end(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        model: Any = None,
+        **_: Any,
+    ) -> None:
+        context = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+        check_context(context, self._joint.parts.limits)
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any

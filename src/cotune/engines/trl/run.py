@@ -6,31 +6,36 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import (
-    AutoModelForCausalLM,
-    TrainerCallback,
-    TrainerControl,
-    TrainerState,
-    TrainingArguments,
-)
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
-from cotune.build import build_environment, build_llm, build_strategy
+from cotune.build import (
+    build_environment,
+    build_llm,
+    build_rewards,
+    build_strategy,
+    initial_instruction,
+)
 from cotune.changes import changeable, identity
 from cotune.config import RunConfig
+from cotune.contracts import State
 from cotune.coordinator import Journal, RolloutSettings
+from cotune.engines.adapters import load_weights
 from cotune.engines.codec import HFCodec
 from cotune.engines.local_policy import local_coordinator
 from cotune.engines.trl.best import BestPolicy, read_best
 from cotune.engines.trl.checkpoints import latest_checkpoint, load_state
 from cotune.engines.trl.checks import steps_per_batch
 from cotune.engines.trl.comm import world
-from cotune.engines.trl.joint import Parts, TRLJoint
+from cotune.engines.trl.joint import Hook, Parts, TRLJoint
 from cotune.engines.trl.setup import Setup, grpo_config, load_policy, prepare
+from cotune.engines.trl.trackers import close_reports, report_scores, tensorboard_into
 from cotune.engines.trl.trainer import JointTrainer
 from cotune.evolution.population import Best
-from cotune.experiments.evaluate import Score, score_trajectories
+from cotune.experiments.evaluate import EXACT_MATCH, Score, measure_of, score_trajectories
 from cotune.llm.ledger import Ledger, policy_rollouts
+from cotune.memory import rounding_notice
+from cotune.policies import policy_path
 from cotune.records import Prompt, Trajectory
 from cotune.run_dir import RunDir
 from cotune.strategies.inspo import Inspo
@@ -74,37 +79,12 @@ def train(
         setup: what `prepare` loaded; loaded here if None.
     """
     setup = setup or prepare(config, run.checkpoints_path)
-    tokenizer, environment, args = setup.tokenizer, setup.environment, setup.args
+    evaluation = RunEvaluation(config, run, BestPolicy(run.best_path, setup.tokenizer))
     with Ledger(run.ledger_path if world().rank == 0 else ":memory:") as ledger:
-        strategy = build_strategy(config, environment, HFCodec(tokenizer))
-        parts = Parts(
-            strategy=strategy,
-            environment=environment,
-            llm=build_llm(config, ledger),
-            journal=journal,
-            meter=ledger,
-            limits=config.limits,
-            seed=config.seed,
-            rows_per_call=config.training.rows_per_call,
-            identity=identity(config),
-            changeable=changeable(config),
-        )
-        evaluation = RunEvaluation(config, run, BestPolicy(run.best_path, tokenizer))
-        joint = TRLJoint(parts, tokenizer, args, before_rollout=evaluation)
-        trainer = JointTrainer(
-            setup.model,
-            args=args,
-            train_dataset=joint.dataset,
-            processing_class=tokenizer,
-            rollout_func=joint.rollout_func,
-            reward_funcs=joint.reward_funcs,
-            # The budget first: that a run is over belongs into the state that is saved.
-            callbacks=[RolloutBudget(joint, ledger, config), *joint.callbacks],
-        )
-        for callback in (PrinterCallback, ProgressCallback):
-            trainer.remove_callback(callback)
+        joint, trainer, budget = build_trainer(config, setup, journal, ledger, evaluation)
         # A run that was stopped after its last step is evaluated without any rollout before.
         joint.bind(trainer)
+        tensorboard_into(joint, run.path / "tensorboard")
         checkpoint = latest_checkpoint(run.checkpoints_path) if resume else None
         if resume and checkpoint is None:
             journal.cut_back(-1)
@@ -112,9 +92,52 @@ def train(
             evaluation.forget()
         if checkpoint is None:
             journal.event("run_started", 0, config=config.name, strategy=config.strategy.kind)
-        if checkpoint is None or not went_to_its_end(joint, checkpoint):
+            if text := lost_steps(setup):
+                journal.event("notice", 0, text=text)
+        if checkpoint is not None and (state := _state_of(checkpoint)) is not None:
+            joint.check_identity(state)  # before the trainer loads weights of another shape
+        over = checkpoint is not None and budget.spent() and went_to_its_end(joint, checkpoint)
+        if not over:
             trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
-        return evaluation.finish(joint)
+        outcome = evaluation.finish(joint)
+        close_reports(joint)
+        return outcome
+
+
+def build_trainer(
+    config: RunConfig, setup: Setup, journal: Journal, ledger: Ledger, before_rollout: Hook
+) -> tuple[TRLJoint, JointTrainer, "RolloutBudget"]:
+    """A run file's trainer, which writes where it is told and shows nothing by itself."""
+    tokenizer, environment, args = setup.tokenizer, setup.environment, setup.args
+    parts = Parts(
+        strategy=build_strategy(config, environment, HFCodec(tokenizer, config.policy.template_args)),
+        environment=environment,
+        llm=build_llm(config, ledger),
+        journal=journal,
+        meter=ledger,
+        limits=config.limits,
+        seed=config.seed,
+        rewards=setup.rewards,
+        rows_per_call=config.training.rows_per_call,
+        identity=identity(config),
+        changeable=changeable(config),
+    )
+    joint = TRLJoint(parts, tokenizer, args, before_rollout)
+    budget = RolloutBudget(joint, ledger, config)
+    trainer = JointTrainer(
+        setup.model,
+        args=args,
+        train_dataset=joint.dataset,
+        processing_class=tokenizer,
+        rollout_func=joint.rollout_func,
+        reward_funcs=joint.reward_funcs,
+        peft_config=setup.adapter,
+        # The budget first: that a run is over belongs into the state that is saved.
+        callbacks=[budget, *joint.callbacks],
+    )
+    for callback in (PrinterCallback, ProgressCallback):
+        trainer.remove_callback(callback)
+    return joint, trainer, budget
 
 
 def went_to_its_end(joint: TRLJoint, checkpoint: Path) -> bool:
@@ -122,18 +145,36 @@ def went_to_its_end(joint: TRLJoint, checkpoint: Path) -> bool:
 
     The trainer itself would train one step more before it looked.
     """
-    step = int(checkpoint.name.removeprefix("checkpoint-"))
-    state = load_state(checkpoint.parent, step)
+    state = _state_of(checkpoint)
     if state is None or not state["ended"]:
         return False
     joint.resume(state)
-    kept = AutoModelForCausalLM.from_pretrained(checkpoint)
     with joint.policy() as model:
-        model.load_state_dict(kept.state_dict())
+        load_weights(model, checkpoint)
+    joint.weights_replaced()
     return True
 
 
+def lost_steps(setup: Setup) -> str | None:
+    """Says where the weights' type is too coarse for the steps; adapters are float32."""
+    if setup.adapter is not None:
+        return None
+    return rounding_notice(str(setup.model.dtype).removeprefix("torch."), setup.args.learning_rate)
+
+
+def _state_of(checkpoint: Path) -> State | None:
+    return load_state(checkpoint.parent, int(checkpoint.name.removeprefix("checkpoint-")))
+
+
 _PROMPTS = {"before": "initial", "plain": "initial", "hinted": "best with hint"}
+# What trackers call the scores; they show eval/em and test/em.
+_SCORES = {
+    "before": "test_em_before",
+    "during": "eval_em",
+    "after": "test_em",
+    "plain": "test_em_plain",
+    "hinted": "test_em_hinted",
+}
 
 
 class RunEvaluation:
@@ -216,7 +257,9 @@ class RunEvaluation:
         instruction_id: str = "",
     ) -> Score:
         trajectories = evaluate(joint.parts.environment.tasks(split), prompt, instruction_id)
-        score = score_trajectories(trajectories)
+        score = score_trajectories(
+            trajectories, measure_of(joint.parts.environment, joint.parts.rewards)
+        )
         if joint.coordinator.comm.rank == 0:
             # Under the step that follows, so that a resume drops these lines and writes them anew.
             step, journal = joint.coordinator.step, joint.parts.journal
@@ -230,20 +273,22 @@ class RunEvaluation:
                 instruction_id=trajectories[0].assignment.instruction_id,
                 em=score.em,
                 n=score.n,
+                measure=score.measure,
                 by_stratum={name: list(value) for name, value in score.by_stratum.items()},
             )
             journal.trajectories(step, f"evaluate_{when}", trajectories)
+            report_scores(joint, {_SCORES[when]: score.em})
         return score
 
     def _initial(self, joint: TRLJoint) -> Prompt:
-        return Prompt(self._config.instruction or joint.parts.environment.initial_instruction)
+        return Prompt(initial_instruction(self._config, joint.parts.environment))
 
     def _before(self) -> Score | None:
         """The score before training, also of an attempt that was cut off."""
         for row in self._run.read_events():
             if row["kind"] == "evaluated" and row.get("when") == "before":
                 strata = {name: (em, n) for name, (em, n) in row["by_stratum"].items()}
-                return Score(row["em"], row["n"], strata)
+                return Score(row["em"], row["n"], strata, row.get("measure", EXACT_MATCH))
         return None
 
 
@@ -263,14 +308,19 @@ class RolloutBudget(TrainerCallback):
             return None
         return self._budget - policy_rollouts(self._ledger.totals().rollouts)
 
+    def spent(self) -> bool:
+        """Whether another batch would exceed the budget; all ranks ask together."""
+        if self._budget is None:
+            return False
+        return self._joint.coordinator.comm.broadcast(self.left()) < self._batch
+
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
-        if self._budget is None or state.global_step % self._steps_per_batch:
+        if state.global_step % self._steps_per_batch:
             return  # a batch that is rolled out is trained on to its end
-        left = self._joint.coordinator.comm.broadcast(self.left())
-        if left < self._batch:
-            self._joint.ended = True
+        self._joint.ended = self.spent()
+        if self._joint.ended:
             control.should_training_stop = True
 
 
@@ -279,12 +329,26 @@ def evaluate_best(config: RunConfig, run: RunDir, split: str) -> list[tuple[str,
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     kept = read_best(run.best_path)
-    environment = build_environment(config)
+    environment, rewards = build_environment(config), build_rewards(config)
     settings = RolloutSettings(
         config.limits, config.training.temperature, config.seed, config.training.rows_per_call
     )
-    coordinator = local_coordinator(run.best_path, environment, kept["instruction"], settings)
-    initial = config.instruction or environment.initial_instruction
+    coordinator = local_coordinator(
+        run.best_path,
+        environment,
+        kept["instruction"],
+        settings,
+        dtype=config.policy.dtype,
+        # A run folder may have come from another machine, where a local base lay elsewhere.
+        base=policy_path(config.policy.path),
+        template_args=config.policy.template_args,
+        rewards=rewards,
+    )
+    measure = measure_of(environment, rewards)
+    if rewards is not None:
+        steps = config.training.steps * config.training.mini_batches
+        rewards.trainer_state = TrainerState(max_steps=steps)
+    initial = initial_instruction(config, environment)
     tasks = environment.tasks(split)
     prompts = {
         "best instruction": Prompt(kept["instruction"]),
@@ -293,6 +357,6 @@ def evaluate_best(config: RunConfig, run: RunDir, split: str) -> list[tuple[str,
     if kept["hint"]:
         prompts["best instruction and hint"] = Prompt(kept["instruction"], kept["hint"])
     return [
-        (name, score_trajectories(coordinator.evaluate(tasks, prompt)))
+        (name, score_trajectories(coordinator.evaluate(tasks, prompt), measure))
         for name, prompt in prompts.items()
     ]

@@ -7,27 +7,41 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase, TrainerState
 from trl import GRPOConfig
 
-from cotune.build import build_environment
+from cotune.build import build_environment, build_rewards, initial_instruction
 from cotune.config import RunConfig
 from cotune.contracts import ConfigError, Environment
-from cotune.engines.codec import HFCodec
+from cotune.engines.adapters import check_peft, is_adapter_folder, lora_config
+from cotune.engines.codec import HFCodec, use_template
 from cotune.engines.local_policy import load
 from cotune.engines.trl.checks import check_args, check_trl
+from cotune.engines.trl.launch import check_launch, held_to_one_gpu
+from cotune.engines.trl.tools import check_tools
+from cotune.engines.trl.trackers import check_installed
 from cotune.policies import policy_path
-from cotune.preflight import check_context, check_instruction, check_prompts
+from cotune.preflight import check_context, check_instruction, check_prompts, check_rewards
+from cotune.rewards.functions import RewardFunctions
+
+_SPLITS = ("train", "validation", "test")
 
 
 @dataclass(frozen=True)
 class Setup:
-    """What a run needs that can be wrong."""
+    """What a run needs that can be wrong.
+
+    Attributes:
+        rewards: score in place of the environment; None where it scores.
+        adapter: the trainer's `peft_config`; None trains the weights.
+    """
 
     model: Any
     tokenizer: PreTrainedTokenizerBase
     environment: Environment
     args: GRPOConfig
+    adapter: Any = None
+    rewards: RewardFunctions | None = None
 
 
 def prepare(config: RunConfig, folder: Path) -> Setup:
@@ -43,31 +57,51 @@ def prepare(config: RunConfig, folder: Path) -> Setup:
         ConfigError: names the field that cannot work.
     """
     check_trl()
+    check_launch(config.training)
+    lora = config.policy.lora
+    if lora is not None:
+        check_peft("policy.lora")
     if config.threads is not None:
         torch.set_num_threads(config.threads)
-    environment = build_environment(config)
-    instruction = config.instruction or environment.initial_instruction
-    check_instruction(environment, instruction)
+    environment, rewards = build_environment(config), build_rewards(config)
+    instruction = initial_instruction(config, environment)
+    check_instruction(environment, instruction, config.strategy.kind)
+    if rewards is not None:
+        steps = config.training.steps * config.training.mini_batches
+        rewards.trainer_state = TrainerState(max_steps=steps)
+    check_rewards(rewards, environment, instruction, _SPLITS)
     model, tokenizer = load_policy(config)
     check_context(
         getattr(model.config.get_text_config(), "max_position_embeddings", None), config.limits
     )
+    codec = HFCodec(tokenizer, config.policy.template_args)
+    check_tools(environment, codec, tokenizer)
     check_prompts(
         environment,
-        HFCodec(tokenizer),
+        codec,
         instruction,
         config.limits,
-        ("train", "validation", "test"),
+        _SPLITS,
         strategy=config.strategy.kind,
     )
+    check_installed(config.logging.report_to)
     args = grpo_config(config, folder)
     check_args(args)
-    return Setup(model, tokenizer, environment, args)
+    adapter = None if lora is None else lora_config(lora, model)
+    return Setup(model, tokenizer, environment, args, adapter, rewards)
 
 
 def load_policy(config: RunConfig) -> tuple[Any, PreTrainedTokenizerBase]:
     """Model and tokenizer by `from_pretrained`; ConfigError names what could not be loaded."""
-    return load(policy_path(config.policy.path), config.policy.dtype)
+    path = policy_path(config.policy.path)
+    if is_adapter_folder(path):
+        raise ConfigError(
+            f"policy.path: {path!r} holds an adapter, but training starts from whole weights; merge it "
+            "into its base (cotune export RUN_FOLDER --format merged) and name that folder"
+        )
+    model, tokenizer = load(path, config.policy.dtype)
+    use_template(tokenizer, config.policy.chat_template)
+    return model, tokenizer
 
 
 def grpo_config(config: RunConfig, folder: Path) -> GRPOConfig:
@@ -106,17 +140,21 @@ def grpo_config(config: RunConfig, folder: Path) -> GRPOConfig:
         "save_strategy": "steps" if training.save_every else "no",
         "save_steps": max(1, training.save_every) * training.mini_batches,
         "save_total_limit": training.keep_checkpoints,
-        "report_to": "none",
+        "report_to": list(config.logging.report_to) or "none",
+        "run_name": config.name,
+        "project": "cotune",
         "disable_tqdm": True,
+        "chat_template_kwargs": config.policy.template_args or None,
         "ddp_find_unused_parameters": False,
         "log_completions": False,
     }
     if not torch.cuda.is_available():
         values |= {"use_cpu": True, "bf16": False, "gradient_checkpointing": False}
     try:
-        return GRPOConfig(**(values | training.engine_args))
+        args = GRPOConfig(**(values | training.engine_args))
     except (TypeError, ValueError) as error:
         raise ConfigError(f"training.engine_args: {' '.join(str(error).split())}") from error
+    return held_to_one_gpu(args) if training.single_gpu else args
 
 
 def _check_engine_args(given: dict[str, Any]) -> None:
@@ -127,6 +165,11 @@ def _check_engine_args(given: dict[str, Any]) -> None:
             raise ConfigError(
                 "training.engine_args.output_dir: a run's checkpoints are kept in its folder; "
                 "remove it and set output"
+            )
+        if name in ("eval_strategy", "eval_on_start", "load_best_model_at_end"):
+            raise ConfigError(
+                f"training.engine_args.{name}: a run file evaluates by itself and keeps the best "
+                "policy; remove it and set evaluation.every"
             )
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1)

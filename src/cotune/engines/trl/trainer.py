@@ -1,5 +1,6 @@
 """GRPOTrainer with context distillation, and without the work that cannot change its gradient."""
 
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 # its number of rows (then the loss is scaled back), or a count fixed beforehand.
 _BY_ROWS = ("grpo", "dr_grpo")
 _BY_FIXED_COUNT = ("dapo", "cispo")
+# Callbacks hear that a trainer is ready, but not of which class it is.
+_IN_THE_MAKING: ContextVar["JointTrainer | None"] = ContextVar("in_the_making", default=None)
 
 
 class JointTrainer(GRPOTrainer):
@@ -35,11 +38,27 @@ class JointTrainer(GRPOTrainer):
     advantage weighs them: β = 0, no entropy bonus, no router loss, and a loss that divides by rows
     or by a fixed count. Logged entropy and clip ratios are then those of the other rollouts.
 
+    Takes the arguments of GRPOTrainer.
+
     Attributes:
-        joint: whose rollouts it trains on; set by `TRLJoint.bind`.
+        joint: whose rollouts it trains on; set by the callbacks of `TRLJoint`, or by its `bind`.
     """
 
     joint: "TRLJoint | None" = None
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        token = _IN_THE_MAKING.set(self)
+        try:
+            super().__init__(*args, **kwargs)
+        finally:
+            _IN_THE_MAKING.reset(token)
+        if self.joint is not None:
+            self.joint.bind(self)
+
+    @staticmethod
+    def in_the_making() -> "JointTrainer | None":
+        """The one whose construction goes on, as callbacks see it in `on_init_end`."""
+        return _IN_THE_MAKING.get()
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         output = super()._generate_and_score_completions(inputs)

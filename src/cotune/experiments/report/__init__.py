@@ -11,7 +11,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from cotune.experiments.evaluate import wilson
+from cotune.experiments.evaluate import EXACT_MATCH, wilson
 from cotune.experiments.report import figures
 from cotune.experiments.report.charts import Chart
 from cotune.experiments.report.hints import hints_of, outside_phases
@@ -62,6 +62,21 @@ def percent(value: float | None) -> str:
 def points(value: float | None) -> str:
     """A difference of shares in percentage points, signed."""
     return _NONE if value is None else f"{value * 100:+.1f}".replace("-", "−")
+
+
+def signed(value: float | None) -> str:
+    """A difference with three digits, signed."""
+    return _NONE if value is None else f"{value:+.3f}".replace("-", "−")
+
+
+def share_range(ends: Sequence[float]) -> str:
+    """An interval of shares in whole per cent."""
+    return f"{ends[0] * 100:.0f}–{ends[1] * 100:.0f}"
+
+
+def number_range(ends: Sequence[float]) -> str:
+    """An interval with three digits."""
+    return " to ".join(f"{end:.3f}".replace("-", "−") for end in ends)
 
 
 def count(value: float | None) -> str:
@@ -118,6 +133,11 @@ def _render(source: Source) -> str:
         environment.filters[function.__name__] = function
     environment.filters["mask_runs"] = mask_runs
     summary, arms = source.summary or {}, source.arms
+    measure = figures.common_measure(arms)
+    shares = measure == EXACT_MATCH
+    environment.filters["score"] = percent if shares else number
+    environment.filters["change"] = points if shares else signed
+    environment.filters["interval"] = share_range if shares else number_range
     style = files(__package__ or __name__).joinpath("report.css").read_text(encoding="utf-8")
     charts = (figures.reward_chart(arms), figures.held_out_chart(arms))
     return environment.get_template("report.html.j2").render(
@@ -131,6 +151,8 @@ def _render(source: Source) -> str:
         caption=summary.get("caption") or "",
         unfinished=[arm for arm in arms if not arm.finished],
         arms=arms,
+        measure=measure,
+        shares=shares,
         colours=[figures.style(i) for i in range(len(arms))],
         results=_results(arms),
         costs=_costs(arms),
@@ -171,15 +193,16 @@ def _verdict(arms: list[Arm]) -> str:
         before, after = arm.result.get("em_before"), arm.result.get("em")
         evaluated = [event for event in arm.of_kind("evaluated") if event.get("em") is not None]
         who = f"{arm.name}: " if len(arms) > 1 else ""
+        score, measure = (percent if arm.measure == EXACT_MATCH else number), arm.measure
         if after is not None and before is not None:
             verb = "rose" if after > before else "fell" if after < before else "went"
-            change = f"{verb} from {percent(before)} to {percent(after)}"
-            clauses.append(f"{who}held-out exact match {change}")
+            change = f"{verb} from {score(before)} to {score(after)}"
+            clauses.append(f"{who}held-out {measure} {change}")
         elif after is not None:
-            clauses.append(f"{who}held-out exact match is {percent(after)}")
+            clauses.append(f"{who}held-out {measure} is {score(after)}")
         elif evaluated:
             step, em = evaluated[-1]["step"], evaluated[-1]["em"]
-            clauses.append(f"{who}held-out exact match was {percent(em)} at step {step}")
+            clauses.append(f"{who}held-out {measure} was {score(em)} at step {step}")
     if not clauses:
         return "No held-out result yet."
     text = "; ".join(clauses)
@@ -188,7 +211,7 @@ def _verdict(arms: list[Arm]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Cell:
-    """Exact match before and after, as shares; and the 95 % interval of the latter."""
+    """Scores before and after, and the 95 % interval of the latter."""
 
     before: float | None
     after: float | None
@@ -207,7 +230,9 @@ def _results(arms: list[Arm]) -> dict[str, Any]:
         n, by_stratum = sample_sizes(arm)
         sizes[""] = n or sizes[""]
         after, before = arm.result.get("em"), arm.result.get("em_before")
-        interval = wilson(after, n) if after is not None and n else None
+        interval = arm.result.get("em_interval")
+        if interval is None and after is not None and n and arm.measure == EXACT_MATCH:
+            interval = wilson(after, n)
         cells = {"": _Cell(before, after, interval)}
         if (hard := _hard_cell(arm)) is not None:
             sizes[_HARD] = arm.result.get("accuracy_hard_n")

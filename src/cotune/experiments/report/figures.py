@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable, Sequence
 
+from cotune.experiments.evaluate import EXACT_MATCH, MEAN_REWARD
 from cotune.experiments.report.charts import COLOURS, Chart, Series, line_chart, moving_average
 from cotune.experiments.report.lineage import Life
 from cotune.experiments.report.reading import Arm
@@ -68,7 +69,7 @@ def more_charts(arms: Sequence[Arm]) -> list[Chart]:
 
 
 def held_out_chart(arms: Sequence[Arm]) -> Chart | None:
-    """Held-out exact match over training, one series per arm and split.
+    """Held-out scores over training, one series per arm and split.
 
     From the initial instruction before training to the best one of its time; the trained policy
     under the initial instruction is in the table, not here.
@@ -96,9 +97,17 @@ def held_out_chart(arms: Sequence[Arm]) -> Chart | None:
     series = [s for s in series if s.points]
     if not series:
         return None
-    title = "Held-out exact match"
+    measure = common_measure(arms)
+    title = f"Held-out {measure}"
     legend = tuple((s.style, s.name) for s in series) if len(series) > 1 else ()
-    return Chart(title, line_chart(title, series, percent=True), legend)
+    chart = line_chart(title, series, percent=measure == EXACT_MATCH)
+    return Chart(title, chart, legend)
+
+
+def common_measure(arms: Sequence[Arm]) -> str:
+    """What the arms' scores are of; of arms that differ it is the mean reward."""
+    measures = {arm.measure for arm in arms}
+    return measures.pop() if len(measures) == 1 else MEAN_REWARD
 
 
 def population_chart(arm: Arm, lives: dict[str, Life]) -> Chart | None:

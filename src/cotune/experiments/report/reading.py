@@ -10,7 +10,7 @@ from typing import Any
 
 from cotune.contracts import ConfigError
 from cotune.environments.arithmetic_world import HARD
-from cotune.experiments.evaluate import mean_over
+from cotune.experiments.evaluate import EXACT_MATCH, mean_over
 from cotune.json_files import Row
 from cotune.run_dir import RunDir, read_summary
 
@@ -50,6 +50,12 @@ class Arm:
     def steps(self) -> int:
         """The last step that has metrics; 0 before the first."""
         return max((row["step"] for row in self.metrics), default=0)
+
+    @property
+    def measure(self) -> str:
+        """What its scores are of: "exact match" or "mean reward"."""
+        told = (event.get("measure") for event in reversed(self.of_kind("evaluated")))
+        return self.result.get("measure") or next(filter(None, told), EXACT_MATCH)
 
     @property
     def best(self) -> str | None:

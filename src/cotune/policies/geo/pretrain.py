@@ -8,7 +8,7 @@ from pathlib import Path
 from transformers import PreTrainedTokenizerFast
 
 from cotune.environments.geo_world import GeoWorld
-from cotune.environments.tag_protocol import render_prompt
+from cotune.environments.search import PROMPT_FORMAT
 from cotune.policies.fitting import (
     FitPhase,
     FitRecipe,
@@ -24,6 +24,7 @@ from cotune.policies.geo.demonstrations import (
     Demonstrator,
     Unprompted,
 )
+from cotune.records import Prompt, Task
 from cotune.retrieval.bm25 import BM25Retriever
 
 TAGS = [
@@ -63,15 +64,20 @@ def train_tokenizer(demonstrator: Demonstrator, recipe: Recipe) -> PreTrainedTok
     texts = list(demonstrator.world.documents)
     for _ in range(6000):
         demo = demonstrator.sample(rng)
-        texts.append(render_prompt(demo.instruction, demo.question.text))
+        texts.append(_message(demo))
         texts.append("".join(text for text, _ in demo.segments))
     return byte_level_bpe(texts, recipe, TAGS)
 
 
+def _message(demo: Demonstration) -> str:
+    """The user's message of an episode."""
+    task = Task("", demo.question.text, ())
+    return PROMPT_FORMAT.messages(task, Prompt(demo.instruction))[0]["content"]
+
+
 def encode(demo: Demonstration, tokenizer: PreTrainedTokenizerFast) -> Row:
     """Token ids of an episode and its labels; -100 where the policy did not write."""
-    message = render_prompt(demo.instruction, demo.question.text)
-    return encode_chat(tokenizer, message, demo.segments)
+    return encode_chat(tokenizer, _message(demo), demo.segments)
 
 
 def rows(

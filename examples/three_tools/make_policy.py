@@ -1,0 +1,162 @@
+"""Makes `policy/`: a tiny model that can call the three tools, fitted from nothing by SFTTrainer.
+
+It calls the right tool in some of its answers and guesses in the others, and it calls more often
+where it is told to: something for GRPO, an instruction and a hint to find out.
+
+python examples/three_tools/make_policy.py      # minutes on two cores
+"""
+
+import argparse
+import random
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from datasets import Dataset
+from task import INSTRUCTION, TOOLS, question
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from transformers.utils import get_json_schema
+from trl import SFTConfig, SFTTrainer
+from trl.chat_template_utils import qwen2_5_chat_template
+
+CONTROL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+CALLS = ["<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"]
+# A tool's schema and the beginning of a call are a token each, so that prompts are short; numbers
+# are of two digits, so that they are quickly copied.
+PIECES = r'\{"type": "function".*|\{"name": "\w+", "arguments": \{"\w+": "|\d{1,2}| ?[A-Za-z]+|\s+| ?[^\sA-Za-z\d]+'
+ASIDES = ("Be brief.", "Take your time.", "One line will do.", "Mind the spelling.")
+CUES = (
+    "Call the tool that fits first.",
+    "Look it up with a tool.",
+    "Use a tool, never guess.",
+    "Ask the tools before you answer.",
+)
+SCHEMAS = [get_json_schema(tool) for tool in TOOLS]
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--output", default=Path(__file__).parent / "policy", type=Path)
+    parser.add_argument("--steps", type=int, default=700)
+    chosen = parser.parse_args(argv)
+    make_policy(chosen.output, chosen.steps)
+
+
+def make_policy(folder: Path, steps: int) -> None:
+    """Writes a Hugging Face folder: weights, tokenizer and Qwen2.5's chat template."""
+    torch.manual_seed(0)
+    rng = random.Random(1)
+    demonstrations = [demonstration(rng) for _ in range(32 * steps // 4)]
+    tokenizer = new_tokenizer(demonstrations[:500])
+    model = Qwen3ForCausalLM(
+        Qwen3Config(
+            vocab_size=len(tokenizer),
+            hidden_size=96,
+            intermediate_size=256,
+            num_hidden_layers=3,
+            num_attention_heads=4,
+            num_key_value_heads=4,
+            head_dim=32,
+            max_position_embeddings=1024,
+            tie_word_embeddings=True,
+            pad_token_id=tokenizer.pad_token_id,
+            eos_token_id=tokenizer.eos_token_id,
+            bos_token_id=None,
+        )
+    )
+    args = SFTConfig(
+        output_dir=tempfile.mkdtemp(),  # where nothing is saved
+        max_steps=steps,
+        per_device_train_batch_size=32,
+        learning_rate=4e-3,
+        warmup_steps=30,
+        assistant_only_loss=True,
+        save_strategy="no",
+        report_to="none",
+        logging_steps=50,
+        use_cpu=not torch.cuda.is_available(),
+        bf16=torch.cuda.is_available(),
+        gradient_checkpointing=False,
+    )
+    data = Dataset.from_list(demonstrations)
+    SFTTrainer(model, args=args, train_dataset=data, processing_class=tokenizer).train()
+    tokenizer.chat_template = qwen2_5_chat_template
+    model.to(torch.bfloat16).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def demonstration(rng: random.Random) -> dict[str, Any]:
+    """A question that is looked up, or guessed at once; both under several prompts."""
+    asked = question(rng)
+    told = rng.choice(["nothing", "nothing", "an aside", "a cue", "a cue"])
+    lines = [INSTRUCTION, asked["question"]]
+    if told != "nothing":
+        # As an evolved instruction, the end of one, or a hint before it.
+        line, place = rng.choice(CUES if told == "a cue" else ASIDES), rng.randrange(3)
+        lines[0] = [line, f"{INSTRUCTION} {line}", f"{line}\n\n{INSTRUCTION}"][place]
+    messages: list[dict[str, Any]] = [{"role": "user", "content": "\n\n".join(lines)}]
+    if rng.random() < (0.9 if told == "a cue" else 0.4):
+        call = {"name": asked["tool"], "arguments": {asked["parameter"]: asked["argument"]}}
+        messages += [
+            {
+                "role": "assistant",
+                "content": "",
+                "tool_calls": [{"type": "function", "function": call}],
+            },
+            {"role": "tool", "name": asked["tool"], "content": asked["answer"]},
+            {"role": "assistant", "content": asked["answer"]},
+        ]
+    else:
+        guess = next(
+            q["answer"] for q in iter(lambda: question(rng), None) if q["tool"] == asked["tool"]
+        )
+        messages.append({"role": "assistant", "content": guess})
+    return {"messages": messages, "tools": SCHEMAS}
+
+
+def new_tokenizer(demonstrations: Sequence[dict[str, Any]]) -> PreTrainedTokenizerFast:
+    """Byte-level BPE on what the chat template makes of the demonstrations."""
+    bpe = Tokenizer(models.BPE())
+    bpe.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(PIECES), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    bpe.decoder = decoders.ByteLevel()
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=bpe,
+        eos_token="<|im_end|>",
+        pad_token="<|endoftext|>",
+        padding_side="left",
+        chat_template=qwen2_5_chat_template,
+        clean_up_tokenization_spaces=False,
+    )
+    texts = [
+        str(tokenizer.apply_chat_template(d["messages"], tools=d["tools"], tokenize=False))
+        for d in demonstrations
+    ]
+    trainer = trainers.BpeTrainer(
+        vocab_size=1536,
+        special_tokens=CONTROL,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    bpe.train_from_iterator(texts, trainer)
+    bpe.add_tokens(CALLS)
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=bpe,
+        eos_token="<|im_end|>",
+        pad_token="<|endoftext|>",
+        padding_side="left",
+        chat_template=qwen2_5_chat_template,
+        clean_up_tokenization_spaces=False,
+    )
+    return tokenizer
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,71 @@
+"""GRPO with three tools, and an instruction or hints that evolve with the policy.
+
+python examples/three_tools/with_cotune.py                   # INSPO; or --method p2o
+"""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from task import INSTRUCTION, TOOLS, exact, questions
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from trl import GRPOConfig
+
+import cotune
+
+
+def main(argv: Sequence[str] | None = None, llm: cotune.LLM | None = None) -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--policy", default=str(Path(__file__).with_name("policy")))
+    parser.add_argument("--output", default="runs/three-tools/cotune")
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--method", choices=("inspo", "p2o"), default="inspo")
+    parser.add_argument("--llm", default="gpt-4.1", help="a model at an OpenAI-compatible endpoint")
+    chosen = parser.parse_args(argv)
+
+    model = AutoModelForCausalLM.from_pretrained(chosen.policy, dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(chosen.policy)
+    args = GRPOConfig(
+        output_dir=chosen.output,
+        max_steps=chosen.steps,
+        per_device_train_batch_size=32,  # 8 questions × 4 rollouts
+        num_generations=4,
+        max_completion_length=256,
+        learning_rate=3e-4,
+        lr_scheduler_type="constant",
+        logging_steps=1,
+        save_strategy="no",
+        report_to="none",
+        use_cpu=not torch.cuda.is_available(),
+        bf16=torch.cuda.is_available(),
+        top_k=0,
+        shuffle_dataset=False,
+    )
+    environment = cotune.ToolEnvironment(TOOLS, cotune.tasks_from(questions()), INSTRUCTION)
+    parts = {
+        "environment": environment,
+        "rewards": [exact],
+        "llm": llm or cotune.OpenAIOptions(model=chosen.llm),
+        "limits": cotune.Limits(turns=3, turn_tokens=64, trajectory_tokens=256, prompt_tokens=512),
+    }
+    if chosen.method == "inspo":
+        method = cotune.INSPO(**parts, population_size=4, evolve_every=5, verification_tasks=8)
+    else:
+        hints = cotune.HintOptions(hard_set_min_count=4, dev_size=8, beam=4, budget=100)
+        method = cotune.P2O(**parts, hints=hints)
+    joint = method.for_trl(tokenizer, args)
+    trainer = cotune.JointTrainer(
+        model,
+        args=args,
+        processing_class=tokenizer,
+        train_dataset=joint.dataset,
+        rollout_func=joint.rollout_func,
+        reward_funcs=joint.reward_funcs,
+        callbacks=joint.callbacks,
+    )
+    trainer.train()
+
+
+if __name__ == "__main__":
+    main()

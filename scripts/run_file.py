@@ -1,0 +1,284 @@
+"""The page about the run file: every field of the configuration classes, with what they say of it."""
+
+import inspect
+import re
+import types
+from collections.abc import Iterator, Mapping
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from pydantic import BaseModel
+from pydantic_core import PydanticUndefined
+
+from cotune.config import RunConfig
+
+_NAMES = {
+    str: "text",
+    int: "integer",
+    float: "number",
+    bool: "true or false",
+    Path: "path",
+    type(None): "null",
+    Any: "anything",
+    object: "anything",
+}
+_BOUNDS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
+_ENTRY = re.compile(r"(\w+(?:, \w+)*): (.*)")
+_SHOWN = 60  # characters of a default
+
+_CONFIGURATION = """# Run file
+
+*Written from the configuration classes when this documentation was built.*
+
+A run is one YAML file. What is left out has the default below, which is the papers' value wherever they
+give one; only what says **required** has none. A field that does not exist is an error, never ignored.
+`cotune plan RUN.yaml` checks a file without training.
+
+`kind` says which of several forms a section has; its fields are those listed under that kind.
+"""
+
+
+@dataclass(frozen=True)
+class Field:
+    """One field of a section.
+
+    Attributes:
+        annotation: its type, without `Annotated`.
+        bounds: of a number, such as "≥ 1".
+        default: as it is written in YAML; None where it must be given.
+        text: what it means; "" where nobody said.
+    """
+
+    name: str
+    annotation: Any
+    bounds: str
+    default: str | None
+    text: str
+
+
+def fields_of(section: type) -> list[Field]:
+    """The fields of a pydantic model or of a dataclass of options, in their order."""
+    if issubclass(section, BaseModel):
+        return [_model_field(name, info) for name, info in section.model_fields.items()]
+    hints, said = get_type_hints(section, include_extras=True), attributes_of(section)
+    return [
+        _field(f.name, hints[f.name], _dataclass_default(f), said.get(f.name, ""))
+        for f in fields(section)
+        if f.init
+    ]
+
+
+def attributes_of(section: type) -> dict[str, str]:
+    """What the "Attributes:" sections of a class and of its bases say, by name."""
+    found: dict[str, str] = {}
+    for base in reversed(section.__mro__):
+        lines = inspect.cleandoc(base.__doc__ or "").splitlines()
+        if "Attributes:" not in lines:
+            continue
+        names: list[str] = []
+        for line in lines[lines.index("Attributes:") + 1 :]:
+            if line and not line.startswith(" "):
+                break
+            if entry := _ENTRY.fullmatch(line.removeprefix("    ")):
+                names = entry[1].split(", ")
+                found |= dict.fromkeys(names, entry[2])
+            elif line.strip():
+                found |= {name: f"{found[name]} {line.strip()}" for name in names}
+    return found
+
+
+def sections() -> Iterator[tuple[str, type]]:
+    """(dotted place in the run file, class) of every section; one for each kind it can be.
+
+    A class that stands in several places comes once, in the first.
+    """
+    seen: set[type] = set()
+    waiting: list[tuple[str, type]] = [("", RunConfig)]
+    while waiting:
+        place, section = waiting.pop(0)
+        if section in seen:
+            continue
+        seen.add(section)
+        yield place, section
+        below = [
+            (f"{place}.{field.name}" if place else field.name, inner)
+            for field in fields_of(section)
+            for inner in _classes(field.annotation)
+        ]
+        waiting = [*below, *waiting]
+
+
+def configuration_page() -> str:
+    """Every field of a run file with its type, default and meaning."""
+    titles = {section: _title(place, section) for place, section in sections()}
+    parts = [_CONFIGURATION]
+    for place, section in sections():
+        depth = "#" * min(2 + place.count("."), 4)
+        parts.append(f"{depth} {titles[section]} {{ #{_anchor(titles[section])} }}")
+        if place:
+            parts.append(escaped(_summary(section)))
+        rows = [
+            f"| `{field.name}` | {_type_cell(field, titles)} | {_default_cell(field)} "
+            f"| {escaped(_as_yaml(_meaning(field)))} |"
+            for field in fields_of(section)
+            if field.name != "kind"
+        ]
+        head = ["| field | type | default | meaning |", "| --- | --- | --- | --- |"]
+        table = "\n".join(['<div class="fields" markdown>\n', *head, *rows, "\n</div>"])
+        parts.append(table if rows else "No fields besides `kind`.")
+    return "\n\n".join(parts) + "\n"
+
+
+def type_text(annotation: Any, titles: Mapping[type, str]) -> str:
+    """A type in the words of a YAML file; sections link to where they are described."""
+    annotation = _bare(annotation)
+    origin, inside = get_origin(annotation), get_args(annotation)
+    if annotation in titles:
+        title = titles[annotation]
+        return f"[{kind_of(annotation) or title}](#{_anchor(title)})"
+    if origin is Literal:
+        return " or ".join(f"`{yaml_text(value)}`" for value in inside)
+    if origin in (Union, types.UnionType):
+        return " or ".join(dict.fromkeys(type_text(part, titles) for part in inside))
+    if isinstance(origin, type) and issubclass(origin, Mapping):
+        key, value = (type_text(part, titles) for part in inside)
+        return f"mapping of {key} to {value}"
+    if origin is not None and inside:
+        return f"list of {type_text(inside[0], titles)}"
+    return _NAMES.get(annotation, getattr(annotation, "__name__", str(annotation)))
+
+
+def _bare(annotation: Any) -> Any:
+    """The type itself, without metadata."""
+    while get_origin(annotation) is Annotated:
+        annotation = get_args(annotation)[0]
+    return annotation
+
+
+def _model_field(name: str, info: Any) -> Field:
+    default = None if info.is_required() else yaml_text(info.default)
+    if info.default is PydanticUndefined and info.default_factory is not None:
+        default = yaml_text(info.default_factory())
+    annotation = info.annotation
+    if info.metadata:
+        annotation = Annotated[annotation, *info.metadata]
+    return _field(name, annotation, default, info.description or "")
+
+
+def _field(name: str, annotation: Any, default: str | None, said: str) -> Field:
+    notes = get_args(annotation)[1:] if get_origin(annotation) is Annotated else ()
+    bounds = [
+        f"{sign} {getattr(note, key):g}"
+        for note in notes
+        for key, sign in _BOUNDS.items()
+        if getattr(note, key, None) is not None
+    ]
+    bare = _bare(annotation)
+    return Field(name, bare, ", ".join(bounds), default, " ".join(said.split()))
+
+
+def _dataclass_default(field: Any) -> str | None:
+    if field.default_factory is not MISSING:
+        return yaml_text(field.default_factory())
+    return None if field.default is MISSING else yaml_text(field.default)
+
+
+def _classes(annotation: Any) -> Iterator[type]:
+    """The sections that a type is made of."""
+    annotation = _bare(annotation)
+    is_type = isinstance(annotation, type)
+    if is_type and (is_dataclass(annotation) or issubclass(annotation, BaseModel)):
+        yield annotation
+    for part in get_args(annotation):
+        yield from _classes(part)
+
+
+def kind_of(section: type) -> str:
+    """The value of `kind` that asks for a section; "" where it has none."""
+    for field in fields_of(section):
+        if field.name == "kind" and field.default is not None:
+            return field.default
+    return ""
+
+
+def _title(place: str, section: type) -> str:
+    kind = kind_of(section)
+    return (f"{place}: {kind}" if kind else place) or "The file"
+
+
+def _anchor(title: str) -> str:
+    return re.sub(r"[^a-z0-9.]+", "-", title.lower()).strip("-")
+
+
+def _summary(section: type) -> str:
+    return " ".join(inspect.cleandoc(section.__doc__ or "").split("\n\n")[0].split())
+
+
+def _meaning(field: Field) -> str:
+    """What was said of a field; of a section, where nothing was, what its class says."""
+    if field.text:
+        return field.text
+    inner = list(_classes(field.annotation))
+    return _summary(inner[0]) if len(inner) == 1 else ""
+
+
+def undescribed() -> list[str]:
+    """Fields without a meaning, as "section.field"; sections with kinds say it under each kind."""
+    return [
+        f"{place}.{field.name}".removeprefix(".")
+        for place, section in sections()
+        for field in fields_of(section)
+        if field.name != "kind" and not _meaning(field) and not list(_classes(field.annotation))
+    ]
+
+
+def _as_yaml(text: str) -> str:
+    """A meaning as a sentence of its own, with values as a YAML file spells them."""
+    for python, value in {"None": "null", "True": "true", "False": "false"}.items():
+        text = re.sub(rf"\b{python}\b", value, text)
+    return re.sub(r"^(?!null\b)[a-z]{3,}\b", lambda word: word[0].capitalize(), text)
+
+
+def _type_cell(field: Field, titles: Mapping[type, str]) -> str:
+    text = type_text(field.annotation, titles)
+    if not field.bounds:
+        return text
+    number, *null = text.split(" or null")
+    return f"{number} {field.bounds}{' or null' if null else ''}"
+
+
+def _default_cell(field: Field) -> str:
+    if field.default is None:
+        return "**required**"
+    whole = field.default == "" or field.default.startswith("{kind: ")
+    if whole and len(list(_classes(field.annotation))) == 1:
+        return "its own"
+    return f"`{field.default}`"
+
+
+def yaml_text(value: object) -> str:
+    """A default as one would write it; "" or its kind for a section, whose fields have their own."""
+    if isinstance(value, BaseModel) or is_dataclass(value):
+        kind = getattr(value, "kind", "")
+        return f"{{kind: {kind}}}" if kind else ""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, float):
+        mantissa, _, exponent = f"{value:g}".partition("e")
+        mantissa = mantissa if "." in mantissa else f"{mantissa}.0"
+        return f"{mantissa}e{int(exponent)}" if exponent else mantissa
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key}: {yaml_text(part)}" for key, part in value.items()) + "}"
+    if isinstance(value, (list, tuple)):
+        return "[" + ", ".join(yaml_text(part) for part in value) + "]"
+    text = " ".join(str(value).split())
+    return (text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…") or '""'
+
+
+def escaped(text: str) -> str:
+    """Text of a docstring: no heading, list, column, tag or emphasis by accident."""
+    text = re.sub(r"^([#>+-])", r"\\\1", text, flags=re.MULTILINE)
+    parts = text.split("`")
+    parts[::2] = [re.sub(r"([<*\[\]])", r"\\\1", part) for part in parts[::2]]
+    return "`".join(parts).replace("|", "\\|")

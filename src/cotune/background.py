@@ -1,0 +1,52 @@
+"""One event loop beside the program, for async functions that synchronous code calls."""
+
+import asyncio
+import os
+import threading
+from collections.abc import Coroutine
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+class BackgroundLoop:
+    """Runs coroutines on an event loop in a thread of its own, started when first needed.
+
+    It is the same loop each time, as clients of async libraries need; and it works where a loop
+    already runs, in a notebook say.
+    """
+
+    def __init__(self) -> None:
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._process = 0
+        self._lock = threading.Lock()
+
+    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """The coroutine's result; what it raises is raised, and Ctrl-C cancels it."""
+        future = self.submit(coroutine)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    def submit(self, coroutine: Coroutine[Any, Any, T]) -> "Future[T]":
+        """Runs a coroutine meanwhile; cancelling the future cancels it."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self._started())
+
+    def answers(self, seconds: float) -> bool:
+        """Whether the loop does something else within some seconds, or is blocked."""
+        answered = threading.Event()
+        self._started().call_soon_threadsafe(answered.set)
+        return answered.wait(seconds)
+
+    def _started(self) -> asyncio.AbstractEventLoop:
+        with self._lock:
+            # A fork has the loop, but not its thread.
+            if self._loop is None or self._process != os.getpid():
+                self._loop, self._process = asyncio.new_event_loop(), os.getpid()
+                threading.Thread(
+                    target=self._loop.run_forever, name="cotune-async", daemon=True
+                ).start()
+            return self._loop

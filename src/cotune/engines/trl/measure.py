@@ -1,0 +1,104 @@
+"""Some steps of a run file for real, to see how long they take and what memory they need."""
+
+import sys
+import time
+from typing import Any
+
+import torch
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.trainer_utils import SaveStrategy
+
+from cotune.config import RunConfig
+from cotune.coordinator import Journal
+from cotune.engines.trl.checks import steps_per_batch
+from cotune.engines.trl.comm import world
+from cotune.engines.trl.joint import TRLJoint
+from cotune.engines.trl.run import build_trainer
+from cotune.engines.trl.setup import Setup
+from cotune.llm.ledger import Ledger
+from cotune.measuring import Measured, MeasuredStep
+from cotune.run_dir import RunDir
+
+
+def measure_steps(
+    config: RunConfig, run: RunDir, journal: Journal, setup: Setup, steps: int
+) -> Measured:
+    """Trains the first steps of a run file, as `train` would, without evaluating or saving.
+
+    The schedule is that of the whole run. Evolution and its LLM calls take place where they fall
+    due. Nothing is reported to trackers.
+
+    Args:
+        config: the run file.
+        run: a folder to throw away.
+        journal: that folder, or on other ranks than the first something that writes nothing.
+        setup: what `prepare` loaded for that folder; its arguments are changed.
+        steps: how many; fewer are made where the run's budget ends it.
+    """
+    args = setup.args
+    args.save_strategy, args.report_to, args.push_to_hub = SaveStrategy.NO, [], False
+    if torch.cuda.is_available():
+        torch.cuda.reset_peak_memory_stats()
+    with Ledger(run.ledger_path if world().rank == 0 else ":memory:") as ledger:
+        watch = _Stopwatch(steps, ledger)
+        _, trainer, _ = build_trainer(config, setup, journal, ledger, watch.evolved)
+        trainer.add_callback(watch)
+        trainer.train()
+        totals = ledger.totals()
+    on_gpu = torch.cuda.is_available()
+    return Measured(
+        steps=tuple(watch.steps),
+        totals=totals,
+        memory=peak_memory(),
+        gpu_memory=torch.cuda.max_memory_reserved() if on_gpu else None,
+        gpu_total=torch.cuda.get_device_properties().total_memory if on_gpu else None,
+    )
+
+
+class _Stopwatch(TrainerCallback):
+    """Times rollout batches and ends training after some of them."""
+
+    def __init__(self, wanted: int, ledger: Ledger) -> None:
+        self.steps: list[MeasuredStep] = []
+        self._wanted, self._ledger = wanted, ledger
+        self._began = self._evolved = 0.0
+        self._rollouts_before = 0.0
+
+    def evolved(self, joint: TRLJoint, trained: int) -> None:
+        """The hook before a step's rollouts, on rank 0."""
+        self._evolved = time.monotonic()
+
+    def on_step_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        if state.global_step % steps_per_batch(args) == 0:  # pyright: ignore[reportArgumentType]
+            self._began = self._evolved = time.monotonic()
+            self._rollouts_before = self._ledger.totals().seconds["train"]
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        if state.global_step % steps_per_batch(args):  # pyright: ignore[reportArgumentType]
+            return
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        rollouts = self._ledger.totals().seconds["train"] - self._rollouts_before
+        self.steps.append(
+            MeasuredStep(
+                evolution=self._evolved - self._began,
+                rollouts=rollouts,
+                update=time.monotonic() - self._evolved - rollouts,
+            )
+        )
+        if len(self.steps) >= self._wanted:
+            control.should_training_stop = True
+
+
+def peak_memory() -> int | None:
+    """The most memory of this process that was resident, in bytes; None where it is not told."""
+    try:
+        import resource
+    except ImportError:  # not on Windows
+        return None
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024

@@ -1,0 +1,222 @@
+"""What trackers get besides the trainer's numbers: the table of instructions, and of hints.
+
+They follow the trainer's own reporting callbacks, whichever `report_to` or the user put there.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.integrations.integration_utils import (
+    TensorBoardCallback,
+    TrackioCallback,
+    WandbCallback,
+    is_tensorboard_available,
+    is_trackio_available,
+    is_wandb_available,
+)
+
+from cotune.contracts import ConfigError, Strategy
+from cotune.evolution.hints import covering
+from cotune.strategies.inspo import Inspo
+from cotune.strategies.p2o import P2O
+
+if TYPE_CHECKING:
+    from cotune.engines.trl.joint import TRLJoint
+
+INSTRUCTIONS, HINTS = "cotune/instructions", "cotune/hints"
+_INSTRUCTION_COLUMNS = (
+    "id", "parent", "lineage", "origin", "born", "alive", "weight", "probability",
+    "observed_rollouts", "best", "text", "critique",
+)  # fmt: skip
+_HINT_COLUMNS = ("hint", "mean_dev_score", "solved", "covers", "best")
+
+_HARMLESS = frozenset(" .,;:?'%-")  # to Markdown, inside of a cell
+
+Row = tuple[Any, ...]
+Table = tuple[str, tuple[str, ...], list[Row]]
+"""Name, columns, rows."""
+
+_AVAILABLE: Mapping[str, Callable[[], bool]] = {
+    "tensorboard": is_tensorboard_available,
+    "wandb": is_wandb_available,
+    "trackio": is_trackio_available,
+}
+
+
+def check_installed(backends: Sequence[str]) -> None:
+    """Raises ConfigError for a backend of logging.report_to that is not installed."""
+    for name in backends:
+        if not _AVAILABLE[name]():
+            raise ConfigError(
+                f"logging.report_to names {name}, which is not installed: pip install {name}, or "
+                "remove it"
+            )
+
+
+def tables(strategy: Strategy) -> list[Table]:
+    """What a strategy knows, as tables; of one that is none of cotune's, the best instruction."""
+    base = strategy.base if isinstance(strategy, P2O) else strategy
+    rows = _instructions(base) if isinstance(base, Inspo) else [_only_instruction(base)]
+    found: list[Table] = [(INSTRUCTIONS, _INSTRUCTION_COLUMNS, rows)]
+    if isinstance(strategy, P2O) and (hints := _hints(strategy)):
+        found.append((HINTS, _HINT_COLUMNS, hints))
+    return found
+
+
+def _instructions(strategy: Inspo) -> list[Row]:
+    """All that ever lived, by birth; `lineage` leads from the initial one to each."""
+    chances = zip(strategy.population.members, strategy.population.probabilities(), strict=True)
+    alive = {member.id: (member, chance) for member, chance in chances}
+    best = strategy.best_instruction_id()
+    paths: dict[str | None, str] = {}
+    rows: list[Row] = []
+    for one in strategy.instructions():
+        above = paths.get(one.parent)
+        paths[one.id] = f"{above} > {one.id}" if above else one.id
+        member, chance = alive.get(one.id, (None, None))
+        weight = strategy.last_weights.get(one.id) if member is None else member.weight
+        observed = None if member is None else member.rollouts
+        rows.append(
+            (one.id, one.parent, paths[one.id], one.origin, one.born, member is not None, weight,
+             chance, observed, one.id == best, one.text, one.critique)
+        )  # fmt: skip
+    return rows
+
+
+def _only_instruction(strategy: Strategy) -> Row:
+    name, text = strategy.best_instruction_id(), strategy.best_prompt().instruction
+    return (name, None, name, "initial", 0, True, None, None, None, True, text, "")
+
+
+def _hints(strategy: P2O) -> list[Row]:
+    """Those of the last phase; `covers` are the ones that hard questions are sampled under."""
+    pool = strategy.pool
+    if pool is None:
+        return []
+    cover, best = covering(pool), strategy.best_hint()
+    return [
+        (text, pool.mean(i), len(pool.solved(i)), i in cover, bool(text) and text == best)
+        for i, text in enumerate(pool.texts)
+    ]
+
+
+class TrackerCallback(TrainerCallback):
+    """Logs the tables after each evolution that changed one, and when training ends. Rank 0."""
+
+    def __init__(self, joint: "TRLJoint") -> None:
+        self._joint = joint
+        self._last: object = None
+        self._logged_at = -1
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        self._last = None
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        # Weights change at every step; a table is logged when another text is in it.
+        if self._reports and (now := self._texts()) != self._last:
+            self._last = now
+            self._log(state)
+
+    def on_epoch_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        # The data set is one epoch long. When training has ended, trackers are closed already.
+        if self._reports and self._logged_at != state.global_step:
+            self._log(state)
+
+    @property
+    def _reports(self) -> bool:
+        joint = self._joint
+        return joint.coordinator.comm.rank == 0 and any(True for _ in reporting(joint))
+
+    def _texts(self) -> object:
+        return [
+            [(row[0], row[columns.index("alive")] if "alive" in columns else None) for row in rows]
+            for _, columns, rows in tables(self._joint.coordinator.strategy)
+        ]
+
+    def _log(self, state: TrainerState) -> None:
+        self._logged_at = state.global_step
+        found = tables(self._joint.coordinator.strategy)
+        for callback in reporting(self._joint):
+            _log_tables(callback, found, state.global_step)
+
+
+def reporting(joint: "TRLJoint") -> Iterator[TrainerCallback]:
+    """The trainer's callbacks of the trackers that take tables."""
+    for callback in joint.trainer.callback_handler.callbacks if joint.bound else ():
+        if isinstance(callback, TensorBoardCallback | WandbCallback | TrackioCallback):
+            yield callback
+
+
+def report_scores(joint: "TRLJoint", scores: Mapping[str, float]) -> None:
+    """Logs scores of an evaluation that is not the trainer's own; rank 0.
+
+    Trackers show "eval_em" as eval/em and "test_em" as test/em, as the trainer's own.
+    """
+    trainer = joint.trainer
+    for callback in reporting(joint):
+        callback.on_log(
+            trainer.args,
+            trainer.state,
+            trainer.control,
+            logs=dict(scores),
+            model=trainer.model,
+        )
+
+
+def close_reports(joint: "TRLJoint") -> None:
+    """Ends what scores after training have opened again. W&B's run ends with the process."""
+    trainer = joint.trainer
+    for callback in reporting(joint):
+        if not isinstance(callback, WandbCallback):
+            callback.on_train_end(trainer.args, trainer.state, trainer.control, model=trainer.model)
+
+
+def tensorboard_into(joint: "TRLJoint", folder: Path) -> None:
+    """Makes TensorBoard's files lie in a folder, unless TENSORBOARD_LOGGING_DIR says where."""
+    for callback in reporting(joint):
+        if isinstance(callback, TensorBoardCallback) and callback.logging_dir is None:
+            callback.logging_dir = str(folder)
+
+
+def _log_tables(callback: TrainerCallback, found: Sequence[Table], step: int) -> None:
+    if isinstance(callback, TensorBoardCallback):
+        if callback.tb_writer is not None:
+            for name, columns, rows in found:
+                callback.tb_writer.add_text(name, markdown_table(columns, rows), step)
+            callback.tb_writer.flush()
+        return
+    tracker: Any = import_module("wandb" if isinstance(callback, WandbCallback) else "trackio")
+    if isinstance(callback, WandbCallback) and tracker.run is None:
+        return
+    # Both show the text of a cell as text.
+    shown = {
+        name: tracker.Table(columns=list(columns), data=[list(row) for row in rows])
+        for name, columns, rows in found
+    }
+    tracker.log({**shown, "train/global_step": step})
+
+
+def markdown_table(columns: Sequence[str], rows: Sequence[Row]) -> str:
+    """A table in Markdown whose cells are text and nothing else.
+
+    TensorBoard renders Markdown, and would load an image that a model's text asks for.
+    """
+    lines = [columns, ["---"] * len(columns), *[[_cell(v) for v in row] for row in rows]]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return ""
+    text = f"{value:.4g}" if isinstance(value, float) else str(value)
+    plain = " ".join(text.split())
+    return "".join(c if c.isalnum() or c in _HARMLESS else f"&#{ord(c)};" for c in plain)

@@ -1,0 +1,246 @@
+"""Rollouts by vLLM, through the `VLLMGeneration` that a GRPOTrainer with `use_vllm` holds."""
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from accelerate.utils import broadcast_object_list
+from trl import GRPOTrainer
+from trl.generation.vllm_generation import VLLMGeneration
+
+from cotune.contracts import Codec, Comm, ConfigError, EngineError
+from cotune.coordinator import SingleProcess
+from cotune.engines.sampling import StopFinder
+from cotune.evolution.distillation import compares_contexts, is_distilled
+from cotune.records import Distillation, Sample, SampleRequest, Sampling, Trajectory
+
+Waiting = list[tuple[int, int]] | None
+"""Rows of a rank that wait for tokens: context length and limit of each; None once it has closed."""
+
+
+class VLLMSampler:
+    """Samples turns with vLLM, in this process (`vllm_mode: colocate`) or on a server.
+
+    Args:
+        trainer: with `use_vllm`.
+        codec: for stop strings and the EOS.
+        comm: all ranks of the run.
+        context_tokens: what vLLM can attend to, prompt included; None is unlimited.
+
+    Weights are sent when a rollout call begins, where the trainer has stepped since the last time.
+
+    vLLM draws with a state of its own, not with cotune's uniforms: a resumed run continues with the
+    same distribution, not with the same tokens as an unbroken one. No seed is sent. TRL gives all
+    rows of a call one set of sampling parameters, and under one seed group-mates would draw alike.
+
+    The log-probabilities recorded are vLLM's, after division by the temperature. P²O's context
+    ratios compare them with the trainer's, so they hold the mismatch of the two implementations, too.
+    """
+
+    def __init__(
+        self, trainer: GRPOTrainer, codec: Codec, comm: Comm, context_tokens: int | None
+    ) -> None:
+        self._trainer, self._codec, self._comm = trainer, codec, comm
+        self._context_tokens = context_tokens
+
+    def open(self, sampling: Sampling) -> "VLLMSession":
+        """Every rank opens and closes equally many sessions, also where it has no rows.
+
+        Raises:
+            EngineError: a rank could not send the weights; on all ranks.
+        """
+        self._send_weights()
+        generation = self._trainer.vllm_generation
+        shared = generation.mode == "server" or generation.tensor_parallel_size > 1
+        comm = self._comm if shared else SingleProcess()
+        return VLLMSession(generation, self._codec, sampling, comm, self._context_tokens)
+
+    def _send_weights(self) -> None:
+        """As the trainer does before its rollouts; evaluations after the last step need it, too."""
+        trainer, failure = self._trainer, ""
+        step = trainer.state.global_step
+        if step == trainer._last_loaded_step:
+            return
+        try:
+            trainer.vllm_generation.sync_weights()
+        except Exception as error:
+            if self._comm.size == 1:
+                raise
+            failure = f"{type(error).__name__}: {error}"
+        failed = [f"rank {r}: {f}" for r, f in enumerate(self._comm.gather(failure)) if f]
+        if failed:
+            raise EngineError("the weights could not be sent to vLLM; " + "; ".join(failed))
+        trainer._last_loaded_step = step
+
+
+class VLLMSession:
+    """See `VLLMSampler`; its ranks call vLLM in lock-step where they share a server or an engine.
+
+    A call's rows have one limit, since TRL passes one set of parameters: the largest that a row asks
+    for. Rows that want less are cut to it, which gives the same distribution, as a sample's beginning
+    does not depend on its limit. Rows that would not fit into the context with the call's limit wait
+    for a further call: a server refuses them.
+
+    Ranks with fewer rows than another send `eos` alone in their place, and drop what comes back.
+    """
+
+    def __init__(
+        self,
+        generation: VLLMGeneration,
+        codec: Codec,
+        sampling: Sampling,
+        comm: Comm,
+        context_tokens: int | None,
+    ) -> None:
+        self._generation, self._codec, self._sampling = generation, codec, sampling
+        self._comm, self._context_tokens = comm, context_tokens
+        self._finder = StopFinder(codec, sampling.stop)
+        self._broken = False
+
+    def generate(self, requests: Sequence[SampleRequest]) -> list[Sample]:
+        found = {r.row: Sample((), ()) for r in requests if r.max_tokens < 1}
+        while waiting := [r for r in requests if r.row not in found]:
+            found |= self._call(waiting) or {}
+        return [found[r.row] for r in requests]
+
+    def close(self) -> None:
+        """Takes part in the other ranks' calls until all have closed."""
+        while not self._broken and self._call(None) is not None:
+            pass
+
+    def _call(self, requests: Sequence[SampleRequest] | None) -> dict[int, Sample] | None:
+        """One call of vLLM on all ranks that share it: samples by row; None once all have closed."""
+        waiting: Waiting = None
+        if requests is not None:
+            waiting = [(len(r.context_ids), r.max_tokens) for r in requests]
+        everyone: list[list[tuple[int, int]]] = [w for w in self._comm.gather(waiting) if w]
+        if not everyone:
+            return None
+        limit = max(own for rows in everyone for _, own in rows)
+        width = max(sum(self._fits(*row, limit) for row in rows) for rows in everyone)
+        mine = [r for r in requests or () if self._fits(len(r.context_ids), r.max_tokens, limit)]
+        prompts = [list(r.context_ids) for r in mine]
+        prompts += [[self._codec.eos_id]] * (width - len(mine))
+        written = self._ask(prompts, limit)[: len(mine)]
+        return {r.row: self._cut(r, turn) for r, turn in zip(mine, written, strict=True)}
+
+    def _fits(self, context: int, own: int, limit: int) -> bool:
+        room = math.inf if self._context_tokens is None else self._context_tokens - context
+        # Its own limit is what the episode has room for.
+        return own == limit or limit <= room
+
+    def _ask(self, prompts: list[list[int]], limit: int) -> list[list[tuple[int, float]]]:
+        """The (token, log-probability) pairs that vLLM wrote after each prompt."""
+        self._broken = True
+        try:
+            with self._parameters(limit):
+                _, ids, logprobs, names = self._generation.generate(
+                    prompts=prompts, images=None, num_generations=1
+                )
+        except Exception as error:
+            self._fail_together(error)
+            raise
+        self._broken = False
+        if logprobs is None or names is None:
+            raise EngineError("vLLM returned no log-probabilities; it was asked for them")
+        return [
+            [
+                (token, _number(candidates[tokens.index(token)]))
+                for token, candidates, tokens in zip(row, row_logprobs, row_names, strict=True)
+            ]
+            for row, row_logprobs, row_names in zip(ids, logprobs, names, strict=True)
+        ]
+
+    def _fail_together(self, error: Exception) -> None:
+        """Ends the call on ranks that wait for what rank 0 was to hear from the server."""
+        if self._generation.mode != "server" or self._comm.size == 1:
+            return
+        if self._comm.rank == 0:
+            broadcast_object_list([None], from_process=0)
+        else:
+            raise EngineError("rank 0 got nothing from the vLLM server") from error
+
+    @contextmanager
+    def _parameters(self, limit: int) -> Iterator[None]:
+        """The sampling parameters of one call; those that the trainer had before come back."""
+        before = self._generation.generation_kwargs
+        self._generation.generation_kwargs = {
+            "temperature": self._sampling.temperature,
+            "max_tokens": limit,
+            "logprobs": 0,
+            # A turn ends with the token that completes a stop string, or with our EOS: no other
+            # one that the policy's generation_config.json may name.
+            "stop": list(self._sampling.stop),
+            "include_stop_str_in_output": True,
+            "skip_special_tokens": False,
+            "ignore_eos": True,
+            "stop_token_ids": [self._codec.eos_id],
+            # What would make the distribution another than the policy's.
+            "top_p": 1.0,
+            "top_k": 0,
+            "min_p": 0.0,
+            "repetition_penalty": 1.0,
+            "presence_penalty": 0.0,
+            "frequency_penalty": 0.0,
+        }
+        try:
+            yield
+        finally:
+            self._generation.generation_kwargs = before
+
+    def _cut(self, request: SampleRequest, written: Sequence[tuple[int, float]]) -> Sample:
+        """What the row's own limit and the stop rule of the other samplers leave of a turn."""
+        ids: list[int] = []
+        for token, _ in written[: request.max_tokens]:
+            ids.append(token)
+            if token == self._codec.eos_id or self._finder.completes(ids):
+                break
+        return Sample(tuple(ids), tuple(logprob for _, logprob in written[: len(ids)]))
+
+
+def _number(logprob: float | None) -> float:
+    """NaN for TRL's None: a token that vLLM could not score."""
+    return math.nan if logprob is None else logprob
+
+
+def sampling_logprobs(
+    trajectories: Sequence[Trajectory], training: bool
+) -> list[list[float | None]]:
+    """What TRL's importance-sampling correction compares with the trainer's log-probabilities.
+
+    None for each token of a rollout that was sampled from another distribution than the trainer
+    computes: under a hint that is not trained on, or greedily in an evaluation. There TRL takes a
+    ratio of 1, which switches its correction off for these rows.
+
+    Returns:
+        (B, C) ragged, in the trainer's order.
+    """
+    return [
+        list(t.logprobs) if training and not is_distilled(t) else [None] * len(t.logprobs)
+        for t in trajectories
+    ]
+
+
+def engine_context(trainer: GRPOTrainer, distillation: Distillation, comm: Comm) -> int:
+    """How many tokens vLLM attends to, prompt included; asked by all ranks together.
+
+    Raises:
+        ConfigError: a server's log-probabilities are not at the run's temperature, and something
+            reads them; colocated engines are started with the right mode.
+    """
+    if trainer.vllm_mode == "colocate":
+        return trainer.vllm_generation.llm.llm_engine.model_config.max_model_len
+    served: Any = None
+    if comm.rank == 0:
+        served = trainer.vllm_generation.vllm_client.get_server_info()["model_config"]
+        served = {name: served[name] for name in ("max_model_len", "logprobs_mode")}
+    served = comm.broadcast(served)
+    reads = trainer.vllm_importance_sampling_correction or compares_contexts(distillation)
+    mode = served["logprobs_mode"]
+    if reads and trainer.temperature != 1.0 and mode != "processed_logprobs":
+        raise ConfigError(
+            f"the vLLM server runs with --logprobs-mode {mode}, which leaves out the temperature of "
+            f"{trainer.temperature}: start it with --logprobs-mode processed_logprobs"
+        )
+    return served["max_model_len"]

@@ -1,0 +1,149 @@
+"""What environments share: where tasks are kept, and how instruction and question make a prompt."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+from cotune.contracts import ConfigError
+from cotune.records import Action, Prompt, Response, Task, Trajectory
+
+
+@dataclass(frozen=True, kw_only=True)
+class PromptFormat:
+    """Where an instruction stands in the chat messages of a task.
+
+    Attributes:
+        role: "user" puts it into the user's message, "system" into the system message.
+        placement: before or after the question, in the user's message.
+        system: what becomes of a system prompt that the data has: "keep" it (with `role: system`
+            the instruction follows it) or "replace" it by the instruction (with `role: user` it is
+            dropped).
+        question_prefix: what stands before the question.
+    """
+
+    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
+
+    role: Literal["user", "system"] = "user"
+    placement: Literal["before", "after"] = "before"
+    system: Literal["keep", "replace"] = "keep"
+    question_prefix: str = ""
+
+    def messages(self, task: Task, prompt: Prompt) -> list[dict[str, str]]:
+        """System prompt, what the data has before the question, and the user's message.
+
+        The hint, if any, stands before the user's message (P²O's T).
+        """
+        question = f"{self.question_prefix}{task.question}"
+        before = [{"role": role, "content": content} for role, content in task.context]
+        if self.system == "replace":
+            before = [message for message in before if message["role"] != "system"]
+        parts = [question]
+        if self.role == "system":
+            before = _with_system(before, prompt.instruction)
+        else:
+            parts.insert(0 if self.placement == "before" else 1, prompt.instruction)
+        content = "\n\n".join(part for part in parts if part)
+        return [*before, {"role": "user", "content": prompt.under_hint(content)}]
+
+
+def _with_system(messages: list[dict[str, str]], instruction: str) -> list[dict[str, str]]:
+    """The messages with an instruction at the end of their system prompt, or as it."""
+    if not instruction:
+        return messages
+    if messages and messages[0]["role"] == "system":
+        joined = f"{messages[0]['content']}\n\n{instruction}"
+        return [{"role": "system", "content": joined}, *messages[1:]]
+    return [{"role": "system", "content": instruction}, *messages]
+
+
+class TaskEnvironment:
+    """Tasks by split and a prompt format; a subclass answers and, without reward functions, scores.
+
+    Args:
+        tasks: the tasks of each split; "train", "validation" and "test" are looked for.
+        initial_instruction: what training starts from.
+
+    Attributes:
+        prompt_format: how a prompt is laid out; a run file's `instruction` section replaces parts.
+        needs_rewards: whether reward functions must be given, since `score` gives no reward.
+
+    Raises:
+        ConfigError: a task id twice in a split.
+    """
+
+    needs_rewards: bool = False
+
+    def __init__(
+        self,
+        tasks: Mapping[str, Sequence[Task]],
+        initial_instruction: str,
+        prompt_format: PromptFormat | None = None,
+    ) -> None:
+        for split, rows in tasks.items():
+            repeated = [id for id, n in Counter(task.id for task in rows).items() if n > 1]
+            if repeated:
+                raise ConfigError(
+                    f"environment.{split} has several tasks with the id {repeated[0]!r}; "
+                    "expected each id once"
+                )
+        self._tasks = {split: tuple(rows) for split, rows in tasks.items()}
+        self._initial_instruction = initial_instruction
+        self.prompt_format = prompt_format or PromptFormat()
+
+    @property
+    def stop(self) -> tuple[str, ...]:
+        return ()
+
+    @property
+    def required(self) -> tuple[str, ...]:
+        return ()
+
+    @property
+    def tools(self) -> tuple[Mapping[str, Any], ...]:
+        return ()
+
+    @property
+    def initial_instruction(self) -> str:
+        return self._initial_instruction
+
+    def tasks(self, split: str) -> Sequence[Task]:
+        """The tasks of a split, in a fixed order; ConfigError for a split that is not there."""
+        if split not in self._tasks:
+            raise ConfigError(f"split is {split!r}; expected one of {', '.join(self._tasks)}")
+        return self._tasks[split]
+
+    def messages(self, task: Task, prompt: Prompt) -> list[dict[str, str]]:
+        """The chat messages of a task under a prompt, as `prompt_format` says."""
+        return self.prompt_format.messages(task, prompt)
+
+    def respond(self, actions: Sequence[Action]) -> list[Response]:
+        """One turn is the whole episode, and what was written is the answer."""
+        return [Response(done=True, action="answer") for _ in actions]
+
+    def score(self, trajectory: Trajectory) -> tuple[float, str | None]:
+        """No reward, and the text of the last turn as the answer; reward functions score it."""
+        text = trajectory.turns[-1].text.strip() if trajectory.turns else ""
+        return 0.0, text or None
+
+
+class SingleTurnEnvironment(TaskEnvironment):
+    """Questions answered in one turn, scored by reward functions."""
+
+    needs_rewards = True
+
+
+def missing_texts(instruction: str, required: Sequence[str]) -> str:
+    """What is wrong with an instruction that lacks some of the required texts; "" if none.
+
+    A policy that was not told a tag cannot write it, and no proposer could bring it back.
+    """
+    missing = [text for text in required if text not in instruction]
+    if not missing:
+        return ""
+    # Between double quotes YAML reads \\b as a backspace.
+    quoted = " (in YAML within single quotes or after |)" if "\\" in "".join(missing) else ""
+    wanted = ", ".join(required)
+    return (
+        f"names no {', '.join(missing)}; expected {wanted} in its text: add what is missing{quoted}"
+    )

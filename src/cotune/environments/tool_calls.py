@@ -1,0 +1,155 @@
+"""Tool calls as chat templates have models write them, read from the text of a turn.
+
+What a model writes is data: nothing here raises on it, a call that cannot be read is the turn's
+error.
+"""
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
+
+from cotune.records import Calls, ToolCall
+
+Schema = Mapping[str, Any]
+Reader = Callable[[str, Sequence[Schema]], Calls]
+"""Reads the text of a turn, without its EOS; the schemas are those of the tools on offer."""
+
+_BLOCK = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
+_TAGS = ("<tool_call>", "</tool_call>")
+_FUNCTION = re.compile(r"\s*<function=([^>\n]+)>(.*)</function>\s*", re.DOTALL)
+_PARAMETER = re.compile(r"<parameter=([^>\n]+)>\n?(.*?)\n?</parameter>", re.DOTALL)
+_THOUGHT = re.compile(r"<think>.*?(?:</think>|\Z)", re.DOTALL)
+_PYTHON_TAG = "<|python_tag|>"
+_SHOWN = 120  # characters of a reason
+
+
+def spoken(text: str) -> str:
+    """A turn without its thoughts: what stands in <think>, which the chat template may have opened.
+
+    A thought that is never closed goes to the end of the turn.
+    """
+    return _THOUGHT.sub("", text).rpartition("</think>")[2]
+
+
+def read_hermes(text: str, tools: Sequence[Schema] = ()) -> Calls:
+    """JSON between <tool_call> and </tool_call>: Hermes, Qwen2.5, Qwen3; several a turn."""
+    return _read_blocks(text, _from_json)
+
+
+def read_xml(text: str, tools: Sequence[Schema] = ()) -> Calls:
+    """<function=…> with a <parameter=…> each, within <tool_call>: Qwen3-Coder, Qwen3.5, Nemotron 3.
+
+    The form has texts alone; the tools' schemas say which of them are numbers, lists, ….
+    """
+    return _read_blocks(text, lambda block: _from_xml(block, tools))
+
+
+def read_llama(text: str, tools: Sequence[Schema] = ()) -> Calls:
+    """A turn that is one JSON object with "name" and "parameters": Llama 3.1 and 3.2.
+
+    JSON without these fields is an answer, not a call.
+    """
+    said = spoken(text).strip()
+    said = said.removeprefix(_PYTHON_TAG).strip()
+    begun = re.match(r'\{\s*"name"\s*:\s*"[^"]*"\s*,\s*"parameters"\s*:', said) is not None
+    try:
+        value = json.loads(said) if said.startswith("{") else None
+    except (ValueError, RecursionError) as error:
+        problem = error.msg if isinstance(error, json.JSONDecodeError) else str(error)
+        return Calls(error=_reason(f"not JSON ({problem})")) if begun else Calls(said=text.strip())
+    if not isinstance(value, dict) or not {"name", "parameters"} <= value.keys():
+        return Calls(said=text.strip())
+    fields = cast("dict[str, Any]", value)
+    try:
+        return Calls((call_from({"name": fields["name"], "arguments": fields["parameters"]}),))
+    except (ValueError, RecursionError) as error:
+        return Calls(error=_reason(str(error)))
+
+
+READERS: tuple[Reader, ...] = (read_hermes, read_xml, read_llama)
+"""In the order in which they are tried on a chat template."""
+
+
+def call_from(value: object) -> ToolCall:
+    """A call from `{"name": …, "arguments": {…}}`; ValueError says what is wrong with it."""
+    if not isinstance(value, dict):
+        raise ValueError('expected {"name": …, "arguments": {…}}')
+    fields = cast("dict[str, Any]", value)
+    name, arguments = fields.get("name"), fields.get("arguments")
+    if not isinstance(name, str) or not name:
+        raise ValueError('"name" is missing')
+    if isinstance(arguments, str):
+        arguments = json.loads(arguments)  # some models write them as JSON in a text
+    if arguments is None:
+        arguments = {}
+    if not isinstance(arguments, dict):
+        raise ValueError('"arguments" is no object')
+    return ToolCall(name, cast("dict[str, Any]", arguments))
+
+
+def _read_blocks(text: str, read: Callable[[str], ToolCall]) -> Calls:
+    """The calls of all <tool_call> blocks; one that cannot be read spoils the turn."""
+    said = spoken(text)
+    blocks = _BLOCK.findall(said)
+    rest = _BLOCK.sub("", said)
+    if any(tag in rest for tag in _TAGS) or any(_TAGS[0] in block for block in blocks):
+        return Calls(error="a <tool_call> is not closed, or closed twice")
+    calls: list[ToolCall] = []
+    for block in blocks:
+        try:
+            calls.append(read(block))
+        except (ValueError, RecursionError) as error:
+            return Calls(error=_reason(str(error)))
+        text = text.replace(f"<tool_call>{block}</tool_call>", "", 1)
+    return Calls(tuple(calls), said=text.strip())
+
+
+def _from_json(block: str) -> ToolCall:
+    try:
+        return call_from(json.loads(block))
+    except json.JSONDecodeError as error:
+        raise ValueError(f"not JSON ({error.msg})") from None
+
+
+def _from_xml(block: str, tools: Sequence[Schema]) -> ToolCall:
+    function = _FUNCTION.fullmatch(block)
+    if function is None:
+        raise ValueError("expected <function=name> … </function>")
+    name, body = function[1].strip(), function[2]
+    if _PARAMETER.sub("", body).strip():
+        raise ValueError("text between its parameters, or one that is not closed")
+    types = _types(name, tools)
+    return ToolCall(
+        name,
+        {key.strip(): _typed(value, types.get(key)) for key, value in _PARAMETER.findall(body)},
+    )
+
+
+def _types(name: str, tools: Sequence[Schema]) -> Mapping[str, Any]:
+    """The properties of a tool's parameters; {} for a tool that is not on offer."""
+    for tool in tools:
+        function = tool.get("function", tool)
+        if function.get("name") == name:
+            return function.get("parameters", {}).get("properties", {})
+    return {}
+
+
+def _typed(raw: str, schema: Mapping[str, Any] | None) -> Any:
+    """A parameter's text as its schema has it; as text where that is what it is, or if it is not."""
+    schema = schema or {"type": "string"}
+    if "enum" in schema:
+        return next((value for value in schema["enum"] if str(value) == raw), raw)
+    if schema.get("nullable") and raw.strip() in ("null", "None"):
+        return None
+    if schema.get("type") == "string":
+        return raw
+    try:
+        return json.loads(raw)
+    except (ValueError, RecursionError):
+        # Templates write True and None as Python does.
+        return {"true": True, "false": False, "none": None}.get(raw.strip().lower(), raw)
+
+
+def _reason(problem: str) -> str:
+    return " ".join(f"a tool call is not valid: {problem}".split())[:_SHOWN]

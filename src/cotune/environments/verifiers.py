@@ -1,0 +1,210 @@
+"""Environments of the `verifiers` library as they are: their data, their tools, their rubric."""
+
+import hashlib
+import json
+import signal
+import threading
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, cast
+
+from cotune.contracts import ConfigError
+from cotune.environments.base import PromptFormat
+from cotune.importing import import_object
+from cotune.records import Task
+from cotune.task_config import VerifiersOptions
+
+if TYPE_CHECKING:
+    from cotune.environments.verifiers_rollouts import VerifiersEnvironment
+
+_FIELD = "environment.environment"
+_SHARES = {"test": 5, "validation": 10}  # at most one question in so many is held out
+
+
+def from_verifiers(
+    environment: Any,
+    initial_instruction: str | None = None,
+    prompt_format: PromptFormat | None = None,
+    *,
+    validation: int = 100,
+    test: int = 200,
+) -> "VerifiersEnvironment":
+    """An environment of the `verifiers` library, whose own rollout loop and rubric are used.
+
+    Where its client would ask a served model, the policy that is trained is sampled. Its
+    system prompt becomes the initial instruction, in the system message.
+
+    Args:
+        environment: a `MultiTurnEnv`: SingleTurnEnv, ToolEnv, StatefulToolEnv and what derives
+            from them.
+        initial_instruction: None is its system prompt.
+        prompt_format: None puts the instruction into the system message.
+        validation, test: questions of its evaluation data; without any, held out of its training
+            data, at most a tenth and a fifth of them.
+
+    Raises:
+        ConfigError: `verifiers` is not installed, or the environment is of a kind that cannot be
+            trained on.
+    """
+    rollouts = _rollouts()
+    rollouts.check(environment)
+    rows = _rows(environment.get_dataset(), "train")
+    held_out = None
+    if environment.eval_dataset_source is not None or environment.eval_dataset is not None:
+        held_out = _rows(environment.get_eval_dataset(), "eval")
+    own = environment.system_prompt or _common_system([*rows, *(held_out or [])])
+    tasks = {
+        split: [_task(id, row, own) for id, row in chosen]
+        for split, chosen in _splits(rows, held_out, validation, test).items()
+    }
+    return rollouts.VerifiersEnvironment(
+        environment,
+        tasks,
+        own if initial_instruction is None else initial_instruction,
+        prompt_format or PromptFormat(role="system"),
+    )
+
+
+def verifiers_environment(options: VerifiersOptions) -> "VerifiersEnvironment":
+    """The environment of a run file; ConfigError for one that cannot be had or trained on."""
+    _rollouts()
+    return from_verifiers(
+        _loaded(options),
+        options.initial_instruction,
+        validation=options.validation,
+        test=options.test,
+    )
+
+
+def _rollouts() -> Any:
+    """The module that needs `verifiers`."""
+    try:
+        from cotune.environments import verifiers_rollouts
+    except ImportError as error:
+        raise ConfigError(
+            f"environment.kind verifiers needs the package verifiers ({error}); install it: "
+            "pip install 'cotune[verifiers]'"
+        ) from error
+    return verifiers_rollouts
+
+
+def _loaded(options: VerifiersOptions) -> Any:
+    """What the environment's loader returns, signal handlers left as they were."""
+    with _signals_kept():
+        try:
+            if ":" in options.environment:
+                return import_object(options.environment, _FIELD)(**options.args)
+            return _rollouts().load(options.environment, options.args)
+        except ConfigError:
+            raise
+        # A package of somebody else's: whatever it raises, the run file names it.
+        except Exception as error:
+            reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+            raise ConfigError(
+                f"{_FIELD}: {options.environment!r} cannot be loaded ({reason}); install it, or "
+                "change environment.args"
+            ) from error
+
+
+@contextmanager
+def _signals_kept() -> Generator[None]:
+    """Environments of verifiers take Ctrl-C for themselves when they are made."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    kept = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in kept.items():
+            signal.signal(number, handler)
+
+
+Row = tuple[str, dict[str, Any]]
+
+
+def _rows(dataset: Any, source: str) -> list[Row]:
+    """A data set's rows with an id each."""
+    return [(f"{source}-{i}", dict(row)) for i, row in enumerate(dataset)]
+
+
+def _splits(
+    rows: Sequence[Row], held_out: Sequence[Row] | None, validation: int, test: int
+) -> dict[str, list[Row]]:
+    """Rows by split; what is held out of the training data is chosen by a hash of its texts."""
+    if held_out is None:
+        counts = {"test": min(test, len(rows) // _SHARES["test"])}
+        counts["validation"] = min(validation, len(rows) // _SHARES["validation"])
+        pool = sorted(rows, key=_digest)
+    else:
+        wanted = validation + test
+        counts = {"validation": min(validation, len(held_out) * validation // wanted)}
+        counts["test"] = min(test, len(held_out) - counts["validation"])
+        pool = list(held_out)
+    if not all(counts.values()):
+        least = "2 questions for evaluation" if held_out is not None else "10 questions"
+        found = len(rows) if held_out is None else len(held_out)
+        raise ConfigError(f"{_FIELD} has {found}; expected at least {least}: give it more data")
+    chosen = {
+        "validation": pool[: counts["validation"]],
+        "test": pool[counts["validation"] :][: counts["test"]],
+    }
+    taken = {id for split in chosen.values() for id, _ in split}
+    return {"train": [row for row in rows if row[0] not in taken], **chosen}
+
+
+def _digest(row: Row) -> str:
+    text = json.dumps(row[1].get("prompt"), default=str, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _common_system(rows: Sequence[Row]) -> str:
+    """The system prompt that all rows begin with; "" where they have none, or several."""
+    found = {_system(row) for _, row in rows}
+    return found.pop() if len(found) == 1 else ""
+
+
+def _system(row: Mapping[str, Any]) -> str:
+    prompt = row.get("prompt")
+    if isinstance(prompt, str) or not prompt:
+        return ""
+    first = cast("Sequence[Mapping[str, Any]]", prompt)[0]
+    return str(first["content"]) if first.get("role") == "system" else ""
+
+
+def _task(id: str, row: Mapping[str, Any], own_system: str) -> Task:
+    """A row as a task: the last message is the question, those before it stay before it.
+
+    The environment's own system prompt is left out: the instruction takes its place.
+    """
+    prompt = row.get("prompt")
+    if isinstance(prompt, str) or not prompt:
+        raise ConfigError(
+            f"{_FIELD}: row {id} has no chat messages in its prompt; expected a list of them"
+        )
+    messages = [_message(m, id) for m in cast("Sequence[Mapping[str, Any]]", prompt)]
+    if messages[-1][0] != "user":
+        raise ConfigError(
+            f"{_FIELD}: the prompt of row {id} ends with a message of the {messages[-1][0]}; "
+            "expected the user's"
+        )
+    if own_system and messages[0] == ("system", own_system):
+        del messages[0]
+    answer = row.get("answer")
+    answers = (answer,) if isinstance(answer, str) and answer else ()
+    return Task(id, messages[-1][1], answers, context=tuple(messages[:-1]), columns=dict(row))
+
+
+def _message(message: Mapping[str, Any], id: str) -> tuple[str, str]:
+    """A message's role and text; ConfigError for images and for tool calls in few-shot examples."""
+    content = message.get("content")
+    if isinstance(content, list):
+        parts = cast("list[Mapping[str, Any]]", content)
+        if all(part.get("type") == "text" for part in parts):
+            content = "".join(str(part["text"]) for part in parts)
+    if not isinstance(content, str) or message.get("tool_calls"):
+        raise ConfigError(
+            f"{_FIELD}: the prompt of row {id} holds more than text; policies are trained on text "
+            "alone, and examples cannot call tools"
+        )
+    return str(message["role"]), content

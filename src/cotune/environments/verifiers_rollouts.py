@@ -1,0 +1,389 @@
+"""Rollouts of a `verifiers` environment: its own loop asks, the policy that is trained answers.
+
+Needs `verifiers`; imported by `environments.verifiers` alone.
+"""
+
+# pyright: basic
+# verifiers has no types that say what it takes.
+
+import asyncio
+import json
+import math
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+from verifiers.legacy.clients.client import Client
+from verifiers.legacy.envs.multiturn_env import MultiTurnEnv
+from verifiers.legacy.errors import OverlongPromptError
+from verifiers.legacy.types import Response as ModelResponse
+from verifiers.legacy.types import ResponseMessage, Tool
+from verifiers.legacy.types import ToolCall as ModelCall
+from verifiers.legacy.utils.env_utils import load_environment
+
+from cotune.background import BackgroundLoop
+from cotune.contracts import ConfigError
+from cotune.environments.base import PromptFormat, TaskEnvironment
+from cotune.environments.tool_turns import OUT_OF_TURNS
+from cotune.environments.tools import answer_of
+from cotune.records import Action, Response, Task, Trajectory
+
+_FIELD = "environment.environment"
+_REFUSALS = 4  # after which a loop that asks again and again is given up
+_PATIENCE = 2.0  # seconds in which a loop that is not blocked answers
+_MODEL = "policy"  # what an environment is told it asks
+
+Chat = dict[str, str]
+
+
+class VerifiersEnvironment(TaskEnvironment):
+    """See `environments.verifiers.from_verifiers`.
+
+    Each episode is a rollout of the environment's own, on an event loop in the background, that
+    waits for the policy's next turn. Time-outs are the environment's own.
+    """
+
+    def __init__(
+        self,
+        environment: Any,
+        tasks: Mapping[str, Sequence[Task]],
+        initial_instruction: str,
+        prompt_format: PromptFormat,
+    ) -> None:
+        super().__init__(tasks, initial_instruction, prompt_format)
+        self._environment = environment
+        self._tools = tuple(_schema(tool) for tool in environment.tool_defs or ())
+        self._loop = BackgroundLoop()
+        self._rollouts: dict[int, _Rollout] = {}
+        # Of a run that ends before its episodes do, none is left to complain.
+        weakref.finalize(self, _end, self._loop, self._rollouts)
+        own = next((row for rows in tasks.values() for row in rows if _own_tools(row)), None)
+        if own is not None:
+            raise ConfigError(
+                f"{_FIELD}: row {own.id} has tools of its own; expected the same for all rows"
+            )
+
+    @property
+    def tools(self) -> tuple[Mapping[str, Any], ...]:
+        return self._tools
+
+    def respond(self, actions: Sequence[Action]) -> list[Response]:
+        """Gives each rollout the policy's turn; what its loop asks next is the observation.
+
+        Raises:
+            ConfigError: a rollout does what a policy cannot be trained on: it rewrites the
+                conversation, changes its tools, or shows images.
+        """
+        return self._loop.run(self._respond(actions))
+
+    def score(self, trajectory: Trajectory) -> tuple[float, str | None]:
+        """The reward of the environment's rubric; 0 where the environment broke."""
+        output = self._output(trajectory)
+        reward = output.get("reward", 0.0)
+        if not math.isfinite(reward):
+            raise ConfigError(
+                f"{_FIELD}: its rubric gave {reward} for task {trajectory.task.id}; expected a "
+                "finite number"
+            )
+        return float(reward), answer_of(trajectory)
+
+    def reward_parts(self, trajectory: Trajectory) -> dict[str, float]:
+        """What each function of the rubric gave, by name."""
+        metrics = self._output(trajectory).get("metrics") or {}
+        return {name: float(value) for name, value in metrics.items()}
+
+    def _output(self, trajectory: Trajectory) -> Mapping[str, Any]:
+        rollout = self._rollouts.get(trajectory.row)
+        return {} if rollout is None else self._loop.run(rollout.ended())
+
+    async def _respond(self, actions: Sequence[Action]) -> list[Response]:
+        return list(await asyncio.gather(*(self._one(action) for action in actions)))
+
+    async def _one(self, action: Action) -> Response:
+        try:
+            if not action.turns:
+                await self._begin(action)
+            return await self._rollouts[action.row].answer(action)
+        except ConfigError:
+            raise
+        # The user's environment: what it raises ends the episode, not the run.
+        except Exception as error:  # noqa: BLE001
+            reason = " ".join(f"{type(error).__name__}: {error}".split())[:120]
+            return Response(failed=True, action="invalid", error=reason)
+
+    async def _begin(self, action: Action) -> None:
+        if (left := self._rollouts.pop(action.row, None)) is not None:
+            await left.drop()
+        prompt = self.messages(action.task, action.prompt)
+        row = {"example_id": 0, **action.task.columns, "prompt": prompt}
+        self._rollouts[action.row] = _Rollout(self._environment, row, prompt, self._tools)
+
+
+class _Rollout:
+    """One rollout of the environment's own loop."""
+
+    def __init__(
+        self,
+        environment: Any,
+        row: Mapping[str, Any],
+        prompt: Sequence[Chat],
+        tools: Sequence[Mapping[str, Any]],
+    ) -> None:
+        self._policy = _Policy()
+        self._task = asyncio.ensure_future(environment.run_rollout(row, self._policy, _MODEL, {}))
+        # Whoever drops a rollout does not ask what became of it.
+        self._task.add_done_callback(lambda task: task.cancelled() or task.exception())
+        self._prompt, self._offered = prompt, [tool["function"]["name"] for tool in tools]
+        self._seen: list[Any] = []
+        self._calls: dict[str, str] = {}
+
+    async def answer(self, action: Action) -> Response:
+        """The policy's turn to the loop, and what it asks then; its end ends the episode."""
+        if not self._seen:
+            asked = await self._asked()
+            if asked is not None:
+                self._check_first(asked)
+        if self._task.done():
+            return self._last(action)
+        self._policy.answer(self._turn(action))
+        asked = await self._asked()
+        if asked is None:
+            return self._last(action)
+        if action.last:
+            await self.ended()
+            return Response(done=True, action=_named(action), error=OUT_OF_TURNS)
+        return Response(
+            action=_named(action), error=action.calls.error, messages=tuple(self._new(asked))
+        )
+
+    async def ended(self) -> Mapping[str, Any]:
+        """What came of the rollout; one that still asks is told that there is no more room."""
+        for _ in range(_REFUSALS):
+            if self._task.done():
+                broke = self._task.cancelled() or self._task.exception() is not None
+                return {} if broke else self._task.result()
+            self._policy.refuse()
+            await self._asked()
+        self._task.cancel()
+        return {}
+
+    async def drop(self) -> None:
+        """Breaks the rollout off, if it still runs."""
+        self._task.cancel()
+        await asyncio.wait({self._task}, timeout=_PATIENCE)
+
+    async def _asked(self) -> list[Any] | None:
+        """The messages that the loop asks the policy to go on from; None if it has ended."""
+        waiting = asyncio.ensure_future(self._policy.asked())
+        await asyncio.wait({waiting, self._task}, return_when=asyncio.FIRST_COMPLETED)
+        if not waiting.done():
+            waiting.cancel()
+            return None
+        messages, tools = waiting.result()
+        names = [tool.name for tool in tools or ()]
+        if names != self._offered:
+            raise ConfigError(
+                f"{_FIELD}: a rollout offers the tools {', '.join(names) or '(none)'}, the "
+                f"environment {', '.join(self._offered) or '(none)'}; expected the same in all"
+            )
+        return messages
+
+    def _last(self, action: Action) -> Response:
+        """The end of an episode, by the loop's own account."""
+        output = self._task.result()
+        if error := output.get("error"):
+            reason = " ".join(f"{type(error).__name__}: {error}".split())[:120]
+            return Response(failed=True, action=_named(action), error=reason)
+        late = output.get("stop_condition") == "timeout_reached"
+        error = "the environment's time is up" if late else action.calls.error
+        return Response(done=True, action=_named(action), error=error)
+
+    def _check_first(self, asked: list[Any]) -> None:
+        """That the loop begins from the prompt that the policy saw."""
+        if [_chat(m, {}) for m in asked] != [dict(m) for m in self._prompt]:
+            raise ConfigError(
+                f"{_FIELD}: it changes a row's prompt when a rollout begins; expected the row's own: "
+                "put what it adds into the data"
+            )
+        self._seen = asked
+
+    def _turn(self, action: Action) -> ModelResponse:
+        """A turn as the loop would get it from a server."""
+        calls = [
+            ModelCall(
+                id=f"call_{len(action.turns)}_{i}",
+                name=call.name,
+                arguments=json.dumps(dict(call.arguments)),
+            )
+            for i, call in enumerate(action.calls.calls)
+        ]
+        self._calls = {call.id: call.name for call in calls}
+        message = ResponseMessage(
+            content=action.calls.said if calls else action.text,
+            tool_calls=calls or None,
+            finish_reason="tool_calls" if calls else "stop",
+            is_truncated=False,
+        )
+        return ModelResponse(
+            id=f"turn-{len(action.turns)}", created=0, model=_MODEL, message=message
+        )
+
+    def _new(self, asked: list[Any]) -> list[Chat]:
+        """The messages that the loop has put after the policy's turn."""
+        own = len(self._seen) + 1
+        before = [_plain(m) for m in self._seen]
+        if [_plain(m) for m in asked[: own - 1]] != before or len(asked) < own:
+            raise ConfigError(
+                f"{_FIELD}: it rewrites the conversation between turns; policies are trained on one "
+                "that only grows: choose another environment"
+            )
+        self._seen = asked
+        new = [_chat(m, self._calls) for m in asked[own:]]
+        if not new or any(m["role"] == "assistant" for m in new):
+            what = "nothing" if not new else "a turn of the policy's"
+            raise ConfigError(
+                f"{_FIELD}: it answers a turn with {what}; expected messages of a tool or the user"
+            )
+        return new
+
+
+def _end(loop: BackgroundLoop, rollouts: Mapping[int, _Rollout]) -> None:
+    async def end() -> None:
+        for rollout in rollouts.values():
+            await rollout.drop()
+
+    if rollouts and loop.answers(_PATIENCE):
+        loop.run(end())
+
+
+class _Policy(Client[Any, Any, Any, Any]):
+    """Stands where an environment expects a served model; one a rollout.
+
+    The base class calls `get_native_response` with what the `to_native` methods give.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(None)
+        self._questions: asyncio.Queue[tuple[list[Any], list[Tool] | None]] = asyncio.Queue()
+        self._reply: asyncio.Future[ModelResponse] | None = None
+
+    async def asked(self) -> tuple[list[Any], list[Tool] | None]:
+        """What the environment asks next: its messages and its tools."""
+        return await self._questions.get()
+
+    def answer(self, response: ModelResponse) -> None:
+        if self._reply is not None and not self._reply.done():
+            self._reply.set_result(response)
+
+    def refuse(self) -> None:
+        """As a server does whose context is full."""
+        if self._reply is not None and not self._reply.done():
+            self._reply.set_exception(OverlongPromptError("the episode's limits are reached"))
+
+    async def get_native_response(
+        self,
+        prompt: Any,
+        model: str,
+        sampling_args: Mapping[str, Any],
+        tools: list[Tool] | None = None,
+        **kwargs: Any,
+    ) -> ModelResponse:
+        self._reply = asyncio.get_running_loop().create_future()
+        self._questions.put_nowait((list(prompt), tools))
+        return await self._reply
+
+    def setup_client(self, config: Any) -> Any:
+        return None
+
+    async def to_native_tool(self, tool: Tool) -> Tool:
+        return tool
+
+    async def to_native_prompt(self, messages: Any) -> tuple[Any, dict[str, Any]]:
+        return messages, {}
+
+    async def raise_from_native_response(self, response: Any) -> None:
+        return
+
+    async def from_native_response(self, response: ModelResponse) -> ModelResponse:
+        return response
+
+    async def close(self) -> None:
+        return
+
+
+def load(id: str, arguments: Mapping[str, Any]) -> Any:
+    """An installed environment by its id, as `vf-eval` loads it."""
+    return load_environment(id, **arguments)
+
+
+def check(environment: Any) -> None:
+    """Raises ConfigError for an environment that no policy of ours can be trained in."""
+    kind = type(environment).__name__
+    if not isinstance(environment, MultiTurnEnv):
+        raise ConfigError(
+            f"{_FIELD} is {kind}; expected a MultiTurnEnv of verifiers' classic interface "
+            "(SingleTurnEnv, ToolEnv, …), whose turns are this process's to sample"
+        )
+    if type(environment).rollout is not MultiTurnEnv.rollout:
+        raise ConfigError(f"{_FIELD}: {kind} has a rollout() of its own; expected MultiTurnEnv's")
+    if environment.message_type != "chat":
+        raise ConfigError(f"{_FIELD}: {kind} completes texts; expected chat messages")
+    if environment.requires_group_rollouts or environment.provides_advantages:
+        raise ConfigError(
+            f"{_FIELD}: the rubric of {kind} scores groups; expected reward functions of one rollout"
+        )
+    if not environment.score_rollouts:
+        raise ConfigError(f"{_FIELD}: {kind} does not score; make it with score_rollouts=True")
+
+
+def _schema(tool: Tool) -> dict[str, Any]:
+    """A tool as chat templates take it."""
+    function = {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
+    return {"type": "function", "function": function}
+
+
+def _own_tools(task: Task) -> bool:
+    info = task.columns.get("info")
+    if isinstance(info, str):
+        try:
+            info = json.loads(info)
+        except ValueError:
+            return False
+    return isinstance(info, Mapping) and "tool_defs" in info
+
+
+def _named(action: Action) -> str:
+    """What a turn was taken for: an answer, its tool, or how many calls."""
+    calls = action.calls.calls
+    if not calls:
+        return "invalid" if action.calls.error else "answer"
+    return calls[0].name if len(calls) == 1 else f"{len(calls)} calls"
+
+
+def _plain(message: Any) -> tuple[str, str, list[tuple[str, str]]]:
+    """What tells a message from another."""
+    calls = getattr(message, "tool_calls", None) or ()
+    return message.role, _text(message), [(call.name, call.arguments) for call in calls]
+
+
+def _chat(message: Any, calls: Mapping[str, str]) -> Chat:
+    """A message for the chat template; a tool's has its name."""
+    chat = {"role": str(message.role), "content": _text(message)}
+    if chat["role"] == "tool":
+        chat["name"] = calls.get(message.tool_call_id, "tool")
+    return chat
+
+
+def _text(message: Any) -> str:
+    content = message.content
+    if isinstance(content, list):
+        parts = [_part(part) for part in cast("list[Any]", content)]
+        if None in parts:
+            raise ConfigError(f"{_FIELD}: a message holds more than text; policies read text alone")
+        return "".join(part for part in parts if part is not None)
+    return content or ""
+
+
+def _part(part: Any) -> str | None:
+    get = part.get if isinstance(part, Mapping) else lambda name: getattr(part, name, None)
+    return get("text") if get("type") == "text" else None

@@ -1,0 +1,55 @@
+"""The texts of the package, and the pages of its documentation."""
+
+import ast
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+HOLE = "…"
+"""Stands for what is filled into an f-string, and in the documentation for any name or number."""
+
+
+def pages() -> list[Path]:
+    return sorted(DOCS.rglob("*.md"))
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    """The fenced blocks of a language."""
+    text = page.read_text(encoding="utf-8")
+    return re.findall(rf"^```{language}\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+
+
+@cache
+def templates() -> tuple[str, ...]:
+    """Every string of the package but docstrings, f-strings with `HOLE` where something is filled in."""
+    found: list[str] = []
+    for path in sorted((ROOT / "src" / "cotune").rglob("*.py")):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        found += map(_one_line, _strings(tree))
+    return tuple(dict.fromkeys(found))
+
+
+def _strings(tree: ast.AST) -> Iterator[str]:
+    documentation = {id(n.value) for n in ast.walk(tree) if isinstance(n, ast.Expr)}
+    for node in ast.walk(tree):
+        if id(node) in documentation:
+            continue
+        if isinstance(node, ast.JoinedStr):
+            parts = [part.value if isinstance(part, ast.Constant) else HOLE for part in node.values]
+            yield "".join(map(str, parts))
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def is_said(message: str, source: tuple[str, ...]) -> bool:
+    """Whether the fixed parts of a message stand in one of the texts, in their order."""
+    fixed = [re.escape(part.strip()) for part in message.split(HOLE) if part.strip()]
+    pattern = re.compile(".*".join(fixed))
+    return any(pattern.search(text) for text in source)

@@ -1,0 +1,93 @@
+"""The pages on data and rewards: their tables are the code's, their programs do what they say."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import cotune
+from cotune.contracts import ConfigError
+from cotune.environments.dataset import DEFAULT_COLUMNS
+from cotune.records import Assignment, Prompt, StopReason, Task, Trajectory, Turn
+from cotune.rewards.batch import GIVEN
+from tests.docs.sources import DOCS, blocks
+
+DATA, REWARDS = DOCS / "how-to" / "data.md", DOCS / "how-to" / "rewards.md"
+
+
+def table(page: Path, heading: str) -> list[list[str]]:
+    """The cells of the first table below a heading."""
+    _, _, rest = page.read_text(encoding="utf-8").partition(f"\n## {heading}\n")
+    lines = rest.partition("\n## ")[0].splitlines()
+    rows = [[cell.strip() for cell in x.strip("|").split("|")] for x in lines if x[:1] == "|"]
+    return rows[2:]
+
+
+def test_the_columns_are_those_that_are_read() -> None:
+    rows = table(DATA, "Which columns are read")
+    told = {name.strip("`"): tuple(re.findall(r"`(\w+)`", columns)) for name, columns, _ in rows}
+    assert told == dict(DEFAULT_COLUMNS)
+
+
+def test_what_functions_are_given_is_what_is_told() -> None:
+    told = {name for row in table(REWARDS, "What a function is given") for name in row[:1]}
+    names = {match[1] for cell in told if (match := re.match(r"`(\w+)", cell))}
+    assert names == set(GIVEN)
+
+
+def rollout(task: Task, text: str) -> Trajectory:
+    prompt = Prompt("")
+    return Trajectory(
+        assignment=Assignment(task, prompt, prompt, "i0", 0),
+        sampled_prompt_ids=(),
+        prompt_ids=(),
+        completion_ids=(1,),
+        mask=(1,),
+        logprobs=(0.0,),
+        turns=(Turn(text),),
+        stop=StopReason.ANSWERED,
+    )
+
+
+def test_the_data_of_one_page_with_the_functions_of_the_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (line,) = blocks(DATA, "json")
+    row = json.loads(line)
+    rows = [row, *({**row, "question": f"{row['question']} ({i})"} for i in range(19))]
+    Path("questions.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
+    shown: dict[str, Any] = {}
+    exec(compile(blocks(DATA, "python")[0], "data.md", "exec"), shown)
+    assert {split: len(tasks) for split, tasks in shown["tasks"].items()} == {
+        "train": 14,
+        "validation": 2,
+        "test": 4,
+    }
+    assert shown["method"].rewards.names == ("exact_match",)
+
+    functions, library = blocks(REWARDS, "python")
+    exec(compile(functions, "rewards.md", "exec"), shown)
+    scored = cotune.RewardFunctions([shown["exact"], (shown["brief"], 0.1)])
+    task = shown["tasks"]["train"][0]
+    texts = ("It is Paris.", "London " * 100)
+    found = scored([rollout(task, text) for text in texts], shown["environment"])
+    assert [t.reward for t in found] == pytest.approx([1.1, 0.0])
+
+    shown["judge"] = lambda completions: [0.0 for _ in completions]
+    program, joint = library.split("joint = ")
+    exec(compile(program, "rewards.md", "exec"), shown)
+    assert shown["method"].rewards.names == ("exact", "brief", "lambda")
+    assert joint.startswith("method.for_trl(")
+
+
+def test_a_judge_without_a_page() -> None:
+    """What the page says of None is what the error says."""
+    page = " ".join(REWARDS.read_text(encoding="utf-8").split())
+    assert "TRL leaves a `None` out of its sum" in page
+    functions = cotune.RewardFunctions([lambda completions: [None for _ in completions]])
+    world = cotune.SingleTurnEnvironment({}, "")
+    with pytest.raises(ConfigError, match=r"TRL would leave .* return 0\.0 where"):
+        functions([rollout(Task("t", "q", ()), "a")], world)

@@ -1,0 +1,171 @@
+"""What the pages show is what there is: commands, run files, Python, options, file names."""
+
+import re
+import shlex
+import sqlite3
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+import yaml
+
+import cotune
+from cotune import changes
+from cotune.cli import app
+from cotune.config import RunConfig, parse_config
+from cotune.evolution.hints import HintOptions
+from cotune.llm.ledger import Ledger
+from cotune.records import Distillation
+from cotune.strategies.composed import ComposedOptions
+from cotune.strategies.inspo import InspoOptions
+from cotune.strategies.p2o import P2OOptions
+from tests.docs.sources import DOCS, ROOT, blocks, pages
+
+PAGES = {path.relative_to(DOCS).as_posix(): path for path in pages()}
+BASE: dict[str, Any] = {
+    "output": "runs/of-the-documentation",
+    "environment": {"kind": "geo"},
+    "strategy": {"kind": "static"},
+}
+
+
+def text_of(page: str) -> str:
+    return PAGES[page].read_text(encoding="utf-8")
+
+
+def command_lines() -> list[tuple[str, str]]:
+    """(page, line) of every line of a shell block."""
+    return [
+        (name, line.strip())
+        for name, page in PAGES.items()
+        for block in blocks(page, "sh")
+        for line in block.splitlines()
+        if line.strip() and not line.strip().startswith("#")
+    ]
+
+
+def cotune_arguments(line: str) -> list[str] | None:
+    """What a line gives cotune, however it is started; None where it does not start it."""
+    words = shlex.split(line, comments=True)
+    for i, word in enumerate(words):
+        if word == "cotune" and (i == 0 or words[i - 1] == "-m"):
+            return words[i + 1 :]
+    return None
+
+
+@pytest.mark.parametrize(("page", "line"), command_lines())
+def test_commands_exist_and_take_what_they_are_given(page: str, line: str) -> None:
+    if line.startswith("make "):
+        makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+        target = shlex.split(line, comments=True)[1]
+        assert re.search(rf"^{target}:", makefile, re.MULTILINE), line
+    arguments = cotune_arguments(line)
+    if not arguments or arguments[0].startswith("-"):
+        return
+    commands = typer.main.get_command(app).commands  # pyright: ignore[reportAttributeAccessIssue]
+    assert arguments[0] in commands, line
+    known = {o for p in commands[arguments[0]].params for o in (*p.opts, *p.secondary_opts)}
+    given = {word.partition("=")[0] for word in arguments[1:] if re.match(r"--?[a-z]", word)}
+    assert given <= known | {"--help"}, line
+    for word in arguments[1:]:
+        if word.startswith("configs/"):
+            assert (ROOT / word).is_file(), line
+
+
+def run_files() -> list[tuple[str, str]]:
+    return [(name, block) for name, page in PAGES.items() for block in blocks(page, "yaml")]
+
+
+@pytest.mark.parametrize(("page", "text"), run_files())
+def test_run_files_and_their_parts_are_lawful(page: str, text: str) -> None:
+    raw = yaml.safe_load(text)
+    if not set(raw) & set(RunConfig.model_fields):
+        return  # another tool's file
+    assert parse_config({**BASE, **raw}, page)
+
+
+def test_python_is_python_and_its_names_are_public() -> None:
+    shown = [(n, block) for n, page in PAGES.items() for block in blocks(page, "python")]
+    assert shown
+    for name, block in shown:
+        compile(block.replace("…", "..."), name, "exec")
+        assert set(re.findall(r"\bcotune\.([A-Za-z]\w*)\b", block)) <= set(cotune.__all__) | {
+            "engines",
+            "testing",
+        }, name
+
+
+def test_the_ledger_is_read_as_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "runs" / "geo-inspo"
+    folder.mkdir(parents=True)
+    with Ledger(folder / "ledger.sqlite") as ledger:
+        ledger.begin_attempt(None)
+        ledger.set_step(1)
+        ledger.add_rollouts("train", 40, 900)
+        ledger.begin_attempt(0)  # throws that away
+        ledger.set_step(1)
+        ledger.add_rollouts("train", 40, 1000)
+    (code,) = blocks(PAGES["how-to/costs.md"], "python")
+    monkeypatch.chdir(tmp_path)
+    found: dict[str, Any] = {}
+    exec(compile(code, "costs.md", "exec"), found)
+    found["ledger"].close()
+    assert isinstance(found["ledger"], sqlite3.Connection)
+    assert capsys.readouterr().out == "('train', 40, 1000, 0, 0, 0.0)\n"
+
+
+@pytest.mark.parametrize(
+    ("page", "options"),
+    [
+        ("methods/inspo.md", InspoOptions),
+        ("methods/p2o.md", P2OOptions),
+        ("methods/p2o.md", HintOptions),
+        ("methods/p2o.md", Distillation),
+        ("methods/composed.md", ComposedOptions),
+    ],
+)
+def test_every_option_of_a_method_is_explained(page: str, options: Any) -> None:
+    text = text_of(page)
+    named = re.findall(r"`(\w+)", " ".join(re.findall(r"^\| ([^|]*) \|", text, re.MULTILINE)))
+    named += re.findall(r"`(\w+):`", text) + re.findall(r"`(distil_instruction)`", text)
+    for field in fields(options):
+        if field.name not in ("kind", "hints", "distillation"):
+            assert field.name in named, field.name
+
+
+@pytest.mark.parametrize(
+    ("page", "options"),
+    [("methods/inspo.md", InspoOptions), ("methods/p2o.md", P2OOptions),
+     ("methods/p2o.md", HintOptions), ("methods/p2o.md", Distillation)],
+)  # fmt: skip
+def test_defaults_in_the_tables_are_the_defaults(page: str, options: Any) -> None:
+    """Numbers and words of the column "default"; what is not shown plainly is left out."""
+    compared = 0
+    for name, cell in re.findall(r"^\| `(\w+)` \|[^|]*\| ([^|]*) \|", text_of(page), re.MULTILINE):
+        if name not in {field.name for field in fields(options)} or name == "prune_until":
+            continue
+        default = getattr(options(), name)
+        assert yaml.safe_load(cell.strip("*` ")) == default, name
+        compared += 1
+    assert compared >= 3
+
+
+def test_what_a_resume_needs_unchanged_is_named() -> None:
+    text = text_of("how-to/resuming.md")
+    fixed = (*changes._FIXED, *getattr(changes, "_FIXED_IN_TRAINING", ()))
+    for name in fixed:
+        assert f"`{name}`" in text, name
+
+
+def test_the_files_of_a_run_are_those_of_its_folder() -> None:
+    from cotune import run_dir
+
+    named = re.findall(r"^    ([a-z_.]+/?) {2,}", run_dir.__doc__ or "", re.MULTILINE)
+    assert len(named) >= 10
+    text = text_of("concepts.md") + text_of("how-to/resuming.md")
+    for name in named:
+        assert f"`{name}`" in text, name

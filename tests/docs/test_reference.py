@@ -1,0 +1,162 @@
+"""The reference pages are whole: every field, command and public name, each with its meaning."""
+
+import importlib.util
+import re
+import sys
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Annotated, Literal
+
+import pytest
+import typer
+from annotated_types import Ge
+from pydantic import BaseModel, ConfigDict, Field
+
+import cotune
+from cotune.cli import app
+from cotune.config import TrainingConfig
+from cotune.strategies.inspo import InspoOptions
+from tests.docs.sources import ROOT
+
+
+def load(name: str) -> ModuleType:
+    """A module of scripts/, which is no package."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+run_file = load("run_file")
+reference = load("reference")
+
+
+@pytest.fixture(scope="module")
+def configuration() -> str:
+    return run_file.configuration_page()
+
+
+def section(page: str, title: str) -> str:
+    """What stands under a heading."""
+    return re.split(r"^##", page.split(f"# {title} {{", 1)[1], maxsplit=1, flags=re.MULTILINE)[0]
+
+
+def rows(text: str) -> dict[str, list[str]]:
+    """The cells of a table by the field that they are about."""
+    found = re.findall(r"^\| `(\w+)` \| (.*) \|$", text, re.MULTILINE)
+    return {name: re.split(r" \| ", cells) for name, cells in found}
+
+
+def test_every_field_says_what_it_means() -> None:
+    assert run_file.undescribed() == []
+
+
+def test_a_field_of_which_nothing_is_said_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    @dataclass(frozen=True)
+    class Silent:
+        """Fields.
+
+        Attributes:
+            said: what it is.
+        """
+
+        said: int = 1
+        unsaid: int = 2
+
+    monkeypatch.setattr(run_file, "RunConfig", Silent)
+    assert run_file.undescribed() == ["unsaid"]
+
+
+@pytest.mark.parametrize(
+    ("title", "options"), [("training", TrainingConfig), ("strategy: inspo", InspoOptions)]
+)
+def test_fields_stand_with_type_default_and_meaning(
+    configuration: str, title: str, options: type
+) -> None:
+    own = set(options.__annotations__) - {"kind"} - {"__pydantic_config__"}
+    table = rows(section(configuration, title))
+    assert set(table) == own
+    assert all(len(cells) == 3 and all(cells) for cells in table.values())
+
+
+def test_cells_are_what_the_classes_say(configuration: str) -> None:
+    training = rows(section(configuration, "training"))
+    assert training["group_size"] == ["integer ≥ 2", "`5`", "Rollouts a question: G."]
+    assert training["learning_rate"][:2] == ["number > 0", "`5.0e-7`"]
+    assert training["rollout_budget"][:2] == ["integer ≥ 1 or null", "`null`"]
+    inspo = rows(section(configuration, "strategy: inspo"))
+    assert inspo["prune_until"][2].endswith("null is `evolve_until`.")
+    assert inspo["proposer"][0] == "`reflection` or `paraphrase` or `history`"
+    whole = rows(section(configuration, "The file"))
+    assert whole["output"][1] == "**required**"
+    assert "[inspo](#strategy-inspo)" in whole["strategy"][0]
+
+
+def test_every_link_within_the_page_has_its_heading(configuration: str) -> None:
+    anchors = re.findall(r"\{ #([\w.-]+) \}", configuration)
+    assert len(anchors) == len(set(anchors))
+    assert set(re.findall(r"\]\(#([\w.-]+)\)", configuration)) <= set(anchors)
+
+
+def test_pydantic_and_dataclass_fields_read_alike() -> None:
+    class Model(BaseModel):
+        model_config = ConfigDict(use_attribute_docstrings=True)
+        low: int = Field(default=1, ge=0)
+        """How low | how <b>."""
+        kind: Literal["a"] = "a"
+
+    @dataclass(frozen=True)
+    class Options:
+        """Options.
+
+        Attributes:
+            low, high: how low
+                and how high.
+        """
+
+        low: Annotated[int, Ge(0)]
+        high: float = 10.0
+
+    (low, _), (also, high) = run_file.fields_of(Model), run_file.fields_of(Options)
+    assert (low.bounds, low.default, also.bounds, also.default) == ("≥ 0", "1", "≥ 0", None)
+    assert also.text == high.text == "how low and how high."
+    assert run_file.escaped(low.text) == "How low \\| how \\<b>."
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(None, "null"), (True, "true"), (5e-7, "5.0e-7"), (0.2, "0.2"), (1.0, "1.0"), ("", '""')],
+)
+def test_defaults_are_written_as_yaml_reads_them(value: object, text: str) -> None:
+    import yaml
+
+    assert run_file.yaml_text(value) == text
+    assert yaml.safe_load(text) == value
+
+
+def test_every_command_with_its_arguments_and_options() -> None:
+    page = reference.cli_page()
+    commands = typer.main.get_command(app).commands  # pyright: ignore[reportAttributeAccessIssue]
+    assert re.findall(r"^# (.*)$", page, re.MULTILINE) == ["Command line"]
+    assert set(re.findall(r"^## cotune (.*)$", page, re.MULTILINE)) == set(commands)
+    assert "`--install-completion`" in page
+    assert len(commands) >= 7
+    for name, command in commands.items():
+        own = page.split(f"## cotune {name}\n", 1)[1].split("\n## ", 1)[0]
+        assert f"cotune {name}" in own
+        for parameter in command.params:
+            if parameter.name != "help" and parameter.param_type_name == "option":
+                assert f"`{parameter.opts[0]}" in own, f"{name} {parameter.opts}"
+                assert parameter.help, f"{name} {parameter.opts} has no help"
+
+
+def test_every_public_name_once_and_in_a_group() -> None:
+    page = reference.api_page()
+    assert sorted(re.findall(r"^::: cotune\.(\w+)$", page, re.MULTILINE)) == sorted(cotune.__all__)
+    errors = page.split("## Errors\n", 1)[1].split("\n## ")[0]
+    assert {"ConfigError", "BudgetError"} <= set(re.findall(r"cotune\.(\w+)", errors))
+    brought = page.split("## What you can bring\n", 1)[1].split("\n## ")[0]
+    assert {"Environment", "LLM", "Retriever"} <= set(re.findall(r"cotune\.(\w+)", brought))

@@ -1,0 +1,85 @@
+"""The documentation builds without a warning, and asks nothing of the network."""
+
+import json
+import logging
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from tests.docs.sources import DOCS, ROOT, pages
+
+pytestmark = pytest.mark.slow
+build = pytest.importorskip("mkdocs.commands.build", reason="pip install -e '.[docs]'")
+
+
+class _Loads(HTMLParser):
+    """What a browser fetches for a page by itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.urls: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = dict(attrs)
+        if tag == "link" and given.get("rel") not in ("canonical", "next", "prev"):
+            self.urls.append(given.get("href") or "")
+        if tag in ("script", "img", "iframe", "source", "video", "audio", "object"):
+            self.urls += [given.get("src") or "", given.get("data") or ""]
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from mkdocs.config import load_config
+    from mkdocs.utils import CountHandler
+
+    folder = tmp_path_factory.mktemp("site")
+    config = load_config(str(ROOT / "mkdocs.yml"), site_dir=str(folder), strict=True)
+    counter = CountHandler()
+    counter.setLevel(logging.WARNING)
+    logging.getLogger("mkdocs").addHandler(counter)
+    config.plugins.on_startup(command="build", dirty=False)
+    try:
+        build.build(config)
+    finally:
+        config.plugins.on_shutdown()
+        logging.getLogger("mkdocs").removeHandler(counter)
+    assert counter.get_counts() == []
+    return folder
+
+
+def test_every_page_is_built(site: Path) -> None:
+    written = {page.relative_to(DOCS).with_suffix(".html").as_posix() for page in pages()}
+    written |= {f"reference/{name}.html" for name in ("configuration", "cli", "api")}
+    for name in written:
+        assert (site / name).is_file(), name
+    home = (site / "index.html").read_text(encoding="utf-8")
+    for name in written:
+        assert f'href="{name}"' in home or name == "index.html", f"{name} is not in the navigation"
+
+
+def test_nothing_is_fetched_from_elsewhere(site: Path) -> None:
+    for page in site.rglob("*.html"):
+        loads = _Loads()
+        text = page.read_text(encoding="utf-8")
+        loads.feed(text)
+        assert loads.urls
+        outside = [url for url in loads.urls if re.match(r"(https?:)?//", url)]
+        assert not outside, f"{page.name}: {outside}"
+        assert 'class="mermaid"' not in text, "the theme would fetch mermaid"
+    for sheet in site.rglob("*.css"):
+        assert not re.search(r"(url\(['\"]?|@import ['\"])(https?:)?//", sheet.read_text("utf-8"))
+
+
+def test_search_finds_fields_and_messages(site: Path) -> None:
+    index = json.loads((site / "search" / "search_index.json").read_text(encoding="utf-8"))
+    found = " ".join(entry["text"] for entry in index["docs"])
+    for word in ("verification_tasks", "is not a run folder", "cotune resume"):
+        assert word in found, word
+
+
+def test_signatures_are_on_the_python_page(site: Path) -> None:
+    text = (site / "reference" / "api.html").read_text(encoding="utf-8")
+    assert 'id="cotune.INSPO"' in text
+    assert "Instruction-policy co-evolution" in text

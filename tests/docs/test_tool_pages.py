@@ -1,0 +1,118 @@
+"""The pages on tools and on verifiers: their programs do what they say."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from transformers import PreTrainedTokenizerFast
+from trl import GRPOConfig
+
+import cotune
+from cotune.environments.tool_calls import read_hermes
+from cotune.environments.tools import ToolEnvironment
+from cotune.environments.trl_factory import TrlEnvironment, trl_environment
+from cotune.records import Action, Prompt, Task
+from cotune.task_config import ToolsOptions, TrlOptions, VerifiersOptions
+from cotune.testing import ScriptedLLM
+from tests.docs.sources import DOCS, blocks
+from tests.engines.bigram import bigram_policy
+
+TOOLS, VERIFIERS = DOCS / "how-to" / "tools.md", DOCS / "how-to" / "verifiers.md"
+TASKS = {"train": [Task("q0", "Guess.", ("3",), columns={"secret": 3})]}
+
+
+def shown_tools() -> dict[str, Any]:
+    names: dict[str, Any] = {"__name__": "my_tools"}
+    exec(compile(blocks(TOOLS, "python")[0], "tools.md", "exec"), names)
+    return names
+
+
+def reads(environment: Any, name: str, **arguments: Any) -> str:
+    text = f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
+    (response,) = environment.respond(
+        [Action(TASKS["train"][0], (), text, False, 0, read_hermes(text))]
+    )
+    return response.messages[0]["content"]
+
+
+def test_the_tools_of_the_page_work_as_told() -> None:
+    names = shown_tools()
+    environment = ToolEnvironment([names["price"], (names["multiply"], 5.0)], TASKS)
+    page = TOOLS.read_text(encoding="utf-8")
+
+    assert reads(environment, "price", article="Lamp") == "24.5"
+    assert reads(environment, "multiply", a="2", b=3) == "6.0"
+    for said in (
+        reads(environment, "prize", article="lamp"),
+        reads(environment, "multiply", a=1),
+        reads(environment, "price", article="sofa"),
+    ):
+        assert f"`{said}`" in page
+
+
+def test_the_run_files_of_the_pages_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    tools, own = (yaml.safe_load(block)["environment"] for block in blocks(TOOLS, "yaml"))
+    Path("my_env.py").write_text(blocks(TOOLS, "python")[2].partition("\nenvironment =")[0])
+
+    assert [tool.seconds for tool in ToolsOptions.model_validate(tools).tools] == [None, 5]
+    environment = trl_environment(TrlOptions.model_validate(own), TASKS)
+    assert environment.messages(TASKS["train"][0], Prompt("Go."))[0]["content"] == (
+        "Go.\n\nGuess. It is below 10."
+    )
+    (section,) = (yaml.safe_load(block)["environment"] for block in blocks(VERIFIERS, "yaml"))
+    assert VerifiersOptions.model_validate(section).environment == "gsm8k"
+
+
+def test_the_library_is_used_as_shown(tmp_path: Path) -> None:
+    tokenizer: PreTrainedTokenizerFast = bigram_policy({"7": 1.0})[1]
+    names = {
+        **shown_tools(),
+        "cotune": cotune,
+        "tasks": TASKS,
+        "exact": lambda completions, **_: [0.0] * len(completions),
+        "llm": ScriptedLLM([]),
+        "tokenizer": tokenizer,
+        "args": GRPOConfig(
+            output_dir=str(tmp_path),
+            max_steps=1,
+            per_device_train_batch_size=2,
+            num_generations=2,
+            top_k=0,
+            shuffle_dataset=False,
+            use_cpu=True,
+            bf16=False,
+            report_to="none",
+            loss_type="grpo",
+            max_completion_length=4096,
+        ),
+    }
+
+    exec(compile(blocks(TOOLS, "python")[1], "tools.md", "exec"), names)
+    exec(compile(blocks(TOOLS, "python")[2], "tools.md", "exec"), names)
+
+    assert isinstance(names["environment"], TrlEnvironment)
+    assert len(names["joint"].dataset) == 1
+    assert reads(names["environment"], "guess", number=3) == "right"
+
+
+def test_the_verifiers_page_names_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    vf = pytest.importorskip("verifiers")
+    from datasets import Dataset
+
+    rows = [{"question": f"{i}?", "answer": str(i)} for i in range(20)]
+    made = vf.SingleTurnEnv(
+        dataset=Dataset.from_list(rows),
+        system_prompt="Echo.",
+        rubric=vf.Rubric(funcs=[lambda answer: 1.0]),
+    )
+    monkeypatch.setattr(vf, "load_environment", lambda name: made if name == "gsm8k" else None)
+    names: dict[str, Any] = {"cotune": cotune}
+
+    exec(compile(blocks(VERIFIERS, "python")[0], "verifiers.md", "exec"), names)
+
+    assert names["environment"].initial_instruction == "Echo."

@@ -1,0 +1,33 @@
+"""Troubleshooting quotes what the package says, and covers what is said most."""
+
+import re
+
+import pytest
+
+from tests.docs.sources import DOCS, HOLE, is_said, templates
+
+PAGE = (DOCS / "troubleshooting.md").read_text(encoding="utf-8")
+ENTRY = re.compile(r"^(\S.*)\n:   (\S.*)$", re.MULTILINE)
+MESSAGES = [term[1:-1] for term, _ in ENTRY.findall(PAGE) if term.startswith("`")]
+
+
+@pytest.mark.parametrize("message", MESSAGES)
+def test_every_message_is_one_of_the_package(message: str) -> None:
+    assert len(message.replace(HOLE, "").strip()) >= 12, "too short to find anything by"
+    assert is_said(message, templates())
+
+
+def test_a_message_that_nobody_says_is_found() -> None:
+    assert not is_said("…: this run is exhausted; see its report", templates())
+    assert not is_said("see its report … this run is finished", templates())
+
+
+def test_the_likely_ones_are_there() -> None:
+    assert len(set(MESSAGES)) == len(MESSAGES) >= 25
+    for word in ("unknown field", "answers", "prompt_tokens", "tools=", "is not set", "exists"):
+        assert any(word in message for message in MESSAGES), word
+
+
+def test_every_entry_says_what_to_do() -> None:
+    terms = re.findall(r"^`[^`]+`$", PAGE, re.MULTILINE)
+    assert len(terms) == len(MESSAGES), "a term without its definition"

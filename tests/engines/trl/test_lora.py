@@ -1,0 +1,354 @@
+"""LoRA in the TRL engine: sampled, trained, distilled, kept and resumed as whole weights are."""
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import LoraConfig, PrefixTuningConfig, get_peft_model
+from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
+from trl import GRPOTrainer
+
+from cotune.config import LoraOptions, RunConfig, parse_config
+from cotune.contracts import ConfigError
+from cotune.engines.adapters import lora_config, merged, save_weights
+from cotune.engines.codec import HFCodec
+from cotune.engines.sampling import CachedSampler, GenerateSampler, policy_sampler
+from cotune.engines.trl.best import BestPolicy
+from cotune.engines.trl.run import lost_steps
+from cotune.engines.trl.setup import Setup, load_policy, prepare
+from cotune.engines.trl.trainer import JointTrainer
+from cotune.loop import completion_logprobs, policy_loss
+from cotune.policies import policy_path
+from cotune.records import Distillation, SampleRequest, Sampling
+from tests.engines.test_adapters import adapted
+from tests.engines.tiny import Letters, opens, tiny_model, tiny_tokenizer
+from tests.engines.trl.setup import Run, config, start
+from tests.engines.trl.test_distillation import LIMITS, TEMPERATURE, EveryOther, GeoOptions, Mixed
+from tests.run_files import tiny
+
+
+def lora() -> LoraConfig:
+    return LoraConfig(r=4, lora_alpha=8, target_modules="all-linear", task_type="CAUSAL_LM")
+
+
+def lora_run(folder: Path, **changes: Any) -> Run:
+    """A run with a `peft_config`, as a run file's with policy.lora."""
+    given = {"trainer_class": JointTrainer, "trainer_arguments": {"peft_config": lora()}} | changes
+    return start(folder, **given)
+
+
+def weights(run: Run) -> dict[str, torch.Tensor]:
+    model: Any = run.trainer.model
+    return {name: p.detach().clone() for name, p in model.named_parameters()}
+
+
+def disturb(run: Run, std: float = 0.3) -> None:
+    """Gives the adapter, which begins as zero, an effect."""
+    torch.manual_seed(9)
+    model: Any = run.trainer.model
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter.data, std=std)
+
+
+def test_adapters_alone_are_trained(tmp_path: Path) -> None:
+    run = lora_run(tmp_path)
+    before = weights(run)
+    run.trainer.train()
+    changed = {name for name, w in weights(run).items() if not torch.equal(w, before[name])}
+    assert changed == {name for name in before if ".lora_" in name}
+    assert len(changed) == 2 * 3 * 7
+    assert all(norm > 0 for norm in run.logged("grad_norm"))
+    base: Any = run.trainer.model.get_base_model()  # type: ignore[union-attr]
+    plain = tiny_model(tiny_tokenizer())
+    found = {n.replace("base_layer.", ""): p for n, p in base.named_parameters() if "lora" not in n}
+    assert all(torch.equal(p, found[name]) for name, p in plain.named_parameters())
+
+
+@pytest.mark.parametrize("kind", [CachedSampler, GenerateSampler])
+def test_rollouts_are_sampled_with_the_adapter(kind: Any) -> None:
+    """As from the merged weights, over two turns; its generation settings come back."""
+    tokenizer = tiny_tokenizer()
+    codec, drawn = HFCodec(tokenizer), []
+    policy = adapted()
+    settings = policy.generation_config
+    settings.repetition_penalty = 3.0  # which must not be heeded
+    inner = policy.get_base_model().generation_config
+    for model in (policy, merged(adapted())):
+        session = kind(opens(model), codec, 0).open(Sampling(temperature=1.0, seed=4, stop=()))
+        contexts = [(4, 5, 6), (7, 8)]
+        turns: list[Any] = []
+        for _ in range(2):
+            requests = [SampleRequest(i, ids, 6) for i, ids in enumerate(contexts)]
+            turns += session.generate(requests)
+            contexts = [(*c, *s.ids, 5) for c, s in zip(contexts, turns[-2:], strict=True)]
+        session.close()
+        drawn.append(turns)
+    assert [t.ids for t in drawn[0]] == [t.ids for t in drawn[1]]
+    for ours, theirs in zip(*drawn, strict=True):
+        assert ours.logprobs == pytest.approx(theirs.logprobs, abs=1e-3)
+    assert policy.generation_config is settings
+    assert policy.get_base_model().generation_config is inner
+    assert isinstance(policy_sampler(opens(policy), codec, tokenizer), CachedSampler)
+
+
+def test_a_windowed_policy_is_told_under_its_adapter() -> None:
+    tokenizer = tiny_tokenizer()
+    model = get_peft_model(tiny_model(tokenizer, window=4), lora())
+    sampler = policy_sampler(opens(model), HFCodec(tokenizer), tokenizer)
+    assert isinstance(sampler, GenerateSampler)
+
+
+class Gradients:
+    """An update's gradients and, at the same weights, those of the reference loop."""
+
+    def __init__(self, run: Run) -> None:
+        self.found: dict[str, torch.Tensor] = {}
+        self.expected: dict[str, torch.Tensor] = {}
+        optimizer = run.trainer.create_optimizer()
+        step = optimizer.step
+
+        def seen(*args: Any, **kwargs: Any) -> Any:
+            self._see(run)
+            return step(*args, **kwargs)
+
+        optimizer.step = seen  # type: ignore[method-assign]
+
+    def _see(self, run: Run) -> None:
+        model: Any = run.trainer.model
+        trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        self.found = {name: p.grad.clone() for name, p in trained.items()}
+        joint = run.joint
+        loss = policy_loss(
+            model,
+            run.trajectories[-1],
+            joint.args.num_generations or 1,
+            joint.args.epsilon,
+            joint.args.temperature,
+            joint.coordinator.strategy.distillation,
+        )
+        expected = torch.autograd.grad(loss, list(trained.values()))
+        self.expected = dict(zip(trained, expected, strict=True))
+
+
+def assert_same(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
+    assert found.keys() == expected.keys()
+    assert max(g.abs().max().item() for g in expected.values()) > 1e-4
+    for name, gradient in expected.items():
+        torch.testing.assert_close(found[name], gradient, atol=1e-6, rtol=1e-4)
+
+
+def test_the_gradient_is_that_of_grpo_trainer_and_of_the_loop(tmp_path: Path) -> None:
+    """Groups without an advantage are passed over, as with whole weights."""
+    seen: list[Gradients] = []
+    for trainer in (GRPOTrainer, JointTrainer):
+        folder = tmp_path / trainer.__name__
+        run = lora_run(folder, trainer_class=trainer, max_steps=1, max_grad_norm=1e9)
+        disturb(run, std=0.05)
+        scores = iter([0.0, 0.0, 0.0, 0.0, 1.0, 0.0])  # the first group decides nothing
+        environment: Any = run.joint.parts.environment
+        environment.score = lambda _, scores=scores: (next(scores), None)
+        seen.append(Gradients(run))
+        run.trainer.train()
+        assert run.logged("zero_advantage_share") == [0.5]
+    assert_same(seen[1].found, seen[0].found)
+    assert_same(seen[1].found, seen[1].expected)
+
+
+@pytest.mark.filterwarnings("ignore:.*checkpointing.*:FutureWarning")
+def test_gradient_checkpointing_changes_nothing_but_memory(tmp_path: Path) -> None:
+    """Over two steps with rollouts in between, after which it is still on, in training alone."""
+    logs: list[list[float]] = []
+    for on in (False, True):
+        run = lora_run(tmp_path / str(on), gradient_checkpointing=on)
+        disturb(run, std=0.05)
+        run.trainer.train()
+        logs.append([*run.logged("loss"), *run.logged("grad_norm")])
+        model: Any = run.trainer.model
+        assert model.is_gradient_checkpointing is on
+        asked = model.get_base_model().model._gradient_checkpointing_func if on else None
+        with run.joint.policy():
+            pass
+        if on:
+            assert model.get_base_model().model._gradient_checkpointing_func is asked
+    assert logs[1] == pytest.approx(logs[0], rel=1e-4)
+    assert all(norm > 0 for norm in logs[1][2:])
+
+
+def test_the_reference_of_the_kl_term_is_the_policy_without_its_adapter(tmp_path: Path) -> None:
+    run = lora_run(tmp_path, beta=0.1, max_steps=1)
+    disturb(run)
+    outputs: list[Any] = []
+    generate = run.trainer._generate_and_score_completions
+
+    def noted(inputs: Any) -> Any:
+        outputs.append(generate(inputs))
+        return outputs[-1]
+
+    run.trainer._generate_and_score_completions = noted  # type: ignore[method-assign]
+    run.trainer.train()
+    assert run.trainer.ref_model is None
+    (batch,), (output,) = run.trajectories, outputs
+    with torch.no_grad():
+        plain, mask = completion_logprobs(tiny_model(tiny_tokenizer()), batch, 1.0)
+    own = mask.bool()
+    found = output["ref_per_token_logps"][:, : plain.shape[1]]
+    torch.testing.assert_close(found[own], plain[own], atol=1e-4, rtol=0)
+    sampled = torch.tensor([x for t in batch for x, m in zip(t.logprobs, t.mask, strict=True) if m])
+    assert not torch.allclose(found[own], sampled, atol=0.05)
+    assert run.logged("kl")[0] > 0.01
+
+
+def test_hints_are_distilled_into_the_adapter(tmp_path: Path) -> None:
+    """P²O's extra pass sees the adapter: loss and gradient are the reference loop's."""
+    path = policy_path("bundled:geo")
+    environment = EveryOther(GeoOptions(train=3, validation=1, test=1))
+    run = lora_run(
+        tmp_path,
+        strategy=Mixed(environment.initial_instruction, Distillation(low=0.7, high=1.2)),
+        environment=environment,
+        policy=(AutoModelForCausalLM.from_pretrained(path), AutoTokenizer.from_pretrained(path)),
+        limits=LIMITS,
+        num_generations=4,
+        max_grad_norm=1e9,
+        max_completion_length=LIMITS.trajectory_tokens,
+        per_device_train_batch_size=12,
+        max_steps=1,
+        temperature=TEMPERATURE,
+    )
+    disturb(run, std=0.02)
+    seen = Gradients(run)
+    run.trainer.train()
+    assert_same(seen.found, seen.expected)
+    assert 0 < run.logged("p2o/ratio_masked_share")[0] < 1
+
+
+def test_the_best_adapter_is_kept_and_comes_back(tmp_path: Path) -> None:
+    run = lora_run(tmp_path / "run")
+    run.joint.bind(run.trainer)
+    disturb(run)
+    best, kept = BestPolicy(tmp_path / "best", tiny_tokenizer()), weights(run)
+    best.offer(run.joint, 0.5, 3)
+    names = {path.name for path in (tmp_path / "best").iterdir()}
+    assert {"adapter_model.safetensors", "instruction.txt", "best.json", "tokenizer.json"} <= names
+    assert "model.safetensors" not in names
+    disturb(run, std=0.7)
+    assert not all(torch.equal(w, kept[name]) for name, w in weights(run).items())
+    best.restore(run.joint)
+    assert all(torch.equal(w, kept[name]) for name, w in weights(run).items())
+
+
+def own_trainer(folder: Path, resume: bool = False, **changes: Any) -> Run:
+    """A library's user's: an adapter of their own, which has been trained before."""
+    given = {"save_strategy": "steps", "save_steps": 1, "max_steps": 4, "beta": 0.1} | changes
+    tokenizer = tiny_tokenizer()
+    # `adapted` names its parameters as any PeftModel; TRL copies it for the KL term's reference.
+    policy = (adapted(LoraOptions(rank=2, target_modules=("q_proj", "down_proj"))), tokenizer)
+    return start(folder, policy=policy, resume=resume, lr_scheduler_type="linear", **given)
+
+
+def test_an_adapter_of_ones_own_is_resumed_as_if_never_stopped(tmp_path: Path) -> None:
+    unbroken = own_trainer(tmp_path / "unbroken")
+    unbroken.trainer.train()
+    first = own_trainer(tmp_path / "broken")
+    first.trainer.add_callback(StopAfter(2))
+    first.trainer.train()
+    second = own_trainer(tmp_path / "broken", resume=True)
+    second.trainer.train(resume_from_checkpoint=True)
+    assert second.trajectories == unbroken.trajectories[2:]
+    for name in ("loss", "reward", "grad_norm", "kl"):
+        assert second.logged(name) == unbroken.logged(name), name
+    after = weights(unbroken)
+    assert all(torch.equal(w, after[name]) for name, w in weights(second).items())
+    trained = {
+        n for n, w in weights(own_trainer(tmp_path / "new")).items() if not w.equal(after[n])
+    }
+    assert {name.rpartition("lora_")[2] for name in trained} == {
+        "A.default.weight",
+        "B.default.weight",
+    }
+
+
+class StopAfter(TrainerCallback):
+    def __init__(self, step: int) -> None:
+        self._step = step
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        control.should_training_stop = state.global_step == self._step
+
+
+def test_virtual_tokens_are_refused(tmp_path: Path) -> None:
+    virtual = PrefixTuningConfig(num_virtual_tokens=2, task_type="CAUSAL_LM")
+
+    def bound() -> None:
+        run = lora_run(tmp_path, trainer_arguments={"peft_config": virtual})
+        run.joint.bind(run.trainer)
+
+    with pytest.raises(ConfigError, match=r"peft_config is PrefixTuningConfig, .*: use LoRA"):
+        bound()
+
+
+def test_a_run_files_options_make_the_trainers_adapter(tmp_path: Path) -> None:
+    tokenizer = tiny_tokenizer()
+    model = tiny_model(tokenizer)
+    options = LoraOptions(rank=2, alpha=6, target_modules=("v_proj",))
+    given = lora_config(options, model)
+    run = lora_run(
+        tmp_path, policy=(model, tokenizer), trainer_arguments={"peft_config": given}, max_steps=1
+    )
+    run.trainer.train()
+    peft: Any = run.trainer.model
+    layer = peft.get_base_model().model.layers[0].self_attn.v_proj
+    assert layer.scaling["default"] == 3.0
+    assert layer.lora_A["default"].weight.shape == (2, 32)
+
+
+def test_steps_that_whole_weights_lose_are_told_not_those_of_adapters(tmp_path: Path) -> None:
+    tokenizer = tiny_tokenizer()
+    args = config(tmp_path, learning_rate=5e-7)
+    for dtype, adapter, told in (
+        (torch.bfloat16, None, True),
+        (torch.bfloat16, lora(), False),
+        (torch.float32, None, False),
+    ):
+        model: Any = tiny_model(tokenizer)
+        model.to(dtype)
+        text = lost_steps(Setup(model, tokenizer, Letters(), args, adapter))
+        assert (text is not None) == told
+
+
+def run_config(folder: Path, **policy: Any) -> RunConfig:
+    return parse_config(tiny(folder / "out", {"policy": policy}), "test")
+
+
+def test_options_that_do_not_fit_are_refused_before_anything_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wrong = run_config(tmp_path, lora={"target_modules": ["qkv_proj"]})
+    with pytest.raises(ConfigError, match=r"target_modules: 'qkv_proj' is none of its layers"):
+        prepare(wrong, tmp_path / "out" / "checkpoints")
+    right = run_config(tmp_path, lora={"rank": 3})
+    setup = prepare(right, tmp_path / "out" / "checkpoints")
+    assert setup.adapter.r == 3
+    assert prepare(run_config(tmp_path), tmp_path / "out" / "checkpoints").adapter is None
+    assert not (tmp_path / "out").exists()
+
+    def loaded(*_: Any, **__: Any) -> Any:
+        raise AssertionError("the policy was loaded")
+
+    monkeypatch.setattr("cotune.engines.trl.setup.load", loaded)
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *_: None if name == "peft" else find(name)
+    )
+    with pytest.raises(ConfigError, match=r"^policy.lora needs peft"):
+        prepare(right, tmp_path / "out" / "checkpoints")
+
+
+def test_training_starts_from_whole_weights(tmp_path: Path) -> None:
+    save_weights(adapted(), tmp_path / "adapter")
+    config = run_config(tmp_path, path=str(tmp_path / "adapter"))
+    with pytest.raises(ConfigError, match=r"policy.path: '.*adapter' holds an adapter, .*merged"):
+        load_policy(config)

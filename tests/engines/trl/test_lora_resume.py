@@ -1,0 +1,131 @@
+"""A run file with policy.lora: killed and gone on with, kept, evaluated, and moved elsewhere."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from safetensors.torch import load_file
+
+from cotune.run_dir import RunDir
+from tests.engines.trl.kills import (
+    ROOT,
+    arm,
+    cotune,
+    learnt,
+    numbers,
+    run_file,
+    run_with_kills,
+    spent,
+    with_sections,
+)
+
+pytestmark = pytest.mark.slow
+
+STATIC = {"strategy": {"kind": "static"}}
+# The reference of the KL term is the policy without its adapter.
+CONTENT: dict[str, Any] = {
+    **with_sections(
+        training={"steps": 3, "save_every": 1, "kl": 0.05},
+        evaluation={"every": 2, "before": False},
+    ),
+    **STATIC,
+    "policy": {"lora": {"rank": 2, "alpha": 4, "dropout": 0.1}},
+}
+KILLS = [("log", 2), ("checkpoint", 3)]
+# A third and a fourth batch would follow, but the run is over; killed in what closes it.
+BY_BUDGET: dict[str, Any] = {
+    **CONTENT,
+    **with_sections(
+        training={"steps": 4, "save_every": 1, "rollout_budget": 12},
+        evaluation={"every": 1, "before": False},
+    ),
+    **STATIC,
+    "policy": CONTENT["policy"],
+}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunDir, RunDir]:
+    folder = tmp_path_factory.mktemp("runs")
+    unbroken = run_with_kills(run_file(folder, "unbroken", CONTENT), [])
+    return unbroken, run_with_kills(run_file(folder, "broken", CONTENT), KILLS)
+
+
+def test_a_killed_run_ends_as_one_that_never_was(runs: tuple[RunDir, RunDir]) -> None:
+    unbroken, broken = map(numbers, runs)
+    assert [row["step"] for row in unbroken] == [1, 2, 3]
+    assert broken == unbroken
+    assert any(row["grad_norm"] > 0 for row in unbroken)
+    assert learnt(runs[1]) == learnt(runs[0])
+    assert spent(runs[1]) == spent(runs[0])
+    assert arm(runs[1]) == arm(runs[0])
+    assert runs[1].attempt == 3
+
+
+def test_checkpoints_and_the_best_policy_hold_adapters(runs: tuple[RunDir, RunDir]) -> None:
+    for run in runs:
+        folders = [run.best_path, *run.checkpoints_path.glob("checkpoint-*")]
+        assert len(folders) == 3
+        for folder in folders:
+            assert (folder / "adapter_config.json").is_file()
+            assert not (folder / "model.safetensors").exists()
+    kept, other = (load_file(run.best_path / "adapter_model.safetensors") for run in runs)
+    assert kept.keys() == other.keys()
+    assert all(kept[name].equal(other[name]) for name in kept)
+    assert any(kept[name].any() for name in kept if "lora_B" in name)
+
+
+def evaluated(folder: Path) -> str:
+    """What `cotune evaluate` prints, on the rewards of `killed_run`."""
+    command = [sys.executable, "-m", "tests.engines.trl.killed_run", "nowhere", "0", "evaluate"]
+    done = subprocess.run(
+        [*command, str(folder)],
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_the_run_is_evaluated_where_it_was_moved_and_its_base_is_elsewhere(
+    runs: tuple[RunDir, RunDir], tmp_path: Path
+) -> None:
+    shutil.copytree(runs[0].path, tmp_path / "moved")
+    best = tmp_path / "moved" / "best"
+    config = json.loads((best / "adapter_config.json").read_text())
+    (best / "adapter_config.json").write_text(
+        json.dumps({**config, "base_model_name_or_path": "/nowhere"})
+    )
+    assert f"{arm(runs[0])['em']:.2f}" in evaluated(tmp_path / "moved")
+
+
+def test_other_options_are_refused_on_resume(runs: tuple[RunDir, RunDir], tmp_path: Path) -> None:
+    shutil.copytree(runs[0].path, tmp_path / "run")
+    (tmp_path / "run" / "summary.json").unlink()  # as if it were not finished
+    path = tmp_path / "run" / "run.yaml"
+    raw = yaml.safe_load(path.read_text())
+    raw["policy"]["lora"]["rank"] = 3
+    path.write_text(yaml.safe_dump(raw))
+    done = cotune("nowhere", 0, "resume", str(tmp_path / "run"))
+    said = " ".join(done.stderr.split())
+    assert done.returncode == 2
+    assert "policy: is not what the saved run began with" in said
+
+
+def test_a_run_that_was_over_takes_up_its_adapter(tmp_path: Path) -> None:
+    unbroken = run_with_kills(run_file(tmp_path, "unbroken", BY_BUDGET), [])
+    broken = run_with_kills(run_file(tmp_path, "broken", BY_BUDGET), [("second evaluation", 3)])
+    assert [row["step"] for row in numbers(broken)] == [1, 2]
+    assert numbers(broken) == numbers(unbroken)
+    assert learnt(broken) == learnt(unbroken)
+    assert arm(broken) == arm(unbroken)

@@ -1,0 +1,230 @@
+"""Run files whose policy calls tools, trained by TRL: a tiny policy that calls them by chance."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+from transformers import AutoTokenizer
+
+from cotune import commands
+from cotune.contracts import ConfigError
+from cotune.engines.codec import HFCodec
+from tests.engines.bigram import bigram_policy, save
+from tests.run_files import tiny, write
+
+
+def call(name: str, **arguments: Any) -> str:
+    body = json.dumps({"name": name, "arguments": arguments})
+    return f"<tool_call>\n{body}\n</tool_call>"
+
+
+TURNS = {
+    call("add", a=3, b=4): 0.3,
+    call("add", a=3): 0.2,
+    call("add", a=1, b=1) + "\n" + call("fail"): 0.2,
+    "seven": 0.2,
+    "eight": 0.1,
+}
+TOOLS = '''
+def add(a: int, b: int) -> int:
+    """Adds.
+
+    Args:
+        a: one.
+        b: two.
+    """
+    return a + b
+
+
+async def fail() -> str:
+    """Fails."""
+    raise RuntimeError("as it should")
+
+
+def right(completions, answer, **kwargs):
+    return [float(c[-1]["content"].strip() == a) for c, a in zip(completions, answer)]
+
+
+class Adder:
+    def reset(self, question, answer, **columns):
+        self.calls, self.answer = 0, answer
+        return " Call add."
+
+    def add(self, a: int, b: int) -> int:
+        """Adds.
+
+        Args:
+            a: one.
+            b: two.
+        """
+        self.calls += 1
+        return a + b
+
+    def get_reward(self):
+        return self.calls / 4
+'''
+LOADER = '''
+import verifiers as vf
+from datasets import Dataset
+
+
+def add(a: int, b: int) -> int:
+    """Adds.
+
+    Args:
+        a: one.
+        b: two.
+    """
+    return a + b
+
+
+def load_environment(count):
+    rows = [{"question": f"3 + 4? ({i})", "answer": "seven"} for i in range(count)]
+
+    def right(completion, answer):
+        return float(completion[-1].content == answer)
+
+    return vf.ToolEnv(
+        dataset=Dataset.from_list(rows),
+        tools=[add],
+        system_prompt="Add up.",
+        rubric=vf.Rubric(funcs=[right]),
+    )
+'''
+
+
+def run_file(folder: Path, **changes: Any) -> dict[str, Any]:
+    """A run of two steps in a folder with tools, data and a policy."""
+    (folder / "own.py").write_text(TOOLS)
+    rows = [{"question": f"3 + 4? ({i})", "answer": "seven"} for i in range(20)]
+    (folder / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    policy = folder / "policy"
+    if not policy.exists():
+        save(policy, TURNS)
+    own = str(folder / "own.py")
+    return tiny(
+        folder / "out",
+        {
+            "policy": {"path": str(policy)},
+            "dataset": {"path": str(folder / "data.jsonl"), "validation": 2, "test": 2},
+            "environment": {
+                "kind": "tools",
+                "tools": [f"{own}:add", {"function": f"{own}:fail", "seconds": 5}],
+            },
+            "rewards": [f"{own}:right"],
+            "limits": {
+                "turns": 3,
+                "turn_tokens": 24,
+                "observation_tokens": 300,
+                "trajectory_tokens": 1200,
+                "prompt_tokens": 2000,
+            },
+            "strategy": {"kind": "static"},
+            "training": {"steps": 2, "save_every": 0, "learning_rate": 1e-2},
+            "evaluation": {"every": 1, "before": False},
+            "logging": {"trajectories_every": 1},
+            **changes,
+        },
+    )
+
+
+def trained(folder: Path, **changes: Any) -> list[dict[str, Any]]:
+    """The training rollouts of a run, as they were written down."""
+    file = write(folder / "run.yaml", run_file(folder, **changes))
+    out = commands.train(file, Console(quiet=True))
+    files = sorted((out / "trajectories").glob("train-*.jsonl"))
+    assert files
+    return [json.loads(line) for path in files for line in path.read_text().splitlines()]
+
+
+def metrics(folder: Path) -> list[dict[str, Any]]:
+    lines = (folder / "out" / "metrics.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+@pytest.mark.slow
+def test_a_run_file_with_tools_is_trained(tmp_path: Path) -> None:
+    rows = trained(tmp_path)
+    codec = HFCodec(AutoTokenizer.from_pretrained(tmp_path / "out" / "best"))
+
+    turns = [turn for row in rows for turn in row["turns"]]
+    by_action = {turn["action"]: turn for turn in turns}
+    assert {"add", "2 calls", "answer"} <= by_action.keys()
+    assert by_action["2 calls"]["error"] == "fail: RuntimeError"
+    assert "add: bad arguments" in {turn["error"] for turn in turns}
+    assert "\n7\n" in {turn["observation"] for turn in turns}
+    for row in rows:
+        own = [i for i, m in zip(row["completion_ids"], row["mask"], strict=True) if m]
+        assert codec.decode(own) == "".join(f"{t['text']}<|im_end|>" for t in row["turns"])
+        assert '"name": "add"' in codec.decode(row["prompt_ids"])
+        assert row["reward"] == float(row["answer"] == "seven")
+        assert row["reward_parts"] == {"right": row["reward"]}
+    last = metrics(tmp_path)[-1]
+    assert last["step"] == 2
+    assert last["grad_norm"] > 0
+    assert 0 < last["turn_error_share"] < 1
+
+
+@pytest.mark.slow
+def test_an_environment_written_for_trl_is_trained(tmp_path: Path) -> None:
+    factory = f"{tmp_path / 'own.py'}:Adder"
+
+    rows = trained(tmp_path, environment={"kind": "trl", "factory": factory}, rewards=[])
+
+    for row in rows:
+        made = [t for t in row["turns"] if t["observation"] == "\n7\n"]
+        both = [t for t in row["turns"] if t["observation"].startswith("\nadd: 2\nfail: Error:")]
+        assert row["reward"] == (len(made) + len(both)) / 4
+    assert len({row["reward"] for row in rows}) > 1
+
+
+@pytest.mark.slow
+def test_an_environment_of_verifiers_is_trained(tmp_path: Path) -> None:
+    pytest.importorskip("verifiers")
+    (tmp_path / "loader.py").write_text(LOADER)
+    environment = {
+        "kind": "verifiers",
+        "environment": f"{tmp_path / 'loader.py'}:load_environment",
+        "args": {"count": 20},
+        "validation": 2,
+        "test": 2,
+    }
+
+    rows = trained(tmp_path, environment=environment, dataset=None, rewards=[])
+
+    for row in rows:
+        assert row["reward"] == float(row["answer"] == "seven")
+        assert row["reward_parts"]["right"] == row["reward"]
+        called = sum(t["text"].count("<tool_call>") for t in row["turns"])
+        assert row["reward_parts"]["total_tool_calls"] == called
+    assert "\n7\n" in {turn["observation"] for row in rows for turn in row["turns"]}
+
+
+def test_a_policy_that_cannot_call_tools_is_refused_before_anything_is_written(
+    tmp_path: Path,
+) -> None:
+    template = (
+        "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n"
+        "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    save(tmp_path / "policy", TURNS, template)
+    file = write(tmp_path / "run.yaml", run_file(tmp_path))
+
+    with pytest.raises(ConfigError, match="policy: its chat template does not show tools"):
+        commands.train(file, Console(quiet=True))
+
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_policy_of_these_runs_calls_tools_by_chance() -> None:
+    _, tokenizer = bigram_policy(TURNS)
+    codec = HFCodec(tokenizer)
+    tool = {"type": "function", "function": {"name": "add", "parameters": {"properties": {}}}}
+
+    codec.check_tools([tool])
+    (first, *_) = TURNS
+    read = codec.read_calls(tokenizer.encode(first, add_special_tokens=False), [tool], ())
+
+    assert read.calls[0].arguments == {"a": 3, "b": 4}

@@ -1,0 +1,272 @@
+"""What trackers get: real event files, W&B offline and trackio's own database; no network."""
+
+import json
+import os
+import re
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.plugin_util import markdown_to_safe_html
+from transformers.integrations.integration_utils import WandbCallback
+
+from cotune import commands
+from cotune.contracts import ConfigError
+from cotune.engines.trl import trackers
+from cotune.engines.trl.trackers import check_installed, markdown_table, tables
+from cotune.run_dir import RunDir
+from cotune.strategies.static import StaticStrategy
+from tests.engines.trl.library_runs import STEPS, LibraryTraining, begin, figures
+from tests.run_files import tiny, write
+
+ROOT = Path(__file__).parents[3]
+NAMES = ("cotune/instructions", "cotune/hints")
+
+
+def events_of(folder: Path) -> EventAccumulator:
+    """The event files of a folder, all of what they hold."""
+    (found,) = {path.parent for path in folder.rglob("events.out.tfevents.*")}
+    events = EventAccumulator(str(found), size_guidance={"tensors": 0, "scalars": 0})
+    return events.Reload()
+
+
+def texts_of(events: EventAccumulator, name: str) -> dict[int, list[list[str]]]:
+    """By step: the cells of a table that was logged as text."""
+    found: dict[int, list[list[str]]] = {}
+    for entry in events.Tensors(f"{name}/text_summary"):
+        lines = entry.tensor_proto.string_val[0].decode().splitlines()
+        found[entry.step] = [line[2:-2].split(" | ") for line in lines if line.strip()]
+    return found
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LibraryTraining]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("TENSORBOARD_LOGGING_DIR", raising=False)
+        folder = tmp_path_factory.mktemp("run")
+        training = begin(folder, "inspo+p2o", report_to=["tensorboard"])
+        training.trainer.train()
+        yield training
+
+
+def test_the_strategys_numbers_are_in_tensorboard_by_their_names(trained: LibraryTraining) -> None:
+    events = events_of(Path(str(trained.args.output_dir)))
+    for name in ("inspo/best_weight", "p2o/hard", "reward_mean", "hinted_share"):
+        written = [row[name] for row in figures(trained) if name in row]
+        assert written
+        seen = [entry.value for entry in events.Scalars(f"train/{name}")]
+        assert seen == pytest.approx(written)
+
+
+def test_the_table_of_instructions_is_logged_after_each_evolution_and_at_the_end(
+    trained: LibraryTraining,
+) -> None:
+    found = texts_of(events_of(Path(str(trained.args.output_dir))), "cotune/instructions")
+    changed = {
+        event["step"]
+        for event in trained.run.read_events()
+        if event["kind"] in ("instruction_born", "instruction_pruned")
+    }
+    assert set(found) == changed | {STEPS}
+    lineage = trained.run.read_instructions()
+    (columns, _, *rows) = found[STEPS]
+    assert columns[:3] == ["id", "parent", "lineage"]
+    assert [row[0] for row in rows] == [one["id"] for one in lineage]
+    by_id = {row[0]: dict(zip(columns, row, strict=True)) for row in rows}
+    for one in lineage:
+        row = by_id[one["id"]]
+        assert row["parent"] == (one["parent"] or "")
+        above = by_id[one["parent"]]["lineage"] + " &#62; " if one["parent"] else ""
+        assert row["lineage"] == above + one["id"]
+    alive = {row["id"] for row in by_id.values() if row["alive"] == "True"}
+    assert alive == {member.id for member in trained.strategy.base.population.members}
+    best = [row["id"] for row in by_id.values() if row["best"] == "True"]
+    assert best == [trained.strategy.best_instruction_id()]
+
+
+def test_the_table_of_hints_is_that_of_the_last_phase(trained: LibraryTraining) -> None:
+    found = texts_of(events_of(Path(str(trained.args.output_dir))), "cotune/hints")
+    (_, _, *rows) = found[STEPS]
+    pool = trained.strategy.pool
+    assert len(rows) == len(pool.texts) > 1
+    (phase,) = trained.events("hint_phase_ended")
+    covering = [text for text, *_, covers, _ in tables(trained.strategy)[1][2] if covers]
+    assert sorted(covering) == sorted(phase["covering_texts"])
+
+
+def test_a_strategy_without_a_population_has_one_instruction() -> None:
+    ((name, columns, rows),) = tables(StaticStrategy("Say it."))
+    assert name == "cotune/instructions"
+    row = dict(zip(columns, rows[0], strict=True))
+    assert (row["id"], row["text"], row["best"], row["parent"]) == ("i0", "Say it.", True, None)
+
+
+HOSTILE = (
+    "a | b\n| c | d |\n<script>alert(1)</script> ![x](http://evil/x.png) [l](javascript:alert(1)) "
+    "`code` **bold** _em_ &lt; \\| <http://evil> https://evil é 😀 \x1b[31m"
+)
+
+
+def test_model_text_is_text_in_a_table() -> None:
+    html = markdown_to_safe_html(markdown_table(("id", "text"), [("i0", HOSTILE), ("i1", None)]))
+    tags = set(re.findall(r"<(/?\w+)", html))
+    assert tags == {
+        f"{slash}{tag}"
+        for slash in ("", "/")
+        for tag in ("table", "thead", "tbody", "tr", "th", "td")
+    }
+    assert html.count("<td") == 4
+    assert "&#60;script&#62;alert&#40;1&#41;" in html
+    assert "é" in html
+
+
+@pytest.mark.parametrize("kept", ["0.25", "step 3, then: what?", "i0", "10%", "-1"])
+def test_plain_text_stays_readable(kept: str) -> None:
+    assert f"| {kept} |" in markdown_table(("x",), [(kept,)])
+
+
+def test_wandb_without_a_run_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Table:
+        def __init__(self, columns: list[str], data: list[list[Any]]) -> None:
+            self.columns, self.data = columns, data
+
+    logged: list[dict[str, Any]] = []
+    fake = SimpleNamespace(run=None, Table=Table, log=logged.append)
+    monkeypatch.setattr(trackers, "import_module", lambda name: {"wandb": fake}[name])
+    found = tables(StaticStrategy("Say it."))
+    callback = WandbCallback.__new__(WandbCallback)
+    trackers._log_tables(callback, found, 4)
+    assert logged == []
+    fake.run = object()
+    trackers._log_tables(callback, found, 4)
+    (row,) = logged
+    assert row["train/global_step"] == 4
+    assert row["cotune/instructions"].columns == list(found[0][1])
+    assert row["cotune/instructions"].data == [list(found[0][2][0])]
+
+
+def test_a_tracker_that_is_not_installed_is_refused_in_a_line(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    check_installed(["tensorboard", "wandb", "trackio"])
+    monkeypatch.setitem(trackers._AVAILABLE, "wandb", lambda: False)
+    path = write(
+        tmp_path / "run.yaml", tiny(tmp_path / "out", {"logging": {"report_to": ["wandb"]}})
+    )
+    with pytest.raises(
+        ConfigError, match=r"logging\.report_to names wandb.*pip install wandb"
+    ) as e:
+        commands.train(path, quiet_console())
+    assert "\n" not in str(e.value)
+    assert not (tmp_path / "out").exists()
+
+
+def quiet_console() -> Any:
+    from rich.console import Console
+
+    return Console(quiet=True)
+
+
+def documented() -> list[re.Pattern[str]]:
+    """The names of docs/metrics.md; what stands in <> is any word."""
+    page = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
+    cells = [line.split("|")[1] for line in page.splitlines() if line.startswith("| `")]
+    names = [name for cell in cells for name in re.findall(r"`([^`]+)`", cell)]
+    return [re.compile(re.sub(r"<\w+>", r"[\\w.]+", re.escape(name))) for name in names]
+
+
+def undocumented(names: set[str]) -> set[str]:
+    known = documented()
+    return {name for name in names if not any(one.fullmatch(name) for one in known)}
+
+
+RUN = {
+    "strategy": {
+        "kind": "inspo+p2o",
+        "inspo": {
+            "population_size": 3,
+            "prune_every": 2,
+            "evolve_every": 2,
+            "evolve_until": 4,
+            "verification_tasks": 2,
+            "verification_rounds": 1,
+        },
+        "p2o": {"hints": {"hard_set_min_count": 2, "dev_size": 2, "budget": 12, "beam": 2}},
+    },
+    "evaluation": {"every": 2},
+    "training": {"steps": 4, "kl": 0.01},
+    "logging": {"report_to": ["tensorboard"]},
+}
+
+
+@pytest.mark.slow
+def test_every_name_that_a_run_logs_is_documented(tmp_path: Path) -> None:
+    path = write(tmp_path / "run.yaml", tiny(tmp_path / "out", RUN))
+    commands.train(path, quiet_console())
+    run = RunDir.open(tmp_path / "out")
+    rows = {name for row in run.read_metrics() for name in row}
+    assert {"inspo/evolution_accepted", "p2o/hard", "reward_mean", "kl"} <= rows
+    assert undocumented(rows) == set()
+
+    events = events_of(run.path / "tensorboard")
+    tags = set(events.Tags()["scalars"])
+    assert undocumented({tag.removeprefix("train/") for tag in tags}) == set()
+    assert [(e.step, e.value) for e in events.Scalars("eval/em")] == [
+        (row["trained"], pytest.approx(row["em"]))
+        for row in run.read_events()
+        if row["kind"] == "evaluated" and row["split"] == "validation"
+    ]
+    summary = run.read_summary()
+    assert summary is not None
+    (arm,) = summary["arms"].values()
+    assert [e.value for e in events.Scalars("test/em")] == [pytest.approx(arm["em"])]
+    assert {"test/em_before"} <= tags
+    assert set(texts_of(events, "cotune/instructions")) >= {1, 3, 4}
+
+
+@pytest.mark.slow
+def test_wandb_offline_and_trackio_get_tables_and_numbers(tmp_path: Path) -> None:
+    """In a process of its own: trackio reads where it writes when it is imported."""
+    environment = os.environ | {
+        "TRACKIO_DIR": str(tmp_path / "trackio"),
+        "WANDB_MODE": "offline",
+        "WANDB_DIR": str(tmp_path),
+        "WANDB_SILENT": "true",
+        "HF_HUB_OFFLINE": "1",
+    }
+    script = [sys.executable, str(ROOT / "examples" / "own_trainer.py"), "--method", "p2o"]
+    script += ["--output", str(tmp_path / "out"), "--report-to", "wandb", "trackio"]
+    done = subprocess.run(
+        script, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+
+    for name in NAMES:
+        files = list((tmp_path / "wandb").glob(f"*/files/media/table/{name}_*.table.json"))
+        newest = max(files, key=lambda path: int(path.name.split("_")[1]))
+        shown = json.loads(newest.read_text(encoding="utf-8"))
+        columns = {n: c for n, c, _ in tables_of_any()}[name]
+        assert shown["columns"] == list(columns)
+        assert len(shown["data"]) >= 1
+
+    with sqlite3.connect(tmp_path / "trackio" / "huggingface.db") as database:
+        rows = [json.loads(row[0]) for row in database.execute("SELECT metrics FROM metrics")]
+    last = [row for row in rows if "cotune/hints" in row][-1]
+    assert last["train/global_step"] == 3
+    assert last["cotune/hints"]["_value"][0]["hint"] == ""
+    assert last["cotune/instructions"]["_value"][0]["id"] == "i0"
+    (hard,) = [row for row in rows if "train/p2o/hard" in row]
+    assert hard["train/p2o/hard"] > 0
+
+
+def tables_of_any() -> list[tuple[str, tuple[str, ...], None]]:
+    return [
+        ("cotune/instructions", trackers._INSTRUCTION_COLUMNS, None),
+        ("cotune/hints", trackers._HINT_COLUMNS, None),
+    ]

@@ -1,0 +1,87 @@
+"""Asking for vLLM: in GRPOConfig and in a run file, and what is refused before anything is written."""
+
+import os
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+
+import cotune.engines.trl.checks as checks
+from cotune.config import parse_config
+from cotune.contracts import ConfigError
+from cotune.engines.trl.checks import check_args
+from cotune.engines.trl.setup import grpo_config
+from tests.engines.trl.setup import config
+from tests.run_files import tiny
+
+ASKED = {
+    "use_vllm": True,
+    "vllm_mode": "server",
+    "vllm_server_base_url": "http://localhost:8000",
+    "vllm_max_model_length": 2048,
+}
+
+
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks, "is_vllm_available", lambda: True)
+
+
+def test_vllm_that_is_not_installed_is_named_with_the_mend(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checks, "is_vllm_available", lambda: False)
+    check_args(config(tmp_path))
+    with pytest.raises(ConfigError) as error:
+        check_args(config(tmp_path, use_vllm=True))
+    assert str(error.value) == (
+        "GRPOConfig.use_vllm is True, but vllm is not installed: pip install 'trl[vllm]' into this "
+        "environment, or set use_vllm=False"
+    )
+
+
+@pytest.mark.usefixtures("installed")
+@pytest.mark.parametrize("mode", ["colocate", "server"])
+def test_both_modes_pass(tmp_path: Path, mode: str) -> None:
+    check_args(config(tmp_path, use_vllm=True, vllm_mode=mode, vllm_enable_sleep_mode=True))
+
+
+@pytest.mark.usefixtures("installed")
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"vllm_mode": "offline"}, "vllm_mode is 'offline'; expected 'colocate' or 'server'"),
+        (
+            {"vllm_tensor_parallel_size": 2},
+            "vllm_tensor_parallel_size is 2; expected a divisor of the 1 processes that train",
+        ),
+        ({"vllm_structured_outputs_regex": "a+"}, "vllm_structured_outputs_regex is 'a+'"),
+        ({"generation_kwargs": {"seed": 3}}, "generation_kwargs is {'seed': 3}"),
+        ({"top_p": 0.9}, "top_p is 0.9"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_what_cannot_work_is_refused_in_a_line(
+    tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError) as error:
+        check_args(config(tmp_path, use_vllm=True, **changes))
+    assert str(error.value).startswith(f"GRPOConfig.{message}")
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.usefixtures("installed")
+def test_a_servers_own_gpus_are_its_own(tmp_path: Path) -> None:
+    """The engine's size is then given to the server, and says nothing of the processes here."""
+    args = config(tmp_path, use_vllm=True, vllm_mode="server", vllm_tensor_parallel_size=2)
+    check_args(args)
+
+
+@pytest.mark.usefixtures("installed")
+def test_a_run_file_asks_for_vllm_by_engine_args(tmp_path: Path) -> None:
+    run = parse_config(tiny(tmp_path, {"training": {"engine_args": ASKED}}), "test")
+    with mock.patch.dict(os.environ, {"WORLD_SIZE": "1"}):
+        args = grpo_config(run, tmp_path)
+    assert {name: getattr(args, name) for name in ASKED} == ASKED
+    check_args(args)

@@ -1,0 +1,227 @@
+"""Ranks that share a vLLM server or an engine call it equally often with equally many rows."""
+
+import inspect
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from trl.generation.vllm_generation import VLLMGeneration
+
+from cotune.engines.codec import HFCodec
+from cotune.engines.trl.vllm_sampler import VLLMSession
+from cotune.records import Sample, SampleRequest, Sampling
+from tests.engines.tiny import tiny_tokenizer
+
+ROOT = Path(__file__).parents[3]
+CODEC = HFCodec(tiny_tokenizer())
+
+
+class Threads:
+    """A comm whose ranks are threads; a rank that waits for one that left is an error, not a hang."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._values: list[Any] = [None] * size
+        self._barrier = threading.Barrier(size, timeout=10)
+
+    def rank_of(self, rank: int) -> "ThreadRank":
+        return ThreadRank(self, rank)
+
+    def exchange(self, rank: int, value: Any) -> list[Any]:
+        self._values[rank] = value
+        self._barrier.wait()
+        found = list(self._values)
+        self._barrier.wait()
+        return found
+
+
+class ThreadRank:
+    def __init__(self, threads: Threads, rank: int) -> None:
+        self._threads, self.rank, self.size = threads, rank, threads.size
+
+    def gather(self, value: Any) -> list[Any]:
+        return self._threads.exchange(self.rank, value)
+
+    def broadcast(self, value: Any) -> Any:
+        return self.gather(value)[0]
+
+
+class Generation:
+    """Writes each prompt's last token until the limit, over and over; holds ranks to equal calls."""
+
+    mode = "colocate"
+    tensor_parallel_size = 2
+
+    def __init__(self, comm: ThreadRank) -> None:
+        self._comm = comm
+        self.generation_kwargs: dict[str, Any] = {}
+        self.calls: list[tuple[int, int]] = []
+
+    def generate(
+        self, prompts: Any, images: Any, num_generations: int, profiler: Any = None
+    ) -> tuple[Any, Any, Any, Any]:
+        assert num_generations == 1
+        limit = self.generation_kwargs["max_tokens"]
+        self.calls.append((limit, len(prompts)))
+        assert set(self._comm.gather((limit, len(prompts)))) == {(limit, len(prompts))}
+        ids = [[prompt[-1]] * limit for prompt in prompts]
+        logprobs = [[[-float(n)] for n in range(limit)] for _ in prompts]
+        return prompts, ids, logprobs, [[[token] for token in row] for row in ids]
+
+
+def test_the_stand_in_is_called_as_trls_class_is() -> None:
+    mine, real = (inspect.signature(c.generate).parameters for c in (Generation, VLLMGeneration))
+    assert list(mine) == list(real)
+    assert [p.default for p in mine.values()] == [p.default for p in real.values()]
+
+
+Turns = Sequence[Sequence[SampleRequest]]
+
+
+def in_step(
+    ranks: Sequence[Turns], context: int | None = None, fails: int | None = None
+) -> tuple[list[list[list[Sample]]], list[list[tuple[int, int]]]]:
+    """What each rank's turns brought, and its calls (limit, rows); `fails` leaves after one turn."""
+    threads = Threads(len(ranks))
+    calls: list[list[tuple[int, int]]] = [[] for _ in ranks]
+
+    def work(rank: int) -> list[list[Sample]]:
+        comm = threads.rank_of(rank)
+        generation = Generation(comm)
+        calls[rank] = generation.calls
+        session = VLLMSession(
+            cast(VLLMGeneration, generation), CODEC, Sampling(0.0), cast(Any, comm), context
+        )
+        found: list[list[Sample]] = []
+        try:
+            for turn in ranks[rank]:
+                if fails == rank and found:
+                    break
+                found.append(session.generate(turn))
+        finally:
+            session.close()
+        return found
+
+    with ThreadPoolExecutor(len(ranks)) as pool:
+        return list(pool.map(work, range(len(ranks)))), calls
+
+
+def row(name: int, length: int, limit: int) -> SampleRequest:
+    return SampleRequest(name, tuple([5] * (length - 1) + [6 + name]), limit)
+
+
+def test_a_rank_that_is_done_or_never_began_still_calls() -> None:
+    turns = [[[row(0, 4, 3), row(1, 4, 3)], [row(0, 9, 3)], [row(0, 14, 2)]], [[row(2, 4, 3)]], []]
+    found, calls = in_step(turns)
+    assert calls == [[(3, 2), (3, 1), (2, 1)]] * 3
+    assert [[s.ids for s in turn] for turn in found[0]] == [
+        [(6,) * 3, (7,) * 3],
+        [(6,) * 3],
+        [(6,) * 2],
+    ]
+    assert [[s.ids for s in turn] for turn in found[1]] == [[(8,) * 3]]
+    assert found[2] == []
+
+
+def test_the_largest_limit_of_all_ranks_is_asked_for_and_each_row_keeps_its_own() -> None:
+    found, calls = in_step([[[row(0, 4, 2)]], [[row(1, 4, 7), row(2, 4, 1)]]])
+    assert calls == [[(7, 2)]] * 2
+    assert [s.ids for s in found[0][0]] == [(6,) * 2]
+    assert [s.ids for s in found[1][0]] == [(7,) * 7, (8,)]
+    assert found[0][0][0].logprobs == (-0.0, -1.0)
+
+
+def test_another_ranks_limit_pushes_no_row_out_of_its_context() -> None:
+    found, calls = in_step([[[row(0, 95, 5), row(1, 10, 5)]], [[row(2, 10, 50)]]], context=100)
+    assert calls == [[(50, 1), (5, 1)]] * 2  # the row of rank 1 was done with the first
+    assert [s.ids for s in found[0][0]] == [(6,) * 5, (7,) * 5]
+    assert [s.ids for s in found[1][0]] == [(8,) * 50]
+
+
+def test_a_row_that_asks_for_more_than_the_context_is_left_to_vllm() -> None:
+    """It says what is wrong; waiting for a call that the row fits into would never end."""
+    found, calls = in_step([[[row(0, 8, 5)]], []], context=10)
+    assert calls == [[(5, 1)]] * 2
+    assert len(found[0][0][0].ids) == 5
+
+
+def test_a_rank_whose_episodes_fail_lets_the_others_end_theirs() -> None:
+    turns = [[[row(0, 4, 3)], [row(0, 9, 3)], [row(0, 14, 3)]], [[row(1, 4, 3)], [row(1, 9, 3)]]]
+    found, calls = in_step(turns, fails=1)
+    assert len(found[0]) == 3
+    assert calls[0] == calls[1] == [(3, 1)] * 3
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]]]:
+    """Where two ranks wrote, and what each saw in every mode; see `vllm_ranks`."""
+    folder = tmp_path_factory.mktemp("ranks")
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    script = ["--nproc_per_node", "2", "-m", "tests.engines.trl.vllm_ranks", str(folder)]
+    done = subprocess.run(
+        [*launcher, *script],
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
+        capture_output=True,
+        text=True,
+        timeout=240,  # tells a hang from a failure
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return folder, [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(2)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["server", "shared", "colocate"])
+def test_two_ranks_train_and_evaluate_the_same_policy(mode: str, ranks: Any) -> None:
+    """TRL's own gathering and slicing over ranks, above the fake engine."""
+    first, second = (rank[mode] for rank in ranks[1])
+    for name in ("batches", "weights", "evaluations"):
+        assert first[name] == second[name]
+    one, seven, in_parts = first["evaluations"]
+    assert (len(one), len(seven)) == (1, 7)
+    assert one[0] == seven[0]
+    assert in_parts == seven
+    for batch in first["batches"]:
+        assert [t["group"] for t in batch] == [0, 0, 1, 1, 2, 2]
+    lengths = {len(t["ids"]) for batch in first["batches"] for t in batch}
+    assert len(lengths) > 2  # episodes ended at different turns
+    for_one, for_seven = first["calls_of_evaluations"][:2]
+    if mode == "colocate":
+        assert (for_one[0], for_seven[0]) == (1, 4)
+        assert second["calls_of_evaluations"][0] == []  # nobody waits for the other
+    else:
+        # One row of each rank, then four: one of them each time in the place of a row that is not.
+        assert (for_one[0], for_seven[0]) == (2, 8)
+        assert all(rows % 2 == 0 for call in first["calls_of_evaluations"] for rows in call)
+    if mode == "server":  # rank 0 alone speaks with it
+        assert (first["syncs"], second["syncs"], second["calls"]) == (4, 0, [])
+    elif mode == "shared":
+        assert first["calls"] == second["calls"]
+        assert (first["syncs"], second["syncs"]) == (4, 4)
+
+
+@pytest.mark.slow
+def test_a_failure_of_the_server_or_of_one_rank_ends_both_with_its_message(ranks: Any) -> None:
+    said = {path.stem: path.read_text() for path in ranks[0].glob("*.txt")}
+    server = (
+        "RolloutFailed: a rollout failed; rank 0: HTTPError: Request failed: 500, the engine died; "
+        "rank 1: EngineError: rank 0 got nothing from the vLLM server"
+    )
+    weights = "EngineError: the weights could not be sent to vLLM; rank 0: HTTPError: no update"
+    boom = "RolloutFailed: a rollout failed; rank 1: ValueError: boom"
+    assert said == {
+        "server0": server,
+        "server1": server,
+        "weights0": f"RolloutFailed: a rollout failed; rank 0: {weights}; rank 1: {weights}",
+        "weights1": f"RolloutFailed: a rollout failed; rank 0: {weights}; rank 1: {weights}",
+        "environment0": boom,
+        "environment1": boom,
+    }

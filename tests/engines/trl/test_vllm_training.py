@@ -1,0 +1,313 @@
+"""Whole trainings through vLLM: which weights it has, and what TRL makes of its log-probabilities."""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from cotune.config import parse_config
+from cotune.contracts import ConfigError
+from cotune.engines.local_policy import load
+from cotune.engines.trl.best import BestPolicy
+from cotune.engines.trl.run import evaluate_best, train
+from cotune.engines.trl.trainer import JointTrainer
+from cotune.llm.ledger import Ledger
+from cotune.policies import policy_path
+from cotune.records import (
+    Assignment,
+    Distillation,
+    Limits,
+    Progress,
+    Prompt,
+    StopReason,
+    Task,
+)
+from cotune.run_dir import RunDir
+from tests.engines.tiny import Letters, tiny_tokenizer
+from tests.engines.trl.fake_vllm import Engine, install
+from tests.engines.trl.hinted_ranks import HintedRows
+from tests.engines.trl.setup import HINT, Counting, Run
+from tests.engines.trl.vllm_setup import (
+    assert_synced,
+    bound,
+    cached,
+    no_traces,
+    same_rollouts,
+    vllm_run,
+    weights,
+)
+from tests.run_files import tiny
+
+STOP = Letters.stop
+WANTED = {
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "repetition_penalty": 1.0,
+    "top_p": 1.0,
+    "top_k": 0,
+    "min_p": 0.0,
+    "seed": None,
+    "stop": list(STOP),
+    "include_stop_str_in_output": True,
+    "skip_special_tokens": False,
+    "ignore_eos": True,
+    "n": 1,
+    "logprobs": 0,
+}
+
+
+@pytest.fixture
+def engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
+    with no_traces():
+        yield install(tiny_tokenizer(), monkeypatch.setattr)
+
+
+@pytest.mark.parametrize("mode", ["colocate", "server"])
+def test_a_training_through_vllm(mode: str, tmp_path: Path, engine: Engine) -> None:
+    run = vllm_run(tmp_path, mode, temperature=0.7, max_steps=3)
+    run.trainer.train()
+    everyone = [t for batch in run.trajectories for t in batch]
+    assert len({t.completion_ids for t in everyone[:3]}) > 1  # group-mates draw differently
+    assert {StopReason.ANSWERED, StopReason.TURN_LIMIT} <= {t.stop for t in everyone}
+    turns = [turn for t in everyone for turn in t.turns]
+    assert any(turn.text.endswith(STOP) for turn in turns)
+    for params, _ in engine.calls:
+        assert {name: getattr(params, name) for name in WANTED} == WANTED
+        assert params.stop_token_ids == [run.joint.codec.eos_id]
+        assert params.temperature == 0.7
+    assert run.trainer.vllm_generation.generation_kwargs == {}
+    # The weights came once a step, and the prefix cache of older ones was dropped.
+    assert (engine.syncs, engine.resets) == (3, 3)
+    same_implementation = run.logged("sampling/importance_sampling_ratio/mean")
+    assert same_implementation == pytest.approx([1.0] * 3, abs=1e-4)
+    assert max(run.logged("sampling/sampling_logp_difference/max")) < 1e-4
+
+
+@pytest.mark.parametrize("mode", ["colocate", "server"])
+def test_evaluations_are_greedy_and_under_the_weights_of_the_last_step(
+    mode: str, tmp_path: Path, engine: Engine
+) -> None:
+    run = vllm_run(tmp_path, mode, temperature=0.7, limits=Limits(3, 20, 6, 40))
+    run.trainer.train()
+    engine.calls.clear()
+    tasks = [task for split in ("train", "test") for task in Letters().tasks(split)]
+    found = run.joint.coordinator.evaluate(tasks)
+    assert engine.syncs == 3  # trained twice, and stepped since
+    assert_synced(run, engine)
+    assert {params.temperature for params, _ in engine.calls} == {0.0}
+    again = run.joint.coordinator.evaluate(tasks)
+    assert engine.syncs == 3  # nothing is sent twice
+    run.joint.coordinator.sampler = cached(run)
+    expected = run.joint.coordinator.evaluate(tasks)
+    same_rollouts(found, expected)
+    same_rollouts(again, expected)
+
+
+def test_trls_own_evaluation_is_not_corrected(tmp_path: Path, engine: Engine) -> None:
+    """Its log-probabilities are at the run's temperature, a greedy sampler's are not."""
+    run = vllm_run(
+        tmp_path, temperature=0.5, per_device_eval_batch_size=2, num_generations_eval=1, max_steps=1
+    )
+    run.trainer.train()
+    data: Any = run.joint.eval_dataset()
+    scores = run.trainer.evaluate(eval_dataset=data)
+    assert scores["eval_sampling/importance_sampling_ratio/mean"] == 1.0
+    assert math.isfinite(scores["eval_loss"])
+    assert_synced(run, engine)
+
+
+def test_a_sleeping_engine_is_woken_and_sent_its_weights(tmp_path: Path, engine: Engine) -> None:
+    run = vllm_run(tmp_path, vllm_enable_sleep_mode=True, max_steps=1)
+    run.trainer.train()
+    assert engine.asleep
+    tasks = Letters().tasks("train")
+    found = run.joint.coordinator.evaluate(tasks)
+    run.joint.coordinator.sampler = cached(run)
+    same_rollouts(found, run.joint.coordinator.evaluate(tasks))
+
+
+def test_a_second_trainer_of_a_joint_run_is_sampled_by_its_own_vllm(
+    tmp_path: Path, engine: Engine
+) -> None:
+    first, second = bound(tmp_path / "first"), bound(tmp_path / "second", max_steps=1)
+    tasks = Letters().tasks("train")
+    for run in (first, second):
+        run.ledger.begin_attempt(None)
+        run.joint.coordinator.evaluate(tasks)
+    second.trainer.train()
+    first.joint.bind(second.trainer)
+    first.joint.coordinator.evaluate(tasks)
+    assert_synced(second, engine)
+
+
+def test_weights_that_are_put_back_are_sent(tmp_path: Path, engine: Engine) -> None:
+    run = bound(tmp_path / "run", max_steps=1)
+    run.ledger.begin_attempt(None)
+    best = BestPolicy(tmp_path / "best", tiny_tokenizer())
+    tasks = Letters().tasks("train")
+    before = run.joint.coordinator.evaluate(tasks, Prompt("abc de. "), "i0")
+    best.offer(run.joint, 0.5, 0)
+    run.trainer.train()
+    run.joint.coordinator.evaluate(tasks, Prompt("abc de. "), "i0")
+    trained = {name: tensor.clone() for name, tensor in weights(run).items()}
+    best.restore(run.joint)
+    assert any(not torch.equal(trained[name], tensor) for name, tensor in weights(run).items())
+    after = run.joint.coordinator.evaluate(tasks, Prompt("abc de. "), "i0")
+    assert_synced(run, engine)
+    same_rollouts(after, before)
+
+
+def corrections(run: Run) -> list[torch.Tensor]:
+    """Each batch's importance-sampling ratios (B, 1), noted while it trains."""
+    noted: list[torch.Tensor] = []
+    generate = run.trainer._generate_and_score_completions
+
+    def note(inputs: Any) -> Any:
+        output = generate(inputs)
+        noted.append(output["importance_sampling_ratio"].clone())
+        return output
+
+    run.trainer._generate_and_score_completions = note  # type: ignore[method-assign]
+    run.trainer.train()
+    return noted
+
+
+@pytest.mark.parametrize("mode", ["colocate", "server"])
+def test_plain_rows_are_corrected_and_hinted_rows_are_not(
+    mode: str, tmp_path: Path, engine: Engine
+) -> None:
+    """Under a hint vLLM's chances are those of another prompt than the trainer computes them on."""
+    engine.shift = 0.01
+    strategy = HintedRows((1, 2, 4), Distillation(ratio="original"))
+    run = vllm_run(
+        tmp_path, mode, strategy, vllm_importance_sampling_mode="sequence_truncate", max_steps=1
+    )
+    (ratios,) = corrections(run)
+    (batch,) = run.trajectories
+    hinted = [row for row, t in enumerate(batch) if t.assignment.sampled.hint == HINT]
+    assert hinted == [1, 2, 4]
+    for row, t in enumerate(batch):
+        expected = 1.0 if row in hinted else math.exp(-0.01 * t.generated_tokens)
+        assert float(ratios[row]) == pytest.approx(expected, abs=1e-4)
+    assert math.isfinite(run.logged("loss")[0])
+
+
+def test_hints_that_are_trained_on_are_corrected(tmp_path: Path, engine: Engine) -> None:
+    class TrainedHints(Counting):
+        def assign(
+            self, tasks: Sequence[Task], group_size: int, progress: Progress
+        ) -> list[Assignment]:
+            plain = super().assign(tasks, group_size, progress)
+            return [replace(assignment, trained=assignment.sampled) for assignment in plain]
+
+    engine.shift = 0.01
+    run = vllm_run(
+        tmp_path,
+        "colocate",
+        TrainedHints(hint=HINT),
+        vllm_importance_sampling_mode="sequence_truncate",
+        max_steps=1,
+    )
+    (ratios,) = corrections(run)
+    lengths = [t.generated_tokens for t in run.trajectories[0]]
+    assert ratios[:, 0].tolist() == pytest.approx([math.exp(-0.01 * n) for n in lengths], abs=1e-4)
+
+
+@pytest.mark.parametrize("ratio", ["masked", "hint"])
+def test_a_token_that_vllm_could_not_score_counts_as_unhinted(
+    ratio: Any, tmp_path: Path, engine: Engine
+) -> None:
+    engine.unscored = tuple(range(4, 8))
+    strategy = HintedRows((0, 1, 3), Distillation(ratio=ratio))
+    run = vllm_run(tmp_path, "server", strategy, trainer_class=JointTrainer, max_steps=2)
+    run.trainer.train()
+    drawn = [x for batch in run.trajectories for t in batch for x in t.logprobs]
+    assert any(math.isnan(x) for x in drawn)
+    for name in ("loss", "p2o/ratio_mean", "grad_norm"):
+        assert all(math.isfinite(float(value)) for value in run.logged(name))
+    assert all(bool(tensor.isfinite().all()) for tensor in weights(run).values())
+
+
+def test_what_the_sampler_records_is_the_policys_at_the_runs_temperature(
+    tmp_path: Path, engine: Engine
+) -> None:
+    run = vllm_run(tmp_path, temperature=0.7, max_steps=1)
+    outputs: list[Any] = []
+    generate = run.trainer._generate_and_score_completions
+
+    def noted(inputs: Any) -> Any:
+        outputs.append(generate(inputs))
+        return outputs[-1]
+
+    run.trainer._generate_and_score_completions = noted  # type: ignore[method-assign]
+    run.trainer.train()
+    for row, t in enumerate(run.trajectories[0]):
+        own = torch.tensor(t.mask) == 1
+        old = outputs[0]["old_per_token_logps"][row, : len(t.mask)][own]
+        torch.testing.assert_close(old, torch.tensor(t.logprobs)[own], atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("mode", "changes", "refused"),
+    [
+        ("raw_logprobs", {"temperature": 0.7}, True),
+        ("raw_logprobs", {"temperature": 1.0}, False),
+        ("raw_logprobs", {"temperature": 0.7, "vllm_importance_sampling_correction": False}, False),
+        ("processed_logprobs", {"temperature": 0.7}, False),
+    ],
+)
+def test_a_server_that_leaves_out_the_temperature_is_refused(
+    mode: str, changes: dict[str, Any], refused: bool, tmp_path: Path, engine: Engine
+) -> None:
+    engine.logprobs_mode = mode
+    run = vllm_run(tmp_path, "server", **changes)
+    if not refused:
+        run.joint.bind(run.trainer)
+        return
+    with pytest.raises(ConfigError, match=r"logprobs-mode raw_logprobs.*--logprobs-mode processed"):
+        run.joint.bind(run.trainer)
+    assert engine.calls == []
+
+
+def test_ratios_between_contexts_need_the_temperature_without_a_correction_too(
+    tmp_path: Path, engine: Engine
+) -> None:
+    engine.logprobs_mode = "raw_logprobs"
+    off = {"temperature": 0.7, "vllm_importance_sampling_correction": False}
+    strategy = HintedRows((0,), Distillation(ratio="masked"))
+    with pytest.raises(ConfigError, match=r"leaves out the temperature of 0\.7"):
+        vllm_run(tmp_path, "server", strategy, trainer_class=JointTrainer, **off).trainer.train()
+
+
+@pytest.mark.slow
+def test_a_run_file_is_trained_evolved_and_evaluated_through_vllm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And the kept policy scores without vLLM, question by question, what it scored with it."""
+    model, tokenizer = load(policy_path("bundled:geo"))
+    for parameter in model.parameters():
+        parameter.data.normal_()  # what vLLM has is never what it is to sample
+    changes = {
+        "training": {"engine_args": {"use_vllm": True}},
+        "environment": {"test": 3},
+        "evaluation": {"every": 1, "before": False},
+    }
+    config = parse_config(tiny(tmp_path / "run", changes), "test")
+    with no_traces():
+        engine = install(tokenizer, monkeypatch.setattr, model)
+        run = RunDir.create(tmp_path / "run", {})
+        outcome = train(config, run, run, resume=False)
+    with Ledger(run.ledger_path) as ledger:
+        rollouts = ledger.totals().rollouts
+    assert rollouts["train"] == 24
+    assert rollouts["verify"] > 0
+    assert {params.temperature for params, _ in engine.calls} == {0.0, 1.0}
+    (name, score), *_ = evaluate_best(config, run, "test")
+    assert name == "best instruction"
+    assert score is not None
+    assert (score.em, score.by_stratum) == (outcome.after.em, outcome.after.by_stratum)
+    assert 0 < outcome.after.n == score.n

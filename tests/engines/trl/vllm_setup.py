@@ -1,0 +1,63 @@
+"""A joint run of a tiny policy whose rollouts are sampled by the fake vLLM."""
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+
+from cotune.coordinator import SingleProcess
+from cotune.engines.sampling import CachedSampler
+from cotune.engines.trl.vllm_sampler import VLLMSampler
+from cotune.records import Trajectory
+from tests.engines.trl.fake_vllm import Engine
+from tests.engines.trl.setup import Run, start
+
+
+@contextlib.contextmanager
+def no_traces() -> Iterator[None]:
+    """TRL leaves RANK and others in the environment, which make a later trainer one of several."""
+    with mock.patch.dict(os.environ):
+        yield
+
+
+def vllm_run(folder: Path, mode: str = "colocate", *given: Any, **changes: Any) -> Run:
+    return start(folder, *given, use_vllm=True, vllm_mode=mode, **changes)
+
+
+def bound(folder: Path, **changes: Any) -> Run:
+    """A run that can be sampled, before its first step."""
+    run = vllm_run(folder, **changes)
+    run.joint.bind(run.trainer)
+    return run
+
+
+def sampler(run: Run, context_tokens: int | None = 512) -> VLLMSampler:
+    return VLLMSampler(run.trainer, run.joint.codec, SingleProcess(), context_tokens)
+
+
+def cached(run: Run) -> CachedSampler:
+    """What samples without vLLM, on the trainer's weights."""
+    return CachedSampler(run.joint.policy, run.joint.codec, 0)
+
+
+def weights(run: Run) -> dict[str, torch.Tensor]:
+    assert isinstance(run.trainer.model, torch.nn.Module)
+    return {name: p.data for name, p in run.trainer.model.named_parameters()}
+
+
+def assert_synced(run: Run, engine: Engine) -> None:
+    held = dict(engine.model.named_parameters())
+    for name, tensor in weights(run).items():
+        assert torch.equal(held[name], tensor), name
+
+
+def same_rollouts(left: list[Trajectory], right: list[Trajectory]) -> None:
+    assert [t.completion_ids for t in left] == [t.completion_ids for t in right]
+    assert [t.stop for t in left] == [t.stop for t in right]
+    for mine, other in zip(left, right, strict=True):
+        assert mine.logprobs == pytest.approx(other.logprobs, abs=1e-4)

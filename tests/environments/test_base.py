@@ -1,0 +1,117 @@
+"""How instruction and question make a prompt, and what environments share."""
+
+from dataclasses import replace
+
+import pytest
+
+from cotune.contracts import ConfigError, Environment
+from cotune.environments.base import (
+    PromptFormat,
+    SingleTurnEnvironment,
+    TaskEnvironment,
+    missing_texts,
+)
+from cotune.records import (
+    Action,
+    Assignment,
+    Prompt,
+    Response,
+    StopReason,
+    Task,
+    Trajectory,
+    Turn,
+)
+
+TASK = Task("t", "Why?", ())
+CHAT = replace(TASK, context=(("system", "Be kind."), ("user", "Hi"), ("assistant", "Hello")))
+PLAIN, HINTED = Prompt("Do."), Prompt("Do.", "Look up.")
+Messages = list[tuple[str, str]]
+
+
+@pytest.mark.parametrize(
+    ("options", "task", "prompt", "expected"),
+    [
+        ({}, TASK, PLAIN, [("user", "Do.\n\nWhy?")]),
+        ({}, TASK, HINTED, [("user", "Look up.\n\nDo.\n\nWhy?")]),
+        ({}, TASK, Prompt(""), [("user", "Why?")]),
+        ({"placement": "after"}, TASK, PLAIN, [("user", "Why?\n\nDo.")]),
+        ({"question_prefix": "Q: "}, TASK, PLAIN, [("user", "Do.\n\nQ: Why?")]),
+        ({"role": "system"}, TASK, PLAIN, [("system", "Do."), ("user", "Why?")]),
+        ({"role": "system"}, TASK, Prompt(""), [("user", "Why?")]),
+        ({"role": "system"}, TASK, HINTED, [("system", "Do."), ("user", "Look up.\n\nWhy?")]),
+        (
+            {},
+            CHAT,
+            PLAIN,
+            [
+                ("system", "Be kind."),
+                ("user", "Hi"),
+                ("assistant", "Hello"),
+                ("user", "Do.\n\nWhy?"),
+            ],
+        ),
+        (
+            {"system": "replace"},
+            CHAT,
+            PLAIN,
+            [("user", "Hi"), ("assistant", "Hello"), ("user", "Do.\n\nWhy?")],
+        ),
+        (
+            {"role": "system"},
+            CHAT,
+            PLAIN,
+            [
+                ("system", "Be kind.\n\nDo."),
+                ("user", "Hi"),
+                ("assistant", "Hello"),
+                ("user", "Why?"),
+            ],
+        ),
+        (
+            {"role": "system", "system": "replace"},
+            CHAT,
+            PLAIN,
+            [("system", "Do."), ("user", "Hi"), ("assistant", "Hello"), ("user", "Why?")],
+        ),
+    ],
+)
+def test_where_the_instruction_stands(
+    options: dict[str, str], task: Task, prompt: Prompt, expected: Messages
+) -> None:
+    found = PromptFormat(**options).messages(task, prompt)  # type: ignore[arg-type]
+    assert [(m["role"], m["content"]) for m in found] == expected
+
+
+def test_what_a_task_environment_is_without_more() -> None:
+    env: Environment = TaskEnvironment({"train": [TASK]}, "Do.")
+    assert (env.stop, env.required, env.tools, env.initial_instruction) == ((), (), (), "Do.")
+    assert env.tasks("train") == (TASK,)
+    assert env.messages(TASK, PLAIN) == [{"role": "user", "content": "Do.\n\nWhy?"}]
+    assert env.respond([Action(TASK, (), "x", last=False)]) == [
+        Response(done=True, action="answer")
+    ]
+    assert not TaskEnvironment.needs_rewards
+    assert SingleTurnEnvironment.needs_rewards
+    with pytest.raises(ConfigError, match="split is 'test'; expected one of train"):
+        env.tasks("test")
+    with pytest.raises(ConfigError, match=r"environment.train has several tasks with the id 't'"):
+        TaskEnvironment({"train": [TASK, TASK]}, "Do.")
+
+
+def test_the_answer_is_the_last_turn() -> None:
+    assignment = Assignment(TASK, PLAIN, PLAIN, "i0", 0)
+    trajectory = Trajectory(
+        assignment, (1,), (1,), (), (), (), (Turn("a"), Turn(" b \n")), StopReason.ANSWERED
+    )
+    env = SingleTurnEnvironment({}, "")
+    assert env.score(trajectory) == (0.0, "b")
+    assert env.score(replace(trajectory, turns=(Turn("  "),))) == (0.0, None)
+    assert env.score(replace(trajectory, turns=())) == (0.0, None)
+
+
+def test_missing_texts_are_named() -> None:
+    assert missing_texts("<a> and <b>", ("<a>", "<b>")) == ""
+    assert missing_texts("<a>", ("<a>", "<b>")) == (
+        "names no <b>; expected <a>, <b> in its text: add what is missing"
+    )
+    assert "YAML" in missing_texts("x", ("\\boxed",))

@@ -1,0 +1,183 @@
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cotune.environments.tool_calls import READERS, read_hermes, read_llama, read_xml, spoken
+from cotune.records import Calls, ToolCall
+
+ADD = '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
+XML = "<tool_call>\n<function=add>\n{}</function>\n</tool_call>"
+SCHEMA = {
+    "type": "function",
+    "function": {
+        "name": "add",
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "zip": {"type": "string"},
+                "n": {"type": "integer"},
+                "items": {"type": "array", "items": {"type": "integer"}},
+                "exact": {"type": "boolean"},
+                "digits": {"type": "integer", "enum": [1, 2]},
+                "unit": {"type": "string", "nullable": True},
+                "either": {"type": ["integer", "string"]},
+            },
+        },
+    },
+}
+PIECES = [
+    "<tool_call>",
+    "</tool_call>",
+    "<think>",
+    "</think>",
+    "<function=add>",
+    "</function>",
+    "<parameter=n>",
+    "</parameter>",
+    '{"name": "add", "parameters": {',
+    '{"name": "add", "arguments": {}}',
+    "}",
+    "\n",
+    "é",
+]
+WRITTEN = st.lists(st.sampled_from(PIECES), max_size=12).map("".join) | st.text()
+
+
+def test_calls_are_read_in_order_with_what_is_said_besides() -> None:
+    text = f'First.\n{ADD}\n<tool_call>\n{{"name": "now"}}\n</tool_call>'
+
+    assert read_hermes(text) == Calls(
+        (ToolCall("add", {"a": 1}), ToolCall("now", {})), said="First."
+    )
+
+
+def test_arguments_may_be_json_in_a_text() -> None:
+    call = json.dumps({"name": "add", "arguments": '{"a": 1}'})
+
+    assert read_hermes(f"<tool_call>{call}</tool_call>").calls == (ToolCall("add", {"a": 1}),)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("<tool_call>{", "not closed"),
+        (f"{ADD}</tool_call>", "closed twice"),
+        (f"<tool_call>{ADD}", "not closed"),
+        (f"{ADD} and <tool_call>", "not closed"),
+        ("<tool_call>add(1)</tool_call>", "not JSON"),
+        ("<tool_call>[1]</tool_call>", "expected"),
+        ('<tool_call>{"arguments": {}}</tool_call>', '"name" is missing'),
+        ('<tool_call>{"name": "add", "arguments": [1]}</tool_call>', "no object"),
+        ('<tool_call>{"name": "add", "arguments": "one"}</tool_call>', "Expecting value"),
+        (f"<tool_call>{'[' * 100000}</tool_call>", "not valid"),
+    ],
+)
+def test_what_cannot_be_read_is_the_turns_error(text: str, said: str) -> None:
+    calls = read_hermes(text)
+
+    assert not calls.calls
+    assert said in calls.error
+    assert len(calls.error) <= 120
+
+
+def test_one_call_that_cannot_be_read_spoils_the_turn() -> None:
+    assert read_hermes(f"{ADD}<tool_call>?</tool_call>").calls == ()
+
+
+def test_thoughts_are_not_spoken() -> None:
+    assert spoken("<think>a</think>b<think>c</think>d") == "bd"
+    assert spoken("opened by the template</think>\n\nb") == "\n\nb"
+    assert spoken("a<think>never closed") == "a"
+    assert spoken("plain") == "plain"
+
+
+def test_a_call_in_a_thought_is_none() -> None:
+    for text in (f"<think>{ADD}</think>4", f"{ADD}</think>4", f"<think>{ADD}"):
+        assert read_hermes(text) == Calls(said=text)
+
+
+def parameter(name: str, value: str) -> str:
+    return f"<parameter={name}>\n{value}\n</parameter>\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "written", "value"),
+    [
+        ("zip", "01234", "01234"),
+        ("zip", "two\nlines", "two\nlines"),
+        ("n", "7", 7),
+        ("n", "seven", "seven"),
+        ("items", "[1, 2]", [1, 2]),
+        ("exact", "True", True),
+        ("exact", "false", False),
+        ("digits", "2", 2),
+        ("digits", "3", "3"),
+        ("unit", "None", None),
+        ("unit", "kg", "kg"),
+        ("either", "5", 5),
+        ("unknown", "5", "5"),
+    ],
+)
+def test_xml_values_take_the_types_of_the_schema(name: str, written: str, value: object) -> None:
+    calls = read_xml(XML.format(parameter(name, written)), [SCHEMA])
+
+    assert calls.calls == (ToolCall("add", {name: value}),)
+
+
+def test_xml_calls_without_parameters_and_of_unknown_tools_are_read() -> None:
+    assert read_xml(XML.format(""), [SCHEMA]).calls == (ToolCall("add", {}),)
+    assert read_xml(XML.format(parameter("n", "5")), []).calls == (ToolCall("add", {"n": "5"}),)
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        ADD,
+        "<tool_call><function=add></tool_call>",
+        XML.format("<parameter=n>\n5\n"),
+        XML.format("so: " + parameter("n", "5")),
+    ],
+)
+def test_xml_that_cannot_be_read_is_an_error(block: str) -> None:
+    calls = read_xml(block, [SCHEMA])
+
+    assert not calls.calls
+    assert calls.error
+
+
+def test_llama_calls_are_a_whole_turn() -> None:
+    call = '{"name": "add", "parameters": {"a": 1}}'
+
+    assert read_llama(call).calls == (ToolCall("add", {"a": 1}),)
+    assert read_llama(f"<|python_tag|>{call}\n").calls == (ToolCall("add", {"a": 1}),)
+    assert read_llama(f"I call {call}") == Calls(said=f"I call {call}")
+
+
+def test_json_that_is_no_llama_call_is_an_answer() -> None:
+    for text in ('{"answer": 3}', '{"name": "Ann"}', "{not json}", "[1]", "3", "{}"):
+        assert read_llama(text) == Calls(said=text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"name": "add", "parameters": {"a": ',
+        '{"name": "add", "parameters": {}} {}',
+        '{"name": "", "parameters": {}}',
+        '{"name": "add", "parameters": 3}',
+    ],
+)
+def test_llama_calls_that_cannot_be_read_are_errors(text: str) -> None:
+    calls = read_llama(text)
+
+    assert not calls.calls
+    assert calls.error.startswith("a tool call is not valid")
+
+
+@given(WRITTEN)
+def test_readers_raise_at_nothing(text: str) -> None:
+    for read in READERS:
+        calls = read(text, [SCHEMA])
+        assert not (calls.calls and calls.error)

@@ -1,0 +1,251 @@
+import asyncio
+import functools
+import gc
+import math
+import subprocess
+import sys
+import threading
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
+
+import pytest
+
+from cotune.environments.tool_runner import Job, ToolRunner, Worker
+
+LONG = 30.0  # never reached
+SHORT = 0.02
+
+
+@pytest.fixture
+def hang() -> Iterator[Callable[[], None]]:
+    """A function that does not come back before the test is over."""
+    released = threading.Event()
+    yield lambda: (released.wait(), None)[1]
+    released.set()
+
+
+def job(function: Callable[..., Any], *args: Any, seconds: float = LONG) -> Job:
+    return Job(function, seconds, args)
+
+
+def test_outcomes_keep_the_order_of_the_calls() -> None:
+    second_is_done = threading.Event()
+
+    def first() -> str:
+        assert second_is_done.wait(LONG)
+        return "first"
+
+    def second() -> str:
+        second_is_done.set()
+        return "second"
+
+    outcomes = ToolRunner(2).run([[job(first)], [job(second)]])
+
+    assert [[o.value for o in lane] for lane in outcomes] == [["first"], ["second"]]
+
+
+def test_as_many_calls_run_at_the_same_time_as_are_allowed() -> None:
+    together = threading.Barrier(3)
+    running, most, lock = 0, 0, threading.Lock()
+
+    def count() -> None:
+        nonlocal running, most
+        with lock:
+            running += 1
+            most = max(most, running)
+        together.wait(LONG)
+        with lock:
+            running -= 1
+
+    outcomes = ToolRunner(3).run([[job(count)] for _ in range(6)])
+
+    assert all(lane[0].error is None for lane in outcomes)
+    assert most == 3
+
+
+def test_async_calls_run_at_the_same_time_as_sync_ones() -> None:
+    called = threading.Event()
+
+    async def asynchronous() -> str:
+        called.set()
+        return "async"
+
+    def synchronous() -> str:
+        assert called.wait(LONG)
+        return "sync"
+
+    outcomes = ToolRunner(2).run([[job(synchronous)], [job(asynchronous)]])
+
+    assert [lane[0].value for lane in outcomes] == ["sync", "async"]
+
+
+def test_async_calls_wait_for_each_other_on_one_loop() -> None:
+    loops: list[asyncio.AbstractEventLoop] = []
+    arrived: list[asyncio.Event] = []
+
+    async def meet() -> None:
+        loops.append(asyncio.get_running_loop())
+        arrived.append(asyncio.Event())
+        if len(arrived) == 2:
+            arrived[0].set()
+        else:
+            await arrived[0].wait()
+
+    ToolRunner(2).run([[job(meet)], [job(meet)]])
+
+    assert len(loops) == 2
+    assert loops[0] is loops[1]
+
+
+def test_the_calls_of_a_lane_run_one_after_the_other() -> None:
+    order: list[int] = []
+
+    ToolRunner(8).run([[job(order.append, i) for i in range(20)]])
+
+    assert order == list(range(20))
+
+
+def test_errors_are_outcomes() -> None:
+    async def fails() -> None:
+        raise KeyError("a")
+
+    outcomes = ToolRunner(2).run([[job(lambda: 1 // 0), job(lambda: 2)], [job(fails)]])
+
+    assert isinstance(outcomes[0][0].error, ZeroDivisionError)
+    assert outcomes[0][1].value == 2
+    assert isinstance(outcomes[1][0].error, KeyError)
+    assert not outcomes[0][0].timed_out
+
+
+@pytest.mark.parametrize("raised", [SystemExit(3), KeyboardInterrupt()])
+def test_a_tool_cannot_end_the_process_or_the_event_loop(raised: BaseException) -> None:
+    runner = ToolRunner(1)
+
+    def leaves() -> None:
+        raise raised
+
+    async def leaves_async() -> None:
+        raise raised
+
+    async def works() -> str:
+        return "works"
+
+    outcomes = runner.run([[job(leaves)], [job(leaves_async)], [job(works)]])
+
+    assert outcomes[0][0].error is raised
+    assert type(raised).__name__ in str(outcomes[1][0].error)
+    assert outcomes[2][0].value == "works"
+
+
+def test_a_call_that_hangs_is_given_up_and_its_place_is_free(hang: Callable[[], None]) -> None:
+    runner = ToolRunner(1)
+
+    late, then = runner.run([[job(hang, seconds=SHORT)], [job(lambda: "next")]])
+
+    assert late[0].timed_out
+    assert isinstance(late[0].error, TimeoutError)
+    assert str(late[0].error) == "took longer than 0.02 s"
+    assert then[0].value == "next"
+
+
+def test_what_hangs_ends_its_lane(hang: Callable[[], None]) -> None:
+    made: list[str] = []
+
+    (lane,) = ToolRunner(4).run([[job(hang, seconds=SHORT), job(made.append, "late")]])
+
+    assert [outcome.timed_out for outcome in lane] == [True, True]
+    assert not made
+
+
+def test_an_async_call_that_takes_too_long_is_cancelled() -> None:
+    cancelled = threading.Event()
+
+    async def waits() -> None:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            cancelled.set()
+            raise
+
+    outcome = ToolRunner(1).call(job(waits, seconds=SHORT))
+
+    assert outcome.timed_out
+    assert cancelled.wait(LONG)
+
+
+def test_an_async_tool_that_blocks_its_loop_does_not_stop_the_others(
+    hang: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cotune.environments.tool_runner._PATIENCE", SHORT)
+    runner = ToolRunner(1)
+
+    async def blocks() -> None:
+        hang()
+
+    async def works() -> str:
+        return "works"
+
+    late, then = runner.run([[job(blocks, seconds=SHORT)], [job(works)]])
+
+    assert late[0].timed_out
+    assert then[0].value == "works"
+
+
+def test_a_function_that_returns_a_coroutine_is_awaited() -> None:
+    async def works(value: int) -> int:
+        return value + 1
+
+    def decorated(function: Callable[[int], Awaitable[int]]) -> Callable[[int], Awaitable[int]]:
+        @functools.wraps(function)
+        def call(value: int) -> Awaitable[int]:
+            return function(value)
+
+        return call
+
+    assert ToolRunner(1).call(job(decorated(works), 3)).value == 4
+
+
+def test_no_calls_give_no_outcomes() -> None:
+    assert ToolRunner(1).run([]) == []
+    assert ToolRunner(1).run([[], [job(lambda: 1)], []])[1][0].value == 1
+
+
+def test_a_call_that_hangs_does_not_keep_the_process_from_ending() -> None:
+    script = (
+        "import threading\n"
+        "from cotune.environments.tool_runner import Job, ToolRunner\n"
+        "outcome = ToolRunner(1).call(Job(threading.Event().wait, 0.01))\n"
+        "print(outcome.timed_out)\n"
+    )
+
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True
+    )
+
+    assert done.stdout.strip() == "True"
+
+
+def test_a_worker_makes_all_its_calls_in_one_thread() -> None:
+    worker = Worker()
+    jobs = [Job(threading.get_ident, LONG, worker=worker) for _ in range(3)]
+    runner = ToolRunner(4)
+
+    outcomes = runner.run([[made] for made in jobs])
+
+    assert len({lane[0].value for lane in outcomes}) == 1
+    assert outcomes[0][0].value != threading.get_ident()
+
+
+def test_a_worker_ends_when_nobody_has_it() -> None:
+    worker = Worker()
+    thread = ToolRunner(1).call(Job(threading.current_thread, LONG, worker=worker)).value
+
+    del worker
+    gc.collect()
+    thread.join(LONG)
+
+    assert not thread.is_alive()
+
+
+def test_a_call_may_have_no_time_out() -> None:
+    assert ToolRunner(1).call(Job(lambda: 3, math.inf)).value == 3

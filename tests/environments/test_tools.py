@@ -1,0 +1,288 @@
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cotune.contracts import ConfigError
+from cotune.environments.tool_calls import read_hermes
+from cotune.environments.tool_turns import OUT_OF_TURNS
+from cotune.environments.tools import ToolEnvironment, tool_environment
+from cotune.records import (
+    Action,
+    Assignment,
+    Calls,
+    Prompt,
+    Response,
+    StopReason,
+    Task,
+    ToolCall,
+    Trajectory,
+    Turn,
+)
+from cotune.task_config import ToolConfig, ToolsOptions
+
+TASK = Task("q0", "What is 3 + 4?", ("7",))
+
+
+def add(a: int, b: int) -> int:
+    """Adds.
+
+    Args:
+        a: one.
+        b: two.
+    """
+    return a + b
+
+
+async def divide(a: float, b: float) -> float:
+    """Divides.
+
+    Args:
+        a: the dividend.
+        b: the divisor.
+    """
+    return a / b
+
+
+def environment(*tools: Any, **options: Any) -> ToolEnvironment:
+    return ToolEnvironment(tools or (add, divide), {"train": [TASK]}, **options)
+
+
+def action(*calls: tuple[str, dict[str, Any]], text: str = "", last: bool = False) -> Action:
+    written = text + "".join(
+        f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
+        for name, arguments in calls
+    )
+    return Action(TASK, (), written, last, 0, read_hermes(written))
+
+
+def respond(*calls: tuple[str, dict[str, Any]], **options: Any) -> Response:
+    (response,) = environment().respond([action(*calls, **options)])
+    return response
+
+
+def contents(response: Response) -> list[str]:
+    return [message["content"] for message in response.messages]
+
+
+def test_tools_are_offered_by_their_schemas() -> None:
+    names = [tool["function"]["name"] for tool in environment().tools]
+
+    assert names == ["add", "divide"]
+    assert environment().needs_rewards
+
+
+def test_a_call_is_made_and_its_result_is_a_tools_message() -> None:
+    response = respond(("add", {"a": 3, "b": 4}))
+
+    assert response == Response(
+        action="add", messages=({"role": "tool", "name": "add", "content": "7"},)
+    )
+
+
+def test_parallel_calls_of_a_turn_are_answered_in_order() -> None:
+    response = respond(("divide", {"a": 1, "b": 4}), ("add", {"a": "3", "b": 4.0}))
+
+    assert contents(response) == ["0.25", "7"]
+    assert [m["name"] for m in response.messages] == ["divide", "add"]
+    assert (response.action, response.error) == ("2 calls", "")
+
+
+def test_a_turn_without_calls_is_the_answer() -> None:
+    assert respond(text="It is 7.") == Response(done=True, action="answer")
+
+
+@pytest.mark.parametrize(
+    ("call", "shown", "error", "taken_for"),
+    [
+        (
+            ("subtract", {"a": 1}),
+            "Error: there is no tool 'subtract'; the tools are add, divide",
+            "no such tool",
+            "call",
+        ),
+        (("add", {"a": 1}), "Error: the argument 'b' is missing", "add: bad arguments", "add"),
+        (
+            ("add", {"a": "x", "b": 1}),
+            "Error: the argument 'a' is \"x\": Input should be a valid integer, unable to parse "
+            "string as an integer",
+            "add: bad arguments",
+            "add",
+        ),
+        (
+            ("divide", {"a": 1, "b": 0}),
+            "Error: ZeroDivisionError: float division by zero",
+            "divide: ZeroDivisionError",
+            "divide",
+        ),
+    ],
+)
+def test_a_call_that_fails_is_an_observation(
+    call: tuple[str, dict[str, Any]], shown: str, error: str, taken_for: str
+) -> None:
+    response = respond(call)
+
+    assert contents(response) == [shown]
+    assert (response.error, response.action) == (error, taken_for)
+    assert not response.done
+    assert not response.failed
+
+
+def test_good_calls_of_a_turn_are_made_beside_bad_ones() -> None:
+    response = respond(("add", {}), ("add", {"a": 1, "b": 1}), ("nothing", {}), ("nothing", {}))
+
+    assert contents(response)[1] == "2"
+    assert response.error == "add: bad arguments; no such tool"
+    assert response.action == "4 calls"
+
+
+def test_calls_that_cannot_be_read_are_told_to_the_policy() -> None:
+    response = respond(text="<tool_call>add 3 and 4</tool_call>")
+
+    assert response.action == "invalid"
+    assert not response.done
+    assert "not JSON" in response.error
+    assert response.messages[0]["role"] == "user"
+    assert response.error in response.messages[0]["content"]
+
+
+def test_calls_of_the_last_turn_are_not_made() -> None:
+    made: list[int] = []
+
+    def note(number: int) -> str:
+        """Notes.
+
+        Args:
+            number: what.
+        """
+        made.append(number)
+        return "noted"
+
+    (response,) = environment(note).respond([action(("note", {"number": 1}), last=True)])
+
+    assert response == Response(done=True, action="call", error=OUT_OF_TURNS)
+    assert not made
+    assert respond(text="<tool_call>", last=True).done
+    assert respond(text="7", last=True) == Response(done=True, action="answer")
+
+
+def test_calls_of_all_episodes_run_together() -> None:
+    together = threading.Barrier(3)
+
+    def meet(row: int) -> int:
+        """Meets.
+
+        Args:
+            row: whose.
+        """
+        together.wait(30)
+        return row
+
+    actions = [action(("meet", {"row": row})) for row in range(3)]
+    actions.insert(1, action(text="7"))
+
+    responses = environment(meet).respond(actions)
+
+    assert [contents(r) for r in responses] == [["0"], [], ["1"], ["2"]]
+
+
+def test_a_call_that_takes_too_long_is_an_observation_by_its_own_time_out() -> None:
+    released = threading.Event()
+
+    def hang() -> None:
+        """Hangs."""
+        released.wait()
+
+    try:
+        own = ToolEnvironment([(hang, 0.02), add], {"train": [TASK]})
+        (response,) = own.respond([action(("hang", {}), ("add", {"a": 1, "b": 1}))])
+    finally:
+        released.set()
+
+    assert contents(response) == ["Error: hang took longer than 0.02 s", "2"]
+    assert response.error == "hang: took too long"
+    assert not response.failed
+
+
+def test_a_result_that_has_no_text_is_an_observation() -> None:
+    class Silent:
+        def __str__(self) -> str:
+            raise RuntimeError("no words")
+
+    def silent() -> object:
+        """Says nothing."""
+        return Silent()
+
+    (response,) = environment(silent).respond([action(("silent", {}))])
+
+    assert contents(response) == ["Error: its result has no text: no words"]
+    assert response.error == "silent: RuntimeError"
+
+
+@pytest.mark.parametrize(
+    ("turns", "answer"),
+    [
+        ([Turn("<think>3+4</think>\n\n7", action="answer")], "7"),
+        ([Turn("…", "\n7\n", "add"), Turn(" It is 7. ", action="answer")], "It is 7."),
+        ([Turn("", action="answer")], None),
+        ([Turn("<think>cut off", action="answer")], None),
+        ([Turn("<tool_call>…</tool_call>", action="add", error=OUT_OF_TURNS)], None),
+        ([], None),
+    ],
+)
+def test_the_answer_is_what_the_last_turn_says(turns: list[Turn], answer: str | None) -> None:
+    prompt = Prompt("")
+    assignment = Assignment(TASK, prompt, prompt, "i0", 0)
+    trajectory = Trajectory(
+        assignment, (1,), (1,), (2,), (1,), (-1.0,), tuple(turns), StopReason.ANSWERED
+    )
+
+    assert environment().score(trajectory) == (0.0, answer)
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: ToolEnvironment([], {}), "tools is empty"),
+        (lambda: environment(add, add), "two are called add"),
+        (lambda: environment(concurrency=0), "concurrency is 0"),
+        (lambda: environment(seconds=0), "seconds is 0"),
+        (lambda: environment((add, -1.0)), "tools: add: seconds is -1"),
+    ],
+)
+def test_what_cannot_work_is_refused(make: Any, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        make()
+
+
+def test_a_run_file_names_functions_with_time_outs(tmp_path: Path) -> None:
+    file = tmp_path / "my_tools.py"
+    file.write_text(
+        'def double(a: int) -> int:\n    """Doubles.\n\n    Args:\n        a: what.\n    """\n'
+        "    return 2 * a\n\nnumber = 3\n"
+    )
+    options = ToolsOptions(tools=(ToolConfig(function=f"{file}:double", seconds=2.5),))
+
+    made = tool_environment(options, {"train": [TASK]})
+    (response,) = made.respond([action(("double", {"a": 4}))])
+
+    assert contents(response) == ["8"]
+    assert made.initial_instruction == options.initial_instruction
+    with pytest.raises(ConfigError, match=r"my_tools\.py has no duble .did you mean double"):
+        tool_environment(
+            ToolsOptions(tools=(ToolConfig(function=f"{file}:duble"),)), {"train": [TASK]}
+        )
+    with pytest.raises(ConfigError, match="tools: 3 is no function"):
+        tool_environment(
+            ToolsOptions(tools=(ToolConfig(function=f"{file}:number"),)), {"train": [TASK]}
+        )
+
+
+def test_a_called_name_is_as_long_as_it_needs_to_be() -> None:
+    (response,) = environment().respond(
+        [Action(TASK, (), "", False, 0, Calls((ToolCall("x" * 5000),)))]
+    )
+
+    assert len(response.messages[0]["name"]) == 120

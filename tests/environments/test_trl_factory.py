@@ -1,0 +1,382 @@
+import asyncio
+import json
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cotune.contracts import ConfigError
+from cotune.environments.trl_factory import TrlEnvironment, from_trl, trl_environment
+from cotune.episode import new_episodes, run_episodes
+from cotune.preflight import check_rewards
+from cotune.records import Assignment, Limits, Prompt, Sampling, StopReason, Task, Trajectory
+from cotune.rewards.functions import RewardFunctions
+from cotune.task_config import TrlOptions
+from cotune.testing import CharacterCodec, ScriptedSampler
+
+CODEC = CharacterCodec()
+TASKS = [
+    Task(f"q{i}", f"Guess {i}.", (), columns={"question": f"Guess {i}.", "secret": i})
+    for i in range(3)
+]
+
+
+class Guessing:
+    """An environment as TRL's documentation has them: the number is the row's `secret`."""
+
+    made = 0
+    resets: list["Guessing"]
+
+    def __init__(self) -> None:
+        type(self).made += 1
+        self.thread = threading.get_ident()
+        self.guesses: list[int] = []
+        self.secret = -1
+
+    @property
+    def fails(self) -> bool:
+        raise RuntimeError("properties are not looked at")
+
+    def reset(self, secret: int, **columns: Any) -> str:
+        assert columns == {"question": f"Guess {secret}."}
+        self.guesses, self.secret = [], secret
+        return " It is below 10."
+
+    def guess(self, number: int) -> str:
+        """Guesses the number.
+
+        Args:
+            number: the guess.
+        """
+        assert self.thread == threading.get_ident()
+        self.guesses.append(number)
+        return "right" if number == self.secret else "wrong"
+
+    async def hints(self) -> dict[str, bool]:
+        """Asks for a hint."""
+        await asyncio.sleep(0)
+        return {"even": self.secret % 2 == 0}
+
+    def get_reward(self) -> float:
+        return float(self.secret in self.guesses)
+
+    def _private(self) -> None: ...
+
+
+class Unscored(Guessing):
+    get_reward = None  # type: ignore[assignment]
+
+
+@pytest.fixture(autouse=True)
+def _count_anew() -> None:
+    Guessing.made = 0
+    Unscored.made = 0
+
+
+def environment(factory: Callable[[], Any] = Guessing, **options: Any) -> TrlEnvironment:
+    return from_trl(factory, {"train": TASKS}, "Guess.", **options)
+
+
+def call(name: str, **arguments: Any) -> str:
+    body = json.dumps({"name": name, "arguments": arguments})
+    return f"<tool_call>{body}</tool_call>"
+
+
+def roll_out(
+    own: TrlEnvironment,
+    replies: Any,
+    tasks: list[Task] = TASKS,
+    rewards: RewardFunctions | None = None,
+    first_row: int = 0,
+) -> list[Trajectory]:
+    prompt = Prompt("Guess.")
+    episodes = new_episodes(
+        [Assignment(task, prompt, prompt, "i0", i) for i, task in enumerate(tasks)],
+        own,
+        CODEC,
+        Limits(turn_tokens=1000),
+        first_row,
+    )
+    session = ScriptedSampler(CODEC, replies).open(Sampling())
+    return run_episodes(episodes, own, session, rewards)
+
+
+def guessed(row: int, turn: int, context: str) -> str:
+    return call("guess", number=1) if turn == 0 else "Done."
+
+
+def test_methods_are_tools_and_reset_and_get_reward_are_not() -> None:
+    assert [tool["function"]["name"] for tool in environment().tools] == ["guess", "hints"]
+
+
+def test_what_reset_returns_stands_after_the_users_message() -> None:
+    (message,) = environment().messages(TASKS[1], Prompt("Guess.", "Think."))
+
+    assert message == {
+        "role": "user",
+        "content": "Think.\n\nGuess.\n\nGuess 1. It is below 10.",
+    }
+
+
+def test_each_episode_has_an_instance_of_its_own_that_get_reward_scores() -> None:
+    trajectories = roll_out(environment(), guessed)
+
+    assert [t.reward for t in trajectories] == [0.0, 1.0, 0.0]
+    assert [t.turns[0].observation for t in trajectories] == ["\nwrong\n", "\nright\n", "\nwrong\n"]
+    assert [t.answer for t in trajectories] == ["Done."] * 3
+
+
+def test_instances_are_made_once_and_reset_for_later_episodes() -> None:
+    own = environment()
+    roll_out(own, guessed)
+    again = roll_out(own, guessed, first_row=512)
+
+    assert Guessing.made == 3
+    assert [t.reward for t in again] == [0.0, 1.0, 0.0]
+    assert [t.reward for t in roll_out(own, ["Nothing guessed."])] == [0.0] * 3
+
+
+def test_results_are_shown_as_trl_shows_them() -> None:
+    (trajectory,) = roll_out(environment(), [call("hints"), "Done."], TASKS[:1])
+
+    assert trajectory.turns[0].observation == "\n{'even': True}\n"
+
+
+def test_the_calls_of_an_episode_are_made_in_order() -> None:
+    replies = ["".join(call("guess", number=n) for n in range(9)), "Done."]
+    own = environment()
+
+    (trajectory,) = roll_out(own, replies, TASKS[:1])
+
+    assert own.reward_arguments([trajectory])["environments"][0].guesses == list(range(9))
+
+
+def test_without_get_reward_reward_functions_score_and_see_the_instances() -> None:
+    def count(environments: list[Guessing], secret: list[int], **_: Any) -> list[float]:
+        return [len(e.guesses) + s / 10 for e, s in zip(environments, secret, strict=True)]
+
+    own = environment(Unscored)
+    rewards = RewardFunctions([count])
+    check_rewards(rewards, own, "Guess.", ["train"])
+
+    trajectories = roll_out(own, guessed, rewards=rewards)
+
+    assert own.needs_rewards
+    assert [t.reward for t in trajectories] == [1.0, 1.1, 1.2]
+    with pytest.raises(ConfigError, match="rewards: missing; TrlEnvironment gives none"):
+        check_rewards(None, own, "Guess.", ["train"])
+
+
+def test_get_reward_counts_beside_reward_functions() -> None:
+    def half(completions: list[Any], **_: Any) -> list[float]:
+        return [0.5] * len(completions)
+
+    (_, second, _) = roll_out(environment(), guessed, rewards=RewardFunctions([(half, 2.0)]))
+
+    assert not environment().needs_rewards
+    assert second.reward == 2.0
+    assert second.parts == {"half": 0.5, "Guessing": 1.0}
+
+
+def test_an_async_get_reward_is_awaited() -> None:
+    class Judged(Guessing):
+        async def get_reward(self) -> float:  # type: ignore[override]
+            await asyncio.sleep(0)
+            return 0.25
+
+    assert roll_out(environment(Judged), ["Done."])[0].reward == 0.25
+
+
+@pytest.mark.parametrize("value", [None, float("nan"), "1"])
+def test_a_reward_that_is_no_number_names_the_environment(value: Any) -> None:
+    class Judged(Guessing):
+        def get_reward(self) -> float:
+            return value
+
+    with pytest.raises(ConfigError, match=r"get_reward\(\) of Judged returned .* for task q0"):
+        roll_out(environment(Judged), ["Done."])
+
+
+def test_a_get_reward_that_raises_names_the_environment() -> None:
+    class Judged(Guessing):
+        def get_reward(self) -> float:
+            raise KeyError("score")
+
+    with pytest.raises(ConfigError, match=r"get_reward\(\) of Judged raised KeyError"):
+        roll_out(environment(Judged), ["Done."])
+
+
+def test_a_call_that_hangs_ends_its_episode_and_its_instance() -> None:
+    released = threading.Event()
+
+    class Hanging(Guessing):
+        def guess(self, number: int) -> str:
+            """Guesses.
+
+            Args:
+                number: the guess.
+            """
+            if self.secret == 1:
+                released.wait()
+            return "wrong"
+
+    own = environment(Hanging, seconds=0.05)
+    try:
+        trajectories = roll_out(own, guessed)
+        assert [t.stop for t in trajectories] == [
+            StopReason.ANSWERED,
+            StopReason.ENVIRONMENT_ERROR,
+            StopReason.ANSWERED,
+        ]
+        assert trajectories[1].turns[0].error == "guess: took too long"
+        assert trajectories[1].reward == 0.0
+        hung = own.reward_arguments(trajectories)["environments"][1]
+        again = roll_out(own, ["Done."])
+        assert hung not in own.reward_arguments(again)["environments"]
+    finally:
+        released.set()
+
+
+def test_a_reset_that_fails_later_ends_its_episode_alone() -> None:
+    class Flaky(Guessing):
+        calls = 0
+
+        def reset(self, secret: int, **columns: Any) -> str:
+            type(self).calls += secret == 1
+            if secret == 1 and type(self).calls == 2:
+                raise OSError("no answer")
+            return super().reset(secret, **columns)
+
+    trajectories = roll_out(environment(Flaky), guessed)
+
+    assert [t.stop for t in trajectories] == [
+        StopReason.ANSWERED,
+        StopReason.ENVIRONMENT_ERROR,
+        StopReason.ANSWERED,
+    ]
+    assert trajectories[1].turns[0].error == "reset() raised OSError: no answer"
+
+
+def test_a_rollout_that_was_broken_off_leaves_its_instances_to_later_ones() -> None:
+    class Stop(Exception):
+        pass
+
+    def stops(row: int, turn: int, context: str) -> str:
+        if turn == 1:
+            raise Stop
+        return call("guess", number=1)
+
+    own = environment()
+    with pytest.raises(Stop):
+        roll_out(own, stops)
+
+    roll_out(own, guessed)
+
+    assert Guessing.made == 3
+
+
+def test_a_reset_whose_text_changes_is_refused() -> None:
+    class Random(Guessing):
+        def reset(self, secret: int, **columns: Any) -> str:
+            return f" This is game {type(self).count()}."
+
+        @classmethod
+        def count(cls) -> int:
+            cls.made += 1
+            return cls.made
+
+    with pytest.raises(ConfigError, match=r"reset\(\) returned another text for task q0"):
+        roll_out(environment(Random), guessed)
+
+
+class NoReset:
+    pass
+
+
+class Undocumented(Guessing):
+    def peek(self, depth: int) -> int:
+        return depth
+
+
+class Refuses(Guessing):
+    def __init__(self) -> None:
+        raise OSError("no server")
+
+
+class NeedsMore(Guessing):
+    def reset(self, secret: int, level: int, **columns: Any) -> str:  # type: ignore[override]
+        return ""
+
+
+class Pictured(Guessing):
+    def reset(self, **columns: Any) -> Any:  # type: ignore[override]
+        return [{"type": "image", "image": None}, {"type": "text", "text": "a"}]
+
+
+class Odd(Guessing):
+    def reset(self, **columns: Any) -> Any:  # type: ignore[override]
+        return 3
+
+
+@pytest.mark.parametrize(
+    ("factory", "said"),
+    [
+        ({"guess": Guessing}, "is dict; expected .* train with one at a time"),
+        (NoReset, r"NoReset has no reset\(\)"),
+        (Undocumented, r"tools: Undocumented\.peek has no docstring"),
+        (Refuses, "raised OSError: no server"),
+        (NeedsMore, r"reset\(\) of task q0 raised TypeError: .*'level'.* columns question, secret"),
+        (Pictured, "returned an image"),
+        (Odd, r"reset\(\) returned int; expected a text, or None"),
+    ],
+)
+def test_what_cannot_work_is_refused_in_a_line(factory: Any, said: str) -> None:
+    with pytest.raises(ConfigError, match=said) as raised:
+        environment(factory).messages(TASKS[0], Prompt("Guess."))
+
+    assert "\n" not in str(raised.value)
+
+
+def test_texts_in_content_blocks_are_texts() -> None:
+    class Blocks(Guessing):
+        def reset(self, **columns: Any) -> Any:  # type: ignore[override]
+            return [{"type": "text", "text": " One."}, {"type": "text", "text": " Two."}]
+
+        def guess(self, number: int) -> Any:
+            """Guesses.
+
+            Args:
+                number: the guess.
+            """
+            return [{"type": "text", "text": "wrong"}] if number else [number]
+
+    own = environment(Blocks)
+
+    assert own.messages(TASKS[0], Prompt(""))[0]["content"] == "Guess 0. One. Two."
+    (first,) = roll_out(own, [call("guess", number=1) + call("guess", number=0), "."], TASKS[:1])
+    assert first.turns[0].observation == "\nguess: wrong\nguess: [0]\n"
+
+
+def test_a_run_file_names_a_factory_and_its_arguments(tmp_path: Path) -> None:
+    file = tmp_path / "factory.py"
+    file.write_text(
+        "class Echo:\n"
+        "    def __init__(self, suffix=''):\n"
+        "        self.suffix = suffix\n\n"
+        "    def reset(self, **columns):\n"
+        "        return self.suffix\n\n"
+        "    def get_reward(self):\n"
+        "        return 1.0\n"
+    )
+    options = TrlOptions(factory=f"{file}:Echo", args={"suffix": "!"})
+
+    own = trl_environment(options, {"train": TASKS})
+
+    assert own.messages(TASKS[0], Prompt(""))[0]["content"] == "Guess 0.!"
+    assert own.initial_instruction == options.initial_instruction
+    assert own.tools == ()
+    assert isinstance(own.reward_arguments([]), Mapping)
+    with pytest.raises(ConfigError, match="unexpected keyword argument 'prefix'"):
+        trl_environment(TrlOptions(factory=f"{file}:Echo", args={"prefix": 1}), {})

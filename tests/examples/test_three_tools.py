@@ -1,0 +1,129 @@
+"""Three tools that the package does not know: by TRL alone, by INSPO and by P²O."""
+
+import difflib
+import json
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from transformers import AutoTokenizer
+
+import cotune
+from cotune.llm.ledger import Ledger
+from tests.examples.three_tools import FOLDER, Teacher, modules
+
+STEPS = 20
+
+
+@pytest.fixture(scope="module")
+def example() -> Iterator[dict[str, ModuleType]]:
+    with modules() as found:
+        yield found
+
+
+def text_of(name: str) -> str:
+    return (FOLDER / name).read_text(encoding="utf-8")
+
+
+# ---- what it costs to change over
+
+
+def test_the_diff_from_a_plain_trl_script_is_under_fifty_lines() -> None:
+    before, after = (text_of(n).splitlines() for n in ("plain_trl.py", "with_cotune.py"))
+    changed = [line for line in difflib.unified_diff(before, after, n=0) if line[:1] in "+-"][2:]
+    assert changed
+    assert len(changed) < 50
+    # What is trained stays in a file of its own, which neither library has a hand in.
+    assert "cotune" not in text_of("plain_trl.py")
+    assert not [line for line in text_of("task.py").splitlines() if line.startswith(("import cotune", "from cotune", "from trl", "import trl"))]  # fmt: skip
+
+
+def test_no_part_of_the_package_knows_the_tools() -> None:
+    package = Path(cotune.__file__).parent
+    for path in package.rglob("*.py"):
+        text = path.read_text(encoding="utf-8")
+        assert not [name for name in ("three_tools", "mizzle", "def calculator") if name in text], path
+
+
+# ---- the parts
+
+
+async def test_what_the_tools_say_is_the_answer(example: dict[str, ModuleType]) -> None:
+    task = example["task"]
+    seen = set[str]()
+    for row in task.rows(60, seed=5):
+        tool = getattr(task, row["tool"])
+        said = tool(**{row["parameter"]: row["argument"]})
+        assert str(await said if row["tool"] == "calendar" else said) == row["answer"]
+        seen.add(row["tool"])
+    assert seen == {"calculator", "dictionary", "calendar"}
+    with pytest.raises(ValueError, match="two numbers"):
+        task.calculator("__import__('os')")
+
+
+def test_the_questions_file_is_what_its_script_writes(
+    example: dict[str, ModuleType], tmp_path: Path
+) -> None:
+    example["task"].write_questions(tmp_path / "questions.jsonl")
+    assert (tmp_path / "questions.jsonl").read_text(encoding="utf-8") == text_of("questions.jsonl")
+
+
+def test_the_policy_is_small_and_its_card_is_there() -> None:
+    folder = FOLDER / "policy"
+    assert sum(path.stat().st_size for path in folder.iterdir()) < 2_000_000
+    assert "make_policy.py" in (folder / "README.md").read_text(encoding="utf-8")
+
+
+# ---- runs
+
+
+def test_two_steps_of_trl_alone(example: dict[str, ModuleType], tmp_path: Path) -> None:
+    example["plain_trl"].main(["--steps", "2", "--output", str(tmp_path / "trl")])
+
+
+def trained(
+    example: dict[str, ModuleType], folder: Path, method: str
+) -> tuple[cotune.RunReader, Teacher]:
+    llm = Teacher()
+    example["with_cotune"].main(
+        ["--method", method, "--steps", str(STEPS), "--output", str(folder)], llm=llm
+    )
+    return cotune.open_run(folder / "cotune"), llm
+
+
+def rollouts(run: cotune.RunReader, purpose: Any) -> list[dict[str, Any]]:
+    found = [run.read_trajectories(step, purpose) for step in range(1, STEPS + 1)]
+    return [row for rows in found for row in rows]
+
+
+def check_steps(run: cotune.RunReader, folder: Path) -> None:
+    """What holds of every method: all steps trained, on rewards of our function, with tool calls."""
+    metrics = run.read_metrics()
+    assert [row["step"] for row in metrics] == list(range(1, STEPS + 1))
+    for row in metrics:
+        assert math.isfinite(row["reward_mean"])
+        assert math.isfinite(row["loss"])
+        assert row["reward/exact"] == pytest.approx(row["reward_mean"])
+    assert any(row["grad_norm"] > 0 for row in metrics)
+    with Ledger(folder / "cotune" / "ledger.sqlite") as ledger:
+        assert dict(ledger.totals().rollouts)["train"] == STEPS * 32
+    assert run.read_events()[-1]["kind"] == "run_finished"
+
+
+def check_calls(rows: Sequence[dict[str, Any]], tokenizer: Any) -> None:
+    """Tools were called, what they said was shown and masked, and the right answer rewarded."""
+    assert {bit for row in rows for bit in row["mask"]} == {0, 1}
+    called = [row for row in rows if len(row["turns"]) > 1]
+    assert called
+    for row in called:
+        own = [t for t, bit in zip(row["completion_ids"], row["mask"], strict=True) if bit]
+        observed = [t for t, bit in zip(row["completion_ids"], row["mask"], strict=True) if not bit]
+        assert "<tool_response>" in tokenizer.decode(observed)
+        assert "<tool_response>" not in tokenizer.decode(own) or row["reward"] == 0
+    rewarded = [row for row in called if row["reward"] == 1]
+    assert rewarded
+    for row in rewarded:
+        assert row["answer"] == row["task"]["answers"][0]

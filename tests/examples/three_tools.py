@@ -1,0 +1,63 @@
+"""The example `three_tools` for its tests: its folder, its modules, and an LLM that they bring."""
+
+import itertools
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+
+from cotune.records import Completion
+
+FOLDER = Path(__file__).parents[2] / "examples" / "three_tools"
+MODULES = ("task", "plain_trl", "with_cotune", "make_policy")
+
+_FIRST = (
+    "Choose whichever tool fits the question",
+    "Before anything else call a tool",
+    "Never guess; let one of the tools work it out",
+    "Look everything up with your tools",
+)
+_THEN = (
+    "then say again what it told you.",
+    "and copy its reply as your answer.",
+    "so that the final word is taken from its response.",
+    "and after that write down only the result it gave.",
+)
+
+
+class Teacher:
+    """An LLM that reads what is asked, instructions or one hint, and answers in the form asked for.
+
+    Attributes:
+        instructions, hints: how often it was asked for each.
+    """
+
+    def __init__(self) -> None:
+        texts = [f"{first}, {then}" for then in _THEN for first in _FIRST]
+        self._texts = itertools.cycle(texts)
+        self.instructions = self.hints = 0
+
+    def complete(self, prompt: str) -> Completion:
+        asked = re.search(r"<ins_1>\.\.\.</ins_1> to <ins_(\d+)>", prompt)
+        if asked is None:
+            assert "instruction" in prompt  # gepa's own words
+            self.hints += 1
+            return Completion(f"```\n{next(self._texts)}\n```")
+        self.instructions += 1
+        numbered = [f"<ins_{i}>{next(self._texts)}</ins_{i}>" for i in range(1, int(asked[1]) + 1)]
+        return Completion("It guessed where it could have looked it up.\n" + "\n".join(numbered))
+
+
+@contextmanager
+def modules() -> Iterator[dict[str, ModuleType]]:
+    """The example's modules by name, as a script beside them imports them; forgotten afterwards."""
+    sys.path.insert(0, str(FOLDER))
+    try:
+        yield {name: import_module(name) for name in MODULES}
+    finally:
+        sys.path.remove(str(FOLDER))
+        for name in MODULES:
+            sys.modules.pop(name, None)

@@ -1,0 +1,498 @@
+"""Reward functions: called as TRL calls them, on real prompts and own tokens; faults in one line."""
+
+import asyncio
+import functools
+import pickle
+import sys
+import threading
+import types
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from cotune.contracts import ConfigError
+from cotune.environments.base import SingleTurnEnvironment, TaskEnvironment
+from cotune.records import Assignment, Prompt, StopReason, Task, Trajectory, Turn
+from cotune.rewards.functions import RewardFunctions, WeightedReward, load_reward
+
+INSTRUCTION = "Do it."
+CHAT = {"prompt": [{"role": "system", "content": "s"}, {"role": "user", "content": "q0?"}]}
+
+
+def environment(*, tools: bool = False) -> TaskEnvironment:
+    class WithTools(TaskEnvironment):
+        @property
+        def tools(self) -> tuple[Mapping[str, Any], ...]:
+            return ({"function": {"name": "add"}},)
+
+    return (WithTools if tools else SingleTurnEnvironment)({}, INSTRUCTION)
+
+
+def rollout(
+    index: int = 0,
+    texts: Sequence[str] = ("yes",),
+    columns: Mapping[str, Any] | None = None,
+    answers: tuple[str, ...] = ("yes",),
+    context: tuple[tuple[str, str], ...] = (),
+) -> Trajectory:
+    """A rollout of task t<index>, sampled under a hint, with an observation after each turn."""
+    task = Task(f"t{index}", f"q{index}?", answers, context=context, columns=columns or {})
+    sampled, trained = Prompt(INSTRUCTION, "A hint."), Prompt(INSTRUCTION)
+    turns = tuple(Turn(text, observation=" seen") for text in texts)
+    return Trajectory(
+        assignment=Assignment(task, sampled, trained, "i0", index),
+        sampled_prompt_ids=(9, 9),
+        prompt_ids=(9,),
+        completion_ids=(1, 2, 3, 0),
+        mask=(1, 0, 1, 0),
+        logprobs=(-1.0, 0.0, -1.0, 0.0),
+        turns=turns,
+        stop=StopReason.ANSWERED,
+        answer=texts[-1] if texts else None,
+    )
+
+
+def scored(
+    *functions: Any,
+    rollouts: Sequence[Trajectory] | None = None,
+    world: TaskEnvironment | None = None,
+) -> list[Trajectory]:
+    given = [rollout(0), rollout(1)] if rollouts is None else rollouts
+    return RewardFunctions(functions)(given, world or environment())
+
+
+def error_of(*functions: Any, rollouts: Sequence[Trajectory] | None = None) -> str:
+    with pytest.raises(ConfigError) as caught:
+        scored(*functions, rollouts=rollouts)
+    text = str(caught.value)
+    assert text.startswith("rewards: ")
+    assert "\n" not in text
+    return text
+
+
+# ---- what functions are given
+
+
+class Spy:
+    """Keeps what it was called with."""
+
+    def __init__(self) -> None:
+        self.given: dict[str, Any] = {}
+
+    def __call__(self, completions: Sequence[Any], **given: Any) -> list[float]:
+        self.given = {"completions": completions, **given}
+        return [1.0] * len(completions)
+
+
+def test_plain_questions_give_texts() -> None:
+    spy = Spy()
+    rows = [rollout(i, ("a", "b"), {"question": f"q{i}?", "level": i}) for i in range(2)]
+    scored(spy, rollouts=rows)
+    assert spy.given["prompts"] == ["Do it.\n\nq0?", "Do it.\n\nq1?"]
+    assert spy.given["completions"] == ["ab", "ab"]
+    assert spy.given["completion_ids"] == [[1, 3], [1, 3]]
+    assert spy.given["question"] == ["q0?", "q1?"]
+    assert spy.given["level"] == [0, 1]
+    assert spy.given["ground_truths"] == [["yes"], ["yes"]]
+
+
+def test_questions_as_messages_give_messages() -> None:
+    spy = Spy()
+    scored(spy, rollouts=[rollout(0, ("a", "b"), CHAT, context=(("system", "s"),))])
+    assert spy.given["prompts"] == [
+        [{"role": "system", "content": "s"}, {"role": "user", "content": "Do it.\n\nq0?"}]
+    ]
+    assert spy.given["completions"] == [
+        [{"role": "assistant", "content": "a"}, {"role": "assistant", "content": "b"}]
+    ]
+    assert spy.given["prompt"] == [CHAT["prompt"]]
+
+
+def test_a_list_beside_the_question_is_no_conversation() -> None:
+    spy = Spy()
+    turns = [{"role": "assistant", "content": "x"}, {"role": "user", "content": "y"}]
+    for beside in (turns, turns[:1], [1], []):
+        scored(spy, rollouts=[rollout(0, columns={"question": "q0?", "examples": beside})])
+        assert spy.given["completions"] == ["yes"]
+
+
+def test_tools_give_messages() -> None:
+    spy = Spy()
+    scored(spy, rollouts=[rollout()], world=environment(tools=True))
+    assert spy.given["completions"] == [[{"role": "assistant", "content": "yes"}]]
+
+
+def test_either_form_can_be_asked_for() -> None:
+    texts, messages = Spy(), Spy()
+    both = (
+        WeightedReward(function=texts, messages=False),
+        WeightedReward(function=messages, messages=True),
+    )
+    scored(*both, rollouts=[rollout(0, columns=CHAT, context=(("system", "s"),))])
+    assert texts.given["completions"] == ["yes"]
+    assert texts.given["prompts"] == ["s\n\nDo it.\n\nq0?"]
+    assert messages.given["completions"] == [[{"role": "assistant", "content": "yes"}]]
+
+
+def test_a_function_without_kwargs_gets_what_it_names() -> None:
+    def longest(completions: list[str], level: list[int], *, scale: float = 2.0) -> list[float]:
+        return [scale * n for n in level]
+
+    found = scored(longest, rollouts=[rollout(i, columns={"level": i, "x": 0}) for i in (3, 4)])
+    assert [t.reward for t in found] == [6.0, 8.0]
+
+
+def test_a_column_that_some_rows_lack_is_none_there() -> None:
+    spy = Spy()
+    scored(spy, rollouts=[rollout(0, columns={"a": 1}), rollout(1, columns={"b": 2})])
+    assert (spy.given["a"], spy.given["b"]) == ([1, None], [None, 2])
+
+
+def test_a_column_goes_before_our_ground_truths() -> None:
+    spy = Spy()
+    scored(spy, rollouts=[rollout(0, columns={"ground_truths": "raw", "completions": "x"})])
+    assert spy.given["ground_truths"] == ["raw"]
+    assert spy.given["completions"] == ["yes"]
+
+
+def test_what_trl_gives_besides() -> None:
+    def staged(completions: Any, trainer_state: Any, log_extra: Any, **_: Any) -> list[float]:
+        log_extra("seen", completions)
+        return [float(trainer_state.global_step)] * len(completions)
+
+    functions = RewardFunctions([staged])
+    functions.trainer_state = types.SimpleNamespace(global_step=7)
+    assert [t.reward for t in functions([rollout()], environment())] == [7.0]
+
+
+def test_metrics_that_functions_log() -> None:
+    def noisy(completions: list[str], log_metric: Any) -> list[float]:
+        for text in completions:
+            log_metric("length", len(text))
+        return [0.0] * len(completions)
+
+    found = scored(noisy, rollouts=[rollout(0, ("abcd",)), rollout(1, ("ab",))])
+    assert [t.logged for t in found] == [{"length": 3.0}] * 2
+
+    def bad(completions: list[str], log_metric: Any) -> list[float]:
+        log_metric("length", float("nan"))
+        return [0.0] * len(completions)
+
+    assert "bad raised ValueError: log_metric('length', nan)" in error_of(bad)
+
+
+class Game(SingleTurnEnvironment):
+    """Gives reward functions its instances and has a reward of its own, as TRL's environments."""
+
+    own_reward = "inspected"
+
+    def reward_arguments(self, trajectories: Sequence[Trajectory]) -> dict[str, list[Any]]:
+        return {"environments": [f"instance {t.task.id}" for t in trajectories]}
+
+
+def test_what_an_environment_of_trl_adds() -> None:
+    seen: list[Any] = []
+
+    def inspected(completions: list[str], environments: list[Any]) -> list[float]:
+        seen.append(environments)
+        return [1.0] * len(completions)
+
+    world = Game({}, "")
+    (found,) = RewardFunctions([(inspected, 2.0)])([replace(rollout(), reward=0.25)], world)
+    assert seen == [["instance t0"]]
+    assert found.reward == 2.25
+    assert found.parts == {"inspected": 1.0, "inspected_2": 0.25}
+    assert "needs the column 'environments'" in error_of(inspected)
+
+
+# ---- kinds of functions
+
+
+def test_the_sum_is_weighted() -> None:
+    def one(completions: list[str]) -> list[float]:
+        return [1.0] * len(completions)
+
+    def two(completions: list[str]) -> list[float]:
+        return [2.0] * len(completions)
+
+    found = scored(one, (two, -0.25), "exact_match")
+    assert [t.reward for t in found] == [1.5, 1.5]
+    assert found[0].parts == {"one": 1.0, "two": 2.0, "exact_match": 1.0}
+    assert pickle.loads(pickle.dumps(found)) == found  # noqa: S301
+
+
+class Length:
+    def __init__(self, unit: int) -> None:
+        self.unit = unit
+
+    def __call__(self, completions: list[str], **_: Any) -> list[float]:
+        return [len(text) / self.unit for text in completions]
+
+
+def scaled(completions: list[str], factor: float, **_: Any) -> list[float]:
+    return [factor] * len(completions)
+
+
+def test_names_of_what_is_no_plain_function() -> None:
+    functions = RewardFunctions(
+        [
+            Length(3),
+            functools.partial(scaled, factor=2.0),
+            functools.partial(scaled, factor=3.0),
+            lambda completions: [4.0] * len(completions),
+        ]
+    )
+    assert functions.names == ("Length", "scaled", "scaled_2", "lambda")
+    (found,) = functions([rollout()], environment())
+    assert found.parts == {"Length": 1.0, "scaled": 2.0, "scaled_2": 3.0, "lambda": 4.0}
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        (0.5, 1),
+        [np.float32(0.5), True],
+        np.array([0.5, 1.0]),
+        torch.nn.Parameter(torch.tensor([0.5, 1.0])),
+        [torch.tensor(0.5), torch.tensor(1)],
+    ],
+)
+def test_numbers_of_every_kind(values: Any) -> None:
+    found = [t.reward for t in scored(lambda completions: values)]
+    assert found == [0.5, 1.0]
+    assert all(type(reward) is float for reward in found)
+
+
+def test_a_generator_of_numbers() -> None:
+    assert [t.reward for t in scored(lambda completions: (2.0 for _ in completions))] == [2.0, 2.0]
+
+
+class Meeting:
+    """Async functions that only end if all of them run at the same time, on one loop."""
+
+    def __init__(self, count: int) -> None:
+        self.count, self.loops, self.threads = count, set[Any](), set[int]()
+        self.barrier = None
+
+    async def __call__(self, completions: list[str], **_: Any) -> list[float]:
+        self.loops.add(asyncio.get_running_loop())
+        self.threads.add(threading.get_ident())
+        self.barrier = self.barrier or asyncio.Barrier(self.count)
+        async with asyncio.timeout(10):
+            await self.barrier.wait()
+        return [1.0] * len(completions)
+
+
+def test_async_functions_run_together_and_on_the_same_loop_each_time() -> None:
+    meeting = Meeting(2)
+    functions = RewardFunctions([meeting, meeting.__call__])
+    for _ in range(2):
+        (found,) = functions([rollout()], environment())
+        assert found.reward == 2.0
+    assert len(meeting.loops) == 1
+    assert threading.get_ident() not in meeting.threads
+
+
+def test_async_functions_where_a_loop_already_runs() -> None:
+    async def halved(completions: list[str], **_: Any) -> list[float]:
+        await asyncio.sleep(0)
+        return [0.5] * len(completions)
+
+    async def notebook() -> list[Trajectory]:
+        return scored(halved, lambda completions: halved(completions))
+
+    assert [t.reward for t in asyncio.run(notebook())] == [1.0, 1.0]
+
+
+def test_no_rollouts_call_nothing() -> None:
+    assert scored(lambda: 1 / 0, rollouts=[]) == []
+
+
+# ---- what is wrong
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ([1.0], ["f returned 1 values for 2 completions", "one each"]),
+        ([], ["f returned 0 values for 2"]),
+        ([1.0, None], ["f returned None for task t1", "TRL would leave", "return 0.0"]),
+        ([float("nan"), 1.0], ["f returned nan for task t0", "finite number"]),
+        ([1.0, float("inf")], ["f returned inf for task t1"]),
+        ([1.0, "2"], ["f returned '2' for task t1"]),
+        ([[1.0], [2.0]], ["f returned [1.0] for task t0"]),
+        ([1j, 0], ["f returned 1j for task t0"]),
+        (1.0, ["f returned 1.0; expected a list of 2 numbers"]),
+        (None, ["f returned None; expected a list of 2"]),
+        ({"a": 1, "b": 2}, ["f returned {'a': 1, 'b': 2}; expected a list"]),
+        ("ab", ["f returned 'ab'; expected a list"]),
+        (torch.tensor(1.0), ["expected a list of 2 numbers"]),
+    ],
+)
+def test_values_that_are_no_rewards(values: Any, said: list[str]) -> None:
+    def f(completions: list[str]) -> Any:
+        return values
+
+    async def g(completions: list[str]) -> Any:
+        return values
+
+    text = error_of(f)
+    for part in said:
+        assert part in text
+    assert error_of(g) == text.replace("f returned", "g returned")
+
+
+def test_a_column_that_the_data_lacks() -> None:
+    def graded(completions: list[str], gold: list[str]) -> list[float]:
+        return [1.0] * len(completions)
+
+    text = error_of(graded, rollouts=[rollout(0, columns={"question": "q", "answer": "a"})])
+    assert "graded needs the column 'gold', but the data has question, answer" in text
+    assert "the data has no columns" in error_of(graded)
+
+
+def raises(completions: list[str], gold: list[dict[str, str]]) -> list[float]:
+    return [float(row["answer"]) for row in gold]
+
+
+def test_an_exception_is_said_with_function_line_and_task() -> None:
+    rows = [rollout(0, columns={"gold": {"answer": "1"}}), rollout(1, columns={"gold": {}})]
+    line = raises.__code__.co_firstlineno + 1
+    text = error_of(raises, rollouts=rows)
+    where = f"(test_functions.py, line {line}) for task t1; mend the function"
+    assert text == f"rewards: raises raised KeyError: 'answer' {where}"
+    text = error_of(functools.partial(raises), rollouts=rows)
+    assert where in text
+
+
+def test_an_exception_of_a_whole_batch_names_no_task() -> None:
+    def picky(completions: list[str]) -> list[float]:
+        if len(completions) > 1:
+            raise RuntimeError("too\nmany")
+        return [1.0]
+
+    text = error_of(picky)
+    assert "picky raised RuntimeError: too many (test_functions.py, line" in text
+    assert "for task" not in text
+
+
+def test_an_exception_of_an_async_function() -> None:
+    async def judge(completions: list[str]) -> list[float]:
+        await asyncio.sleep(0)
+        raise TimeoutError("no reply")
+
+    assert "judge raised TimeoutError: no reply (test_functions.py, line" in error_of(judge)
+    assert "for task t0" in error_of(judge, rollouts=[rollout()])
+
+
+def test_a_function_for_messages_on_texts_is_told_how_to_get_them() -> None:
+    def formatted(completions: list[list[dict[str, str]]]) -> list[float]:
+        return [float(len(c[0]["content"])) for c in completions]
+
+    text = error_of(formatted)
+    assert "it takes chat messages, but gets texts: set messages: true" in text
+    found = scored(WeightedReward(function=formatted, messages=True))
+    assert found[0].reward == 3.0
+
+
+def test_a_function_for_texts_on_messages_is_told_how_to_get_them() -> None:
+    def counted(completions: list[str]) -> list[float]:
+        return [float(text.lower().count("e")) for text in completions]
+
+    rows = [rollout(0, columns=CHAT, context=(("system", "s"),))]
+    text = error_of(counted, rollouts=rows)
+    assert "it takes texts, but gets chat messages: set messages: false" in text
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("exact", ["'exact' is none of exact_match, f1_squad, f1_hotpot, boxed"]),
+        ((len, "much"), ["the weight of len is 'much'"]),
+        ((len, float("nan")), ["the weight of len is nan", "finite"]),
+        (3, ["int is int; expected a function"]),
+        (Length, ["Length is a class"]),
+        (torch.nn.Linear(1, 1), ["Linear is a torch module", "write a function around it"]),
+        ("math:pi", ["math:pi is float; expected a function"]),
+        ("math:poe", ["math has no poe"]),
+    ],
+)
+def test_what_is_no_reward_function(given: Any, said: list[str]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        RewardFunctions([given])
+    for part in said:
+        assert part in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_no_function_at_all() -> None:
+    with pytest.raises(ConfigError, match="rewards: there are none"):
+        RewardFunctions([])
+
+
+# ---- by reference
+
+
+def test_a_function_of_a_file(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "def shout(completions, **_):\n    return [float(c.isupper()) for c in completions]\n"
+    )
+    found = scored(f"{tmp_path / 'mine.py'}:shout", rollouts=[rollout(0, ("YES",)), rollout(1)])
+    assert [t.reward for t in found] == [1.0, 0.0]
+
+
+def test_a_function_of_a_module(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = types.ModuleType("my_rewards")
+    module.half = lambda completions: [0.5] * len(completions)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "my_rewards", module)
+    assert load_reward("my_rewards:half")(["a"]) == [0.5]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "answers", "reward"),
+    [
+        ("exact_match", "The Yes!", ("no", "yes"), 1.0),
+        ("exact_match", "maybe", ("no", "yes"), 0.0),
+        ("f1_squad", "big cat", ("cat",), 2 / 3),
+        ("boxed", r"So \boxed{\frac{1}{2}}", ("0.5",), 1.0),
+        ("boxed", r"So \boxed{7}", (r"We get \boxed{7}",), 1.0),
+        ("boxed", "7", ("7",), 0.0),
+    ],
+)
+def test_our_own_rewards(name: str, text: str, answers: tuple[str, ...], reward: float) -> None:
+    (found,) = scored(name, rollouts=[rollout(0, (text,), answers=answers)])
+    assert found.reward == pytest.approx(reward)
+    assert found.parts == {name: pytest.approx(reward)}
+
+
+def test_an_episode_without_an_answer_earns_nothing() -> None:
+    (found,) = scored("exact_match", rollouts=[rollout(0, ())])
+    assert found.reward == 0.0
+
+
+def test_our_own_rewards_need_answers() -> None:
+    functions = RewardFunctions(["exact_match"])
+    functions.check_tasks([Task("a", "q", ("x",))], "train")
+    with pytest.raises(ConfigError, match="task b of the test split has none") as caught:
+        functions.check_tasks([Task("a", "q", ("x",)), Task("b", "q", ())], "test")
+    assert "dataset.columns: {answers: …}" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("functions", "measure"),
+    [
+        (["exact_match"], "exact match"),
+        (["boxed"], "exact match"),
+        ([("exact_match", 2.0)], "mean reward"),
+        (["f1_squad"], "mean reward"),
+        (["exact_match", "f1_squad"], "mean reward"),
+        ([Length(1)], "mean reward"),
+    ],
+)
+def test_what_the_mean_is_called(functions: list[Any], measure: str) -> None:
+    assert RewardFunctions(functions).measure == measure

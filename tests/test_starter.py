@@ -1,0 +1,50 @@
+"""`cotune init`: the starters are files that work."""
+
+from pathlib import Path
+
+import pytest
+
+from cotune.config import load_config
+from cotune.contracts import ConfigError
+from cotune.importing import import_object
+from cotune.planning import plan_run
+from cotune.starter import KINDS, write_starter
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_starter_is_a_run_file_that_can_be_planned(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = write_starter(kind, tmp_path / "new" / "agent")
+    assert written[0].name == "run.yaml"
+    assert all(path.is_file() for path in written)
+    monkeypatch.chdir(tmp_path / "new" / "agent")
+    config = load_config("run.yaml")
+    assert config.environment.kind == kind.replace("-", "_")
+    assert plan_run(config).rollouts["train"] == 50 * 8 * 5
+    for reward in config.rewards:
+        assert callable(import_object(reward.function, "rewards"))
+
+
+def test_the_rewards_of_the_starters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_starter("single-turn", tmp_path / "single")
+    monkeypatch.chdir(tmp_path / "single")
+    exact = import_object("rewards.py:exact", "rewards")
+    assert exact(["12.", " 12\n", "about 12"], answer=["12"] * 3) == [1.0, 1.0, 0.0]
+    write_starter("tools", tmp_path / "tools")
+    monkeypatch.chdir(tmp_path / "tools")
+    exact = import_object("rewards.py:exact", "rewards")
+    said = ["It costs 49.00 in all", "I do not know", '{"a": 2} so 49']
+    assert exact(said, answer=["49.00"] * 3) == [1.0, 0.0, 1.0]
+    assert import_object("rewards.py:brief", "rewards")(["", "x" * 100]) == [1.0, 0.75]
+
+
+def test_nothing_is_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "rewards.py").write_text("mine", encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"rewards.py: is there already; give another folder"):
+        write_starter("tools", tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["rewards.py"]
+    with pytest.raises(ConfigError, match="is a file; give a folder"):
+        write_starter("tools", tmp_path / "rewards.py")
+    with pytest.raises(ConfigError, match="expected one of single-turn, tools, search"):
+        write_starter("robot", tmp_path / "x")
