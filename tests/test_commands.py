@@ -1,13 +1,16 @@
 """Plan numbers worked by hand, and whole runs through the commands."""
 
 import io
+import os
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 from rich.console import Console
 
 from cotune import commands
+from cotune.config import parse_config
 from cotune.experiments.evaluate import Score
 from tests.run_files import tiny, write
 
@@ -42,6 +45,33 @@ def test_plan_prices_an_endpoint(tmp_path: Path) -> None:
     # a token a byte and 64 of a template: 61440. 2 calls × 2 attempts × (61440 × 1 + 100 × 10).
     assert "m at api.openai.com; at most 2 proposals, at most 0.25 at the prices of llm" in text
     assert "stopped at the budget of 0.50" in text
+
+
+HUB: dict[str, Any] = {"dataset": {"name": "openai/gsm8k"}}
+OWN: dict[str, Any] = {"environment": "single_turn", "dataset": {"path": "a.jsonl"}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "offline"),
+    [
+        ({}, True),
+        ({"policy": {"path": "Qwen/Qwen3-0.6B"}}, False),
+        ({**OWN, "rewards": ["exact_match"]}, True),
+        ({**OWN, **HUB, "rewards": ["exact_match"]}, False),
+        ({**OWN, "dataset": {"name": "."}, "rewards": ["exact_match"]}, True),
+        # What code of one's own needs nobody knows: a judge's weights, say.
+        ({**OWN, "rewards": ["mine:judge"]}, False),
+        ({"environment": "mine:World"}, False),
+    ],
+)
+def test_only_a_run_that_fetches_nothing_is_kept_from_the_network(
+    changes: dict[str, Any], offline: bool
+) -> None:
+    raw = tiny(Path("out"), {"strategy": {"kind": "static"}}) | changes
+    with mock.patch.dict(os.environ):
+        os.environ.pop("HF_HUB_OFFLINE", None)
+        commands.quiet_libraries(parse_config(raw, "test"))
+        assert os.environ.get("HF_HUB_OFFLINE") == ("1" if offline else None)
 
 
 def test_plan_shows_names_as_they_are(tmp_path: Path) -> None:

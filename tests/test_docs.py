@@ -21,7 +21,7 @@ def blocks(language: str) -> list[str]:
 def test_the_run_file_is_one() -> None:
     (text,) = blocks("yaml")
     config = parse_config(yaml.safe_load(text), "README.md")
-    assert (config.environment.kind, config.strategy.kind) == ("search", "inspo")
+    assert (config.environment.kind, config.strategy.kind) == ("tools", "inspo")
 
 
 def test_the_commands_are_those_of_the_command_line() -> None:

@@ -34,13 +34,28 @@ CUES = (
     "Use a tool, never guess.",
     "Ask the tools before you answer.",
 )
+CARD = """---
+license: apache-2.0
+library_name: transformers
+---
+
+# The policy of the example three_tools
+
+A Qwen3 of {parameters:,} parameters, made from nothing by `make_policy.py`: {steps} steps of 32
+demonstrations of four questions each, with the loss on the assistant's tokens, in TRL's SFTTrainer. It
+knows the questions of `task.py`, the calls of its three tools, and nothing else: it is there to show
+that training works, on a CPU, and says nothing about pretrained models.
+
+It was shown calls for half of the questions, and for nearly all where the prompt asks for a tool; for the
+others it was shown answers that are guessed. Weights are bfloat16; train in float32.
+"""
 SCHEMAS = [get_json_schema(tool) for tool in TOOLS]
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--output", default=Path(__file__).parent / "policy", type=Path)
-    parser.add_argument("--steps", type=int, default=700)
+    parser.add_argument("--steps", type=int, default=500)
     chosen = parser.parse_args(argv)
     make_policy(chosen.output, chosen.steps)
 
@@ -71,7 +86,7 @@ def make_policy(folder: Path, steps: int) -> None:
         output_dir=tempfile.mkdtemp(),  # where nothing is saved
         max_steps=steps,
         per_device_train_batch_size=32,
-        learning_rate=4e-3,
+        learning_rate=3e-3,
         warmup_steps=30,
         assistant_only_loss=True,
         save_strategy="no",
@@ -84,37 +99,43 @@ def make_policy(folder: Path, steps: int) -> None:
     data = Dataset.from_list(demonstrations)
     SFTTrainer(model, args=args, train_dataset=data, processing_class=tokenizer).train()
     tokenizer.chat_template = qwen2_5_chat_template
-    model.to(torch.bfloat16).save_pretrained(folder)
+    model.bfloat16().save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+    card = CARD.format(parameters=model.num_parameters(), steps=steps)
+    (folder / "README.md").write_text(card, encoding="utf-8")
 
 
 def demonstration(rng: random.Random) -> dict[str, Any]:
-    """A question that is looked up, or guessed at once; both under several prompts."""
-    asked = question(rng)
+    """Questions in a row, under one of several prompts; each is looked up, or guessed at once."""
     told = rng.choice(["nothing", "nothing", "an aside", "a cue", "a cue"])
-    lines = [INSTRUCTION, asked["question"]]
+    prompt = INSTRUCTION
     if told != "nothing":
         # As an evolved instruction, the end of one, or a hint before it.
         line, place = rng.choice(CUES if told == "a cue" else ASIDES), rng.randrange(3)
-        lines[0] = [line, f"{INSTRUCTION} {line}", f"{line}\n\n{INSTRUCTION}"][place]
-    messages: list[dict[str, Any]] = [{"role": "user", "content": "\n\n".join(lines)}]
-    if rng.random() < (0.9 if told == "a cue" else 0.4):
-        call = {"name": asked["tool"], "arguments": {asked["parameter"]: asked["argument"]}}
-        messages += [
-            {
-                "role": "assistant",
-                "content": "",
-                "tool_calls": [{"type": "function", "function": call}],
-            },
-            {"role": "tool", "name": asked["tool"], "content": asked["answer"]},
-            {"role": "assistant", "content": asked["answer"]},
-        ]
-    else:
-        guess = next(
-            q["answer"] for q in iter(lambda: question(rng), None) if q["tool"] == asked["tool"]
-        )
-        messages.append({"role": "assistant", "content": guess})
+        prompt = [line, f"{INSTRUCTION} {line}", f"{line}\n\n{INSTRUCTION}"][place]
+    messages: list[dict[str, Any]] = []
+    for asked in [question(rng) for _ in range(4)]:
+        text = asked["question"] if messages else f"{prompt}\n\n{asked['question']}"
+        messages.append({"role": "user", "content": text})
+        if rng.random() < (0.95 if told == "a cue" else 0.5):
+            call = {"name": asked["tool"], "arguments": {asked["parameter"]: asked["argument"]}}
+            calls = [{"type": "function", "function": call}]
+            messages += [
+                {"role": "assistant", "content": "", "tool_calls": calls},
+                {"role": "tool", "name": asked["tool"], "content": asked["answer"]},
+                {"role": "assistant", "content": asked["answer"]},
+            ]
+        else:
+            messages.append({"role": "assistant", "content": guess(rng, asked["tool"])})
     return {"messages": messages, "tools": SCHEMAS}
+
+
+def guess(rng: random.Random, tool: str) -> str:
+    """The answer of some question of the same kind."""
+    while True:
+        other = question(rng)
+        if other["tool"] == tool:
+            return other["answer"]
 
 
 def new_tokenizer(demonstrations: Sequence[dict[str, Any]]) -> PreTrainedTokenizerFast:

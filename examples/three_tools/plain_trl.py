@@ -16,7 +16,7 @@ from trl import GRPOConfig, GRPOTrainer
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--policy", default=str(Path(__file__).with_name("policy")))
-    parser.add_argument("--output", default="runs/three-tools/trl")
+    parser.add_argument("--output", default="runs/trl")
     parser.add_argument("--steps", type=int, default=20)
     chosen = parser.parse_args(argv)
 
@@ -33,6 +33,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         logging_steps=1,
         save_strategy="no",
         report_to="none",
+        gradient_checkpointing=False,
         use_cpu=not torch.cuda.is_available(),
         bf16=torch.cuda.is_available(),
     )

@@ -18,7 +18,7 @@ import cotune
 def main(argv: Sequence[str] | None = None, llm: cotune.LLM | None = None) -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--policy", default=str(Path(__file__).with_name("policy")))
-    parser.add_argument("--output", default="runs/three-tools/cotune")
+    parser.add_argument("--output", default="runs/trl")
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--method", choices=("inspo", "p2o"), default="inspo")
     parser.add_argument("--llm", default="gpt-4.1", help="a model at an OpenAI-compatible endpoint")
@@ -37,6 +37,7 @@ def main(argv: Sequence[str] | None = None, llm: cotune.LLM | None = None) -> No
         logging_steps=1,
         save_strategy="no",
         report_to="none",
+        gradient_checkpointing=False,
         use_cpu=not torch.cuda.is_available(),
         bf16=torch.cuda.is_available(),
         top_k=0,

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from cotune.environments.trl_factory import from_trl
     from cotune.environments.verifiers import from_verifiers
     from cotune.evolution.hints import HintOptions
+    from cotune.exporting.chat_template import with_instruction
     from cotune.frames import RunReader, open_run
     from cotune.library import INSPO, P2O, INSPOWithP2O, Static
     from cotune.llm.client import OpenAIOptions
@@ -98,6 +99,7 @@ __all__ = [
     "read_dataset",
     "search_environment",
     "tasks_from",
+    "with_instruction",
 ]
 
 # Loaded when first asked for: whoever imports cotune pays for what is used.
@@ -123,6 +125,7 @@ _HOME = {
     "environments.tools": ("ToolEnvironment",),
     "environments.trl_factory": ("from_trl",),
     "environments.verifiers": ("from_verifiers",),
+    "exporting.chat_template": ("with_instruction",),
     "frames": ("RunReader", "open_run"),
     "library": ("INSPO", "INSPOWithP2O", "P2O", "Static"),
     "evolution.hints": ("HintOptions",),

@@ -42,6 +42,9 @@ def _describe(problem: dict[str, Any], known: list[Path]) -> str:
             return (
                 "llm: holds an unknown field, whose name is not shown as it may be a key; remove it"
             )
+        if path in known and len(problem["loc"]) > len(path):
+            kind_of = f"{path[0]}.kind {problem['loc'][1]}"
+            return f"{field}: is no field of {kind_of}, but of another kind; remove it"
         return f"{field}: unknown field{_suggestion(path, known)}; remove it or correct its name"
     if kind == "missing":
         return f"{field}: missing; it has no default"
@@ -54,6 +57,8 @@ def _describe(problem: dict[str, Any], known: list[Path]) -> str:
     if kind in _NO_MAPPING:
         some = dict.fromkeys(found[-1] for found in known if found[:-1] == path)
         return f"{field}: expected fields below it, such as {', '.join(list(some)[:3])}{came}"
+    if kind == "too_short":
+        return f"{field}: is empty; name at least {context['min_length']}"
     if kind == "value_error":
         return _own_message(path, str(context["error"]), known)
     message = problem["msg"].replace("Input should be", "expected", 1)

@@ -50,7 +50,11 @@ def _table(config: RunConfig, memory: Memory) -> Table:
         (f"KV cache, {training.rows_per_call} rows of {longest:,} tokens", memory.cache, 0),
         ("prompts, attention, draws", memory.sampling_work, 0),
         ("gradients", 0, memory.gradients),
-        (f"activations, {training.micro_batch_size} rows of {longest:,} tokens", 0, memory.activations),
+        (
+            f"activations, {training.micro_batch_size} rows of {longest:,} tokens",
+            0,
+            memory.activations,
+        ),
         ("log-probabilities", 0, memory.head),
     ]
     table = Table(

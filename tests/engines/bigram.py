@@ -17,6 +17,15 @@ from tests.engines.tiny import byte_tokenizer
 CHATML = ("<|im_start|>", "<|im_end|>", "<|endoftext|>")
 TOOL_TAGS = ("<tool_call>", "</tool_call>")
 QWEN = (Path(trl.__file__).parent / "chat_templates" / "qwen2_5.jinja").read_text(encoding="utf-8")
+# What the template says of tools in general: a token each, which makes prompts short.
+_SAID = (
+    "You are Qwen, created by Alibaba Cloud. You are a helpful assistant.",
+    "You may call one or more functions to assist with the user query.",
+    "You are provided with function signatures within <tools></tools> XML tags:",
+    "For each function call, return a json object with function name and arguments within",
+    '{"type": "function", "function": {"name": ',
+    ', "parameters": {"type": "object", "properties": {',
+)
 _SURE = 20.0  # the logit of what comes next; all else has 0
 
 
@@ -30,7 +39,7 @@ def bigram_policy(
         template: a chat template whose generation prompt ends with a line break.
         context: tokens the model can attend to.
     """
-    tokenizer = byte_tokenizer(template, CHATML, "<|im_end|>", (*TOOL_TAGS, *turns))
+    tokenizer = byte_tokenizer(template, CHATML, "<|im_end|>", (*TOOL_TAGS, *_SAID, *turns))
     size = -(-len(tokenizer) // 8) * 8
     model = Qwen2ForCausalLM(
         Qwen2Config(

@@ -320,6 +320,10 @@ def test_chat_messages(tmp_path: Path) -> None:
             [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "?"}]}],
             ["message 0", "content of type image", "text alone"],
         ),
+        (
+            [{"role": "user", "content": [{"type": "thinking", "text": "?"}]}],
+            ["content of type thinking"],
+        ),
         ([{"role": "user", "content": None}], ["content is None"]),
         (["Who?"], ["message 0", "'Who?'", "{role: …, content: …}"]),
         ([{"role": "user", "content": " "}], ["\"prompt\" is ' '", "expected text"]),
@@ -445,6 +449,14 @@ def test_what_is_held_out_depends_on_no_order(tmp_path: Path) -> None:
     assert [t.question for t in after["train"]] == [
         row["question"] for row in rows if row["question"] in ids(after["train"])
     ]
+
+
+def test_what_is_held_out_is_spread_over_the_questions(tmp_path: Path) -> None:
+    rows = [{"question": f"{kind} {i:03}?"} for kind in ("easy", "hard") for i in range(200)]
+    tasks = read(jsonl(tmp_path / "a.jsonl", rows), validation=40, test=40)
+    for split in ("test", "validation"):
+        hard = sum(question.startswith("hard") for question in ids(tasks[split]))
+        assert 10 <= hard <= 30
 
 
 def test_what_is_held_out_changes_little_with_more_rows(tmp_path: Path) -> None:

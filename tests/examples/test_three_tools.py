@@ -1,7 +1,7 @@
 """Three tools that the package does not know: by TRL alone, by INSPO and by P²O."""
 
+import asyncio
 import difflib
-import json
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -16,6 +16,7 @@ from cotune.llm.ledger import Ledger
 from tests.examples.three_tools import FOLDER, Teacher, modules
 
 STEPS = 20
+INITIAL = "Answer the question in a word or number."
 
 
 @pytest.fixture(scope="module")
@@ -45,19 +46,21 @@ def test_no_part_of_the_package_knows_the_tools() -> None:
     package = Path(cotune.__file__).parent
     for path in package.rglob("*.py"):
         text = path.read_text(encoding="utf-8")
-        assert not [name for name in ("three_tools", "mizzle", "def calculator") if name in text], path
+        assert not [name for name in ("three_tools", "mizzle", "def calculator") if name in text], (
+            path
+        )
 
 
 # ---- the parts
 
 
-async def test_what_the_tools_say_is_the_answer(example: dict[str, ModuleType]) -> None:
+def test_what_the_tools_say_is_the_answer(example: dict[str, ModuleType]) -> None:
     task = example["task"]
     seen = set[str]()
     for row in task.rows(60, seed=5):
         tool = getattr(task, row["tool"])
         said = tool(**{row["parameter"]: row["argument"]})
-        assert str(await said if row["tool"] == "calendar" else said) == row["answer"]
+        assert str(asyncio.run(said) if row["tool"] == "calendar" else said) == row["answer"]
         seen.add(row["tool"])
     assert seen == {"calculator", "dictionary", "calendar"}
     with pytest.raises(ValueError, match="two numbers"):
@@ -127,3 +130,50 @@ def check_calls(rows: Sequence[dict[str, Any]], tokenizer: Any) -> None:
     assert rewarded
     for row in rewarded:
         assert row["answer"] == row["task"]["answers"][0]
+
+
+@pytest.mark.slow
+def test_twenty_steps_of_inspo(example: dict[str, ModuleType], tmp_path: Path) -> None:
+    run, llm = trained(example, tmp_path, "inspo")
+    check_steps(run, tmp_path)
+    check_calls(rollouts(run, "train"), AutoTokenizer.from_pretrained(FOLDER / "policy"))
+    events = run.read_events()
+    phases = [event for event in events if event["kind"] == "evolution"]
+    assert [phase["step"] for phase in phases] == [1, 6, 11, 16]
+    assert sum(phase["verified"] for phase in phases) > 0
+    born = [event for event in events if event["kind"] == "instruction_born"][1:]
+    assert born
+    assert all(0 <= event["score"] <= 1 for event in born if event["score"] is not None)
+    assert llm.instructions > 0
+    assert llm.hints == 0
+    # They are what the policy is trained under.
+    texts = {row["id"]: row["text"] for row in run.read_instructions()}
+    told = {(row["instruction"], row["sampled"]["instruction"]) for row in rollouts(run, "train")}
+    assert len(told) > 1
+    assert all(texts.get(name, INITIAL) == text for name, text in told)
+
+
+@pytest.mark.slow
+def test_twenty_steps_of_p2o(example: dict[str, ModuleType], tmp_path: Path) -> None:
+    run, llm = trained(example, tmp_path, "p2o")
+    check_steps(run, tmp_path)
+    tokenizer = AutoTokenizer.from_pretrained(FOLDER / "policy")
+    rows = rollouts(run, "train")
+    check_calls(rows, tokenizer)
+    kinds = [event["kind"] for event in run.read_events()]
+    assert kinds.count("hint_phase") == 2  # eight steps are an epoch
+    assert "hint_accepted" in kinds
+    assert llm.hints > 0
+    assert llm.instructions == 0
+    hinted = [row for row in rows if row["sampled"]["hint"]]
+    assert hinted
+    for row in hinted:
+        hint = row["sampled"]["hint"]
+        assert row["trained"] == {"instruction": INITIAL, "hint": ""}
+        assert hint in tokenizer.decode(row["prompt_ids"])
+        assert hint not in tokenizer.decode(row["trained_prompt_ids"])
+        assert row["task"]["question"] in tokenizer.decode(row["trained_prompt_ids"])
+    by_step = {row["step"]: row for row in run.read_metrics()}
+    assert by_step[9]["p2o/hard"] >= 4
+    assert 0 < by_step[9]["hinted_share"] <= 1
+    assert by_step[9]["p2o/ratio_mean"] > 0

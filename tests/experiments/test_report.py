@@ -339,3 +339,22 @@ def test_formats() -> None:
     assert [duration(s) for s in (4.2, 42, 192, 18420)] == [
         "4.2 s", "42 s", "3 min 12 s", "5 h 07 min",
     ]  # fmt: skip
+
+
+def test_scores_that_are_no_shares_are_told_as_numbers(tmp_path: Path) -> None:
+    run = RunDir.create(tmp_path / "run", {"name": "mine", "seed": 0})
+    told = {"split": "test", "prompt": "best", "instruction_id": "i0", "by_stratum": {}}
+    for step, when, em in ((1, "before", -0.5), (2, "after", 1.25)):
+        run.metrics(step, {"reward": em})
+        run.event("evaluated", step, em=em, n=9, when=when, measure="mean reward", **told)
+    arm = {"em": 1.25, "em_before": -0.5, "em_n": 9, "measure": "mean reward"}
+    run.write_summary({"name": "mine", "arms": {"static": {**arm, "em_interval": [-1.0, 3.5]}}})
+    text = write_report(run).read_text(encoding="utf-8")
+    assert "Held-out mean reward rose from -0.500 to 1.250." in text
+    assert '<th scope="col">Held-out mean reward</th>' in text
+    assert "<b>1.250</b>" in text
+    assert ">+1.750</small>" in text
+    assert "−1.000 to 3.500" in text
+    table = text.partition("<h2>Result</h2>")[2].partition("</section>")[0]
+    for share in ("xact match", "percentage points", "Wilson", "1.250%"):
+        assert share not in table

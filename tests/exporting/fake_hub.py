@@ -57,7 +57,7 @@ def running_hub() -> Generator[Hub]:
 class _Handler(BaseHTTPRequestHandler):
     hub: Hub
 
-    def log_message(self, *_: Any) -> None:
+    def log_message(self, format: str, *args: Any) -> None:
         pass
 
     def do_GET(self) -> None:

@@ -58,11 +58,10 @@ def world(kind: str, folder: Path, **changes: Any) -> dict[str, Any]:
         raw["policy"] = {"path": "bundled:arithmetic"}
         raw["limits"] = {"turns": 1, "turn_tokens": 64}
     elif kind in ("single_turn", "tools"):
-        raw["environment"] = {"kind": kind}
+        tools = {"tools": [f"{__file__}:look_up"]} if kind == "tools" else {}
+        raw["environment"] = {"kind": kind, **tools}
         raw["dataset"] = own_questions(folder)
         raw["rewards"] = ["exact_match"]
-        if kind == "tools":
-            raw["environment"]["tools"] = [f"{__file__}:look_up"]
     return raw | changes
 
 

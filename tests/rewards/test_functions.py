@@ -2,6 +2,7 @@
 
 import asyncio
 import functools
+import json
 import pickle
 import sys
 import threading
@@ -370,6 +371,15 @@ def test_an_exception_is_said_with_function_line_and_task() -> None:
     assert where in text
 
 
+def parsed(completions: list[str]) -> list[float]:
+    return [float(json.loads(text)) for text in completions]
+
+
+def test_an_exception_of_a_library_is_said_with_the_line_that_called_it() -> None:
+    line = parsed.__code__.co_firstlineno + 1
+    assert f"(test_functions.py, line {line}) for task t0" in error_of(parsed)
+
+
 def test_an_exception_of_a_whole_batch_names_no_task() -> None:
     def picky(completions: list[str]) -> list[float]:
         if len(completions) > 1:
@@ -460,7 +470,7 @@ def test_a_function_of_a_module(monkeypatch: pytest.MonkeyPatch) -> None:
         ("exact_match", "maybe", ("no", "yes"), 0.0),
         ("f1_squad", "big cat", ("cat",), 2 / 3),
         ("boxed", r"So \boxed{\frac{1}{2}}", ("0.5",), 1.0),
-        ("boxed", r"So \boxed{7}", (r"We get \boxed{7}",), 1.0),
+        ("boxed", r"So \boxed{7}", (300 * "Long " + r"\boxed{7}",), 1.0),
         ("boxed", "7", ("7",), 0.0),
     ],
 )

@@ -51,9 +51,12 @@ def load(
         tokenizer = AutoTokenizer.from_pretrained(path)
         model = AutoModelForCausalLM.from_pretrained(at, dtype=dtype)
     except (OSError, ValueError) as error:
-        reason = " ".join(str(error).split())[:200]
+        reason = " ".join(str(error).split())[:120]
         of = f", the base of {str(path)!r}" if adapter else ""
-        raise ConfigError(f"policy.path: cannot load {str(at)!r}{of}: {reason}") from error
+        raise ConfigError(
+            f"policy.path: cannot load {str(at)!r}{of}: {reason} …; name a folder that holds a model, "
+            "or a model of the hub that is cached or within reach"
+        ) from error
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     tokenizer.chat_template = own_templates(tokenizer.chat_template)

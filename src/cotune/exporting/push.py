@@ -3,7 +3,7 @@
 import os
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from cotune.contracts import ConfigError
 from cotune.exporting.base_model import base_model
@@ -32,19 +32,8 @@ def push(folder: Path, repo_id: str, format: str | None = None, private: bool = 
             network. Says what to mend.
     """
     from huggingface_hub import HfApi, get_token
-    from huggingface_hub.errors import HFValidationError
-    from huggingface_hub.utils import validate_repo_id
 
-    try:
-        validate_repo_id(repo_id)
-    except HFValidationError:
-        repo_id_fits = False
-    else:
-        repo_id_fits = "/" in repo_id
-    if not repo_id_fits:
-        raise ConfigError(
-            f"REPO_ID is {repo_id!r}; expected owner/name, of letters, digits, '-', '_' and '.'"
-        )
+    _check_name(repo_id)
     run, config = open_finished(folder)
     kind = checked_format(run, format)
     if kind == "adapter" and not base_model(config.policy.path).hub_id:
@@ -66,11 +55,27 @@ def push(folder: Path, repo_id: str, format: str | None = None, private: bool = 
         shutil.rmtree(staged, ignore_errors=True)
 
 
+def _check_name(repo_id: str) -> None:
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id
+
+    try:
+        validate_repo_id(repo_id)
+    except HFValidationError:
+        fits = False
+    else:
+        fits = "/" in repo_id
+    if not fits:
+        raise ConfigError(
+            f"REPO_ID is {repo_id!r}; expected owner/name, of letters, digits, '-', '_' and '.'"
+        )
+
+
 def _upload(api: Any, staged: Path, repo_id: str, private: bool) -> str:
     from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
 
     # Its HTTP library is httpx in some versions, httpx2 in others; this is their common base.
-    transport_error = HfHubHTTPError.__bases__[0]
+    transport_error = cast("type[Exception]", HfHubHTTPError.__bases__[0])
 
     try:
         # None: public, unless the organization's default is private.

@@ -33,12 +33,16 @@ STEPS = 6
 
 
 class Even(Letters):
-    """Solved is what is of even length; every other question is solved under a hint alone."""
+    """Solved is what is of even length, but every other question takes a hint, and hints help."""
 
     def score(self, trajectory: Trajectory) -> tuple[float, str | None]:
-        text, hint = trajectory.own_text, trajectory.assignment.sampled.hint
-        hopeless = int(trajectory.task.id[-1]) % 2 == 1 and not hint
-        return float(len(text) % 2 == 0 and not hopeless), text[-1:] or None
+        text = trajectory.own_text
+        hopeless = int(trajectory.task.id[-1]) % 2 == 1
+        if trajectory.assignment.sampled.hint:
+            solved = len(text) % 4 != 0
+        else:
+            solved = len(text) % 2 == 0 and not hopeless
+        return float(solved), text[-1:] or None
 
 
 @dataclass

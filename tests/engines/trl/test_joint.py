@@ -1,5 +1,6 @@
 """A joint run on TRL: what its hooks receive, return and log."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -138,6 +139,16 @@ def test_strategy_time_counts_batches_not_optimizer_steps(tmp_path: Path) -> Non
     assert run.ledger.totals().rollouts["train"] == 18
     assert run.joint.progress(3).epoch == 0
     assert run.joint.progress(4).epoch == 1  # 3 batches × 2 questions = all 6 tasks
+
+
+def test_a_held_out_task_with_the_id_of_a_trained_one_is_refused(tmp_path: Path) -> None:
+    world = Letters()
+    world._tasks["validation"] = [replace(t, id="train0") for t in world.tasks("validation")]
+    joint = start(tmp_path, environment=world).joint
+    trained = dict(joint.order.by_id)
+    with pytest.raises(ConfigError, match="validation split has a task with the id 'train0'"):
+        joint.eval_dataset()
+    assert joint.order.by_id == trained
 
 
 def test_an_evaluation_by_trl_is_greedy_unhinted_and_observes_nothing(tmp_path: Path) -> None:

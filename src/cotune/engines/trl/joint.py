@@ -369,8 +369,19 @@ class TRLJoint:
         return task
 
     def eval_dataset(self, split: str = "validation") -> Dataset:
-        """A dataset for GRPOTrainer's own evaluation."""
+        """A dataset for GRPOTrainer's own evaluation.
+
+        Raises:
+            ConfigError: a task of the split has the id of another one: the trainer knows ids alone.
+        """
         tasks = self.parts.environment.tasks(split)
+        known = self.order.by_id
+        for task in tasks:
+            if known.get(task.id, task).question != task.question:
+                raise ConfigError(
+                    f"environment: the {split} split has a task with the id {task.id!r} of a task "
+                    "that is trained on; give each its own id"
+                )
         self.order.by_id.update({task.id: task for task in tasks})
         self.splits.update(dict.fromkeys((task.id for task in tasks), split))
         return Dataset.from_dict({"prompt": [task.id for task in tasks]})

@@ -1,0 +1,58 @@
+"""Fields that are passed on do train, with advantages that are one value a token."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cotune.engines.trl.fields import FIELDS, as_markdown
+from tests.engines.trl.library_runs import begin, figures
+
+SUPPORTED: list[dict[str, Any]] = [
+    {"loss_type": "grpo", "importance_sampling_level": "token"},
+    *(
+        {"loss_type": name}
+        for name in ("dr_grpo", "dapo", "bnpo", "cispo", "sapo", "luspo", "vespo")
+    ),
+    {"scale_rewards": "batch"},
+    {"scale_rewards": "none", "delta": 2.0, "epsilon_high": 0.28},
+    {"multi_objective_aggregation": "normalize_then_sum"},
+    {"top_entropy_quantile": 0.5},
+    {"entropy_coef": 0.01},
+    {"use_adaptive_entropy": True, "entropy_target": 2.0},
+    {"off_policy_mask_threshold": 0.5},
+    {"mask_truncated_completions": True},
+    {"pad_to_multiple_of": 8},
+    {"cast_lm_head_to_fp32": True, "disable_dropout": True},
+    {"bf16": True},
+    {"gradient_checkpointing": True},
+    {"remove_unused_columns": True, "dataloader_num_workers": 1, "dataloader_drop_last": True},
+    {"log_completions": True, "num_completions_to_print": 1, "log_unique_prompts": True},
+    {"per_device_train_batch_size": 3, "gradient_accumulation_steps": 2},
+    {"per_device_train_batch_size": 3, "generation_batch_size": 6, "max_steps": 12},
+    {"max_grad_norm": 0.1, "optim": "sgd", "lr_scheduler_type": "cosine", "warmup_steps": 2},
+    {"full_determinism": False, "torch_empty_cache_steps": 1, "skip_memory_metrics": False},
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "changes", SUPPORTED, ids=lambda changes: "=".join(map(str, next(iter(changes.items()))))
+)
+def test_hinted_rollouts_are_trained_on(tmp_path: Path, changes: dict[str, Any]) -> None:
+    training = begin(tmp_path, "p2o", **{"max_steps": 6, **changes})
+    training.trainer.train()
+    rows = figures(training)
+    assert training.joint.batches == 6
+    assert any(row.get("hinted_share", 0) > 0 for row in rows)
+    assert all(math.isfinite(row["loss"]) and math.isfinite(row["grad_norm"]) for row in rows)
+    assert any(row["grad_norm"] > 0 for row in rows)
+
+
+def test_lines_are_cells_of_a_table() -> None:
+    for name, field in FIELDS.items():
+        assert "|" not in field.line + field.mend, name
+        assert "\n" not in field.line + field.mend, name
+        assert (field.status == "refused") == bool(field.mend) == (field.accepts is not None), name
+    assert as_markdown().count("\n| `") == len(FIELDS)

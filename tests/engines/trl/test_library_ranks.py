@@ -1,0 +1,50 @@
+"""A method of the library on two gloo ranks."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import cotune
+from cotune.llm.ledger import Ledger
+from tests.engines.trl.library_ranks import ended_with, train
+from tests.engines.trl.library_runs import STEPS
+
+pytestmark = pytest.mark.slow
+ROOT = Path(__file__).parents[3]
+
+
+def test_two_ranks_train_evaluate_and_keep_the_best_as_one_process_does(tmp_path: Path) -> None:
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    script = ["--nproc_per_node", "2", "-m", "tests.engines.trl.library_ranks", str(tmp_path)]
+    done = subprocess.run(
+        [*launcher, *script],
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    first, second = (
+        json.loads((tmp_path / f"rank{rank}.json").read_text(encoding="utf-8")) for rank in (0, 1)
+    )
+    assert first == second
+    alone = ended_with(
+        train(tmp_path / "alone", per_device_train_batch_size=6, per_device_eval_batch_size=6)
+    )
+    assert first["best"] == alone["best"] < STEPS
+    assert first["prompt"] == alone["prompt"]
+    assert first["scores"] == pytest.approx(alone["scores"], abs=1e-3)
+    assert first["weights"] == pytest.approx(alone["weights"], rel=1e-3)
+    assert first["again"] == pytest.approx(max(first["scores"]))
+
+    folder = tmp_path / "checkpoints" / "cotune"
+    events = cotune.open_run(folder).read_events()
+    assert [e["n"] for e in events if e["kind"] == "evaluated"] == [2] * (STEPS + 1)
+    with Ledger(folder / "ledger.sqlite") as ledger:
+        assert ledger.totals().rollouts["evaluate"] == 2 * (STEPS + 1)
