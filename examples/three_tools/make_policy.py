@@ -55,7 +55,7 @@ SCHEMAS = [get_json_schema(tool) for tool in TOOLS]
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--output", default=Path(__file__).parent / "policy", type=Path)
-    parser.add_argument("--steps", type=int, default=500)
+    parser.add_argument("--steps", type=int, default=400)
     chosen = parser.parse_args(argv)
     make_policy(chosen.output, chosen.steps)
 
@@ -96,7 +96,8 @@ def make_policy(folder: Path, steps: int) -> None:
         bf16=torch.cuda.is_available(),
         gradient_checkpointing=False,
     )
-    data = Dataset.from_list(demonstrations)
+    # As JSON: a column of structs would give every call the arguments of all tools, null.
+    data = Dataset.from_list(demonstrations, on_mixed_types="use_json")
     SFTTrainer(model, args=args, train_dataset=data, processing_class=tokenizer).train()
     tokenizer.chat_template = qwen2_5_chat_template
     model.bfloat16().save_pretrained(folder)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
+from cotune.batch_metrics import trajectory_metrics
 from cotune.contracts import (
     LLM,
     Codec,
@@ -24,7 +25,6 @@ from cotune.contracts import (
     Strategy,
 )
 from cotune.episode import new_episodes, run_episodes
-from cotune.evolution.distillation import is_hinted
 from cotune.evolution_log import Entries, EvolutionLog, LoggedPhase
 from cotune.records import Assignment, Limits, Progress, Prompt, Purpose, Sampling, Task, Trajectory
 
@@ -361,55 +361,3 @@ def stable_seed(*parts: object) -> int:
     """A 63-bit seed from printable parts; the same in every process and Python version."""
     digest = hashlib.sha256("/".join(map(str, parts)).encode()).digest()
     return int.from_bytes(digest[:8], "big") >> 1
-
-
-def trajectory_metrics(trajectories: Sequence[Trajectory], group_size: int) -> dict[str, float]:
-    """Means over a batch; `zero_advantage_share` is the share of groups without any gradient.
-
-    Where rollouts were sampled under a hint, their share, and that share of groups among those with
-    a hinted rollout and among the others.
-    """
-    count = len(trajectories)
-    rewards = [t.reward for t in trajectories]
-    groups = [rewards[i : i + group_size] for i in range(0, count, group_size)]
-    return {
-        **_hint_metrics(trajectories, group_size),
-        "reward_mean": sum(rewards) / count,
-        "zero_advantage_share": sum(max(g) == min(g) for g in groups) / len(groups),
-        "turns_mean": sum(len(t.turns) for t in trajectories) / count,
-        "generated_tokens": float(sum(t.generated_tokens for t in trajectories)),
-        "completion_tokens_mean": sum(len(t.completion_ids) for t in trajectories) / count,
-        "answered_share": sum(t.answer is not None for t in trajectories) / count,
-        "turn_error_share": sum(any(turn.error for turn in t.turns) for t in trajectories) / count,
-        **_reward_parts(trajectories),
-    }
-
-
-def _reward_parts(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    """The mean of each reward function, before weights, and of what they logged.
-
-    Empty where the environment scores.
-    """
-    found: dict[str, list[float]] = {}
-    for trajectory in trajectories:
-        for name, value in trajectory.parts.items():
-            found.setdefault(f"reward/{name}", []).append(value)
-        # Every rollout of a call has what was logged in it, so calls count by their rollouts.
-        for name, value in trajectory.logged.items():
-            found.setdefault(f"reward_metric/{name}", []).append(value)
-    return {name: sum(values) / len(values) for name, values in found.items()}
-
-
-def _hint_metrics(trajectories: Sequence[Trajectory], group_size: int) -> dict[str, float]:
-    """`trajectory_metrics` with and without hints; empty where there is no hint."""
-    hinted = sum(map(is_hinted, trajectories))
-    if not hinted:
-        return {}
-    without_gradient: dict[str, list[bool]] = {}
-    for first in range(0, len(trajectories), group_size):
-        group = trajectories[first : first + group_size]
-        kind = "hinted" if any(map(is_hinted, group)) else "plain"
-        equal = len({t.reward for t in group}) == 1
-        without_gradient.setdefault(kind, []).append(equal)
-    shares = {f"zero_advantage_share_{k}": sum(v) / len(v) for k, v in without_gradient.items()}
-    return {"hinted_share": hinted / len(trajectories), **shares}

@@ -294,6 +294,7 @@ def test_a_table_of_trl_is_asked_where_no_form_is_known() -> None:
         (Family("llama3", LLAMA, "<|eot_id|>", ""), "does not show tools"),
         (Family("phi3", ("<|user|>", "<|end|>"), "<|end|>", ""), "does not show tools"),
         (Family("gptoss", GPT, "<|return|>", ""), r"eos_token is '<\|return\|>'"),
+        (Family("glm4moe", ("<|user|>", "<|assistant|>"), "<|user|>", ""), "ends a turn"),
         (Family("lfm2", CHATML, "<|im_end|>", ""), "cannot be read"),
     ],
     ids=lambda value: value.template if isinstance(value, Family) else "",

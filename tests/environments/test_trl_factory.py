@@ -153,6 +153,31 @@ def test_the_calls_of_an_episode_are_made_in_order() -> None:
     assert own.reward_arguments([trajectory])["environments"][0].guesses == list(range(9))
 
 
+def test_async_calls_of_an_episode_wait_for_each_other() -> None:
+    class Careful(Guessing):
+        busy = 0
+
+        async def guess(self, number: int) -> int:  # type: ignore[override]
+            """Guesses.
+
+            Args:
+                number: the guess.
+            """
+            self.busy += 1
+            most = self.busy
+            for _ in range(5):
+                await asyncio.sleep(0)
+                most = max(most, self.busy)
+            self.busy -= 1
+            return most
+
+    replies = ["".join(call("guess", number=n) for n in range(4)), "Done."]
+
+    (trajectory,) = roll_out(environment(Careful), replies, TASKS[:1])
+
+    assert trajectory.turns[0].observation == "\n" + "guess: 1\n" * 4
+
+
 def test_without_get_reward_reward_functions_score_and_see_the_instances() -> None:
     def count(environments: list[Guessing], secret: list[int], **_: Any) -> list[float]:
         return [len(e.guesses) + s / 10 for e, s in zip(environments, secret, strict=True)]

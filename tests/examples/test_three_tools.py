@@ -2,6 +2,7 @@
 
 import asyncio
 import difflib
+import io
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -9,10 +10,14 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from rich.console import Console
 from transformers import AutoTokenizer
 
 import cotune
+from cotune.commands import train
 from cotune.llm.ledger import Ledger
+from cotune.trying import try_run
+from tests.endpoint import endpoint
 from tests.examples.three_tools import FOLDER, Teacher, modules
 
 STEPS = 20
@@ -78,6 +83,45 @@ def test_the_policy_is_small_and_its_card_is_there() -> None:
     folder = FOLDER / "policy"
     assert sum(path.stat().st_size for path in folder.iterdir()) < 2_000_000
     assert "make_policy.py" in (folder / "README.md").read_text(encoding="utf-8")
+
+
+# ---- the run file
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of what the run file names, as the current folder."""
+    for name in ("run.yaml", "task.py", "questions.jsonl"):
+        (tmp_path / name).write_text(text_of(name), encoding="utf-8")
+    (tmp_path / "policy").symlink_to(FOLDER / "policy")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_a_few_rollouts_of_the_run_file(folder: Path) -> None:
+    out = io.StringIO()
+    tried = try_run(Path("run.yaml"), Console(file=out, width=100), count=8)
+    called = [t for t in tried if len(t.turns) > 1]
+    assert called
+    assert any(turn.observation for t in called for turn in t.turns)
+    assert any(t.reward for t in called)
+    assert "8 rollouts: mean reward" in out.getvalue()
+
+
+@pytest.mark.slow
+def test_the_run_file_trains(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    llm = Teacher()
+    monkeypatch.setenv("OPENAI_API_KEY", "of the test")
+    with endpoint(lambda prompt: llm.complete(prompt).text) as url:
+        changes = ["training.steps=6", "strategy.evolve_until=6", f"llm.base_url={url}"]
+        train(Path("run.yaml"), Console(file=io.StringIO()), assignments=changes)
+    run = cotune.open_run(folder / "runs" / "three-tools")
+    assert [row["step"] for row in run.read_metrics()] == list(range(1, 7))
+    assert llm.instructions > 0
+    assert len(run.read_instructions()) > 1
+    best = AutoTokenizer.from_pretrained(run.best_path)
+    assert (run.best_path / "instruction.txt").is_file()
+    assert best.chat_template
 
 
 # ---- runs

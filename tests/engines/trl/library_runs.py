@@ -26,7 +26,7 @@ INSPO = cotune.InspoOptions(
     verification_rounds=1,
 )  # fmt: skip
 P2O = cotune.P2OOptions(
-    hints=cotune.HintOptions(hard_set_min_count=2, dev_size=2, budget=20, beam=2, minibatch=1),
+    hints=cotune.HintOptions(hard_set_min_count=2, dev_size=2, budget=24, beam=2, minibatch=1),
 )
 # Two questions a batch of six: an epoch is three steps, so hints come before the fourth.
 STEPS = 6
@@ -36,10 +36,10 @@ class Even(Letters):
     """Solved is what is of even length, but every other question takes a hint, and hints help."""
 
     def score(self, trajectory: Trajectory) -> tuple[float, str | None]:
-        text = trajectory.own_text
+        text, hint = trajectory.own_text, trajectory.assignment.sampled.hint
         hopeless = int(trajectory.task.id[-1]) % 2 == 1
-        if trajectory.assignment.sampled.hint:
-            solved = len(text) % 4 != 0
+        if hint:  # an untrained policy writes much the same under any hint
+            solved = (len(text) + hint.count("a")) % 4 != 0
         else:
             solved = len(text) % 2 == 0 and not hopeless
         return float(solved), text[-1:] or None

@@ -31,7 +31,7 @@ SUPPORTED: list[dict[str, Any]] = [
     {"log_completions": True, "num_completions_to_print": 1, "log_unique_prompts": True},
     {"per_device_train_batch_size": 3, "gradient_accumulation_steps": 2},
     {"per_device_train_batch_size": 3, "generation_batch_size": 6, "max_steps": 12},
-    {"max_grad_norm": 0.1, "optim": "sgd", "lr_scheduler_type": "cosine", "warmup_steps": 2},
+    {"lr_scheduler_type": "cosine", "warmup_steps": 2, "max_grad_norm": 0.5},
     {"full_determinism": False, "torch_empty_cache_steps": 1, "skip_memory_metrics": False},
 ]
 

@@ -98,7 +98,9 @@ def test_the_trainers_evaluation_is_counted_and_changes_nothing(tmp_path: Path, 
     seen.trainer.train()
     # The trainer shuffles a batch's rows with torch's generator, which its evaluation moves on.
     for one, other in zip(figures(seen), figures(plain), strict=True):
-        assert one == pytest.approx(other, abs=1e-4)
+        # Logged of the rows that are trained on: of a batch without any advantage, the first one.
+        own = {name: value for name, value in one.items() if name != "entropy"}
+        assert own == pytest.approx({name: other[name] for name in own}, abs=1e-4)
     assert seen.strategy.state_dict() == plain.strategy.state_dict()
     scores = {
         row["step"]: row["eval_reward"]
