@@ -28,6 +28,16 @@ def test_what_a_model_wrote_is_shown_as_it_is(text: str) -> None:
         assert printable in shown(line)
 
 
+def test_steps_without_any_gradient_are_pointed_out_once(tmp_path: Path) -> None:
+    out = io.StringIO()
+    run = RunDir.create(tmp_path / "run", {})
+    journal = RunJournal(run, Console(file=out, width=200), 9, 0)
+    for step, share in enumerate([1.0, 1.0, 0.9, 1.0, 1.0, 1.0, 1.0], 1):
+        journal.metrics(step, {"zero_advantage_share": share})
+        assert ("nothing is learnt" in out.getvalue()) == (step >= 6)
+    assert out.getvalue().count("nothing is learnt") == 1
+
+
 HOSTILE = "\x1b[2J\x1b]0;owned\x07a\x9b31mb\x7f\u202ec\ud83d\rd \x00e\tf\ng"
 
 

@@ -34,9 +34,11 @@ def test_the_rewards_of_the_starters(tmp_path: Path, monkeypatch: pytest.MonkeyP
     write_starter("tools", tmp_path / "tools")
     monkeypatch.chdir(tmp_path / "tools")
     exact = import_object("rewards.py:exact", "rewards")
-    said = ["It costs 49.00 in all", "I do not know", '{"a": 2} so 49']
-    assert exact(said, answer=["49.00"] * 3) == [1.0, 0.0, 1.0]
-    assert import_object("rewards.py:brief", "rewards")(["", "x" * 100]) == [1.0, 0.75]
+    turns = [["I call it: 49.00", "No idea"], ["7", "It costs 49.00 in all"], ["so 49"]]
+    said = [[{"role": "assistant", "content": text} for text in turn] for turn in turns]
+    assert exact(said, answer=["49.00"] * 3) == [0.0, 1.0, 1.0]
+    brief = import_object("rewards.py:brief", "rewards")
+    assert brief([[], [{"content": "x" * 60}, {"content": "x" * 40}]]) == [1.0, 0.75]
 
 
 def test_nothing_is_overwritten(tmp_path: Path) -> None:

@@ -59,6 +59,8 @@ def test_shorthands_of_an_environment(raw: object, expected: object) -> None:
         ({**DATA, "rewards": [{"fn": "x"}]}, "unknown field"),
         ({**DATA, "environment": {"kind": "tools"}}, "environment.tools: missing"),
         ({"environment": "nobodys"}, "environment.kind: 'nobodys' is unknown; expected one of"),
+        ({"environment": {"kind": "tool"}}, "(did you mean tools?)"),
+        ({"seed": "five"}, "seed: expected a valid integer; got 'five'"),
         ({**DATA, "instruction": {"rule": "system"}}, "instruction.rule: unknown field (did you"),
         (
             {**DATA, "instruction": {"role": "tool"}},

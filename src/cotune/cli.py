@@ -60,7 +60,10 @@ def init(
 
     if kind is None:
         if not sys.stdin.isatty():
-            raise ConfigError(f"--kind is missing; expected one of {', '.join(KINDS)}")
+            raise ConfigError(
+                f"--kind is missing; expected one of {', '.join(KINDS)}: cotune init my-agent "
+                "--kind tools"
+            )
         typer.echo("\n".join(f"{name:<12} {text}" for name, text in KINDS.items()))
         kind = typer.prompt("What is to be trained?", default="single-turn")
     for path in write_starter(str(kind), folder):

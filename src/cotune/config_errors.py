@@ -52,7 +52,10 @@ def _describe(problem: dict[str, Any], known: list[Path]) -> str:
         return f"{field}.kind: missing; it says which kind of {field} this is"
     if kind == "union_tag_invalid":
         came = "" if secret else f"{context['tag']!r} is unknown; "
-        return f"{field}.kind: {came}expected one of {context['expected_tags']}"
+        kinds = re.findall(r"'([^']+)'", str(context["expected_tags"]))
+        near = [] if secret else difflib.get_close_matches(str(context["tag"]), kinds, n=1)
+        meant = f" (did you mean {near[0]}?)" if near else ""
+        return f"{field}.kind: {came}expected one of {context['expected_tags']}{meant}"
     came = "" if secret else f"; got {_short(problem['input'])}"
     if kind in _NO_MAPPING:
         some = dict.fromkeys(found[-1] for found in known if found[:-1] == path)
@@ -62,6 +65,8 @@ def _describe(problem: dict[str, Any], known: list[Path]) -> str:
     if kind == "value_error":
         return _own_message(path, str(context["error"]), known)
     message = problem["msg"].replace("Input should be", "expected", 1)
+    # What pydantic did with a text besides ("…, unable to parse string as an integer").
+    message = message.partition(", unable to parse")[0]
     return f"{field}: {message}{came}"
 
 

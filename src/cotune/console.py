@@ -18,6 +18,8 @@ from cotune.run_dir import RunDir
 # direction of a line, and lone surrogates, which no terminal can be sent.
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
+_WARNED_AFTER = 3  # steps without any gradient
+
 
 def printable(text: str) -> str:
     """Text of a model without what a terminal would act on; line breaks and tabs stay."""
@@ -45,6 +47,7 @@ class RunJournal:
         self._run, self._console = run, console
         self._total, self._every = total_steps, trajectories_every
         self._started = time.monotonic()
+        self._without_gradient = 0  # steps in a row
 
     def event(self, kind: str, step: int, /, **fields: object) -> None:
         self._run.event(kind, step, **fields)
@@ -68,6 +71,14 @@ class RunJournal:
         self._console.print(
             f"  [dim]{self._clock()}[/] [bold]{place}[/]  " + "  ".join(shown), highlight=False
         )
+        none = values.get("zero_advantage_share") == 1
+        self._without_gradient = self._without_gradient + 1 if none else 0
+        if self._without_gradient == _WARNED_AFTER:
+            self._console.print(
+                f"  [yellow]the rewards of every group were equal in {_WARNED_AFTER} steps in a row: "
+                "nothing is learnt from them; look at rollouts with cotune try[/]",
+                highlight=False,
+            )
 
     def trajectories(self, step: int, purpose: str, trajectories: Sequence[Trajectory]) -> None:
         due = self._every > 0 and (step % self._every == 0 or step in (1, self._total))

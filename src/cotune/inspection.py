@@ -85,7 +85,12 @@ def instruction_table(rows: list[InstructionRow]) -> Table:
         )
         style = "bold" if row.best else ("dim" if row.pruned is not None else "")
         table.add_row(*(Text(one_line(cell)) for cell in cells), style=style)
-    table.caption = "* the best; weight and rollouts as of the last step that had it"
+    weighed = any(row.weight is not None for row in rows)
+    table.caption = (
+        "* the best; weight and rollouts as of the last step that had it"
+        if weighed
+        else "* the only one: a static instruction is not weighed"
+    )
     table.caption_justify = "left"
     return table
 

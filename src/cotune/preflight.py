@@ -141,7 +141,7 @@ def check_context(context_tokens: int | None, limits: Limits) -> None:
         raise ConfigError(
             f"limits.prompt_tokens + limits.trajectory_tokens is {limits.prompt_tokens} + "
             f"{limits.trajectory_tokens} = {asked}, but the policy's context holds "
-            f"{context_tokens} tokens; lower one of the two"
+            f"{context_tokens} tokens; lower one of the two, in the run file or in cotune.Limits(…)"
         )
 
 

@@ -16,7 +16,7 @@ from cotune.contracts import ConfigError, Environment
 from cotune.coordinator import RolloutSettings
 from cotune.experiments.evaluate import score_trajectories
 from cotune.policies import policy_path
-from cotune.preflight import check_instruction
+from cotune.preflight import check_instruction, check_prompts
 from cotune.records import Assignment, Prompt, Trajectory
 from cotune.showing import LEGEND, OBSERVED, OWN, completion_text, outcome_lines, prompt_text
 
@@ -138,6 +138,9 @@ def show_prompt(config: RunConfig, console: Console) -> None:
     except (ConfigError, OSError, ValueError) as error:
         console.print(f"prompt: not shown; {one_line(str(error))[:200]}", markup=False)
         return
+    check_prompts(
+        environment, codec, instruction, config.limits, SPLITS, strategy=config.strategy.kind
+    )
     ids = codec.render(environment.messages(task, Prompt(instruction)), environment.tools)
     console.print(Rule(Text(f"prompt of {task.id}: {len(ids)} tokens"), align="left"))
     shown = Text.assemble(

@@ -511,3 +511,18 @@ def test_any_llm_can_be_metered() -> None:
     )
     assert (failed.state, failed.error) == ("failed", "no rules")
     assert (ledger.totals().llm_calls, ledger.totals().money) == (2, 0.0)
+
+
+def test_an_llm_object_may_return_a_text_and_nothing_else_but_a_completion(tmp_path: Path) -> None:
+    class Own:
+        def __init__(self, reply: object) -> None:
+            self.reply = reply
+
+        def complete(self, prompt: str) -> Completion:
+            return self.reply  # type: ignore[return-value]
+
+    with Ledger(tmp_path / "ledger.sqlite") as ledger:
+        ledger.begin_attempt(None)
+        assert MeteredLLM(Own("so"), ledger, model="Own").complete("?") == Completion("so")
+        with pytest.raises(ConfigError, match=r"llm: Own.complete\(prompt\) returned dict; expected"):
+            MeteredLLM(Own({}), ledger, model="Own").complete("?")

@@ -234,7 +234,7 @@ class MeteredLLM:
         reservation = self._ledger.reserve(0.0, None, self._model)
         begun = time.monotonic()
         try:
-            completion = self._llm.complete(prompt)
+            completion = _as_completion(self._llm.complete(prompt), self._model)
         except LLMError as error:
             failure = " ".join(str(error).split()) or type(error).__name__
             self._settle(reservation, Completion(""), failure, begun)
@@ -251,6 +251,18 @@ class MeteredLLM:
             error=error,
             seconds=time.monotonic() - begun,
         )
+
+
+def _as_completion(reply: object, name: str) -> Completion:
+    """What an LLM object returned; a text alone is a reply whose tokens are not known."""
+    if isinstance(reply, Completion):
+        return reply
+    if isinstance(reply, str):
+        return Completion(reply)
+    raise ConfigError(
+        f"llm: {name}.complete(prompt) returned {type(reply).__name__}; expected a text or "
+        "cotune.Completion(text, prompt_tokens, completion_tokens)"
+    )
 
 
 def worst_case_price(options: OpenAIOptions, prompt_chars: int, calls: int) -> float:

@@ -56,9 +56,8 @@ def _smooth_chart(
 
 
 def reward_chart(arms: Sequence[Arm]) -> Chart | None:
-    """Training reward of each step; as per cent where all rewards lie within [0, 1]."""
-    rewards = [y for arm in arms for _, y in _values(arm.metrics, "reward")]
-    shares = all(0.0 <= reward <= 1.0 for reward in rewards)
+    """Training reward of each step; as per cent where it is the share of exact matches."""
+    shares = all(arm.measure == EXACT_MATCH for arm in arms)
     return _metric_chart(arms, "reward", "Training reward per step", percent=shares)
 
 
