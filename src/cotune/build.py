@@ -77,9 +77,7 @@ def build_strategy(
         count, control = tokens.count, tokens.control_tokens
         room = evolved_room(config.limits, options.kind)
     if isinstance(options, InspoOptions):
-        return Inspo(
-            instruction, options, config.seed, count, room, control, environment.required
-        )
+        return Inspo(instruction, options, config.seed, count, room, control, environment.required)
     tasks = environment.tasks("train")
     if isinstance(options, ComposedOptions):
         return InspoP2O(

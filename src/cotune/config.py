@@ -61,7 +61,9 @@ class LoraOptions(Model):
     """Their product is scaled by alpha / rank."""
     dropout: float = Field(default=0, ge=0, lt=1)
     """Of what goes into an adapter while it is trained; rollouts are sampled without."""
-    target_modules: Annotated[str | tuple[str, ...], BeforeValidator(_target_modules)] = "all-linear"
+    target_modules: Annotated[str | tuple[str, ...], BeforeValidator(_target_modules)] = (
+        "all-linear"
+    )
     """Layers that get an adapter, by name; all-linear: all but the head."""
 
 
@@ -213,9 +215,11 @@ class RunConfig(Model):
     @model_validator(mode="before")
     @classmethod
     def _shorthands(cls, raw: Any) -> Any:
-        if not isinstance(raw, Mapping) or "environment" not in raw:
+        if not isinstance(raw, Mapping):
             return raw
         given = cast("Mapping[str, Any]", raw)
+        if "environment" not in given:
+            return given
         registered = frozenset(registered_environments())
         return {
             **given,

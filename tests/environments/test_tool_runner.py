@@ -213,16 +213,17 @@ def test_no_calls_give_no_outcomes() -> None:
 def test_a_call_that_hangs_does_not_keep_the_process_from_ending() -> None:
     script = (
         "import threading\n"
-        "from cotune.environments.tool_runner import Job, ToolRunner\n"
-        "outcome = ToolRunner(1).call(Job(threading.Event().wait, 0.01))\n"
-        "print(outcome.timed_out)\n"
+        "from cotune.environments.tool_runner import Job, ToolRunner, Worker\n"
+        "for worker in (None, Worker()):\n"
+        "    job = Job(threading.Event().wait, 0.01, worker=worker)\n"
+        "    print(ToolRunner(1).call(job).timed_out)\n"
     )
 
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True
     )
 
-    assert done.stdout.strip() == "True"
+    assert done.stdout.split() == ["True", "True"]
 
 
 def test_a_worker_makes_all_its_calls_in_one_thread() -> None:

@@ -321,11 +321,20 @@ def test_rows_can_be_used_again_after_a_rollout_was_broken_off() -> None:
             raise Stop
         return "-1"
 
-    own = from_verifiers(guessing())
+    cleaned: list[list[int]] = []
+
+    class Cleaning(Guessing):
+        @vf.cleanup
+        async def clean(self, state: Any) -> None:
+            cleaned.append(state["guesses"])
+
+    own = from_verifiers(guessing(Cleaning))
     with pytest.raises(Stop):
         roll_out(own, stops)
+    assert cleaned == []
 
     assert [t.reward for t in roll_out(own, ["-1", own.tasks("train")[0].answers[0]], 1)] == [0.5]
+    assert cleaned == [[-1], [-1]]  # that of the rollout that was broken off, and its own
 
 
 class Rewrites(Guessing):

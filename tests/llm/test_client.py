@@ -524,5 +524,7 @@ def test_an_llm_object_may_return_a_text_and_nothing_else_but_a_completion(tmp_p
     with Ledger(tmp_path / "ledger.sqlite") as ledger:
         ledger.begin_attempt(None)
         assert MeteredLLM(Own("so"), ledger, model="Own").complete("?") == Completion("so")
-        with pytest.raises(ConfigError, match=r"llm: Own.complete\(prompt\) returned dict; expected"):
+        with pytest.raises(
+            ConfigError, match=r"llm: Own.complete\(prompt\) returned dict; expected"
+        ):
             MeteredLLM(Own({}), ledger, model="Own").complete("?")

@@ -110,7 +110,9 @@ def build_trainer(
     """A run file's trainer, which writes where it is told and shows nothing by itself."""
     tokenizer, environment, args = setup.tokenizer, setup.environment, setup.args
     parts = Parts(
-        strategy=build_strategy(config, environment, HFCodec(tokenizer, config.policy.template_args)),
+        strategy=build_strategy(
+            config, environment, HFCodec(tokenizer, config.policy.template_args)
+        ),
         environment=environment,
         llm=build_llm(config, ledger),
         journal=journal,
