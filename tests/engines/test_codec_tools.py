@@ -11,10 +11,13 @@ import trl
 from transformers import PreTrainedTokenizerFast
 
 from cotune.contracts import ConfigError
+from cotune.coordinator import RolloutSettings
 from cotune.engines.codec import PLAIN_TEMPLATE, HFCodec
+from cotune.engines.local_policy import local_coordinator
 from cotune.engines.trl.tools import check_tools
 from cotune.environments.base import TaskEnvironment
 from cotune.records import Calls, ToolCall
+from tests.engines.bigram import save
 from tests.engines.tiny import byte_tokenizer
 
 TEMPLATES = Path(trl.__file__).parent / "chat_templates"
@@ -286,6 +289,21 @@ def test_a_table_of_trl_is_asked_where_no_form_is_known() -> None:
 
     prompt = codec.render([{"role": "user", "content": "Look up a 7."}], TOOLS)
     assert codec.read_calls(ids, TOOLS, prompt).calls == (CALL,)
+
+
+def test_a_policy_in_a_folder_is_checked_alike(tmp_path: Path) -> None:
+    lfm = (TEMPLATES / "lfm2_2_5.jinja").read_text(encoding="utf-8")
+    save(tmp_path / "lfm", {"7": 1.0}, lfm)
+    save(tmp_path / "plain", {"7": 1.0}, PLAIN_TEMPLATE)
+    environment = with_tools()
+
+    codec = local_coordinator(tmp_path / "lfm", environment, "Go.", RolloutSettings()).codec
+    ids = codec.encode("<|tool_call_start|>[look_up(text='a')]<|tool_call_end|>")
+    prompt = codec.render([{"role": "user", "content": "Look up a."}], TOOLS)
+
+    assert codec.read_calls(ids, TOOLS, prompt).calls == (ToolCall("look_up", {"text": "a"}),)
+    with pytest.raises(ConfigError, match="does not show tools"):
+        local_coordinator(tmp_path / "plain", environment, "Go.", RolloutSettings())
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Environments built from verifiers' own classes, rolled out by a scripted policy."""
 
 import asyncio
+import gc
 import json
 import signal
 import sys
@@ -312,7 +313,9 @@ def test_an_error_of_verifiers_own_is_an_environment_error() -> None:
     assert "InfraError" in trajectory.turns[0].error
 
 
-def test_rows_can_be_used_again_after_a_rollout_was_broken_off() -> None:
+def test_rows_can_be_used_again_after_a_rollout_was_broken_off(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     class Stop(Exception):
         pass
 
@@ -335,6 +338,8 @@ def test_rows_can_be_used_again_after_a_rollout_was_broken_off() -> None:
 
     assert [t.reward for t in roll_out(own, ["-1", own.tasks("train")[0].answers[0]], 1)] == [0.5]
     assert cleaned == [[-1], [-1]]  # that of the rollout that was broken off, and its own
+    gc.collect()
+    assert "destroyed" not in caplog.text  # the rollout was ended, not forgotten
 
 
 class Rewrites(Guessing):

@@ -127,6 +127,8 @@ def test_the_pages_commands_are_right(line: str) -> None:
     words = shlex.split(line)
     if words[0] == "cotune":
         check_cotune(words[1:])
+    elif "vllm" in words:
+        assert words[words.index("vllm") + 1] == "serve"
     elif words[0] == "sbatch":
         assert (ROOT / words[1]) == SBATCH
     else:

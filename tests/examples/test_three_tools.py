@@ -14,6 +14,7 @@ from rich.console import Console
 from transformers import AutoTokenizer
 
 import cotune
+from cotune import library_run
 from cotune.commands import train
 from cotune.llm.ledger import Ledger
 from cotune.trying import try_run
@@ -137,9 +138,11 @@ def trained(
     example: dict[str, ModuleType], folder: Path, method: str
 ) -> tuple[cotune.RunReader, Teacher]:
     llm = Teacher()
-    example["with_cotune"].main(
-        ["--method", method, "--steps", str(STEPS), "--output", str(folder)], llm=llm
-    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(library_run, "_TRAJECTORIES_EVERY", 1)  # rollouts of every step are kept
+        example["with_cotune"].main(
+            ["--method", method, "--steps", str(STEPS), "--output", str(folder)], llm=llm
+        )
     return cotune.open_run(folder / "cotune"), llm
 
 
@@ -185,7 +188,7 @@ def test_twenty_steps_of_inspo(example: dict[str, ModuleType], tmp_path: Path) -
     check_calls(rollouts(run, "train"), AutoTokenizer.from_pretrained(FOLDER / "policy"))
     events = run.read_events()
     phases = [event for event in events if event["kind"] == "evolution"]
-    assert [phase["step"] for phase in phases] == [1, 6, 11, 16]
+    assert [phase["step"] for phase in phases] == [6, 11, 16]
     assert sum(phase["verified"] for phase in phases) > 0
     born = [event for event in events if event["kind"] == "instruction_born"][1:]
     assert born

@@ -99,12 +99,16 @@ def local_coordinator(
         template_args: passed to the chat template.
         chat_template: another than the folder's; see `codec.use_template`.
         rewards: score in place of the environment.
+
+    Raises:
+        ConfigError: the policy cannot be loaded, or cannot call the environment's tools.
     """
     model, tokenizer = load(folder, dtype, base=base)
     model.eval().to("cuda" if torch.cuda.is_available() else "cpu")
     context = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     use_template(tokenizer, chat_template)
     codec = HFCodec(tokenizer, template_args)
+    _check_tools(environment, codec, tokenizer)
     return Coordinator(
         strategy=StaticStrategy(instruction),
         environment=environment,
@@ -116,6 +120,20 @@ def local_coordinator(
         settings=replace(settings, context_tokens=context),
         rewards=rewards,
     )
+
+
+def _check_tools(
+    environment: Environment, codec: HFCodec, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    """Finds out how tool calls are read; TRL is loaded only for a form that the codec does not know."""
+    if not environment.tools:
+        return
+    try:
+        codec.check_tools(environment.tools)
+    except ConfigError:
+        from cotune.engines.trl.tools import check_tools
+
+        check_tools(environment, codec, tokenizer)
 
 
 class _Unmetered:

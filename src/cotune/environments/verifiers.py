@@ -39,8 +39,9 @@ def from_verifiers(
             from them.
         initial_instruction: None is its system prompt.
         prompt_format: None puts the instruction into the system message.
-        validation, test: questions of its evaluation data; without any, held out of its training
-            data, at most a tenth and a fifth of them.
+        validation: questions of its evaluation data for validation; without any, held out of its
+            training data, at most a tenth of them.
+        test: questions for the final evaluation likewise, at most a fifth.
 
     Raises:
         ConfigError: `verifiers` is not installed, or the environment is of a kind that cannot be
