@@ -46,7 +46,7 @@ demonstrations of four questions each, with the loss on the assistant's tokens, 
 knows the questions of `task.py`, the calls of its three tools, and nothing else: it is there to show
 that training works, on a CPU, and says nothing about pretrained models.
 
-It was shown calls for a third of the questions, and for nearly all where the prompt asks for a tool; for the
+It was shown calls for half of the questions, and for nearly all where the prompt asks for a tool; for the
 others it was shown answers that are guessed. Weights are bfloat16; train in float32.
 """
 SCHEMAS = [get_json_schema(tool) for tool in TOOLS]
@@ -55,7 +55,7 @@ SCHEMAS = [get_json_schema(tool) for tool in TOOLS]
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--output", default=Path(__file__).parent / "policy", type=Path)
-    parser.add_argument("--steps", type=int, default=700)
+    parser.add_argument("--steps", type=int, default=400)
     chosen = parser.parse_args(argv)
     make_policy(chosen.output, chosen.steps)
 
@@ -118,7 +118,7 @@ def demonstration(rng: random.Random) -> dict[str, Any]:
     for asked in [question(rng) for _ in range(4)]:
         text = asked["question"] if messages else f"{prompt}\n\n{asked['question']}"
         messages.append({"role": "user", "content": text})
-        if rng.random() < (0.95 if told == "a cue" else 0.35):
+        if rng.random() < (0.95 if told == "a cue" else 0.5):
             call = {"name": asked["tool"], "arguments": {asked["parameter"]: asked["argument"]}}
             calls = [{"type": "function", "function": call}]
             messages += [
