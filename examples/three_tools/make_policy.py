@@ -149,14 +149,7 @@ def new_tokenizer(demonstrations: Sequence[dict[str, Any]]) -> PreTrainedTokeniz
         ]
     )
     bpe.decoder = decoders.ByteLevel()
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=bpe,
-        eos_token="<|im_end|>",
-        pad_token="<|endoftext|>",
-        padding_side="left",
-        chat_template=qwen2_5_chat_template,
-        clean_up_tokenization_spaces=False,
-    )
+    tokenizer = with_template(bpe)
     texts = [
         str(tokenizer.apply_chat_template(d["messages"], tools=d["tools"], tokenize=False))
         for d in demonstrations
@@ -169,7 +162,11 @@ def new_tokenizer(demonstrations: Sequence[dict[str, Any]]) -> PreTrainedTokeniz
     )
     bpe.train_from_iterator(texts, trainer)
     bpe.add_tokens(CALLS)
-    tokenizer = PreTrainedTokenizerFast(
+    return with_template(bpe)
+
+
+def with_template(bpe: Tokenizer) -> PreTrainedTokenizerFast:
+    return PreTrainedTokenizerFast(
         tokenizer_object=bpe,
         eos_token="<|im_end|>",
         pad_token="<|endoftext|>",
@@ -177,7 +174,6 @@ def new_tokenizer(demonstrations: Sequence[dict[str, Any]]) -> PreTrainedTokeniz
         chat_template=qwen2_5_chat_template,
         clean_up_tokenization_spaces=False,
     )
-    return tokenizer
 
 
 if __name__ == "__main__":

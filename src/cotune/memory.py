@@ -13,6 +13,7 @@ from typing import Any
 from cotune.config import LoraOptions, RunConfig
 from cotune.contracts import ConfigError
 from cotune.policies import policy_path
+from cotune.policy_folder import cached_folder
 
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _FRACTION_BITS = {"bfloat16": 7, "float16": 10}
@@ -139,16 +140,10 @@ def find_config(path: str) -> dict[str, Any] | None:
     except ConfigError:
         return None
     if not file.is_file():
-        from huggingface_hub import try_to_load_from_cache
-        from huggingface_hub.errors import HFValidationError
-
-        try:
-            cached = try_to_load_from_cache(path, "config.json")
-        except HFValidationError:
+        cached = cached_folder(path)
+        if cached is None:
             return None
-        if not isinstance(cached, str):
-            return None
-        file = Path(cached)
+        file = cached / "config.json"
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -31,13 +31,11 @@ from cotune.contracts import (
     EngineError,
     Environment,
     Rewards,
-    Sampler,
     State,
     Strategy,
 )
 from cotune.coordinator import Coordinator, Journal, Meter, RolloutSettings, SingleProcess
 from cotune.engines.codec import HFCodec
-from cotune.engines.sampling import policy_sampler
 from cotune.engines.trl.checks import (
     check_args,
     check_strategy,
@@ -47,9 +45,10 @@ from cotune.engines.trl.checks import (
     steps_per_batch,
 )
 from cotune.engines.trl.comm import TorchComm
+from cotune.engines.trl.late_sampler import LateSampler
 from cotune.engines.trl.trainer import JointTrainer
 from cotune.engines.trl.truncation import was_cut
-from cotune.engines.trl.vllm_sampler import VLLMSampler, engine_context, sampling_logprobs
+from cotune.engines.trl.vllm_sampler import engine_context, sampling_logprobs
 from cotune.evolution.distillation import reweighs
 from cotune.records import Limits, Progress, Task, Trajectory
 from cotune.rewards.functions import RewardFunctions
@@ -143,7 +142,7 @@ class TRLJoint:
             strategy=parts.strategy,
             environment=parts.environment,
             codec=self.codec,
-            sampler=_LateSampler(self, tokenizer),
+            sampler=LateSampler(self, tokenizer),
             llm=parts.llm,
             journal=parts.journal,
             meter=parts.meter,
@@ -385,25 +384,3 @@ class TRLJoint:
         self.order.by_id.update({task.id: task for task in tasks})
         self.splits.update(dict.fromkeys((task.id for task in tasks), split))
         return Dataset.from_dict({"prompt": [task.id for task in tasks]})
-
-
-class _LateSampler:
-    """Samples from the bound trainer's policy or its vLLM; picked when the trainer is known."""
-
-    def __init__(self, joint: TRLJoint, tokenizer: PreTrainedTokenizerBase) -> None:
-        self._joint, self._tokenizer = joint, tokenizer
-        self._sampler: Sampler | None = None
-        self._trainer: GRPOTrainer | None = None
-
-    def open(self, sampling: Any) -> Any:
-        trainer = self._joint.trainer
-        if self._sampler is None or self._trainer is not trainer:
-            self._sampler, self._trainer = self._pick(self._joint), trainer
-        return self._sampler.open(sampling)
-
-    def _pick(self, joint: TRLJoint) -> Sampler:
-        if joint.trainer.use_vllm:
-            coordinator = joint.coordinator
-            context = coordinator.settings.context_tokens
-            return VLLMSampler(joint.trainer, joint.codec, coordinator.comm, context)
-        return policy_sampler(joint.policy, joint.codec, cast(Any, self._tokenizer))
