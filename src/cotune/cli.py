@@ -243,6 +243,38 @@ def report(run_folder: RunFolder) -> None:
 
 
 @app.command()
+def compare(
+    suite: Annotated[
+        Path | None, typer.Argument(metavar="[SUITE.yaml]", help="The suite file.")
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check every run file, say what would be run.")
+    ] = False,
+    methods: Annotated[
+        bool, typer.Option("--methods", help="List what a suite can name, and stop.")
+    ] = False,
+) -> None:
+    """Run methods over seeds at equal numbers of policy rollouts, and compare them.
+
+    What is finished in the suite's folder is not run again. The exit status is 1 if a method
+    failed; the others are reported.
+    """
+    from cotune.experiments.compare import running
+
+    if methods:
+        running.list_methods(_console())
+        return
+    if suite is None:
+        raise ConfigError(
+            "SUITE.yaml is missing; expected a suite file, such as quick.yaml of configs/suites"
+        )
+    if dry_run:
+        running.dry_run(suite, _console())
+    else:
+        running.compare(suite, _console())
+
+
+@app.command()
 def demo(output: DemoFolder = Path("runs/demo"), seed: DemoSeed = 0) -> None:
     """Train the bundled policy with INSPO and without, at equal policy rollouts; minutes."""
     from cotune.experiments.demo import Demo

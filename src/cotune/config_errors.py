@@ -14,7 +14,7 @@ Path = tuple[str, ...]
 _UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument", "invalid_key")
 _NO_MAPPING = ("model_type", "dataclass_type", "model_attributes_type")
 # What stands below these may be a secret that was put in the wrong place, so it is never shown.
-_SECRET = ("llm",)
+_SECRET = ("llm", "endpoints")
 _FIELD_NAME = re.compile(r"[a-z_]{1,40}")
 
 
@@ -36,12 +36,10 @@ def describe(error: ValidationError, model: type[BaseModel]) -> str:
 def _describe(problem: dict[str, Any], known: list[Path]) -> str:
     path = _path(problem["loc"], known)
     field, kind, context = ".".join(path), problem["type"], problem.get("ctx", {})
-    secret = path[:1] == _SECRET
+    secret = path[:1] != () and path[0] in _SECRET
     if kind in _UNKNOWN:
         if secret and not _FIELD_NAME.fullmatch(path[-1]):
-            return (
-                "llm: holds an unknown field, whose name is not shown as it may be a key; remove it"
-            )
+            return f"{path[0]}: holds an unknown field, whose name is not shown as it may be a key; remove it"
         if path in known and len(problem["loc"]) > len(path):
             kind_of = f"{path[0]}.kind {problem['loc'][1]}"
             return f"{field}: is no field of {kind_of}, but of another kind; remove it"

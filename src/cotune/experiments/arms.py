@@ -1,8 +1,6 @@
 """Several runs side by side: one process each, watched through their run folders."""
 
-import os
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +11,7 @@ import yaml
 
 from cotune.config import RunConfig, dump_config
 from cotune.contracts import CotuneError
+from cotune.experiments.processes import end, last_line, start
 from cotune.json_files import read_jsonl, write_atomic
 
 
@@ -46,15 +45,7 @@ class Arm:
         file = self.folder.with_name(self.folder.name + ".yaml")
         file.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(file, yaml.safe_dump(dump_config(self.config), sort_keys=False))
-        threads = str(self.config.threads or os.cpu_count() or 1)
-        with self.log.open("wb") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "cotune", "train", str(file), "--quiet"],
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                stdin=subprocess.DEVNULL,
-                env={**os.environ, "OMP_NUM_THREADS": threads},
-            )
+        self.process = start(("train", str(file), "--quiet"), self.log, self.config.threads)
 
     def metrics(self) -> list[dict[str, Any]]:
         return read_jsonl(self.folder / "metrics.jsonl")
@@ -67,17 +58,14 @@ class Arm:
         if self.process is None or (status := self.process.poll()) is None:
             return False
         if status != 0:
-            lines = self.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-            last = lines[-1] if lines else "nothing was printed"
             raise ArmFailed(
-                f"the {self.name} run ended with status {status}: {last} (see {self.log})"
+                f"the {self.name} run ended with status {status}: {last_line(self.log)} "
+                f"(see {self.log})"
             )
         return True
 
     def stop(self) -> None:
-        if self.process is not None and self.process.poll() is None:
-            self.process.terminate()
-            self.process.wait()
+        end(self.process)
 
 
 def run_arms(

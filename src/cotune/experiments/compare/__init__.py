@@ -1,0 +1,1 @@
+"""`cotune compare`: methods × seeds at equal numbers of policy rollouts."""

@@ -1,0 +1,282 @@
+"""The methods a suite can name: the papers' baselines, the methods themselves, their ablations.
+
+A method is one run after another, its stages; a stage is a kind of strategy and what differs from
+the suite's run file. An ablation is an option, never another code path.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from cotune.contracts import ConfigError
+
+Group = Literal["inference only", "trained", "prompt only", "staged", "ours", "ablation"]
+Part = Literal["prompt", "main", "half", "rest"]
+"""Of the method's budget: the prompt stage's share, all but that, half of all but that; or what the
+stages before have left of it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    """One run of a method.
+
+    Attributes:
+        name: of its folder.
+        strategy: the run file's strategy.kind.
+        changes: fields that differ from the suite's run file.
+        part: what it may spend.
+        command: of `cotune`, before the run file.
+        policy: whose weights it starts from: the run file's, or the best of the stage before.
+        instruction: likewise, which instruction it starts from.
+        tools: False takes them from the environment.
+    """
+
+    name: str = "train"
+    strategy: str = "static"
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    part: Part = "rest"
+    command: tuple[str, ...] = ("train",)
+    policy: Literal["base", "before"] = "base"
+    instruction: Literal["base", "before"] = "base"
+    tools: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class Method:
+    """What a suite names by a line.
+
+    Attributes:
+        label: what tables call it.
+        group: under which heading it stands.
+        about: what it is, in a line.
+        compute: policy rollouts it pays, as a multiple of the suite's budget, or "none".
+        stages: one after the other; the last one's policy and prompt are the result.
+        endpoint: the suite's endpoint that writes its proposals ("self_ref", "teacher_ref").
+    """
+
+    label: str
+    group: Group
+    about: str
+    compute: str = "1x"
+    stages: tuple[Stage, ...] = (Stage(),)
+    endpoint: str = ""
+
+    @property
+    def staged(self) -> bool:
+        """Whether it has a prompt stage of its own, whose optimizer and share a suite chooses."""
+        return any(stage.name == "prompt" for stage in self.stages)
+
+
+def _inference(name: str, label: str, about: str) -> Method:
+    stage = Stage(name=name, command=("baseline", name))
+    return Method(label=label, group="inference only", about=about, compute="none", stages=(stage,))
+
+
+def _ablation(strategy: str, label: str, about: str, **changes: Any) -> Method:
+    """A method with other options of its strategy."""
+    stage = Stage(strategy=strategy, changes={"strategy": changes})
+    return Method(label=label, group="ablation", about=about, stages=(stage,))
+
+
+_PROMPT = Stage(
+    name="prompt", strategy="inspo", part="prompt", changes={"training": {"frozen": True}}
+)
+_RANDOM = {"llm": {"kind": "rules", "remedies": "random"}}
+
+METHODS: dict[str, Method] = {
+    "direct": _inference("direct", "Direct", "the question alone, without tools"),
+    "rag": _inference("rag", "RAG", "passages retrieved once, with the question"),
+    "ircot": _inference("ircot", "IRCoT", "retrieval after every sentence of reasoning"),
+    "search-o1": _inference("search-o1", "Search-o1", "agentic search, documents condensed first"),
+    "agent": _inference("agent", "Initial policy", "the run's own environment, untrained"),
+    "sft": Method(
+        label="SFT",
+        group="trained",
+        about="supervised on the reference answers",
+        compute="none",
+        stages=(Stage(strategy="sft", changes={"strategy": {"data": "answers"}}),),
+    ),
+    "rejection-sft": Method(
+        label="Rejection-sampled SFT",
+        group="trained",
+        about="supervised on the initial policy's own successes",
+        stages=(Stage(strategy="sft", changes={"strategy": {"data": "rollouts"}}),),
+    ),
+    "grpo-no-tools": Method(
+        label="GRPO without tools",
+        group="trained",
+        about="GRPO with nothing to search with",
+        stages=(Stage(tools=False),),
+    ),
+    "search-r1": Method(
+        label="Search-R1",
+        group="trained",
+        about="GRPO under the static instruction, with its tools",
+    ),
+    "grpo": Method(label="GRPO", group="trained", about="GRPO under the static instruction"),
+    "grpo-2x": Method(
+        label="GRPO, twice the rollouts",
+        group="trained",
+        about="GRPO under the static instruction with twice the budget",
+        compute="2x",
+    ),
+    "dapo": Method(
+        label="GRPO with DAPO's filter",
+        group="trained",
+        about="groups of equal rewards are sampled anew from other questions",
+        stages=(Stage(changes={"training": {"resample_rounds": 3}}),),
+    ),
+    "gepa": Method(
+        label="GEPA",
+        group="prompt only",
+        about="the instruction evolved under the frozen policy",
+        stages=(Stage(name="prompt", strategy="gepa", changes={"training": {"frozen": True}}),),
+    ),
+    "prompt-before-rl": Method(
+        label="Prompt before RL",
+        group="staged",
+        about="an instruction found under the initial policy, then GRPO under it",
+        stages=(_PROMPT, Stage(instruction="before")),
+    ),
+    "prompt-after-rl": Method(
+        label="Prompt after RL",
+        group="staged",
+        about="GRPO, then an instruction found under the trained policy",
+        stages=(
+            Stage(part="main"),
+            Stage(
+                name="prompt",
+                strategy="inspo",
+                policy="before",
+                changes={"training": {"frozen": True}},
+            ),
+        ),
+    ),
+    "w-p-w": Method(
+        label="w -> p -> w",
+        group="staged",
+        about="GRPO, an instruction found under the trained policy, GRPO under that",
+        stages=(
+            Stage(name="first", part="half"),
+            Stage(
+                name="prompt",
+                strategy="inspo",
+                part="prompt",
+                policy="before",
+                changes={"training": {"frozen": True}},
+            ),
+            Stage(policy="before", instruction="before"),
+        ),
+    ),
+    "inspo": Method(
+        label="INSPO",
+        group="ours",
+        about="instructions and policy together",
+        stages=(Stage(strategy="inspo"),),
+    ),
+    "p2o": Method(
+        label="P²O",
+        group="ours",
+        about="hints for hard questions, distilled into the policy",
+        stages=(Stage(strategy="p2o"),),
+    ),
+    "inspo+p2o": Method(
+        label="INSPO with P²O",
+        group="ours",
+        about="both composed",
+        stages=(Stage(strategy="inspo+p2o"),),
+    ),
+    "carried": Method(
+        label="I* carried",
+        group="ours",
+        about="one row's best instruction, the policy of another",
+        compute="none",
+        stages=(Stage(name="agent", command=("baseline", "agent")),),
+    ),
+    # INSPO, Fig. 3 and Fig. 6
+    "constant-population": _ablation(
+        "inspo", "constant population", "no pruning, no evolution", prune_every=0, evolve_every=0
+    ),
+    "prune": _ablation("inspo", "prune alone", "no evolution", evolve_every=0),
+    "prune-and-expand": _ablation(
+        "inspo", "prune and expand", "candidates join without verification", verify=False
+    ),
+    "paraphrase": _ablation("inspo", "paraphrase", "the parent reworded", proposer="paraphrase"),
+    "history": _ablation("inspo", "history", "from instructions and scores", proposer="history"),
+    "centred-credit": _ablation(
+        "inspo", "centred credit", "rewards less each question's own mean", credit="centred"
+    ),
+    "parents-2": _ablation("inspo", "N_parent 2", "two parents are kept", parents=2),
+    "parents-3": _ablation("inspo", "N_parent 3", "three parents are kept", parents=3),
+    "tau-s-0.05": _ablation("inspo", "τ_s 0.05", "greedier", selection_temperature=0.05),
+    "tau-s-1": _ablation("inspo", "τ_s 1", "nearly uniform", selection_temperature=1.0),
+    "inspo-random": Method(
+        label="random remedies",
+        group="ablation",
+        about="INSPO's control: remedies drawn without reading failures",
+        stages=(Stage(strategy="inspo", changes=_RANDOM),),
+    ),
+    # P²O, Section 4
+    "no-distillation": _ablation(
+        "p2o", "no distillation", "gradient on the hinted prompt", distillation={"ratio": "off"}
+    ),
+    "no-mask": _ablation(
+        "p2o", "no mask", "every token distilled", distillation={"ratio": "original"}
+    ),
+    "ratio-to-hint": _ablation(
+        "p2o", "ratio to the hinted policy", "off-policy ratio", distillation={"ratio": "hint"}
+    ),
+    "soft-mask": _ablation(
+        "p2o", "soft mask", "tokens scaled to the bound", distillation={"soft": True}
+    ),
+    "drop-failed": _ablation(
+        "p2o", "failed hinted dropped", "successes alone", distillation={"drop_failed": True}
+    ),
+    "one-hint": _ablation("p2o", "one hint per group", "no mixing of hints", same_hint=True),
+    "single-turn": _ablation(
+        "p2o", "single-turn reflection", "no evolution", hints={"reflection": "single_turn"}
+    ),
+    "all-but-one-hinted": _ablation(
+        "p2o", "all but one hinted", "a plain rollout a group", hinted_per_group="all_but_one"
+    ),
+    "half-hinted": _ablation(
+        "p2o", "half hinted", "groups half of which see a hint", hinted_per_group="half"
+    ),
+    "tau-1": _ablation("p2o", "τ = 1", "hard: no success at all", successes_below=1),
+    "tau-4": _ablation("p2o", "τ = 4", "hard: up to three successes", successes_below=4),
+    "beam-1": _ablation("p2o", "beam 1", "one parent an iteration", hints={"beam": 1}),
+    "beam-16": _ablation("p2o", "beam 16", "sixteen parents an iteration", hints={"beam": 16}),
+    "p2o-random": Method(
+        label="random hints",
+        group="ablation",
+        about="P²O's control: the reflector reads no failure",
+        stages=(Stage(strategy="p2o", changes=_RANDOM),),
+    ),
+    "self-ref": Method(
+        label="Self-Ref",
+        group="ablation",
+        about="hints by the initial policy itself (endpoints.self_ref)",
+        stages=(Stage(strategy="p2o"),),
+        endpoint="self_ref",
+    ),
+    "teacher-ref": Method(
+        label="Teacher-Ref",
+        group="ablation",
+        about="hints by a stronger model (endpoints.teacher_ref)",
+        stages=(Stage(strategy="p2o"),),
+        endpoint="teacher_ref",
+    ),
+}  # fmt: skip
+
+
+def method_named(name: str) -> Method:
+    """Raises ConfigError for a name that is none, with the nearest."""
+    import difflib
+
+    if name in METHODS:
+        return METHODS[name]
+    near = difflib.get_close_matches(name, METHODS, n=1)
+    meant = f" (did you mean {near[0]}?)" if near else ""
+    raise ConfigError(
+        f"methods: {name!r} is unknown{meant}; cotune compare --methods lists what there is"
+    )

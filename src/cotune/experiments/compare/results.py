@@ -1,0 +1,269 @@
+"""What a suite's cells came to: the rows of its table."""
+
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from cotune.build import describe_llm
+from cotune.experiments.compare.cells import Cell, State
+from cotune.experiments.compare.stages import Finished, Row
+from cotune.experiments.compare.statistics import (
+    Samples,
+    gain,
+    interval,
+    probability_of_improvement,
+)
+from cotune.experiments.compare.suite_file import SuiteConfig, slug
+from cotune.experiments.evaluate import EXACT_MATCH
+from cotune.json_files import Row as Json
+from cotune.llm.ledger import policy_rollouts
+from cotune.run_dir import RunDir
+
+_SUMS = ("generated_tokens", "llm_calls", "money", "seconds")
+
+
+def summarise(suite: SuiteConfig, cells: Sequence[Cell]) -> Json:
+    """The suite's summary, as `summary.json` has it; of what is finished so far."""
+    by_key: dict[str, list[Cell]] = {entry.key: [] for entry in suite.methods}
+    for cell in cells:
+        by_key[cell.row.entry.key].append(cell)
+    base = samples_of(_done(by_key[slug(suite.baseline)]))
+    rows = [_row(suite, mine, base) for mine in by_key.values()]
+    first = cells[0].row.config(0, (), {})
+    measures = {row.pop("measure") for row in rows} - {None}
+    strata = _strata(base) if base is not None else {}
+    summary: Json = {
+        "schema_version": 1,
+        "kind": "suite",
+        "name": suite.name,
+        "caption": suite.caption,
+        "created": round(time.time(), 3),
+        "environment": first.environment.kind,
+        "policy": first.policy.path,
+        "llm": _llm(cells),
+        "seeds": list(suite.seeds),
+        "budget": suite.budget,
+        "tolerance": suite.tolerance,
+        "baseline": slug(suite.baseline),
+        "focus": suite.focus,
+        "measure": measures.pop() if len(measures) == 1 else "mean reward",
+        "strata": strata,
+        "n": None if base is None else int(base.rewards.shape[1]),
+        "methods": rows,
+    }
+    return {**summary, "verdict": verdict(summary)}
+
+
+def _llm(cells: Sequence[Cell]) -> str:
+    named = {describe_llm(cell.row.config(0, (), {})) for cell in cells} - {"none"}
+    return ", ".join(sorted(named)) or "none"
+
+
+def _done(cells: Sequence[Cell]) -> list[Cell]:
+    return [cell for cell in cells if cell.state == State.DONE]
+
+
+def _row(suite: SuiteConfig, cells: Sequence[Cell], base: Samples | None) -> Json:
+    """One method: what it is, what it cost, how it did."""
+    row = cells[0].row
+    done = _done(cells)
+    costs = [_cost(cell) for cell in done]
+    status, problem = _status(suite, cells, costs)
+    found: Json = {
+        "name": row.entry.key,
+        "method": row.entry.method,
+        "label": row.label,
+        "about": row.method.about,
+        "group": row.method.group,
+        "compute": row.entry.compute or row.method.compute,
+        "status": status,
+        "problem": problem,
+        "note": "; ".join(_notes(done)),
+        "runs": {
+            str(cell.row.seed): [str(one.folder.relative_to(suite.output)) for one in cell.finished]
+            for cell in cells
+            if cell.finished
+        },
+        "measure": done[0].finished[-1].figures.get("measure") if done else None,
+        **_mean_cost(costs),
+        "instruction": done[0].finished[-1].instruction if done else None,
+    }
+    shown = done if status != "unequal" or suite.unequal == "flag" else []
+    return {**found, **_scores(suite, shown, base)}
+
+
+def _status(suite: SuiteConfig, cells: Sequence[Cell], costs: Sequence[Json]) -> tuple[str, str]:
+    """ok, failed, unequal or unfinished, and why."""
+    if failed := [cell for cell in cells if cell.state == State.FAILED]:
+        return "failed", "; ".join(f"seed {c.row.seed}: {c.problem}" for c in failed)
+    if any(cell.state != State.DONE for cell in cells):
+        return "unfinished", f"{len(costs)} of {len(cells)} seeds are finished"
+    problem = unequal(cells[0].row, [cost["rollouts"] for cost in costs])
+    return ("unequal", problem) if problem else ("ok", "")
+
+
+def unequal(row: Row, paid: Sequence[int]) -> str:
+    """Why what a row paid is not of its compute class; "" where it is.
+
+    Args:
+        paid: policy rollouts of each seed: training, verification and evolution.
+    """
+    allowed, tolerance = row.allowance or 0.0, row.suite.tolerance
+    low, high = allowed * (1 - tolerance), allowed * (1 + tolerance)
+    if off := [count for count in paid if not low <= count <= high]:
+        return (
+            f"paid {off[0]:,} policy rollouts; its compute class "
+            f"{row.entry.compute or row.method.compute} allows {low:,.0f} to {high:,.0f}"
+        )
+    return ""
+
+
+def _notes(cells: Sequence[Cell]) -> list[str]:
+    notes = [RunDir.open(one.folder).read_summary() or {} for c in cells for one in c.finished]
+    return list(dict.fromkeys(str(note["note"]) for note in notes if note.get("note")))
+
+
+def _cost(cell: Cell) -> Json:
+    """What all stages of a cell spent together."""
+    purposes: Counter[str] = Counter()
+    for one in cell.finished:
+        purposes.update(one.figures["policy_rollouts"])
+    evaluated = purposes.pop("evaluate", 0)
+    return {
+        "rollouts": policy_rollouts(purposes),
+        "rollouts_by_purpose": dict(purposes),
+        "evaluation_rollouts": evaluated,
+        **{key: sum(one.figures.get(key) or 0 for one in cell.finished) for key in _SUMS},
+    }
+
+
+def _mean_cost(costs: Sequence[Json]) -> Json:
+    names = ("rollouts", "evaluation_rollouts", *_SUMS)
+    if not costs:
+        return {**dict.fromkeys(names), "rollouts_by_purpose": {}}
+    purposes = sorted({name for cost in costs for name in cost["rollouts_by_purpose"]})
+    return {
+        **{name: sum(cost[name] for cost in costs) / len(costs) for name in names},
+        "rollouts_by_purpose": {
+            name: sum(c["rollouts_by_purpose"].get(name, 0) for c in costs) / len(costs)
+            for name in purposes
+        },
+    }
+
+
+def _scores(suite: SuiteConfig, cells: Sequence[Cell], base: Samples | None) -> Json:
+    """Held-out figures over the seeds that are finished; all None where none is."""
+    whole = samples_of(cells)
+    if whole is None:
+        names = ("score", "interval", "score_all", "gain", "gain_interval")
+        nothing = dict.fromkeys((*names, "probability_of_improvement", "plain", "plain_interval"))
+        return {**nothing, "by_seed": {}, "by_stratum": {}}
+    samples, seeds = whole.focused(suite.focus), [cell.row.seed for cell in cells]
+    plain = samples_of(cells, plain=True)
+    assert plain is not None
+    plain = plain.focused(suite.focus)
+    found: Json = {
+        "score": float(samples.rewards.mean()),
+        "interval": interval(samples),
+        "score_all": float(whole.rewards.mean()),
+        "by_seed": {
+            str(seed): float(row.mean()) for seed, row in zip(seeds, samples.rewards, strict=True)
+        },
+        "by_stratum": whole.by_stratum(),
+        "plain": float(plain.rewards.mean()),
+        "plain_interval": interval(plain),
+    }
+    return {**found, **_against(suite, cells, samples, base)}
+
+
+def _against(
+    suite: SuiteConfig, cells: Sequence[Cell], samples: Samples, base: Samples | None
+) -> Json:
+    """Gain over the baseline, on the seeds that both have."""
+    nothing: Json = {"gain": None, "gain_interval": None, "probability_of_improvement": None}
+    if base is None or cells[0].row.entry.key == slug(suite.baseline):
+        return nothing
+    baseline = base.focused(suite.focus)
+    found = gain(samples, baseline)
+    if found is None:
+        return nothing
+    return {
+        "gain": found[0],
+        "gain_interval": found[1],
+        "probability_of_improvement": probability_of_improvement(samples, baseline),
+    }
+
+
+def samples_of(cells: Sequence[Cell], plain: bool = False) -> Samples | None:
+    """The held-out rewards of finished cells, a seed a row; None where there is none.
+
+    Args:
+        plain: under the initial instruction, instead of the best one.
+    """
+    read = [_rewards(cell.finished[-1], plain) for cell in cells if cell.state == State.DONE]
+    if not read:
+        return None
+    rewards, questions, strata = (np.array(part) for part in zip(*read, strict=True))
+    return Samples(rewards.astype(float), questions, strata)
+
+
+def _rewards(stage: Finished, plain: bool) -> tuple[list[float], list[str], list[str]]:
+    """Rewards, ids and strata of a run's test questions after it ended."""
+    run = RunDir.open(stage.folder)
+    evaluated = [event for event in run.read_events() if event["kind"] == "evaluated"]
+    step = next(event["step"] for event in reversed(evaluated) if event.get("when") == "after")
+    rows = run.read_trajectories(step, "evaluate_plain") if plain else []
+    rows = rows or run.read_trajectories(step, "evaluate_after")
+    tasks = [row["task"] for row in rows]
+    return (
+        [row["reward"] for row in rows],
+        [task["id"] for task in tasks],
+        [task["stratum"] for task in tasks],
+    )
+
+
+def _strata(samples: Samples) -> dict[str, int]:
+    counts = Counter(samples.strata[0].tolist())
+    return {name: counts[name] for name in sorted(counts) if name}
+
+
+def verdict(summary: Mapping[str, Any]) -> str:
+    """One sentence: what our methods gained over the baseline, and what that is worth."""
+    rows = {row["name"]: row for row in summary["methods"]}
+    baseline = rows[summary["baseline"]]
+    others = [row for row in rows.values() if row.get("gain") is not None]
+    shown = [row for row in others if row["group"] == "ours"]
+    if baseline["score"] is None or not others:
+        return "No comparison yet: too few runs are finished."
+    shown = shown or [max(others, key=lambda row: row["gain"])]
+    shares = summary["measure"] == EXACT_MATCH
+    clauses = [_standing(row, baseline["label"], shares) for row in shown]
+    seeds = len(summary["seeds"])
+    what = summary["measure"]
+    if summary["focus"]:
+        what += f" on the strata {summary['focus']}…"
+    return (
+        f"{'; '.join(clauses)}: held-out {what} over {seeds} seed{'s' * (seeds != 1)}, "
+        f"{summary['budget']:,} policy rollouts each."
+    )
+
+
+def _standing(row: Json, baseline: str, shares: bool) -> str:
+    """ "INSPO ends 64.9 points (95 %: 59.2 to 70.4) above Search-R1"."""
+    low, high = row["gain_interval"]
+    if low <= 0 <= high:
+        ends = " to ".join(_size(end, shares, signed=True) for end in (low, high))
+        return f"{row['label']} cannot be told apart from {baseline} (95 %: {ends})"
+    below = high < 0
+    ends = sorted((abs(low), abs(high)))
+    size = _size(abs(row["gain"]), shares) + (" points" if shares else "")
+    told = " to ".join(_size(end, shares) for end in ends)
+    return f"{row['label']} ends {size} (95 %: {told}) {'below' if below else 'above'} {baseline}"
+
+
+def _size(value: float, shares: bool, signed: bool = False) -> str:
+    text = f"{value * 100:+.1f}" if shares else f"{value:+.3f}"
+    return text.replace("-", "−") if signed else text.lstrip("+")

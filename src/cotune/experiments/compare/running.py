@@ -1,0 +1,218 @@
+"""Runs a suite, shows it, and writes down what it came to."""
+
+import contextlib
+import os
+from collections.abc import Generator, Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from cotune.contracts import ConfigError, CotuneError, Stopped
+from cotune.experiments.compare.cells import Cell, State, run_cells
+from cotune.experiments.compare.methods import METHODS
+from cotune.experiments.compare.stages import check_rows, rows_of
+from cotune.experiments.compare.suite_file import SuiteConfig, load_suite
+from cotune.json_files import Row as Json
+from cotune.planning import plan_run
+from cotune.run_dir import RunDir, read_summary, write_summary
+
+
+class SuiteFailed(CotuneError):
+    """Some methods of a suite failed; the others are reported. Exit status 1."""
+
+
+def compare(path: Path, console: Console) -> Json:
+    """Runs what a suite is missing, writes its summary and its report; returns the summary.
+
+    Raises:
+        ConfigError: the suite file, or the folder, is not one that can be worked on.
+        Stopped: Ctrl-C; the next call goes on.
+        SuiteFailed: methods failed, or paid for more or fewer rollouts than their class.
+    """
+    suite, base = load_suite(path)
+    rows = rows_of(suite, base)
+    check_rows(rows)
+    _check_folder(suite.output)
+    cells = [Cell(row) for row in rows]
+    console.print(_heading(suite), markup=False, highlight=False)
+    with _locked(suite.output):
+        try:
+            _watch(cells, suite.at_once, console)
+        except KeyboardInterrupt:
+            _write(suite, cells)
+            raise Stopped(f"stopped; go on with: cotune compare {path}") from None
+        summary = _write(suite, cells)
+    _show(summary, suite, console)
+    wrong = [row for row in summary["methods"] if row["status"] in ("failed", "unequal")]
+    if refused := [r for r in wrong if r["status"] == "failed" or suite.unequal == "refuse"]:
+        told = "; ".join(f"{row['label']}: {row['problem']}" for row in refused)
+        raise SuiteFailed(
+            f"{len(refused)} of {len(suite.methods)} methods are not in the comparison: {told}"
+        )
+    return summary
+
+
+def dry_run(path: Path, console: Console) -> None:
+    """Shows what a suite would run, every run file checked, and runs nothing."""
+    suite, base = load_suite(path)
+    rows = rows_of(suite, base)
+    check_rows(rows)
+    console.print(_heading(suite), markup=False, highlight=False)
+    table = Table(show_edge=False, pad_edge=False)
+    for column in ("method", "stage", "strategy", "steps", "policy rollouts", "LLM calls"):
+        right = column in ("steps", "policy rollouts", "LLM calls")
+        table.add_column(column, justify="right" if right else "left")
+    for row in rows[: len(suite.methods)]:
+        for index, stage in enumerate(row.method.stages):
+            config = row.config(index, (), {})
+            trained = row.command(index) == ("train",)
+            planned = plan_run(config) if trained else None
+            table.add_row(
+                row.label if index == 0 else "",
+                stage.name,
+                config.strategy.kind if trained else "",
+                f"{config.training.steps:,}" if trained else "",
+                f"{config.training.rollout_budget or 0:,}" if trained else "none",
+                f"up to {planned.calls:,}" if planned and planned.calls else "",
+            )
+    console.print(table)
+    runs = sum(len(row.method.stages) for row in rows)
+    done = sum(
+        read_summary(row.stage_folder(i)) is not None
+        for row in rows
+        for i in range(len(row.method.stages))
+    )
+    console.print(f"{runs} runs over {len(suite.seeds)} seeds; {done} of them are there already")
+
+
+def list_methods(console: Console) -> None:
+    """What a suite can name."""
+    table = Table(show_edge=False, pad_edge=False)
+    for column in ("method", "group", "compute", "what it is"):
+        table.add_column(column)
+    for name, method in METHODS.items():
+        table.add_row(name, method.group, method.compute, f"{method.label}: {method.about}")
+    console.print(table)
+
+
+def _heading(suite: SuiteConfig) -> str:
+    return (
+        f"{suite.name}: {len(suite.methods)} methods, seeds {', '.join(map(str, suite.seeds))}, "
+        f"{suite.budget:,} policy rollouts each; folder {suite.output}"
+    )
+
+
+def _check_folder(folder: Path) -> None:
+    """A suite's folder is new, or a suite's."""
+    if not folder.exists():
+        return
+    if not folder.is_dir():
+        raise ConfigError(f"output: {folder} is a file; choose another folder")
+    if RunDir.is_run(folder) or (any(folder.iterdir()) and not (folder / "suite.lock").exists()):
+        raise ConfigError(f"output: {folder} holds something else; choose another folder")
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Generator[None]:
+    """Keeps a second process, and runs that a killed one left behind, off the folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "suite.lock").open("w") as file:
+        if os.name == "posix":
+            import fcntl
+
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise ConfigError(
+                    f"output: {folder} is being worked on by another cotune compare; wait for it, "
+                    "or stop it"
+                ) from None
+        yield
+
+
+def _write(suite: SuiteConfig, cells: Sequence[Cell]) -> Json:
+    """The summary and the report of what is there."""
+    from cotune.experiments.compare.results import summarise
+    from cotune.experiments.report import write_report
+
+    summary = summarise(suite, cells)
+    write_summary(suite.output, summary)
+    write_report(suite.output)
+    return summary
+
+
+def _show(summary: Json, suite: SuiteConfig, console: Console) -> None:
+    from cotune.experiments.report.suite_table import suite_table
+
+    console.print(suite_table(summary))
+    console.print(summary["verdict"], style="bold", markup=False, highlight=False)
+    if suite.caption:
+        console.print(suite.caption, style="dim", markup=False, highlight=False)
+    console.print(f"report: {suite.output / 'report.html'}", markup=False, highlight=False)
+
+
+def _watch(cells: Sequence[Cell], at_once: int, console: Console) -> None:
+    """Runs the cells: a table that is redrawn on a terminal, lines elsewhere."""
+    if not console.is_terminal:
+        run_cells(cells, at_once, _Lines(console))
+        return
+    with Live(console=console, refresh_per_second=2) as live:
+        run_cells(cells, at_once, lambda now: live.update(_progress(now)))
+
+
+def _progress(cells: Sequence[Cell]) -> Table:
+    counts = {state: sum(cell.state == state for cell in cells) for state in State}
+    table = Table(
+        title=", ".join(f"{count} {state}" for state, count in counts.items() if count),
+        title_justify="left",
+        show_edge=False,
+        pad_edge=False,
+    )
+    for column in ("run", "stage", "step", "reward"):
+        table.add_column(column)
+    for cell in cells:
+        if cell.state == State.RUNNING:
+            table.add_row(*map(Text, _told(cell)))
+        elif cell.state == State.FAILED:
+            table.add_row(Text(cell.name), Text("failed", style="red"), "", Text(cell.problem[:80]))
+    return table
+
+
+def _told(cell: Cell) -> tuple[str, str, str, str]:
+    step, steps, reward = cell.step()
+    stages = cell.row.method.stages
+    stage = stages[min(cell.stage, len(stages) - 1)].name
+    return cell.name, stage, f"{step}/{steps}", "" if reward is None else f"{reward:.2f}"
+
+
+class _Lines:
+    """Progress as plain lines, where there is no terminal to redraw."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._shown: dict[str, str] = {}
+
+    def __call__(self, cells: Sequence[Cell]) -> None:
+        done = sum(cell.state == State.DONE for cell in cells)
+        for cell in cells:
+            line = self._line(cell)
+            if line and self._shown.get(cell.name) != line:
+                self._shown[cell.name] = line
+                count = f" ({done} of {len(cells)})" if cell.state == State.DONE else ""
+                self._console.print(f"{cell.name}: {line}{count}", markup=False, highlight=False)
+
+    @staticmethod
+    def _line(cell: Cell) -> str:
+        """What is worth a line of its own: the beginning, every tenth step, the end."""
+        if cell.state == State.FAILED:
+            return f"failed: {cell.problem}"
+        if cell.state != State.RUNNING:
+            return "done" if cell.state == State.DONE else ""
+        _, stage, step, reward = _told(cell)
+        number = int(step.partition("/")[0])
+        if number == 0:
+            return f"{stage} begins"
+        return "" if number % 10 else f"{stage}, step {step}, reward {reward}"

@@ -1,0 +1,238 @@
+"""From a row of a suite to the run file of each of its stages."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cotune.config import RunConfig, parse_config
+from cotune.contracts import ConfigError
+from cotune.experiments.compare.changes import expanded, merged
+from cotune.experiments.compare.methods import Method, Stage, method_named
+from cotune.experiments.compare.suite_file import MethodEntry, SuiteConfig
+from cotune.llm.ledger import policy_rollouts
+from cotune.run_dir import RunDir, read_summary
+
+_WITHOUT_LLM = ("static", "sft")
+_SEARCHED = ("geo", "search")
+
+
+@dataclass(frozen=True)
+class Finished:
+    """What a stage left for those after it.
+
+    Attributes:
+        folder: its run folder.
+        figures: its arm of summary.json.
+    """
+
+    folder: Path
+    figures: Mapping[str, Any]
+
+    @classmethod
+    def read(cls, folder: Path) -> "Finished | None":
+        """None where the run is not finished."""
+        if not RunDir.is_run(folder) or (summary := read_summary(folder)) is None:
+            return None
+        return cls(folder, next(iter(summary["arms"].values())))
+
+    @property
+    def paid(self) -> int:
+        return policy_rollouts(self.figures["policy_rollouts"])
+
+    @property
+    def instruction(self) -> str:
+        return str(self.figures["best_instruction"])
+
+    @property
+    def policy(self) -> str:
+        return str(self.folder / "best")
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of a suite at one seed.
+
+    Attributes:
+        entry, method: what the suite file says of it, and what that names.
+        seed: its seed.
+        folder: of all its stages.
+    """
+
+    suite: SuiteConfig
+    base: Mapping[str, Any]
+    entry: MethodEntry
+    seed: int
+
+    @property
+    def method(self) -> Method:
+        return method_named(self.entry.method)
+
+    @property
+    def folder(self) -> Path:
+        return self.suite.output / self.entry.key / f"seed-{self.seed}"
+
+    @property
+    def label(self) -> str:
+        return self.entry.name or self.method.label
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """Keys of the rows that must be finished before."""
+        if self.entry.method != "carried":
+            return ()
+        rows = {entry.key for entry in self.suite.methods}
+        wanted = (self.entry.instruction_from, self.entry.policy_from)
+        return tuple(name for name in dict.fromkeys(wanted) if name in rows)
+
+    @property
+    def allowance(self) -> float | None:
+        """Policy rollouts of its compute class; None for those that pay none."""
+        compute = self.entry.compute or self.method.compute
+        return None if compute == "none" else float(compute.removesuffix("x")) * self.suite.budget
+
+    def command(self, index: int) -> tuple[str, ...]:
+        return self.method.stages[index].command
+
+    def stage_folder(self, index: int) -> Path:
+        return self.folder / self.method.stages[index].name
+
+    def config(
+        self, index: int, before: Sequence[Finished], others: Mapping[str, Finished]
+    ) -> RunConfig:
+        """The run file of one stage.
+
+        Args:
+            index: of the stage.
+            before: the stages before it.
+            others: the last stages of the rows that are needed, by key.
+
+        Raises:
+            ConfigError: it cannot work; the suite's field is named.
+        """
+        where = f"methods: {self.entry.key}, stage {self.method.stages[index].name}"
+        return parse_config(self._raw(index, before, others), where)
+
+    def _raw(
+        self, index: int, before: Sequence[Finished], others: Mapping[str, Finished]
+    ) -> dict[str, Any]:
+        stage, suite = self.method.stages[index], self.suite
+        kind = self._strategy(stage)
+        raw = merged(self.base, suite.set)
+        raw = merged(raw, {"strategy": {"kind": kind}, "seed": self.seed})
+        raw = merged(raw, suite.by_strategy.get(kind, {}))
+        if stage.name == "prompt" and kind == "inspo":
+            raw = merged(raw, suite.prompt_stage)
+        raw = merged(raw, stage.changes)
+        if not stage.tools:
+            raw = merged(raw, _without_tools(raw))
+        if kind in _WITHOUT_LLM:
+            raw["llm"] = None
+        elif self.method.endpoint:
+            raw["llm"] = self._endpoint()
+        raw = merged(raw, self._budgeted(raw, stage, before))
+        raw = merged(raw, self._inherited(stage, before, others))
+        raw = merged(raw, self.entry.set)
+        for name in suite.seed_fields:
+            seeded = expanded({name: self.seed})
+            assert isinstance(seeded, dict)
+            raw = merged(raw, seeded)
+        named = {"name": f"{self.label}, seed {self.seed}"}
+        return {**raw, **named, "output": str(self.stage_folder(index))}
+
+    def _strategy(self, stage: Stage) -> str:
+        return (
+            self.entry.optimizer
+            if stage.name == "prompt" and self.method.staged and (self.method.group == "staged")
+            else stage.strategy
+        )
+
+    def _endpoint(self) -> dict[str, Any]:
+        options = getattr(self.suite.endpoints, self.method.endpoint)
+        if options is None:
+            raise ConfigError(
+                f"endpoints.{self.method.endpoint} is missing, and methods names "
+                f"{self.entry.key}; set it to an OpenAI-compatible endpoint: {{model: …, base_url: …}}"
+            )
+        return options.model_dump(mode="json")
+
+    def _budgeted(
+        self, raw: Mapping[str, Any], stage: Stage, before: Sequence[Finished]
+    ) -> dict[str, Any]:
+        """The stage's part of the budget, and as many steps as it could pay for."""
+        if self.allowance is None:
+            return {}
+        total, share = self.allowance, self.entry.share
+        parts = {
+            "prompt": total * share,
+            "main": total * (1 - share),
+            "half": total * (1 - share) / 2,
+            "rest": total - sum(one.paid for one in before),
+        }
+        budget = int(parts[stage.part])
+        training = raw.get("training", {})
+        batch = training.get("questions_per_step", 512) * training.get("group_size", 5)
+        if budget < batch:
+            raise ConfigError(
+                f"methods: {self.entry.key} has {budget} policy rollouts for its stage "
+                f"{stage.name}, less than one batch of {batch}; raise budget"
+            )
+        changes: dict[str, Any] = {
+            "training": {"rollout_budget": budget, "steps": math.ceil(budget / batch)}
+        }
+        if self._strategy(stage) == "gepa":
+            changes["strategy"] = {"budget": budget}
+        return changes
+
+    def _inherited(
+        self, stage: Stage, before: Sequence[Finished], others: Mapping[str, Finished]
+    ) -> dict[str, Any]:
+        """The policy and instruction that a stage takes over."""
+        changes: dict[str, Any] = {}
+        if stage.policy == "before" and before:
+            changes["policy"] = {"path": before[-1].policy}
+        if stage.instruction == "before" and before:
+            changes["instruction"] = before[-1].instruction
+        if self.entry.method == "carried":
+            source, target = self.entry.instruction_from, self.entry.policy_from
+            if source in others:
+                changes["instruction"] = others[source].instruction
+            changes["policy"] = {"path": others[target].policy if target in others else target}
+        return changes
+
+
+def rows_of(suite: SuiteConfig, base: Mapping[str, Any]) -> list[Row]:
+    """Every row at every seed, the first seed's of all rows first."""
+    return [Row(suite, base, entry, seed) for seed in suite.seeds for entry in suite.methods]
+
+
+def check_rows(rows: Sequence[Row]) -> None:
+    """Raises ConfigError where a run file of the suite cannot work, before anything is run.
+
+    Stages that go on from others are checked with the base's policy and instruction in their place.
+    """
+    keys = {row.entry.key for row in rows}
+    for row in rows:
+        if row.entry.method == "carried" and row.entry.instruction_from not in keys:
+            raise ConfigError(
+                f"methods: {row.entry.key} takes its instruction from "
+                f"{row.entry.instruction_from!r}, which is no row; set instruction_from to one of "
+                f"{', '.join(sorted(keys))}"
+            )
+        for index in range(len(row.method.stages)):
+            row.config(index, (), {})
+
+
+def _without_tools(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """The same questions with nothing to call."""
+    given = raw.get("environment", "single_turn")
+    kind = given.get("kind") if isinstance(given, Mapping) else given
+    if kind in _SEARCHED:
+        return {"environment": {"kind": kind, "search": False}, "limits": {"turns": 1}}
+    if kind == "tools":
+        return {"environment": {"kind": "single_turn"}, "limits": {"turns": 1}}
+    raise ConfigError(
+        f"methods: grpo-no-tools is of no use where environment.kind is {kind}, which has no tools "
+        "that can be taken away; remove it"
+    )

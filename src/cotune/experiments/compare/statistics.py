@@ -1,0 +1,149 @@
+"""Intervals and comparisons over seeds and questions; the resampling and the test are scipy's."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import cast
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import stats
+
+Rewards = NDArray[np.float64]
+RESAMPLES = 4000
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Held-out rewards of one method.
+
+    Attributes:
+        rewards: (S seeds, Q questions).
+        questions: ids, (S, Q): other questions for another seed where the suite says so.
+        strata: of each question, (S, Q); "" where the world has none.
+    """
+
+    rewards: Rewards
+    questions: NDArray[np.str_]
+    strata: NDArray[np.str_]
+
+    def focused(self, prefix: str | None) -> "Samples":
+        """Only the questions whose stratum begins with `prefix`; seeds must have equally many.
+
+        Raises:
+            ValueError: no such question, or more of them for one seed than for another.
+        """
+        if prefix is None:
+            return self
+        keep = np.char.startswith(self.strata, prefix)
+        counts = keep.sum(axis=1)
+        if not counts.all() or len(set(counts.tolist())) > 1:
+            raise ValueError(
+                f"{counts.tolist()} questions of the seeds are of a stratum that begins with "
+                f"{prefix!r}; expected some, and equally many"
+            )
+        shape = (len(keep), int(counts[0]))
+        return Samples(
+            self.rewards[keep].reshape(shape),
+            self.questions[keep].reshape(shape),
+            self.strata[keep].reshape(shape),
+        )
+
+    @property
+    def shared(self) -> bool:
+        """Whether all seeds have the same questions in the same order."""
+        return bool((self.questions == self.questions[0]).all())
+
+    def by_stratum(self) -> dict[str, float]:
+        """Mean reward of each stratum, in name order."""
+        names = sorted(set(self.strata.ravel().tolist()) - {""})
+        return {name: float(self.rewards[self.strata == name].mean()) for name in names}
+
+
+def interval(samples: Samples, values: Rewards | None = None) -> tuple[float, float]:
+    """95 % stratified bootstrap interval of the mean reward, by percentiles.
+
+    Seeds are resampled, and questions within their strata: the same ones for every seed where all
+    seeds have the same (crossed), else each seed's own (nested). With one seed, questions alone.
+
+    Args:
+        samples: says what is resampled.
+        values: means of what, (S, Q); the rewards by default. A difference of two methods' rewards
+            gives the interval of the gain.
+    """
+    values = samples.rewards if values is None else values
+    seeds, _ = values.shape
+    frames = [0] if samples.shared else list(range(seeds))
+    # One index array a stratum and frame: scipy resamples each by itself.
+    groups = [
+        (frame, np.flatnonzero(samples.strata[frame] == name))
+        for frame in frames
+        for name in sorted(set(samples.strata[frame].tolist()))
+    ]
+    drawn = [(frame, indices) for frame, indices in groups if len(indices) > 1]
+    fixed = [(frame, indices) for frame, indices in groups if len(indices) == 1]
+    data = [indices for _, indices in drawn]
+    if seeds > 1:
+        data.append(np.arange(seeds))
+    if not data:
+        return float(values.mean()), float(values.mean())
+
+    def mean(*resampled: NDArray[np.int64]) -> float:
+        rows = resampled[-1] if seeds > 1 else np.zeros(1, dtype=int)
+        columns: dict[int, list[NDArray[np.int64]]] = {frame: [] for frame in frames}
+        for (frame, _), indices in zip(drawn, resampled, strict=False):
+            columns[frame].append(indices)
+        for frame, indices in fixed:
+            columns[frame].append(indices)
+        if samples.shared:
+            return float(values[np.ix_(rows, np.concatenate(columns[0]))].mean())
+        picked = [values[row, np.concatenate(columns[int(row)])].mean() for row in rows]
+        return float(np.mean(picked))
+
+    found = stats.bootstrap(
+        data,
+        mean,
+        vectorized=False,
+        n_resamples=RESAMPLES,
+        confidence_level=0.95,
+        method="percentile",
+        rng=np.random.default_rng(0),
+    ).confidence_interval
+    return float(found.low), float(found.high)
+
+
+def gain(method: Samples, baseline: Samples) -> tuple[float, tuple[float, float]] | None:
+    """Mean difference of rewards and its interval, paired by seed and question.
+
+    None where the two do not have the same questions.
+    """
+    if method.questions.shape != baseline.questions.shape or not bool(
+        (method.questions == baseline.questions).all()
+    ):
+        return None
+    differences = method.rewards - baseline.rewards
+    return float(differences.mean()), interval(method, differences)
+
+
+def probability_of_improvement(method: Samples, baseline: Samples) -> float:
+    """P(a run of the method scores above one of the baseline), averaged over strata.
+
+    Agarwal et al. 2021 (arXiv 2108.13264): Mann-Whitney's U over the seeds' mean rewards, ties
+    counted as half, divided by the number of pairs; strata stand for their tasks.
+    """
+    names = sorted(set(method.strata.ravel().tolist()))
+    return float(np.mean([_chance(_means(method, name), _means(baseline, name)) for name in names]))
+
+
+def _means(samples: Samples, stratum: str) -> Rewards:
+    """Mean reward of each seed on a stratum, (S,)."""
+    mine = samples.strata == stratum
+    pairs = zip(samples.rewards, mine, strict=True)
+    return np.array([row[keep].mean() for row, keep in pairs if keep.any()])
+
+
+def _chance(ours: Rewards, theirs: Rewards) -> float:
+    pairs: Sequence[int] = (len(ours), len(theirs))
+    if not all(pairs):
+        return float("nan")
+    u = cast(float, stats.mannwhitneyu(ours, theirs).statistic)
+    return u / (pairs[0] * pairs[1])

@@ -1,0 +1,116 @@
+"""Suites over the bundled world, and finished run folders that no training has to make."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from cotune.config import RunConfig, dump_config, parse_config
+from cotune.experiments.compare import cells
+from cotune.records import Assignment, Prompt, StopReason, Task, Trajectory
+from cotune.run_dir import RunDir
+from tests.run_files import tiny
+
+STRATA = ("1 hop", "1 hop", "2 hops", "2 hops")
+
+
+def suite_file(folder: Path, **changes: Any) -> Path:
+    """A suite of two methods on a tiny run file."""
+    raw = {
+        "name": "small",
+        "output": str(folder / "out"),
+        "base": tiny(folder / "unused"),
+        "seeds": [0, 1],
+        "budget": 40,
+        "baseline": "search-r1",
+        "methods": ["search-r1", "inspo"],
+        **changes,
+    }
+    file = folder / "suite.yaml"
+    file.write_text(yaml.safe_dump(raw))
+    return file
+
+
+def trajectory(task: Task, reward: float, prompt: Prompt) -> Trajectory:
+    return Trajectory(
+        Assignment(task, prompt, prompt, "i0", 0), (1,), (1,), (2,), (1,), (0.0,), (),
+        StopReason.ANSWERED, None, reward,
+    )  # fmt: skip
+
+
+def finish(
+    config: RunConfig,
+    rewards: Sequence[float],
+    rollouts: Mapping[str, int],
+    plain: Sequence[float] | None = None,
+    instruction: str = "Be good.",
+    **summary: Any,
+) -> None:
+    """What a run leaves that went to its end, in the folder of its run file."""
+    run = RunDir.open(config.output) if RunDir.is_run(config.output) else None
+    run = run or RunDir.create(config.output, dump_config(config))
+    tasks = [Task(f"q{i}", f"Question {i}?", ("a",), s) for i, s in enumerate(STRATA)]
+    for when, found in (("after", rewards), ("plain", plain)):
+        if found is None:
+            continue
+        run.event("evaluated", 3, when=when, split="test", em=sum(found) / len(found), n=len(found))
+        prompt = Prompt(instruction if when == "after" else "Initial.")
+        rows = [trajectory(t, r, prompt) for t, r in zip(tasks, found, strict=True)]
+        run.trajectories(3, f"evaluate_{when}", rows)
+    arm = {
+        "measure": "exact match",
+        "policy_rollouts": dict(rollouts),
+        "generated_tokens": 1000,
+        "llm_calls": 2,
+        "money": 0.5,
+        "seconds": 10.0,
+        "best_instruction": instruction,
+    }
+    run.write_summary({"name": config.name, "arms": {"static": arm}, **summary})
+
+
+class Process:
+    """In place of a child: does its work between the first look at it and the second."""
+
+    def __init__(self, words: Sequence[str], outcome: Any) -> None:
+        self.words, self._outcome = tuple(words), outcome
+        self._status: int | None = None
+        self._looked = False
+
+    def poll(self) -> int | None:
+        if not self._looked:
+            self._looked = True
+        elif self._status is None:
+            at = Path(self.words[1] if self.words[0] == "resume" else self.words[-2])
+            given = RunDir.open(at).read_config() if at.is_dir() else yaml.safe_load(at.read_text())
+            self._status = int(self._outcome(parse_config(given, str(at)), self.words) or 0)
+        return self._status
+
+    def terminate(self) -> None:
+        self._status = -15
+
+    def wait(self) -> int:
+        return self._status or 0
+
+
+class Processes:
+    """Stands in for `processes.start`; `outcome(config, words)` makes a run's files.
+
+    Attributes:
+        started: the arguments of every process, in order.
+        made: the processes.
+    """
+
+    def __init__(self, monkeypatch: Any, outcome: Any) -> None:
+        self.started: list[tuple[str, ...]] = []
+        self.made: list[Process] = []
+        self._outcome = outcome
+        monkeypatch.setattr(cells, "start", self._start)
+
+    def _start(self, words: Sequence[str], log: Path, threads: int | None) -> Any:
+        self.started.append(tuple(words))
+        log.parent.mkdir(parents=True, exist_ok=True)
+        log.write_text("a first line\nValueError: it broke\n")
+        self.made.append(Process(words, self._outcome))
+        return self.made[-1]

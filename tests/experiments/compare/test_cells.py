@@ -1,0 +1,146 @@
+"""Cells: stages one after the other, what is finished is not run again, failures stay their own."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cotune.config import RunConfig, dump_config
+from cotune.experiments.compare.cells import Cell, State, run_cells
+from cotune.experiments.compare.stages import rows_of
+from cotune.experiments.compare.suite_file import load_suite
+from cotune.run_dir import RunDir
+from tests.experiments.compare.folders import Processes, finish, suite_file
+
+REWARDS = (1.0, 0.0, 1.0, 0.0)
+TEXT = "Found. <search> </search> <answer> </answer> <think> </think> <information> </information>"
+
+
+def cells_of(folder: Path, **changes: Any) -> list[Cell]:
+    return [Cell(row) for row in rows_of(*load_suite(suite_file(folder, **changes)))]
+
+
+def run(cells: list[Cell], at_once: int = 2) -> None:
+    run_cells(cells, at_once, lambda _: None, every=0.0)
+
+
+def finished(config: RunConfig, words: tuple[str, ...]) -> int:
+    finish(config, REWARDS, {"train": 16, "evaluate": 4}, instruction=TEXT)
+    return 0
+
+
+def test_what_is_finished_is_not_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    processes = Processes(monkeypatch, finished)
+    run(cells_of(tmp_path))
+    assert [words[0] for words in processes.started] == ["train"] * 4
+    assert all(words[-1] == "--quiet" for words in processes.started)
+    processes.started.clear()
+    cells = cells_of(tmp_path, seeds=[0, 1, 2])
+    run(cells)
+    assert [Path(words[1]).parent.name for words in processes.started] == ["seed-2"] * 2
+    assert {cell.state for cell in cells} == {State.DONE}
+
+
+def test_a_run_that_was_cut_off_is_gone_on_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = cells_of(tmp_path)[0].row
+    RunDir.create(first.stage_folder(0), dump_config(first.config(0, (), {})))
+    processes = Processes(monkeypatch, finished)
+    run(cells_of(tmp_path))
+    assert ("resume", str(first.stage_folder(0)), "--quiet") in processes.started
+    assert [words[0] for words in processes.started].count("train") == 3
+
+
+def test_a_run_of_another_configuration_is_refused_and_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Processes(monkeypatch, finished)
+    run(cells_of(tmp_path))
+    kept = (tmp_path / "out/inspo/seed-0/train/run.yaml").read_text()
+    cells = cells_of(tmp_path, set={"training.kl": 0.5})
+    run(cells)
+    assert {cell.state for cell in cells} == {State.FAILED}
+    assert "holds a run with another training.kl; restore the suite file" in cells[0].problem
+    assert (tmp_path / "out/inspo/seed-0/train/run.yaml").read_text() == kept
+
+
+def test_a_failure_is_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def outcome(config: RunConfig, words: tuple[str, ...]) -> int:
+        return 1 if config.strategy.kind == "inspo" and config.seed else finished(config, words)
+
+    Processes(monkeypatch, outcome)
+    cells = cells_of(tmp_path)
+    run(cells)
+    assert [cell.state for cell in cells] == [State.DONE, State.DONE, State.DONE, State.FAILED]
+    assert cells[3].problem.startswith("stage train, status 1: ValueError: it broke (see ")
+
+
+def test_ending_well_without_a_result_is_a_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Processes(monkeypatch, lambda config, words: 0)
+    cells = cells_of(tmp_path, seeds=[0])
+    run(cells)
+    assert {cell.state for cell in cells} == {State.FAILED}
+
+
+def test_stages_follow_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[str, str | None, int | None]] = []
+
+    def outcome(config: RunConfig, words: tuple[str, ...]) -> int:
+        seen.append((config.output.name, config.instruction.text, config.training.rollout_budget))
+        return finished(config, words)
+
+    Processes(monkeypatch, outcome)
+    entry = {"method": "prompt-before-rl", "share": 0.5}
+    cells = cells_of(tmp_path, methods=["search-r1", entry], seeds=[0])
+    run(cells, at_once=1)
+    assert seen[1:] == [("prompt", None, 20), ("train", TEXT, 24)]
+    assert [one.folder.name for one in cells[1].finished] == ["prompt", "train"]
+
+
+def test_rows_wait_for_what_they_need_and_fail_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    methods = [{"method": "carried", "policy_from": "search-r1"}, "search-r1", "inspo"]
+    processes = Processes(monkeypatch, finished)
+    cells = cells_of(tmp_path, methods=methods, seeds=[0])
+    run(cells, at_once=3)
+    assert [words[0] for words in processes.started] == ["train", "train", "baseline"]
+    assert cells[0].state == State.DONE
+
+    def outcome(config: RunConfig, words: tuple[str, ...]) -> int:
+        return 1 if config.strategy.kind == "inspo" else finished(config, words)
+
+    Processes(monkeypatch, outcome)
+    cells = cells_of(tmp_path, methods=methods, seeds=[1])
+    run(cells)
+    assert (cells[0].state, cells[0].problem) == (State.FAILED, "needs inspo, seed 1, which failed")
+
+
+def test_no_more_run_at_once_than_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Processes(monkeypatch, finished)
+    most = 0
+
+    def watch(now: Any) -> None:
+        nonlocal most
+        most = max(most, sum(cell.state == State.RUNNING for cell in now))
+
+    run_cells(cells_of(tmp_path, seeds=[0, 1, 2]), 2, watch, every=0.0)
+    assert most == 2
+
+
+def test_processes_are_ended_where_the_suite_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    processes = Processes(monkeypatch, finished)
+
+    def stopped(_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_cells(cells_of(tmp_path), 2, stopped, every=0.0)
+    assert [made.poll() for made in processes.made] == [-15, -15]

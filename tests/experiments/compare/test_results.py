@@ -1,0 +1,145 @@
+"""The summary of a suite: figures over seeds, compute classes, the verdict."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cotune.config import RunConfig
+from cotune.experiments.compare.cells import Cell, run_cells
+from cotune.experiments.compare.results import summarise
+from cotune.experiments.compare.stages import rows_of
+from cotune.experiments.compare.suite_file import SuiteConfig, load_suite
+from tests.experiments.compare.folders import Processes, finish, suite_file
+
+PAID = {"train": 32, "verify": 8, "evaluate": 9}
+HALF, ALL = (1.0, 0.0, 1.0, 0.0), (1.0, 1.0, 1.0, 1.0)
+
+
+def good(config: RunConfig, _: Any) -> int:
+    """INSPO is right everywhere, and without its instruction where the baseline is."""
+    if config.strategy.kind == "inspo":
+        finish(config, ALL, PAID, plain=HALF, instruction="Look up one.")
+    else:
+        finish(config, HALF, {"train": 40, "evaluate": 6})
+    return 0
+
+
+def summary_of(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, outcome: Any = good, **changes: Any
+) -> tuple[SuiteConfig, dict[str, Any], dict[str, dict[str, Any]]]:
+    suite, base = load_suite(suite_file(folder, **changes))
+    cells = [Cell(row) for row in rows_of(suite, base)]
+    Processes(monkeypatch, outcome)
+    run_cells(cells, 2, lambda _: None, every=0.0)
+    summary = summarise(suite, cells)
+    return suite, summary, {row["name"]: row for row in summary["methods"]}
+
+
+def test_figures_are_means_over_seeds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, summary, rows = summary_of(tmp_path, monkeypatch)
+    inspo, baseline = rows["inspo"], rows["search-r1"]
+    assert (inspo["score"], inspo["interval"]) == (1.0, (1.0, 1.0))
+    assert (inspo["plain"], baseline["plain"], baseline["score"]) == (0.5, 0.5, 0.5)
+    assert inspo["by_seed"] == {"0": 1.0, "1": 1.0}
+    assert baseline["by_stratum"] == {"1 hop": 0.5, "2 hops": 0.5}
+    assert inspo["gain"] == 0.5
+    assert inspo["probability_of_improvement"] == 1.0
+    assert baseline["gain"] is baseline["probability_of_improvement"] is None
+    assert inspo["rollouts"] == 40
+    assert inspo["rollouts_by_purpose"] == {"train": 32, "verify": 8}
+    assert (inspo["evaluation_rollouts"], inspo["llm_calls"], inspo["money"]) == (9, 2, 0.5)
+    assert inspo["runs"]["1"] == ["inspo/seed-1/train"]
+    assert inspo["instruction"] == "Look up one."
+    assert summary["strata"] == {"1 hop": 2, "2 hops": 2}
+    assert (summary["n"], summary["measure"], summary["kind"]) == (4, "exact match", "suite")
+    assert summary["verdict"] == (
+        "INSPO ends 50.0 points (95 %: 0.0 to 100.0) above Search-R1: held-out exact match over 2 "
+        "seeds, 40 policy rollouts each."
+    ) or summary["verdict"].startswith("INSPO cannot be told apart from Search-R1 (95 %: ")
+
+
+def test_the_focus_is_what_is_scored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def outcome(config: RunConfig, _: Any) -> int:
+        right = (0.0, 0.0, 1.0, 1.0) if config.strategy.kind == "inspo" else (1.0, 1.0, 0.0, 0.0)
+        finish(config, right, {"train": 40})
+        return 0
+
+    _, summary, rows = summary_of(tmp_path, monkeypatch, outcome, focus="2")
+    assert (rows["inspo"]["score"], rows["inspo"]["score_all"]) == (1.0, 0.5)
+    assert rows["search-r1"]["score"] == 0.0
+    assert rows["inspo"]["gain"] == 1.0
+    assert rows["inspo"]["by_stratum"] == {"1 hop": 0.0, "2 hops": 1.0}
+    assert summary["verdict"] == (
+        "INSPO ends 100.0 points (95 %: 100.0 to 100.0) above Search-R1: held-out exact match on "
+        "the strata 2… over 2 seeds, 40 policy rollouts each."
+    )
+
+
+@pytest.mark.parametrize("paid", [37, 43])
+@pytest.mark.parametrize("unequal", ["refuse", "flag"])
+def test_other_compute_is_refused_or_flagged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, paid: int, unequal: str
+) -> None:
+    def outcome(config: RunConfig, _: Any) -> int:
+        finish(config, ALL, {"train": paid if config.strategy.kind == "inspo" else 40})
+        return 0
+
+    _, summary, rows = summary_of(tmp_path, monkeypatch, outcome, unequal=unequal)
+    row = rows["inspo"]
+    assert row["status"] == "unequal"
+    assert row["problem"] == (f"paid {paid} policy rollouts; its compute class 1x allows 38 to 42")
+    assert row["score"] == (1.0 if unequal == "flag" else None)
+    assert row["rollouts"] == paid
+    assert rows["search-r1"]["status"] == "ok"
+    assert (summary["verdict"].startswith("No comparison")) is (unequal == "refuse")
+
+
+def test_inference_alone_may_pay_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def outcome(config: RunConfig, words: tuple[str, ...]) -> int:
+        inference = words[0] == "baseline"
+        finish(config, HALF, {"evaluate": 4} if inference else {"train": 40}, note="A check.")
+        return 0
+
+    methods = ["search-r1", "direct", {"method": "rag", "compute": "1x"}]
+    _, _, rows = summary_of(tmp_path, monkeypatch, outcome, methods=methods)
+    assert (rows["direct"]["status"], rows["direct"]["rollouts"]) == ("ok", 0)
+    assert rows["direct"]["note"] == "A check."
+    assert rows["rag"]["status"] == "unequal"
+
+
+def test_what_failed_is_a_row_with_its_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def outcome(config: RunConfig, words: Any) -> int:
+        return 1 if config.strategy.kind == "inspo" and config.seed else good(config, words)
+
+    _, _, rows = summary_of(tmp_path, monkeypatch, outcome)
+    row = rows["inspo"]
+    assert row["status"] == "failed"
+    assert row["problem"].startswith("seed 1: stage train, status 1: ValueError: it broke")
+    assert row["by_seed"] == {"0": 1.0}
+    assert row["gain"] is None  # the baseline has a seed that this one lacks
+
+
+def test_nothing_finished_is_no_comparison(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, summary, rows = summary_of(tmp_path, monkeypatch, lambda *_: 1)
+    assert summary["verdict"] == "No comparison yet: too few runs are finished."
+    assert {row["status"] for row in rows.values()} == {"failed"}
+    assert summary["n"] is None
+
+
+def test_stages_are_paid_for_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def outcome(config: RunConfig, _: Any) -> int:
+        budget = config.training.rollout_budget or 0
+        finish(config, HALF, {"train": budget})
+        return 0
+
+    methods = ["search-r1", "prompt-after-rl"]
+    _, _, rows = summary_of(tmp_path, monkeypatch, outcome, methods=methods)
+    row = rows["prompt-after-rl"]
+    assert (row["status"], row["rollouts"], row["seconds"]) == ("ok", 40, 20)
+    assert row["runs"]["0"] == [
+        "prompt-after-rl/seed-0/train",
+        "prompt-after-rl/seed-0/prompt",
+    ]

@@ -1,0 +1,187 @@
+"""The command: what it writes and shows, its folder, its exit status, a kill and what follows."""
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from cotune.config import RunConfig
+from cotune.contracts import ConfigError, Stopped
+from cotune.experiments.compare import cells
+from cotune.experiments.compare.running import SuiteFailed, compare
+from cotune.json_files import read_jsonl
+from tests.experiments.compare.folders import Processes, finish, suite_file
+
+HALF, ALL = (1.0, 0.0, 1.0, 0.0), (1.0, 1.0, 1.0, 1.0)
+
+
+@pytest.fixture(autouse=True)
+def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody waits for processes that are none."""
+    monkeypatch.setattr(cells.time, "sleep", lambda _: None)
+
+
+def good(config: RunConfig, _: Any = None) -> int:
+    finish(config, ALL if config.strategy.kind == "inspo" else HALF, {"train": 40})
+    return 0
+
+
+def run(file: Path) -> str:
+    console = Console(file=io.StringIO(), width=150)
+    try:
+        compare(file, console)
+    finally:
+        shown = console.file.getvalue()  # pyright: ignore[reportAttributeAccessIssue]
+    return shown
+
+
+def test_summary_and_report_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Processes(monkeypatch, good)
+    shown = run(suite_file(tmp_path, caption="Of two methods."))
+    assert "inspo, seed 0: train begins" in shown
+    assert "inspo, seed 1: done (4 of 4)" in shown
+    assert "INSPO" in shown
+    assert "Of two methods." in shown
+    summary = json.loads((tmp_path / "out/summary.json").read_text())
+    assert [row["status"] for row in summary["methods"]] == ["ok", "ok"]
+    assert summary["verdict"] in shown.replace("\n", " ")
+    page = (tmp_path / "out/report.html").read_text()
+    assert "Search-R1" in page
+    assert "Of two methods." in page
+
+
+def test_a_failure_is_told_after_the_others_are_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def outcome(config: RunConfig, words: Any) -> int:
+        return 1 if config.strategy.kind == "inspo" else good(config)
+
+    Processes(monkeypatch, outcome)
+    with pytest.raises(SuiteFailed) as error:
+        run(suite_file(tmp_path))
+    assert str(error.value).startswith(
+        "1 of 2 methods are not in the comparison: INSPO: seed 0: stage train, status 1: "
+        "ValueError: it broke"
+    )
+    summary = json.loads((tmp_path / "out/summary.json").read_text())
+    assert [row["status"] for row in summary["methods"]] == ["ok", "failed"]
+    assert summary["methods"][0]["score"] == 0.5
+
+
+def test_unequal_compute_is_a_failure_unless_it_is_to_be_flagged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def outcome(config: RunConfig, words: Any) -> int:
+        finish(config, HALF, {"train": 40 if config.strategy.kind == "static" else 80})
+        return 0
+
+    Processes(monkeypatch, outcome)
+    with pytest.raises(SuiteFailed, match="INSPO: paid 80 policy rollouts; its compute class 1x"):
+        run(suite_file(tmp_path))
+    assert "paid 80 policy rollouts" in (tmp_path / "out/report.html").read_text()
+    run(suite_file(tmp_path, unequal="flag"))
+
+
+def test_ctrl_c_leaves_what_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def outcome(config: RunConfig, words: Any) -> int:
+        if config.strategy.kind == "inspo":
+            raise KeyboardInterrupt
+        return good(config)
+
+    Processes(monkeypatch, outcome)
+    file = suite_file(tmp_path, at_once=1)
+    with pytest.raises(Stopped, match=f"stopped; go on with: cotune compare {file}"):
+        run(file)
+    summary = json.loads((tmp_path / "out/summary.json").read_text())
+    assert [row["status"] for row in summary["methods"]] == ["unfinished", "unfinished"]
+    processes = Processes(monkeypatch, good)
+    run(file)
+    assert len(processes.started) == 3
+
+
+def test_a_folder_that_holds_something_else_is_not_touched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Processes(monkeypatch, good)
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out/thesis.tex").write_text("mine")
+    with pytest.raises(ConfigError, match="holds something else; choose another folder"):
+        run(suite_file(tmp_path))
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["thesis.tex"]
+    with pytest.raises(ConfigError, match="is a file; choose another folder"):
+        run(suite_file(tmp_path, output=str(tmp_path / "suite.yaml")))
+
+
+def test_two_do_not_work_on_one_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+
+    def outcome(config: RunConfig, words: Any) -> int:
+        if not said:
+            with pytest.raises(ConfigError) as error:
+                run(tmp_path / "suite.yaml")
+            said.append(str(error.value))
+        return good(config)
+
+    Processes(monkeypatch, outcome)
+    run(suite_file(tmp_path))
+    assert said == [
+        f"output: {tmp_path / 'out'} is being worked on by another cotune compare; wait for it, or "
+        "stop it"
+    ]
+
+
+def command(file: Path, log: Path) -> subprocess.Popen[bytes]:
+    with log.open("wb") as output:
+        return subprocess.Popen(
+            [sys.executable, "-m", "cotune", "compare", str(file)],
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
+
+
+@pytest.mark.slow
+def test_a_killed_suite_goes_on_and_repeats_nothing(tmp_path: Path) -> None:
+    training = {"training.steps": 5, "training.save_every": 1}
+    file = suite_file(tmp_path, set=training, seeds=[0], at_once=1)
+    first, log = tmp_path / "out/search-r1/seed-0/train", tmp_path / "log"
+    process = command(file, log)
+    try:
+        running = tmp_path / "out/inspo/seed-0/train"
+        while not any(row["step"] >= 2 for row in read_jsonl(running / "metrics.jsonl")):
+            assert process.poll() is None, log.read_text()
+            time.sleep(0.05)
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    kept = {path: path.stat().st_mtime_ns for path in first.rglob("*") if path.is_file()}
+    while _writes(running):
+        time.sleep(0.05)  # the system ends the orphan
+    process = command(file, log)
+    assert process.wait() == 0, log.read_text()
+    assert {path: path.stat().st_mtime_ns for path in kept} == kept
+    events = read_jsonl(running / "events.jsonl")
+    assert "resumed" in {event["kind"] for event in events}
+    summary = json.loads((tmp_path / "out/summary.json").read_text())
+    assert [row["status"] for row in summary["methods"]] == ["ok", "ok"]
+    assert [row["rollouts"] for row in summary["methods"]] == [40, 40]
+
+
+def _writes(folder: Path) -> bool:
+    """Whether a process still has the folder on its command line."""
+    if not Path("/proc").is_dir():
+        return False
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            if os.fsencode(folder) in path.read_bytes():
+                return True
+        except OSError:
+            continue
+    return False

@@ -1,0 +1,107 @@
+"""From a row to its run files: what differs from the base, what a stage takes over, what it may spend."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cotune.contracts import ConfigError
+from cotune.experiments.compare.stages import Finished, Row, rows_of
+from cotune.experiments.compare.suite_file import load_suite
+from tests.experiments.compare.folders import suite_file
+
+
+def row(folder: Path, entry: Any, seed: int = 1, **changes: Any) -> Row:
+    """The row of an entry, in a suite of it and its baseline."""
+    methods = ["search-r1", entry]
+    suite, base = load_suite(suite_file(folder, **{"methods": methods, **changes}))
+    return next(r for r in rows_of(suite, base)[len(methods) - 1 :: len(methods)] if r.seed == seed)
+
+
+def left(folder: Path, paid: int, instruction: str = "Found.") -> Finished:
+    figures = {
+        "policy_rollouts": {"train": paid, "evaluate": 99},
+        "best_instruction": f"{instruction} <search> </search> <answer> </answer> <information> "
+        "</information> <think> </think>",
+    }
+    return Finished(folder, figures)
+
+
+def test_a_row_is_the_base_with_its_strategy_seed_and_budget(tmp_path: Path) -> None:
+    suite = {"by_strategy": {"inspo": {"strategy.parents": 2}, "static": {"training.kl": 0.5}}}
+    inspo = row(tmp_path, "inspo", **suite).config(0, (), {})
+    assert (inspo.strategy.kind, inspo.seed, inspo.training.kl) == ("inspo", 1, 0)
+    assert inspo.strategy.parents == 2  # pyright: ignore[reportAttributeAccessIssue]
+    assert inspo.strategy.window == 5  # pyright: ignore[reportAttributeAccessIssue]
+    assert (inspo.training.rollout_budget, inspo.training.steps) == (40, 5)
+    assert inspo.output == tmp_path / "out/inspo/seed-1/train"
+    static = row(tmp_path, "grpo-2x", **suite).config(0, (), {})
+    assert (static.strategy.kind, static.llm, static.training.kl) == ("static", None, 0.5)
+    assert (static.training.rollout_budget, static.training.steps) == (80, 10)
+
+
+def test_a_rows_own_fields_win_and_named_fields_get_the_seed(tmp_path: Path) -> None:
+    entry = {"method": "inspo", "name": "mine", "set": {"strategy.parents": 3}}
+    config = row(
+        tmp_path, entry, seed_fields=["environment.seed"], set={"environment.top_k": 2}
+    ).config(0, (), {})
+    assert config.strategy.parents == 3  # pyright: ignore[reportAttributeAccessIssue]
+    assert config.environment.seed == 1  # pyright: ignore[reportAttributeAccessIssue]
+    assert config.environment.top_k == 2  # pyright: ignore[reportAttributeAccessIssue]
+    assert config.name == "mine, seed 1"
+
+
+def test_prompt_before_rl_spends_its_share_and_trains_under_what_it_found(tmp_path: Path) -> None:
+    one = row(tmp_path, {"method": "prompt-before-rl", "share": 0.4}, prompt_stage={"seed": 7})
+    first = one.config(0, (), {})
+    assert (first.strategy.kind, first.training.rollout_budget) == ("inspo", 16)
+    assert first.training.frozen
+    second = one.config(1, [left(tmp_path / "p", 13)], {})
+    assert (second.strategy.kind, second.training.rollout_budget) == ("static", 27)
+    assert not second.training.frozen
+    assert (second.instruction.text or "").startswith("Found.")
+    assert second.policy.path == "bundled:geo"
+
+
+def test_prompt_after_rl_searches_under_the_trained_policy(tmp_path: Path) -> None:
+    one = row(tmp_path, "prompt-after-rl")
+    first = one.config(0, (), {})
+    assert (first.strategy.kind, first.training.rollout_budget) == ("static", 30)
+    second = one.config(1, [left(tmp_path / "w", 24)], {})
+    assert (second.strategy.kind, second.training.rollout_budget) == ("inspo", 16)
+    assert second.training.frozen
+    assert second.policy.path == str(tmp_path / "w" / "best")
+    assert second.instruction.text is None
+
+
+def test_w_p_w_takes_turns(tmp_path: Path) -> None:
+    one = row(tmp_path, {"method": "w-p-w", "optimizer": "gepa", "share": 0.5}, budget=80)
+    kinds = [one.config(i, [left(tmp_path / "w", 20)] * i, {}).strategy.kind for i in range(3)]
+    assert kinds == ["static", "gepa", "static"]
+    last = one.config(2, [left(tmp_path / "w", 20), left(tmp_path / "p", 32)], {})
+    assert last.training.rollout_budget == 28
+    assert last.policy.path == str(tmp_path / "p" / "best")
+    assert (last.instruction.text or "").startswith("Found.")
+
+
+def test_an_instruction_is_carried_to_anothers_policy(tmp_path: Path) -> None:
+    entry = {"method": "carried", "policy_from": "search-r1"}
+    one = row(tmp_path, entry, methods=["search-r1", "inspo", entry])
+    one = Row(one.suite, one.base, one.suite.methods[2], 1)
+    assert one.needs == ("inspo", "search-r1")
+    others = {"inspo": left(tmp_path / "i", 40), "search-r1": left(tmp_path / "s", 40, "Plain.")}
+    config = one.config(0, (), others)
+    assert (config.instruction.text or "").startswith("Found.")
+    assert config.policy.path == str(tmp_path / "s" / "best")
+    assert one.command(0) == ("baseline", "agent")
+    assert one.allowance is None
+
+
+def test_tools_are_taken_away_where_there_are_any(tmp_path: Path) -> None:
+    config = row(tmp_path, "grpo-no-tools").config(0, (), {})
+    assert not config.environment.search  # pyright: ignore[reportAttributeAccessIssue]
+    assert config.limits.turns == 1
+    with pytest.raises(ConfigError, match=r"environment\.kind is arithmetic, which has no tools"):
+        row(tmp_path, "grpo-no-tools", set={"environment": {"kind": "arithmetic"}}).config(
+            0, (), {}
+        )

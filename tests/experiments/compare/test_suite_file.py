@@ -1,0 +1,101 @@
+"""The suite file: what it takes, and what is wrong with one in a line."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cotune.contracts import ConfigError
+from cotune.experiments.compare.changes import expanded, merged
+from cotune.experiments.compare.methods import METHODS, method_named
+from cotune.experiments.compare.stages import check_rows, rows_of
+from cotune.experiments.compare.suite_file import load_suite, slug
+from tests.experiments.compare.folders import suite_file
+
+
+def test_a_row_is_a_name_or_a_mapping(tmp_path: Path) -> None:
+    entry = {"method": "inspo", "name": "INSPO, greedy", "set": {"training.kl": 0.1}}
+    suite, base = load_suite(suite_file(tmp_path, methods=["search-r1", entry]))
+    assert [e.key for e in suite.methods] == ["search-r1", "inspo-greedy"]
+    assert suite.methods[1].set == {"training": {"kl": 0.1}}
+    assert base["strategy"]["kind"] == "inspo"
+
+
+def test_the_base_may_be_a_file_beside_the_suite(tmp_path: Path) -> None:
+    (tmp_path / "base.yaml").write_text("strategy: {kind: static}\n")
+    assert load_suite(suite_file(tmp_path, base="base.yaml"))[1] == {"strategy": {"kind": "static"}}
+    with pytest.raises(ConfigError, match=r"missing\.yaml: No such file"):
+        load_suite(suite_file(tmp_path, base="missing.yaml"))
+
+
+def test_changes_are_nested_or_dotted() -> None:
+    assert expanded({"a.b": 1, "a": {"c": {"d.e": 2}}}) == {"a": {"b": 1, "c": {"d": {"e": 2}}}}
+    assert expanded("no mapping") == "no mapping"
+
+
+def test_sections_are_merged_and_other_kinds_replace_them() -> None:
+    first = {"strategy": {"kind": "inspo", "parents": 2}, "seed": 1}
+    assert merged(first, {"strategy": {"window": 3}})["strategy"] == {
+        "kind": "inspo", "parents": 2, "window": 3,
+    }  # fmt: skip
+    assert merged(first, {"strategy": {"kind": "static"}})["strategy"] == {"kind": "static"}
+
+
+def test_a_rows_folder_is_plain() -> None:
+    assert slug("P²O, τ = 1") == "p2o-1"
+    assert slug("../..") == ""
+    assert all(slug(name) for name in METHODS)
+
+
+WRONG: dict[str, tuple[dict[str, Any], str]] = {
+    "an unknown field": ({"bugdet": 3}, r"bugdet: unknown field \(did you mean budget\?\)"),
+    "no such method": ({"methods": ["search-r1", "inspoo"]}, "'inspoo' is unknown.*mean inspo"),
+    "a row twice": ({"methods": ["search-r1", "inspo", "inspo"]}, "inspo stands twice"),
+    "no such baseline": ({"baseline": "grpo"}, "baseline is 'grpo'; expected one of methods"),
+    "a seed twice": ({"seeds": [1, 1]}, r"seeds is \[1, 1\]"),
+    "no methods": ({"methods": []}, "methods: is empty"),
+    "a compute class": (
+        {"methods": ["search-r1", {"method": "inspo", "compute": "double"}]},
+        "compute is 'double'; expected \"none\"",
+    ),
+    "a field of the run file": ({"set": {"training.stepz": 1}}, r"training\.stepz: unknown field"),
+    "a budget below one batch": ({"budget": 4}, "less than one batch of 8; raise budget"),
+    "no endpoint": (
+        {"methods": ["search-r1", "self-ref"]},
+        r"endpoints\.self_ref is missing, and methods names self-ref",
+    ),
+    "a source that is no row": (
+        {"methods": ["search-r1", {"method": "carried", "instruction_from": "p2o"}]},
+        "takes its instruction from 'p2o', which is no row",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_what_is_wrong_is_said_in_a_line(tmp_path: Path, case: str) -> None:
+    changes, said = WRONG[case]
+    file = suite_file(tmp_path, **changes)
+
+    def read() -> None:
+        check_rows(rows_of(*load_suite(file)))
+
+    with pytest.raises(ConfigError, match=said) as error:
+        read()
+    assert "\n" not in str(error.value)
+
+
+def test_a_key_in_the_wrong_place_is_not_repeated(tmp_path: Path) -> None:
+    file = suite_file(tmp_path, endpoints={"self_ref": {"model": "m", "sk-secret9": 1}})
+    with pytest.raises(ConfigError) as error:
+        load_suite(file)
+    assert "sk-secret9" not in str(error.value)
+
+
+def test_every_method_says_what_it_is() -> None:
+    for name in METHODS:
+        method = method_named(name)
+        assert method.label
+        assert method.about
+        assert method.stages
+        assert method.compute in ("none", "1x", "2x")
+    assert len({method.label for method in METHODS.values()}) == len(METHODS)
