@@ -235,8 +235,20 @@ def push(
 
 
 @app.command()
-def report(run_folder: RunFolder) -> None:
-    """Write the report of a run, finished or not."""
+def report(
+    run_folder: Annotated[
+        Path, typer.Argument(metavar="RUN_OR_SUITE", help="A run's or a suite's folder.")
+    ],
+    markdown: Annotated[
+        bool, typer.Option("--markdown", help="Print a suite's main table as Markdown instead.")
+    ] = False,
+) -> None:
+    """Write the report of a run, finished or not, or of a suite."""
+    if markdown:
+        from cotune.experiments.suite_table import markdown_of
+
+        typer.echo(markdown_of(run_folder))
+        return
     from cotune.experiments.report import write_report
 
     typer.echo(write_report(run_folder))

@@ -24,8 +24,9 @@ from cotune.experiments.report.reading import (
     sample_sizes,
     stratum_value,
 )
+from cotune.experiments.suite_summary import is_suite
 from cotune.json_files import Row, write_atomic
-from cotune.run_dir import RunDir
+from cotune.run_dir import RunDir, read_summary
 
 __all__ = ["write_report"]
 
@@ -48,6 +49,10 @@ def write_report(folder: RunDir | Path | str) -> Path:
         ConfigError: `folder` holds no run, or one of its files cannot be read.
     """
     path = folder.path if isinstance(folder, RunDir) else Path(folder)
+    if not RunDir.is_run(path) and is_suite(read_summary(path)):
+        from cotune.experiments.report.suite import write_suite_report
+
+        return write_suite_report(path)
     html = _render(read_source(path))
     report = path / "report.html"
     write_atomic(report, html.encode(errors="replace"))
