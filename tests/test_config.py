@@ -1,3 +1,4 @@
+import re
 from pathlib import Path
 from typing import Any
 
@@ -142,6 +143,19 @@ def test_an_instruction_speaks_its_worlds_protocol(
     with pytest.raises(ConfigError) as caught:
         parse_config(raw, "test")
     assert str(caught.value).startswith(f"test: instruction {missing}")
+
+
+@pytest.mark.parametrize("method", ["inspo", "p2o", "inspo+p2o"])
+def test_groups_are_replaced_for_the_static_strategy_alone(method: str) -> None:
+    training = {"training": {"resample_rounds": 3}}
+    assert parse_config(LEAST | training, "test").training.resample_rounds == 3
+    parse_config(LEAST | {"strategy": {"kind": method}}, "test")
+    with pytest.raises(ConfigError) as caught:
+        parse_config(LEAST | training | {"strategy": {"kind": method}}, "test")
+    expected = rf"test: training.resample_rounds is 3, but strategy.kind is {re.escape(method)}, .*"
+    assert re.fullmatch(expected, str(caught.value))
+    with pytest.raises(ConfigError, match=r"training.resample_rounds: .*-1"):
+        parse_config(LEAST | {"training": {"resample_rounds": -1}}, "test")
 
 
 def test_p2o_and_both_methods_from_plain_data() -> None:

@@ -369,6 +369,78 @@ def on_two_ranks(work: Callable[[Any], Any]) -> list[Any]:
     return outcomes
 
 
+class FlatFor(Yes):
+    """Pays nothing for some questions, whatever was written."""
+
+    def __init__(self, *flat: str) -> None:
+        super().__init__()
+        self.flat = flat
+
+    def score(self, trajectory: Trajectory) -> tuple[float, str | None]:
+        reward, answer = super().score(trajectory)
+        return 0.0 if trajectory.task.id in self.flat else reward, answer
+
+
+def resampling(
+    flat: Sequence[str], rounds: int = 3, comm: Any = None, diary: Diary | None = None
+) -> Coordinator:
+    settings = RolloutSettings(seed=5, resample_rounds=rounds)
+    strategy = StaticStrategy("say ")
+    return make(diary, comm, FlatFor(*flat), strategy=strategy, settings=settings)
+
+
+def test_groups_without_variance_are_replaced_and_every_rollout_is_paid() -> None:
+    diary = Diary()
+    coordinator = resampling(["q0"], diary=diary)
+    trajectories, metrics = coordinator.train_batch(TASKS[:2], 3, STEP)
+    first, second = (t.task.id for t in (trajectories[0], trajectories[3]))
+    assert first in ("q2", "q3")
+    assert second == "q1"
+    assert [t.task.id for t in trajectories] == [first] * 3 + ["q1"] * 3
+    assert [t.assignment.group for t in trajectories] == [0] * 3 + [1] * 3
+    assert [t.reward for t in trajectories] == [1.0, 2.0, 3.0] * 2
+    assert diary.lines == [
+        ("step", 3),
+        ("rollouts", "train", 6, 2 * (1 + 2 + 3)),
+        ("rollouts", "train", 3, 1 + 2 + 3),
+        ("trajectories", 3, "train", 6),
+    ]
+    assert metrics["resample/rounds"] == metrics["resample/groups_replaced"] == 1.0
+    assert metrics["resample/zero_advantage_share_before"] == 0.5
+    assert metrics["zero_advantage_share"] == 0.0
+    assert (metrics["resample/reward_mean_before"], metrics["reward_mean"]) == (1.0, 2.0)
+    draws = [sampling.seed for sampling in opened(coordinator)]
+    assert draws == [stable_seed(5, "train", 3, call) for call in (1, 2)]
+
+
+def test_resampling_is_off_by_default_and_keeps_to_the_budget() -> None:
+    flat = [task.id for task in TASKS]
+    trajectories, metrics = resampling(flat, rounds=0).train_batch(TASKS[:2], 3, STEP)
+    assert not [name for name in metrics if name.startswith("resample/")]
+    assert metrics["zero_advantage_share"] == 1.0
+    # 6 rollouts are the batch's own; a round of two questions would be 6 more.
+    for left, rounds in ((11, 0), (12, 1), (None, 1)):
+        diary = Diary()
+        coordinator = resampling(flat, diary=diary)
+        progress = replace(STEP, rollouts_left=left)
+        same, metrics = coordinator.train_batch(TASKS[:2], 3, progress)
+        assert metrics["resample/rounds"] == rounds
+        assert sum(line[2] for line in diary.lines if line[0] == "rollouts") == 6 * (1 + rounds)
+        assert same == trajectories
+
+
+def test_two_ranks_resample_what_one_does() -> None:
+    alone = resampling(["q0", "q1"]).train_batch(TASKS[:2], 3, STEP)
+    assert {t.task.id for t in alone[0]} == {"q2", "q3"}
+
+    def work(comm: Any) -> Any:
+        # What is left is known on rank 0 alone.
+        progress = replace(STEP, rollouts_left=None if comm.rank == 0 else 0)
+        return resampling(["q0", "q1"], comm=comm).train_batch(TASKS[:2], 3, progress)
+
+    assert on_two_ranks(work) == [alone, alone]
+
+
 @pytest.mark.parametrize(("tasks", "group_size"), [(TASKS, 2), (TASKS[:3], 3), (TASKS[:1], 1)])
 def test_two_ranks_roll_out_what_one_does(tasks: list[Task], group_size: int) -> None:
     alone = make().train_batch(tasks, group_size, STEP)

@@ -36,6 +36,14 @@ def test_a_budget_caps_training() -> None:
     assert plan_run(config_with(training={"rollout_budget": 17})).rollouts["train"] == 17
 
 
+def test_every_round_of_resampling_may_replace_the_whole_batch() -> None:
+    static = {"kind": "static"}
+    plan = plan_run(config_with(strategy=static, training={"resample_rounds": 2}))
+    assert plan.rollouts["train"] == 3 * 24
+    capped = {"resample_rounds": 2, "rollout_budget": 50}
+    assert plan_run(config_with(strategy=static, training=capped)).rollouts["train"] == 50
+
+
 def test_nothing_to_verify() -> None:
     assert "verify" not in plan_run(config_with(strategy={"verify": False})).rollouts
     assert "verify" not in plan_run(config_with(strategy={"kind": "static"})).rollouts

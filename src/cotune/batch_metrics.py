@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from cotune.evolution.distillation import is_hinted
 from cotune.records import Trajectory
+from cotune.resampling import without_variance
 
 
 def trajectory_metrics(trajectories: Sequence[Trajectory], group_size: int) -> dict[str, float]:
@@ -14,11 +15,11 @@ def trajectory_metrics(trajectories: Sequence[Trajectory], group_size: int) -> d
     """
     count = len(trajectories)
     rewards = [t.reward for t in trajectories]
-    groups = [rewards[i : i + group_size] for i in range(0, count, group_size)]
+    flat = without_variance(rewards, group_size)
     return {
         **_hint_metrics(trajectories, group_size),
         "reward_mean": sum(rewards) / count,
-        "zero_advantage_share": sum(max(g) == min(g) for g in groups) / len(groups),
+        "zero_advantage_share": len(flat) * group_size / count,
         "turns_mean": sum(len(t.turns) for t in trajectories) / count,
         "generated_tokens": float(sum(t.generated_tokens for t in trajectories)),
         "completion_tokens_mean": sum(len(t.completion_ids) for t in trajectories) / count,

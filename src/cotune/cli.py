@@ -111,6 +111,45 @@ def resume(run_folder: RunFolder, set_: Overrides = None, quiet: Quiet = False) 
 
 
 @app.command()
+def baseline(
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="direct, rag, ircot, search-o1 or agent.")
+    ],
+    run_file: RunFile,
+    model: Annotated[
+        str | None,
+        typer.Option(help="A model at an OpenAI-compatible endpoint, in place of the policy."),
+    ] = None,
+    base_url: Annotated[
+        str | None, typer.Option(help="That endpoint, without /chat/completions; OpenAI's if none.")
+    ] = None,
+    api_key_env: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="The environment variable that holds its key; OPENAI_API_KEY of OpenAI's endpoint, "
+            "of others none.",
+        ),
+    ] = None,
+    set_: Overrides = None,
+    quiet: Quiet = False,
+) -> None:
+    """Score a method that trains nothing on a run file's test questions: rag, ircot, …"""
+    from cotune import commands
+
+    commands.baseline(
+        name,
+        run_file,
+        _console(),
+        quiet,
+        set_ or (),
+        model=model,
+        base_url=base_url,
+        api_key_env=api_key_env,
+    )
+
+
+@app.command()
 def evaluate(
     run_folder: RunFolder,
     split: Annotated[str, typer.Option(help="test, validation or train.")] = "test",

@@ -63,6 +63,35 @@ def resume(
     return run.path
 
 
+def baseline(
+    name: str,
+    path: Path,
+    console: Console,
+    quiet: bool = False,
+    assignments: Sequence[str] = (),
+    *,
+    model: str | None = None,
+    base_url: str | None = None,
+    api_key_env: str | None = None,
+) -> Path:
+    """Scores a baseline that trains nothing on a run file's test split; returns the run folder.
+
+    Args:
+        name: one of `cotune.experiments.baselines.BASELINES`.
+        path: the run file; its strategy is not used.
+        console: where to show.
+        quiet: show nothing.
+        assignments: fields that are set, as in --set.
+        model, base_url, api_key_env: an endpoint in place of the run file's policy.
+    """
+    from cotune.experiments.baselines.run import Endpoint, run_baseline
+
+    config = load_config(path, assignments=assignments)
+    quiet_libraries(config)
+    shown = Console(quiet=True) if quiet else console
+    return run_baseline(name, config, shown, Endpoint(model, base_url, api_key_env))
+
+
 def _replace_config(run: RunDir, config: RunConfig) -> None:
     """Writes run.yaml, in the first process."""
     from cotune.engines.trl.comm import world
@@ -81,6 +110,10 @@ def _open(folder: Path) -> tuple[RunDir, RunConfig]:
         raise ConfigError(
             f"{folder}: belongs to a program with a GRPOTrainer of its own; go on there, with "
             "trainer.train(resume_from_checkpoint=True)"
+        )
+    if any("baseline" in row for row in run.read_events()):
+        raise ConfigError(
+            f"{folder}: made by cotune baseline, which trains nothing; run it again with another output"
         )
     return run, parse_config(raw, str(run.config_path))
 
@@ -259,10 +292,10 @@ def write_run_summary(config: RunConfig, run: RunDir, outcome: "Outcome", ledger
     """summary.json of one run, with its one arm."""
     totals, choice = ledger.totals(), outcome.choice
     arm: dict[str, Any] = {
-        **_figures("em", outcome.after),
-        **_figures("em_before", outcome.before),
-        **_figures("em_initial_instruction", outcome.plain),
-        **(_figures("em_with_hint", outcome.hinted) if outcome.hinted else {}),
+        **score_figures("em", outcome.after),
+        **score_figures("em_before", outcome.before),
+        **score_figures("em_initial_instruction", outcome.plain),
+        **(score_figures("em_with_hint", outcome.hinted) if outcome.hinted else {}),
         **hard_figures(outcome.before, outcome.after),
         "measure": outcome.after.measure,
         "em_interval": list(interval) if (interval := outcome.after.interval) else None,
@@ -299,7 +332,8 @@ def seconds_spent(run: RunDir) -> float:
     return sum(max(times) - min(times) for times in spans.values())
 
 
-def _figures(name: str, score: Score | None) -> dict[str, Any]:
+def score_figures(name: str, score: Score | None) -> dict[str, Any]:
+    """A score as entries of a summary's arm; None where it was not measured."""
     if score is None:
         return {name: None}
     return {

@@ -120,6 +120,10 @@ class TrainingConfig(Model):
     """Of training and verification rollouts."""
     rollout_budget: int | None = Field(default=None, ge=1)
     """Policy rollouts (training, verification, evolution) after which training ends; null: none."""
+    resample_rounds: int = Field(default=0, ge=0)
+    """DAPO's dynamic sampling (arXiv 2503.14476, Section 3.2), for strategy.kind static: groups whose
+    rewards are all equal give way to groups of other training questions, rolled out anew up to this
+    many times a step. They are training rollouts and count as such. 0 is off."""
     rows_per_call: int = Field(default=512, ge=1)
     """Rollouts that are sampled together, per process; bounds memory."""
     save_every: int = Field(default=50, ge=0)
@@ -249,6 +253,17 @@ class RunConfig(Model):
             raise ValueError(
                 f"rewards: missing; environment.kind {kind} does not score: name reward functions "
                 "such as my_package.rewards:exact, or exact_match"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _groups_can_be_replaced(self) -> "RunConfig":
+        # The others credit instructions by, and mine failures from, the groups of the due questions.
+        rounds, kind = self.training.resample_rounds, self.strategy.kind
+        if rounds and kind != "static":
+            raise ValueError(
+                f"training.resample_rounds is {rounds}, but strategy.kind is {kind}, which reads the "
+                "group of each question; expected strategy.kind static, or resample_rounds 0"
             )
         return self
 

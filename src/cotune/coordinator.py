@@ -27,6 +27,7 @@ from cotune.contracts import (
 from cotune.episode import new_episodes, run_episodes
 from cotune.evolution_log import Entries, EvolutionLog, LoggedPhase
 from cotune.records import Assignment, Limits, Progress, Prompt, Purpose, Sampling, Task, Trajectory
+from cotune.resampling import Resampling, resampled
 
 STATE_SCHEMA = 1
 
@@ -103,6 +104,8 @@ class RolloutSettings:
         seed: the run's seed; draws are keyed by (seed, purpose, step, call, row).
         rows_per_call: rows a sampler continues at a time; bounds memory, changes no draw.
         context_tokens: what the policy can attend to, prompt included; None is unlimited.
+        resample_rounds: how often groups without variance are replaced in a step at most
+            (`cotune.resampling`); for strategies that do not read each question's group.
     """
 
     limits: Limits = field(default_factory=Limits)
@@ -110,6 +113,7 @@ class RolloutSettings:
     seed: int = 0
     rows_per_call: int = 512
     context_tokens: int | None = None
+    resample_rounds: int = 0
 
 
 @dataclass(frozen=True)
@@ -168,7 +172,8 @@ class Coordinator:
     ) -> tuple[list[Trajectory], dict[str, float]]:
         """One step: `len(tasks)` groups of `group_size` rollouts, and the strategy's metrics.
 
-        Every rank calls it with the same tasks and receives all trajectories, group after group.
+        Every rank calls it with the same tasks and receives all trajectories, group after group; of
+        other tasks where groups without variance were replaced.
         `before_rollout` runs on rank 0 after evolution (an engine's evaluation).
         """
         self.step, self._calls = progress.step, Counter()
@@ -178,19 +183,46 @@ class Coordinator:
             metrics = self._evolve(progress)
             if before_rollout is not None:
                 before_rollout()
-            assignments = self.strategy.assign(tasks, group_size, progress)
-            if len(assignments) != len(tasks) * group_size:
-                raise EngineError(
-                    f"{type(self.strategy).__name__}.assign gave {len(assignments)} assignments "
-                    f"for {len(tasks)} tasks × {group_size}"
-                )
-            trajectories = self.rollout(assignments, purpose="train")
+            trajectories = self._roll_out_groups(tasks, group_size, progress)
+            if self.settings.resample_rounds:
+                trajectories, done = self._resampled(trajectories, group_size, progress)
+                metrics.update(done)
             metrics.update(self.strategy.observe(trajectories, progress, self._record))
             metrics.update(trajectory_metrics(trajectories, group_size))
             self.journal.trajectories(progress.step, "train", trajectories)
             return trajectories, metrics
 
         return self._on_rank_zero(work)
+
+    def _roll_out_groups(
+        self, tasks: Sequence[Task], group_size: int, progress: Progress
+    ) -> list[Trajectory]:
+        """A group of each task as the strategy assigns it, group after group."""
+        assignments = self.strategy.assign(tasks, group_size, progress)
+        if len(assignments) != len(tasks) * group_size:
+            raise EngineError(
+                f"{type(self.strategy).__name__}.assign gave {len(assignments)} assignments "
+                f"for {len(tasks)} tasks × {group_size}"
+            )
+        return self.rollout(assignments, purpose="train")
+
+    def _resampled(
+        self, trajectories: list[Trajectory], group_size: int, progress: Progress
+    ) -> tuple[list[Trajectory], dict[str, float]]:
+        """The batch with groups without variance replaced, and what that took."""
+        left = progress.rollouts_left
+        settings = Resampling(
+            self.environment.tasks("train"),
+            self.settings.resample_rounds,
+            f"{self.settings.seed}/resample/{progress.step}",
+            None if left is None else left - len(trajectories),
+        )
+        return resampled(
+            trajectories,
+            group_size,
+            lambda tasks: self._roll_out_groups(tasks, group_size, progress),
+            settings,
+        )
 
     def _evolve(self, progress: Progress) -> dict[str, float]:
         """Evolves if due; what an attempt that was killed in it has paid for is not paid again."""

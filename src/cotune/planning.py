@@ -50,7 +50,8 @@ def plan_run(config: RunConfig) -> Plan:
     """
     training, sizes = config.training, split_sizes(config)
     inspo, p2o = _methods(config)
-    found = {"train": training.steps * training.questions_per_step * training.group_size}
+    batch = training.questions_per_step * training.group_size * (1 + training.resample_rounds)
+    found = {"train": training.steps * batch}
     if training.rollout_budget is not None:
         found["train"] = min(found["train"], training.rollout_budget)
     calls: list[tuple[int, int]] = []  # how many, of how many characters

@@ -222,11 +222,12 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """An LLM's reply and what it used, in tokens."""
+    """An LLM's reply and what it used, in tokens; `truncated` where their limit cut it off."""
 
     text: str
     prompt_tokens: int = 0
     completion_tokens: int = 0
+    truncated: bool = False
 
 
 @dataclass(frozen=True, slots=True)

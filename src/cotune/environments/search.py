@@ -64,6 +64,16 @@ class SearchEnvironment(TaskEnvironment):
         self._retriever, self._reward, self._top_k = retriever, reward, top_k
 
     @property
+    def retriever(self) -> Retriever:
+        """What answers its searches."""
+        return self._retriever
+
+    @property
+    def top_k(self) -> int:
+        """Passages of an observation."""
+        return self._top_k
+
+    @property
     def measure(self) -> str:
         """What the mean reward is called."""
         return "exact match" if self._reward is exact_match else "mean reward"

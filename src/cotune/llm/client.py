@@ -9,7 +9,7 @@ import os
 import random
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal, Protocol
 from urllib.parse import urlsplit
@@ -173,10 +173,23 @@ class OpenAIClient:
             LLMError: refused, or all attempts failed; says how the last one did.
             BudgetError: the next attempt could exceed the budget; it was not made.
         """
-        prompt = prompt.encode("utf-8", "replace").decode()  # lone surrogates cannot be sent
+        return self.chat([{"role": "user", "content": prompt}])
+
+    def chat(self, messages: Sequence[Mapping[str, str]], stop: Sequence[str] = ()) -> Completion:
+        """The model's reply to a dialogue; raises as `complete`.
+
+        Args:
+            messages: {"role", "content"} each.
+            stop: strings that end the reply; endpoints leave them out of it.
+        """
+        # Lone surrogates cannot be sent.
+        sent = [
+            {name: text.encode("utf-8", "replace").decode() for name, text in message.items()}
+            for message in messages
+        ]
         failures = 0
         while True:
-            completion, error, retry_after = self._attempt(prompt)
+            completion, error, retry_after = self._attempt(sent, stop)
             if completion is not None:
                 return completion
             failures += 1
@@ -185,13 +198,17 @@ class OpenAIClient:
                 raise LLMError(f"no reply from {where} after {failures} attempt(s): {error}")
             self._sleep(wait_seconds(failures, retry_after, random.random()))
 
-    def _attempt(self, prompt: str) -> tuple[Completion | None, str, float | None]:
+    def _attempt(
+        self, messages: Sequence[Mapping[str, str]], stop: Sequence[str]
+    ) -> tuple[Completion | None, str, float | None]:
         """(reply, "", None), (None, error, seconds to wait at least) or, final, (…, None)."""
         options = self._options
-        upper = (prompt_token_bound(len(prompt.encode())), options.max_tokens)
+        # The bound's share of a template is a message's.
+        bound = sum(prompt_token_bound(len(m["content"].encode())) for m in messages)
+        upper = (bound, options.max_tokens)
         reservation = self._ledger.reserve(options.price(*upper), options.budget, options.model)
         begun = time.monotonic()
-        outcome = self._endpoint.ask(prompt)
+        outcome = self._endpoint.chat(messages, stop)
         usage = outcome.usage or ((0, 0) if outcome.free else upper)
         self._ledger.settle(
             reservation,
@@ -203,7 +220,7 @@ class OpenAIClient:
             seconds=time.monotonic() - begun,
         )
         if not outcome.error:
-            return Completion(outcome.text, *usage), "", None
+            return Completion(outcome.text, *usage, outcome.truncated), "", None
         return None, outcome.error, (outcome.retry_after or 0.0) if outcome.retryable else None
 
 

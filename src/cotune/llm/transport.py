@@ -1,4 +1,4 @@
-"""One chat completion over HTTP: a question in, an outcome out, never an exception for a failure.
+"""One chat completion over HTTP: a dialogue in, an outcome out, never an exception for a failure.
 
 Failures are values here because the exceptions of an HTTP stack may carry the request, and with it
 the API key. All text that came from outside has the key cut out before it is looked at.
@@ -6,7 +6,7 @@ the API key. All text that came from outside has the key cut out before it is lo
 
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -33,6 +33,7 @@ class Outcome:
         retryable: whether the same request may succeed later.
         retry_after: seconds the server asked to wait, or None.
         free: the attempt was refused or never sent, so that no token was charged.
+        truncated: the reply ends where the limit of its tokens was.
     """
 
     text: str = ""
@@ -41,6 +42,7 @@ class Outcome:
     retryable: bool = False
     retry_after: float | None = None
     free: bool = False
+    truncated: bool = False
 
 
 class _UnreadableReply(openai.OpenAIError):
@@ -118,12 +120,13 @@ class ChatEndpoint:
         self._max_tokens = max_tokens if plain else openai.omit
         self._max_completion_tokens = openai.omit if plain else max_tokens
 
-    def ask(self, prompt: str) -> Outcome:
-        """Makes one attempt."""
+    def chat(self, messages: Sequence[Mapping[str, str]], stop: Sequence[str] = ()) -> Outcome:
+        """Makes one attempt with a dialogue; `stop` are strings that end the reply."""
         try:
             raw = self._client.chat.completions.with_raw_response.create(
                 model=self._model,
-                messages=[{"role": "user", "content": prompt}],
+                messages=cast(Any, [dict(message) for message in messages]),
+                stop=list(stop) or openai.omit,
                 temperature=self._temperature,
                 max_tokens=self._max_tokens,
                 max_completion_tokens=self._max_completion_tokens,
@@ -153,15 +156,15 @@ def parse_reply(body: str) -> Outcome:
         error = f"the reply has no choices: {_shown(body)!r}"
         return Outcome(error=error, usage=usage, retryable=True)
     choice = cast("list[object]", choices)[0]
-    text = _field(_field(choice, "message"), "content")
+    text, reason = _field(_field(choice, "message"), "content"), _field(choice, "finish_reason")
     if not isinstance(text, str) or not text.strip():
-        reason = _field(choice, "finish_reason")
         error = f"the reply has no text (finish_reason {_shown(str(reason))!r})"
         if reason == "length":
             error += ": llm.max_tokens may be too low"
         return Outcome(error=error, usage=usage, retryable=True)
     # JSON can spell lone surrogates, which no file could take.
-    return Outcome(text=text.encode("utf-8", "replace").decode(), usage=usage)
+    shown = text.encode("utf-8", "replace").decode()
+    return Outcome(text=shown, usage=usage, truncated=reason == "length")
 
 
 def refused(status: int, headers: Mapping[str, str], body: str) -> Outcome:

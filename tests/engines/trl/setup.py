@@ -139,6 +139,7 @@ def start(
     resume: bool = False,
     identity: dict[str, str] | None = None,
     changeable: dict[str, str] | None = None,
+    resample_rounds: int = 0,
     **changes: Any,
 ) -> Run:
     """A run that is ready to train; the same arguments give the same run."""
@@ -154,6 +155,7 @@ def start(
         meter=ledger,
         limits=limits,
         seed=1,
+        resample_rounds=resample_rounds,
         identity=identity or {},
         changeable=changeable or {},
     )

@@ -20,11 +20,15 @@ HINT = "Zanzibar: first make a plan."
 
 
 class UnevenGeo(GeoEnvironment):
-    """The bundled world with a reward that any policy's rollouts differ in, but for one task's."""
+    """The bundled world with a reward that any policy's rollouts differ in, but for some tasks'."""
+
+    def __init__(self, train: int, flat: int) -> None:
+        super().__init__(GeoOptions(train=train, validation=1, test=1))
+        self._flat = flat
 
     def score(self, trajectory: Trajectory) -> tuple[float, str | None]:
         _, answer = super().score(trajectory)
-        if trajectory.task == self.tasks("train")[0]:
+        if trajectory.task in self.tasks("train")[: self._flat]:
             return 0.5, answer
         return len(trajectory.own_text) % 11 / 10, answer
 
@@ -54,7 +58,11 @@ class Spy(TrainerCallback):
 
 
 def trained_on_bundled(
-    folder: Path, trainer_class: type[GRPOTrainer], hint: str, **changes: Any
+    folder: Path,
+    trainer_class: type[GRPOTrainer],
+    hint: str,
+    environment: UnevenGeo | None = None,
+    **changes: Any,
 ) -> Spy:
     spy = Spy()
 
@@ -66,7 +74,7 @@ def trained_on_bundled(
             return output
 
     path = policy_path("bundled:geo")
-    environment = UnevenGeo(GeoOptions(train=3, validation=1, test=1))
+    environment = environment or UnevenGeo(train=3, flat=1)
     spy.run = start(
         folder,
         Counting(environment.initial_instruction, hint),
@@ -99,6 +107,37 @@ def test_loss_and_gradient_are_the_loops(
     tmp_path: Path, trainer_class: type[GRPOTrainer], changes: dict[str, int], hint: str
 ) -> None:
     spy = trained_on_bundled(tmp_path, trainer_class, hint, **changes)
+    check_against_the_loop(spy, hint)
+
+
+def test_what_is_rolled_out_for_a_group_without_variance_is_trained_on_as_the_loop_does(
+    tmp_path: Path,
+) -> None:
+    environment = UnevenGeo(train=9, flat=6)
+    spy = trained_on_bundled(
+        tmp_path, JointTrainer, "", environment, **ACCUMULATED, resample_rounds=1
+    )
+    check_against_the_loop(spy, "")
+    (trajectories,) = spy.run.trajectories
+    due = [task.id for task in spy.run.joint.order.step(1)]
+    flat = {task.id for task in environment.tasks("train")[:6]}
+    trained = [t.task.id for t in trajectories[::4]]
+    replaced = [i for i in range(3) if due[i] != trained[i]]
+    # Some question is replaced, and not every one that the trainer named: prompts are ours.
+    assert 0 < len(replaced) < 3
+    assert {due[i] for i in replaced} <= flat
+    assert not {trained[i] for i in replaced} & {*flat, *due}
+    (row,) = spy.run.folder.read_metrics()
+    assert row["resample/groups_replaced"] == len(replaced)
+    assert row["resample/rounds"] == 1
+    share = sum(id in flat for id in due) / 3
+    assert row["resample/zero_advantage_share_before"] == pytest.approx(share)
+    assert row["zero_advantage_share"] == pytest.approx(share - len(replaced) / 3)
+    spent = 12 + 4 * sum(id in flat for id in due)
+    assert spy.run.ledger.totals().rollouts["train"] == spent
+
+
+def check_against_the_loop(spy: Spy, hint: str) -> None:
     (trajectories,) = spy.run.trajectories
     assert spy.run.logged("loss") == pytest.approx(spy.losses, abs=1e-5)
     assert max(expected.abs().max().item() for _, expected in spy.pairs) > 1e-3

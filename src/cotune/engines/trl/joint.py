@@ -69,6 +69,8 @@ class Parts:
     rewards: Rewards | None = None
     """Score in place of the environment; None where it scores."""
     rows_per_call: int = 512
+    resample_rounds: int = 0
+    """How often groups without variance are replaced in a step at most (`cotune.resampling`)."""
     identity: Mapping[str, str] = field(default_factory=dict)
     """By field, what a resume must find as it was."""
     changeable: Mapping[str, str] = field(default_factory=dict)
@@ -151,6 +153,7 @@ class TRLJoint:
                 temperature=args.temperature,
                 seed=parts.seed,
                 rows_per_call=parts.rows_per_call,
+                resample_rounds=parts.resample_rounds,
             ),
             rewards=parts.rewards,
             comm=TorchComm() if dist.is_initialized() else SingleProcess(),

@@ -121,6 +121,7 @@ def build_trainer(
         seed=config.seed,
         rewards=setup.rewards,
         rows_per_call=config.training.rows_per_call,
+        resample_rounds=config.training.resample_rounds,
         identity=identity(config),
         changeable=changeable(config),
     )

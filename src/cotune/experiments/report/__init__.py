@@ -182,8 +182,11 @@ def _facts(summary: Row, arms: list[Arm]) -> list[tuple[str, str]]:
     if times:
         when = f"{moment(min(times))}, over {duration(max(times) - min(times))}"
     facts = [
-        ("Method", each("strategy") or _label(summary.get("strategy"))),
-        ("Model", each("model") or each("policy") or _label(summary.get("model"))),
+        (
+            "Method",
+            _label(summary.get("baseline")) or each("strategy") or _label(summary.get("strategy")),
+        ),
+        ("Model", _label(summary.get("model")) or each("model") or each("policy")),
         ("Seed", each("seed") or _label(summary.get("seed"))),
         ("Steps", ", ".join(dict.fromkeys(str(arm.steps) for arm in arms if arm.steps))),
         ("When", when),

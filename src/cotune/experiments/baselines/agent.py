@@ -1,0 +1,35 @@
+"""The untrained agent: the environment's own protocol under the run file's instruction."""
+
+from dataclasses import replace
+
+from cotune.experiments.baselines.base import Baseline, Steps, act, ask, cut
+from cotune.experiments.baselines.chat import Ask
+from cotune.records import Action, Prompt, Task, Turn
+
+
+class Agent(Baseline):
+    """Rolls out the run file's environment. A local policy does it as an evaluation does.
+
+    These steps are for an endpoint: the same turns as a dialogue, each observation a message.
+    """
+
+    description = "the environment's own agent under the run file's instruction, untrained"
+
+    @property
+    def instruction(self) -> str:
+        return self.bench.instruction
+
+    def steps(self, task: Task) -> Steps:
+        bench, prompt = self.bench, Prompt(self.bench.instruction)
+        asked = Ask(tuple(bench.environment.messages(task, prompt)), bench.environment.stop)
+        turns: list[Turn] = []
+        for left in reversed(range(self.limits.turns)):
+            reply = yield from ask(asked)
+            action = Action(task, tuple(turns), reply.text, last=not left, prompt=prompt)
+            response = yield from act(action)
+            seen = cut(bench.chat, response.observation, self.limits.observation_tokens)
+            turns.append(Turn(reply.text, seen, response.action, response.error))
+            asked = replace(asked, written=(*asked.written, (reply, seen)))
+            if response.done or response.failed or bench.chat.size(asked) > bench.chat.room:
+                break
+        return turns

@@ -1,0 +1,201 @@
+"""What a baseline asks its model: dialogues in, replies out; a local policy or an endpoint."""
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Protocol
+
+from cotune.contracts import Codec, Sampler
+from cotune.coordinator import stable_seed
+from cotune.records import Completion, Limits, SampleRequest, Sampling
+
+_BYTES_PER_TOKEN = 3  # of UTF-8, where the tokenizer is not known; English has four
+_WORKERS = 8  # requests to an endpoint at a time
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What the model wrote.
+
+    Attributes:
+        text: without a closing EOS; with the stop string that ended it.
+        tokens: how many it generated.
+        ids: those tokens, (T,); () of an endpoint.
+        prompt_ids: the prompt they followed, (P,); () of an endpoint.
+    """
+
+    text: str
+    tokens: int = 0
+    ids: tuple[int, ...] = ()
+    prompt_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One request.
+
+    Attributes:
+        messages: the dialogue, {"role", "content"} each, the user's last.
+        stop: strings after which the reply ends.
+        written: what the model has written since, and what it was shown after each piece. A local
+            policy goes on in the same turn, as in an episode; an endpoint reads a message for each.
+    """
+
+    messages: tuple[Mapping[str, str], ...]
+    stop: tuple[str, ...] = ()
+    written: tuple[tuple[Reply, str], ...] = ()
+
+
+class Chat(Protocol):
+    """A model that answers dialogues, greedily."""
+
+    @property
+    def room(self) -> int:
+        """The most tokens of a prompt: what an episode may hold, less a turn."""
+        ...
+
+    def count(self, text: str) -> int:
+        """Tokens of a text."""
+        ...
+
+    def size(self, ask: Ask) -> int:
+        """Tokens of a prompt."""
+        ...
+
+    def ask(self, asks: Sequence[Ask]) -> list[Reply]:
+        """One reply each, in order."""
+        ...
+
+
+def turn_limit(limits: Limits) -> int:
+    """The most tokens of one reply."""
+    return min(limits.turn_tokens, limits.trajectory_tokens - 1)
+
+
+def prompt_room(limits: Limits) -> int:
+    """The most tokens of a prompt: those of a whole episode, less the reply's."""
+    return limits.prompt_tokens + limits.trajectory_tokens - turn_limit(limits)
+
+
+class PolicyChat:
+    """A local policy.
+
+    Args:
+        codec: its tokenizer.
+        sampler: its weights.
+        limits: of the run file.
+        rows_per_call: dialogues that are continued at a time.
+    """
+
+    def __init__(
+        self, codec: Codec, sampler: Sampler, limits: Limits, rows_per_call: int = 512
+    ) -> None:
+        self._codec, self._sampler = codec, sampler
+        self._most, self._rows = turn_limit(limits), rows_per_call
+        self.room = prompt_room(limits)
+
+    def count(self, text: str) -> int:
+        return len(self._codec.encode(text))
+
+    def size(self, ask: Ask) -> int:
+        return len(self._ids(ask))
+
+    def ask(self, asks: Sequence[Ask]) -> list[Reply]:
+        replies: dict[int, Reply] = {}
+        for stop in dict.fromkeys(ask.stop for ask in asks):
+            rows = [i for i, ask in enumerate(asks) if ask.stop == stop]
+            for start in range(0, len(rows), self._rows):
+                part = rows[start : start + self._rows]
+                found = self._continued([asks[i] for i in part], stop)
+                replies.update(zip(part, found, strict=True))
+        return [replies[i] for i in range(len(asks))]
+
+    def _continued(self, asks: Sequence[Ask], stop: tuple[str, ...]) -> list[Reply]:
+        # A prompt that is too long without any passage loses its beginning: this is no error.
+        prompts = [tuple(self._ids(ask)[-self.room :]) for ask in asks]
+        session = self._sampler.open(Sampling(0.0, stop, stable_seed("baseline")))
+        try:
+            samples = session.generate(
+                [SampleRequest(row, ids, self._most) for row, ids in enumerate(prompts)]
+            )
+        finally:
+            session.close()
+        return [
+            Reply(self._text(sample.ids), len(sample.ids), sample.ids, prompt)
+            for sample, prompt in zip(samples, prompts, strict=True)
+        ]
+
+    def _ids(self, ask: Ask) -> list[int]:
+        ids = self._codec.render(ask.messages)
+        for reply, shown in ask.written:
+            ids += [*reply.ids, *self._codec.encode(shown)]
+        return ids
+
+    def _text(self, ids: Sequence[int]) -> str:
+        own = ids[:-1] if ids and ids[-1] == self._codec.eos_id else ids
+        return self._codec.decode(own)
+
+
+class ChatClient(Protocol):
+    """Who sends a dialogue; `cotune.llm.client.OpenAIClient` retries and pays."""
+
+    def chat(
+        self, messages: Sequence[Mapping[str, str]], stop: Sequence[str] = ()
+    ) -> Completion: ...
+
+
+class EndpointChat:
+    """A model at an OpenAI-compatible endpoint. Tokens of a prompt are estimated by its bytes.
+
+    Args:
+        client: sends; its LLMError and BudgetError go through, so that no outage looks like a
+            wrong answer.
+        limits: of the run file.
+    """
+
+    def __init__(self, client: ChatClient, limits: Limits) -> None:
+        self._client = client
+        self.room = prompt_room(limits)
+
+    def count(self, text: str) -> int:
+        return -(-len(text.encode("utf-8", "replace")) // _BYTES_PER_TOKEN)
+
+    def size(self, ask: Ask) -> int:
+        return sum(self.count(message["content"]) for message in _dialogue(ask))
+
+    def ask(self, asks: Sequence[Ask]) -> list[Reply]:
+        pool = ThreadPoolExecutor(_WORKERS)
+        try:
+            return list(pool.map(self._one, asks))
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)  # what is not sent yet, after an error
+
+    def _one(self, ask: Ask) -> Reply:
+        completion = self._client.chat(_dialogue(ask), ask.stop)
+        text = ended(completion.text, ask.stop, completion.truncated)
+        return Reply(text, completion.completion_tokens)
+
+
+def _dialogue(ask: Ask) -> list[Mapping[str, str]]:
+    messages = list(ask.messages)
+    for reply, shown in ask.written:
+        messages.append({"role": "assistant", "content": reply.text})
+        messages.append({"role": "user", "content": shown.strip() or "…"})
+    return messages
+
+
+def ended(text: str, stop: Sequence[str], truncated: bool = False) -> str:
+    """A reply up to its first stop string, the string included.
+
+    Endpoints leave it out, so that a tag which is open at the end is closed again; some do not
+    heed it. A reply that its limit cut off stays open.
+
+    >>> ended("<search> Kota Tinggi ", ("</search>", "</answer>"))
+    '<search> Kota Tinggi </search>'
+    """
+    ends = [text.index(mark) + len(mark) for mark in stop if mark in text]
+    if ends:
+        return text[: min(ends)]
+    opened = {mark: text.rfind(mark.replace("</", "<", 1)) for mark in stop if mark[:2] == "</"}
+    last = max(opened, key=opened.__getitem__, default="")
+    return text + last if last and opened[last] >= 0 and not truncated else text
