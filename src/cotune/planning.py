@@ -64,7 +64,7 @@ def plan_run(config: RunConfig) -> Plan:
     if p2o is not None:
         enough = sizes["train"] >= p2o.hints.hard_set_min_count
         phases = hint_phases(config, sizes["train"]) if enough else 0
-        hints, dev = p2o.hints, dev_count(sizes["train"], p2o.hints)  # if all are hard
+        hints, dev = p2o.hints, dev_count(sizes["train"], p2o.hints.dev_size)  # if all are hard
         # The last batch of a phase may go over its budget, by a beam scored on dev at most.
         overrun = hints.beam * (hints.minibatch + dev)
         found["evolve"] = phases * (hints.evaluations(dev) + overrun)

@@ -3,7 +3,8 @@ from typing import Any
 
 import pytest
 
-from cotune.evolution.hint_reflection import example, feedback, read_hint
+from cotune.evolution.hint_reflection import read_hint
+from cotune.evolution.reflection import example, feedback
 from cotune.records import Assignment, Prompt, StopReason, Task, Trajectory, Turn
 from tests.evolution.hint_fakes import Author, Policy, evolve, one_keyword_each
 from tests.helpers import make_trajectory

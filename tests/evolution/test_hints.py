@@ -104,11 +104,11 @@ def test_auto_budget(dev: int, candidates: int, total: int):
 )
 def test_split_sizes(count: int, dev: int):
     tasks = make_tasks(count)
-    first, second = split(tasks, HintOptions(), "key")
+    first, second = split(tasks, HintOptions().dev_size, "key")
     assert (len(first), len(second)) == (dev, count - dev)
     assert {t.id for t in (*first, *second)} == {t.id for t in tasks}
-    assert split(tasks[::-1], HintOptions(), "key") == (first, second)
-    assert count < 100 or split(tasks, HintOptions(), "other") != (first, second)
+    assert split(tasks[::-1], HintOptions().dev_size, "key") == (first, second)
+    assert count < 100 or split(tasks, HintOptions().dev_size, "other") != (first, second)
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 
 from cotune.contracts import LLMError
 from cotune.environments.arithmetic_world import KINDS, SIZES, problem
-from cotune.evolution.hint_reflection import example, read_hint
+from cotune.evolution.hint_reflection import read_hint
 from cotune.evolution.hint_rules import HintRules
 from cotune.evolution.instruction_rules import is_near_copy
 from cotune.evolution.proposers import paraphrase_prompt
+from cotune.evolution.reflection import example
 from cotune.llm import rules
 from cotune.llm.hint_writer import (
     ADVICE,

@@ -1,4 +1,6 @@
-"""Hints evolved by `gepa.optimize`, through its public adapter and strategies (P²O, Phase 2).
+"""Texts evolved by `gepa.optimize` (arXiv 2507.19457), through its public adapter and strategies.
+
+What evolves is P²O's hint or the whole instruction; the caller says what is judged and reflected on.
 
 gepa is told nothing that outlives the phase: no run folder, no cache, no pickle. The same inputs
 and the same replies of policy and LLM make the same calls in the same order, so that a phase that
@@ -7,20 +9,74 @@ was stopped is resumed by replaying what both said.
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from importlib import import_module
 from statistics import fmean
-from typing import Any
+from typing import Any, Protocol
 
-from cotune.contracts import Recorder
-from cotune.evolution.hint_reflection import Judge, Record, Reflector, example
-from cotune.evolution.hints import HintOptions, HintPool
+from cotune.evolution.reflection import Judge, Record, Reflector, example
 from cotune.records import Task, Trajectory
 
-_PART = "hint"  # gepa's name for the one text that evolves
-_BARREN_ITERATIONS = 2
+_PART = "text"  # gepa's name for the one text that evolves
 
 Candidate = dict[str, str]
 Job = tuple[Candidate, Mapping[str, Sequence[Record]], list[str]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Search:
+    """What a phase starts from and may cost.
+
+    Attributes:
+        seed: the text that evolution starts from.
+        budget: evaluations (one is one rollout).
+        beam: parents that texts are derived from in one iteration.
+        minibatch: questions shown to the reflector, on which a child must beat its parent.
+        show_answers: whether the reflector is shown the ground truth.
+        barren: iterations in a row without a lawful text that end the phase.
+    """
+
+    seed: str
+    budget: int
+    beam: int
+    minibatch: int
+    show_answers: bool
+    barren: int
+
+
+@dataclass(frozen=True, slots=True)
+class Evolved:
+    """The seed and all texts that were accepted, with their scores, texts × dev."""
+
+    texts: tuple[str, ...]
+    scores: tuple[tuple[float, ...], ...]
+
+
+class Report(Protocol):
+    """Hears how a phase goes on."""
+
+    def accepted(self, text: str, parent: str, score: float, parent_score: float) -> None:
+        """A text joined; both scores are means over dev."""
+        ...
+
+    def rejected(
+        self, text: str, parent: str, score: float, parent_score: float, improved: bool
+    ) -> None:
+        """A lawful text did not join; both scores are means over its minibatch.
+
+        Args:
+            improved: it did better than its parent, but no budget was left to score it on dev.
+        """
+        ...
+
+    def progress(self, evaluations: int, texts: int, best: float) -> None:
+        """Before every iteration and after the last one.
+
+        Args:
+            texts: how many there are, the seed included.
+            best: the highest mean over dev.
+        """
+        ...
 
 
 def evolve_by_gepa(
@@ -28,37 +84,36 @@ def evolve_by_gepa(
     train: Sequence[Task],
     judge: Judge,
     reflector: Reflector,
-    options: HintOptions,
+    search: Search,
     seed_key: str,
-    record: Recorder,
-) -> HintPool:
-    """The empty hint and all that gepa accepted, with their scores on dev.
+    report: Report,
+) -> Evolved:
+    """The seed and all that gepa accepted, with their scores on dev.
 
     An iteration draws `beam` parents from the instance-level Pareto front, reflects on a minibatch
     of train with each, and scores on dev the children that are strictly better on their
-    minibatch. Ends when the budget is spent, or when two iterations in a row brought no lawful
-    hint. No batch of evaluations begins after the budget is spent, so that it is exceeded by part
-    of one batch at most.
+    minibatch. Ends when the budget is spent, or when `barren` iterations in a row brought no
+    lawful text. No batch of evaluations begins after the budget is spent, so that it is exceeded by
+    part of one batch at most.
 
     Raises:
-        Exception: whatever the rollout, the LLM (but LLMError) or the recorder raised.
+        Exception: whatever the rollout, the LLM (but LLMError) or the report raised.
     """
     from gepa.proposer.reflective_mutation.reflection_lm import ReflectionProposal
     from gepa.strategies.proposal_sampling import IndependentSampling
     from gepa.strategies.proposal_selection import AllImprovements
 
-    budget = options.evaluations(len(dev))
-    reflection = _Reflection(judge, reflector, budget, ReflectionProposal)
+    reflection = _Reflection(judge, reflector, search, ReflectionProposal)
     gepa: Any = import_module("gepa")  # untyped: its generics cannot be inferred from our arguments
     result: Any = gepa.optimize(
-        seed_candidate={_PART: ""},
+        seed_candidate={_PART: search.seed},
         trainset=list(train),
         valset=list(dev),
-        adapter=_Adapter(judge, options.show_answers, reflection, gepa.EvaluationBatch),
+        adapter=_Adapter(judge, search.show_answers, reflection, gepa.EvaluationBatch),
         reflection_strategy=reflection,
-        reflection_minibatch_size=options.minibatch,
-        sampling_strategy=IndependentSampling(options.beam),
-        selection_strategy=_WithinBudget(AllImprovements(), judge, budget, len(dev)),
+        reflection_minibatch_size=search.minibatch,
+        sampling_strategy=IndependentSampling(search.beam),
+        selection_strategy=_WithinBudget(AllImprovements(), judge, search.budget, len(dev), report),
         acceptance_criterion="strict_improvement",
         candidate_selection_strategy="pareto",
         frontier_type="instance",
@@ -68,16 +123,15 @@ def evolve_by_gepa(
         display_progress_bar=False,
         run_dir=None,
         logger=_Silence(),
-        max_metric_calls=budget,
-        stop_callbacks=[_Progress(reflection, judge, budget, record)],
+        max_metric_calls=search.budget,
+        stop_callbacks=[_Progress(reflection, judge, search, report)],
         seed=_seed(seed_key),
         raise_on_exception=True,
     )
     if reflection.failure is not None:
         raise reflection.failure
-    return HintPool(
+    return Evolved(
         tuple(candidate[_PART] for candidate in result.candidates),
-        tuple(task.id for task in dev),
         tuple(tuple(row[i] for i in range(len(dev))) for row in result.val_subscores),
     )
 
@@ -131,17 +185,17 @@ class _Adapter:
 class _Reflection:
     """gepa's `BatchReflectionLM` around a `Reflector`.
 
-    A job that brings no lawful hint gets no new text, for which gepa pays no evaluation. gepa
+    A job that brings no lawful text gets no new one, for which gepa pays no evaluation. gepa
     swallows what is raised here and asks again job by job: the first error is kept, nothing is
     asked after it, and the phase raises it when gepa has returned.
 
     Attributes:
         failure: the error that ends the phase; None for none.
-        barren: iterations in a row in which the LLM was asked and brought no lawful hint.
+        barren: iterations in a row in which the LLM was asked and brought no lawful text.
     """
 
-    def __init__(self, judge: Judge, reflector: Reflector, budget: int, proposal: Any) -> None:
-        self._judge, self._reflector, self._budget = judge, reflector, budget
+    def __init__(self, judge: Judge, reflector: Reflector, search: Search, proposal: Any) -> None:
+        self._judge, self._reflector, self._budget = judge, reflector, search.budget
         self._proposal = proposal
         self.failure: BaseException | None = None
         self.barren = 0
@@ -160,16 +214,16 @@ class _Reflection:
         if self._judge.evaluations >= self._budget:
             return [(self._proposal(new_texts={}), self) for _ in jobs]
         try:
-            hints = [
+            proposed = [
                 self._reflector.propose(candidate[_PART], dataset[_PART])
                 for candidate, dataset, _ in jobs
             ]
         except BaseException as error:
             self.failure = error
             raise
-        if hints:
-            self.barren = 0 if any(hint is not None for hint in hints) else self.barren + 1
-        texts = [{} if hint is None else {_PART: hint} for hint in hints]
+        if proposed:
+            self.barren = 0 if any(text is not None for text in proposed) else self.barren + 1
+        texts = [{} if text is None else {_PART: text} for text in proposed]
         return [(self._proposal(new_texts=new), self) for new in texts]
 
 
@@ -180,14 +234,32 @@ class _WithinBudget:
     evaluations, could exceed it by thousands.
     """
 
-    def __init__(self, improvements: Any, judge: Judge, budget: int, dev: int) -> None:
+    def __init__(
+        self,
+        improvements: Any,
+        judge: Judge,
+        budget: int,
+        dev: int,
+        report: Report,
+    ) -> None:
         self._improvements, self._judge = improvements, judge
-        self._budget, self._dev = budget, dev
+        self._budget, self._dev, self._report = budget, dev, report
 
     def select(self, proposals: list[Any], state: Any, acceptance_criterion: Any) -> list[Any]:
         improved: list[Any] = self._improvements.select(proposals, state, acceptance_criterion)
         left = max(0, self._budget - self._judge.evaluations)
-        return sorted(improved, key=_loss)[: -(-left // self._dev)]
+        chosen = sorted(improved, key=_loss)[: -(-left // self._dev)]
+        texts = [candidate[_PART] for candidate in state.program_candidates]
+        for proposal in proposals:
+            if not any(proposal is one for one in chosen):
+                self._report.rejected(
+                    proposal.candidate[_PART],
+                    texts[proposal.parent_program_ids[0]],
+                    fmean(proposal.subsample_scores_after),
+                    fmean(proposal.subsample_scores_before),
+                    improved=any(proposal is one for one in improved),
+                )
+        return chosen
 
 
 def _loss(proposal: Any) -> float:
@@ -202,24 +274,20 @@ class _Progress:
     """
 
     def __init__(
-        self, reflection: _Reflection, judge: Judge, budget: int, record: Recorder
+        self, reflection: _Reflection, judge: Judge, search: Search, report: Report
     ) -> None:
         self._reflection, self._judge = reflection, judge
-        self._budget, self._record = budget, record
+        self._barren, self._report = search.barren, report
         self._known = 1  # the seed
 
     def __call__(self, gepa_state: Any) -> bool:
         texts = [candidate[_PART] for candidate in gepa_state.program_candidates]
-        means = [fmean(scores.values()) for scores in gepa_state.prog_candidate_val_subscores]
+        means: list[float] = [
+            fmean(scores.values()) for scores in gepa_state.prog_candidate_val_subscores
+        ]
         for i in range(self._known, len(texts)):
-            parent = texts[gepa_state.parent_program_for_candidate[i][0]]
-            self._record("hint_accepted", text=texts[i], parent=parent, mean_dev_score=means[i])
+            parent = gepa_state.parent_program_for_candidate[i][0]
+            self._report.accepted(texts[i], texts[parent], means[i], means[parent])
         self._known = len(texts)
-        self._record(
-            "hint_progress",
-            evaluations=self._judge.evaluations,
-            budget=self._budget,
-            hints=len(texts),
-            best_mean_dev_score=max(means),
-        )
-        return self._reflection.failure is not None or self._reflection.barren >= _BARREN_ITERATIONS
+        self._report.progress(self._judge.evaluations, len(texts), max(means))
+        return self._reflection.failure is not None or self._reflection.barren >= self._barren

@@ -5,15 +5,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from cotune.contracts import LLM, EvolutionError, Recorder, Rollout, State
-from cotune.evolution.gepa_phase import evolve_by_gepa
+from cotune.evolution.gepa_phase import Search, evolve_by_gepa
 from cotune.evolution.hard_samples import SOLVED_AT
-from cotune.evolution.hint_reflection import Judge, Reflector, example
+from cotune.evolution.hint_reflection import HintReflector
 from cotune.evolution.hint_rules import HintRules
 from cotune.evolution.hints import HintOptions, HintPool, covering, dev_count, split
-from cotune.records import Task
+from cotune.evolution.reflection import Judge, Reflector, example
+from cotune.records import Prompt, Task
 
 _BARREN_PHASES = 2
-_BARREN_ROUNDS = 2
+_BARREN_ROUNDS = 2  # without a lawful hint, in a row, which end a phase
 _MOST_CAUSES = 5
 
 
@@ -70,7 +71,7 @@ def evolve_hints(
     """
     if len(hard) < 2:
         raise ValueError(f"{len(hard)} hard questions; expected 2 or more, to score and reflect on")
-    dev, train = split(hard, options, seed_key)
+    dev, train = split(hard, options.dev_size, seed_key)
     budget = options.evaluations(len(dev))
     record(
         "hint_phase",
@@ -81,9 +82,9 @@ def evolve_hints(
         budget=budget,
         reflection=options.reflection,
     )
-    judge = Judge(instruction, rollout)
-    reflector = Reflector(llm, rules, hard, instruction, record)
-    search = evolve_by_gepa if options.reflection == "gepa" else reflect_once
+    judge = Judge(lambda hint: Prompt(instruction, hint), rollout)
+    reflector = HintReflector(llm, rules, hard, instruction, record)
+    search = evolve_from_empty if options.reflection == "gepa" else reflect_once
     pool = search(dev, train, judge, reflector, options, seed_key, record)
     result = PhaseResult(
         pool=pool,
@@ -115,6 +116,54 @@ def _record_ended(result: PhaseResult, phase: int, budget: int, record: Recorder
         solved_without=result.pool.solved_share([0]),
         solved_by_cover=result.pool.solved_share(cover),
     )
+
+
+def evolve_from_empty(
+    dev: Sequence[Task],
+    train: Sequence[Task],
+    judge: Judge,
+    reflector: Reflector,
+    options: HintOptions,
+    seed_key: str,
+    record: Recorder,
+) -> HintPool:
+    """The empty hint and all that gepa accepted from it, with their scores on dev."""
+    search = Search(
+        seed="",
+        budget=options.evaluations(len(dev)),
+        beam=options.beam,
+        minibatch=options.minibatch,
+        show_answers=options.show_answers,
+        barren=_BARREN_ROUNDS,
+    )
+    report = _HintReport(search.budget, record)
+    found = evolve_by_gepa(dev, train, judge, reflector, search, seed_key, report)
+    return HintPool(found.texts, tuple(task.id for task in dev), found.scores)
+
+
+@dataclass(frozen=True, slots=True)
+class _HintReport:
+    """Records what gepa accepts, and how far it is."""
+
+    budget: int
+    record: Recorder
+
+    def accepted(self, text: str, parent: str, score: float, parent_score: float) -> None:
+        self.record("hint_accepted", text=text, parent=parent, mean_dev_score=score)
+
+    def rejected(
+        self, text: str, parent: str, score: float, parent_score: float, improved: bool
+    ) -> None:
+        """Told by the counts of "hint_phase_ended"."""
+
+    def progress(self, evaluations: int, texts: int, best: float) -> None:
+        self.record(
+            "hint_progress",
+            evaluations=evaluations,
+            budget=self.budget,
+            hints=texts,
+            best_mean_dev_score=best,
+        )
 
 
 def reflect_once(
@@ -220,7 +269,7 @@ class HintEvolution:
                 f"{self.options.hard_set_min_count}: no hints are evolved",
             )
             return None
-        cost = self.options.evaluations(dev_count(len(hard), self.options))
+        cost = self.options.evaluations(dev_count(len(hard), self.options.dev_size))
         if affordable is not None and cost > affordable:
             record(
                 "notice",

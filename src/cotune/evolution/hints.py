@@ -72,21 +72,21 @@ def auto_budget(dev: int, candidates: int = 72) -> int:
     return dev + 5 * candidates + trials * minibatch + full * dev
 
 
-def dev_count(hard: int, options: HintOptions) -> int:
-    """How many of so many hard questions are dev: `dev_size`, or half of a set below 1.5 times it."""
-    return options.dev_size if 2 * hard >= 3 * options.dev_size else hard // 2
+def dev_count(count: int, dev_size: int) -> int:
+    """How many of so many questions are dev: `dev_size`, or half of a set below 1.5 times it."""
+    return dev_size if 2 * count >= 3 * dev_size else count // 2
 
 
 def split(
-    hard: Sequence[Task], options: HintOptions, key: str
+    questions: Sequence[Task], dev_size: int, key: str
 ) -> tuple[tuple[Task, ...], tuple[Task, ...]]:
-    """Shuffles the hard questions into dev and train: `dev_size` and the rest.
+    """Shuffles questions into dev and train: `dev_size` and the rest.
 
     In halves where there are fewer than 1.5 × `dev_size`. The order they come in does not matter.
     """
-    tasks = sorted(hard, key=lambda task: task.id)
+    tasks = sorted(questions, key=lambda task: task.id)
     random.Random(f"{key}/split").shuffle(tasks)
-    dev = dev_count(len(tasks), options)
+    dev = dev_count(len(tasks), dev_size)
     return tuple(tasks[:dev]), tuple(tasks[dev:])
 
 
