@@ -1,6 +1,6 @@
 """From a run file to the parts of a run; engine-free."""
 
-from cotune.config import RulesConfig, RunConfig
+from cotune.config import WITHOUT_LLM, RulesConfig, RunConfig
 from cotune.contracts import LLM, ConfigError, Environment, Strategy, TokenRules
 from cotune.environments.arithmetic import ArithmeticEnvironment, ArithmeticOptions
 from cotune.environments.base import TaskEnvironment
@@ -16,6 +16,7 @@ from cotune.rewards.functions import RewardFunctions, WeightedReward
 from cotune.strategies.composed import ComposedOptions, InspoP2O
 from cotune.strategies.inspo import Inspo, InspoOptions
 from cotune.strategies.p2o import P2O
+from cotune.strategies.sft import SFTOptions
 from cotune.strategies.static import StaticOptions, StaticStrategy
 
 
@@ -72,6 +73,8 @@ def build_strategy(
     options = config.strategy
     if isinstance(options, StaticOptions):
         return StaticStrategy(instruction, options)
+    if isinstance(options, SFTOptions):
+        return StaticStrategy(instruction)
     count, room, control = None, None, ()
     if tokens is not None:
         count, control = tokens.count, tokens.control_tokens
@@ -88,8 +91,8 @@ def build_strategy(
 
 
 def build_llm(config: RunConfig, ledger: Ledger) -> LLM:
-    """The optimizer LLM, metered. A static run has none: asking it anything is an error."""
-    if config.strategy.kind == "static":
+    """The optimizer LLM, metered. A run without one has `NoLLM`: asking it is an error."""
+    if config.strategy.kind in WITHOUT_LLM:
         return NoLLM()
     options = config.llm or RulesConfig()
     if isinstance(options, RulesConfig):
@@ -99,7 +102,7 @@ def build_llm(config: RunConfig, ledger: Ledger) -> LLM:
 
 def describe_llm(config: RunConfig) -> str:
     """Which LLM proposes, for the console and the report."""
-    if config.strategy.kind == "static":
+    if config.strategy.kind in WITHOUT_LLM:
         return "none"
     options = config.llm or RulesConfig()
     if isinstance(options, RulesConfig):

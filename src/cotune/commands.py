@@ -15,7 +15,7 @@ from cotune.build import build_llm, describe_llm
 from cotune.config import RunConfig, dump_config, load_config, parse_config
 from cotune.console import RunJournal, one_line, score_table
 from cotune.contracts import ConfigError, Stopped
-from cotune.coordinator import SilentJournal
+from cotune.coordinator import Journal, SilentJournal
 from cotune.environments.arithmetic_world import HARD
 from cotune.experiments.evaluate import Score, mean_over
 from cotune.llm.client import OpenAIOptions
@@ -28,7 +28,7 @@ from cotune.run_dir import RunDir
 
 if TYPE_CHECKING:
     from cotune.engines.trl.run import Outcome
-    from cotune.engines.trl.setup import Setup
+    from cotune.engines.trl.setup import Loaded
 
 SPLITS = ("test", "validation", "train")
 
@@ -129,15 +129,20 @@ def _resumable(folder: Path) -> Generator[None]:
         raise Stopped("stopped before anything was written") from None
 
 
-def prepare(config: RunConfig, folder: Path) -> "Setup":
+def prepare(config: RunConfig, folder: Path) -> "Loaded":
     """Checks all that can be wrong, what is cheap first; writes nothing."""
     policy_path(config.policy.path)
     with Ledger(":memory:") as ledger:
         build_llm(config, ledger)  # its key
     quiet_libraries(config)
+    checkpoints = RunDir(folder, attempt=1).checkpoints_path
+    if config.strategy.kind == "sft":
+        from cotune.engines.trl import sft
+
+        return sft.prepare(config, checkpoints)
     from cotune.engines.trl import setup
 
-    return setup.prepare(config, RunDir(folder, attempt=1).checkpoints_path)
+    return setup.prepare(config, checkpoints)
 
 
 def _created(config: RunConfig) -> RunDir:
@@ -223,7 +228,9 @@ def plan(path: Path, console: Console, assignments: Sequence[str] = ()) -> None:
     console.print(
         f"Tokens are upper bounds: {config.limits.turns} turns of {config.limits.turn_tokens} each."
     )
-    if config.training.rollout_budget is not None:
+    if planned.rows is not None:
+        console.print(f"SFT: at most {planned.rows:,} rows, {planned.steps:,} optimizer steps.")
+    elif config.training.rollout_budget is not None:
         console.print(
             f"Training ends before a batch that would take training, verification and evolution "
             f"over {config.training.rollout_budget:,} rollouts; an evolution that falls due just "
@@ -251,14 +258,13 @@ def _price(config: RunConfig, planned: Plan) -> str:
 
 
 def _execute(
-    config: RunConfig, run: RunDir, setup: "Setup", console: Console, quiet: bool, *, resume: bool
+    config: RunConfig, run: RunDir, setup: "Loaded", console: Console, quiet: bool, *, resume: bool
 ) -> None:
     """Trains; the first process shows it, writes it down and reports it."""
     from cotune.engines.trl.comm import world
-    from cotune.engines.trl.run import train as train_on_trl
 
     if world().rank != 0:
-        train_on_trl(config, run, SilentJournal(), resume, setup)
+        _trained(config, run, SilentJournal(), resume, setup)
         return
     shown = Console(quiet=True) if quiet else console
     shown.print(
@@ -268,7 +274,7 @@ def _execute(
         highlight=False,
     )
     journal = RunJournal(run, shown, config.training.steps, config.logging.trajectories_every)
-    outcome = train_on_trl(config, run, journal, resume, setup)
+    outcome = _trained(config, run, journal, resume, setup)
     with Ledger(run.ledger_path) as ledger:
         journal.event("run_finished", outcome.steps + 1)
         write_run_summary(config, run, outcome, ledger)
@@ -286,6 +292,20 @@ def _execute(
     shown.print(score_table(f"Held-out {outcome.after.measure}", rows))
     shown.print(f"best instruction: {one_line(outcome.instruction)}", markup=False, highlight=False)
     shown.print(f"report: {report}", markup=False, highlight=False)
+
+
+def _trained(
+    config: RunConfig, run: RunDir, journal: Journal, resume: bool, setup: "Loaded"
+) -> "Outcome":
+    """Trains by the trainer that the strategy asks for."""
+    from cotune.engines.trl import run as grpo
+    from cotune.engines.trl import sft
+    from cotune.engines.trl.setup import Setup
+
+    if isinstance(setup, sft.SFTSetup):
+        return sft.train(config, run, journal, resume, setup)
+    assert isinstance(setup, Setup)
+    return grpo.train(config, run, journal, resume, setup)
 
 
 def write_run_summary(config: RunConfig, run: RunDir, outcome: "Outcome", ledger: Ledger) -> None:

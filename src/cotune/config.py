@@ -22,6 +22,7 @@ from cotune.records import Limits
 from cotune.strategies.composed import ComposedOptions
 from cotune.strategies.inspo import InspoOptions
 from cotune.strategies.p2o import P2OOptions
+from cotune.strategies.sft import SFTOptions
 from cotune.strategies.static import StaticOptions
 from cotune.task_config import (
     WITH_DATASET,
@@ -181,8 +182,11 @@ KINDS = frozenset(
 REQUIRED_TEXTS = {"geo": CALL_TAGS, "search": CALL_TAGS, "math": REQUIRED, "arithmetic": REQUIRED}
 """What an instruction must hold, by kind of environment."""
 StrategyConfig = Annotated[
-    StaticOptions | InspoOptions | P2OOptions | ComposedOptions, Field(discriminator="kind")
+    StaticOptions | SFTOptions | InspoOptions | P2OOptions | ComposedOptions,
+    Field(discriminator="kind"),
 ]
+WITHOUT_LLM = frozenset(("static", "sft"))
+"""Kinds of strategies that ask no optimizer LLM."""
 LLMConfig = Annotated[RulesConfig | OpenAIOptions, Field(discriminator="kind")]
 
 
@@ -282,9 +286,19 @@ class RunConfig(Model):
         return self
 
     @model_validator(mode="after")
+    def _has_references(self) -> "RunConfig":
+        kind, strategy = self.environment.kind, self.strategy
+        if strategy.kind == "sft" and strategy.data == "answers" and kind in ("trl", "verifiers"):
+            raise ValueError(
+                f"strategy.data is answers, but environment.kind {kind} rewards what a policy does and "
+                "says of no question how it is answered; set strategy.data: rollouts"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _llm_fits(self) -> "RunConfig":
         method, world = self.strategy.kind, self.environment.kind
-        if method == "static" or (self.llm is not None and self.llm.kind != "rules"):
+        if method in WITHOUT_LLM or (self.llm is not None and self.llm.kind != "rules"):
             return self
         # The rules write instructions for geo alone, hints for both bundled worlds.
         if world != "geo" and (method, world) != ("p2o", "arithmetic"):

@@ -62,12 +62,15 @@ class RunJournal:
             f"zero-advantage groups {values.get('zero_advantage_share', 0):.0%}",
             f"turns {values.get('turns_mean', 0):.1f}",
         ]
+        if "mean_token_accuracy" in values:  # of supervised fine-tuning, which samples nothing
+            accuracy = f"tokens as written {values['mean_token_accuracy']:.0%}"
+            shown = [f"loss {values.get('loss', 0):.3f}", accuracy]
         if "inspo/population_size" in values:
             shown.append(f"population {values['inspo/population_size']:.0f}")
             shown.append(f"best weight {values.get('inspo/best_weight', 0):.2f}")
         if "hinted_share" in values:
             shown.append(f"under hints {values['hinted_share']:.0%}")
-        place = f"step {step}/{self._total}"
+        place = f"step {step}/{values.get('total_steps', self._total):.0f}"
         self._console.print(
             f"  [dim]{self._clock()}[/] [bold]{place}[/]  " + "  ".join(shown), highlight=False
         )
@@ -120,6 +123,13 @@ def describe_event(kind: str, fields: Mapping[str, object]) -> str:
         return (
             f"[cyan]{text('when')}: {text('measure') or EXACT_MATCH} {number('em')}[/] on {text('n')} "
             f"{text('split')} questions"
+        )
+    if kind == "sampled":
+        return f"sampled {text('rollouts')} of {text('of')} rollouts: mean reward {number('reward_mean')}"
+    if kind == "training_rows":
+        return (
+            f"{text('rows')} {text('data')} to fine-tune on, of {text('questions')} questions: "
+            f"{text('tokens')} own tokens, {text('steps')} steps"
         )
     if kind == "hint_accepted":
         return f"[green]+ hint[/] ({number('mean_dev_score')} on dev): {text('text', 110)}"

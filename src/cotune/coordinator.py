@@ -227,9 +227,7 @@ class Coordinator:
     def _evolve(self, progress: Progress) -> dict[str, float]:
         """Evolves if due; what an attempt that was killed in it has paid for is not paid again."""
         log = self.journal.evolution_log(progress.step)
-        phase = LoggedPhase(
-            log, self._roll_out, self._next_sampling, self.llm, self.meter, self._record
-        )
+        phase = self.logged(log)
         try:
             metrics = self.strategy.evolve_if_due(progress, phase.rollout, phase, self._record)
         except EvolutionError:
@@ -237,6 +235,12 @@ class Coordinator:
             raise
         phase.close()
         return dict(metrics)
+
+    def logged(self, log: EvolutionLog, what: str = "evolution") -> LoggedPhase:
+        """Rollouts and LLM calls from a log as far as it goes, then live; rank 0 only."""
+        return LoggedPhase(
+            log, self._roll_out, self._next_sampling, self.llm, self.meter, self._record, what
+        )
 
     def evaluate(
         self, tasks: Sequence[Task], prompt: Prompt | None = None, instruction_id: str = ""

@@ -163,6 +163,7 @@ class LoggedPhase:
         llm: asked live, counting its calls in `entries`.
         entries: where both are counted.
         record: takes a notice of what was used again.
+        what: the phase is called in it.
     """
 
     def __init__(
@@ -173,8 +174,9 @@ class LoggedPhase:
         llm: LLM,
         entries: Entries,
         record: Recorder,
+        what: str = "evolution",
     ) -> None:
-        self._log, self._entries, self._record = log, entries, record
+        self._log, self._entries, self._record, self._what = log, entries, record, what
         self._roll_out, self._next_sampling, self._llm = roll_out, next_sampling, llm
 
     def rollout(
@@ -220,7 +222,8 @@ class LoggedPhase:
             self._entries.adopt(*row["entries"])
         elif recalling and (self._log.recalled or self._log.dropped):
             rest = "; the rest fits other questions and is dropped" if self._log.dropped else ""
-            text = f"{self._log.recalled} answers of the evolution that was cut off are used again"
+            recalled = f"{self._log.recalled} answers of the {self._what}"
+            text = f"{recalled} that was cut off are used again"
             self._record("notice", text=text + rest)
         return row
 

@@ -9,7 +9,7 @@ from rich.table import Table
 
 from cotune.build import describe_llm
 from cotune.commands import prepare
-from cotune.config import RunConfig, dump_config, load_config
+from cotune.config import WITHOUT_LLM, RunConfig, dump_config, load_config
 from cotune.console import RunJournal
 from cotune.contracts import ConfigError, Stopped
 from cotune.coordinator import SilentJournal
@@ -33,8 +33,13 @@ def plan_by_steps(
     config = load_config(path, assignments=assignments)
     if steps < 1:
         raise ConfigError(f"--steps is {steps}; expected 1 or more")
+    if config.strategy.kind == "sft":
+        raise ConfigError(
+            "--steps measures steps of GRPO, but strategy.kind is sft; leave it out: cotune plan says "
+            "how many optimizer steps there are"
+        )
     steps = min(steps, config.training.steps)
-    if isinstance(config.llm, OpenAIOptions) and config.strategy.kind != "static":
+    if isinstance(config.llm, OpenAIOptions) and config.strategy.kind not in WITHOUT_LLM:
         console.print(
             f"LLM: {describe_llm(config)} is asked for real where evolution falls due in these steps",
             markup=False,
@@ -59,7 +64,9 @@ def _measured(config: RunConfig, folder: Path, steps: int, console: Console) -> 
     setup = prepare(given, folder)
     run, journal = _kept_for_now(given, folder, steps, console)
     from cotune.engines.trl.measure import measure_steps
+    from cotune.engines.trl.setup import Setup
 
+    assert isinstance(setup, Setup)
     return measure_steps(given, run, journal, setup, steps)
 
 

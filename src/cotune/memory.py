@@ -212,7 +212,9 @@ def memory_of(config: RunConfig, shape: Shape) -> Memory:
     mixed = args.get("bf16") is not False or bool(args.get("fp16"))
     gradients = trained * trained_size
     tokens = training.micro_batch_size * (limits.prompt_tokens + limits.trajectory_tokens)
-    own_reference = training.kl > 0 and policy.lora is None
+    # Supervised fine-tuning has no KL term.
+    kl = training.kl > 0 and config.strategy.kind != "sft"
+    own_reference = kl and policy.lora is None
     cache, work = _sampling(config, shape, size, mixed)
     vllm = bool(args.get("use_vllm"))
     return Memory(

@@ -13,7 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from cotune.config import RunConfig
+from cotune.config import WITHOUT_LLM, RunConfig
 from cotune.contracts import ConfigError
 from cotune.importing import import_object, registered_environment
 from cotune.llm.client import OpenAIOptions
@@ -206,7 +206,7 @@ def packages(config: RunConfig) -> list[Finding]:
 def llm(config: RunConfig) -> list[Finding]:
     """Whether the variable that holds the LLM's key is set. Its value is not looked at."""
     options = config.llm
-    if config.strategy.kind == "static" or not isinstance(options, OpenAIOptions):
+    if config.strategy.kind in WITHOUT_LLM or not isinstance(options, OpenAIOptions):
         return []
     name = options.api_key_env
     if name is None:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from cotune.build import build_environment
-from cotune.config import RunConfig
+from cotune.config import RunConfig, TrainingConfig
 from cotune.environments.dataset import SPLITS, read_dataset
 from cotune.environments.math import MathOptions, read_problems
 from cotune.environments.search import SearchOptions
@@ -15,6 +15,7 @@ from cotune.retrieval.corpus import read_tasks
 from cotune.strategies.composed import ComposedOptions
 from cotune.strategies.inspo import InspoOptions
 from cotune.strategies.p2o import P2OOptions
+from cotune.strategies.sft import SFTOptions, optimizer_steps
 from cotune.task_config import (
     PythonOptions,
     SingleTurnOptions,
@@ -35,11 +36,15 @@ class Plan:
         rollouts: by purpose.
         calls: of the optimizer LLM.
         price: of these calls in the run file's currency; None where nothing is paid.
+        rows: that supervised fine-tuning fits; None of a run that does none.
+        steps: what the run takes: rollout batches, or optimizer steps of supervised fine-tuning.
     """
 
     rollouts: Mapping[str, int]
     calls: int
     price: float | None
+    rows: int | None = None
+    steps: int = 0
 
 
 def plan_run(config: RunConfig) -> Plan:
@@ -49,6 +54,8 @@ def plan_run(config: RunConfig) -> Plan:
         ConfigError: a file of questions that cannot be read.
     """
     training, sizes = config.training, split_sizes(config)
+    if isinstance(config.strategy, SFTOptions):
+        return _plan_fit(config, config.strategy, sizes)
     inspo, p2o = _methods(config)
     batch = training.questions_per_step * training.group_size * (1 + training.resample_rounds)
     found = {"train": training.steps * batch}
@@ -81,7 +88,38 @@ def plan_run(config: RunConfig) -> Plan:
     if isinstance(config.llm, OpenAIOptions):
         options = config.llm
         price = sum(worst_case_price(options, chars, count) for count, chars in calls)
-    return Plan(found, sum(count for count, _ in calls), price if calls else None)
+    count = sum(count for count, _ in calls)
+    return Plan(found, count, price if calls else None, steps=training.steps)
+
+
+def _plan_fit(config: RunConfig, options: SFTOptions, sizes: Mapping[str, int]) -> Plan:
+    """Of supervised fine-tuning: every reference, or all rollouts that may be kept."""
+    training, sampled = config.training, 0
+    rows = sizes["train"]
+    if options.data == "rollouts":
+        sampled = rollouts_sampled(config, options, sizes["train"])
+        rows = min(sampled, sizes["train"] * options.most_per_question)
+    steps = optimizer_steps(rows, options.epochs, training.micro_batch_size, accumulation(training))
+    every = config.evaluation.every
+    found = {
+        "train": sampled,
+        "evaluate": (1 + config.evaluation.before) * sizes["test"]
+        + (math.ceil(steps / every) * sizes["validation"] if every else 0),
+    }
+    return Plan(found, 0, None, rows, steps)
+
+
+def rollouts_sampled(config: RunConfig, options: SFTOptions, tasks: int) -> int:
+    """Rollouts of rejection sampling: `samples` a question, within the budget."""
+    budget = config.training.rollout_budget
+    asked = options.samples * tasks
+    return asked if budget is None else min(asked, budget)
+
+
+def accumulation(training: TrainingConfig) -> int:
+    """Micro-batches of an optimizer step in one process: as many rows as one of GRPO's has."""
+    rows = training.questions_per_step * training.group_size
+    return rows // (training.mini_batches * training.micro_batch_size)
 
 
 def split_sizes(config: RunConfig) -> dict[str, int]:

@@ -61,7 +61,7 @@ def check_prompts(
                 f"limits.prompt_tokens is {limits.prompt_tokens}, but the prompt of task {task.id} "
                 f"has {found} tokens; raise it or shorten the instruction"
             )
-        if strategy == "static":
+        if strategy in ("static", "sft"):
             continue
         room = evolved_room(limits, strategy)
         if strategy == "inspo+p2o" and found + room > limits.prompt_tokens:

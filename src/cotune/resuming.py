@@ -29,6 +29,9 @@ def resumed_config(run: RunDir, was: RunConfig, assignments: Sequence[str]) -> R
         source = f"{run.config_path} with --set"
         config = parse_config(with_overrides(run.read_config(), assignments), source)
         check_resumable(was, config, source)
+    if config.strategy.kind == "sft":
+        _check_unfinished(run)
+        return config
     trained = _trained_steps(run, was)
     if config.training.steps < (trained or 0):
         raise ConfigError(
@@ -38,6 +41,15 @@ def resumed_config(run: RunDir, was: RunConfig, assignments: Sequence[str]) -> R
     if run.read_summary() is not None:
         _check_goes_further(run, was, config, trained)
     return config
+
+
+def _check_unfinished(run: RunDir) -> None:
+    """Of supervised fine-tuning, whose epochs are fixed."""
+    if run.read_summary() is not None:
+        raise ConfigError(
+            f"{run.path}: this run is finished; see its report (cotune report {run.path} writes it "
+            "anew), or start another run with other strategy.epochs"
+        )
 
 
 def _check_goes_further(

@@ -8,6 +8,7 @@
     ledger.sqlite       rollouts, tokens, LLM calls and money (cotune.llm.ledger)
     checkpoints/        what a resume starts from
     evolution/          the log of a phase that may have to be gone on with
+    sft/                rows.jsonl: what supervised fine-tuning on rollouts trains on
     best/               the policy and instruction to ship
     summary.json        the run's result; written last
     report.html         the same for people
@@ -181,6 +182,10 @@ class RunDir:
     @property
     def checkpoints_path(self) -> Path:
         return self.path / "checkpoints"
+
+    @property
+    def sft_path(self) -> Path:
+        return self.path / "sft"
 
     @property
     def best_path(self) -> Path:

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from cotune.contracts import ConfigError
+from cotune.contracts import ConfigError, Environment
 from cotune.records import Action, Prompt, Response, Task, Trajectory
 
 
@@ -121,6 +121,13 @@ class TaskEnvironment:
         """One turn is the whole episode, and what was written is the answer."""
         return [Response(done=True, action="answer") for _ in actions]
 
+    def reference(self, task: Task) -> str:
+        """What a policy would write that answers a task, for supervised fine-tuning; "" if unknown.
+
+        The data's solution, else the first accepted answer.
+        """
+        return plain_reference(task)
+
     def score(self, trajectory: Trajectory) -> tuple[float, str | None]:
         """No reward, and the text of the last turn as the answer; reward functions score it."""
         text = trajectory.turns[-1].text.strip() if trajectory.turns else ""
@@ -131,6 +138,17 @@ class SingleTurnEnvironment(TaskEnvironment):
     """Questions answered in one turn, scored by reward functions."""
 
     needs_rewards = True
+
+
+def plain_reference(task: Task) -> str:
+    """A task's solution, else its first accepted answer, stripped; "" where it has neither."""
+    return (task.solution or next(iter(task.answers), "")).strip()
+
+
+def reference_of(environment: Environment, task: Task) -> str:
+    """What an environment's `reference` gives, `plain_reference` where it has no such member."""
+    own = getattr(environment, "reference", None)
+    return plain_reference(task) if own is None else str(own(task)).strip()
 
 
 def missing_texts(instruction: str, required: Sequence[str]) -> str:

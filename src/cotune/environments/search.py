@@ -105,6 +105,12 @@ class SearchEnvironment(TaskEnvironment):
             for a, p in pairs
         ]
 
+    def reference(self, task: Task) -> str:
+        """See `TaskEnvironment.reference`: a solution that answers by itself, else the answer in tags."""
+        if own_answer([task.solution]) is not None:
+            return task.solution.strip()
+        return f"<answer> {task.answers[0]} </answer>" if task.answers else ""
+
     def score(self, trajectory: Trajectory) -> tuple[float, str | None]:
         """The reward of the one final answer in the policy's own text."""
         answer = own_answer([turn.text for turn in trajectory.turns])

@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from cotune.config import RulesConfig, RunConfig, dump_config
+from cotune.config import WITHOUT_LLM, RulesConfig, RunConfig, dump_config
 from cotune.experiments.evaluate import EXACT_MATCH
 from cotune.exporting.base_model import BaseModel, is_hub_id
 from cotune.exporting.markdown import fenced, inline, table
@@ -18,6 +18,7 @@ from cotune.llm.ledger import Totals, policy_rollouts
 
 _METHODS = {
     "static": ("GRPO under a fixed instruction", ("grpo",)),
+    "sft": ("Supervised fine-tuning under a fixed instruction", ("sft",)),
     "inspo": (
         "INSPO ([arXiv 2512.01945](https://arxiv.org/abs/2512.01945)): weights and instruction "
         "trained together, on GRPO",
@@ -39,6 +40,7 @@ _TRAINING = (
     "steps", "questions_per_step", "group_size", "mini_batches", "learning_rate", "schedule",
     "warmup", "kl", "clip", "temperature", "rollout_budget",
 )  # fmt: skip
+_OF_GRPO = ("steps", "kl", "clip")  # of these, what supervised fine-tuning does not use
 _SCORES = (
     ("em", "trained, best instruction"),
     ("em_initial_instruction", "trained, initial instruction"),
@@ -256,11 +258,12 @@ def _source(config: RunConfig) -> str:
 
 def _method(card: Card) -> str:
     config = card.config
-    dumped = dump_config(config)
+    dumped, sft = dump_config(config), config.strategy.kind == "sft"
+    unused = _OF_GRPO if sft else ()
     settings: dict[str, Any] = {
         "seed": config.seed,
         "strategy": dumped["strategy"],
-        "training": {name: dumped["training"][name] for name in _TRAINING},
+        "training": {name: dumped["training"][name] for name in _TRAINING if name not in unused},
         "limits": dumped["limits"],
     }
     if config.policy.lora is not None:
@@ -268,7 +271,7 @@ def _method(card: Card) -> str:
     if config.policy.template_args:
         settings["template_args"] = dumped["policy"]["template_args"]
     if named := sorted(config.training.engine_args):
-        settings["also_set_of_GRPOConfig"] = named
+        settings[f"also_set_of_{'SFTConfig' if sft else 'GRPOConfig'}"] = named
     text = yaml.safe_dump(settings, sort_keys=False, allow_unicode=True).strip()
     versions = ", ".join(f"{name} {found}" for name in _VERSIONED if (found := _version(name)))
     return (
@@ -308,7 +311,7 @@ def _license(card: Card) -> str:
 
 
 def _proposer(config: RunConfig) -> str:
-    if config.strategy.kind == "static":
+    if config.strategy.kind in WITHOUT_LLM:
         return "nobody: the instruction is fixed"
     options = config.llm or RulesConfig()
     # Not its address, which may be a machine's.

@@ -17,7 +17,7 @@ from cotune.engines.codec import HFCodec
 from cotune.engines.sampling import CachedSampler, GenerateSampler, policy_sampler
 from cotune.engines.trl.best import BestPolicy
 from cotune.engines.trl.run import lost_steps
-from cotune.engines.trl.setup import Setup, load_policy, prepare
+from cotune.engines.trl.setup import Loaded, load_policy, prepare
 from cotune.engines.trl.trainer import JointTrainer
 from cotune.loop import completion_logprobs, policy_loss
 from cotune.policies import policy_path
@@ -315,7 +315,7 @@ def test_steps_that_whole_weights_lose_are_told_not_those_of_adapters(tmp_path: 
     ):
         model: Any = tiny_model(tokenizer)
         model.to(dtype)
-        text = lost_steps(Setup(model, tokenizer, Letters(), args, adapter))
+        text = lost_steps(Loaded(model, tokenizer, Letters(), adapter), args.learning_rate)
         assert (text is not None) == told
 
 

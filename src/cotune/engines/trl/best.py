@@ -12,7 +12,7 @@ from cotune.json_files import write_atomic, write_json_atomic
 from cotune.records import Prompt
 
 if TYPE_CHECKING:
-    from cotune.engines.trl.joint import TRLJoint
+    from cotune.engines.trl.trained import Trained
 
 
 class BestPolicy:
@@ -31,7 +31,7 @@ class BestPolicy:
     def _staged(self) -> Path:
         return self._folder.with_name(self._folder.name + ".new")
 
-    def offer(self, joint: "TRLJoint", em: float, step: int) -> None:
+    def offer(self, joint: "Trained", em: float, step: int) -> None:
         """Keeps the current policy if none is kept or it scores higher. Rank 0 writes."""
         if joint.coordinator.comm.rank != 0:
             return
@@ -70,7 +70,7 @@ class BestPolicy:
         shutil.rmtree(self._folder, ignore_errors=True)
         staged.rename(self._folder)
 
-    def restore(self, joint: "TRLJoint") -> tuple[str, Prompt]:
+    def restore(self, joint: "Trained") -> tuple[str, Prompt]:
         """Puts the kept weights into the trainer's policy.
 
         Returns:

@@ -1,16 +1,19 @@
 """How the processes were started: whether each has a GPU of its own."""
 
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
 from cotune.contracts import ConfigError
 
 if TYPE_CHECKING:
-    from trl import GRPOConfig
+    from transformers import TrainingArguments
 
     from cotune.config import TrainingConfig
+
+
+Args = TypeVar("Args", bound="TrainingArguments")
 
 
 def check_launch(training: "TrainingConfig") -> None:
@@ -33,13 +36,13 @@ def check_launch(training: "TrainingConfig") -> None:
         )
 
 
-def check_devices(args: "GRPOConfig") -> None:
+def check_devices(args: "TrainingArguments") -> None:
     """Raises ConfigError where the trainer would split its batches over GPUs within one process."""
     if args.n_gpu > 1:
         raise ConfigError(_one_of(args.n_gpu, "your_script.py"))
 
 
-def held_to_one_gpu(args: "GRPOConfig") -> "GRPOConfig":
+def held_to_one_gpu(args: Args) -> Args:
     """The same arguments, under which the trainer uses the first GPU alone.
 
     It wraps the model in DataParallel where it counts several. Trainer sets the same field to 1

@@ -28,8 +28,9 @@ from cotune.engines.trl.checkpoints import latest_checkpoint, load_state
 from cotune.engines.trl.checks import steps_per_batch
 from cotune.engines.trl.comm import world
 from cotune.engines.trl.joint import Hook, Parts, TRLJoint
-from cotune.engines.trl.setup import Setup, grpo_config, load_policy, prepare
+from cotune.engines.trl.setup import Loaded, Setup, grpo_config, load_policy, prepare
 from cotune.engines.trl.trackers import close_reports, report_scores, tensorboard_into
+from cotune.engines.trl.trained import Trained
 from cotune.engines.trl.trainer import JointTrainer
 from cotune.evolution.population import Best
 from cotune.experiments.evaluate import EXACT_MATCH, Score, measure_of, score_trajectories
@@ -92,7 +93,7 @@ def train(
             evaluation.forget()
         if checkpoint is None:
             journal.event("run_started", 0, config=config.name, strategy=config.strategy.kind)
-            if text := lost_steps(setup):
+            if text := lost_steps(setup, setup.args.learning_rate):
                 journal.event("notice", 0, text=text)
         if checkpoint is not None and (state := _state_of(checkpoint)) is not None:
             joint.check_identity(state)  # before the trainer loads weights of another shape
@@ -158,11 +159,11 @@ def went_to_its_end(joint: TRLJoint, checkpoint: Path) -> bool:
     return True
 
 
-def lost_steps(setup: Setup) -> str | None:
+def lost_steps(setup: Loaded, learning_rate: float) -> str | None:
     """Says where the weights' type is too coarse for the steps; adapters are float32."""
     if setup.adapter is not None:
         return None
-    return rounding_notice(str(setup.model.dtype).removeprefix("torch."), setup.args.learning_rate)
+    return rounding_notice(str(setup.model.dtype).removeprefix("torch."), learning_rate)
 
 
 def _state_of(checkpoint: Path) -> State | None:
@@ -186,7 +187,7 @@ class RunEvaluation:
     def __init__(self, config: RunConfig, run: RunDir, best: BestPolicy) -> None:
         self._config, self._run, self._best = config, run, best
 
-    def __call__(self, joint: TRLJoint, trained: int) -> None:
+    def __call__(self, joint: Trained, trained: int) -> None:
         """The hook before a step's rollouts, on rank 0."""
         here = joint.coordinator.evaluate_here
         if trained == 0 and self._config.evaluation.before:
@@ -196,7 +197,7 @@ class RunEvaluation:
             score = self._measure(joint, here, "validation", "during")
             self._best.offer(joint, score.em, trained)
 
-    def finish(self, joint: TRLJoint) -> Outcome:
+    def finish(self, joint: Trained) -> Outcome:
         """Scores of the reported policy: the best on validation, or the last without validation."""
         together = joint.coordinator.evaluate
         joint.begin_closing()
@@ -230,7 +231,7 @@ class RunEvaluation:
         """Drops what was kept of a run that starts anew."""
         self._best.forget()
 
-    def _choice(self, joint: TRLJoint) -> Best | None:
+    def _choice(self, joint: Trained) -> Best | None:
         """INSPO's I* with how often it was observed; says when it is too close to call."""
         strategy = joint.coordinator.strategy
         if isinstance(strategy, P2O):
@@ -252,7 +253,7 @@ class RunEvaluation:
 
     def _measure(
         self,
-        joint: TRLJoint,
+        joint: Trained,
         evaluate: Callable[..., list[Trajectory]],
         split: str,
         when: str,
@@ -283,7 +284,7 @@ class RunEvaluation:
             report_scores(joint, {_SCORES[when]: score.em})
         return score
 
-    def _initial(self, joint: TRLJoint) -> Prompt:
+    def _initial(self, joint: Trained) -> Prompt:
         return Prompt(initial_instruction(self._config, joint.parts.environment))
 
     def _before(self) -> Score | None:

@@ -2,7 +2,7 @@
 
 import difflib
 import os
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +28,8 @@ _SPLITS = ("train", "validation", "test")
 
 
 @dataclass(frozen=True)
-class Setup:
-    """What a run needs that can be wrong.
+class Loaded:
+    """What a run needs that can be wrong, besides its trainer's arguments.
 
     Attributes:
         rewards: score in place of the environment; None where it scores.
@@ -39,9 +39,15 @@ class Setup:
     model: Any
     tokenizer: PreTrainedTokenizerBase
     environment: Environment
-    args: GRPOConfig
     adapter: Any = None
     rewards: RewardFunctions | None = None
+
+
+@dataclass(frozen=True)
+class Setup(Loaded):
+    """The same with the arguments of GRPOTrainer."""
+
+    args: GRPOConfig = field(kw_only=True)
 
 
 def prepare(config: RunConfig, folder: Path) -> Setup:
@@ -52,6 +58,18 @@ def prepare(config: RunConfig, folder: Path) -> Setup:
     Args:
         config: the run file.
         folder: where checkpoints will be kept.
+
+    Raises:
+        ConfigError: names the field that cannot work.
+    """
+    loaded = load_checked(config)
+    args = grpo_config(config, folder)
+    check_args(args)
+    return Setup(**vars(loaded), args=args)
+
+
+def load_checked(config: RunConfig) -> Loaded:
+    """Loads and checks all that a run needs but its trainer's arguments.
 
     Raises:
         ConfigError: names the field that cannot work.
@@ -85,10 +103,8 @@ def prepare(config: RunConfig, folder: Path) -> Setup:
         strategy=config.strategy.kind,
     )
     check_installed(config.logging.report_to)
-    args = grpo_config(config, folder)
-    check_args(args)
     adapter = None if lora is None else lora_config(lora, model)
-    return Setup(model, tokenizer, environment, args, adapter, rewards)
+    return Loaded(model, tokenizer, environment, adapter, rewards)
 
 
 def load_policy(config: RunConfig) -> tuple[Any, PreTrainedTokenizerBase]:
@@ -118,38 +134,22 @@ def grpo_config(config: RunConfig, folder: Path) -> GRPOConfig:
         )
     accumulation = rows // (training.mini_batches * per_pass)
     values: dict[str, Any] = {
-        "output_dir": str(folder),
+        **shared_args(config, folder),
         "max_steps": training.steps * training.mini_batches,
-        "per_device_train_batch_size": training.micro_batch_size,
         "gradient_accumulation_steps": accumulation,
         "steps_per_generation": rows // per_pass,
         "num_generations": training.group_size,
         "max_completion_length": limits.trajectory_tokens,
-        "learning_rate": training.learning_rate,
-        "lr_scheduler_type": training.schedule,
-        "warmup_steps": training.warmup,
         "beta": training.kl,
         "epsilon": training.clip,
         "loss_type": "grpo",
         "temperature": training.temperature,
         "top_k": 0,
         "shuffle_dataset": False,
-        "seed": config.seed,
-        "data_seed": config.seed,
-        "logging_steps": 1,
-        "save_strategy": "steps" if training.save_every else "no",
         "save_steps": max(1, training.save_every) * training.mini_batches,
-        "save_total_limit": training.keep_checkpoints,
-        "report_to": list(config.logging.report_to) or "none",
-        "run_name": config.name,
-        "project": "cotune",
-        "disable_tqdm": True,
         "chat_template_kwargs": config.policy.template_args or None,
-        "ddp_find_unused_parameters": False,
         "log_completions": False,
     }
-    if not torch.cuda.is_available():
-        values |= {"use_cpu": True, "bf16": False, "gradient_checkpointing": False}
     try:
         args = GRPOConfig(**(values | training.engine_args))
     except (TypeError, ValueError) as error:
@@ -157,9 +157,52 @@ def grpo_config(config: RunConfig, folder: Path) -> GRPOConfig:
     return held_to_one_gpu(args) if training.single_gpu else args
 
 
+def shared_args(config: RunConfig, folder: Path) -> dict[str, Any]:
+    """What the arguments of GRPOTrainer and of SFTTrainer have in common."""
+    training = config.training
+    values: dict[str, Any] = {
+        "output_dir": str(folder),
+        "per_device_train_batch_size": training.micro_batch_size,
+        "learning_rate": training.learning_rate,
+        "lr_scheduler_type": training.schedule,
+        "warmup_steps": training.warmup,
+        "seed": config.seed,
+        "data_seed": config.seed,
+        "logging_steps": 1,
+        "save_strategy": "steps" if training.save_every else "no",
+        "save_total_limit": training.keep_checkpoints,
+        "report_to": list(config.logging.report_to) or "none",
+        "run_name": config.name,
+        "project": "cotune",
+        "disable_tqdm": True,
+        "ddp_find_unused_parameters": False,
+    }
+    if not torch.cuda.is_available():
+        values |= {"use_cpu": True, "bf16": False, "gradient_checkpointing": False}
+    return values
+
+
 def _check_engine_args(given: dict[str, Any]) -> None:
     """Raises ConfigError for what GRPOConfig does not take, and for what is not its to say."""
-    known = [field.name for field in fields(GRPOConfig) if field.init]
+    check_not_ours(given)
+    check_known(given, GRPOConfig)
+
+
+def check_known(given: dict[str, Any], config: type) -> None:
+    """Raises ConfigError for a field of training.engine_args that a trainer's arguments lack."""
+    known = [field.name for field in fields(config) if field.init]
+    for name in given:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            meant = f" (did you mean {near[0]}?)" if near else ""
+            raise ConfigError(
+                f"training.engine_args.{name}: unknown field of {config.__name__}{meant}; remove it or "
+                "correct its name"
+            )
+
+
+def check_not_ours(given: dict[str, Any]) -> None:
+    """Raises ConfigError for what a run file says elsewhere."""
     for name in given:
         if name == "output_dir":
             raise ConfigError(
@@ -170,11 +213,4 @@ def _check_engine_args(given: dict[str, Any]) -> None:
             raise ConfigError(
                 f"training.engine_args.{name}: a run file evaluates by itself and keeps the best "
                 "policy; remove it and set evaluation.every"
-            )
-        if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            meant = f" (did you mean {near[0]}?)" if near else ""
-            raise ConfigError(
-                f"training.engine_args.{name}: unknown field of GRPOConfig{meant}; remove it or "
-                "correct its name"
             )

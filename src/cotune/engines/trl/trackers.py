@@ -25,6 +25,7 @@ from cotune.strategies.p2o import P2O
 
 if TYPE_CHECKING:
     from cotune.engines.trl.joint import TRLJoint
+    from cotune.engines.trl.trained import Trained
 
 INSTRUCTIONS, HINTS = "cotune/instructions", "cotune/hints"
 _INSTRUCTION_COLUMNS = (
@@ -149,18 +150,20 @@ class TrackerCallback(TrainerCallback):
             _log_tables(callback, found, state.global_step)
 
 
-def reporting(joint: "TRLJoint") -> Iterator[TrainerCallback]:
+def reporting(joint: "Trained") -> Iterator[TrainerCallback]:
     """The trainer's callbacks of the trackers that take tables."""
     for callback in joint.trainer.callback_handler.callbacks if joint.bound else ():
         if isinstance(callback, TensorBoardCallback | WandbCallback | TrackioCallback):
             yield callback
 
 
-def report_scores(joint: "TRLJoint", scores: Mapping[str, float]) -> None:
+def report_scores(joint: "Trained", scores: Mapping[str, float]) -> None:
     """Logs scores of an evaluation that is not the trainer's own; rank 0.
 
     Trackers show "eval_em" as eval/em and "test_em" as test/em, as the trainer's own.
     """
+    if not joint.bound:
+        return
     trainer = joint.trainer
     for callback in reporting(joint):
         callback.on_log(
@@ -172,7 +175,7 @@ def report_scores(joint: "TRLJoint", scores: Mapping[str, float]) -> None:
         )
 
 
-def close_reports(joint: "TRLJoint") -> None:
+def close_reports(joint: "Trained") -> None:
     """Ends what scores after training have opened again. W&B's run ends with the process."""
     trainer = joint.trainer
     for callback in reporting(joint):
@@ -180,7 +183,7 @@ def close_reports(joint: "TRLJoint") -> None:
             callback.on_train_end(trainer.args, trainer.state, trainer.control, model=trainer.model)
 
 
-def tensorboard_into(joint: "TRLJoint", folder: Path) -> None:
+def tensorboard_into(joint: "Trained", folder: Path) -> None:
     """Makes TensorBoard's files lie in a folder, unless TENSORBOARD_LOGGING_DIR says where."""
     for callback in reporting(joint):
         if isinstance(callback, TensorBoardCallback) and callback.logging_dir is None:

@@ -1,0 +1,389 @@
+"""Supervised fine-tuning of a run file, on TRL's SFTTrainer.
+
+A run evaluates the initial policy, gets its rows, and fits them. The first two count under step 0;
+a step after that is an optimizer step.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+from datasets import Dataset
+from transformers import (
+    PreTrainedModel,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+)
+from transformers.trainer_callback import PrinterCallback, ProgressCallback
+from trl import SFTConfig, SFTTrainer
+
+from cotune.build import build_llm, build_strategy
+from cotune.changes import changeable, changes, identity
+from cotune.config import RunConfig
+from cotune.contracts import ConfigError, EngineError, State
+from cotune.coordinator import Coordinator, Journal, RolloutSettings
+from cotune.engines.codec import HFCodec
+from cotune.engines.sampling import policy_sampler
+from cotune.engines.trl.best import BestPolicy
+from cotune.engines.trl.checkpoints import (
+    drop_orphans,
+    drop_torn,
+    latest_checkpoint,
+    load_state,
+    save_state,
+)
+from cotune.engines.trl.joint import Parts
+from cotune.engines.trl.run import Outcome, RunEvaluation, lost_steps
+from cotune.engines.trl.setup import Loaded, load_checked
+from cotune.engines.trl.sft_config import check_one_process, sft_config
+from cotune.engines.trl.sft_rows import (
+    ROWS,
+    Rows,
+    answer_rows,
+    check_references,
+    keep_rows,
+    read_rows,
+    rollout_rows,
+)
+from cotune.engines.trl.trackers import close_reports, tensorboard_into
+from cotune.llm.ledger import Ledger
+from cotune.planning import accumulation
+from cotune.run_dir import RunDir
+from cotune.strategies.sft import SFTOptions, TrainingRow, optimizer_steps
+from cotune.task_order import TaskOrder
+
+
+@dataclass(frozen=True)
+class SFTSetup(Loaded):
+    """What a run needs, with the arguments of SFTTrainer."""
+
+    args: SFTConfig = field(kw_only=True)
+
+
+def prepare(config: RunConfig, folder: Path) -> SFTSetup:
+    """Loads and checks what a run needs; writes nothing, makes no folder.
+
+    Args:
+        config: the run file.
+        folder: where checkpoints will be kept.
+
+    Raises:
+        ConfigError: names the field that cannot work.
+    """
+    check_one_process()
+    args = sft_config(config, folder)
+    loaded = load_checked(config)
+    if isinstance(config.strategy, SFTOptions) and config.strategy.data == "answers":
+        check_references(loaded.environment)
+    return SFTSetup(**vars(loaded), args=args)
+
+
+class TRLSft:
+    """One fine-tuning run: the policy, what rolls it out, and after `bind` its trainer.
+
+    Args:
+        parts: strategy, environment and where things are written.
+        setup: what `prepare` loaded.
+        config: the run file.
+
+    Attributes:
+        batches: optimizer steps trained so far.
+        coordinator: rolls out the current policy.
+        identity: by field, what a resume must find as it was.
+    """
+
+    def __init__(self, parts: Parts, setup: SFTSetup, config: RunConfig) -> None:
+        self.parts, self.args = parts, setup.args
+        self.batches = 0
+        self._model, self._tokenizer = setup.model, setup.tokenizer
+        self._model.to(setup.args.device)
+        self._trainer: SFTTrainer | None = None
+        tasks = TaskOrder(parts.environment.tasks("train"), 1, parts.seed)
+        self.identity = {"the training tasks": tasks.fingerprint, **parts.identity}
+        codec = HFCodec(setup.tokenizer, config.policy.template_args)
+        context = getattr(setup.model.config.get_text_config(), "max_position_embeddings", None)
+        self.coordinator = Coordinator(
+            strategy=parts.strategy,
+            environment=parts.environment,
+            codec=codec,
+            sampler=policy_sampler(self.policy, codec, setup.tokenizer),
+            llm=parts.llm,
+            journal=parts.journal,
+            meter=parts.meter,
+            settings=RolloutSettings(
+                limits=parts.limits,
+                temperature=config.training.temperature,
+                seed=parts.seed,
+                rows_per_call=parts.rows_per_call,
+                context_tokens=context,
+            ),
+            rewards=parts.rewards,
+        )
+
+    @property
+    def bound(self) -> bool:
+        """Whether there is a trainer."""
+        return self._trainer is not None
+
+    @property
+    def trainer(self) -> SFTTrainer:
+        if self._trainer is None:
+            raise EngineError("no trainer yet: call bind(trainer)")
+        return self._trainer
+
+    def bind(self, trainer: SFTTrainer) -> None:
+        """Names the trainer whose policy is sampled from now on."""
+        self._trainer = trainer
+        codec = self.coordinator.codec
+        self.coordinator.sampler = policy_sampler(self.policy, codec, self._tokenizer)
+
+    @contextmanager
+    def policy(self) -> Iterator[PreTrainedModel]:
+        """The current policy, unwrapped and in evaluation mode."""
+        model = self._model
+        if self._trainer is not None:
+            model = self._trainer.accelerator.unwrap_model(self._trainer.model_wrapped)
+        training = model.training
+        model.eval()
+        try:
+            yield cast(PreTrainedModel, model)
+        finally:
+            model.train(training)
+
+    def weights_replaced(self) -> None:
+        """Nothing else holds a copy of the weights."""
+
+    def begin_closing(self) -> None:
+        """What follows counts under the step after the last: a resume drops it and does it anew."""
+        self.at(self.batches + 1)
+
+    def at(self, step: int) -> None:
+        """What follows counts under a step."""
+        self.coordinator.step = step
+        self.parts.meter.set_step(step)
+
+    def state_dict(self) -> State:
+        return {
+            "batches": self.batches,
+            "identity": self.identity,
+            "changeable": dict(self.parts.changeable),
+        }
+
+    def resume(self, state: State) -> None:
+        """Goes on from a saved state: cuts back what was written after it, begins an attempt.
+
+        Raises:
+            ConfigError: another run was saved than this one.
+        """
+        for name, was in state["identity"].items():
+            if self.identity.get(name) != was:
+                raise ConfigError(
+                    f"{name}: is not what the saved run began with ({was[:120]}); restore it, or "
+                    "start a new run in another folder"
+                )
+        self.batches = int(state["batches"])
+        self.parts.meter.begin_attempt(self.batches)
+        self.parts.journal.cut_back(self.batches)
+        now = self.parts.changeable
+        changed = changes(state.get("changeable", now), now)
+        self.parts.journal.event("resumed", self.batches, from_step=self.batches, changed=changed)
+
+
+class SFTCallback(TrainerCallback):
+    """Evaluates between steps, keeps cotune's half of every checkpoint, writes the metrics."""
+
+    def __init__(self, joint: TRLSft, evaluation: RunEvaluation) -> None:
+        self._joint, self._evaluation = joint, evaluation
+        self._folder = Path(cast(str, joint.args.output_dir))
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        drop_torn(self._folder)
+
+    def on_step_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        self._joint.at(state.global_step + 1)
+        if state.global_step:
+            self._evaluation(self._joint, state.global_step)
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        self._joint.batches = state.global_step
+        if control.should_save:
+            save_state(self._folder, state.global_step, self._joint.state_dict())
+
+    def on_save(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        drop_orphans(self._folder, keep_from=state.global_step)
+        self._joint.parts.journal.event("saved", state.global_step)
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, Any] | None = None,
+        **_: Any,
+    ) -> None:
+        if logs is None or "loss" not in logs:
+            return
+        numbers = {k: float(v) for k, v in logs.items() if isinstance(v, int | float)}
+        row = {
+            **numbers,
+            "optimizer_step": float(state.global_step),
+            "total_steps": float(state.max_steps),
+        }
+        self._joint.parts.journal.metrics(state.global_step, row)
+
+
+def train(
+    config: RunConfig, run: RunDir, journal: Journal, resume: bool, setup: SFTSetup | None = None
+) -> Outcome:
+    """Fine-tunes to the end, from the newest checkpoint if `resume`; evaluates and keeps the best.
+
+    A run that was stopped before its first checkpoint goes on with the rollouts that it has.
+
+    Args:
+        config: the run file.
+        run: its folder.
+        journal: the folder, or something that shows it, too.
+        setup: what `prepare` loaded; loaded here if None.
+    """
+    setup = setup or prepare(config, run.checkpoints_path)
+    evaluation = RunEvaluation(config, run, BestPolicy(run.best_path, setup.tokenizer))
+    with Ledger(run.ledger_path) as ledger:
+        joint = TRLSft(_parts(config, setup, journal, ledger), setup, config)
+        checkpoint = _begin(joint, config, run, evaluation, resume)
+        if checkpoint is None and (text := lost_steps(setup, setup.args.learning_rate)):
+            journal.event("notice", 0, text=text)
+        rows = _rows(joint, config, run, evaluation)
+        trainer = build_trainer(joint, setup, rows, SFTCallback(joint, evaluation))
+        joint.bind(trainer)
+        tensorboard_into(joint, run.path / "tensorboard")
+        trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+        outcome = evaluation.finish(joint)
+        close_reports(joint)
+        return outcome
+
+
+def build_trainer(
+    joint: TRLSft, setup: SFTSetup, rows: Sequence[TrainingRow], callback: TrainerCallback
+) -> SFTTrainer:
+    """SFTTrainer on rows of tokens, which shows nothing by itself."""
+    trainer = SFTTrainer(
+        setup.model,
+        args=setup.args,
+        train_dataset=Dataset.from_dict(
+            {
+                "input_ids": [list(row.input_ids) for row in rows],
+                "labels": [list(row.labels) for row in rows],
+            }
+        ),
+        processing_class=setup.tokenizer,
+        peft_config=setup.adapter,
+        callbacks=[callback],
+    )
+    for shown in (PrinterCallback, ProgressCallback):
+        trainer.remove_callback(shown)
+    return trainer
+
+
+def _parts(config: RunConfig, setup: SFTSetup, journal: Journal, ledger: Ledger) -> Parts:
+    return Parts(
+        strategy=build_strategy(config, setup.environment),
+        environment=setup.environment,
+        llm=build_llm(config, ledger),
+        journal=journal,
+        meter=ledger,
+        limits=config.limits,
+        seed=config.seed,
+        rewards=setup.rewards,
+        rows_per_call=config.training.rows_per_call,
+        identity=identity(config),
+        changeable=changeable(config),
+    )
+
+
+def _begin(
+    joint: TRLSft, config: RunConfig, run: RunDir, evaluation: RunEvaluation, resume: bool
+) -> Path | None:
+    """Begins an attempt; returns the checkpoint that it goes on from, if there is one."""
+    journal, meter = joint.parts.journal, joint.parts.meter
+    checkpoint = latest_checkpoint(run.checkpoints_path) if resume else None
+    if checkpoint is not None:
+        step = int(checkpoint.name.removeprefix("checkpoint-"))
+        joint.resume(cast(State, load_state(run.checkpoints_path, step)))
+        return checkpoint
+    if resume:
+        evaluation.forget()
+    if resume and (run.sft_path / ROWS).is_file():
+        meter.begin_attempt(0)
+        journal.cut_back(0)
+        journal.event("resumed", 0, from_step=0, changed={})
+        return None
+    meter.begin_attempt(None)
+    if resume:
+        journal.cut_back(-1)
+        journal.event("notice", 0, text="no whole checkpoint: the run starts anew")
+    journal.event("run_started", 0, config=config.name, strategy=config.strategy.kind)
+    return None
+
+
+def _rows(
+    joint: TRLSft, config: RunConfig, run: RunDir, evaluation: RunEvaluation
+) -> Sequence[TrainingRow]:
+    """The rows to fit, as they were kept or made now, after the evaluation of the initial policy."""
+    options = config.strategy
+    assert isinstance(options, SFTOptions)
+    kept = run.sft_path / ROWS
+    if kept.is_file():
+        return read_rows(kept, joint.identity)
+    if joint.batches and options.data == "rollouts":
+        raise EngineError(
+            f"{kept} is not there, but {joint.batches} steps are trained on its rows: put it back, or "
+            "start a new run"
+        )
+    if joint.batches:
+        return answer_rows(joint, config).rows
+    joint.at(0)
+    evaluation(joint, 0)
+    if options.data == "answers":
+        found = answer_rows(joint, config)
+    else:
+        found = rollout_rows(joint, config, run.sft_path)
+    _tell(joint, config, options, found)
+    if options.data == "rollouts":
+        keep_rows(run.sft_path, found.rows, joint.identity)
+    return found.rows
+
+
+def _tell(joint: TRLSft, config: RunConfig, options: SFTOptions, found: Rows) -> None:
+    """Writes down what is fitted."""
+    training, rows = config.training, found.rows
+    joint.parts.journal.event(
+        "training_rows",
+        0,
+        data=options.data,
+        rows=len(rows),
+        questions=len({row.task for row in rows}),
+        tokens=sum(row.targets for row in rows),
+        steps=optimizer_steps(
+            len(rows), options.epochs, training.micro_batch_size, accumulation(training)
+        ),
+        **found.about,
+    )
+    if options.data == "answers" and found.about["reward_mean"] == 0:
+        joint.parts.journal.event(
+            "notice",
+            0,
+            text="the references score 0 under the run's own reward: see that they are in the form "
+            "that it takes",
+        )

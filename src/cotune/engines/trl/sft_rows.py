@@ -1,0 +1,209 @@
+"""The rows that a fine-tuning run fits: references as tokens, or rejection sampling, kept on disk."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cotune.config import RunConfig
+from cotune.contracts import ConfigError, EngineError, Environment
+from cotune.environments.base import reference_of
+from cotune.episode import score
+from cotune.evolution_log import EvolutionLog
+from cotune.json_files import Row, json_line, read_jsonl, write_atomic
+from cotune.planning import rollouts_sampled
+from cotune.records import Assignment, Prompt, StopReason, Task, Trajectory, Turn
+from cotune.strategies.sft import (
+    SFTOptions,
+    TrainingRow,
+    accepted,
+    check_accepted,
+    reference_row,
+    rollout_row,
+)
+from cotune.task_order import TaskOrder
+
+if TYPE_CHECKING:
+    from cotune.engines.trl.sft import TRLSft
+
+ROWS, ROLLOUTS = "rows.jsonl", "rollouts.jsonl"
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Rows:
+    """What is fitted, and what the event that tells of it says besides."""
+
+    rows: Sequence[TrainingRow]
+    about: Mapping[str, object]
+
+
+def check_references(environment: Environment) -> None:
+    """Raises ConfigError where training questions have no reference answer."""
+    tasks = environment.tasks("train")
+    without = [task.id for task in tasks if not reference_of(environment, task)]
+    if without:
+        raise ConfigError(
+            f"strategy.data is answers, but {len(without)} of {len(tasks)} training questions have "
+            f"neither a solution nor an answer, {without[0]!r} among them: name their column "
+            "(dataset.columns.answers), or set strategy.data: rollouts"
+        )
+
+
+def answer_rows(joint: "TRLSft", config: RunConfig) -> Rows:
+    """One row a training question: its reference under the initial instruction.
+
+    A reference that is longer than a turn may be is left out: the policy could never write it.
+
+    Raises:
+        ConfigError: a prompt is longer than the limit.
+        EngineError: every reference is too long.
+    """
+    environment, codec = joint.parts.environment, joint.coordinator.codec
+    prompt, limits = joint.coordinator.strategy.best_prompt(), config.limits
+    most = min(limits.turn_tokens, limits.trajectory_tokens - 1)
+    tried: list[tuple[TrainingRow, Trajectory]] = []
+    tasks = environment.tasks("train")
+    for task in tasks:
+        ids = codec.render(environment.messages(task, prompt), environment.tools)
+        if len(ids) > limits.prompt_tokens:
+            raise ConfigError(
+                f"the prompt of task {task.id} has {len(ids)} tokens, but limits.prompt_tokens is "
+                f"{limits.prompt_tokens}; raise it or shorten the instruction"
+            )
+        text = reference_of(environment, task)
+        row = reference_row(task.id, ids, text, codec, environment.stop)
+        if row.targets <= most:
+            tried.append((row, _written(task, prompt, row, text)))
+    if not tried:
+        raise EngineError(
+            f"all {len(tasks)} references are longer than limits.turn_tokens ({limits.turn_tokens}) and "
+            f"limits.trajectory_tokens ({limits.trajectory_tokens}) allow: raise them"
+        )
+    scored = [trajectory for _, trajectory in tried]
+    if joint.parts.rewards is None:
+        scored = [score(trajectory, environment) for trajectory in scored]
+    else:
+        scored = joint.parts.rewards(scored, environment)
+    mean = sum(t.reward for t in scored) / len(scored)
+    about = {"left_out": len(tasks) - len(tried), "reward_mean": mean}
+    return Rows([row for row, _ in tried], about)
+
+
+def _written(task: Task, prompt: Prompt, row: TrainingRow, text: str) -> Trajectory:
+    """The reference as if the policy had written it in one turn, to be scored."""
+    own = len(row.input_ids) - row.targets
+    completion = row.input_ids[own:]
+    return Trajectory(
+        assignment=Assignment(task, prompt, prompt, "i0", 0),
+        sampled_prompt_ids=row.input_ids[:own],
+        prompt_ids=row.input_ids[:own],
+        completion_ids=completion,
+        mask=(1,) * len(completion),
+        logprobs=(0.0,) * len(completion),
+        turns=(Turn(text, action="answer"),),
+        stop=StopReason.ANSWERED,
+        answer=text,
+    )
+
+
+def rollout_rows(joint: "TRLSft", config: RunConfig, folder: Path) -> Rows:
+    """Rejection sampling: rows of the initial policy's own rollouts that succeeded.
+
+    What was sampled is on disk batch by batch until `keep_rows`, so a run that is killed samples one
+    batch again at most.
+
+    Args:
+        joint: with the initial policy, no step trained.
+        config: the run file.
+        folder: where rollouts are kept.
+
+    Raises:
+        EngineError: no rollout is good enough.
+    """
+    options = config.strategy
+    assert isinstance(options, SFTOptions)
+    log = EvolutionLog(folder / ROLLOUTS)
+    trajectories = list(_sampled(joint, config, options, log))
+    rewards = [t.reward for t in trajectories]
+    kept = accepted(trajectories, options)
+    check_accepted(len(kept), len(trajectories), max(rewards), options)
+    about: dict[str, object] = {
+        "rollouts": len(trajectories),
+        "succeeded": sum(reward >= options.keep_from for reward in rewards),
+        "reward_mean": sum(rewards) / len(rewards),
+    }
+    return Rows([rollout_row(trajectory) for trajectory in kept], about)
+
+
+def _sampled(
+    joint: "TRLSft", config: RunConfig, options: SFTOptions, log: EvolutionLog
+) -> Iterator[Trajectory]:
+    """All rollouts, a rollout batch of the run file at a time.
+
+    Every question once, in an order of its own, then every question again: a budget that ends
+    early has then reached as many questions as it can.
+    """
+    training = config.training
+    size = training.questions_per_step * training.group_size
+    order = TaskOrder(joint.parts.environment.tasks("train"), size, config.seed)
+    total = rollouts_sampled(config, options, len(order.by_id))
+    coordinator, prompt = joint.coordinator, joint.coordinator.strategy.best_prompt()
+    phase = coordinator.logged(log, "sampling")
+    for first in range(0, total, size):
+        tasks = [order.by_id[order.at(i)] for i in range(first, min(first + size, total))]
+        batch = phase.rollout(
+            [Assignment(task, prompt, prompt, "i0", i) for i, task in enumerate(tasks)],
+            purpose="train",
+        )
+        journal = joint.parts.journal
+        journal.trajectories(0, "train", batch)
+        journal.event(
+            "sampled",
+            0,
+            rollouts=first + len(batch),
+            of=total,
+            reward_mean=sum(t.reward for t in batch) / len(batch),
+        )
+        yield from batch
+    phase.close()
+
+
+def keep_rows(folder: Path, rows: Sequence[TrainingRow], identity: Mapping[str, str]) -> None:
+    """Keeps the rows of rejection sampling; what they were chosen from goes."""
+    write_rows(folder / ROWS, rows, identity)
+    EvolutionLog(folder / ROLLOUTS).delete()
+
+
+def write_rows(path: Path, rows: Sequence[TrainingRow], identity: Mapping[str, str]) -> None:
+    """Writes rows atomically, after a line that says of which run they are."""
+    head: Row = {"schema_version": SCHEMA_VERSION, "identity": dict(identity)}
+    lines = [
+        {"task": row.task, "input_ids": list(row.input_ids), "labels": list(row.labels)}
+        for row in rows
+    ]
+    path.parent.mkdir(exist_ok=True)
+    write_atomic(path, b"".join(json_line(line, path.name) for line in [head, *lines]))
+
+
+def read_rows(path: Path, identity: Mapping[str, str]) -> list[TrainingRow]:
+    """The rows that `write_rows` wrote.
+
+    Raises:
+        ConfigError: they are of another version or another run, or cannot be read.
+    """
+    head, *lines = read_jsonl(path) or [{}]
+    if head.get("schema_version") != SCHEMA_VERSION:
+        raise ConfigError(
+            f"{path}: schema_version is {head.get('schema_version')!r}, expected {SCHEMA_VERSION}; open "
+            "it with the version of cotune that wrote it"
+        )
+    for name, was in head["identity"].items():
+        if identity.get(name) != was:
+            raise ConfigError(
+                f"{name}: is not what the saved run began with ({was[:120]}); restore it, or start a "
+                "new run in another folder"
+            )
+    return [
+        TrainingRow(line["task"], tuple(line["input_ids"]), tuple(line["labels"])) for line in lines
+    ]
