@@ -152,12 +152,66 @@ def baseline(
 @app.command()
 def evaluate(
     run_folder: RunFolder,
-    split: Annotated[str, typer.Option(help="test, validation or train.")] = "test",
+    split: Annotated[
+        str | None,
+        typer.Option(help="test, validation or train; test by default, and with --benchmark none."),
+    ] = None,
+    benchmark: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME[=PATH]",
+            help="Other questions than the run's: hotpotqa, 2wikimultihopqa, musique, bamboogle, nq, "
+            "triviaqa, popqa, aime24, aime25, amc, math-500, minerva or olympiadbench, from the "
+            "Hugging Face hub or from a file. Can be given several times.",
+        ),
+    ] = None,
+    samples: Annotated[
+        str,
+        typer.Option(
+            metavar="K",
+            help="Sampled rollouts a question besides the greedy one, for avg@K and pass@K; auto: "
+            "16 on sets of fewer than 100 questions, else 1.",
+        ),
+    ] = "0",
+    temperature: Annotated[
+        float | None, typer.Option(help="Of sampled rollouts; the run's by default.")
+    ] = None,
+    metric: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="reward, exact_match, f1 or boxed; all that apply by default. Can be given several "
+            "times."
+        ),
+    ] = None,
+    limit: Annotated[
+        int | None, typer.Option(help="Only the first so many questions of each set.")
+    ] = None,
+    policy: Annotated[
+        str, typer.Option(help="best, or initial: the policy before training beside it.")
+    ] = "best",
+    as_json: Annotated[
+        bool, typer.Option("--json", help="The figures as JSON, and nothing else.")
+    ] = False,
+    output: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Where the same JSON is written, too.")
+    ] = None,
+    set_: Overrides = None,
 ) -> None:
-    """Evaluate a run's best policy under its best and initial instruction, and its best hint."""
-    from cotune import commands
+    """Evaluate a run's best policy under its best and initial instruction, and its best hint.
 
-    commands.evaluate(run_folder, _console(), split)
+    On held-out questions, greedy and sampled, overall and by stratum. Nothing is written into the
+    run folder; --set holds for this evaluation alone.
+    """
+    from cotune import commands
+    from cotune.experiments.evaluating import parse_options
+
+    options = parse_options(
+        split=split, benchmarks=benchmark or (), samples=samples, temperature=temperature,
+        metrics=metric or (), limit=limit, policy=policy,
+    )  # fmt: skip
+    commands.evaluate(
+        run_folder, _console(), options, as_json=as_json, output=output, assignments=set_ or ()
+    )
 
 
 @app.command()

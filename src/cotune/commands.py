@@ -1,6 +1,7 @@
 """What the commands do; `cli` parses, this module imports engines only when one is needed."""
 
 import os
+import sys
 import warnings
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
@@ -18,9 +19,11 @@ from cotune.contracts import ConfigError, Stopped
 from cotune.coordinator import Journal, SilentJournal
 from cotune.environments.arithmetic_world import HARD
 from cotune.experiments.evaluate import Score, mean_over
+from cotune.json_files import write_atomic
 from cotune.llm.client import OpenAIOptions
 from cotune.llm.ledger import Ledger
 from cotune.memory_table import show_memory
+from cotune.overrides import with_overrides
 from cotune.planning import Plan, plan_run
 from cotune.policies import policy_path
 from cotune.resuming import resumed_config
@@ -29,8 +32,7 @@ from cotune.run_dir import RunDir
 if TYPE_CHECKING:
     from cotune.engines.trl.run import Outcome
     from cotune.engines.trl.setup import Loaded
-
-SPLITS = ("test", "validation", "train")
+    from cotune.experiments.evaluating import EvaluationOptions
 
 
 def train(
@@ -158,21 +160,37 @@ def _created(config: RunConfig) -> RunDir:
     return run
 
 
-def evaluate(folder: Path, console: Console, split: str = "test") -> None:
-    """Scores a run's best policy under its best and its initial instruction, and its best hint."""
-    if split not in SPLITS:
-        raise ConfigError(f"--split is {split!r}; expected one of {', '.join(SPLITS)}")
+def evaluate(
+    folder: Path,
+    console: Console,
+    options: "EvaluationOptions",
+    *,
+    as_json: bool = False,
+    output: Path | None = None,
+    assignments: Sequence[str] = (),
+) -> None:
+    """Scores a run's best policy; prints tables, or JSON alone, and writes that where it is to."""
+    if output is not None and (output.is_dir() or not output.parent.is_dir()):
+        raise ConfigError(f"--output is {output}; expected a file in a folder that exists")
     run, config = _open(folder)
-    if not (run.best_path / "best.json").is_file():
-        raise ConfigError(
-            f"{folder}: holds no best policy yet; finish it with: cotune resume {folder}"
+    if assignments:
+        config = parse_config(
+            with_overrides(run.read_config(), assignments), f"{run.config_path} with --set"
         )
+    if any("=" not in given for given in options.benchmarks):
+        # Else what follows would set it for a local policy.
+        os.environ.setdefault("HF_HUB_OFFLINE", os.environ.get("TRANSFORMERS_OFFLINE") or "0")
     quiet_libraries(config)
-    from cotune.engines.trl.run import evaluate_best
+    from cotune.experiments.evaluating import evaluate_run
+    from cotune.experiments.evaluation_table import json_text, show
 
-    rows = evaluate_best(config, run, split)
-    measure = next(score.measure for _, score in rows if score)
-    console.print(score_table(f"{measure.capitalize()} on the {split} split", rows))
+    evaluation = evaluate_run(config, run, options)
+    if output is not None:
+        write_atomic(output, json_text(evaluation))
+    if as_json:
+        sys.stdout.write(json_text(evaluation))
+    else:
+        show(evaluation, console)
 
 
 def export(

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 
 def missing_parts(folder: Path) -> list[str]:
@@ -47,3 +48,12 @@ def weights_size(folder: Path) -> int:
     """Bytes of the weights of a folder: safetensors if it has any."""
     files = list(folder.glob("*.safetensors")) or list(folder.glob("pytorch_model*.bin"))
     return sum(file.stat().st_size for file in files)
+
+
+def read_best(folder: Path) -> dict[str, Any]:
+    """best.json of a run's best policy; `hint` is "" in one from before hints were kept.
+
+    Raises:
+        OSError, ValueError: there is none that can be read.
+    """
+    return {"hint": "", **json.loads((folder / "best.json").read_text(encoding="utf-8"))}

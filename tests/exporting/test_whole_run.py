@@ -10,8 +10,8 @@ from transformers import AutoTokenizer
 from cotune import commands
 from cotune.build import build_environment
 from cotune.config import load_config, parse_config
-from cotune.engines.trl.run import evaluate_best
 from cotune.engines.trl.setup import load_policy
+from cotune.experiments.evaluating import EvaluationOptions, evaluate_run
 from cotune.exporting.chat_template import carries_instruction
 from cotune.run_dir import RunDir
 from tests.exporting.finished import read_json
@@ -38,9 +38,9 @@ def test_a_run_ends_with_a_folder_that_serves(tmp_path: Path) -> None:
     assert f"| all 6 | {arm['em']:.3f} |" in (best / "README.md").read_text(encoding="utf-8")
 
     # Of rollouts under the best instruction: it would stand there twice.
-    (_, score), *_ = evaluate_best(config, run, "test")
-    assert score is not None
-    assert score.em == arm["em"]
+    (result,) = evaluate_run(config, run, EvaluationOptions()).sets
+    greedy = result.figures["best"][0]
+    assert (greedy.statistic, greedy.mean) == ("greedy", arm["em"])
     kept = read_json(best / "best.json")["instruction"]
     rows = run.read_trajectories(4, "evaluate_after")
     text: Any = AutoTokenizer.from_pretrained(best).decode(rows[0]["prompt_ids"])

@@ -1,9 +1,10 @@
 """What environments share: where tasks are kept, and how instruction and question make a prompt."""
 
+import copy
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 from cotune.contracts import ConfigError, Environment
 from cotune.records import Action, Prompt, Response, Task, Trajectory
@@ -80,14 +81,7 @@ class TaskEnvironment:
         initial_instruction: str,
         prompt_format: PromptFormat | None = None,
     ) -> None:
-        for split, rows in tasks.items():
-            repeated = [id for id, n in Counter(task.id for task in rows).items() if n > 1]
-            if repeated:
-                raise ConfigError(
-                    f"environment.{split} has several tasks with the id {repeated[0]!r}; "
-                    "expected each id once"
-                )
-        self._tasks = {split: tuple(rows) for split, rows in tasks.items()}
+        self._tasks = _by_split(tasks)
         self._initial_instruction = initial_instruction
         self.prompt_format = prompt_format or PromptFormat()
 
@@ -113,6 +107,19 @@ class TaskEnvironment:
             raise ConfigError(f"split is {split!r}; expected one of {', '.join(self._tasks)}")
         return self._tasks[split]
 
+    def with_tasks(self, tasks: Mapping[str, Sequence[Task]]) -> Self:
+        """The same environment, tools and scoring included, over other tasks.
+
+        Args:
+            tasks: by split, under any names.
+
+        Raises:
+            ConfigError: a task id twice in a split.
+        """
+        other = copy.copy(self)
+        other._tasks = _by_split(tasks)
+        return other
+
     def messages(self, task: Task, prompt: Prompt) -> list[dict[str, str]]:
         """The chat messages of a task under a prompt, as `prompt_format` says."""
         return self.prompt_format.messages(task, prompt)
@@ -132,6 +139,17 @@ class TaskEnvironment:
         """No reward, and the text of the last turn as the answer; reward functions score it."""
         text = trajectory.turns[-1].text.strip() if trajectory.turns else ""
         return 0.0, text or None
+
+
+def _by_split(tasks: Mapping[str, Sequence[Task]]) -> dict[str, tuple[Task, ...]]:
+    for split, rows in tasks.items():
+        repeated = [id for id, n in Counter(task.id for task in rows).items() if n > 1]
+        if repeated:
+            raise ConfigError(
+                f"environment.{split} has several tasks with the id {repeated[0]!r}; "
+                "expected each id once"
+            )
+    return {split: tuple(rows) for split, rows in tasks.items()}
 
 
 class SingleTurnEnvironment(TaskEnvironment):

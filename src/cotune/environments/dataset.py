@@ -107,6 +107,22 @@ def tasks_from(
     return {split: with_ids(questions[split], split, split not in wanted) for split in SPLITS}
 
 
+def tasks_of_rows(rows: Sequence[Row], source: str, split: str) -> list[Task]:
+    """The tasks of a split of which nothing is held out; ids have its name before them.
+
+    Args:
+        rows: with the columns question, answers, solution, stratum and id.
+        source: what to start a message with.
+        split: its name.
+
+    Raises:
+        ConfigError: no row, a column of the wrong kind, or an id that comes twice.
+    """
+    roles = cast(Any, {role: role for role in DEFAULT_COLUMNS})
+    config = DatasetConfig(path=Path("dataset"), columns=roles)
+    return with_ids(_unique(rows, config, source), split, True)
+
+
 def _read(config: DatasetConfig, split: str) -> list[Question]:
     """The questions of a file or of a hub data set's split."""
     return _unique(_rows(config, split), config, _source(config, split))

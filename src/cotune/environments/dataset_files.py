@@ -59,10 +59,24 @@ def file_rows(path: Path, field: str) -> list[Row]:
     )
 
 
-def hub_rows(name: str, subset: str | None, split: str, field: str) -> list[Row]:
+OTHER_SOURCE = (
+    "correct dataset.name, dataset.subset or the split, or download it where there is a network and "
+    "name its files by dataset.path"
+)
+"""What to do about a data set that cannot be loaded."""
+
+
+def hub_rows(
+    name: str, subset: str | None, split: str, field: str, mend: str = OTHER_SOURCE
+) -> list[Row]:
     """The rows of a split of a Hugging Face data set: from the hub, its cache, or a local clone.
 
     Images and audio stay undecoded.
+
+    Args:
+        name, subset, split: the data set's, its configuration's and its split's.
+        field: of the run file, named in errors.
+        mend: what an error says is to be done.
 
     Raises:
         ConfigError: what `datasets.load_dataset` says against it.
@@ -74,9 +88,7 @@ def hub_rows(name: str, subset: str | None, split: str, field: str) -> list[Row]
     # Whatever the library raises (offline, no such name, subset or split), the field is named.
     except Exception as error:
         raise ConfigError(
-            f"{field}: cannot load split {split!r} of {name!r} ({_said(error)}); correct dataset.name, "
-            "dataset.subset or the split, or download it where there is a network and name its files "
-            "by dataset.path"
+            f"{field}: cannot load split {split!r} of {name!r} ({_said(error)}); {mend}"
         ) from error
     return _numbered(_plain(loaded), f"{field}: {name}, split {split}")
 

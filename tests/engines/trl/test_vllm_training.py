@@ -13,8 +13,9 @@ from cotune.config import parse_config
 from cotune.contracts import ConfigError
 from cotune.engines.local_policy import load
 from cotune.engines.trl.best import BestPolicy
-from cotune.engines.trl.run import evaluate_best, train
+from cotune.engines.trl.run import train
 from cotune.engines.trl.trainer import JointTrainer
+from cotune.experiments.evaluating import EvaluationOptions, evaluate_run
 from cotune.llm.ledger import Ledger
 from cotune.policies import policy_path
 from cotune.records import (
@@ -306,8 +307,7 @@ def test_a_run_file_is_trained_evolved_and_evaluated_through_vllm(
     assert rollouts["train"] == 24
     assert rollouts["verify"] > 0
     assert {params.temperature for params, _ in engine.calls} == {0.0, 1.0}
-    (name, score), *_ = evaluate_best(config, run, "test")
-    assert name == "best instruction"
-    assert score is not None
-    assert (score.em, score.by_stratum) == (outcome.after.em, outcome.after.by_stratum)
-    assert 0 < outcome.after.n == score.n
+    (result,) = evaluate_run(config, run, EvaluationOptions()).sets
+    greedy = result.figures["best"][0]
+    assert (greedy.mean, greedy.by_stratum) == (outcome.after.em, outcome.after.by_stratum)
+    assert 0 < outcome.after.n == greedy.n

@@ -1,6 +1,5 @@
 """The best policy of a run with the instruction it is to be used under."""
 
-import json
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,6 +8,7 @@ from transformers import PreTrainedTokenizerBase
 
 from cotune.engines.adapters import load_weights, save_weights
 from cotune.json_files import write_atomic, write_json_atomic
+from cotune.policy_folder import read_best
 from cotune.records import Prompt
 
 if TYPE_CHECKING:
@@ -94,12 +94,3 @@ class BestPolicy:
             return read_best(self._folder)
         except (OSError, ValueError):
             return None
-
-
-def read_best(folder: Path) -> dict[str, Any]:
-    """best.json of a folder; `hint` is "" in one from before hints were kept.
-
-    Raises:
-        OSError, ValueError: there is none that can be read.
-    """
-    return {"hint": "", **json.loads((folder / "best.json").read_text(encoding="utf-8"))}

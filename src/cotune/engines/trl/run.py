@@ -5,25 +5,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
 from cotune.build import (
-    build_environment,
     build_llm,
-    build_rewards,
     build_strategy,
     initial_instruction,
 )
 from cotune.changes import changeable, identity
 from cotune.config import RunConfig
 from cotune.contracts import State
-from cotune.coordinator import Journal, RolloutSettings
+from cotune.coordinator import Journal
 from cotune.engines.adapters import load_weights
 from cotune.engines.codec import HFCodec
-from cotune.engines.local_policy import local_coordinator
-from cotune.engines.trl.best import BestPolicy, read_best
+from cotune.engines.trl.best import BestPolicy
 from cotune.engines.trl.checkpoints import latest_checkpoint, load_state
 from cotune.engines.trl.checks import steps_per_batch
 from cotune.engines.trl.comm import world
@@ -36,13 +32,12 @@ from cotune.evolution.population import Best
 from cotune.experiments.evaluate import EXACT_MATCH, Score, measure_of, score_trajectories
 from cotune.llm.ledger import Ledger, policy_rollouts
 from cotune.memory import rounding_notice
-from cotune.policies import policy_path
 from cotune.records import Prompt, Trajectory
 from cotune.run_dir import RunDir
 from cotune.strategies.inspo import Inspo
 from cotune.strategies.p2o import P2O
 
-__all__ = ["Outcome", "evaluate_best", "grpo_config", "load_policy", "train"]
+__all__ = ["Outcome", "grpo_config", "load_policy", "train"]
 
 
 @dataclass(frozen=True)
@@ -326,41 +321,3 @@ class RolloutBudget(TrainerCallback):
         self._joint.ended = self.spent()
         if self._joint.ended:
             control.should_training_stop = True
-
-
-def evaluate_best(config: RunConfig, run: RunDir, split: str) -> list[tuple[str, Score | None]]:
-    """Scores the kept policy under its instruction, the initial one and its hint; no ledger."""
-    if config.threads is not None:
-        torch.set_num_threads(config.threads)
-    kept = read_best(run.best_path)
-    environment, rewards = build_environment(config), build_rewards(config)
-    settings = RolloutSettings(
-        config.limits, config.training.temperature, config.seed, config.training.rows_per_call
-    )
-    coordinator = local_coordinator(
-        run.best_path,
-        environment,
-        kept["instruction"],
-        settings,
-        dtype=config.policy.dtype,
-        # A run folder may have come from another machine, where a local base lay elsewhere.
-        base=policy_path(config.policy.path),
-        template_args=config.policy.template_args,
-        rewards=rewards,
-    )
-    measure = measure_of(environment, rewards)
-    if rewards is not None:
-        steps = config.training.steps * config.training.mini_batches
-        rewards.trainer_state = TrainerState(max_steps=steps)
-    initial = initial_instruction(config, environment)
-    tasks = environment.tasks(split)
-    prompts = {
-        "best instruction": Prompt(kept["instruction"]),
-        "initial instruction": Prompt(initial),
-    }
-    if kept["hint"]:
-        prompts["best instruction and hint"] = Prompt(kept["instruction"], kept["hint"])
-    return [
-        (name, score_trajectories(coordinator.evaluate(tasks, prompt), measure))
-        for name, prompt in prompts.items()
-    ]

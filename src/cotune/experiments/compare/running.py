@@ -145,7 +145,7 @@ def _write(suite: SuiteConfig, cells: Sequence[Cell]) -> Json:
 
 
 def _show(summary: Json, suite: SuiteConfig, console: Console) -> None:
-    from cotune.experiments.report.suite_table import suite_table
+    from cotune.experiments.suite_table import suite_table
 
     console.print(suite_table(summary))
     console.print(summary["verdict"], style="bold", markup=False, highlight=False)
