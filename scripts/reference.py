@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import typer
-from run_file import configuration_page, escaped, yaml_text  # of this folder
+from run_file import configuration_page, escaped, suite_page, yaml_text  # of this folder
 
 import cotune
 from cotune.cli import app
@@ -46,6 +46,7 @@ def pages() -> dict[str, str]:
     """Markdown by the page's path below docs/."""
     return {
         "reference/configuration.md": configuration_page(),
+        "reference/suite.md": suite_page(),
         "reference/cli.md": cli_page(),
         "reference/api.md": api_page(),
     }

@@ -12,6 +12,7 @@ from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
 from cotune.config import RunConfig
+from cotune.experiments.compare.suite_file import SuiteConfig
 
 _NAMES = {
     str: "text",
@@ -36,6 +37,15 @@ give one; only what says **required** has none. A field that does not exist is a
 `cotune plan RUN.yaml` checks a file without training.
 
 `kind` says which of several forms a section has; its fields are those listed under that kind.
+"""
+
+_SUITE = """# Suite file
+
+*Written from the configuration classes when this documentation was built.*
+
+What `cotune compare` runs is one YAML file ([how to](../comparing.md)). A field that does not exist is an
+error, never ignored. `cotune compare SUITE.yaml --dry-run` checks a file, and the run files it stands
+for, without running anything.
 """
 
 
@@ -88,13 +98,13 @@ def attributes_of(section: type) -> dict[str, str]:
     return found
 
 
-def sections() -> Iterator[tuple[str, type]]:
-    """(dotted place in the run file, class) of every section; one for each kind it can be.
+def sections(root: type = RunConfig) -> Iterator[tuple[str, type]]:
+    """(dotted place in the file, class) of every section; one for each kind it can be.
 
     A class that stands in several places comes once, in the first.
     """
     seen: set[type] = set()
-    waiting: list[tuple[str, type]] = [("", RunConfig)]
+    waiting: list[tuple[str, type]] = [("", root)]
     while waiting:
         place, section = waiting.pop(0)
         if section in seen:
@@ -111,9 +121,18 @@ def sections() -> Iterator[tuple[str, type]]:
 
 def configuration_page() -> str:
     """Every field of a run file with its type, default and meaning."""
-    titles = {section: _title(place, section) for place, section in sections()}
-    parts = [_CONFIGURATION]
-    for place, section in sections():
+    return _page(RunConfig, _CONFIGURATION)
+
+
+def suite_page() -> str:
+    """Every field of a suite file, likewise."""
+    return _page(SuiteConfig, _SUITE)
+
+
+def _page(root: type, opening: str) -> str:
+    titles = {section: _title(place, section) for place, section in sections(root)}
+    parts = [opening]
+    for place, section in sections(root):
         depth = "#" * min(2 + place.count("."), 4)
         parts.append(f"{depth} {titles[section]} {{ #{_anchor(titles[section])} }}")
         if place:
@@ -223,11 +242,11 @@ def _meaning(field: Field) -> str:
     return _summary(inner[0]) if len(inner) == 1 else ""
 
 
-def undescribed() -> list[str]:
+def undescribed(root: type = RunConfig) -> list[str]:
     """Fields without a meaning, as "section.field"; sections with kinds say it under each kind."""
     return [
         f"{place}.{field.name}".removeprefix(".")
-        for place, section in sections()
+        for place, section in sections(root)
         for field in fields_of(section)
         if field.name != "kind" and not _meaning(field) and not list(_classes(field.annotation))
     ]

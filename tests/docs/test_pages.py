@@ -16,6 +16,7 @@ from cotune import changes
 from cotune.cli import app
 from cotune.config import RunConfig, parse_config
 from cotune.evolution.hints import HintOptions
+from cotune.experiments.compare.suite_file import SuiteConfig
 from cotune.llm.ledger import Ledger
 from cotune.records import Distillation
 from cotune.strategies.composed import ComposedOptions
@@ -83,6 +84,9 @@ def test_run_files_and_their_parts_are_lawful(page: str, text: str) -> None:
     raw = yaml.safe_load(text)
     if not set(raw) & set(RunConfig.model_fields):
         return  # another tool's file
+    if "methods" in raw:
+        assert SuiteConfig.model_validate(raw)
+        return
     assert parse_config({**BASE, **raw}, page)
 
 

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field
 import cotune
 from cotune.cli import app
 from cotune.config import TrainingConfig
+from cotune.experiments.compare.suite_file import SuiteConfig
 from cotune.strategies.inspo import InspoOptions
 from tests.docs.sources import ROOT
 
@@ -52,9 +53,16 @@ def rows(text: str) -> dict[str, list[str]]:
 
 def test_every_field_says_what_it_means() -> None:
     assert run_file.undescribed() == []
+    assert run_file.undescribed(SuiteConfig) == []
 
 
-def test_a_field_of_which_nothing_is_said_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_suites_fields_have_a_page() -> None:
+    table = rows(section(run_file.suite_page(), "The file"))
+    assert set(table) == set(SuiteConfig.model_fields)
+    assert table["tolerance"][:2] == ["number ≥ 0, < 1", "`0.05`"]
+
+
+def test_a_field_of_which_nothing_is_said_is_found() -> None:
     @dataclass(frozen=True)
     class Silent:
         """Fields.
@@ -66,8 +74,7 @@ def test_a_field_of_which_nothing_is_said_is_found(monkeypatch: pytest.MonkeyPat
         said: int = 1
         unsaid: int = 2
 
-    monkeypatch.setattr(run_file, "RunConfig", Silent)
-    assert run_file.undescribed() == ["unsaid"]
+    assert run_file.undescribed(Silent) == ["unsaid"]
 
 
 @pytest.mark.parametrize(
