@@ -25,7 +25,7 @@ Overrides = Annotated[
     typer.Option(
         "--set",
         metavar="FIELD=VALUE",
-        help="A field in place of the run file's, by its dotted path, with a value as YAML: "
+        help="A field in place of the file's, by its dotted path, with a value as YAML: "
         "training.steps=600. Can be given several times.",
     ),
 ]
@@ -358,6 +358,7 @@ def compare(
     methods: Annotated[
         bool, typer.Option("--methods", help="List what a suite can name, and stop.")
     ] = False,
+    set_: Overrides = None,
 ) -> None:
     """Run methods over seeds at equal numbers of policy rollouts, and compare them.
 
@@ -374,9 +375,9 @@ def compare(
             "SUITE.yaml is missing; expected a suite file, such as quick.yaml of configs/suites"
         )
     if dry_run:
-        running.dry_run(suite, _console())
+        running.dry_run(suite, _console(), set_ or ())
     else:
-        running.compare(suite, _console())
+        running.compare(suite, _console(), set_ or ())
 
 
 @app.command()

@@ -14,8 +14,9 @@ from cotune.build import describe_llm
 from cotune.config import RunConfig
 from cotune.contracts import ConfigError, Stopped
 from cotune.experiments.arms import Arm, run_arms
+from cotune.experiments.changes import merged
 from cotune.experiments.report import write_report
-from cotune.experiments.suite import merged, shipped
+from cotune.experiments.shipped import shipped
 from cotune.json_files import Row
 from cotune.run_dir import read_summary, write_summary
 

@@ -8,7 +8,7 @@ from rich.table import Table
 from cotune.config import RunConfig
 from cotune.experiments.arms import Arm, hops
 from cotune.experiments.comparison import Comparison, ahead, plain_table
-from cotune.experiments.suite import STATIC
+from cotune.experiments.shipped import STATIC
 from cotune.json_files import Row
 
 

@@ -10,9 +10,10 @@ from cotune.console import describe_hints
 from cotune.environments.arithmetic_world import HARD
 from cotune.evolution.hints import HintOptions
 from cotune.experiments.arms import Arm
+from cotune.experiments.changes import merged
 from cotune.experiments.comparison import Comparison, ahead, plain_table
 from cotune.experiments.report.hints import hint_phases
-from cotune.experiments.suite import STATIC, merged, paid
+from cotune.experiments.shipped import STATIC, paid
 from cotune.json_files import Row
 from cotune.strategies.p2o import P2OOptions
 

@@ -24,7 +24,8 @@ def shown(work: object) -> str:
 
 def test_there_are_the_papers_and_a_quick_one() -> None:
     assert {file.stem for file in FILES} == {
-        "quick", "inspo-table1-geo", "inspo-fig3-geo", "p2o-table-arithmetic",
+        "quick", "inspo-table1-geo", "inspo-fig3-geo", "p2o-table-arithmetic", "composed-geo",
+        "tuning-geo", "tuning-arithmetic", "p2o-transfer-arithmetic",
     }  # fmt: skip
 
 
@@ -44,13 +45,12 @@ def test_a_suite_is_dry_run(file: Path, tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_the_papers_methods_are_all_in_some_suite() -> None:
     used = {entry.method for file in FILES for entry in load_suite(file)[0].methods}
-    # INSPO+P²O is compared on geo by its own run files; endpoints are for who has them.
-    assert METHODS.keys() - used == {"inspo+p2o", "self-ref", "teacher-ref"}
+    assert METHODS.keys() - used == {"self-ref", "teacher-ref"}  # for who has endpoints
 
 
 def test_suites_of_the_papers_have_three_seeds() -> None:
     seeds = {file.stem: load_suite(file)[0].seeds for file in FILES}
-    assert seeds.pop("quick") == (0, 1)
+    assert seeds.pop("quick") == seeds.pop("p2o-transfer-arithmetic") == (0, 1)
     assert set(seeds.values()) == {(0, 1, 2)}
 
 

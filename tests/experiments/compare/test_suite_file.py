@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from cotune.contracts import ConfigError
-from cotune.experiments.compare.changes import expanded, merged
+from cotune.experiments.changes import expanded, merged
 from cotune.experiments.compare.methods import METHODS, method_named
 from cotune.experiments.compare.stages import check_rows, rows_of
 from cotune.experiments.compare.suite_file import load_suite, slug
@@ -26,6 +26,15 @@ def test_the_base_may_be_a_file_beside_the_suite(tmp_path: Path) -> None:
     assert load_suite(suite_file(tmp_path, base="base.yaml"))[1] == {"strategy": {"kind": "static"}}
     with pytest.raises(ConfigError, match=r"missing\.yaml: No such file"):
         load_suite(suite_file(tmp_path, base="missing.yaml"))
+
+
+def test_fields_are_set_on_the_command_line(tmp_path: Path) -> None:
+    file = suite_file(tmp_path)
+    suite, _ = load_suite(file, ["seeds=[4]", "set.training.kl=0.25"])
+    assert suite.seeds == (4,)
+    assert suite.set == {"training": {"kl": 0.25}}
+    with pytest.raises(ConfigError, match="suite.yaml with --set: budget"):
+        load_suite(file, ["budget=none"])
 
 
 def test_changes_are_nested_or_dotted() -> None:

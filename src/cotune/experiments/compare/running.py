@@ -24,15 +24,20 @@ class SuiteFailed(CotuneError):
     """Some methods of a suite failed; the others are reported. Exit status 1."""
 
 
-def compare(path: Path, console: Console) -> Json:
+def compare(path: Path, console: Console, assignments: Sequence[str] = ()) -> Json:
     """Runs what a suite is missing, writes its summary and its report; returns the summary.
+
+    Args:
+        path: the suite file.
+        console: where it is shown.
+        assignments: fields of it that are set, as `seeds=[0]`.
 
     Raises:
         ConfigError: the suite file, or the folder, is not one that can be worked on.
         Stopped: Ctrl-C; the next call goes on.
         SuiteFailed: methods failed, or paid for more or fewer rollouts than their class.
     """
-    suite, base = load_suite(path)
+    suite, base = load_suite(path, assignments)
     rows = rows_of(suite, base)
     check_rows(rows)
     _check_folder(suite.output)
@@ -55,9 +60,9 @@ def compare(path: Path, console: Console) -> Json:
     return summary
 
 
-def dry_run(path: Path, console: Console) -> None:
+def dry_run(path: Path, console: Console, assignments: Sequence[str] = ()) -> None:
     """Shows what a suite would run, every run file checked, and runs nothing."""
-    suite, base = load_suite(path)
+    suite, base = load_suite(path, assignments)
     rows = rows_of(suite, base)
     check_rows(rows)
     console.print(_heading(suite), markup=False, highlight=False)

@@ -8,7 +8,7 @@ from typing import Any
 
 from cotune.config import RunConfig, parse_config
 from cotune.contracts import ConfigError
-from cotune.experiments.compare.changes import expanded, merged
+from cotune.experiments.changes import expanded, merged
 from cotune.experiments.compare.methods import Method, Stage, method_named
 from cotune.experiments.compare.suite_file import MethodEntry, SuiteConfig
 from cotune.llm.ledger import policy_rollouts

@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
 
@@ -11,8 +11,9 @@ from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
 from cotune.config_errors import describe
 from cotune.contracts import ConfigError
-from cotune.experiments.compare.changes import expanded
+from cotune.experiments.changes import expanded
 from cotune.llm.client import OpenAIOptions
+from cotune.overrides import with_overrides
 from cotune.task_config import Model
 
 _COMPUTE = re.compile(r"none|\d+(\.\d+)?x")
@@ -126,18 +127,25 @@ def slug(name: str) -> str:
     return _SLUG.sub("-", name.lower().replace("²", "2")).strip("-.")
 
 
-def load_suite(path: str | Path) -> tuple[SuiteConfig, dict[str, Any]]:
+def load_suite(
+    path: str | Path, assignments: Sequence[str] = ()
+) -> tuple[SuiteConfig, dict[str, Any]]:
     """Reads a suite file and the run file it is based on, as plain data.
+
+    Args:
+        path: the suite file.
+        assignments: fields in place of its own, each as `seeds=[0]`; see `cotune.overrides`.
 
     Raises:
         ConfigError: one line with the file, the field, what came and what was expected.
     """
     path = Path(path)
-    raw = _mapping(path)
+    raw = with_overrides(_mapping(path), assignments)
     try:
         suite = SuiteConfig.model_validate(raw)
     except ValidationError as error:
-        raise ConfigError(f"{path}: {describe(error, SuiteConfig)}") from None
+        source = f"{path} with --set" if assignments else str(path)
+        raise ConfigError(f"{source}: {describe(error, SuiteConfig)}") from None
     if isinstance(suite.base, Path):
         return suite, _mapping(path.parent / suite.base)
     return suite, suite.base
