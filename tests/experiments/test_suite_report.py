@@ -283,6 +283,12 @@ def test_nulls_are_dashes_or_left_out(tmp_path: Path) -> None:
     assert "Best instructions" not in found.words
 
 
+def test_a_suite_that_has_finished_nothing_has_a_page(tmp_path: Path) -> None:
+    found = written(tmp_path, summary(verdict=None))
+    assert "No method has a complete result yet." in found.words
+    assert "0 of 0 runs" in found.words
+
+
 def test_one_method_of_one_seed_alone(tmp_path: Path) -> None:
     stage(tmp_path / "inspo" / "train", 6, (0.2, 0.9))
     only = method("inspo", "ours", 0.9, by_seed={"3": 0.9}, runs={"3": ["inspo/train"]})
