@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
@@ -17,7 +18,7 @@ _MARKDOWN = str.maketrans(
 
 
 class _Numbers:
-    """How scores are told: as per cent, or with three digits."""
+    """How scores are told: as per cent, intervals in whole ones, or all with three digits."""
 
     def __init__(self, shares: bool) -> None:
         self._shares = shares
@@ -25,7 +26,7 @@ class _Numbers:
     def score(self, value: float | None) -> str:
         if value is None:
             return _NONE
-        return f"{value * 100:.1f}" if self._shares else f"{value:.3f}"
+        return f"{value * 100:.1f}" if self._shares else f"{value:.3f}".replace("-", "−")
 
     def change(self, value: float | None) -> str:
         if value is None:
@@ -34,7 +35,12 @@ class _Numbers:
         return text.replace("-", "−")
 
     def ends(self, ends: Ends | None) -> str:
-        return " to ".join(map(self.score, ends)).replace("-", "−") if ends else _NONE
+        if ends is None:
+            return _NONE
+        if self._shares and ends[0] >= 0:
+            return "–".join(f"{end * 100:.0f}" for end in ends)
+        told = (f"{end * 100:.0f}" if self._shares else f"{end:.3f}" for end in ends)
+        return " to ".join(told).replace("-", "−")
 
 
 def suite_table(summary: Mapping[str, Any]) -> Table:
@@ -47,23 +53,19 @@ def suite_table(summary: Mapping[str, Any]) -> Table:
         ConfigError: it is not what a suite writes.
     """
     suite = SuiteSummary.of(summary)
-    unit = ", per cent" if suite.shares else ""
-    questions = f", {suite.n:,} questions" if suite.n else ""
-    seeds = f", {len(suite.seeds)} seed{'s' * (len(suite.seeds) != 1)}" if suite.seeds else ""
     table = Table(
-        title=Text(
-            f"{one_line(suite.name)}: held-out {one_line(suite.measure)}{unit}{questions}{seeds}"
-        ),
+        title=Text(_title(suite)),
         title_justify="left",
+        box=SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
         show_edge=False,
         pad_edge=False,
     )
-    columns = _columns(suite, _Numbers(suite.shares))
+    columns = _console_columns(suite, _Numbers(suite.shares))
     table.add_column("method")
     for name, _ in columns:
         table.add_column(Text(one_line(name)), justify="right")
     for _, heading, methods in suite.grouped:
-        table.add_section()
         table.add_row(Text(one_line(heading), style="dim"))
         for method in methods:
             told = Text(f"  {one_line(method.title)}")
@@ -74,6 +76,17 @@ def suite_table(summary: Mapping[str, Any]) -> Table:
         table.caption = Text("\n".join(map(_told, troubled)), style="yellow")
         table.caption_justify = "left"
     return table
+
+
+def _title(suite: SuiteSummary) -> str:
+    parts = [f"{suite.name}: held-out {suite.measure}{', per cent' if suite.shares else ''}"]
+    if suite.n:
+        parts.append(f"{suite.n:,} questions")
+    if suite.seeds:
+        parts.append(f"{len(suite.seeds)} seed{'s' * (len(suite.seeds) != 1)}")
+    if suite.baseline:
+        parts.append(f"gains over {suite.baseline_title}")
+    return one_line(", ".join(parts))
 
 
 def suite_markdown(summary: Mapping[str, Any]) -> str:
@@ -113,6 +126,23 @@ def markdown_of(folder: Path) -> str:
 
 
 _Column = tuple[str, Callable[[SuiteMethod], str]]
+
+
+def _console_columns(suite: SuiteSummary, numbers: _Numbers) -> list[_Column]:
+    """The columns in fewer: an interval stands with its number, the class with the rollouts."""
+    told = {name: show for name, show in _columns(suite, numbers) if not name.startswith("seeds ")}
+    score, ends, paid = told.pop(suite.measure), told.pop("95 %"), told.pop("paid")
+    told.pop("compute", None)
+
+    def scored(method: SuiteMethod) -> str:
+        return f"{score(method)} ({ends(method)})" if method.interval else score(method)
+
+    def compute(method: SuiteMethod) -> str:
+        return f"{method.compute} {paid(method)}" if method.compute else paid(method)
+
+    short = {f"gain over {suite.baseline_title}, 95 %": "gain, 95 %", "P(improvement)": "P(impr.)"}
+    middle = [(short.get(name, name), show) for name, show in told.items()]
+    return [("score, 95 %", scored), *middle, ("paid", compute)]
 
 
 def _columns(suite: SuiteSummary, numbers: _Numbers) -> list[_Column]:

@@ -21,7 +21,13 @@ from cotune.experiments.report import (
     share_range,
     signed,
 )
-from cotune.experiments.report.suite_curves import AXES, MethodCurves, folder_of, read_curves
+from cotune.experiments.report.suite_curves import (
+    AXES,
+    Measure,
+    MethodCurves,
+    folder_of,
+    read_curves,
+)
 from cotune.experiments.report.suite_figures import MEASURES, Bars, group_style, panels
 from cotune.experiments.suite_summary import Ends, SuiteMethod, SuiteSummary, read_suite
 from cotune.json_files import write_atomic
@@ -58,6 +64,18 @@ def chance(value: float | None) -> str:
     return _NONE if value is None else f"{value:.2f}"
 
 
+def direction(ends: Ends | None) -> str:
+    """CSS class of a difference whose interval excludes zero; "" else."""
+    if ends is None:
+        return ""
+    return "up" if ends[0] > 0 else "down" if ends[1] < 0 else ""
+
+
+def short_percent(value: float | None) -> str:
+    """A share as per cent with one digit, without the sign."""
+    return _NONE if value is None else f"{value * 100:.1f}"
+
+
 def point_range(ends: Ends) -> str:
     """An interval of differences in whole percentage points, signed."""
     return " to ".join(f"{end * 100:+.0f}".replace("-", "−") for end in ends)
@@ -76,10 +94,11 @@ def _environment(suite: SuiteSummary) -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    for function in (count, money, duration, chance):
+    for function in (count, money, duration, chance, direction):
         environment.filters[function.__name__] = function
     shares = suite.shares
     environment.filters["score"] = percent if shares else number
+    environment.filters["short"] = short_percent if shares else number
     environment.filters["change"] = points if shares else signed
     environment.filters["interval"] = share_range if shares else number_range
     environment.filters["change_interval"] = point_range if shares else signed_range
@@ -95,12 +114,13 @@ def _content(folder: Path, suite: SuiteSummary, read: dict[str, MethodCurves]) -
     strata = suite.stratum_names
     inside = len(strata) <= _STRATA_IN_TABLE
     bars = Bars(suite)
-    curves = [found for axis in AXES if (found := panels(suite, read, axis)) is not None]
-    measures = {each.measure for each in read.values() if each.curves}
+    curves = [block for axis in AXES if (block := panels(suite, read, axis)) is not None]
+    found = {each.measure for each in read.values() if each.curves}
+    measures: list[Measure] = [name for name in MEASURES if name in found]
     return {
         "style": Markup(style),  # ours, not a model's
         "suite": suite,
-        "facts": _facts(suite),
+        "facts": [*_facts(suite), ("Spent", ", ".join(_in_all(suite)))],
         "colours": {group: group_style(group) for group, _, _ in suite.grouped},
         "bars": {method.name: bars.of(method) for method in suite.methods},
         "seeds": [str(seed) for seed in suite.seeds],
@@ -112,7 +132,7 @@ def _content(folder: Path, suite: SuiteSummary, read: dict[str, MethodCurves]) -
         "spent": _spent(suite),
         "costs": _costs(suite),
         "curves": curves,
-        "measure": " or ".join(name for key, name in MEASURES.items() if key in measures),
+        "measure": " or ".join(MEASURES[name] for name in measures),
         "measures": measures,
         "without_curve": [m.title for m in suite.methods if not read[m.name].curves],
         "several_stages": any(c.stages for each in read.values() for c in each.curves.values()),
@@ -152,28 +172,42 @@ def _verdict(suite: SuiteSummary) -> str:
     return f"{text}."
 
 
+def _total(suite: SuiteSummary, values: Sequence[float | None]) -> float | None:
+    """Sum over all finished runs of what is a mean over each method's seeds."""
+    known = [
+        value * method.seeds_done
+        for method, value in zip(suite.methods, values, strict=True)
+        if value is not None
+    ]
+    return sum(known) if known else None
+
+
 def _spent(suite: SuiteSummary) -> list[tuple[str, str]]:
-    """What all finished runs cost together; a method's figures are means over its seeds."""
-
-    def total(values: Sequence[float | None]) -> float | None:
-        known = [
-            value * method.seeds_done
-            for method, value in zip(suite.methods, values, strict=True)
-            if value is not None
-        ]
-        return sum(known) if known else None
-
-    runs = sum(method.seeds_done for method in suite.methods)
+    """What all finished runs cost together."""
+    methods = suite.methods
     rows = [
-        ("Finished (methods × seeds)", count(runs)),
-        ("Policy rollouts", count(total([m.rollouts for m in suite.methods]))),
-        ("Evaluation rollouts", count(total([m.evaluation_rollouts for m in suite.methods]))),
-        ("Generated tokens", count(total([m.generated_tokens for m in suite.methods]))),
-        ("LLM calls", count(total([m.llm_calls for m in suite.methods]))),
-        ("Money", money(total([m.money for m in suite.methods]))),
-        ("Time, summed over runs", duration(total([m.seconds for m in suite.methods]))),
+        ("Finished (methods × seeds)", count(sum(method.seeds_done for method in methods))),
+        ("Policy rollouts", count(_total(suite, [m.rollouts for m in methods]))),
+        ("Evaluation rollouts", count(_total(suite, [m.evaluation_rollouts for m in methods]))),
+        ("Generated tokens", count(_total(suite, [m.generated_tokens for m in methods]))),
+        ("LLM calls", count(_total(suite, [m.llm_calls for m in methods]))),
+        ("Money", money(_total(suite, [m.money for m in methods]))),
+        ("Time, summed over runs", duration(_total(suite, [m.seconds for m in methods]))),
     ]
     return [row for row in rows if row[1] != _NONE]
+
+
+def _in_all(suite: SuiteSummary) -> list[str]:
+    """The same for the header, in few words."""
+    spent = dict(_spent(suite))
+    parts = [f"{spent['Finished (methods × seeds)']} of {_cells(suite)} runs"]
+    if rollouts := spent.get("Policy rollouts"):
+        parts.append(f"{rollouts} policy rollouts")
+    return parts + [spent[key] for key in ("Money", "Time, summed over runs") if key in spent]
+
+
+def _cells(suite: SuiteSummary) -> int:
+    return len(suite.methods) * len(suite.seeds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +224,7 @@ def _costs(suite: SuiteSummary) -> _Costs:
 
     def row(method: SuiteMethod) -> list[str]:
         by_purpose = method.rollouts_by_purpose
-        absent = 0 if by_purpose else None
+        absent = 0 if by_purpose or method.rollouts == 0 else None
         return [
             count(method.rollouts),
             *(count(by_purpose.get(purpose, absent)) for purpose in purposes),

@@ -118,7 +118,7 @@ def read_curves(folder: Path, method: SuiteMethod) -> MethodCurves:
 
 def _read_stage(run: RunDir) -> _Stage:
     events, metrics = run.read_events(), run.read_metrics()
-    seconds = _clock([*events, *metrics])
+    seconds = _Clock([*events, *metrics])
     costs = sorted(
         (row["step"], row["rollouts"])
         for row in cost_rows(run.ledger_path)
@@ -156,7 +156,7 @@ def _read_stage(run: RunDir) -> _Stage:
     return _Stage(points, length, text if isinstance(text, str) else None)
 
 
-class _clock:  # noqa: N801 - a function with a memory
+class _Clock:
     """Seconds of wall time at a line: earlier attempts from first to last line, then its own."""
 
     def __init__(self, rows: Sequence[Row]) -> None:

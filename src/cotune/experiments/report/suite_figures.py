@@ -40,7 +40,7 @@ class Panel:
         title: the method.
         style: CSS class of its colour.
         svg: the drawing.
-        note: what its curve is of where methods differ; "" else.
+        note: says that its curve is of the training reward, where others' are not; "" else.
     """
 
     title: str
@@ -93,7 +93,7 @@ class Bars:
             parts += [line.format("cap", x, x, middle - 4, middle + 4) for x in (low, high)]
         seeds = [self._x(value) for value in method.by_seed.values() if value is not None]
         parts += [line.format("seed", x, x, _BAR_HEIGHT - 5, _BAR_HEIGHT) for x in seeds]
-        dot = Markup('<circle class="dot" cx="{:.1f}" cy="{:.1f}" r="4.5"/>')
+        dot = Markup('<circle class="dot" cx="{:.1f}" cy="{:.1f}" r="3.8"/>')
         parts.append(dot.format(self._x(method.score), middle))
         return Markup(
             '<svg class="bar {}" viewBox="0 0 {} {}" role="img" aria-hidden="true">{}</svg>'
@@ -119,7 +119,9 @@ def panels(suite: SuiteSummary, read: dict[str, MethodCurves], axis: Axis) -> Pa
     for method, measure, curve, other in drawn:
         told, style = MEASURES[measure], group_style(method.group)
         svg = frame.draw(f"{method.title}: {told} by {unit}", style, curve, other)
-        found.append(Panel(method.title, style, svg, told if several else ""))
+        found.append(
+            Panel(method.title, style, svg, told if several and measure == "reward" else "")
+        )
     title = "By policy rollouts" if axis == "rollouts" else "By wall time"
     return Panels(title, found)
 
@@ -143,7 +145,7 @@ class _Frame:
     ) -> None:
         self._divisor, self._unit, self._percent = divisor, unit, percent
         self._x_high = x_high or 1.0
-        self._x_ticks = [tick for tick in ticks(0.0, self._x_high, 3) if tick <= self._x_high]
+        self._x_ticks = [tick for tick in ticks(0.0, self._x_high, 4) if tick <= self._x_high]
         self._y_ticks = ticks(y_low, y_high, 2)
 
     def _x(self, value: float) -> float:
