@@ -14,7 +14,7 @@ from cotune.environments.base import missing_texts
 from cotune.environments.geo import GeoOptions
 from cotune.environments.math import REQUIRED, MathOptions
 from cotune.environments.search import SearchOptions
-from cotune.environments.tag_protocol import CALL_TAGS
+from cotune.environments.tag_protocol import ANSWER_TAGS, CALL_TAGS
 from cotune.importing import import_from, registered_environments
 from cotune.llm.client import OpenAIOptions
 from cotune.overrides import with_overrides
@@ -181,6 +181,13 @@ KINDS = frozenset(
 """Of environments."""
 REQUIRED_TEXTS = {"geo": CALL_TAGS, "search": CALL_TAGS, "math": REQUIRED, "arithmetic": REQUIRED}
 """What an instruction must hold, by kind of environment."""
+
+
+def without_search(environment: object) -> bool:
+    """Whether a search environment's options take its search engine away."""
+    return isinstance(environment, GeoOptions | SearchOptions) and not environment.search
+
+
 StrategyConfig = Annotated[
     StaticOptions | SFTOptions | InspoOptions | P2OOptions | ComposedOptions,
     Field(discriminator="kind"),
@@ -237,6 +244,8 @@ class RunConfig(Model):
     @model_validator(mode="after")
     def _can_be_acted_on(self) -> "RunConfig":
         text, required = self.instruction.text, REQUIRED_TEXTS.get(self.environment.kind, ())
+        if without_search(self.environment):
+            required = ANSWER_TAGS
         if text is not None and (problem := missing_texts(text, required)):
             raise ValueError(f"instruction {problem}")
         return self
@@ -301,11 +310,12 @@ class RunConfig(Model):
         if method in WITHOUT_LLM or (self.llm is not None and self.llm.kind != "rules"):
             return self
         # The rules write instructions for geo alone, hints for both bundled worlds.
-        if world != "geo" and (method, world) != ("p2o", "arithmetic"):
+        alone = without_search(self.environment)
+        if alone or (world != "geo" and (method, world) != ("p2o", "arithmetic")):
             raise ValueError(
                 f"llm is {'missing' if self.llm is None else 'rules'}, and the offline rules know "
                 "geo alone, and arithmetic for strategy.kind p2o; but environment.kind is "
-                f"{world} and strategy.kind is {method}; set llm to an OpenAI-compatible endpoint: "
+                f"{world}{' with environment.search false' if alone else ''} and strategy.kind is {method}; set llm to an OpenAI-compatible endpoint: "
                 "{kind: openai, model: …, base_url: …}"
             )
         return self

@@ -17,6 +17,8 @@ from cotune.environments.geo import (
     shares,
 )
 from cotune.environments.geo_world import split_of
+from cotune.environments.search import ANSWER_INSTRUCTION
+from cotune.environments.tag_protocol import ANSWER_TAGS, CALL_TAGS
 from cotune.policies.geo.phrases import INITIAL
 from cotune.records import Action, Task
 from cotune.rewards.qa import normalize
@@ -32,6 +34,21 @@ def env() -> GeoEnvironment:
 def test_the_instruction_is_the_one_the_policy_was_trained_around():
     assert " ".join(sentence for _, sentence in INITIAL) == INITIAL_INSTRUCTION
     assert GeoEnvironment(GeoOptions(train=1)).initial_instruction == INITIAL_INSTRUCTION
+
+
+def test_without_search_the_same_questions_are_answered_from_what_the_policy_knows(
+    env: GeoEnvironment,
+):
+    alone = GeoEnvironment(GeoOptions(search=False))
+    assert all(alone.tasks(split) == env.tasks(split) for split in SPLITS)
+    assert alone.initial_instruction == ANSWER_INSTRUCTION
+    assert (alone.required, env.required) == (ANSWER_TAGS, CALL_TAGS)
+    task = env.tasks("train")[0]
+    (response,) = alone.respond([Action(task, (), "<search> Wusu </search>", False)])
+    assert (response.action, response.done) == ("invalid", False)
+    assert "search" not in response.observation
+    (response,) = env.respond([Action(task, (), "<search> Wusu </search>", False)])
+    assert response.action == "search"
 
 
 def test_sizes_and_strata(env: GeoEnvironment):

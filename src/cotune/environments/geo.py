@@ -8,7 +8,7 @@ from functools import cache
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from cotune.contracts import ConfigError
-from cotune.environments.search import SearchEnvironment
+from cotune.environments.search import ANSWER_INSTRUCTION, SearchEnvironment
 from cotune.records import Task
 from cotune.rewards import exact_match
 
@@ -37,6 +37,8 @@ class GeoOptions:
             test hold counts in proportion to it, so that a table's rows are of known size.
         seed: other questions for another seed, over the same cities of each split.
         top_k: passages of an observation.
+        search: false takes the search engine away: a `<search>` is no action, and an instruction
+            needs the answer's tags alone (GRPO without tools).
     """
 
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
@@ -48,6 +50,7 @@ class GeoOptions:
     mix: dict[int, float] = field(default_factory=lambda: dict.fromkeys(STRATA, 1.0))
     seed: int = 0
     top_k: int = 3
+    search: bool = True
 
     def __post_init__(self) -> None:
         for name in ("train", "validation", "test", "top_k"):
@@ -77,7 +80,13 @@ class GeoEnvironment(SearchEnvironment):
             "validation": _stratified(self.world, options, "validation", options.validation),
             "test": _stratified(self.world, options, "test", options.test),
         }
-        super().__init__(tasks, retriever, INITIAL_INSTRUCTION, exact_match, options.top_k)
+        super().__init__(
+            tasks,
+            retriever if options.search else None,
+            INITIAL_INSTRUCTION if options.search else ANSWER_INSTRUCTION,
+            exact_match,
+            options.top_k,
+        )
 
 
 @cache

@@ -8,6 +8,7 @@ from typing import ClassVar, Literal
 from cotune.contracts import ConfigError, RetrievalError, Retriever
 from cotune.environments.base import PromptFormat, TaskEnvironment, missing_texts
 from cotune.environments.tag_protocol import (
+    ANSWER_TAGS,
     CALL_TAGS,
     STOP,
     Parsed,
@@ -32,6 +33,12 @@ SEARCH_R1_INSTRUCTION = (
 )
 """The initial instruction of Search-R1 and of INSPO's search experiments (INSPO, appendix)."""
 
+ANSWER_INSTRUCTION = (
+    "Answer the given question. You may think inside <think> and </think>. Give the answer inside "
+    "<answer> and </answer>, for example <answer> Beijing </answer>."
+)
+"""The initial instruction where there is no search engine."""
+
 OUT_OF_TURNS = "out of turns"
 PROMPT_FORMAT = PromptFormat(question_prefix="Question: ")
 
@@ -41,7 +48,8 @@ class SearchEnvironment(TaskEnvironment):
 
     Args:
         tasks: the tasks of each split.
-        retriever: answers all searches of a batch in one call.
+        retriever: answers all searches of a batch in one call; None: there is no search engine,
+            `<search>` is no action, and answers come from what the policy knows.
         initial_instruction: what training starts from.
         reward: scores the final answer, or None, against a task's answers.
         top_k: passages of an observation.
@@ -53,7 +61,7 @@ class SearchEnvironment(TaskEnvironment):
     def __init__(
         self,
         tasks: Mapping[str, Sequence[Task]],
-        retriever: Retriever,
+        retriever: Retriever | None,
         initial_instruction: str,
         reward: Reward,
         top_k: int = 3,
@@ -80,11 +88,16 @@ class SearchEnvironment(TaskEnvironment):
 
     @property
     def stop(self) -> tuple[str, ...]:
+        # Without a search engine, too: what follows </search> would be made-up results.
         return STOP
 
     @property
     def required(self) -> tuple[str, ...]:
-        return CALL_TAGS
+        return CALL_TAGS if self._searches else ANSWER_TAGS
+
+    @property
+    def _searches(self) -> bool:
+        return self._retriever is not None
 
     def respond(self, actions: Sequence[Action]) -> list[Response]:
         """Answers a batch of turns; all its searches make one call of the retriever.
@@ -96,12 +109,12 @@ class SearchEnvironment(TaskEnvironment):
         Raises:
             ConfigError: the retriever does not give one list of passages for each query.
         """
-        parsed = [parse_turn(action.text) for action in actions]
+        parsed = [parse_turn(action.text, self._searches) for action in actions]
         pairs = list(zip(actions, parsed, strict=True))
         queries = [p.argument for a, p in pairs if p.action == "search" and not a.last]
         results = iter(self._retrieve(queries))
         return [
-            next(results) if p.action == "search" and not a.last else _without_search(a, p)
+            next(results) if p.action == "search" and not a.last else self._without_search(a, p)
             for a, p in pairs
         ]
 
@@ -113,12 +126,12 @@ class SearchEnvironment(TaskEnvironment):
 
     def score(self, trajectory: Trajectory) -> tuple[float, str | None]:
         """The reward of the one final answer in the policy's own text."""
-        answer = own_answer([turn.text for turn in trajectory.turns])
+        answer = own_answer([turn.text for turn in trajectory.turns], self._searches)
         return self._reward(answer, trajectory.task.answers), answer
 
     def _retrieve(self, queries: list[str]) -> list[Response]:
         """One response a query; no call where there is none."""
-        if not queries:
+        if not queries or self._retriever is None:
             return []
         try:
             found = self._retriever.search(queries, self._top_k)
@@ -134,15 +147,15 @@ class SearchEnvironment(TaskEnvironment):
             )
         return [Response(render_information(passages), action="search") for passages in found]
 
-
-def _without_search(action: Action, parsed: Parsed) -> Response:
-    """The response to a turn that asks for no passages, or too late for any."""
-    if parsed.action == "answer":
-        return Response(done=True, action="answer")
-    if action.last:
-        error = parsed.error or OUT_OF_TURNS
-        return Response(done=True, action=parsed.action, error=error)
-    return Response(error_observation(parsed.error), action="invalid", error=parsed.error)
+    def _without_search(self, action: Action, parsed: Parsed) -> Response:
+        """The response to a turn that asks for no passages, or too late for any."""
+        if parsed.action == "answer":
+            return Response(done=True, action="answer")
+        if action.last:
+            error = parsed.error or OUT_OF_TURNS
+            return Response(done=True, action=parsed.action, error=error)
+        observation = error_observation(parsed.error, self._searches)
+        return Response(observation, action="invalid", error=parsed.error)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,12 +164,14 @@ class SearchOptions:
 
     Attributes:
         corpus: JSONL file of passages (`read_corpus`).
+        search: false takes the search engine away: no passages are read, a `<search>` is no action,
+            and an instruction needs the answer's tags alone (GRPO without tools).
         train, validation, test: JSONL files of questions (`read_tasks`).
         top_k: passages of an observation.
         title_weight: how often a passage's title is repeated before its text in the index; 0
             leaves titles out of it.
         reward: a name in `cotune.rewards.REWARDS`.
-        initial_instruction: text; Search-R1's by default.
+        initial_instruction: text; Search-R1's by default, without search a short one.
     """
 
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
@@ -170,6 +185,7 @@ class SearchOptions:
     title_weight: int = 3
     reward: Literal["exact_match", "f1_squad", "f1_hotpot"] = "exact_match"
     initial_instruction: str = SEARCH_R1_INSTRUCTION
+    search: bool = True
 
     def __post_init__(self) -> None:
         if self.top_k < 1:
@@ -178,23 +194,32 @@ class SearchOptions:
             raise ValueError(f"environment.title_weight is {self.title_weight}; expected 0 or more")
         if not self.initial_instruction.strip():
             raise ValueError("environment.initial_instruction is blank; expected a text")
-        if missing := missing_texts(self.initial_instruction, CALL_TAGS):
+        required = CALL_TAGS if self.search else ANSWER_TAGS
+        if missing := missing_texts(self.initial_instruction, required):
             raise ValueError(f"environment.initial_instruction {missing}")
 
 
 def search_environment(options: SearchOptions) -> SearchEnvironment:
     """Reads the files and indexes the corpus; ConfigError names the file and line at fault."""
+    instruction = options.initial_instruction
+    if not options.search and instruction == SEARCH_R1_INSTRUCTION:
+        instruction = ANSWER_INSTRUCTION  # the default was not chosen for it
+    files = {"train": options.train, "validation": options.validation, "test": options.test}
+    return SearchEnvironment(
+        {split: read_tasks(path, split) for split, path in files.items()},
+        _retriever(options) if options.search else None,
+        instruction,
+        REWARDS[options.reward],
+        options.top_k,
+    )
+
+
+def _retriever(options: SearchOptions) -> Retriever:
+    """The corpus, indexed."""
     # Imported here so that reading a run file does not load an index library.
     from cotune.retrieval.bm25 import BM25Retriever
 
     corpus = read_corpus(options.corpus)
     passages = [f'(Title: "{title}") {text}' if title else text for title, text in corpus]
     indexed = [f"{(title + ' ') * options.title_weight}{text}" for title, text in corpus]
-    files = {"train": options.train, "validation": options.validation, "test": options.test}
-    return SearchEnvironment(
-        {split: read_tasks(path, split) for split, path in files.items()},
-        BM25Retriever(passages, indexed),
-        options.initial_instruction,
-        REWARDS[options.reward],
-        options.top_k,
-    )
+    return BM25Retriever(passages, indexed)

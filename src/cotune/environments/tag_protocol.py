@@ -15,7 +15,11 @@ STOP = ("</search>", "</answer>")
 CALL_TAGS = ("<search>", "</search>", "<answer>", "</answer>")
 """The tags that a policy acts by."""
 
+ANSWER_TAGS = ("<answer>", "</answer>")
+"""The same where there is no search engine."""
+
 _CALL_TAG = re.compile(r"<(/?)(search|answer)>")
+_ANSWER_TAG = re.compile(r"<(/?)(answer)>")
 _INFORMATION_TAG = re.compile(r"<(/?)information>")
 # Looser than the parser: a passage must not even look as if it closed its block.
 _FOREIGN_TAG = re.compile(r"<(?=[\s/]*(?:think|search|information|answer)\b)", re.IGNORECASE)
@@ -36,7 +40,7 @@ class Parsed:
     error: str = ""
 
 
-def parse_turn(text: str) -> Parsed:
+def parse_turn(text: str, search: bool = True) -> Parsed:
     """The one call of a turn.
 
     A turn is valid if, once forged `<information>` blocks are cut out, its search and answer tags
@@ -46,10 +50,14 @@ def parse_turn(text: str) -> Parsed:
     it only begun: a policy that goes on from results it has not seen must not be rewarded for it.
 
     Never raises. Tags are matched exactly: lower case, no spaces.
+
+    Args:
+        text: what the policy wrote.
+        search: whether there is a search engine; without, its tags are text like any other.
     """
     own = _without_forged(text)
-    tags = list(_CALL_TAG.finditer(own))
-    error = _malformed(tags)
+    tags = list((_CALL_TAG if search else _ANSWER_TAG).finditer(own))
+    error = _malformed(tags, "<search> or <answer>" if search else "<answer>")
     if error:
         return Parsed("invalid", error=error)
     opening, closing = tags
@@ -59,11 +67,12 @@ def parse_turn(text: str) -> Parsed:
     return Parsed("answer", argument) if argument else Parsed("invalid", error="empty answer")
 
 
-def own_answer(turn_texts: Sequence[str]) -> str | None:
+def own_answer(turn_texts: Sequence[str], search: bool = True) -> str | None:
     """The final answer of an episode, or None if it has none or more than one.
 
     Args:
         turn_texts: the policy's own text, turn by turn; never the prompt, never an observation.
+        search: whether there is a search engine.
 
     It is the answer of the one turn that `parse_turn` takes for an answer. If any other turn holds
     a closing `</answer>`, too (outside forged blocks), nothing counts: an episode cannot hedge.
@@ -72,12 +81,20 @@ def own_answer(turn_texts: Sequence[str]) -> str | None:
     closed = [text for text in turn_texts if "</answer>" in _without_forged(text)]
     if len(closed) != 1:
         return None
-    parsed = parse_turn(closed[0])
+    parsed = parse_turn(closed[0], search)
     return parsed.argument if parsed.action == "answer" else None
 
 
-def error_observation(error: str) -> str:
-    """What the policy reads after an invalid turn; `error` as in `Parsed.error`."""
+def error_observation(error: str, search: bool = True) -> str:
+    """What the policy reads after an invalid turn; `error` as in `Parsed.error`.
+
+    Without a search engine it does not speak of searching.
+    """
+    if not search:
+        return (
+            f"\nMy previous action is invalid: {error}. To finish, I write the answer between "
+            "<answer> and </answer>. Let me try again.\n"
+        )
     return (
         f"\nMy previous action is invalid: {error}. To search, I write one query between <search> "
         "and </search>. To finish, I write the answer between <answer> and </answer>. "
@@ -117,11 +134,11 @@ def _without_forged(text: str) -> str:
     return "\n".join(kept)
 
 
-def _malformed(tags: Sequence[re.Match[str]]) -> str:
-    """Why tags are not one opening and its closing; "" if they are."""
+def _malformed(tags: Sequence[re.Match[str]], wanted: str) -> str:
+    """Why tags are not one opening and its closing; "" if they are. `wanted` is what there could be."""
     names = {tag[2] for tag in tags}
     if not names:
-        return "no <search> or <answer> tag"
+        return f"no {wanted} tag"
     if len(names) == 2:
         return "search and answer in one turn"
     (name,) = names

@@ -3,7 +3,6 @@
 import os
 import signal
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +10,9 @@ import yaml
 
 from cotune.llm.ledger import Ledger
 from cotune.run_dir import RunDir
+from tests.forked import run_module
 
-ROOT = Path(__file__).parents[3]
+KILLED_RUN = "tests.engines.trl.killed_run"
 
 # Six tasks, two a step: an epoch takes three steps. Saved every two steps.
 RUN: dict[str, Any] = {
@@ -62,16 +62,8 @@ def cotune(
     place: str, step: int, *command: str, sampled: Path | None = None
 ) -> subprocess.CompletedProcess[str]:
     """The command line, killed at a place; `sampled` is where each live call is noted."""
-    module = [sys.executable, "-m", "tests.engines.trl.killed_run"]
-    return subprocess.run(
-        [*module, place, str(step), *command, "--quiet"],
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "SAMPLED": str(sampled or os.devnull)},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
+    noted = {"SAMPLED": str(sampled or os.devnull)}
+    return run_module(KILLED_RUN, place, step, *command, "--quiet", env=noted)
 
 
 def with_sections(**sections: dict[str, Any]) -> dict[str, Any]:

@@ -1,32 +1,18 @@
 """Context distillation on two gloo ranks is that of one process."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.engines.trl.hinted_ranks import train
+from tests.forked import run_ranks
 
 pytestmark = pytest.mark.slow
-ROOT = Path(__file__).parents[3]
 
 
 def test_two_ranks_distil_as_one_process_does(tmp_path: Path) -> None:
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    script = ["--nproc_per_node", "2", "-m", "tests.engines.trl.hinted_ranks", str(tmp_path)]
-    done = subprocess.run(
-        [*launcher, *script],
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    run_ranks("tests.engines.trl.hinted_ranks", tmp_path)
     ranks = [json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in range(2)]
     alone = train(tmp_path / "alone", tmp_path / "own", per_device_train_batch_size=6)
     for name, expected in alone.items():

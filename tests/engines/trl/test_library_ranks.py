@@ -1,9 +1,6 @@
 """A method of the library on two gloo ranks."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,24 +9,13 @@ import cotune
 from cotune.llm.ledger import Ledger
 from tests.engines.trl.library_ranks import ended_with, train
 from tests.engines.trl.library_runs import STEPS
+from tests.forked import run_ranks
 
 pytestmark = pytest.mark.slow
-ROOT = Path(__file__).parents[3]
 
 
 def test_two_ranks_train_evaluate_and_keep_the_best_as_one_process_does(tmp_path: Path) -> None:
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    script = ["--nproc_per_node", "2", "-m", "tests.engines.trl.library_ranks", str(tmp_path)]
-    done = subprocess.run(
-        [*launcher, *script],
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    run_ranks("tests.engines.trl.library_ranks", tmp_path)
     first, second = (
         json.loads((tmp_path / f"rank{rank}.json").read_text(encoding="utf-8")) for rank in (0, 1)
     )

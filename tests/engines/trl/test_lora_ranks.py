@@ -1,33 +1,19 @@
 """An adapter on two gloo ranks is that of one process."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.engines.trl.lora_ranks import train
+from tests.forked import run_ranks
 
 pytestmark = pytest.mark.slow
-ROOT = Path(__file__).parents[3]
 
 
 @pytest.mark.filterwarnings("ignore:.*checkpointing.*:FutureWarning")
 def test_two_ranks_train_the_adapter_that_one_process_trains(tmp_path: Path) -> None:
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    script = ["--nproc_per_node", "2", "-m", "tests.engines.trl.lora_ranks", str(tmp_path)]
-    done = subprocess.run(
-        [*launcher, *script],
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    run_ranks("tests.engines.trl.lora_ranks", tmp_path)
     ranks = [json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in range(2)]
     alone = train(tmp_path / "alone", tmp_path / "own", per_device_train_batch_size=6)
     assert ranks[0] == ranks[1]

@@ -1,10 +1,7 @@
 """A run file with policy.lora: killed and gone on with, kept, evaluated, and moved elsewhere."""
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +11,7 @@ from safetensors.torch import load_file
 
 from cotune.run_dir import RunDir
 from tests.engines.trl.kills import (
-    ROOT,
+    KILLED_RUN,
     arm,
     cotune,
     learnt,
@@ -24,6 +21,7 @@ from tests.engines.trl.kills import (
     spent,
     with_sections,
 )
+from tests.forked import run_module
 
 pytestmark = pytest.mark.slow
 
@@ -83,16 +81,7 @@ def test_checkpoints_and_the_best_policy_hold_adapters(runs: tuple[RunDir, RunDi
 
 def evaluated(folder: Path) -> str:
     """What `cotune evaluate` prints, on the rewards of `killed_run`."""
-    command = [sys.executable, "-m", "tests.engines.trl.killed_run", "nowhere", "0", "evaluate"]
-    done = subprocess.run(
-        [*command, str(folder)],
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
+    done = run_module(KILLED_RUN, "nowhere", 0, "evaluate", folder)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

@@ -17,6 +17,7 @@ from cotune.policies import policy_path
 from tests.engines.trl.setup import start
 from tests.engines.trl.test_trainer import gradients
 from tests.engines.trl.two_ranks import SIZES, UNEVEN, fingerprint, seen, train_resampled
+from tests.forked import run_ranks
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[3]
@@ -40,8 +41,7 @@ def torchrun(folder: Path, mode: str) -> subprocess.CompletedProcess[str]:
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     folder = tmp_path_factory.mktemp("ranks")
-    done = torchrun(folder, "train")
-    assert done.returncode == 0, done.stderr
+    run_ranks("tests.engines.trl.two_ranks", folder, "train")
     return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(2)]
 
 
@@ -116,8 +116,7 @@ def test_ranks_with_unequally_many_rows_that_matter_give_one_processs_gradient(
     tmp_path: Path,
 ) -> None:
     """TRL gathers a value of every row: the rank with fewer is filled up, at the right scale."""
-    done = torchrun(tmp_path, "uneven")
-    assert done.returncode == 0, done.stderr
+    run_ranks("tests.engines.trl.two_ranks", tmp_path, "uneven")
     ranks = [json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in range(2)]
     assert ranks[0] == ranks[1]
     tokenizer = AutoTokenizer.from_pretrained(policy_path("bundled:geo"))

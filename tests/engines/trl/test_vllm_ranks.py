@@ -2,9 +2,6 @@
 
 import inspect
 import json
-import os
-import subprocess
-import sys
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -18,8 +15,8 @@ from cotune.engines.codec import HFCodec
 from cotune.engines.trl.vllm_sampler import VLLMSession
 from cotune.records import Sample, SampleRequest, Sampling
 from tests.engines.tiny import tiny_tokenizer
+from tests.forked import run_ranks
 
-ROOT = Path(__file__).parents[3]
 CODEC = HFCodec(tiny_tokenizer())
 
 
@@ -163,18 +160,7 @@ def test_a_rank_whose_episodes_fail_lets_the_others_end_theirs() -> None:
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]]]:
     """Where two ranks wrote, and what each saw in every mode; see `vllm_ranks`."""
     folder = tmp_path_factory.mktemp("ranks")
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    script = ["--nproc_per_node", "2", "-m", "tests.engines.trl.vllm_ranks", str(folder)]
-    done = subprocess.run(
-        [*launcher, *script],
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
-        capture_output=True,
-        text=True,
-        timeout=240,  # tells a hang from a failure
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    run_ranks("tests.engines.trl.vllm_ranks", folder)
     return folder, [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(2)]
 
 
