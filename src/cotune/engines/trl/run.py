@@ -97,7 +97,9 @@ def train(
         if checkpoint is not None and (state := _state_of(checkpoint)) is not None:
             joint.check_identity(state)  # before the trainer loads weights of another shape
         over = checkpoint is not None and budget.spent() and went_to_its_end(joint, checkpoint)
-        if not over:
+        if not config.has_batches:
+            joint.evolve_only()
+        elif not over:
             trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
         outcome = evaluation.finish(joint)
         close_reports(joint)
@@ -122,6 +124,7 @@ def build_trainer(
         rewards=setup.rewards,
         rows_per_call=config.training.rows_per_call,
         identity=identity(config),
+        frozen=config.training.frozen,
         changeable=changeable(config),
     )
     joint = TRLJoint(parts, tokenizer, args, before_rollout)
@@ -159,7 +162,7 @@ def went_to_its_end(joint: TRLJoint, checkpoint: Path) -> bool:
 
 def lost_steps(setup: Setup) -> str | None:
     """Says where the weights' type is too coarse for the steps; adapters are float32."""
-    if setup.adapter is not None:
+    if setup.adapter is not None or not setup.args.learning_rate:
         return None
     return rounding_notice(str(setup.model.dtype).removeprefix("torch."), setup.args.learning_rate)
 

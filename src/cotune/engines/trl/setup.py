@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerBase, TrainerState
 from trl import GRPOConfig
 
 from cotune.build import build_environment, build_rewards, initial_instruction
-from cotune.config import RunConfig
+from cotune.config import RunConfig, TrainingConfig
 from cotune.contracts import ConfigError, Environment
 from cotune.engines.adapters import check_peft, is_adapter_folder, lora_config
 from cotune.engines.codec import HFCodec, use_template
@@ -108,27 +108,30 @@ def grpo_config(config: RunConfig, folder: Path) -> GRPOConfig:
     """TRL's configuration of a run file; `training.engine_args` wins over everything."""
     training, limits = config.training, config.limits
     _check_engine_args(training.engine_args)
+    _check_frozen(training)
+    # A frozen batch is not split: there is no optimizer step to make of its parts.
+    mini_batches = 1 if training.frozen else training.mini_batches
     world = int(os.environ.get("WORLD_SIZE", "1"))
     rows = training.questions_per_step * training.group_size
     per_pass = training.micro_batch_size * world
-    if rows % (training.mini_batches * per_pass):
+    if rows % (mini_batches * per_pass):
         raise ConfigError(
             f"training.micro_batch_size is {training.micro_batch_size} on {world} processes; "
-            f"expected a divisor of {rows} / {training.mini_batches} / {world}"
+            f"expected a divisor of {rows} / {mini_batches} / {world}"
         )
-    accumulation = rows // (training.mini_batches * per_pass)
+    accumulation = rows // (mini_batches * per_pass)
     values: dict[str, Any] = {
         "output_dir": str(folder),
-        "max_steps": training.steps * training.mini_batches,
+        "max_steps": training.steps * mini_batches,
         "per_device_train_batch_size": training.micro_batch_size,
         "gradient_accumulation_steps": accumulation,
         "steps_per_generation": rows // per_pass,
         "num_generations": training.group_size,
         "max_completion_length": limits.trajectory_tokens,
-        "learning_rate": training.learning_rate,
+        "learning_rate": 0.0 if training.frozen else training.learning_rate,
         "lr_scheduler_type": training.schedule,
         "warmup_steps": training.warmup,
-        "beta": training.kl,
+        "beta": 0.0 if training.frozen else training.kl,
         "epsilon": training.clip,
         "loss_type": "grpo",
         "temperature": training.temperature,
@@ -138,7 +141,7 @@ def grpo_config(config: RunConfig, folder: Path) -> GRPOConfig:
         "data_seed": config.seed,
         "logging_steps": 1,
         "save_strategy": "steps" if training.save_every else "no",
-        "save_steps": max(1, training.save_every) * training.mini_batches,
+        "save_steps": max(1, training.save_every) * mini_batches,
         "save_total_limit": training.keep_checkpoints,
         "report_to": list(config.logging.report_to) or "none",
         "run_name": config.name,
@@ -155,6 +158,15 @@ def grpo_config(config: RunConfig, folder: Path) -> GRPOConfig:
     except (TypeError, ValueError) as error:
         raise ConfigError(f"training.engine_args: {' '.join(str(error).split())}") from error
     return held_to_one_gpu(args) if training.single_gpu else args
+
+
+def _check_frozen(training: TrainingConfig) -> None:
+    """Raises ConfigError for what needs gradients of a policy that has none."""
+    if training.frozen and training.engine_args.get("fp16"):
+        raise ConfigError(
+            "training.engine_args.fp16 scales gradients, and with training.frozen there are none; "
+            "remove it: policy.dtype says in what the policy is sampled"
+        )
 
 
 def _check_engine_args(given: dict[str, Any]) -> None:
