@@ -135,6 +135,11 @@ class TrainingConfig(Model):
     engine_args: dict[str, Any] = Field(default_factory=dict[str, Any])
     """GRPOConfig fields passed on as they are; they win over the fields above."""
 
+    @property
+    def optimizer_steps(self) -> int:
+        """Of a rollout batch, as the trainer counts them: a frozen batch is not split."""
+        return 1 if self.frozen else self.mini_batches
+
     @model_validator(mode="after")
     def _divides(self) -> "TrainingConfig":
         rows = self.questions_per_step * self.group_size

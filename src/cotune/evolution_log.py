@@ -140,6 +140,11 @@ class EvolutionLogs:
         with suppress(OSError):  # something is left in it
             self._folder.rmdir()
 
+    def finish(self) -> None:
+        """The run is over: one that has no checkpoint has nothing to go on from."""
+        if self._checkpoint == 0:
+            self.go_on_from(-1)
+
 
 class Entries(Protocol):
     """What an account of rollouts and LLM calls does for a phase that is gone on with."""

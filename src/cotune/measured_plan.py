@@ -33,6 +33,11 @@ def plan_by_steps(
     config = load_config(path, assignments=assignments)
     if steps < 1:
         raise ConfigError(f"--steps is {steps}; expected 1 or more")
+    if not config.has_batches:
+        raise ConfigError(
+            f"--steps times rollout batches, but with training.frozen and strategy.kind "
+            f"{config.strategy.kind} the run makes none; plan it without --steps"
+        )
     steps = min(steps, config.training.steps)
     if isinstance(config.llm, OpenAIOptions) and config.strategy.kind != "static":
         console.print(

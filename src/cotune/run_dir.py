@@ -211,6 +211,8 @@ class RunDir:
             self._append(self.instructions_path, [lineage], "instruction")
         if kind in ("saved", "run_started"):
             self._evolution.go_on_from(step)
+        if kind == "run_finished":
+            self._evolution.finish()
 
     def metrics(self, step: int, values: Mapping[str, object]) -> None:
         """Appends the numbers of one step. Raises as `event` does."""

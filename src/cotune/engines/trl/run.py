@@ -351,7 +351,7 @@ def evaluate_best(config: RunConfig, run: RunDir, split: str) -> list[tuple[str,
     )
     measure = measure_of(environment, rewards)
     if rewards is not None:
-        steps = config.training.steps * config.training.mini_batches
+        steps = config.training.steps * config.training.optimizer_steps
         rewards.trainer_state = TrainerState(max_steps=steps)
     initial = initial_instruction(config, environment)
     tasks = environment.tasks(split)

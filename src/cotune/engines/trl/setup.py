@@ -67,7 +67,7 @@ def prepare(config: RunConfig, folder: Path) -> Setup:
     instruction = initial_instruction(config, environment)
     check_instruction(environment, instruction, config.strategy.kind)
     if rewards is not None:
-        steps = config.training.steps * config.training.mini_batches
+        steps = config.training.steps * config.training.optimizer_steps
         rewards.trainer_state = TrainerState(max_steps=steps)
     check_rewards(rewards, environment, instruction, _SPLITS)
     model, tokenizer = load_policy(config)
@@ -109,20 +109,18 @@ def grpo_config(config: RunConfig, folder: Path) -> GRPOConfig:
     training, limits = config.training, config.limits
     _check_engine_args(training.engine_args)
     _check_frozen(training)
-    # A frozen batch is not split: there is no optimizer step to make of its parts.
-    mini_batches = 1 if training.frozen else training.mini_batches
     world = int(os.environ.get("WORLD_SIZE", "1"))
     rows = training.questions_per_step * training.group_size
     per_pass = training.micro_batch_size * world
-    if rows % (mini_batches * per_pass):
+    if rows % (training.optimizer_steps * per_pass):
         raise ConfigError(
             f"training.micro_batch_size is {training.micro_batch_size} on {world} processes; "
-            f"expected a divisor of {rows} / {mini_batches} / {world}"
+            f"expected a divisor of {rows} / {training.optimizer_steps} / {world}"
         )
-    accumulation = rows // (mini_batches * per_pass)
+    accumulation = rows // (training.optimizer_steps * per_pass)
     values: dict[str, Any] = {
         "output_dir": str(folder),
-        "max_steps": training.steps * mini_batches,
+        "max_steps": training.steps * training.optimizer_steps,
         "per_device_train_batch_size": training.micro_batch_size,
         "gradient_accumulation_steps": accumulation,
         "steps_per_generation": rows // per_pass,
@@ -141,7 +139,7 @@ def grpo_config(config: RunConfig, folder: Path) -> GRPOConfig:
         "data_seed": config.seed,
         "logging_steps": 1,
         "save_strategy": "steps" if training.save_every else "no",
-        "save_steps": max(1, training.save_every) * mini_batches,
+        "save_steps": max(1, training.save_every) * training.optimizer_steps,
         "save_total_limit": training.keep_checkpoints,
         "report_to": list(config.logging.report_to) or "none",
         "run_name": config.name,
