@@ -17,7 +17,9 @@ def test_run_file_parses_and_is_planned(file: Path) -> None:
     config = load_config(file)
     assert config.name == file.stem
     assert config.output == Path("runs") / file.stem
-    assert plan_run(config).rollouts["train"] > 0
+    rollouts = plan_run(config).rollouts
+    assert (rollouts["train"] > 0) == config.has_batches
+    assert rollouts["train"] or rollouts["evolve"]
 
 
 def test_there_are_some() -> None:
@@ -35,10 +37,11 @@ def test_the_arithmetic_files_differ_in_strategy_and_learning_rate_alone() -> No
     assert {key for key in p2o if p2o[key] != grpo[key]} == {"name", "output", "strategy", "llm"}
 
 
-def test_hints_are_evolved_where_they_are_asked_for() -> None:
+def test_hints_or_an_instruction_evolve_by_gepa_where_it_is_asked_for() -> None:
     planned = {file.stem: plan_run(load_config(file)).rollouts for file in FILES}
     assert {name for name, rollouts in planned.items() if rollouts.get("evolve")} == {
         "arithmetic-p2o",
         "geo-p2o",
         "geo-inspo-p2o",
+        "geo-gepa",
     }

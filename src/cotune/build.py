@@ -14,6 +14,7 @@ from cotune.llm.ledger import Ledger
 from cotune.preflight import evolved_room
 from cotune.rewards.functions import RewardFunctions, WeightedReward
 from cotune.strategies.composed import ComposedOptions, InspoP2O
+from cotune.strategies.gepa import Gepa, GepaOptions
 from cotune.strategies.inspo import Inspo, InspoOptions
 from cotune.strategies.p2o import P2O
 from cotune.strategies.sft import SFTOptions
@@ -82,6 +83,10 @@ def build_strategy(
     if isinstance(options, InspoOptions):
         return Inspo(instruction, options, config.seed, count, room, control, environment.required)
     tasks = environment.tasks("train")
+    if isinstance(options, GepaOptions):
+        return Gepa(
+            instruction, tasks, options, config.seed, count, room, control, environment.required
+        )
     if isinstance(options, ComposedOptions):
         return InspoP2O(
             instruction, tasks, options, config.seed, count, room, control, environment.required

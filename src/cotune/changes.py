@@ -12,7 +12,7 @@ _FIXED = (
     "policy", "dataset", "environment", "rewards", "instruction", "limits", "strategy", "seed",
 )  # fmt: skip
 # A step would be another one: which questions it takes, and how many optimizer steps it makes.
-_FIXED_IN_TRAINING = ("engine", "questions_per_step", "group_size", "mini_batches")
+_FIXED_IN_TRAINING = ("engine", "questions_per_step", "group_size", "mini_batches", "frozen")
 _FREE = "name, threads, llm, evaluation, logging and training"
 # May hold a key or a token: kept as a hash, and only their names are said.
 _SILENT = ("llm", "training.engine_args")

@@ -20,6 +20,7 @@ from cotune.llm.client import OpenAIOptions
 from cotune.overrides import with_overrides
 from cotune.records import Limits
 from cotune.strategies.composed import ComposedOptions
+from cotune.strategies.gepa import GepaOptions
 from cotune.strategies.inspo import InspoOptions
 from cotune.strategies.p2o import P2OOptions
 from cotune.strategies.sft import SFTOptions
@@ -131,10 +132,18 @@ class TrainingConfig(Model):
     """Rollout batches between checkpoints; 0 is off (a killed run then starts anew)."""
     keep_checkpoints: int = Field(default=2, ge=1)
     """How many checkpoints stay; older ones are deleted."""
+    frozen: bool = False
+    """Whether the policy stays as it is: batches are rolled out where a method evolves by them, but no
+    optimizer step is made. With strategy.kind static or gepa there are no batches at all."""
     single_gpu: bool = False
     """Whether one process that sees several GPUs may train on the first and leave the others idle."""
     engine_args: dict[str, Any] = Field(default_factory=dict[str, Any])
     """GRPOConfig fields passed on as they are; they win over the fields above."""
+
+    @property
+    def optimizer_steps(self) -> int:
+        """Of a rollout batch, as the trainer counts them: a frozen batch is not split."""
+        return 1 if self.frozen else self.mini_batches
 
     @model_validator(mode="after")
     def _divides(self) -> "TrainingConfig":
@@ -189,7 +198,7 @@ def without_search(environment: object) -> bool:
 
 
 StrategyConfig = Annotated[
-    StaticOptions | SFTOptions | InspoOptions | P2OOptions | ComposedOptions,
+    StaticOptions | SFTOptions | InspoOptions | P2OOptions | ComposedOptions | GepaOptions,
     Field(discriminator="kind"),
 ]
 WITHOUT_LLM = frozenset(("static", "sft"))
@@ -295,6 +304,15 @@ class RunConfig(Model):
         return self
 
     @model_validator(mode="after")
+    def _something_is_trained(self) -> "RunConfig":
+        if self.training.frozen and self.strategy.kind == "sft":
+            raise ValueError(
+                "training.frozen is true, but strategy.kind sft trains nothing but the policy; "
+                "remove training.frozen"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _has_references(self) -> "RunConfig":
         kind, strategy = self.environment.kind, self.strategy
         if strategy.kind == "sft" and strategy.data == "answers" and kind in ("trl", "verifiers"):
@@ -303,6 +321,26 @@ class RunConfig(Model):
                 "says of no question how it is answered; set strategy.data: rollouts"
             )
         return self
+
+    @model_validator(mode="after")
+    def _search_is_affordable(self) -> "RunConfig":
+        training, strategy = self.training, self.strategy
+        if strategy.kind != "gepa" or training.rollout_budget is None:
+            return self
+        batch = training.questions_per_step * training.group_size if self.has_batches else 0
+        if strategy.budget + batch > training.rollout_budget:
+            follows = f", and a batch of {batch} follows it" if batch else ""
+            raise ValueError(
+                f"strategy.budget is {strategy.budget}{follows}, more than "
+                f"training.rollout_budget, {training.rollout_budget}; lower strategy.budget, or raise "
+                "training.rollout_budget"
+            )
+        return self
+
+    @property
+    def has_batches(self) -> bool:
+        """Whether the run rolls out training batches: not where nothing is learnt from them."""
+        return not (self.training.frozen and self.strategy.kind in ("static", "gepa"))
 
     @model_validator(mode="after")
     def _llm_fits(self) -> "RunConfig":

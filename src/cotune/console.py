@@ -133,6 +133,8 @@ def describe_event(kind: str, fields: Mapping[str, object]) -> str:
         )
     if kind == "hint_accepted":
         return f"[green]+ hint[/] ({number('mean_dev_score')} on dev): {text('text', 110)}"
+    if kind in ("gepa_progress", "gepa_phase_ended"):
+        return describe_gepa(kind, fields)
     if kind in ("hard_samples", "hint_progress", "hint_phase_ended"):
         return describe_hints(kind, fields)
     if kind in ("proposal_failed", "notice"):
@@ -147,6 +149,32 @@ def describe_event(kind: str, fields: Mapping[str, object]) -> str:
         changed = escape(", ".join(cast("Mapping[str, object]", fields.get("changed") or {})))
         return f"resumed after step {text('from_step')}" + (changed and f" with another {changed}")
     return ""
+
+
+def describe_gepa(kind: str, fields: Mapping[str, object]) -> str:
+    """Where GEPA's search for an instruction stands, in numbers alone."""
+
+    def count(name: str) -> int:
+        value = fields.get(name)
+        return int(value) if isinstance(value, int | float) else 0
+
+    def score(name: str) -> str:
+        value = fields.get(name)
+        return f"{value:.2f}" if isinstance(value, int | float) else "–"
+
+    evaluations = f"{count('evaluations'):,}/{count('budget'):,} evaluations"
+    if kind == "gepa_progress":
+        found = count("instructions")
+        return f"GEPA: {evaluations}, {found} instructions, best {score('best_dev_score')} on dev"
+    rejected, failed = (
+        count("proposed") - count("lawful"),
+        count("asked") - count("proposed"),
+    )
+    return (
+        f"GEPA: {count('accepted')} of {count('asked')} proposals accepted ({rejected} unlawful, "
+        f"{failed} failed); dev {score('initial_dev_score')} -> {score('best_dev_score')}; "
+        f"{evaluations}"
+    )
 
 
 def describe_hints(kind: str, fields: Mapping[str, object]) -> str:

@@ -179,10 +179,7 @@ class Coordinator:
         self.step, self._calls = progress.step, Counter()
 
         def work() -> tuple[list[Trajectory], dict[str, float]]:
-            self.meter.set_step(progress.step)
-            metrics = self._evolve(progress)
-            if before_rollout is not None:
-                before_rollout()
+            metrics = self._begin(progress, before_rollout)
             trajectories = self._roll_out_groups(tasks, group_size, progress)
             if self.settings.resample_rounds:
                 trajectories, done = self._resampled(trajectories, group_size, progress)
@@ -223,6 +220,22 @@ class Coordinator:
             lambda tasks: self._roll_out_groups(tasks, group_size, progress),
             settings,
         )
+
+    def evolve(
+        self, progress: Progress, before_rollout: Callable[[], None] | None = None
+    ) -> dict[str, float]:
+        """What `train_batch` does before its rollouts, for a run that makes none."""
+        self.step, self._calls = progress.step, Counter()
+        return self._on_rank_zero(lambda: self._begin(progress, before_rollout))
+
+    def _begin(
+        self, progress: Progress, before_rollout: Callable[[], None] | None
+    ) -> dict[str, float]:
+        self.meter.set_step(progress.step)
+        metrics = self._evolve(progress)
+        if before_rollout is not None:
+            before_rollout()
+        return metrics
 
     def _evolve(self, progress: Progress) -> dict[str, float]:
         """Evolves if due; what an attempt that was killed in it has paid for is not paid again."""

@@ -1,7 +1,7 @@
 """A write-ahead log of an evolution phase: what was rolled out and replied before a kill is used again.
 
 An evolution phase is the first act of its step, under the policy that the checkpoint of the step
-before holds. So a run that goes on from that very checkpoint asks the same questions of the same
+before holds, or at the first step the run's own. So a run that goes on from there asks the same questions of the same
 policy and LLM in the same order, and the answers that are on disk stand for new ones. From any
 other checkpoint the phase is done anew, and its log is deleted.
 """
@@ -111,7 +111,8 @@ class EvolutionLog:
 class EvolutionLogs:
     """The logs of a run, in a folder: `step-{step:06d}.jsonl`.
 
-    Only the phase right after a checkpoint is logged: no other can be gone on with.
+    Only the phase right after a checkpoint, or the run's start, is logged: no other can be gone on
+    with.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -125,7 +126,10 @@ class EvolutionLogs:
         return EvolutionLog(self._folder / f"step-{step:06d}.jsonl")
 
     def go_on_from(self, step: int) -> None:
-        """A checkpoint of a step is whole or is resumed from: all logs but the next step's go."""
+        """A checkpoint of a step is whole or is resumed from: all logs but the next step's go.
+
+        Step 0 is the run's start, which the same run file always has again.
+        """
         self._checkpoint = step
         if not self._folder.is_dir():
             return
@@ -135,6 +139,11 @@ class EvolutionLogs:
                 path.unlink()
         with suppress(OSError):  # something is left in it
             self._folder.rmdir()
+
+    def finish(self) -> None:
+        """The run is over: one that has no checkpoint has nothing to go on from."""
+        if self._checkpoint == 0:
+            self.go_on_from(-1)
 
 
 class Entries(Protocol):

@@ -95,6 +95,17 @@ EVENTS: Mapping[str, Columns] = {
         "runner_up": "string",
         "too_close_to_call": "boolean",
     },
+    "gepa_phase": dict.fromkeys(("dev", "train", "budget"), "Int64"),
+    "gepa_progress": {
+        **dict.fromkeys(("evaluations", "budget", "instructions"), "Int64"),
+        "best_dev_score": "float64",
+    },
+    "gepa_phase_ended": {
+        **dict.fromkeys(
+            ("evaluations", "budget", "asked", "proposed", "lawful", "accepted"), "Int64"
+        ),
+        **dict.fromkeys(("initial_dev_score", "best_dev_score"), "float64"),
+    },
     "hard_samples": dict.fromkeys(
         ("epoch", "seen", "hard", "newly_hard", "graduated", "solved_by_hint"), "Int64"
     ),

@@ -90,6 +90,8 @@ def instruction_table(rows: list[InstructionRow]) -> Table:
         "* the best; weight and rollouts as of the last step that had it"
         if weighed
         else "* the only one: a static instruction is not weighed"
+        if len(rows) == 1
+        else "* the best; scores are of its verification, or GEPA's on the questions set apart"
     )
     table.caption_justify = "left"
     return table

@@ -106,6 +106,8 @@ def _best_id(events: Iterable[Row], kept: Row | None) -> str | None:
     for event in events:
         if event["kind"] == "run_finished" and event.get("instruction_id"):
             return event["instruction_id"]
+        if event["kind"] == "best_instruction":
+            return event["id"]
         if event["kind"] == "population":
             members = event["members"]
     return max(members, key=lambda member: member["weight"])["id"] if members else None

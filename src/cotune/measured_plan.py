@@ -38,6 +38,11 @@ def plan_by_steps(
             "--steps measures steps of GRPO, but strategy.kind is sft; leave it out: cotune plan says "
             "how many optimizer steps there are"
         )
+    if not config.has_batches:
+        raise ConfigError(
+            f"--steps times rollout batches, but with training.frozen and strategy.kind "
+            f"{config.strategy.kind} the run makes none; plan it without --steps"
+        )
     steps = min(steps, config.training.steps)
     if isinstance(config.llm, OpenAIOptions) and config.strategy.kind not in WITHOUT_LLM:
         console.print(

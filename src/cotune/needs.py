@@ -259,7 +259,7 @@ def gpus(config: RunConfig) -> list[Finding]:
         findings, shared = [_start(count)], count
     else:
         findings, shared = [], 1
-    rows = training.questions_per_step * training.group_size // training.mini_batches
+    rows = training.questions_per_step * training.group_size // training.optimizer_steps
     if rows % (shared * training.micro_batch_size):
         findings.append(
             Finding(

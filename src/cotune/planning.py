@@ -13,6 +13,7 @@ from cotune.evolution.hints import dev_count
 from cotune.llm.client import OpenAIOptions, worst_case_price
 from cotune.retrieval.corpus import read_tasks
 from cotune.strategies.composed import ComposedOptions
+from cotune.strategies.gepa import GepaOptions
 from cotune.strategies.inspo import InspoOptions
 from cotune.strategies.p2o import P2OOptions
 from cotune.strategies.sft import SFTOptions, optimizer_steps
@@ -58,7 +59,8 @@ def plan_run(config: RunConfig) -> Plan:
         return _plan_fit(config, config.strategy, sizes)
     inspo, p2o = _methods(config)
     batch = training.questions_per_step * training.group_size * (1 + training.resample_rounds)
-    found = {"train": training.steps * batch}
+    steps = training.steps if config.has_batches else 0
+    found = {"train": steps * batch}
     if training.rollout_budget is not None:
         found["train"] = min(found["train"], training.rollout_budget)
     calls: list[tuple[int, int]] = []  # how many, of how many characters
@@ -77,12 +79,17 @@ def plan_run(config: RunConfig) -> Plan:
         found["evolve"] = phases * (hints.evaluations(dev) + overrun)
         # A proposal costs the evaluation of a minibatch, at least.
         count = phases * math.ceil(found["evolve"] / max(1, phases) / hints.minibatch)
-        calls.append((count, _hint_chars(config, p2o)))
+        calls.append((count, _gepa_chars(config, hints.minibatch, hints.max_chars)))
+    if isinstance(config.strategy, GepaOptions):
+        gepa = config.strategy
+        found["evolve"] = gepa.budget + gepa.overrun(dev_count(sizes["train"], gepa.dev_size))
+        count = math.ceil(found["evolve"] / gepa.minibatch)
+        calls.append((count, _gepa_chars(config, gepa.minibatch, gepa.max_instruction_chars)))
     # Under the best instruction, under the initial one or with the best hint: composed, under all.
     closing = 3 if inspo is not None and p2o is not None else 2
     found["evaluate"] = (closing + config.evaluation.before) * sizes["test"]
     if config.evaluation.every:
-        evaluations = math.ceil(training.steps / config.evaluation.every)
+        evaluations = math.ceil(max(1, steps) / config.evaluation.every)
         found["evaluate"] += evaluations * sizes["validation"]
     price = None
     if isinstance(config.llm, OpenAIOptions):
@@ -184,7 +191,6 @@ def _proposal_chars(config: RunConfig, strategy: InspoOptions) -> int:
     return _FIXED_CHARS + instructions * strategy.max_instruction_chars + shown
 
 
-def _hint_chars(config: RunConfig, strategy: P2OOptions) -> int:
+def _gepa_chars(config: RunConfig, minibatch: int, text_chars: int) -> int:
     """Characters of GEPA's longest reflection prompt."""
-    shown = strategy.hints.minibatch * _episode_chars(config)
-    return _FIXED_CHARS + strategy.hints.max_chars + shown
+    return _FIXED_CHARS + text_chars + minibatch * _episode_chars(config)

@@ -9,7 +9,7 @@ from cotune.rewards.batch import of_environment
 from cotune.rewards.functions import RewardFunctions
 
 _RENDERED = 16  # tasks with the longest questions, of each split
-_EVOLVES = {"inspo": "INSPO", "inspo+p2o": "INSPO"}
+_EVOLVES = {"inspo": "INSPO", "inspo+p2o": "INSPO", "gepa": "GEPA"}
 _TRIED = ("", "I do not know.")  # completions that rewards are tried on
 
 

@@ -57,6 +57,11 @@ def _check_goes_further(
 ) -> None:
     """Of a finished run."""
     before, now = was.training, config.training
+    if not was.has_batches:
+        raise ConfigError(
+            f"{run.path}: this run is finished, and training.frozen leaves nothing to go on with; see its "
+            f"report (cotune report {run.path} writes it anew), or start another run"
+        )
     more_rollouts = before.rollout_budget is not None and (
         now.rollout_budget is None or now.rollout_budget > before.rollout_budget
     )
@@ -78,4 +83,4 @@ def _trained_steps(run: RunDir, config: RunConfig) -> int | None:
         return None
     names = (_CHECKPOINT.fullmatch(path.name) for path in run.checkpoints_path.iterdir())
     newest = max((int(name[1]) for name in names if name), default=None)
-    return None if newest is None else newest // config.training.mini_batches
+    return None if newest is None else newest // config.training.optimizer_steps

@@ -202,7 +202,8 @@ class RunDir:
     def event(self, kind: str, step: int, /, **fields: object) -> None:
         """Appends an event; "instruction_born" also adds its row to instructions.jsonl.
 
-        "saved" says that a checkpoint of the step is whole: logs of evolutions before it go.
+        "saved" says that a checkpoint of the step is whole: logs of evolutions before it go. With
+        "run_started" the policy at the run's start is one.
 
         Raises:
             TypeError: a field that JSON cannot hold; nothing is written.
@@ -213,8 +214,10 @@ class RunDir:
         if kind == "instruction_born":
             lineage = {key: row.get(key) for key in _INSTRUCTION_KEYS} | {"step": step}
             self._append(self.instructions_path, [lineage], "instruction")
-        if kind == "saved":
+        if kind in ("saved", "run_started"):
             self._evolution.go_on_from(step)
+        if kind == "run_finished":
+            self._evolution.finish()
 
     def metrics(self, step: int, values: Mapping[str, object]) -> None:
         """Appends the numbers of one step. Raises as `event` does."""
@@ -287,7 +290,7 @@ class RunDir:
         for later, _, path in self._trajectory_paths():
             if later > step:
                 path.unlink()
-        self._evolution.go_on_from(step)
+        self._evolution.go_on_from(max(0, step))
         mark = {"time": round(time.time(), 3), "attempt": attempt, "step": step, "kind": "cut_back"}
         self._cut(self.events_path, step, [mark])
         self.attempt = attempt

@@ -185,7 +185,7 @@ def test_a_comparison_shows_the_hard_strata_and_the_share_of_evolution(tmp_path:
     page = check(write_report(tmp_path))
     assert "Overall Hard strata n = 200 long addition" in page.words
     assert "62.5_% from 0.0_% +62.5 95_% CI 56–69" in page.words
-    assert "Hint evolution, share of all rollouts 0.0_% 20.0_%" in page.words
+    assert "Evolution, share of all rollouts 0.0_% 20.0_%" in page.words
     assert "Verification" not in page.words
     assert "Hints of p2o" in page.words
     assert "Hints of grpo" not in page.words

@@ -20,8 +20,8 @@ from cotune.llm.hint_writer import (
     GENERAL,
     RulesLLM,
     Shown,
-    current_hint,
-    is_hint_prompt,
+    current_text,
+    is_gepa_prompt,
     kind_of,
     read_shown,
 )
@@ -110,14 +110,14 @@ def test_examples_are_read_from_gepas_prompt(show_answers: bool):
         rollout(task("subtraction"), 0.0, ""),
     ]
     prompt = reflection(rows, "Go by\n\ncolumns.", show_answers)
-    assert is_hint_prompt(prompt)
+    assert is_gepa_prompt(prompt)
     records = [example(t, show_answers) for t in rows]
     assert read_shown(prompt) == [
         Shown(r["Inputs"], r["Generated Outputs"], r["Feedback"]) for r in records
     ]
     assert [shown.failed for shown in read_shown(prompt)] == [True, False, True]
-    assert current_hint(prompt) == "Go by\n\ncolumns."
-    assert current_hint(reflection(rows)) == ""
+    assert current_text(prompt) == "Go by\n\ncolumns."
+    assert current_text(reflection(rows)) == ""
 
 
 @pytest.mark.parametrize("kind", KINDS)

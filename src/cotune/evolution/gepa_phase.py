@@ -286,7 +286,7 @@ class _Progress:
             fmean(scores.values()) for scores in gepa_state.prog_candidate_val_subscores
         ]
         for i in range(self._known, len(texts)):
-            parent = gepa_state.parent_program_for_candidate[i][0]
+            parent: int = gepa_state.parent_program_for_candidate[i][0]
             self._report.accepted(texts[i], texts[parent], means[i], means[parent])
         self._known = len(texts)
         self._report.progress(self._judge.evaluations, len(texts), max(means))

@@ -206,7 +206,7 @@ def _show_as_trained(rewards: RewardFunctions, config: RunConfig) -> None:
     """What reward functions read of the trainer's state, as if training had not begun."""
     from transformers import TrainerState
 
-    steps = config.training.steps * config.training.mini_batches
+    steps = config.training.steps * config.training.optimizer_steps
     rewards.trainer_state = TrainerState(max_steps=steps)
 
 

@@ -35,6 +35,15 @@ _METHODS = {
         "and hard questions are rolled out under evolved hints, on GRPO",
         ("grpo", "inspo", "p2o"),
     ),
+    "gepa": (
+        "GRPO under an instruction that GEPA ([arXiv 2507.19457](https://arxiv.org/abs/2507.19457)) "
+        "evolved before the first step",
+        ("grpo", "gepa"),
+    ),
+}
+_FROZEN = {
+    "static": "No method: the instruction is fixed",
+    "gepa": "GEPA ([arXiv 2507.19457](https://arxiv.org/abs/2507.19457)) on the instruction",
 }
 _TRAINING = (
     "steps", "questions_per_step", "group_size", "mini_batches", "learning_rate", "schedule",
@@ -96,6 +105,16 @@ def model_card(card: Card) -> str:
     return "\n\n".join(section for section in sections if section) + "\n"
 
 
+def _method_line(config: RunConfig) -> str:
+    """What was done, in a line."""
+    kind = config.strategy.kind
+    if not config.training.frozen:
+        return _METHODS[kind][0]
+    return (
+        f"{_FROZEN.get(kind, _METHODS[kind][0])}; the policy was frozen: its weights are the base's"
+    )
+
+
 def _front_matter(card: Card) -> str:
     base, dataset = card.base, card.config.dataset
     values: dict[str, Any] = {}
@@ -114,7 +133,7 @@ def _front_matter(card: Card) -> str:
 
 
 def _head(card: Card) -> str:
-    method = _METHODS[card.config.strategy.kind][0]
+    method = _method_line(card.config)
     what = {
         "full": "Weights",
         "adapter": "A LoRA adapter",
@@ -275,7 +294,7 @@ def _method(card: Card) -> str:
     text = yaml.safe_dump(settings, sort_keys=False, allow_unicode=True).strip()
     versions = ", ".join(f"{name} {found}" for name in _VERSIONED if (found := _version(name)))
     return (
-        f"## Method\n\n{_METHODS[config.strategy.kind][0]}. Trained by `cotune train` with\n\n"
+        f"## Method\n\n{_method_line(config)}. Trained by `cotune train` with\n\n"
         f"{fenced(text, 'yaml')}\n\nProposals by {_proposer(config)}. This card was written by "
         f"{versions}."
     )

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from cotune.contracts import LLMError
+from cotune.evolution.instruction_reflection import ABOUT_AN_AGENT
 from cotune.llm.rules import REMEDIES, Example, failure_modes
 from cotune.llm.rules import RulesLLM as ProposalRules
 from cotune.records import Completion
@@ -59,6 +60,7 @@ _EXAMPLE = re.compile(
     r"^# Example \d+\n## Inputs\n(.*?)\n## Generated Outputs\n(.*?)\n## Feedback\n(.*?)(?=^# Example|\Z|\n```)",
     re.DOTALL | re.MULTILINE,
 )
+_ENDED = re.compile(r"The response was ended by: ([^.]*)\.")
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+|\n+")
 
 
@@ -75,9 +77,14 @@ class Shown:
         return not self.feedback.startswith("Correct")
 
 
-def is_hint_prompt(prompt: str) -> bool:
-    """Whether a prompt is GEPA's (`gepa.strategies.instruction_proposal`)."""
+def is_gepa_prompt(prompt: str) -> bool:
+    """Whether a prompt is GEPA's (`gepa.strategies.instruction_proposal`), for whatever text."""
     return prompt.startswith(_MARK)
+
+
+def is_instruction_prompt(prompt: str) -> bool:
+    """Whether a prompt of GEPA's asks for an agent's instruction (`instruction_reflection`)."""
+    return is_gepa_prompt(prompt) and ABOUT_AN_AGENT in prompt
 
 
 def read_shown(prompt: str) -> list[Shown]:
@@ -85,8 +92,8 @@ def read_shown(prompt: str) -> list[Shown]:
     return [Shown(*(part.strip() for part in match)) for match in _EXAMPLE.findall(prompt)]
 
 
-def current_hint(prompt: str) -> str:
-    """The hint that the examples were sampled under; "" for GEPA's empty seed."""
+def current_text(prompt: str) -> str:
+    """The hint or instruction that the examples were sampled under; "" for an empty seed."""
     match = re.search(r"```\n(.*?)\n```", prompt, re.DOTALL)
     if match is None:
         raise LLMError("the rules found no current instruction in the reflection prompt")
@@ -133,15 +140,30 @@ def write_hint(prompt: str, rng: random.Random, *, reflect: bool) -> str:
     if not reflect:
         counts = Counter[str](list(ADVICE if kind_of(failed[0].question) else REMEDIES))
     topic = rng.choices(list(counts), list(counts.values()))[0]
-    now = [s for s in _SENTENCE_END.split(current_hint(prompt)) if s]
+    now = [s for s in _SENTENCE_END.split(current_text(prompt)) if s]
     kept = [s for s in now if s not in advice[topic]] if rng.random() < 0.4 else []
     fresh = rng.choice([s for s in advice[topic] if s not in now])
     written = [*kept, fresh, *([rng.choice(GENERAL)] if rng.random() < 0.15 else [])]
     return f"It fails at: {topic}.\n\n```\n{' '.join(dict.fromkeys(written))}\n```"
 
 
+def failures_of_agent(prompt: str) -> list[Example]:
+    """The failed examples of a prompt for an agent's instruction, as INSPO's reflection has them."""
+    failed = [shown for shown in read_shown(prompt) if shown.failed]
+    return [
+        Example(
+            shown.question,
+            "".join(
+                (shown.response, *(f"\n[stopped: {how}]" for how in _ENDED.findall(shown.feedback)))
+            ),
+            ("",),  # the truth is not shown
+        )
+        for shown in failed
+    ]
+
+
 class RulesLLM:
-    """The offline stand-in for the optimizer LLM: INSPO's prompts and GEPA's.
+    """The offline stand-in for the optimizer LLM: INSPO's prompts and GEPA's, for hints and instructions.
 
     Args:
         seed: of the draws, which the prompt keys besides.
@@ -156,7 +178,13 @@ class RulesLLM:
 
     def complete(self, prompt: str) -> Completion:
         """Raises LLMError for a prompt that is neither's. No tokens are used."""
-        if not is_hint_prompt(prompt):
+        if not is_gepa_prompt(prompt):
             return self._proposals.complete(prompt)
         rng = random.Random(f"rules/{self._seed}/{prompt}")
+        if is_instruction_prompt(prompt):
+            failures = failures_of_agent(prompt)
+            if not failures:
+                raise LLMError("the rules found no failed example to reflect on")
+            critique, text = self._proposals.reflect(current_text(prompt), failures, rng)
+            return Completion(f"{critique}\n\n```\n{text}\n```")
         return Completion(write_hint(prompt, rng, reflect=self._remedies == "reflected"))

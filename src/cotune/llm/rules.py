@@ -284,6 +284,13 @@ class RulesLLM:
         body = "\n\n".join(f"<ins_{i}>\n{c}\n</ins_{i}>" for i, c in enumerate(candidates, 1))
         return Completion(f"{critique}\n\n{body}".strip())
 
+    def reflect(
+        self, parent: str, examples: Sequence[Example], rng: random.Random
+    ) -> tuple[str, str]:
+        """A critique of failed examples, and one new instruction from the parent."""
+        critique, write = self._reflect(parent, examples)
+        return critique, " ".join(write(rng))
+
     def _reflect(
         self, parent: str, examples: Sequence[Example]
     ) -> tuple[str, Callable[[random.Random], list[str]]]:

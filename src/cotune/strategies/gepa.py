@@ -8,7 +8,7 @@ from cotune.contracts import LLM, ConfigError, Recorder, Rollout, State
 from cotune.evolution.gepa_phase import Search
 from cotune.evolution.hints import split
 from cotune.evolution.instruction_evolution import Candidates, evolve_instruction
-from cotune.evolution.instruction_rules import InstructionRules
+from cotune.evolution.instruction_rules import InstructionRules, reserved_tags
 from cotune.records import Assignment, Instruction, Metrics, Progress, Prompt, Task, Trajectory
 from cotune.strategies.unhinted import Unhinted
 
@@ -49,6 +49,14 @@ class GepaOptions:
                 "scoring the initial instruction costs alone"
             )
 
+    def overrun(self, dev: int) -> int:
+        """By how many evaluations the last batch can exceed the budget, at most.
+
+        Args:
+            dev: how many questions instructions are scored on.
+        """
+        return max(self.beam * self.minibatch, dev)
+
 
 class Gepa(Unhinted):
     """Evolves the instruction once, at the first step; then every rollout is under the best one.
@@ -80,6 +88,11 @@ class Gepa(Unhinted):
     ) -> None:
         if not initial_instruction.strip():
             raise ConfigError("the initial instruction is blank; expected a text")
+        if reserved := reserved_tags(initial_instruction):
+            raise ConfigError(
+                f"the initial instruction holds {', '.join(reserved)}; these tags are reserved for "
+                "proposals: rename them"
+            )
         if len(tasks) < 2:
             raise ConfigError(
                 f"{len(tasks)} training question; GEPA expects 2 or more, to score and reflect on"

@@ -12,7 +12,7 @@ from trl import GRPOConfig, GRPOTrainer
 import cotune
 from cotune.engines.trl.joint import TRLJoint
 from cotune.library import Method
-from cotune.llm.hint_writer import is_hint_prompt
+from cotune.llm.hint_writer import is_gepa_prompt
 from cotune.llm.ledger import Ledger
 from cotune.records import Completion, Trajectory
 from tests.engines.tiny import Letters, tiny_model, tiny_tokenizer
@@ -55,7 +55,7 @@ class Scribe:
         self.asked.append(prompt)
         rng = random.Random(prompt)
         texts = [" ".join(_word(rng) for _ in range(6)) for _ in range(6)]
-        if is_hint_prompt(prompt):
+        if is_gepa_prompt(prompt):
             return Completion(f"```\n{texts[0]}\n```", prompt_tokens=5, completion_tokens=3)
         written = "\n".join(f"<ins_{i}>{text} </ins_{i}>" for i, text in enumerate(texts, 1))
         return Completion(written, prompt_tokens=7, completion_tokens=4)

@@ -33,7 +33,7 @@ def test_fields_are_set_on_the_command_line(tmp_path: Path) -> None:
     suite, _ = load_suite(file, ["seeds=[4]", "set.training.kl=0.25"])
     assert suite.seeds == (4,)
     assert suite.set == {"training": {"kl": 0.25}}
-    with pytest.raises(ConfigError, match="suite.yaml with --set: budget"):
+    with pytest.raises(ConfigError, match=r"suite\.yaml with --set: budget"):
         load_suite(file, ["budget=none"])
 
 

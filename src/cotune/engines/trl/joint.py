@@ -73,6 +73,8 @@ class Parts:
     """How often groups without variance are replaced in a step at most (`cotune.resampling`)."""
     identity: Mapping[str, str] = field(default_factory=dict)
     """By field, what a resume must find as it was."""
+    frozen: bool = False
+    """Whether the policy stays as it is; then a `JointTrainer` rolls out and makes no update."""
     changeable: Mapping[str, str] = field(default_factory=dict)
     """By field, what a resume may find changed; then it says so (see `cotune.changes`)."""
 
@@ -325,6 +327,15 @@ class TRLJoint:
             self.parts.journal.event(
                 "resumed", self.batches, from_step=self.batches, changed=changed
             )
+
+    def evolve_only(self) -> None:
+        """A run without training batches: what comes before the first one, under its step."""
+        hook = self.before_rollout
+        if self.coordinator.comm.rank == 0:
+            self.parts.meter.begin_attempt(None)
+        self.metrics = self.coordinator.evolve(
+            self.progress(1), before_rollout=None if hook is None else lambda: hook(self, 0)
+        )
 
     def begin_closing(self) -> None:
         """What follows counts under the step after the last: a resume drops it and does it anew."""

@@ -93,7 +93,9 @@ def train(
         if checkpoint is not None and (state := _state_of(checkpoint)) is not None:
             joint.check_identity(state)  # before the trainer loads weights of another shape
         over = checkpoint is not None and budget.spent() and went_to_its_end(joint, checkpoint)
-        if not over:
+        if not config.has_batches:
+            joint.evolve_only()
+        elif not over:
             trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
         outcome = evaluation.finish(joint)
         close_reports(joint)
@@ -119,6 +121,7 @@ def build_trainer(
         rows_per_call=config.training.rows_per_call,
         resample_rounds=config.training.resample_rounds,
         identity=identity(config),
+        frozen=config.training.frozen,
         changeable=changeable(config),
     )
     joint = TRLJoint(parts, tokenizer, args, before_rollout)
@@ -156,7 +159,7 @@ def went_to_its_end(joint: TRLJoint, checkpoint: Path) -> bool:
 
 def lost_steps(setup: Loaded, learning_rate: float) -> str | None:
     """Says where the weights' type is too coarse for the steps; adapters are float32."""
-    if setup.adapter is not None:
+    if setup.adapter is not None or not setup.args.learning_rate:
         return None
     return rounding_notice(str(setup.model.dtype).removeprefix("torch."), learning_rate)
 

@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerBase, TrainerState
 from trl import GRPOConfig
 
 from cotune.build import build_environment, build_rewards, initial_instruction
-from cotune.config import RunConfig
+from cotune.config import RunConfig, TrainingConfig
 from cotune.contracts import ConfigError, Environment
 from cotune.engines.adapters import check_peft, is_adapter_folder, lora_config
 from cotune.engines.codec import HFCodec, use_template
@@ -85,7 +85,7 @@ def load_checked(config: RunConfig) -> Loaded:
     instruction = initial_instruction(config, environment)
     check_instruction(environment, instruction, config.strategy.kind)
     if rewards is not None:
-        steps = config.training.steps * config.training.mini_batches
+        steps = config.training.steps * config.training.optimizer_steps
         rewards.trainer_state = TrainerState(max_steps=steps)
     check_rewards(rewards, environment, instruction, _SPLITS)
     model, tokenizer = load_policy(config)
@@ -124,29 +124,31 @@ def grpo_config(config: RunConfig, folder: Path) -> GRPOConfig:
     """TRL's configuration of a run file; `training.engine_args` wins over everything."""
     training, limits = config.training, config.limits
     _check_engine_args(training.engine_args)
+    _check_frozen(training)
     world = int(os.environ.get("WORLD_SIZE", "1"))
     rows = training.questions_per_step * training.group_size
     per_pass = training.micro_batch_size * world
-    if rows % (training.mini_batches * per_pass):
+    if rows % (training.optimizer_steps * per_pass):
         raise ConfigError(
             f"training.micro_batch_size is {training.micro_batch_size} on {world} processes; "
-            f"expected a divisor of {rows} / {training.mini_batches} / {world}"
+            f"expected a divisor of {rows} / {training.optimizer_steps} / {world}"
         )
-    accumulation = rows // (training.mini_batches * per_pass)
+    accumulation = rows // (training.optimizer_steps * per_pass)
     values: dict[str, Any] = {
         **shared_args(config, folder),
-        "max_steps": training.steps * training.mini_batches,
+        "max_steps": training.steps * training.optimizer_steps,
         "gradient_accumulation_steps": accumulation,
         "steps_per_generation": rows // per_pass,
         "num_generations": training.group_size,
         "max_completion_length": limits.trajectory_tokens,
-        "beta": training.kl,
+        "learning_rate": 0.0 if training.frozen else training.learning_rate,
+        "beta": 0.0 if training.frozen else training.kl,
         "epsilon": training.clip,
         "loss_type": "grpo",
         "temperature": training.temperature,
         "top_k": 0,
         "shuffle_dataset": False,
-        "save_steps": max(1, training.save_every) * training.mini_batches,
+        "save_steps": max(1, training.save_every) * training.optimizer_steps,
         "chat_template_kwargs": config.policy.template_args or None,
         "log_completions": False,
     }
@@ -180,6 +182,15 @@ def shared_args(config: RunConfig, folder: Path) -> dict[str, Any]:
     if not torch.cuda.is_available():
         values |= {"use_cpu": True, "bf16": False, "gradient_checkpointing": False}
     return values
+
+
+def _check_frozen(training: TrainingConfig) -> None:
+    """Raises ConfigError for what needs gradients of a policy that has none."""
+    if training.frozen and training.engine_args.get("fp16"):
+        raise ConfigError(
+            "training.engine_args.fp16 scales gradients, and with training.frozen there are none; "
+            "remove it: policy.dtype says in what the policy is sampled"
+        )
 
 
 def _check_engine_args(given: dict[str, Any]) -> None:

@@ -20,6 +20,7 @@ from transformers.integrations.integration_utils import (
 
 from cotune.contracts import ConfigError, Strategy
 from cotune.evolution.hints import covering
+from cotune.strategies.gepa import Gepa
 from cotune.strategies.inspo import Inspo
 from cotune.strategies.p2o import P2O
 
@@ -60,7 +61,11 @@ def check_installed(backends: Sequence[str]) -> None:
 def tables(strategy: Strategy) -> list[Table]:
     """What a strategy knows, as tables; of one that is none of cotune's, the best instruction."""
     base = strategy.base if isinstance(strategy, P2O) else strategy
-    rows = _instructions(base) if isinstance(base, Inspo) else [_only_instruction(base)]
+    rows = [_only_instruction(base)]
+    if isinstance(base, Inspo):
+        rows = _instructions(base)
+    elif isinstance(base, Gepa):
+        rows = _candidates(base) or rows
     found: list[Table] = [(INSTRUCTIONS, _INSTRUCTION_COLUMNS, rows)]
     if isinstance(strategy, P2O) and (hints := _hints(strategy)):
         found.append((HINTS, _HINT_COLUMNS, hints))
@@ -83,6 +88,22 @@ def _instructions(strategy: Inspo) -> list[Row]:
         rows.append(
             (one.id, one.parent, paths[one.id], one.origin, one.born, member is not None, weight,
              chance, observed, one.id == best, one.text, one.critique)
+        )  # fmt: skip
+    return rows
+
+
+def _candidates(strategy: Gepa) -> list[Row]:
+    """What GEPA accepted; the weight is the mean dev score. [] before the search."""
+    found = strategy.candidates()
+    paths: dict[str | None, str] = {}
+    rows: list[Row] = []
+    for index, one in enumerate(found.instructions if found else ()):
+        assert found is not None
+        above = paths.get(one.parent)
+        paths[one.id] = f"{above} > {one.id}" if above else one.id
+        rows.append(
+            (one.id, one.parent, paths[one.id], one.origin, one.born, True, found.mean(index),
+             None, len(found.scores[index]), index == found.best, one.text, one.critique)
         )  # fmt: skip
     return rows
 

@@ -131,6 +131,15 @@ class JointTrainer(GRPOTrainer):
         for name, value in metrics.items():
             self._metrics["train"][name].append(value)
 
+    def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Any:
+        """A frozen policy is sampled, and nothing more: without a gradient no optimizer moves it."""
+        if self.joint is None or not self.joint.parts.frozen:
+            return super().training_step(model, inputs, num_items_in_batch)
+        model.train()
+        self._prepare_inputs(inputs)  # rolls out, where a batch begins
+        self._step += 1
+        return torch.zeros((), device=self.accelerator.device)
+
     def compute_loss(
         self,
         model: Any,

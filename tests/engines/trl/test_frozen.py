@@ -1,0 +1,186 @@
+"""A frozen policy: sampled, evaluated, never moved."""
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+from safetensors.torch import load_file
+
+from cotune import commands
+from cotune.config import parse_config
+from cotune.contracts import ConfigError
+from cotune.engines.trl.setup import grpo_config
+from cotune.engines.trl.trainer import JointTrainer
+from cotune.lineage import instruction_rows
+from cotune.llm.ledger import Ledger, policy_rollouts
+from cotune.policies import policy_path
+from cotune.resuming import resumed_config
+from cotune.run_dir import RunDir
+from tests.engines.trl.kills import arm, learnt, run_file, run_with_kills, spent, with_sections
+from tests.run_files import tiny, write
+
+# What would move any weight that is let move.
+EAGER = {"learning_rate": 0.01, "engine_args": {"weight_decay": 0.5}}
+GEPA = {"kind": "gepa", "budget": 24, "dev_size": 4}
+
+
+def trained(folder: Path, strategy: dict[str, Any], **training: Any) -> RunDir:
+    changes = {"strategy": strategy, "training": {**EAGER, **training}}
+    path = write(folder / "run.yaml", tiny(folder / "run", changes))
+    return RunDir.open(commands.train(path, Console(quiet=True), quiet=True))
+
+
+def weights(folder: str | Path) -> dict[str, torch.Tensor]:
+    return load_file(Path(folder) / "model.safetensors")
+
+
+def is_the_base(run: RunDir) -> bool:
+    """Whether the kept weights are the policy's of before the run, bit by bit."""
+    before, after = weights(policy_path("bundled:geo")), weights(run.best_path)
+    assert before.keys() == after.keys()
+    return all(torch.equal(before[name], after[name]) for name in before)
+
+
+def rollouts(run: RunDir) -> dict[str, int]:
+    with Ledger(run.ledger_path) as ledger:
+        return {k: v for k, v in ledger.totals().rollouts.items() if v}
+
+
+def no_forward(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither a loss nor a log-probability is computed from here on."""
+
+    def unexpected(*_: object, **__: object) -> None:
+        raise AssertionError("a loss was computed")
+
+    monkeypatch.setattr(JointTrainer, "compute_loss", unexpected)
+    monkeypatch.setattr(JointTrainer, "_get_per_token_logps_and_entropies", unexpected)
+
+
+def test_a_method_evolves_by_batches_that_move_no_weight(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    no_forward(monkeypatch)
+    inspo = tiny(tmp_path)["strategy"]
+    run = trained(tmp_path, inspo, frozen=True, mini_batches=2, kl=0.1)
+    assert is_the_base(run)
+    assert [row["step"] for row in run.read_metrics()] == [1, 2, 3]
+    assert {row["learning_rate"] for row in run.read_metrics()} == {0.0}
+    assert {row["loss"] for row in run.read_metrics()} == {0.0}
+    # Three batches of four questions with two rollouts each.
+    assert rollouts(run)["train"] == 24
+    assert any(row["kind"] == "evolution" for row in run.read_events())
+    assert len(instruction_rows(run)) > 1
+    config = parse_config(run.read_config(), "test")
+    with pytest.raises(ConfigError, match="give it more steps"):
+        resumed_config(run, config, ())
+
+
+def test_the_same_run_unfrozen_moves_them(tmp_path: Path) -> None:
+    assert not is_the_base(trained(tmp_path, {"kind": "static"}))
+
+
+def test_gepa_on_a_frozen_policy_makes_no_training_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    no_forward(monkeypatch)
+    run = trained(tmp_path, GEPA, frozen=True)
+    assert is_the_base(run)
+    spent_on = rollouts(run)
+    assert spent_on.keys() == {"evolve", "evaluate"}
+    assert 24 <= spent_on["evolve"] < 24 + 4
+    assert policy_rollouts(spent_on) == spent_on["evolve"]
+    assert run.read_metrics() == []
+    found = Counter(row["kind"] for row in run.read_events())
+    assert (found["gepa_phase"], found["gepa_phase_ended"], found["best_instruction"]) == (1, 1, 1)
+    whens = [row["when"] for row in run.read_events() if row["kind"] == "evaluated"]
+    assert whens[:2] == ["before", "after"]
+    summary = run.read_summary()
+    assert summary is not None
+    assert summary["arms"]["gepa"]["steps"] == 0
+    assert summary["llm"] == "offline rules (reflected)"
+    assert not list((run.path / "evolution").glob("*"))
+    assert "frozen" in (run.best_path / "README.md").read_text()
+    with pytest.raises(ConfigError, match="nothing to go on with"):
+        resumed_config(run, parse_config(run.read_config(), "test"), ())
+
+
+@pytest.mark.slow
+def test_gepa_before_training(tmp_path: Path) -> None:
+    run = trained(tmp_path, GEPA)
+    assert not is_the_base(run)
+    assert rollouts(run)["train"] == 24
+    assert rollouts(run)["evolve"] >= 24
+    [best] = [row["id"] for row in run.read_events() if row["kind"] == "best_instruction"]
+    under = {
+        row["instruction"] for step in (1, 2, 3) for row in run.read_trajectories(step, "train")
+    }
+    assert under == {best}
+    assert run.read_metrics()[0]["gepa/evaluations"] == rollouts(run)["evolve"]
+
+
+def test_a_frozen_static_run_is_an_evaluation(tmp_path: Path) -> None:
+    run = trained(tmp_path, {"kind": "static"}, frozen=True)
+    assert rollouts(run).keys() == {"evaluate"}
+    assert is_the_base(run)
+
+
+def test_what_scales_gradients_is_refused(tmp_path: Path) -> None:
+    raw = tiny(tmp_path, {"training": {"frozen": True, "engine_args": {"fp16": True}}})
+    with pytest.raises(ConfigError, match=r"training.engine_args.fp16 scales gradients"):
+        grpo_config(parse_config(raw, "test"), tmp_path)
+
+
+@pytest.mark.slow
+def test_a_search_that_is_killed_is_paid_once(tmp_path: Path) -> None:
+    content = {
+        **with_sections(training={"frozen": True}, evaluation={"every": 0, "before": True}),
+        "strategy": {**GEPA, "dev_size": 2},
+    }
+    places = ("before third evolve", "evolve")
+    unbroken, broken = (
+        run_with_kills(run_file(tmp_path, name, content), kills, tmp_path / f"{name}.calls")
+        for name, kills in (("unbroken", []), ("broken", [(place, 1) for place in places]))
+    )
+    calls = [
+        Counter((tmp_path / f"{name}.calls").read_text().splitlines())
+        for name in ("unbroken", "broken")
+    ]
+    again = calls[1] - calls[0]
+    # But for the call that was cut.
+    assert [line.split()[0] for line in again.elements()] == ["evolve"]
+    assert not calls[0] - calls[1]
+    assert learnt(broken) == learnt(unbroken)
+    assert arm(broken) == arm(unbroken)
+    assert spent(broken) == spent(unbroken)
+
+
+@pytest.mark.slow
+def test_the_search_finds_an_instruction_that_the_bundled_policy_answers_under(
+    tmp_path: Path,
+) -> None:
+    raw = {
+        "name": "geo-gepa",
+        "output": str(tmp_path / "run"),
+        "threads": 1,
+        "environment": {"kind": "geo", "train": 200, "validation": 4, "test": 40},
+        "limits": {
+            "turns": 4, "turn_tokens": 64, "observation_tokens": 200, "trajectory_tokens": 640,
+            "prompt_tokens": 384,
+        },
+        "strategy": {"kind": "gepa", "budget": 180, "dev_size": 20, "beam": 4},
+        "training": {"frozen": True},
+        "evaluation": {"every": 0},
+    }  # fmt: skip
+    run = RunDir.open(
+        commands.train(write(tmp_path / "run.yaml", raw), Console(quiet=True), quiet=True)
+    )
+    summary = run.read_summary()
+    assert summary is not None
+    scores = summary["arms"]["gepa"]
+    assert scores["em_before"] < 0.4
+    assert scores["em"] > 0.8
+    assert scores["em_initial_instruction"] == scores["em_before"]
+    assert rollouts(run)["evolve"] < 180 + 20
