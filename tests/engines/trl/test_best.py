@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from cotune.engines.trl.best import BestPolicy
+from cotune.policy_folder import read_best
 from cotune.records import Prompt
 from tests.engines.tiny import tiny_tokenizer
 from tests.engines.trl.setup import Run, start
