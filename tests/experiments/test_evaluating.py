@@ -13,8 +13,11 @@ import pytest
 from cotune import cli
 from cotune.build import build_environment
 from cotune.config import RunConfig, dump_config, parse_config
+from cotune.contracts import ConfigError
 from cotune.environments.arithmetic import INITIAL_INSTRUCTION as SOLVE
+from cotune.environments.base import SingleTurnEnvironment
 from cotune.environments.geo import INITIAL_INSTRUCTION as SEARCH
+from cotune.experiments.question_sets import question_sets
 from cotune.policies import policy_path
 from cotune.run_dir import RunDir
 from tests.exporting.finished import files
@@ -304,3 +307,17 @@ def test_a_run_whose_best_cannot_be_read(
             cli.main()
         assert stopped.value.code == 2
         assert said in capsys.readouterr().err
+
+
+def test_a_split_without_questions(geo: RunConfig) -> None:
+    environment = SingleTurnEnvironment({"train": [], "test": []}, "")
+    with pytest.raises(ConfigError, match="--split test has no questions"):
+        question_sets(geo, environment, None, (), None)
+
+
+def test_an_environment_that_takes_no_other_questions(geo: RunConfig, tmp_path: Path) -> None:
+    file = tmp_path / "nq.jsonl"
+    file.write_text(json.dumps({"id": "a", "question": "q", "golden_answers": ["x"]}))
+    own: Any = object()
+    with pytest.raises(ConfigError, match=r"--benchmark nq: environment\.kind geo brings its own"):
+        question_sets(geo, own, None, [f"nq={file}"], None)
