@@ -9,12 +9,13 @@ from rich.rule import Rule
 from rich.text import Text
 
 from cotune.build import build_environment, build_rewards, initial_instruction
-from cotune.commands import SPLITS, quiet_libraries
+from cotune.commands import quiet_libraries
 from cotune.config import RunConfig, load_config
 from cotune.console import one_line
 from cotune.contracts import ConfigError, Environment
 from cotune.coordinator import RolloutSettings
 from cotune.experiments.evaluate import score_trajectories
+from cotune.experiments.evaluating import SPLITS
 from cotune.policies import policy_path
 from cotune.preflight import check_instruction, check_prompts
 from cotune.records import Assignment, Prompt, Trajectory

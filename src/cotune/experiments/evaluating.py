@@ -9,6 +9,7 @@ from cotune.build import build_environment, initial_instruction
 from cotune.config import RunConfig
 from cotune.contracts import ConfigError, Environment
 from cotune.coordinator import Coordinator, RolloutSettings
+from cotune.environments.benchmarks import parse_benchmark
 from cotune.environments.math import REQUIRED
 from cotune.experiments.metrics import (
     METRICS,
@@ -74,6 +75,8 @@ class EvaluationOptions:
             raise ConfigError("--temperature is set, but nothing is sampled; add --samples")
         if self.limit is not None and self.limit < 1:
             raise ConfigError(f"--limit is {self.limit}; expected 1 or more")
+        for given in self.benchmarks:
+            parse_benchmark(given)
         for name in self.metrics:
             if name not in METRICS:
                 raise ConfigError(f"--metric is {name!r}; expected one of {', '.join(METRICS)}")

@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from cotune.console import one_line
 from cotune.experiments.evaluating import Column, Evaluation, SetResult
 from cotune.experiments.metrics import Figure
 from cotune.json_files import plain
@@ -116,7 +117,7 @@ def _table(result: SetResult, columns: Sequence[Column]) -> Table:
             continue
         for stratum, (_, n) in figures[0].by_stratum.items():
             means = [f"{figure.by_stratum[stratum][0]:.3f}" for figure in figures]
-            table.add_row(escape(f"    {stratum} ({n:,})"), *means)
+            table.add_row(f"    {escape(one_line(stratum))} ({n:,})", *means)
     return table
 
 

@@ -68,6 +68,10 @@ def question_sets(
         name = split or "test"
         tasks = environment.tasks(name)[:limit]
         title = f"the {name} split"
+        if not tasks:
+            raise ConfigError(
+                f"--split {name} has no questions; name another split, or a benchmark"
+            )
         sets.append(QuestionSet(name, title, "run", environment, build_rewards(config), tasks))
     for benchmark, path in parsed:
         tasks = read_benchmark(benchmark, path)[:limit]
