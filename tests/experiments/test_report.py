@@ -6,8 +6,6 @@ import pytest
 
 from cotune.contracts import ConfigError
 from cotune.experiments.report import (
-    _costs,
-    _results,
     count,
     duration,
     money,
@@ -19,6 +17,7 @@ from cotune.experiments.report.reading import (
     read_arm,
     read_source,
 )
+from cotune.experiments.report.tables import costs, results
 from cotune.records import Assignment, Prompt, StopReason, Task, Trajectory, Turn
 from cotune.run_dir import RunDir, write_summary
 from tests.experiments.pages import check
@@ -312,16 +311,18 @@ def test_a_lone_surrogate_does_not_stop_the_report(tmp_path: Path) -> None:
 
 def test_results_and_costs_hold_the_numbers(comparison: Path) -> None:
     arms = read_source(comparison).arms
-    table = _results(arms)
+    table = results(arms)
     assert table["sizes"] == {"": 300, "1 hop": 100, "2 hops": 100, "3 hops": 100}
     arm, cells = table["rows"][1]
     assert arm.name == "inspo"
     assert (cells["3 hops"].before, cells["3 hops"].after) == (0.02, 0.45)
     assert cells["3 hops"].change == pytest.approx(0.43)
-    rows = {what: values for _, what, values in _costs(arms)}
-    assert rows["Policy rollouts"] == ["13\u202f800", "15\u202f000"]
+    rows = {what: values for _, what, values in costs(arms)}
+    assert rows["Policy rollouts"] == ["12\u202f000", "13\u202f200"]
+    evaluations = rows["Rollouts of evaluations, not counted above"]
+    assert evaluations == ["1\u202f800", "1\u202f800"]
     assert rows["verify"] == ["0", "1\u202f200"]
-    assert rows["Verification, share of all rollouts"] == ["0.0\u202f%", "8.0\u202f%"]
+    assert rows["Verification, share of all rollouts"] == ["0.0\u202f%", "9.1\u202f%"]
     assert rows["Money"] == ["$0.00", "$0.0312"]
     assert rows["Time"] == ["5 min 22 s", "5 min 22 s"]
 

@@ -8,7 +8,7 @@ import pytest
 from cotune.contracts import LLMError
 from cotune.environments.arithmetic_world import HARD
 from cotune.experiments.report import write_report
-from cotune.experiments.report.figures import hint_charts
+from cotune.experiments.report.hint_figures import hint_charts
 from cotune.experiments.report.hints import HintPhase, hint_phases, hints_of, outside_phases
 from cotune.experiments.report.reading import read_arm
 from cotune.run_dir import RunDir, write_summary
