@@ -116,7 +116,7 @@ def test_the_trend_goes_with_its_phases(run: RunDir) -> None:
 
 def test_charts_hold_steps_without_hints_and_powers_of_ten(run: RunDir) -> None:
     charts = hint_charts(read_arm("p2o", run, None))
-    hard, groups, ratio, masked = charts
+    hard, groups, masked, ratio = charts
     assert [name for _, name in hard.legend] == [
         "hard", "newly hard", "graduated", "graduated under hints",
     ]  # fmt: skip

@@ -24,8 +24,8 @@ def hint_charts(arm: Arm) -> list[Chart]:
         _hard_chart(arm),
         smooth_chart("Groups without advantage, with and without hints", groups, percent=True),
         _histogram(arm),
-        _ratio_chart(arm),
         smooth_chart("Share of masked tokens of hinted rollouts", masked, percent=True),
+        _ratio_chart(arm),
     )
     return [chart for chart in drawn if chart]
 

@@ -130,12 +130,12 @@ def read_arm(name: str, run: RunDir | None, result: Mapping[str, Any] | None) ->
 def result_so_far(events: Sequence[Row], metrics: Sequence[Row]) -> Row:
     """What a run's lines say of its result; keys as in a summary's arm, only those known."""
     result: Row = {}
-    evaluated = [
+    evaluated = [event for event in events if event["kind"] == "evaluated"]
+    after = [
         event
-        for event in events
-        if event["kind"] == "evaluated" and event.get("prompt", "best") == "best"
+        for event in evaluated
+        if event.get("when") == "after" and event.get("prompt", "best") == "best"
     ]
-    after = [event for event in evaluated if event.get("when") == "after"]
     split = after[-1].get("split") if after else None
     before = [
         event

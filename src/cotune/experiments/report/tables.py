@@ -107,13 +107,10 @@ def results(arms: list[Arm]) -> dict[str, Any]:
         for stratum in sorted({*strata_after, *strata_before} - {""}):
             sizes[stratum] = by_stratum.get(stratum, sizes.get(stratum))
             value = stratum_value(strata_after.get(stratum))
-            asked = by_stratum.get(stratum)
-            shares = value is not None and asked and arm.measure == EXACT_MATCH
-            cells[stratum] = Cell(
-                stratum_value(strata_before.get(stratum)),
-                value,
-                wilson(value, asked) if shares else None,
-            )
+            interval = None
+            if value is not None and stratum in by_stratum and arm.measure == EXACT_MATCH:
+                interval = wilson(value, by_stratum[stratum])
+            cells[stratum] = Cell(stratum_value(strata_before.get(stratum)), value, interval)
         rows.append((arm, cells))
     known = any(
         c.after is not None or c.before is not None for _, row in rows for c in row.values()

@@ -92,9 +92,8 @@ def _environment(texts: Sequence[str], observation: str, control: set[str]) -> l
     at = 0
     for text in texts:
         after = at + len(text)
-        if start >= 0:
-            inside = after > start and at < end
-        else:  # of chat messages the template may write the contents otherwise than they were stored
+        inside = after > start and at < end
+        if start < 0:  # of chat messages a template may write the contents otherwise than stored
             inside = wanted != "" and text not in control
         roles.append(OBSERVED if inside else TEMPLATE)
         at = after
