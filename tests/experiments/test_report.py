@@ -13,6 +13,7 @@ from cotune.experiments.report import (
     points,
     write_report,
 )
+from cotune.experiments.report.behaviour import behaviour_charts
 from cotune.experiments.report.reading import (
     read_arm,
     read_source,
@@ -239,6 +240,60 @@ def test_a_resumed_run_says_so_and_ignores_the_old_summary(tmp_path: Path) -> No
     page = check(write_report(run))
     assert "Not finished" in page.words
     assert "resumed from step 4 (attempt 2)" in page.words
+
+
+def test_what_a_resume_changed_is_told(tmp_path: Path) -> None:
+    run = RunDir.create(tmp_path / "run", CONFIG)
+    train(run, 4, evolve=False)
+    run.event("resumed", 4, from_step=4, changed={
+        "training.steps": [6, 12], "llm.model": None, "logging.report_to": [[], ["<i>wandb"]],
+    })  # fmt: skip
+    words = check(write_report(run)).words
+    assert "with another run file: training.steps 6 → 12" in words
+    assert "llm.model another value, which is not recorded" in words
+    assert 'logging.report_to [] → ["<i>wandb"]' in words
+
+
+def test_the_first_screen_says_what_was_run_and_what_it_cost(comparison: Path) -> None:
+    run = RunDir.open(comparison / "inspo")
+    run.write_summary({"llm": "offline rules", "arms": {"inspo": result(True)}})
+    html = write_report(run).read_text(encoding="utf-8")
+    words = check(run.report_path).words
+    assert html.index('id="result"') < html.index('id="cost"') < html.index("Best instruction")
+    assert html.index("Best instruction") < html.index('id="training"')
+    assert "Method inspo Model geo-1m LLM offline rules Seed 3 Steps 60" in words
+    assert "Policy rollouts 13_200 train 12_000 verify 1_200" in words
+    assert "Rollouts of evaluations, not counted above 1_800" in words
+    # Overall and in each stratum, an interval.
+    assert words.count("95_% CI") == 4
+    assert "Result Cost Training Instructions Trajectories" in words
+    (run.path / "summary.json").unlink()
+
+
+def test_behaviour_is_drawn_from_what_a_run_recorded(tmp_path: Path) -> None:
+    old = RunDir.create(tmp_path / "old", CONFIG)
+    new = RunDir.create(tmp_path / "new", CONFIG)
+    for step in (1, 2, 3):
+        old.metrics(step, {"reward": 0.5, "turns_mean": 2.5, "completions/mean_length": 40.0})
+        new.metrics(step, {
+            "reward": 0.5, "turns_mean": 2.5, "completion_tokens_mean": 90.0,
+            "response_tokens_mean": 40.0, "prompt_tokens_mean": 120.0, "actions/answer": 1.0,
+            **({"actions/search": 1.5} if step > 1 else {"actions/invalid": 0.25}),
+        })  # fmt: skip
+    arms = [read_arm(name, run, None) for name, run in (("old", old), ("new", new))]
+    assert [c.title for c in behaviour_charts(arms[:1])] == [
+        "Turns per rollout", "Response length in tokens",
+    ]  # fmt: skip
+    calls, response, prompt = behaviour_charts(arms[1:])
+    assert calls.title == "Tool calls per rollout"
+    assert [name for _, name in calls.legend] == ["search", "unusable turns"]
+    assert calls.svg.count('class="dot"') == 6  # 0 where no turn was of the kind
+    assert [name for _, name in response.legend] == ["written by the policy", "with observations"]
+    assert prompt.title == "Prompt length in tokens"
+    both = behaviour_charts(arms)
+    assert [c.title for c in both][:2] == ["Tool calls per rollout", "Response length, own tokens"]
+    assert [name for _, name in both[0].legend] == ["new"]
+    assert [name for _, name in both[1].legend] == ["old", "new"]
 
 
 def test_what_is_no_run_is_refused(tmp_path: Path) -> None:

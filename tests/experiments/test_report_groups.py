@@ -279,18 +279,21 @@ def test_hostile_texts_stay_text(tmp_path: Path, tokenizer: bool) -> None:
 def test_a_page_stays_small(tmp_path: Path) -> None:
     """Long contexts, many steps, many proposals: below 3 MB."""
     run = RunDir.create(tmp_path / "run", CONFIG)
-    turns = tuple(Turn("word " * 100, "fact " * 300, "search") for _ in range(8))
-    for step in (1, 5, 10):
-        run.trajectories(step, "train", [
-            rollout(float(i % 2), turns, group=i // 16) for i in range(64)
-        ])  # fmt: skip
-    run.trajectories(10, "evaluate_after", [rollout(float(i % 2), turns) for i in range(40)])
+    turns = tuple(Turn("word " * 100, "fact " * 60, "search") for _ in range(4))
+    rows_of_a_group = [rollout(float(i % 2), turns) for i in range(MOST_COLUMNS)]
+    run.trajectories(1, "train", rows_of_a_group)
+    [line, *_] = lines = (run.trajectories_path / "train-000001.jsonl").read_text().splitlines()
+    assert json.loads(line)["group"] == 0
+    more = [x.replace('"group": 0', f'"group": {g}') for g in range(1, 6) for x in lines]
+    for step, purpose in ((1, "train"), (5, "train"), (10, "train"), (10, "evaluate_after")):
+        path = run.trajectories_path / f"{purpose}-{step:06d}.jsonl"
+        path.write_text("\n".join([*lines, *more]) + "\n")
     run.best_path.mkdir()
     TOKENIZER.save(str(run.best_path / "tokenizer.json"))
     names = ("reward", "loss", "entropy", "grad_norm", "zero_advantage_share", "prompt_tokens_mean",
              "response_tokens_mean", "completion_tokens_mean", "actions/search", "actions/look")  # fmt: skip
     rows: list[Row] = [
-        {"time": 1.0, "attempt": 1, "step": s, **{n: (s * 7919 % 997) / 997 for n in names}}
+        {"time": 1.0, "attempt": 1, "step": s, **dict.fromkeys(names, s * 7919 % 997 / 997)}
         for s in range(1, 5001)
     ]
     run.metrics_path.write_text("".join(json.dumps(row) + "\n" for row in rows))
