@@ -223,6 +223,16 @@ def test_a_killed_run_is_reported_as_far_as_it_came(tmp_path: Path) -> None:
     assert "Generated tokens 108_000 Time 42 s" in page.words  # 12 steps of 9000 and 3.5 s
 
 
+def test_a_run_that_has_only_begun_tells_where_it_began(tmp_path: Path) -> None:
+    run = RunDir.create(tmp_path / "begun", CONFIG)
+    run.event("evaluated", 1, split="test", prompt="initial", instruction_id="i0", em=0.25, n=8,
+              when="before", by_stratum={"1 hop": [0.5, 4], "2 hops": [0.0, 4]})  # fmt: skip
+    words = check(write_report(run)).words
+    assert "Held-out exact match was 25.0_% before training." in words
+    assert "begun – from 25.0_% – from 50.0_% – from 0.0_%" in words
+    assert "Large: after training, which is not over." in words
+
+
 def test_an_empty_run_and_arms_without_a_summary(tmp_path: Path) -> None:
     check(write_report(RunDir.create(tmp_path / "a", {})))
     RunDir.create(tmp_path / "b", {})

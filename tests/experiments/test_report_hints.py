@@ -112,7 +112,7 @@ def test_an_older_phase_without_it_has_the_mean_alone(run: RunDir) -> None:
     lines = "".join(json.dumps(event) + "\n" for event in events)
     run.events_path.write_text(lines)
     page = check(write_report(run))
-    assert "Mean dev score Cover" in page.words
+    assert "Mean dev score 0 no hint" in page.words
     assert "The cover together" not in page.words
 
 

@@ -66,8 +66,9 @@ def verdict(arms: list[Arm]) -> str:
         elif after is not None:
             clauses.append(f"{who}held-out {measure} is {score(after)}")
         elif evaluated:
-            step, em = evaluated[-1]["step"], evaluated[-1]["em"]
-            clauses.append(f"{who}held-out {measure} was {score(em)} at step {step}")
+            last = evaluated[-1]
+            when = "before training" if last.get("when") == "before" else f"at step {last['step']}"
+            clauses.append(f"{who}held-out {measure} was {score(last['em'])} {when}")
     if not clauses:
         return "No held-out result yet."
     text = "; ".join(clauses)
