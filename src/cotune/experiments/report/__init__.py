@@ -48,7 +48,8 @@ def write_report(folder: RunDir | Path | str) -> Path:
     return report
 
 
-def _render(source: Source) -> str:
+def page_environment() -> Environment:
+    """Templates of this package: everything is escaped, an unknown name is an error."""
     environment = Environment(
         loader=PackageLoader(__package__ or __name__, "."),
         autoescape=True,
@@ -59,13 +60,23 @@ def _render(source: Source) -> str:
     for function in (percent, points, count, money, duration, number):
         environment.filters[function.__name__] = function
     environment.filters["solved_strip"] = hint_figures.solved_strip
+    return environment
+
+
+def page_style() -> Markup:
+    """The style sheet: ours, not a model's."""
+    sheet = files(__package__ or __name__).joinpath("report.css")
+    return Markup(sheet.read_text(encoding="utf-8"))
+
+
+def _render(source: Source) -> str:
+    environment = page_environment()
     summary, arms = source.summary or {}, source.arms
     measure = figures.common_measure(arms)
     shares = measure == EXACT_MATCH
     environment.filters["score"] = percent if shares else number
     environment.filters["change"] = points if shares else signed
     environment.filters["interval"] = share_range if shares else number_range
-    style = files(__package__ or __name__).joinpath("report.css").read_text(encoding="utf-8")
     charts = (
         figures.reward_chart(arms),
         figures.held_out_chart(arms),
@@ -87,7 +98,7 @@ def _render(source: Source) -> str:
         ("notices", "Notices", bool(notices or resumes)),
     )
     return environment.get_template("report.html.j2").render(
-        style=Markup(style),  # ours, not a model's
+        style=page_style(),
         name=summary.get("name")
         or label(arms[0].config.get("name"))
         or source.folder.resolve().name,
