@@ -268,7 +268,12 @@ def test_metrics_of_a_batch_by_hand() -> None:
     trajectories = [make_trajectory(assignment, reward) for reward in (1.0, 0.0, 1.0, 1.0)]
     trajectories[0] = replace(
         trajectories[0],
-        turns=(Turn("a", error="bad"), Turn("b")),
+        turns=(
+            Turn("a", action="search", error="bad"),
+            Turn("c", action="2 calls"),
+            Turn("b", action="search"),
+            Turn("?"),
+        ),
         answer="b",
         mask=(1, 1, 1, 0),
         completion_ids=(1, 2, 3, 4),
@@ -276,7 +281,11 @@ def test_metrics_of_a_batch_by_hand() -> None:
     assert trajectory_metrics(trajectories, 2) == {
         "reward_mean": 0.75,
         "zero_advantage_share": 0.5,
-        "turns_mean": 1.25,
+        "turns_mean": 1.75,
+        "prompt_tokens_mean": 1.0,
+        "actions/2_calls": 0.25,
+        "actions/search": 0.5,
+        "response_tokens_mean": 1.5,
         "generated_tokens": 6.0,
         "completion_tokens_mean": 2.5,
         "answered_share": 0.25,

@@ -1,10 +1,14 @@
 """The numbers of a rollout batch."""
 
+import re
+from collections import Counter
 from collections.abc import Sequence
 
 from cotune.evolution.distillation import is_hinted
 from cotune.records import Trajectory
 from cotune.resampling import without_variance
+
+_NOT_IN_A_NAME = re.compile(r"[^\w.-]+")  # of a metric: an environment's names may be any text
 
 
 def trajectory_metrics(trajectories: Sequence[Trajectory], group_size: int) -> dict[str, float]:
@@ -12,6 +16,9 @@ def trajectory_metrics(trajectories: Sequence[Trajectory], group_size: int) -> d
 
     Where rollouts were sampled under a hint, their share, and that share of groups among those with
     a hinted rollout and among the others.
+
+    `actions/<kind>` is how many turns of a rollout the environment took for that kind of action:
+    of a tool, its calls. A kind that no turn was taken for is not there.
     """
     count = len(trajectories)
     rewards = [t.reward for t in trajectories]
@@ -21,12 +28,24 @@ def trajectory_metrics(trajectories: Sequence[Trajectory], group_size: int) -> d
         "reward_mean": sum(rewards) / count,
         "zero_advantage_share": len(flat) * group_size / count,
         "turns_mean": sum(len(t.turns) for t in trajectories) / count,
+        "prompt_tokens_mean": sum(len(t.sampled_prompt_ids) for t in trajectories) / count,
+        "response_tokens_mean": sum(t.generated_tokens for t in trajectories) / count,
         "generated_tokens": float(sum(t.generated_tokens for t in trajectories)),
         "completion_tokens_mean": sum(len(t.completion_ids) for t in trajectories) / count,
         "answered_share": sum(t.answer is not None for t in trajectories) / count,
         "turn_error_share": sum(any(turn.error for turn in t.turns) for t in trajectories) / count,
+        **_actions(trajectories),
         **_reward_parts(trajectories),
     }
+
+
+def _actions(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    """Turns a rollout by kind of action; turns that no environment named are left out."""
+    kinds = Counter(turn.action for t in trajectories for turn in t.turns if turn.action)
+    counts: Counter[str] = Counter()
+    for kind, count in kinds.items():
+        counts[_NOT_IN_A_NAME.sub("_", kind)] += count
+    return {f"actions/{kind}": counts[kind] / len(trajectories) for kind in sorted(counts)}
 
 
 def _reward_parts(trajectories: Sequence[Trajectory]) -> dict[str, float]:

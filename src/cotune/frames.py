@@ -33,6 +33,8 @@ METRICS: Columns = {
     "reward_mean": "float64",
     "zero_advantage_share": "float64",
     "turns_mean": "float64",
+    "prompt_tokens_mean": "float64",
+    "response_tokens_mean": "float64",
     "generated_tokens": "float64",
     "completion_tokens_mean": "float64",
     "answered_share": "float64",
@@ -136,7 +138,9 @@ EVENTS: Mapping[str, Columns] = {
         "covering_texts": "object",
         "solved_without": "float64",
         "solved_by_cover": "float64",
+        "solved": "object",
     },
+    "context_ratios": {"log10_from": "float64", "log10_to": "float64", "counts": "object"},
     "notice": {"text": "string"},
 }
 """Fields of each kind of event, besides `time`, `attempt`, `step` and `kind`."""

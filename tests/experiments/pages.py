@@ -1,6 +1,7 @@
 """Pages as their readers see them: a parser that fails on what a report must not hold."""
 
 import io
+import re
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -51,10 +52,14 @@ def check(path: Path) -> Checker:
     checker.close()
     assert checker.open == []
     assert not {"script", "link", "img", "iframe", "object", "base", "form"} & set(checker.tags)
+    ids = {value for _, name, value in checker.attributes if name == "id"}
     for _, name, value in checker.attributes:
-        assert name not in ("src", "href", "srcset", "action")
+        assert name not in ("src", "srcset", "action")
+        # Parts of the page itself, and of it only.
+        assert name != "href" or value.removeprefix("#") in ids, value
         assert not name.startswith("on")
         assert "://" not in value
+    assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]", html)
     style = html[html.index("<style>") : html.index("</style>")]
     assert "url(" not in style
     assert "@import" not in style

@@ -6,18 +6,7 @@ import pytest
 
 from cotune.contracts import ConfigError
 from cotune.experiments.report import (
-    _costs,
-    _results,
-    count,
-    duration,
-    money,
-    percent,
-    points,
     write_report,
-)
-from cotune.experiments.report.reading import (
-    read_arm,
-    read_source,
 )
 from cotune.records import Assignment, Prompt, StopReason, Task, Trajectory, Turn
 from cotune.run_dir import RunDir, write_summary
@@ -223,6 +212,16 @@ def test_a_killed_run_is_reported_as_far_as_it_came(tmp_path: Path) -> None:
     assert "Generated tokens 108_000 Time 42 s" in page.words  # 12 steps of 9000 and 3.5 s
 
 
+def test_a_run_that_has_only_begun_tells_where_it_began(tmp_path: Path) -> None:
+    run = RunDir.create(tmp_path / "begun", CONFIG)
+    run.event("evaluated", 1, split="test", prompt="initial", instruction_id="i0", em=0.25, n=8,
+              when="before", by_stratum={"1 hop": [0.5, 4], "2 hops": [0.0, 4]})  # fmt: skip
+    words = check(write_report(run)).words
+    assert "Held-out exact match was 25.0_% before training." in words
+    assert "begun – from 25.0_% – from 50.0_% – from 0.0_%" in words
+    assert "Large: after training, which is not over." in words
+
+
 def test_an_empty_run_and_arms_without_a_summary(tmp_path: Path) -> None:
     check(write_report(RunDir.create(tmp_path / "a", {})))
     RunDir.create(tmp_path / "b", {})
@@ -308,37 +307,6 @@ def test_a_lone_surrogate_does_not_stop_the_report(tmp_path: Path) -> None:
     run = RunDir.create(tmp_path / "run", CONFIG)
     run.event("notice", 1, text="cut \ud83d")
     assert "cut ?" in check(write_report(run)).words
-
-
-def test_results_and_costs_hold_the_numbers(comparison: Path) -> None:
-    arms = read_source(comparison).arms
-    table = _results(arms)
-    assert table["sizes"] == {"": 300, "1 hop": 100, "2 hops": 100, "3 hops": 100}
-    arm, cells = table["rows"][1]
-    assert arm.name == "inspo"
-    assert (cells["3 hops"].before, cells["3 hops"].after) == (0.02, 0.45)
-    assert cells["3 hops"].change == pytest.approx(0.43)
-    rows = {what: values for _, what, values in _costs(arms)}
-    assert rows["Policy rollouts"] == ["13\u202f800", "15\u202f000"]
-    assert rows["verify"] == ["0", "1\u202f200"]
-    assert rows["Verification, share of all rollouts"] == ["0.0\u202f%", "8.0\u202f%"]
-    assert rows["Money"] == ["$0.00", "$0.0312"]
-    assert rows["Time"] == ["5 min 22 s", "5 min 22 s"]
-
-
-def test_an_arm_without_its_folder_still_has_its_numbers() -> None:
-    arm = read_arm("gone", None, {"em": 0.5})
-    assert (arm.result, arm.finished, arm.best, arm.steps) == ({"em": 0.5}, True, None, 0)
-
-
-def test_formats() -> None:
-    assert (percent(0.1234), percent(None)) == ("12.3\u202f%", "–")
-    assert (points(0.105), points(-0.02)) == ("+10.5", "−2.0")
-    assert (count(1234567.0), count(12)) == ("1\u202f234\u202f567", "12")
-    assert (money(0), money(0.0123), money(12.5)) == ("$0.00", "$0.0123", "$12.50")
-    assert [duration(s) for s in (4.2, 42, 192, 18420)] == [
-        "4.2 s", "42 s", "3 min 12 s", "5 h 07 min",
-    ]  # fmt: skip
 
 
 def test_scores_that_are_no_shares_are_told_as_numbers(tmp_path: Path) -> None:

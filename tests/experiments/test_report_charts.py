@@ -1,15 +1,19 @@
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from cotune.experiments.report.charts import (
     Series,
+    column_chart,
     line_chart,
     moving_average,
     spread,
     ticks,
     whole_ticks,
 )
+from cotune.experiments.report.figures import thinned
 
 
 def test_ticks_are_round_and_cover_the_range() -> None:
@@ -66,3 +70,37 @@ def test_a_chart_puts_points_where_they_belong() -> None:
     assert "100\u2009%" in svg
     with pytest.raises(ValueError, match="no points"):
         line_chart("empty", [Series("x", [], "s0")])
+
+
+def test_a_histogram_puts_columns_where_they_belong() -> None:
+    counts = [1, 0, 10, 100, 7, 2]  # below 10⁻², four bins, from 10² on
+    svg = column_chart("A & B", counts, -2.0, 2.0, (-1.0, 1.0))
+    assert "<title>A &amp; B</title>" in svg
+    columns = re.findall(
+        r'<g class="(\w+)"><title>([^<]+)</title><path class="column" d="M([\d.]+) 256.0V([\d.]+)H',
+        svg,
+    )
+    assert [(css, name) for css, name, _, _ in columns] == [
+        ("muted", "below 0.01: 1"), ("s0", "from 0.1 to 1: 10"), ("s0", "from 1 to 10: 100"),
+        ("muted", "from 10 to 100: 7"), ("muted", "from 100: 2"),
+    ]  # fmt: skip
+    xs, tops = [float(c[2]) for c in columns], [float(c[3]) for c in columns]
+    assert xs == sorted(xs)
+    # A power of ten more is a line of the grid more, and a count of 1 can be seen.
+    lines = {float(y) for y in re.findall(r'class="grid"[^>]* y1="([\d.]+)"', svg)}
+    assert {tops[0], tops[1], tops[2]} <= lines
+    assert 256 > tops[0] > tops[1] > tops[2]
+    assert svg.count('class="guide"') == 2
+    assert ">10⁻²<" in svg
+    assert "s0" in column_chart("all", counts, -2.0, 2.0)
+    with pytest.raises(ValueError, match="counts nothing"):
+        column_chart("empty", [0, 0, 0], 0.0, 1.0)
+
+
+def test_long_curves_are_thinned_to_their_end() -> None:
+    points = [(float(i), 0.0) for i in range(1, 1001)]
+    kept = thinned(points, 300)
+    assert len(kept) == 250
+    assert kept[-1] == points[-1]
+    assert thinned(points[:300], 300) == points[:300]
+    assert thinned([], 300) == []

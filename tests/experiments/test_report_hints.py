@@ -1,5 +1,7 @@
 """P²O's part of a report, from runs with real phases of hint evolution."""
 
+import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +10,7 @@ import pytest
 from cotune.contracts import LLMError
 from cotune.environments.arithmetic_world import HARD
 from cotune.experiments.report import write_report
-from cotune.experiments.report.figures import hint_charts
+from cotune.experiments.report.hint_figures import hint_charts
 from cotune.experiments.report.hints import HintPhase, hint_phases, hints_of, outside_phases
 from cotune.experiments.report.reading import read_arm
 from cotune.run_dir import RunDir, write_summary
@@ -83,6 +85,62 @@ def test_a_phase_is_read_back_with_its_cover_and_its_failures(run: RunDir) -> No
     assert sum(n for _, n in found.reasons) == len(found.rejected) == rejected > 0
 
 
+def test_what_each_hint_solved_is_drawn_question_by_question(run: RunDir) -> None:
+    found = only(hint_phases(run.read_events()))
+    dev = found.started["dev"]
+    assert sorted(found.order) == list(range(dev))
+    assert all(
+        h.solved is not None and len(h.solved) == round(h.mean * dev)
+        for h in found.hints
+        if h.mean is not None
+    )
+    often = [sum(place in (h.solved or ()) for h in found.hints) for place in found.order]
+    assert often == sorted(often, reverse=True)
+    assert found.covered is not None
+    assert len(found.covered) / dev == found.ended["solved_by_cover"]
+    page = check(write_report(run))
+    assert f"The cover together {len(found.covered)} of {dev} solved" in page.words
+    strips = page.tags.count("svg") - len(hint_charts(read_arm("p2o", run, None)))
+    assert strips > len(found.hints)  # and the cover's
+
+
+def test_an_older_phase_without_it_has_the_mean_alone(run: RunDir) -> None:
+    events = [{k: v for k, v in e.items() if k != "solved"} for e in run.read_events()]
+    found = only(hint_phases(events))
+    assert (found.order, found.covered) == ((), None)
+    assert all(h.solved is None for h in found.hints)
+    lines = "".join(json.dumps(event) + "\n" for event in events)
+    run.events_path.write_text(lines)
+    page = check(write_report(run))
+    assert "Mean dev score 0 no hint" in page.words
+    assert "The cover together" not in page.words
+
+
+def ratios(run: RunDir, step: int, counts: list[int], low: float = -1.0) -> None:
+    run.event("context_ratios", step, log10_from=low, log10_to=1.0, counts=counts)
+
+
+def test_ratios_of_all_steps_are_added(run: RunDir) -> None:
+    before = len(hint_charts(read_arm("p2o", run, None)))
+    ratios(run, 5, [0, 1, 20, 0])
+    ratios(run, 6, [3, 0, 400, 2])
+    ratios(run, 7, [9, 9, 9, 9, 9], low=-2.0)  # of another version: fewer
+    charts = hint_charts(read_arm("p2o", run, None))
+    assert len(charts) == before + 1
+    chart = next(c for c in charts if c.title == "Context ratios of the whole run")
+    assert re.findall(r"<title>([^<]+): (\d+)</title>", chart.svg) == [
+        ("below 0.1", "3"), ("from 0.1 to 1", "1"), ("from 1 to 10", "420"), ("from 10", "2"),
+    ]  # fmt: skip
+    assert chart.note.startswith("426 tokens")
+    assert "bounds" not in chart.note
+    run.replace_config({**CONFIG, "strategy": {
+        "kind": "inspo+p2o", "p2o": {"distillation": {"ratio": "masked", "low": 0.1, "high": 10.0}}}})  # fmt: skip
+    chart = next(c for c in hint_charts(read_arm("p2o", run, None)) if "whole" in c.title)
+    assert "the mask's bounds" in chart.note
+    assert chart.svg.count('class="guide"') == 2
+    assert chart.svg.count('<g class="muted">') == 2
+
+
 def test_failures_outside_of_phases_are_inspos(run: RunDir) -> None:
     [own] = outside_phases(run.read_events(), "proposal_failed")
     assert own["reason"] == "INSPO's own"
@@ -116,7 +174,7 @@ def test_the_trend_goes_with_its_phases(run: RunDir) -> None:
 
 def test_charts_hold_steps_without_hints_and_powers_of_ten(run: RunDir) -> None:
     charts = hint_charts(read_arm("p2o", run, None))
-    hard, groups, ratio, masked = charts
+    hard, groups, masked, ratio = charts
     assert [name for _, name in hard.legend] == [
         "hard", "newly hard", "graduated", "graduated under hints",
     ]  # fmt: skip

@@ -46,3 +46,23 @@ def test_the_family_is_in_tree_order() -> None:
     ]  # fmt: skip
     assert [m.row["id"] for m in members if m.best] == ["i2"]
     assert members[2].life.pruned == 10
+
+
+def test_a_weight_that_rests_on_nothing_is_no_point() -> None:
+    def seen(step: int, **members: tuple[float, int | None]) -> dict[str, object]:
+        return {"kind": "population", "step": step, "members": [
+            {"id": name, "weight": weight, "observed_rollouts": observed}
+            for name, (weight, observed) in members.items()
+        ]}  # fmt: skip
+
+    found = lives([
+        seen(1, unseen=(0.0, 0), failing=(0.0, 15), child=(0.4, 0), old=(0.0, None)),
+        seen(2, unseen=(0.5, 10), failing=(0.0, 15), child=(0.5, 5), old=(0.1, None)),
+    ])  # fmt: skip
+    assert {name: life.weights for name, life in found.items()} == {
+        "unseen": [(2, 0.5)],
+        "failing": [(1, 0.0), (2, 0.0)],
+        "child": [(1, 0.4), (2, 0.5)],  # its starting weight
+        "old": [(1, 0.0), (2, 0.1)],  # older runs do not say
+    }
+    assert found["unseen"].observed == 10

@@ -1,6 +1,5 @@
 from cotune.experiments.report.reading import (
     choose_trajectories,
-    mask_runs,
     result_so_far,
 )
 
@@ -36,7 +35,3 @@ def test_trajectories_are_chosen_failures_first_and_mixed() -> None:
     assert [row["reward"] for row in chosen] == [0, 0, 0, 0, 1, 1]
     assert [row["stop"] for row in chosen[:4]] == ["answered", "turn limit"] * 2
     assert choose_trajectories(rows[9:11], 6, 2) == [rows[10], rows[9]]
-
-
-def test_mask_runs_by_hand() -> None:
-    assert mask_runs([1, 1, 0, 1]) == [(1, 2), (0, 1), (1, 1)]

@@ -151,7 +151,21 @@ def test_hints_outlive_a_phase_that_brings_none():
     run.batch(2)
     run.llm = Author(one_keyword_each)
     assert hinted_ids(run.batch(3)) == {t.id for t in HARD}
-    assert [row["lawful"] > 0 for row in run.events.of("hint_phase_ended")] == [True, False, True]
+    phases = run.events.of("hint_phase_ended")
+    assert [row["lawful"] > 0 for row in phases] == [True, False, True]
+    for row in phases:
+        texts = [hint["text"] for hint in row["solved"]]
+        assert texts[0] == ""
+        assert len(texts) == row["accepted"] + 1
+        covered = {
+            i
+            for hint in row["solved"]
+            if hint["text"] in row["covering_texts"]
+            for i in hint["dev"]
+        }
+        dev = next(e["dev"] for e in run.events.of("hint_phase") if e["phase"] == row["phase"])
+        assert row["solved_by_cover"] == len(covered) / dev
+        assert row["solved_without"] == len(row["solved"][0]["dev"]) / dev
 
 
 # ---- state

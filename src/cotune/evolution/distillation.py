@@ -7,7 +7,7 @@ loop and every engine take their weights and denominators from here.
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +15,9 @@ from numpy.typing import NDArray
 from cotune.records import Distillation, Trajectory
 
 Floats = NDArray[np.float64]
+
+RATIO_FROM, RATIO_TO, RATIO_BINS = -4.0, 2.0, 24
+"""Bins of context ratios: their log10 from and to, and how many; four a decade."""
 
 
 def is_hinted(trajectory: Trajectory) -> bool:
@@ -84,6 +87,8 @@ class RatioStatistics:
     Attributes:
         count, total, lowest, highest: of the ratios.
         masked: tokens with a weight below 1; with the hard mask that is 0.
+        counts: tokens by bin, RATIO_BINS + 2: the first is of all ratios below 10^RATIO_FROM, the
+            last of those from 10^RATIO_TO.
     """
 
     count: int = 0
@@ -91,6 +96,7 @@ class RatioStatistics:
     lowest: float = math.inf
     highest: float = 0.0
     masked: int = 0
+    counts: list[int] = field(default_factory=lambda: [0] * (RATIO_BINS + 2))
 
     def add(self, ratios: Floats, weights: Floats) -> None:
         """Takes the tokens of one rollout, both (C,)."""
@@ -103,6 +109,7 @@ class RatioStatistics:
                     float(ratios.min()),
                     float(ratios.max()),
                     masked,
+                    ratio_counts(ratios),
                 )
             )
 
@@ -113,6 +120,7 @@ class RatioStatistics:
         self.lowest = min(self.lowest, other.lowest)
         self.highest = max(self.highest, other.highest)
         self.masked += other.masked
+        self.counts = [a + b for a, b in zip(self.counts, other.counts, strict=True)]
 
     def metrics(self) -> dict[str, float]:
         """By name; empty where no token was counted."""
@@ -124,6 +132,18 @@ class RatioStatistics:
             "p2o/ratio_max": self.highest,
             "p2o/ratio_masked_share": self.masked / self.count,
         }
+
+    def histogram(self) -> dict[str, object]:
+        """The fields of a "context_ratios" event, which say themselves what the bins are."""
+        return {"log10_from": RATIO_FROM, "log10_to": RATIO_TO, "counts": list(self.counts)}
+
+
+def ratio_counts(ratios: Floats) -> list[int]:
+    """How many of the ratios (C,) are in each bin, those out of range included; RATIO_BINS + 2."""
+    edges = np.linspace(RATIO_FROM, RATIO_TO, RATIO_BINS + 1)
+    with np.errstate(divide="ignore"):  # a ratio that underflowed to 0 is in the first bin
+        bins = np.searchsorted(edges, np.log10(ratios), side="right")
+    return np.bincount(bins, minlength=RATIO_BINS + 2).tolist()
 
 
 def batch_weights(

@@ -115,6 +115,11 @@ def _record_ended(result: PhaseResult, phase: int, budget: int, record: Recorder
         covering_texts=[result.pool.texts[hint] for hint in cover],
         solved_without=result.pool.solved_share([0]),
         solved_by_cover=result.pool.solved_share(cover),
+        solved=[
+            {"text": text, "dev": [i for i, id in enumerate(result.pool.dev) if id in solved]}
+            for hint, text in enumerate(result.pool.texts)
+            for solved in [result.pool.solved(hint)]
+        ],
     )
 
 

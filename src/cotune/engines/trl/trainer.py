@@ -130,6 +130,8 @@ class JointTrainer(GRPOTrainer):
         joint.metrics = {**joint.metrics, **metrics}
         for name, value in metrics.items():
             self._metrics["train"][name].append(value)
+        if everyone.count and joint.coordinator.comm.rank == 0:
+            joint.parts.journal.event("context_ratios", joint.batches, **everyone.histogram())
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Any:
         """A frozen policy is sampled, and nothing more: without a gradient no optimizer moves it."""

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from markupsafe import Markup
 
@@ -182,7 +182,12 @@ def _percent(share: float) -> str:
     return f"{share * 100:g}\u2009%"
 
 
-def _axes(frame: _Frame, x_label: str, told: Callable[[float], str]) -> Iterable[Markup]:
+def _axes(
+    frame: _Frame,
+    x_label: str,
+    told: Callable[[float], str],
+    told_x: Callable[[float], str] = "{:g}".format,
+) -> Iterable[Markup]:
     bottom = HEIGHT - _BOTTOM
     for tick in frame.y_ticks:
         y = frame.y(tick)
@@ -191,8 +196,8 @@ def _axes(frame: _Frame, x_label: str, told: Callable[[float], str]) -> Iterable
         )
         yield Markup('<text class="y" x="{}" y="{:.1f}">{}</text>').format(_LEFT - 7, y, told(tick))
     for tick in frame.x_ticks:
-        yield Markup('<text class="x" x="{:.1f}" y="{}">{:g}</text>').format(
-            frame.x(tick), bottom + 17, tick
+        yield Markup('<text class="x" x="{:.1f}" y="{}">{}</text>').format(
+            frame.x(tick), bottom + 17, told_x(tick)
         )
     yield Markup('<line class="axis" x1="{}" x2="{:.1f}" y1="{}" y2="{}"/>').format(
         _LEFT, frame.right, bottom, bottom
@@ -240,3 +245,66 @@ def _labels(frame: _Frame, series: Sequence[Series]) -> Iterable[Markup]:
         yield Markup('<text class="end {}" x="{:.1f}" y="{:.1f}">{}</text>').format(
             s.style, frame.x(s.points[-1][0]) + 8, y, s.label
         )
+
+
+def column_chart(
+    title: str,
+    counts: Sequence[int],
+    low: float,
+    high: float,
+    bounds: tuple[float, float] | None = None,
+) -> Markup:
+    """The SVG of a histogram over powers of ten; the height of a column is log10 of its count.
+
+    Args:
+        title: what a screen reader says.
+        counts: the first is of all below `low`, the last of all from `high` on, the others of bins
+            of equal width between.
+        low, high: exponents of ten.
+        bounds: exponents between which columns have the first colour; the others are grey.
+
+    Raises:
+        ValueError: nothing is counted.
+    """
+    if sum(counts) <= 0:
+        raise ValueError(f"chart {title!r} counts nothing; expected at least one")
+    width = (high - low) / (len(counts) - 2)
+    # The floor is below 10⁰, so that a count of 1 has a height, too.
+    y_ticks = [-0.5, *whole_ticks(0.0, math.log10(max(counts)))]
+    x_ticks = whole_ticks(low, high)
+    frame = _Frame(x_ticks, y_ticks, WIDTH - _RIGHT, low - width, high + width)
+    shown = replace(frame, x_ticks=[t for t in x_ticks if low <= t <= high])
+    base, inside = HEIGHT - _BOTTOM, bounds or (-math.inf, math.inf)
+    parts = [
+        Markup('<svg class="chart" viewBox="0 0 {} {}" role="img">').format(WIDTH, HEIGHT),
+        Markup("<title>{}</title>").format(title),
+        *_axes(shown, "ratio", lambda y: _power(y) if y >= 0 else "0", _power),
+    ]
+    for i, n in enumerate(counts):
+        start = low + (i - 1) * width
+        known = inside[0] <= start + width / 2 <= inside[1]
+        if n:
+            x, y = frame.x(start) + 1, frame.y(math.log10(n))
+            parts.append(
+                Markup(
+                    '<g class="{}"><title>{}: {}</title>'
+                    '<path class="column" d="M{:.1f} {:.1f}V{:.1f}H{:.1f}V{:.1f}z"/></g>'
+                ).format(
+                    "s0" if known else "muted",
+                    _bin_name(i, len(counts), start, width),
+                    n,
+                    x,
+                    base,
+                    y,
+                    frame.x(start + width) - 1,
+                    base,
+                )
+            )
+    parts += [_guide(frame, x) for x in bounds or () if low <= x <= high]
+    return Markup("\n").join([*parts, Markup("</svg>")])
+
+
+def _bin_name(i: int, count: int, start: float, width: float) -> str:
+    if i == 0:
+        return f"below {10 ** (start + width):.3g}"
+    return f"from {10**start:.3g}" + ("" if i == count - 1 else f" to {10 ** (start + width):.3g}")

@@ -2,11 +2,11 @@
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from cotune.experiments.report import figures
 from cotune.experiments.report.charts import Chart
+from cotune.experiments.report.hint_figures import hint_charts
 from cotune.experiments.report.lineage import Segment, sentence_diff
 from cotune.experiments.report.reading import Arm
 from cotune.json_files import Row
@@ -25,6 +25,7 @@ class Hint:
         mean: mean reward on dev; None where the phase did not end.
         covering: whether it is in the cover that hard questions draw from; None as above.
         segments: the text, marked against its parent's.
+        solved: places of the dev questions that it solves; None where that was not recorded.
     """
 
     number: int
@@ -33,6 +34,7 @@ class Hint:
     mean: float | None
     covering: bool | None
     segments: list[Segment]
+    solved: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +48,7 @@ class HintPhase:
         rejected: its "hint_rejected" events, with their texts marked against the parents'.
         reasons: why proposals were rejected, and how often.
         failed: why calls brought no proposal, and how often.
+        order: places of the dev questions, those that most hints solve first.
     """
 
     started: Row
@@ -54,6 +57,13 @@ class HintPhase:
     rejected: list[tuple[Row, list[Segment]]]
     reasons: list[tuple[str, int]]
     failed: list[tuple[str, int]]
+    order: tuple[int, ...] = ()
+
+    @property
+    def covered(self) -> tuple[int, ...] | None:
+        """The dev questions that some hint of the cover solves; None where unknown."""
+        known = [hint.solved for hint in self.hints if hint.covering and hint.solved is not None]
+        return tuple(sorted({place for solved in known for place in solved})) if known else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +91,7 @@ def hints_of(arm: Arm) -> Hints | None:
     by_step = {phase.started["step"]: phase for phase in phases}
     return Hints(
         arm, [(event, by_step.get(event["step"])) for event in trend],
-        figures.hint_charts(arm), phases,
+        hint_charts(arm), phases,
     )  # fmt: skip
 
 
@@ -119,13 +129,20 @@ def _phase(members: Sequence[Row]) -> HintPhase:
 
     ended = next(iter(of("hint_phase_ended")), {})
     rejected, failed = of("hint_rejected"), of("proposal_failed")
+    solved = {str(row["text"]): tuple(row["dev"]) for row in ended.get("solved") or ()}
+    often = Counter(place for places in solved.values() for place in places)
+    dev = members[0].get("dev") if solved else 0
     return HintPhase(
         members[0],
         ended,
-        _accepted(of("hint_accepted"), ended),
+        [
+            replace(hint, solved=solved.get(hint.text))
+            for hint in _accepted(of("hint_accepted"), ended)
+        ],
         [(e, _marked(_text(e, "parent"), _text(e, "text"))) for e in rejected],
         _counted(rejected),
         _counted(failed),
+        tuple(sorted(range(dev or 0), key=lambda place: -often[place])),
     )
 
 

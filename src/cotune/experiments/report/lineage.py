@@ -46,7 +46,7 @@ class Life:
     """What became of one instruction.
 
     Attributes:
-        weights: (step, weight) at each step of its life.
+        weights: (step, weight) at each step of its life from which its weight is known.
         observed: rollouts its weight rests on.
         pruned: the step it was dropped at; None while it lives.
     """
@@ -63,12 +63,21 @@ def lives(events: Sequence[Row]) -> dict[str, Life]:
         if event["kind"] == "population":
             for member in event.get("members") or ():
                 life = found.setdefault(member["id"], Life())
-                if member.get("weight") is not None:
+                if _is_known(member):
                     life.weights.append((event["step"], member["weight"]))
                 life.observed = member.get("observed_rollouts", life.observed)
         elif event["kind"] == "instruction_pruned":
             found.setdefault(event["id"], Life()).pruned = event["step"]
     return found
+
+
+def _is_known(member: Row) -> bool:
+    """Whether a weight rests on something: rollouts, or what it was given at its birth.
+
+    An initial rewrite that no rollout was credited to yet has the weight 0, which is no finding.
+    """
+    weight, observed = member.get("weight"), member.get("observed_rollouts")
+    return weight is not None and (observed != 0 or weight != 0)
 
 
 @dataclass(frozen=True, slots=True)

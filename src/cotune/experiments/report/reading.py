@@ -1,16 +1,17 @@
 """What a report is made of, read from a run folder or a folder of several arms."""
 
-import itertools
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from cotune.contracts import ConfigError
 from cotune.environments.arithmetic_world import HARD
 from cotune.experiments.evaluate import EXACT_MATCH, mean_over
+from cotune.experiments.report.groups import Group, Rollout, show_rollout, some_groups
+from cotune.experiments.report.tokens import read_tokenizer
 from cotune.json_files import Row
 from cotune.run_dir import RunDir, read_summary
 
@@ -29,8 +30,9 @@ class Arm:
         instructions: instructions.jsonl.
         result: its numbers: those of a summary, else what its lines say.
         finished: whether a summary has its result.
-        shown: rollouts to show, lowest rewards first.
+        shown: rollouts of an evaluation to show, lowest rewards first.
         shown_from: the file they are from ("evaluate, step 200") and how many it holds.
+        groups: of training steps, to show side by side.
     """
 
     name: str
@@ -40,8 +42,9 @@ class Arm:
     instructions: list[Row]
     result: Row
     finished: bool
-    shown: list[Row]
+    shown: list[Rollout]
     shown_from: tuple[str, int] | None
+    groups: list[Group] = field(default_factory=list[Group])
 
     def of_kind(self, kind: str) -> list[Row]:
         return [event for event in self.events if event["kind"] == kind]
@@ -120,19 +123,19 @@ def read_arm(name: str, run: RunDir | None, result: Mapping[str, Any] | None) ->
     shown, shown_from = _some_trajectories(run)
     return Arm(
         name, run.read_config(), events, metrics, run.read_instructions(),
-        merged, result is not None, shown, shown_from,
+        merged, result is not None, shown, shown_from, some_groups(run),
     )  # fmt: skip
 
 
 def result_so_far(events: Sequence[Row], metrics: Sequence[Row]) -> Row:
     """What a run's lines say of its result; keys as in a summary's arm, only those known."""
     result: Row = {}
-    evaluated = [
+    evaluated = [event for event in events if event["kind"] == "evaluated"]
+    after = [
         event
-        for event in events
-        if event["kind"] == "evaluated" and event.get("prompt", "best") == "best"
+        for event in evaluated
+        if event.get("when") == "after" and event.get("prompt", "best") == "best"
     ]
-    after = [event for event in evaluated if event.get("when") == "after"]
     split = after[-1].get("split") if after else None
     before = [
         event
@@ -171,17 +174,18 @@ def sample_sizes(arm: Arm) -> tuple[int | None, dict[str, int]]:
     return final.get("n"), {name: v[1] for name, v in pairs if isinstance(v, list) and len(v) > 1}
 
 
-_RANK = {"evaluate_after": 3, "evaluate_during": 2, "evaluate": 2, "train": 1}
+_RANK = {"evaluate_after": 3, "evaluate_during": 2, "evaluate": 2}
 
 
-def _some_trajectories(run: RunDir) -> tuple[list[Row], tuple[str, int] | None]:
-    """Rollouts of the evaluation after training, else of the newest one, else of training."""
-    files = run.trajectory_files()
+def _some_trajectories(run: RunDir) -> tuple[list[Rollout], tuple[str, int] | None]:
+    """Rollouts of the evaluation after training, else of the newest one."""
+    files = [file for file in run.trajectory_files() if file[1] != "train"]
     if not files:
         return [], None
     step, purpose = max(files, key=lambda file: (_RANK.get(file[1], 0), file))
     rows = run.read_trajectories(step, purpose)
-    return choose_trajectories(rows, _SHOWN, _SHOWN_BEST), (f"{purpose}, step {step}", len(rows))
+    chosen, tokenizer = choose_trajectories(rows, _SHOWN, _SHOWN_BEST), read_tokenizer(run.path)
+    return [show_rollout(row, tokenizer) for row in chosen], (f"{purpose}, step {step}", len(rows))
 
 
 def choose_trajectories(rows: Sequence[Row], shown: int, best: int) -> list[Row]:
@@ -204,8 +208,3 @@ def choose_trajectories(rows: Sequence[Row], shown: int, best: int) -> list[Row]
         return by_reward(rows, 1.0)
     lowest = by_reward(rows, 1.0)
     return lowest[: shown - best] + by_reward(lowest[shown - best :], -1.0)[:best]
-
-
-def mask_runs(mask: Sequence[int]) -> list[tuple[int, int]]:
-    """A mask as runs: (mask value, length)."""
-    return [(value, len(list(run))) for value, run in itertools.groupby(mask)]

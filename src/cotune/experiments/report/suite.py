@@ -9,7 +9,7 @@ from urllib.parse import quote
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from cotune.experiments.report import (
+from cotune.experiments.report.formats import (
     count,
     duration,
     moment,
@@ -18,6 +18,7 @@ from cotune.experiments.report import (
     number_range,
     percent,
     points,
+    readable,
     share_range,
     signed,
 )
@@ -55,7 +56,7 @@ def write_suite_report(folder: Path | str) -> Path:
     read = {method.name: read_curves(folder, method) for method in suite.methods}
     report = folder / "report.html"
     html = _environment(suite).get_template("suite.html.j2").render(**_content(folder, suite, read))
-    write_atomic(report, html.encode(errors="replace"))
+    write_atomic(report, readable(html).encode(errors="replace"))
     return report
 
 
