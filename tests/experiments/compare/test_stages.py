@@ -75,7 +75,8 @@ def test_prompt_after_rl_searches_under_the_trained_policy(tmp_path: Path) -> No
 
 
 def test_w_p_w_takes_turns(tmp_path: Path) -> None:
-    one = row(tmp_path, {"method": "w-p-w", "optimizer": "gepa", "share": 0.5}, budget=80)
+    entry = {"method": "w-p-w", "optimizer": "gepa", "share": 0.5}
+    one = row(tmp_path, entry, budget=80, by_strategy={"gepa": {"strategy.dev_size": 8}})
     kinds = [one.config(i, [left(tmp_path / "w", 20)] * i, {}).strategy.kind for i in range(3)]
     assert kinds == ["static", "gepa", "static"]
     last = one.config(2, [left(tmp_path / "w", 20), left(tmp_path / "p", 32)], {})

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from cotune.contracts import ConfigError
 
-Group = Literal["inference only", "trained", "prompt only", "staged", "ours", "ablation"]
+Group = Literal["inference", "trained", "prompt", "staged", "ours", "ablation"]
 Part = Literal["prompt", "main", "half", "rest"]
 """Of the method's budget: the prompt stage's share, all but that, half of all but that; or what the
 stages before have left of it."""
@@ -69,7 +69,7 @@ class Method:
 
 def _inference(name: str, label: str, about: str) -> Method:
     stage = Stage(name=name, command=("baseline", name))
-    return Method(label=label, group="inference only", about=about, compute="none", stages=(stage,))
+    return Method(label=label, group="inference", about=about, compute="none", stages=(stage,))
 
 
 def _ablation(strategy: str, label: str, about: str, **changes: Any) -> Method:
@@ -128,7 +128,7 @@ METHODS: dict[str, Method] = {
     ),
     "gepa": Method(
         label="GEPA",
-        group="prompt only",
+        group="prompt",
         about="the instruction evolved under the frozen policy",
         stages=(Stage(name="prompt", strategy="gepa", changes={"training": {"frozen": True}}),),
     ),
