@@ -165,7 +165,7 @@ def test_a_reply_is_returned_and_entered(server: Server) -> None:
 
 def test_a_dialogue_is_sent_with_its_stop_strings(server: Server) -> None:
     server.replies = [chat(finish_reason="length"), chat(finish_reason="stop")]
-    b = bench(server, budget=2 * WORST_OF_TWO)
+    b = bench(server)
     dialogue = [{"role": "user", "content": PROMPT}, {"role": "assistant", "content": "\ud800"}]
     cut = b.client.chat(dialogue, ("</search>", "</answer>"))
     sent = json.loads(server.requests[0].body)
