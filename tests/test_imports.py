@@ -40,6 +40,7 @@ def test_import_cotune_is_light() -> None:
     [
         (["--help"], set[str]()),
         (["train", "--help"], set[str]()),
+        (["baseline", "--help"], set[str]()),
         (["schema"], set[str]()),
         # It shows a prompt in tokens; transformers, which reads the tokenizer, brings torch.
         (["plan", "RUN"], {"torch", "transformers"}),
@@ -59,6 +60,11 @@ def test_commands_that_train_nothing_load_no_engine(
     assert "cotune.cli" in modules
     # typer itself loads pydantic.
     assert not top_level(modules) & (HEAVY - {"pydantic"} - needed)
+
+
+def test_the_names_of_the_baselines_load_no_engine() -> None:
+    modules = loaded_by("from cotune.experiments.baselines import BASELINES; assert BASELINES")
+    assert not top_level(modules) & (HEAVY - {"pydantic"})
 
 
 def test_configuring_a_method_loads_no_engine() -> None:

@@ -30,6 +30,8 @@ KEY = "sk-test-4f9aQ7-do-not-leak"
 PROMPT = "hello"
 # (5 bytes + 64 for the template) x 2 + 32 tokens x 8, per million
 WORST = (69 * 2 + 32 * 8) / 1e6
+# Likewise with a second message of one byte.
+WORST_OF_TWO = ((69 + 65) * 2 + 32 * 8) / 1e6
 # 100 x 2 + 50 x 8, per million
 COST = 0.0006
 
@@ -159,6 +161,26 @@ def test_a_reply_is_returned_and_entered(server: Server) -> None:
     assert (row.prompt_tokens, row.completion_tokens) == (100, 50)
     assert row.money == pytest.approx(COST)
     assert b.sleeps == []
+
+
+def test_a_dialogue_is_sent_with_its_stop_strings(server: Server) -> None:
+    server.replies = [chat(finish_reason="length"), chat(finish_reason="stop")]
+    b = bench(server)
+    dialogue = [{"role": "user", "content": PROMPT}, {"role": "assistant", "content": "\ud800"}]
+    cut = b.client.chat(dialogue, ("</search>", "</answer>"))
+    sent = json.loads(server.requests[0].body)
+    assert sent["messages"] == [dialogue[0], {"role": "assistant", "content": "?"}]
+    assert sent["stop"] == ["</search>", "</answer>"]
+    assert cut == Completion("a proposal", 100, 50, truncated=True)
+    assert not b.client.chat(dialogue).truncated
+    assert "stop" not in json.loads(server.requests[1].body)
+
+
+def test_each_message_of_a_dialogue_counts_against_the_budget(server: Server) -> None:
+    dialogue = [{"role": "user", "content": PROMPT}, {"role": "assistant", "content": "x"}]
+    with pytest.raises(BudgetError):
+        bench(server, budget=WORST_OF_TWO * 0.999).client.chat(dialogue)
+    assert server.requests == []
 
 
 def test_the_token_limit_and_the_temperature_go_as_the_endpoint_wants_them(server: Server) -> None:
