@@ -17,7 +17,9 @@ def test_run_file_parses_and_is_planned(file: Path) -> None:
     config = load_config(file)
     assert config.name == file.stem
     assert config.output == Path("runs") / file.stem
-    assert plan_run(config).rollouts["train"] > 0
+    planned = plan_run(config)
+    assert (planned.rollouts["train"] > 0) == (file.stem != "geo-sft")
+    assert planned.steps > 0
 
 
 def test_there_are_some() -> None:

@@ -18,7 +18,8 @@ def reward_of(environment: MathEnvironment | SearchEnvironment, task: Task) -> f
     prompt = Prompt(environment.initial_instruction)
     text = environment.reference(task)
     (response,) = environment.respond([Action(task, (), text, last=False)])
-    assert response.done and not response.error
+    assert response.done
+    assert not response.error
     assignment = Assignment(task, prompt, prompt, "i0", 0)
     return environment.score(make_trajectory(assignment, 0.0, text))[0]
 

@@ -64,9 +64,10 @@ def weights(run: RunDir) -> dict[str, torch.Tensor]:
     ("kind", "count", "left"),
     [
         ("sampled", 2, ROLLOUTS),  # half of the rollouts are there
-        ("training_rows", 1, ROLLOUTS),  # all of them, and no row is written yet
+        # All of them, and no row is written yet.
+        pytest.param("training_rows", 1, ROLLOUTS, marks=pytest.mark.slow),
         ("metrics", 1, ROWS),  # before the first checkpoint
-        ("saved", 1, ROWS),  # right after it
+        pytest.param("saved", 1, ROWS, marks=pytest.mark.slow),  # right after it
         ("evaluated", 3, ROWS),  # past it: before, during, during
     ],
 )
