@@ -105,6 +105,7 @@ def test_rules_serve_bundled_worlds_only() -> None:
         ("inspo+p2o", "arithmetic", False),
         ("p2o", "math", False),
         ("static", "math", True),
+        ("sft", "math", True),
     ],
 )
 @pytest.mark.parametrize("llm", [None, {"kind": "rules"}])

@@ -60,6 +60,14 @@ EVENTS: Mapping[str, Columns] = {
         "measure": "string",
         "by_stratum": "object",
     },
+    "sampled": {"rollouts": "Int64", "of": "Int64", "reward_mean": "float64"},
+    "training_rows": {
+        "data": "string",
+        **dict.fromkeys(
+            ("rows", "questions", "tokens", "steps", "rollouts", "succeeded", "left_out"), "Int64"
+        ),
+        "reward_mean": "float64",
+    },
     "instruction_born": {
         "id": "string",
         "text": "string",

@@ -22,6 +22,7 @@ from cotune.records import Distillation
 from cotune.strategies.composed import ComposedOptions
 from cotune.strategies.inspo import InspoOptions
 from cotune.strategies.p2o import P2OOptions
+from cotune.strategies.sft import SFTOptions
 from tests.docs.sources import DOCS, ROOT, blocks, pages
 
 PAGES = {path.relative_to(DOCS).as_posix(): path for path in pages()}
@@ -130,6 +131,7 @@ def test_the_ledger_is_read_as_shown(
         ("methods/p2o.md", HintOptions),
         ("methods/p2o.md", Distillation),
         ("methods/composed.md", ComposedOptions),
+        ("methods/sft.md", SFTOptions),
     ],
 )
 def test_every_option_of_a_method_is_explained(page: str, options: Any) -> None:
