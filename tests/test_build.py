@@ -13,6 +13,7 @@ from cotune.evolution.proposers import paraphrase_prompt
 from cotune.llm.ledger import Ledger
 from cotune.records import Progress, Prompt
 from cotune.strategies.composed import InspoP2O
+from cotune.strategies.gepa import Gepa
 from cotune.strategies.inspo import Inspo
 from cotune.strategies.p2o import P2O
 from cotune.strategies.static import StaticStrategy
@@ -49,13 +50,14 @@ def test_the_arithmetic_world() -> None:
         ("inspo", Inspo, None),
         ("p2o", P2O, StaticStrategy),
         ("inspo+p2o", InspoP2O, Inspo),
+        ("gepa", Gepa, None),
     ],
 )
 @pytest.mark.parametrize("tokens", [None, Words()])
 def test_each_kind_is_its_strategy(
     kind: str, made: type, base: type | None, tokens: Words | None
 ) -> None:
-    environment = {"kind": "geo", "train": 4} if kind.startswith("inspo") else ARITHMETIC
+    environment = {"kind": "geo", "train": 4} if kind not in ("static", "p2o") else ARITHMETIC
     run = config({"kind": kind}, environment=environment)
     world = build_environment(run)
     strategy = build_strategy(run, world, tokens)

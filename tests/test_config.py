@@ -98,6 +98,9 @@ def test_rules_serve_bundled_worlds_only() -> None:
     [
         ("inspo", "geo", True),
         ("p2o", "geo", True),
+        ("gepa", "geo", True),
+        ("gepa", "arithmetic", False),
+        ("gepa", "math", False),
         ("inspo+p2o", "geo", True),
         ("p2o", "arithmetic", True),
         ("static", "arithmetic", True),
@@ -123,6 +126,26 @@ def test_rules_write_what_the_world_and_the_method_need(
     assert f"environment.kind is {world} and strategy.kind is {method}" in str(caught.value)
     endpoint = {"llm": {"kind": "openai", "model": "m"}}
     assert parse_config(LEAST | raw | endpoint, "test").strategy.kind == method
+
+
+def test_gepas_search_and_the_batch_after_it_must_fit_the_rollout_budget() -> None:
+    strategy = {"kind": "gepa", "budget": 500}
+
+    def of(**training: Any) -> RunConfig:
+        sizes = {
+            "questions_per_step": 10,
+            "group_size": 4,
+            "mini_batches": 1,
+            "micro_batch_size": 8,
+        }
+        return parse_config(LEAST | {"strategy": strategy, "training": sizes | training}, "test")
+
+    assert of(rollout_budget=540).has_batches
+    with pytest.raises(ConfigError, match="500, and a batch of 40 follows it, more than .* 539"):
+        of(rollout_budget=539)
+    assert not of(rollout_budget=500, frozen=True).has_batches
+    with pytest.raises(ConfigError, match="strategy.budget is 500, more than"):
+        of(rollout_budget=499, frozen=True)
 
 
 @pytest.mark.parametrize(

@@ -135,6 +135,18 @@ def test_a_phase_of_hints_falls_due_at_the_end_of_each_epoch() -> None:
     assert planned.calls == 2 * 15
 
 
+@pytest.mark.parametrize("frozen", [False, True])
+def test_gepa_searches_once_and_a_frozen_policy_is_not_trained(frozen: bool) -> None:
+    strategy = {"kind": "gepa", "budget": 20, "dev_size": 4}
+    changes = {"training": {"frozen": frozen}, "evaluation": {"every": 1}}
+    planned = plan_run(config_with(strategy=strategy, **changes))
+    # Eight training questions: four are dev, and the last child's scores on them may be too many.
+    assert planned.rollouts["evolve"] == 20 + 4
+    assert planned.calls == 24 / 3
+    assert planned.rollouts["train"] == (0 if frozen else 24)
+    assert planned.rollouts["evaluate"] == 3 * 6 + (1 if frozen else 3) * 3
+
+
 def test_both_composed_pay_for_both() -> None:
     inspo = tiny(Path("out"))["strategy"]
     strategy = {"kind": "inspo+p2o", "inspo": inspo, "p2o": P2O}

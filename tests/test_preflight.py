@@ -62,10 +62,11 @@ def test_an_instruction_must_name_the_tags(instruction: str, missing: str) -> No
     assert missing in str(caught.value)
 
 
-@pytest.mark.parametrize("strategy", ["inspo", "inspo+p2o"])
+@pytest.mark.parametrize("strategy", ["inspo", "inspo+p2o", "gepa"])
 def test_a_blank_instruction_cannot_evolve(strategy: str) -> None:
     plain = SingleTurnEnvironment({}, "")
-    with pytest.raises(ConfigError, match=r"^instruction: blank; INSPO evolves it: say in "):
+    name = "GEPA" if strategy == "gepa" else "INSPO"
+    with pytest.raises(ConfigError, match=rf"^instruction: blank; {name} evolves it: say in "):
         check_instruction(plain, " ", strategy)
     check_instruction(plain, "Answer.", strategy)
 

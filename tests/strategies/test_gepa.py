@@ -238,7 +238,7 @@ def test_the_state_holds_the_search():
         ({"max_instruction_chars": 0}, "max_instruction_chars is 0"),
     ],
 )
-def test_options_that_cannot_work_are_refused(fields: dict[str, int], message: str):
+def test_options_that_cannot_work_are_refused(fields: dict[str, Any], message: str):
     with pytest.raises(ValueError, match=message):
         GepaOptions(**fields)
 
@@ -248,7 +248,7 @@ def test_options_that_cannot_work_are_refused(fields: dict[str, int], message: s
     [
         ("  ", 5, "is blank"),
         ("Do <ins_1> it.", 5, "reserved for proposals"),
-        (START, 1, "1 training question"),
+        (START, 1, "1 training questions; GEPA expects 2 or more"),
     ],
 )
 def test_what_cannot_evolve_is_refused(start: str, tasks: int, message: str):

@@ -185,6 +185,6 @@ class RulesLLM:
             failures = failures_of_agent(prompt)
             if not failures:
                 raise LLMError("the rules found no failed example to reflect on")
-            critique, text = self._proposals.reflect(current_text(prompt), failures, rng)
-            return Completion(f"{critique}\n\n```\n{text}\n```")
+            critique, write = self._proposals.reflect(current_text(prompt), failures)
+            return Completion(f"{critique}\n\n```\n{' '.join(write(rng))}\n```")
         return Completion(write_hint(prompt, rng, reflect=self._remedies == "reflected"))

@@ -277,7 +277,7 @@ class RulesLLM:
         if parent is None:
             critique, write = _recombine(history[1] if history else "")
         elif examples := read_examples(prompt):
-            critique, write = self._reflect(parent[1], examples)
+            critique, write = self.reflect(parent[1], examples)
         else:
             critique, write = "", partial(_paraphrase, parent[1])
         candidates = [" ".join(write(rng)) for _ in range(int(asked[1]))]
@@ -285,13 +285,6 @@ class RulesLLM:
         return Completion(f"{critique}\n\n{body}".strip())
 
     def reflect(
-        self, parent: str, examples: Sequence[Example], rng: random.Random
-    ) -> tuple[str, str]:
-        """A critique of failed examples, and one new instruction from the parent."""
-        critique, write = self._reflect(parent, examples)
-        return critique, " ".join(write(rng))
-
-    def _reflect(
         self, parent: str, examples: Sequence[Example]
     ) -> tuple[str, Callable[[random.Random], list[str]]]:
         """The critique, and what writes a candidate from 1 to 3 modes' remedies."""

@@ -95,7 +95,7 @@ class Gepa(Unhinted):
             )
         if len(tasks) < 2:
             raise ConfigError(
-                f"{len(tasks)} training question; GEPA expects 2 or more, to score and reflect on"
+                f"{len(tasks)} training questions; GEPA expects 2 or more, to score and reflect on"
             )
         self.options, self.seed = options, seed
         self._tasks = tasks

@@ -229,7 +229,9 @@ def _without_tools(raw: Mapping[str, Any]) -> dict[str, Any]:
     given = raw.get("environment", "single_turn")
     kind = given.get("kind") if isinstance(given, Mapping) else given
     if kind in _SEARCHED:
-        return {"environment": {"kind": kind, "search": False}, "limits": {"turns": 1}}
+        # Its instruction, if it has one, speaks of the search engine.
+        environment = {"kind": kind, "search": False}
+        return {"environment": environment, "limits": {"turns": 1}, "instruction": None}
     if kind == "tools":
         return {"environment": {"kind": "single_turn"}, "limits": {"turns": 1}}
     raise ConfigError(
