@@ -141,10 +141,10 @@ def test_gepas_search_and_the_batch_after_it_must_fit_the_rollout_budget() -> No
         return parse_config(LEAST | {"strategy": strategy, "training": sizes | training}, "test")
 
     assert of(rollout_budget=540).has_batches
-    with pytest.raises(ConfigError, match="500, and a batch of 40 follows it, more than .* 539"):
+    with pytest.raises(ConfigError, match=r"500, and a batch of 40 follows it, more than .* 539"):
         of(rollout_budget=539)
     assert not of(rollout_budget=500, frozen=True).has_batches
-    with pytest.raises(ConfigError, match="strategy.budget is 500, more than"):
+    with pytest.raises(ConfigError, match=r"strategy\.budget is 500, more than"):
         of(rollout_budget=499, frozen=True)
 
 

@@ -72,8 +72,8 @@ class SearchEnvironment(TaskEnvironment):
         self._retriever, self._reward, self._top_k = retriever, reward, top_k
 
     @property
-    def retriever(self) -> Retriever:
-        """What answers its searches."""
+    def retriever(self) -> Retriever | None:
+        """What answers its searches; None without a search engine."""
         return self._retriever
 
     @property

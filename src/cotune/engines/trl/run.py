@@ -159,7 +159,7 @@ def went_to_its_end(joint: TRLJoint, checkpoint: Path) -> bool:
 
 def lost_steps(setup: Loaded, learning_rate: float) -> str | None:
     """Says where the weights' type is too coarse for the steps; adapters are float32."""
-    if setup.adapter is not None or not setup.args.learning_rate:
+    if setup.adapter is not None or not learning_rate:
         return None
     return rounding_notice(str(setup.model.dtype).removeprefix("torch."), learning_rate)
 

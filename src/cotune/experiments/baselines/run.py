@@ -179,9 +179,11 @@ def _prepare(name: str, config: RunConfig, options: OpenAIOptions | None, trial:
     kind, method = config.environment.kind, BASELINES[name]
     environment, rewards = build_environment(config), build_rewards(config)
     instruction = initial_instruction(config, environment)
-    if method.retrieves and not isinstance(environment, SearchEnvironment):
+    searched = isinstance(environment, SearchEnvironment) and environment.retriever is not None
+    if method.retrieves and not searched:
         raise ConfigError(
-            f"environment.kind is {kind}, which has no retriever for {name}; expected geo or search"
+            f"environment.kind is {kind}, which has no retriever for {name}; expected geo or search, "
+            "with a search engine"
         )
     agent = method is Agent
     if agent and options is not None and (environment.tools or kind in _STATEFUL):
