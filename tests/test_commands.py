@@ -9,7 +9,7 @@ from unittest import mock
 import pytest
 from rich.console import Console
 
-from cotune import commands
+from cotune import commands, run_summary
 from cotune.config import parse_config
 from cotune.experiments.evaluate import Score
 from tests.run_files import tiny, write
@@ -84,9 +84,9 @@ def test_hard_strata_are_told_where_the_world_has_them() -> None:
     after = Score(0.9, 20, {**easy, "long addition": (0.5, 4), "long subtraction": (1.0, 6)})
     # (0.5 × 4 + 1.0 × 6) / 10 and (0.0 × 4 + 0.5 × 6) / 10.
     found = {"accuracy_hard": 0.8, "accuracy_hard_before": 0.3, "accuracy_hard_n": 10}
-    assert commands.hard_figures(before, after) == pytest.approx(found)
-    assert commands.hard_figures(None, after)["accuracy_hard_before"] is None
-    assert commands.hard_figures(None, Score(1.0, 10, {"1 hop": (1.0, 10)})) == {}
+    assert run_summary.hard_figures(before, after) == pytest.approx(found)
+    assert run_summary.hard_figures(None, after)["accuracy_hard_before"] is None
+    assert run_summary.hard_figures(None, Score(1.0, 10, {"1 hop": (1.0, 10)})) == {}
 
 
 def test_a_stop_before_the_folder_says_so(tmp_path: Path) -> None:

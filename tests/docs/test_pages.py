@@ -20,6 +20,7 @@ from cotune.experiments.compare.suite_file import SuiteConfig
 from cotune.llm.ledger import Ledger
 from cotune.records import Distillation
 from cotune.strategies.composed import ComposedOptions
+from cotune.strategies.gepa import GepaOptions
 from cotune.strategies.inspo import InspoOptions
 from cotune.strategies.p2o import P2OOptions
 from cotune.strategies.sft import SFTOptions
@@ -131,6 +132,7 @@ def test_the_ledger_is_read_as_shown(
         ("methods/p2o.md", HintOptions),
         ("methods/p2o.md", Distillation),
         ("methods/composed.md", ComposedOptions),
+        ("methods/gepa.md", GepaOptions),
         ("methods/sft.md", SFTOptions),
     ],
 )

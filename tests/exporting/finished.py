@@ -4,13 +4,13 @@ import json
 from pathlib import Path
 from typing import Any
 
-from cotune.commands import write_run_summary
 from cotune.config import RunConfig, dump_config, parse_config
 from cotune.engines.trl.run import Outcome
 from cotune.experiments.evaluate import Score
 from cotune.json_files import write_atomic, write_json_atomic
 from cotune.llm.ledger import Ledger
 from cotune.run_dir import RunDir
+from cotune.run_summary import write_run_summary
 
 INSTRUCTION = "Search <search> one thing </search> at a time. Say it in <answer> tags </answer>."
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from cotune import commands
+from cotune import run_summary
 from cotune.config import RunConfig, parse_config
 from cotune.contracts import State, Strategy
 from cotune.engines.trl.best import BestPolicy
@@ -86,7 +86,7 @@ def test_the_best_instruction_is_told_with_how_sure_one_can_be(
     fields = ("id", "runner_up", "observed_steps", "observed_rollouts", "too_close_to_call")
     assert [event[f] for f in fields] == [chosen, runner_up, size, 3 * size, close]
     assert (outcome.instruction_id, outcome.steps) == (chosen, 2)
-    commands.write_run_summary(config, run.folder, outcome, run.ledger)
+    run_summary.write_run_summary(config, run.folder, outcome, run.ledger)
     summary = run.folder.read_summary()
     assert summary is not None
     (arm,) = summary["arms"].values()
@@ -101,7 +101,7 @@ def test_a_strategy_without_a_population_says_nothing_of_a_choice(tmp_path: Path
     run, outcome, config = finished(tmp_path, Counting())
     assert outcome.choice is None
     assert "best_instruction" not in {row["kind"] for row in run.folder.read_events()}
-    commands.write_run_summary(config, run.folder, outcome, run.ledger)
+    run_summary.write_run_summary(config, run.folder, outcome, run.ledger)
     (arm,) = (run.folder.read_summary() or {})["arms"].values()
     assert "too_close_to_call" not in arm
 
@@ -145,6 +145,6 @@ def test_a_best_hint_is_kept_and_scored_besides(tmp_path: Path) -> None:
     }
     assert seen == {"after": {""}, "plain": {""}, "hinted": {HINT}}
     assert outcome.hinted is not None
-    commands.write_run_summary(config, run.folder, outcome, run.ledger)
+    run_summary.write_run_summary(config, run.folder, outcome, run.ledger)
     (arm,) = (run.folder.read_summary() or {})["arms"].values()
     assert (arm["em_with_hint"], arm["em_with_hint_n"]) == (rows[2]["em"], rows[2]["n"])

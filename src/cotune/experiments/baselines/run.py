@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from cotune.build import build_environment, build_rewards, initial_instruction
-from cotune.commands import hard_figures, score_figures, seconds_spent
 from cotune.config import RunConfig, dump_config
 from cotune.console import RunJournal, score_table
 from cotune.contracts import ConfigError, Environment, Rewards, Stopped
@@ -28,6 +27,7 @@ from cotune.policies import policy_path
 from cotune.preflight import check_context, check_instruction, check_prompts, check_rewards
 from cotune.records import Assignment, Prompt, StopReason, Task, Trajectory
 from cotune.run_dir import RunDir
+from cotune.run_summary import hard_figures, score_figures, seconds_spent
 
 if TYPE_CHECKING:
     from cotune.coordinator import Coordinator

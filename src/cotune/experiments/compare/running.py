@@ -220,4 +220,5 @@ class _Lines:
         number = int(step.partition("/")[0])
         if number == 0:
             return f"{stage} begins"
-        return "" if number % 10 else f"{stage}, step {step}, reward {reward}"
+        told = f", reward {reward}" if reward else ""
+        return "" if number % 10 else f"{stage}, step {step}{told}"
