@@ -129,6 +129,20 @@ def test_nothing_finished_is_no_comparison(tmp_path: Path, monkeypatch: pytest.M
     assert summary["n"] is None
 
 
+def test_an_instruction_that_was_taken_over_is_not_called_the_initial_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def outcome(config: RunConfig, _: Any) -> int:
+        text = "<search> </search> <answer> </answer> <think> </think> <information> </information>"
+        finish(config, HALF, {"train": config.training.rollout_budget or 0}, instruction=text)
+        return 0
+
+    methods = ["search-r1", "w-p-w", "prompt-after-rl"]
+    _, _, rows = summary_of(tmp_path, monkeypatch, outcome, methods=methods, budget=80)
+    assert rows["w-p-w"]["plain"] is rows["w-p-w"]["plain_interval"] is None
+    assert rows["prompt-after-rl"]["plain"] == 0.5
+
+
 def test_stages_are_paid_for_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def outcome(config: RunConfig, _: Any) -> int:
         budget = config.training.rollout_budget or 0

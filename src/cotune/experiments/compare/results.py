@@ -162,9 +162,9 @@ def _scores(suite: SuiteConfig, cells: Sequence[Cell], base: Samples | None) -> 
         nothing = dict.fromkeys((*names, "probability_of_improvement", "plain", "plain_interval"))
         return {**nothing, "by_seed": {}, "by_stratum": {}}
     samples, seeds = whole.focused(suite.focus), [cell.row.seed for cell in cells]
-    plain = samples_of(cells, plain=True)
-    assert plain is not None
-    plain = plain.focused(suite.focus)
+    # A run that took its instruction over was not evaluated under the suite's own.
+    plain = None if cells[0].row.takes_instruction else samples_of(cells, plain=True)
+    plain = plain and plain.focused(suite.focus)
     found: Json = {
         "score": float(samples.rewards.mean()),
         "interval": interval(samples),
@@ -173,8 +173,8 @@ def _scores(suite: SuiteConfig, cells: Sequence[Cell], base: Samples | None) -> 
             str(seed): float(row.mean()) for seed, row in zip(seeds, samples.rewards, strict=True)
         },
         "by_stratum": whole.by_stratum(),
-        "plain": float(plain.rewards.mean()),
-        "plain_interval": interval(plain),
+        "plain": None if plain is None else float(plain.rewards.mean()),
+        "plain_interval": None if plain is None else interval(plain),
     }
     return {**found, **_against(suite, cells, samples, base)}
 

@@ -87,6 +87,11 @@ class Row:
         return tuple(name for name in dict.fromkeys(wanted) if name in rows)
 
     @property
+    def takes_instruction(self) -> bool:
+        """Whether its last stage begins with another instruction than the suite's."""
+        return self.entry.method == "carried" or self.method.stages[-1].instruction == "before"
+
+    @property
     def allowance(self) -> float | None:
         """Policy rollouts of its compute class; None for those that pay none."""
         compute = self.entry.compute or self.method.compute
