@@ -61,11 +61,6 @@ class Method:
     stages: tuple[Stage, ...] = (Stage(),)
     endpoint: str = ""
 
-    @property
-    def staged(self) -> bool:
-        """Whether it has a prompt stage of its own, whose optimizer and share a suite chooses."""
-        return any(stage.name == "prompt" for stage in self.stages)
-
 
 def _inference(name: str, label: str, about: str) -> Method:
     stage = Stage(name=name, command=("baseline", name))

@@ -147,11 +147,8 @@ class Row:
         return {**raw, **named, "output": str(self.stage_folder(index))}
 
     def _strategy(self, stage: Stage) -> str:
-        return (
-            self.entry.optimizer
-            if stage.name == "prompt" and self.method.staged and (self.method.group == "staged")
-            else stage.strategy
-        )
+        searches = self.method.group == "staged" and stage.name == "prompt"
+        return self.entry.optimizer if searches else stage.strategy
 
     def _endpoint(self) -> dict[str, Any]:
         options = getattr(self.suite.endpoints, self.method.endpoint)
