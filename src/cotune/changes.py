@@ -5,7 +5,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from cotune.config import RunConfig, dump_config
+from cotune.config import RunConfig, dump_config, parse_config
 from cotune.contracts import ConfigError
 
 _FIXED = (
@@ -24,6 +24,22 @@ def identity(config: RunConfig) -> dict[str, str]:
     fixed = {field: plain[field] for field in _FIXED}
     fixed |= {f"training.{name}": plain["training"][name] for name in _FIXED_IN_TRAINING}
     return {field: json.dumps(value, sort_keys=True) for field, value in fixed.items()}
+
+
+def renewed(saved: Mapping[str, str], config: RunConfig) -> dict[str, str]:
+    """What an older version saved as `identity`, as this one would have: new fields at their defaults.
+
+    Args:
+        saved: by field, as JSON; what is no field of the run file stays as it is.
+        config: the run file that is resumed.
+    """
+    plain = dump_config(config)
+    plain |= {field: json.loads(text) for field, text in saved.items() if field in plain}
+    try:
+        known = identity(parse_config(plain, "the saved run"))
+    except ConfigError:
+        return dict(saved)  # of another kind; the comparison says which field differs
+    return {field: known[field] if field in plain else text for field, text in saved.items()}
 
 
 def changeable(config: RunConfig) -> dict[str, str]:

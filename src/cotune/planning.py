@@ -82,7 +82,7 @@ def plan_run(config: RunConfig) -> Plan:
         calls.append((count, _gepa_chars(config, hints.minibatch, hints.max_chars)))
     if isinstance(config.strategy, GepaOptions):
         gepa = config.strategy
-        found["evolve"] = gepa.budget + gepa.overrun(dev_count(sizes["train"], gepa.dev_size))
+        found["evolve"] = gepa.budget + gepa.overrun
         count = math.ceil(found["evolve"] / gepa.minibatch)
         calls.append((count, _gepa_chars(config, gepa.minibatch, gepa.max_instruction_chars)))
     # Under the best instruction, under the initial one or with the best hint: composed, under all.

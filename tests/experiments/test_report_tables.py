@@ -60,13 +60,16 @@ def test_behaviour_is_drawn_from_what_a_run_recorded(tmp_path: Path) -> None:
         "Turns per rollout", "Response length in tokens",
     ]  # fmt: skip
     calls, response, prompt = behaviour_charts(arms[1:])
-    assert calls.title == "Tool calls per rollout"
+    assert calls.title == "Turns per rollout, by action"
     assert [name for _, name in calls.legend] == ["search", "unusable turns"]
     assert calls.svg.count('class="dot"') == 6  # 0 where no turn was of the kind
     assert [name for _, name in response.legend] == ["written by the policy", "with observations"]
     assert prompt.title == "Prompt length in tokens"
     both = behaviour_charts(arms)
-    assert [c.title for c in both][:2] == ["Tool calls per rollout", "Response length, own tokens"]
+    assert [c.title for c in both][:2] == [
+        "Turns per rollout, by action",
+        "Response length, own tokens",
+    ]
     assert [name for _, name in both[0].legend] == ["new"]
     assert [name for _, name in both[1].legend] == ["old", "new"]
 

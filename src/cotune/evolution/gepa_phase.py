@@ -34,6 +34,7 @@ class Search:
         minibatch: questions shown to the reflector, on which a child must beat its parent.
         show_answers: whether the reflector is shown the ground truth.
         barren: iterations in a row without a lawful text that end the phase.
+        overrun: whether a text is scored on dev where what is left pays for a part of that.
     """
 
     seed: str
@@ -42,6 +43,7 @@ class Search:
     minibatch: int
     show_answers: bool
     barren: int
+    overrun: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +115,7 @@ def evolve_by_gepa(
         reflection_strategy=reflection,
         reflection_minibatch_size=search.minibatch,
         sampling_strategy=IndependentSampling(search.beam),
-        selection_strategy=_WithinBudget(AllImprovements(), judge, search.budget, len(dev), report),
+        selection_strategy=_WithinBudget(AllImprovements(), judge, search, len(dev), report),
         acceptance_criterion="strict_improvement",
         candidate_selection_strategy="pareto",
         frontier_type="instance",
@@ -200,6 +202,11 @@ class _Reflection:
         self.failure: BaseException | None = None
         self.barren = 0
 
+    @property
+    def spent(self) -> bool:
+        """Whether the LLM's budget is: rollouts could bring nothing any more."""
+        return self._reflector.spent
+
     def reflect(
         self,
         candidate: Candidate,
@@ -238,17 +245,18 @@ class _WithinBudget:
         self,
         improvements: Any,
         judge: Judge,
-        budget: int,
+        search: Search,
         dev: int,
         report: Report,
     ) -> None:
         self._improvements, self._judge = improvements, judge
-        self._budget, self._dev, self._report = budget, dev, report
+        self._search, self._dev, self._report = search, dev, report
 
     def select(self, proposals: list[Any], state: Any, acceptance_criterion: Any) -> list[Any]:
         improved: list[Any] = self._improvements.select(proposals, state, acceptance_criterion)
-        left = max(0, self._budget - self._judge.evaluations)
-        chosen = sorted(improved, key=_loss)[: -(-left // self._dev)]
+        left = max(0, self._search.budget - self._judge.evaluations)
+        affordable = -(-left // self._dev) if self._search.overrun else left // self._dev
+        chosen = sorted(improved, key=_loss)[:affordable]
         texts = [candidate[_PART] for candidate in state.program_candidates]
         for proposal in proposals:
             if not any(proposal is one for one in chosen):
@@ -290,4 +298,5 @@ class _Progress:
             self._report.accepted(texts[i], texts[parent], means[i], means[parent])
         self._known = len(texts)
         self._report.progress(self._judge.evaluations, len(texts), max(means))
-        return self._reflection.failure is not None or self._reflection.barren >= self._barren
+        over = self._reflection.failure is not None or self._reflection.spent
+        return over or self._reflection.barren >= self._barren

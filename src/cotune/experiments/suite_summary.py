@@ -76,6 +76,7 @@ class SuiteMethod(_Read):
         llm_calls: calls of the optimizer LLM.
         money: US dollars.
         seconds: wall time.
+        finished: seeds that its costs are means over.
         instruction: the best instruction of the first seed.
         runs: by seed the run folders of its stages in order, relative to the suite's folder.
     """
@@ -103,6 +104,7 @@ class SuiteMethod(_Read):
     llm_calls: float | None = None
     money: float | None = None
     seconds: float | None = None
+    finished: int | None = None
     instruction: str | None = None
     runs: dict[str, list[str]] = {}
 
@@ -117,6 +119,8 @@ class SuiteMethod(_Read):
 
     @property
     def seeds_done(self) -> int:
+        if self.finished is not None:
+            return self.finished
         return sum(score is not None for score in self.by_seed.values())
 
 
@@ -131,8 +135,9 @@ class SuiteSummary(_Read):
         seeds: of every method.
         budget: policy rollouts that a method of compute class 1x may pay.
         measure: what the scores are of: "exact match" or "mean reward".
+        focus: how the strata begin whose questions the scores are over; "" for all.
         strata: number of held-out questions by stratum.
-        n: number of held-out questions.
+        n: number of held-out questions that the scores are over.
         environment: kind of the world.
         policy: where it is from.
         llm: who proposed.
@@ -148,6 +153,7 @@ class SuiteSummary(_Read):
     seeds: list[int] = []
     budget: float | None = None
     measure: str = EXACT_MATCH
+    focus: str = ""
     strata: dict[str, int | None] = {}
     n: int | None = None
     environment: str = ""
@@ -178,6 +184,11 @@ class SuiteSummary(_Read):
     def shares(self) -> bool:
         """Whether scores are shares of 1."""
         return self.measure == EXACT_MATCH
+
+    @property
+    def what(self) -> str:
+        """What the scores are of, and over which questions where those are not all."""
+        return f"{self.measure} on “{self.focus}…” questions" if self.focus else self.measure
 
     @property
     def baseline_method(self) -> SuiteMethod | None:

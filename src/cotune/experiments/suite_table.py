@@ -79,7 +79,7 @@ def suite_table(summary: Mapping[str, Any]) -> Table:
 
 
 def _title(suite: SuiteSummary) -> str:
-    parts = [f"{suite.name}: held-out {suite.measure}{', per cent' if suite.shares else ''}"]
+    parts = [f"{suite.name}: held-out {suite.what}{', per cent' if suite.shares else ''}"]
     if suite.n:
         parts.append(f"{suite.n:,} questions")
     if suite.seeds:
@@ -131,7 +131,7 @@ _Column = tuple[str, Callable[[SuiteMethod], str]]
 def _console_columns(suite: SuiteSummary, numbers: _Numbers) -> list[_Column]:
     """The columns in fewer: an interval stands with its number, the class with the rollouts."""
     told = {name: show for name, show in _columns(suite, numbers) if not name.startswith("seeds ")}
-    score, ends, paid = told.pop(suite.measure), told.pop("95 %"), told.pop("paid")
+    score, ends, paid = told.pop(suite.what), told.pop("95 %"), told.pop("paid")
     told.pop("compute", None)
 
     def scored(method: SuiteMethod) -> str:
@@ -166,7 +166,7 @@ def _columns(suite: SuiteSummary, numbers: _Numbers) -> list[_Column]:
         return "" if chance is None or method.name == suite.baseline else f"{chance:.2f}"
 
     columns: list[_Column] = [
-        (suite.measure, lambda method: numbers.score(method.score)),
+        (suite.what, lambda method: numbers.score(method.score)),
         ("95 %", lambda method: numbers.ends(method.interval)),
     ]
     if len(seeds) > 1:

@@ -49,13 +49,10 @@ class GepaOptions:
                 "scoring the initial instruction costs alone"
             )
 
-    def overrun(self, dev: int) -> int:
-        """By how many evaluations the last batch can exceed the budget, at most.
-
-        Args:
-            dev: how many questions instructions are scored on.
-        """
-        return max(self.beam * self.minibatch, dev)
+    @property
+    def overrun(self) -> int:
+        """By how many evaluations the last batch, of minibatches, can exceed the budget at most."""
+        return self.beam * self.minibatch
 
 
 class Gepa(Unhinted):
@@ -135,6 +132,7 @@ class Gepa(Unhinted):
                 minibatch=options.minibatch,
                 show_answers=options.show_answers,
                 barren=_BARREN,
+                overrun=False,
             ),
             seed_key=key,
             step=progress.step,

@@ -171,7 +171,7 @@ def test_a_killed_suite_goes_on_and_repeats_nothing(tmp_path: Path) -> None:
     assert "resumed" in {event["kind"] for event in events}
     summary = json.loads((tmp_path / "out/summary.json").read_text())
     assert [row["status"] for row in summary["methods"]] == ["ok", "ok"]
-    assert [row["rollouts"] for row in summary["methods"]] == [40, 40]
+    assert [row["rollouts"] for row in summary["methods"]] == [40, 38]  # no batch more for INSPO
 
 
 def _writes(folder: Path) -> bool:

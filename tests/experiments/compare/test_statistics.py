@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from cotune.contracts import ConfigError
 from cotune.experiments.compare.statistics import (
     Samples,
     gain,
@@ -78,5 +79,5 @@ def test_a_focus_keeps_the_questions_of_its_strata() -> None:
     assert focused.questions.tolist() == [["q1", "q2"]] * 2
     assert whole.focused(None) is whole
     assert whole.by_stratum() == {"long x": 0.5, "long y": 0.0, "short x": 1.0}
-    with pytest.raises(ValueError, match=r"\[0, 0\] questions"):
+    with pytest.raises(ConfigError, match=r"\[0, 0\] test questions"):
         whole.focused("longer")

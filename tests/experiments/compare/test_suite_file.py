@@ -73,9 +73,22 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         {"methods": ["search-r1", "self-ref"]},
         r"endpoints\.self_ref is missing, and methods names self-ref",
     ),
+    "a policy that is no row": (
+        {"methods": ["search-r1", "inspo", {"method": "carried", "policy_from": "grpo"}]},
+        "carried: policy_from is 'grpo', which is no row with a policy of its own",
+    ),
+    "a row that carries itself": (
+        {"methods": ["search-r1", {"method": "carried", "instruction_from": "carried"}]},
+        "carried: instruction_from is 'carried', which is no row",
+    ),
+    "stages on an adapter": (
+        {"methods": ["search-r1", "w-p-w"], "set": {"policy.lora": {}}, "budget": 80},
+        "w-p-w trains on from a stage before, whose best policy is an adapter",
+    ),
+    "a focus without questions": ({"focus": "9"}, r"focus is '9', and \[0\] test questions"),
     "a source that is no row": (
         {"methods": ["search-r1", {"method": "carried", "instruction_from": "p2o"}]},
-        "takes its instruction from 'p2o', which is no row",
+        "carried: instruction_from is 'p2o', which is no row with an instruction of its own",
     ),
 }
 

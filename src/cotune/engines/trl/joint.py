@@ -73,6 +73,8 @@ class Parts:
     """How often groups without variance are replaced in a step at most (`cotune.resampling`)."""
     identity: Mapping[str, str] = field(default_factory=dict)
     """By field, what a resume must find as it was."""
+    renew: Callable[[Mapping[str, str]], Mapping[str, str]] = dict
+    """Brings what an older version saved as `identity` up to date."""
     frozen: bool = False
     """Whether the policy stays as it is; then a `JointTrainer` rolls out and makes no update."""
     changeable: Mapping[str, str] = field(default_factory=dict)
@@ -309,7 +311,7 @@ class TRLJoint:
     def check_identity(self, state: State) -> None:
         """Raises ConfigError where another run was saved than this one."""
         mine = self._identity()
-        for name, was in state["identity"].items():
+        for name, was in self.parts.renew(state["identity"]).items():
             if mine.get(name) != was:
                 raise ConfigError(
                     f"{name}: is not what the saved run began with ({was[:120]}); restore it, or "

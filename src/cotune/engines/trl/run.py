@@ -13,7 +13,7 @@ from cotune.build import (
     build_strategy,
     initial_instruction,
 )
-from cotune.changes import changeable, identity
+from cotune.changes import changeable, identity, renewed
 from cotune.config import RunConfig
 from cotune.contracts import State
 from cotune.coordinator import Journal
@@ -121,6 +121,7 @@ def build_trainer(
         rows_per_call=config.training.rows_per_call,
         resample_rounds=config.training.resample_rounds,
         identity=identity(config),
+        renew=lambda saved: renewed(saved, config),
         frozen=config.training.frozen,
         changeable=changeable(config),
     )

@@ -25,6 +25,8 @@ _ELSEWHERE = {
     "num_train_epochs": "strategy.epochs",
     "save_strategy": "training.save_every",
     "save_steps": "training.save_every",
+    "per_device_train_batch_size": "training.micro_batch_size",
+    "gradient_accumulation_steps": "training.questions_per_step, group_size and mini_batches",
 }
 _ONE_PROCESS = ("fsdp", "fsdp_config", "deepspeed", "parallelism_config")
 

@@ -150,10 +150,14 @@ def _sampled(
     total = rollouts_sampled(config, options, len(order.by_id))
     coordinator, prompt = joint.coordinator, joint.coordinator.strategy.best_prompt()
     phase = coordinator.logged(log, "sampling")
+    groups: dict[str, int] = {}  # a question's rollouts are a group, whichever batch they came in
     for first in range(0, total, size):
         tasks = [order.by_id[order.at(i)] for i in range(first, min(first + size, total))]
         batch = phase.rollout(
-            [Assignment(task, prompt, prompt, "i0", i) for i, task in enumerate(tasks)],
+            [
+                Assignment(task, prompt, prompt, "i0", groups.setdefault(task.id, len(groups)))
+                for task in tasks
+            ],
             purpose="train",
         )
         journal = joint.parts.journal

@@ -63,7 +63,8 @@ class JointTrainer(GRPOTrainer):
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         output = super()._generate_and_score_completions(inputs)
         training: bool = self.model.training  # pyright: ignore[reportOptionalMemberAccess, reportAttributeAccessIssue, reportAssignmentType]
-        if training and self.joint is not None and self.joint.reweighs:
+        frozen = self.joint is not None and self.joint.parts.frozen
+        if training and self.joint is not None and self.joint.reweighs and not frozen:
             self._distil(output, self.joint)
         return output
 

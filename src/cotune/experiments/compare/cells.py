@@ -65,8 +65,10 @@ class Cell:
                     self.state = State.DONE
                     return
                 self._begin(others)
-        except CotuneError as error:
-            self.fail(" ".join(str(error).split()))
+        except (CotuneError, OSError, KeyError, ValueError) as error:
+            # Of one cell, whose folder was tampered with or cannot be written: its own affair.
+            kind = "" if isinstance(error, CotuneError) else f"{type(error).__name__}: "
+            self.fail(kind + " ".join(str(error).split()))
 
     def fail(self, problem: str) -> None:
         self.state, self.problem = State.FAILED, problem

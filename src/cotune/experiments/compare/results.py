@@ -3,11 +3,13 @@
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from cotune.build import describe_llm
+from cotune.contracts import ConfigError
 from cotune.experiments.compare.cells import Cell, State
 from cotune.experiments.compare.stages import Finished, Row
 from cotune.experiments.compare.statistics import (
@@ -30,11 +32,11 @@ def summarise(suite: SuiteConfig, cells: Sequence[Cell]) -> Json:
     by_key: dict[str, list[Cell]] = {entry.key: [] for entry in suite.methods}
     for cell in cells:
         by_key[cell.row.entry.key].append(cell)
-    base = samples_of(_done(by_key[slug(suite.baseline)]))
+    base = _baseline(suite, by_key[slug(suite.baseline)])
     rows = [_row(suite, mine, base) for mine in by_key.values()]
     first = cells[0].row.config(0, (), {})
     measures = {row.pop("measure") for row in rows} - {None}
-    strata = _strata(base) if base is not None else {}
+    tested = next(filter(None, (samples_of(_done(mine)) for mine in by_key.values())), None)
     summary: Json = {
         "schema_version": 1,
         "kind": "suite",
@@ -50,11 +52,28 @@ def summarise(suite: SuiteConfig, cells: Sequence[Cell]) -> Json:
         "baseline": slug(suite.baseline),
         "focus": suite.focus,
         "measure": measures.pop() if len(measures) == 1 else "mean reward",
-        "strata": strata,
-        "n": None if base is None else int(base.rewards.shape[1]),
+        "strata": _strata(tested) if tested else {},
+        "n": int(tested.focused(suite.focus).rewards.shape[1]) if tested else None,
         "methods": rows,
     }
     return {**summary, "verdict": verdict(summary)}
+
+
+def _baseline(suite: SuiteConfig, cells: Sequence[Cell]) -> "_Seeds | None":
+    """The baseline's rewards by seed; None where it is not finished or is left out of the table."""
+    done = _done(cells)
+    paid = [_cost(cell)["rollouts"] for cell in done]
+    left_out = suite.unequal == "refuse" and unequal(cells[0].row, paid)
+    samples = None if left_out else samples_of(done)
+    return None if samples is None else _Seeds([cell.row.seed for cell in done], samples)
+
+
+@dataclass(frozen=True)
+class _Seeds:
+    """Rewards with the seed of each row."""
+
+    seeds: list[int]
+    samples: Samples
 
 
 def _llm(cells: Sequence[Cell]) -> str:
@@ -66,7 +85,7 @@ def _done(cells: Sequence[Cell]) -> list[Cell]:
     return [cell for cell in cells if cell.state == State.DONE]
 
 
-def _row(suite: SuiteConfig, cells: Sequence[Cell], base: Samples | None) -> Json:
+def _row(suite: SuiteConfig, cells: Sequence[Cell], base: _Seeds | None) -> Json:
     """One method: what it is, what it cost, how it did."""
     row = cells[0].row
     done = _done(cells)
@@ -89,6 +108,7 @@ def _row(suite: SuiteConfig, cells: Sequence[Cell], base: Samples | None) -> Jso
         },
         "measure": done[0].finished[-1].figures.get("measure") if done else None,
         **_mean_cost(costs),
+        "finished": len(done),
         "instruction": done[0].finished[-1].instruction if done else None,
     }
     shown = done if status != "unequal" or suite.unequal == "flag" else []
@@ -122,6 +142,8 @@ def unequal(row: Row, paid: Sequence[int]) -> str:
 
 
 def _notes(cells: Sequence[Cell]) -> list[str]:
+    if cells and cells[0].row.needs:
+        return [f"on top of what {' and '.join(cells[0].row.needs)} paid"]
     notes = [RunDir.open(one.folder).read_summary() or {} for c in cells for one in c.finished]
     return list(dict.fromkeys(str(note["note"]) for note in notes if note.get("note")))
 
@@ -154,7 +176,7 @@ def _mean_cost(costs: Sequence[Json]) -> Json:
     }
 
 
-def _scores(suite: SuiteConfig, cells: Sequence[Cell], base: Samples | None) -> Json:
+def _scores(suite: SuiteConfig, cells: Sequence[Cell], base: _Seeds | None) -> Json:
     """Held-out figures over the seeds that are finished; all None where none is."""
     whole = samples_of(cells)
     if whole is None:
@@ -180,20 +202,25 @@ def _scores(suite: SuiteConfig, cells: Sequence[Cell], base: Samples | None) -> 
 
 
 def _against(
-    suite: SuiteConfig, cells: Sequence[Cell], samples: Samples, base: Samples | None
+    suite: SuiteConfig, cells: Sequence[Cell], samples: Samples, base: _Seeds | None
 ) -> Json:
     """Gain over the baseline, on the seeds that both have."""
     nothing: Json = {"gain": None, "gain_interval": None, "probability_of_improvement": None}
     if base is None or cells[0].row.entry.key == slug(suite.baseline):
         return nothing
-    baseline = base.focused(suite.focus)
-    found = gain(samples, baseline)
+    mine = [cell.row.seed for cell in cells]
+    both = [seed for seed in mine if seed in base.seeds]
+    if not both:
+        return nothing
+    ours = samples.of([mine.index(seed) for seed in both])
+    theirs = base.samples.of([base.seeds.index(seed) for seed in both]).focused(suite.focus)
+    found = gain(ours, theirs)
     if found is None:
         return nothing
     return {
         "gain": found[0],
         "gain_interval": found[1],
-        "probability_of_improvement": probability_of_improvement(samples, baseline),
+        "probability_of_improvement": probability_of_improvement(ours, theirs),
     }
 
 
@@ -206,6 +233,11 @@ def samples_of(cells: Sequence[Cell], plain: bool = False) -> Samples | None:
     read = [_rewards(cell.finished[-1], plain) for cell in cells if cell.state == State.DONE]
     if not read:
         return None
+    if len({len(rewards) for rewards, _, _ in read}) > 1:
+        raise ConfigError(
+            f"{cells[0].row.entry.key}: its seeds were tested on different numbers of questions; "
+            "expected a test split of the same size for every seed"
+        )
     rewards, questions, strata = (np.array(part) for part in zip(*read, strict=True))
     return Samples(rewards.astype(float), questions, strata)
 
@@ -241,13 +273,13 @@ def verdict(summary: Mapping[str, Any]) -> str:
     shown = shown or [max(others, key=lambda row: row["gain"])]
     shares = summary["measure"] == EXACT_MATCH
     clauses = [_standing(row, baseline["label"], shares) for row in shown]
-    seeds = len(summary["seeds"])
+    seeds = max(len(row["by_seed"]) for row in [*shown, baseline])
     what = summary["measure"]
     if summary["focus"]:
         what += f" on the strata {summary['focus']}…"
     return (
-        f"{'; '.join(clauses)}: held-out {what} over {seeds} seed{'s' * (seeds != 1)}, "
-        f"{summary['budget']:,} policy rollouts each."
+        f"{'; '.join(clauses)}: held-out {what} over {seeds} seed{'s' * (seeds != 1)}, at a "
+        f"budget of {summary['budget']:,} policy rollouts."
     )
 
 

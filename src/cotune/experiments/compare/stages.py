@@ -2,20 +2,23 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from cotune.build import build_environment
 from cotune.config import RunConfig, parse_config
 from cotune.contracts import ConfigError
+from cotune.environments.search import SEARCH_R1_INSTRUCTION
 from cotune.experiments.changes import expanded, merged
 from cotune.experiments.compare.methods import Method, Stage, method_named
-from cotune.experiments.compare.suite_file import MethodEntry, SuiteConfig
+from cotune.experiments.compare.suite_file import MethodEntry, SuiteConfig, slug
 from cotune.llm.ledger import policy_rollouts
 from cotune.run_dir import RunDir, read_summary
 
 _WITHOUT_LLM = ("static", "sft")
 _SEARCHED = ("geo", "search")
+_APART = 1000  # between the seeds of a row's stages
 
 
 @dataclass(frozen=True)
@@ -83,7 +86,7 @@ class Row:
         if self.entry.method != "carried":
             return ()
         rows = {entry.key for entry in self.suite.methods}
-        wanted = (self.entry.instruction_from, self.entry.policy_from)
+        wanted = (slug(self.entry.instruction_from), slug(self.entry.policy_from))
         return tuple(name for name in dict.fromkeys(wanted) if name in rows)
 
     @property
@@ -124,8 +127,9 @@ class Row:
     ) -> dict[str, Any]:
         stage, suite = self.method.stages[index], self.suite
         kind = self._strategy(stage)
-        raw = merged(self.base, suite.set)
-        raw = merged(raw, {"strategy": {"kind": kind}, "seed": self.seed})
+        raw = merged(_sectioned(self.base), suite.set)
+        # Else a later stage would see the questions of the first again, in the same order.
+        raw = merged(raw, {"strategy": {"kind": kind}, "seed": self.seed + _APART * index})
         raw = merged(raw, suite.by_strategy.get(kind, {}))
         if stage.name == "prompt" and kind == "inspo":
             raw = merged(raw, suite.prompt_stage)
@@ -136,9 +140,10 @@ class Row:
             raw["llm"] = None
         elif self.method.endpoint:
             raw["llm"] = self._endpoint()
+        raw = merged(raw, self.entry.set)
         raw = merged(raw, self._budgeted(raw, stage, before))
         raw = merged(raw, self._inherited(stage, before, others))
-        raw = merged(raw, self.entry.set)
+        raw = merged(raw, self.entry.set)  # steps of its own, say
         for name in suite.seed_fields:
             seeded = expanded({name: self.seed})
             assert isinstance(seeded, dict)
@@ -157,7 +162,7 @@ class Row:
                 f"endpoints.{self.method.endpoint} is missing, and methods names "
                 f"{self.entry.key}; set it to an OpenAI-compatible endpoint: {{model: …, base_url: …}}"
             )
-        return options.model_dump(mode="json")
+        return asdict(options)
 
     def _budgeted(
         self, raw: Mapping[str, Any], stage: Stage, before: Sequence[Finished]
@@ -195,12 +200,13 @@ class Row:
         if stage.policy == "before" and before:
             changes["policy"] = {"path": before[-1].policy}
         if stage.instruction == "before" and before:
-            changes["instruction"] = before[-1].instruction
+            changes["instruction"] = {"text": before[-1].instruction}
         if self.entry.method == "carried":
-            source, target = self.entry.instruction_from, self.entry.policy_from
+            source, target = slug(self.entry.instruction_from), slug(self.entry.policy_from)
             if source in others:
-                changes["instruction"] = others[source].instruction
-            changes["policy"] = {"path": others[target].policy if target in others else target}
+                changes["instruction"] = {"text": others[source].instruction}
+            path = self.entry.policy_from
+            changes["policy"] = {"path": others[target].policy if target in others else path}
         return changes
 
 
@@ -214,16 +220,64 @@ def check_rows(rows: Sequence[Row]) -> None:
 
     Stages that go on from others are checked with the base's policy and instruction in their place.
     """
-    keys = {row.entry.key for row in rows}
+    by_key = {row.entry.key: row for row in rows}
     for row in rows:
-        if row.entry.method == "carried" and row.entry.instruction_from not in keys:
-            raise ConfigError(
-                f"methods: {row.entry.key} takes its instruction from "
-                f"{row.entry.instruction_from!r}, which is no row; set instruction_from to one of "
-                f"{', '.join(sorted(keys))}"
-            )
-        for index in range(len(row.method.stages)):
-            row.config(index, (), {})
+        if row.entry.method == "carried":
+            _check_sources(row, by_key)
+        for index, stage in enumerate(row.method.stages):
+            config = row.config(index, (), {})
+            if stage.policy == "before" and config.policy.lora is not None:
+                raise ConfigError(
+                    f"methods: {row.entry.key} trains on from a stage before, whose best policy is "
+                    "an adapter; remove policy.lora, or the row"
+                )
+    _check_questions(rows)
+
+
+def _check_sources(row: Row, by_key: Mapping[str, Row]) -> None:
+    """Raises ConfigError where `carried` would have nothing to carry, or nowhere to."""
+    trained = [key for key, one in by_key.items() if one.method.group != "inference"]
+    trained = [key for key in trained if by_key[key].entry.method != "carried"]
+    expected = f"expected one of {', '.join(trained) or 'rows that are trained'}"
+    source, target = row.entry.instruction_from, row.entry.policy_from
+    if slug(source) not in trained:
+        raise ConfigError(
+            f"methods: {row.entry.key}: instruction_from is {source!r}, which is no row with an "
+            f"instruction of its own; {expected}"
+        )
+    is_model = "/" in target or target.startswith("bundled:") or Path(target).is_dir()
+    if slug(target) not in trained and (slug(target) in by_key or not is_model):
+        raise ConfigError(
+            f"methods: {row.entry.key}: policy_from is {target!r}, which is no row with a policy of "
+            f"its own; {expected}, or a model's folder or owner/name"
+        )
+
+
+def _check_questions(rows: Sequence[Row]) -> None:
+    """Raises ConfigError where `focus` would find no question, or another number for each seed."""
+    suite = rows[0].suite
+    if suite.focus is None:
+        return
+    counts: dict[str, int] = {}
+    for row in rows[:: len(suite.methods)]:
+        config = row.config(0, (), {})
+        key = config.environment.__repr__()
+        if key not in counts:
+            tasks = build_environment(config).tasks("test")
+            counts[key] = sum(task.stratum.startswith(suite.focus) for task in tasks)
+    if not all(counts.values()) or len(set(counts.values())) > 1:
+        raise ConfigError(
+            f"focus is {suite.focus!r}, and {sorted(counts.values())} test questions of the seeds "
+            "are of a stratum that begins so; expected some, and equally many for each seed"
+        )
+
+
+def _sectioned(base: Mapping[str, Any]) -> dict[str, Any]:
+    """The base with its instruction as a section, so that a text in its place keeps where it stands."""
+    given = base.get("instruction")
+    if given is None or isinstance(given, str):
+        return {**base, "instruction": {"text": given}}
+    return dict(base)
 
 
 def _without_tools(raw: Mapping[str, Any]) -> dict[str, Any]:
@@ -232,8 +286,10 @@ def _without_tools(raw: Mapping[str, Any]) -> dict[str, Any]:
     kind = given.get("kind") if isinstance(given, Mapping) else given
     if kind in _SEARCHED:
         # Its instruction, if it has one, speaks of the search engine.
-        environment = {"kind": kind, "search": False}
-        return {"environment": environment, "limits": {"turns": 1}, "instruction": None}
+        environment: dict[str, Any] = {"kind": kind, "search": False}
+        if kind == "search":
+            environment["initial_instruction"] = SEARCH_R1_INSTRUCTION  # stands for none of its own
+        return {"environment": environment, "limits": {"turns": 1}, "instruction": {"text": None}}
     if kind == "tools":
         return {"environment": {"kind": "single_turn"}, "limits": {"turns": 1}}
     raise ConfigError(

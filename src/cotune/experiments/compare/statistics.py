@@ -8,6 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
+from cotune.contracts import ConfigError
+
 Rewards = NDArray[np.float64]
 RESAMPLES = 4000
 
@@ -27,19 +29,19 @@ class Samples:
     strata: NDArray[np.str_]
 
     def focused(self, prefix: str | None) -> "Samples":
-        """Only the questions whose stratum begins with `prefix`; seeds must have equally many.
+        """Only the questions whose stratum begins with `prefix`.
 
         Raises:
-            ValueError: no such question, or more of them for one seed than for another.
+            ConfigError: no such question, or more of them for one seed than for another.
         """
         if prefix is None:
             return self
         keep = np.char.startswith(self.strata, prefix)
         counts = keep.sum(axis=1)
         if not counts.all() or len(set(counts.tolist())) > 1:
-            raise ValueError(
-                f"{counts.tolist()} questions of the seeds are of a stratum that begins with "
-                f"{prefix!r}; expected some, and equally many"
+            raise ConfigError(
+                f"focus is {prefix!r}, and {counts.tolist()} test questions of the seeds are of a "
+                "stratum that begins so; expected some, and equally many for each seed"
             )
         shape = (len(keep), int(counts[0]))
         return Samples(
@@ -47,6 +49,11 @@ class Samples:
             self.questions[keep].reshape(shape),
             self.strata[keep].reshape(shape),
         )
+
+    def of(self, rows: Sequence[int]) -> "Samples":
+        """Only some seeds, by their place."""
+        at = list(rows)
+        return Samples(self.rewards[at], self.questions[at], self.strata[at])
 
     @property
     def shared(self) -> bool:
@@ -63,7 +70,8 @@ def interval(samples: Samples, values: Rewards | None = None) -> tuple[float, fl
     """95 % stratified bootstrap interval of the mean reward, by percentiles.
 
     Seeds are resampled, and questions within their strata: the same ones for every seed where all
-    seeds have the same (crossed), else each seed's own (nested). With one seed, questions alone.
+    seeds have the same (crossed), else each seed's own (nested; rather too wide, since the seeds'
+    spread holds some of the questions' already). With one seed, questions alone.
 
     Args:
         samples: says what is resampled.

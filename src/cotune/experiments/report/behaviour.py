@@ -20,13 +20,15 @@ def behaviour_charts(arms: Sequence[Arm]) -> list[Chart]:
 
 
 def _calls_chart(arms: Sequence[Arm]) -> Chart | None:
-    """Calls by tool for one run, all of them together for several."""
+    """Turns that call a tool, by what they call, for one run; all of them together for several."""
     by_kind = [(arm, _calls(arm)) for arm in arms]
     if any(set(calls) - _NO_TOOL for _, calls in by_kind):
         if len(arms) == 1:
-            return smooth_chart("Tool calls per rollout", _of_one(by_kind[0][1]), percent=False)
+            return smooth_chart(
+                "Turns per rollout, by action", _of_one(by_kind[0][1]), percent=False
+            )
         curves = [(arm.name, _sum(calls)) for arm, calls in by_kind]
-        return smooth_chart("Tool calls per rollout", curves, percent=False)
+        return smooth_chart("Turns per rollout, by action", curves, percent=False)
     turns = [(arm.name, values(arm.metrics, "turns_mean")) for arm in arms]
     if any(y > 1 for _, points in turns for _, y in points):
         return smooth_chart("Turns per rollout", turns, percent=False)

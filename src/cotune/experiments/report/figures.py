@@ -59,10 +59,17 @@ def smooth_chart(
     return Chart(title, line_chart(title, series, percent=percent), legend, note)
 
 
+_BEFORE = "resample/reward_mean_before"
+
+
 def reward_chart(arms: Sequence[Arm]) -> Chart | None:
     """Training reward of each step; as per cent where it is the share of exact matches."""
     shares = all(arm.measure == EXACT_MATCH for arm in arms)
-    return _metric_chart(arms, "reward", "Training reward per step", percent=shares)
+    key, title = "reward", "Training reward per step"
+    filtered = [arm for arm in arms if any(_BEFORE in row for row in arm.metrics)]
+    if filtered and len(filtered) == len(arms):
+        key, title = _BEFORE, "Training reward per step, before groups were replaced"
+    return _metric_chart(arms, key, title, percent=shares)
 
 
 def zero_advantage_chart(arms: Sequence[Arm]) -> Chart | None:
@@ -104,8 +111,8 @@ def held_out_chart(arms: Sequence[Arm]) -> Chart | None:
             Series(name, values(rows, "em"), style(len(series) if several else i), dots=True)
         )
     series = [s for s in series if s.points]
-    if not series:
-        return None
+    if not any(x > 0 for s in series for x, _ in s.points):
+        return None  # nothing was trained: before and after would stand on each other
     measure = common_measure(arms)
     title = f"Held-out {measure}"
     legend = tuple((s.style, s.name) for s in series) if len(series) > 1 else ()

@@ -166,7 +166,7 @@ def _verdict(suite: SuiteSummary) -> str:
         return "No method has a complete result yet."
     best = max(scored, key=lambda method: method.score or 0.0)
     score = percent if suite.shares else number
-    text = f"{best.title} has the highest held-out {suite.measure}, {score(best.score)}"
+    text = f"{best.title} has the highest held-out {suite.what}, {score(best.score)}"
     baseline = suite.baseline_method
     if baseline and baseline.score is not None and baseline is not best:
         text += f"; {baseline.title}, the baseline, has {score(baseline.score)}"

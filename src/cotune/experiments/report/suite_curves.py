@@ -119,30 +119,24 @@ def read_curves(folder: Path, method: SuiteMethod) -> MethodCurves:
 def _read_stage(run: RunDir) -> _Stage:
     events, metrics = run.read_events(), run.read_metrics()
     seconds = _Clock([*events, *metrics])
-    costs = sorted(
-        (row["step"], row["rollouts"])
-        for row in cost_rows(run.ledger_path)
-        if row["committed"] and row["kind"] in _PAID
-    )
-    sums = [0, *itertools.accumulate(rollouts for _, rollouts in costs)]
+    rows = [row for row in cost_rows(run.ledger_path) if row["committed"]]
+    trained = _Sums([row for row in rows if row["kind"] == "train"])
+    sought = _Sums([row for row in rows if row["kind"] in _PAID and row["kind"] != "train"])
+    costs = trained.any or sought.any
     length: dict[Axis, float] = {
-        "rollouts": float(sums[-1]),
+        "rollouts": trained.total + sought.total,
         "seconds": max((seconds(row) for row in (*events, *metrics)), default=0.0),
     }
-
-    def paid(step: int) -> float:
-        return float(sums[bisect.bisect_right(costs, (step, math.inf))])
 
     def placed(rows: Iterable[tuple[int, Row, object]]) -> dict[Axis, list[Point]]:
         known = [(s, row, float(y)) for s, row, y in rows if isinstance(y, (int, float))]
         taken = [(seconds(row), y) for _, row, y in known]
-        return {"rollouts": [(paid(s), y) for s, _, y in known] if costs else [], "seconds": taken}
+        # An evaluation before a step comes after the evolution that was due there.
+        spent = [(trained.until(s) + sought.until(row["step"]), y) for s, row, y in known]
+        return {"rollouts": spent if costs else [], "seconds": taken}
 
     steps = {row["step"]: row for row in metrics}
-    rewards = placed(
-        (step, row, row.get("reward_mean", row.get("reward")))
-        for step, row in sorted(steps.items())
-    )
+    rewards = placed((step, row, _reward(row)) for step, row in sorted(steps.items()))
     during = placed(
         (e.get("trained", e["step"]), e, e.get("em"))
         for e in events
@@ -154,6 +148,31 @@ def _read_stage(run: RunDir) -> _Stage:
         points["reward", axis] = _smooth(rewards[axis])
     text = (run.read_summary() or {}).get("best_instruction")
     return _Stage(points, length, text if isinstance(text, str) else None)
+
+
+def _reward(row: Row) -> object:
+    """The policy's reward; of a filtered batch that before the filter."""
+    names = ("resample/reward_mean_before", "reward_mean", "reward")
+    return next((row[name] for name in names if row.get(name) is not None), None)
+
+
+class _Sums:
+    """Rollouts of ledger rows up to a step."""
+
+    def __init__(self, rows: Sequence[Row]) -> None:
+        self._costs = sorted((row["step"], row["rollouts"]) for row in rows)
+        self._sums = [0, *itertools.accumulate(rollouts for _, rollouts in self._costs)]
+
+    @property
+    def any(self) -> bool:
+        return bool(self._costs)
+
+    @property
+    def total(self) -> float:
+        return float(self._sums[-1])
+
+    def until(self, step: int) -> float:
+        return float(self._sums[bisect.bisect_right(self._costs, (step, math.inf))])
 
 
 class _Clock:

@@ -168,7 +168,7 @@ def _shared_purposes(spent: Sequence[Mapping[str, int]]) -> dict[str, str]:
     """The purposes besides training whose share of the rollouts is told, with their names."""
     verify, evolve = (any(row.get(name) for row in spent) for name in ("verify", "evolve"))
     found = {} if evolve and not verify else {"verify": "Verification"}
-    return {**found, "evolve": "Hint evolution"} if evolve else found
+    return {**found, "evolve": "Evolution"} if evolve else found
 
 
 def shipped(summary: Row, arms: list[Arm]) -> Row | None:
