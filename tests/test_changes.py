@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from cotune.changes import changeable, changes, check_resumable, identity
+from cotune.changes import changeable, changes, check_resumable, identity, renewed
 from cotune.config import RunConfig, dump_config, parse_config
 from cotune.contracts import ConfigError
 from tests.run_files import tiny
@@ -114,3 +114,18 @@ def test_what_may_hold_a_key_is_named_and_neither_kept_nor_shown() -> None:
     for said in (now, found):
         assert KEY not in json.dumps(said)
         assert "openai" not in json.dumps(said)
+
+
+def test_what_an_older_version_saved_is_brought_up_to_date() -> None:
+    config = parse_config(tiny(Path("out")), "run.yaml")
+    saved = identity(config) | {"the training tasks": "abc"}
+    environment = json.loads(saved["environment"])
+    del environment["search"]  # a field that came later
+    old = saved | {"environment": json.dumps(environment, sort_keys=True)}
+    assert old != saved
+    assert renewed(old, config) == saved
+    environment["top_k"] = 9
+    other = saved | {"environment": json.dumps(environment)}
+    assert renewed(other, config)["environment"] != saved["environment"]
+    gone = saved | {"environment": json.dumps({"kind": "gone"})}
+    assert renewed(gone, config) == gone

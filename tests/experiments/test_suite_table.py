@@ -99,3 +99,9 @@ def test_the_table_needs_no_template_engine() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_scores_over_some_strata_say_so() -> None:
+    told = summary(method("p2o", "ours", 0.9)) | {"focus": "long", "n": 200}
+    assert "held-out exact match on “long…” questions" in printed(suite_table(told))
+    assert row(suite_markdown(told), "method")[1] == "exact match on “long…” questions"

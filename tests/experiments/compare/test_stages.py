@@ -8,6 +8,7 @@ import pytest
 from cotune.contracts import ConfigError
 from cotune.experiments.compare.stages import Finished, Row, rows_of
 from cotune.experiments.compare.suite_file import load_suite
+from cotune.llm.client import OpenAIOptions
 from tests.experiments.compare.folders import suite_file
 
 
@@ -106,3 +107,39 @@ def test_tools_are_taken_away_where_there_are_any(tmp_path: Path) -> None:
         row(tmp_path, "grpo-no-tools", set={"environment": {"kind": "arithmetic"}}).config(
             0, (), {}
         )
+
+
+def test_hints_are_written_by_the_suites_endpoints(tmp_path: Path) -> None:
+    endpoints = {"teacher_ref": {"model": "big", "base_url": "http://localhost:1/v1"}}
+    config = row(tmp_path, "teacher-ref", endpoints=endpoints).config(0, (), {})
+    assert config.strategy.kind == "p2o"
+    assert isinstance(config.llm, OpenAIOptions)
+    assert (config.llm.model, config.llm.base_url) == ("big", "http://localhost:1/v1")
+
+
+def test_an_instruction_that_is_taken_over_stands_where_the_bases_does(tmp_path: Path) -> None:
+    changes = {"set": {"instruction": {"role": "system"}}}
+    one = row(tmp_path, "prompt-before-rl", **changes)
+    config = one.config(1, [left(tmp_path / "p", 10)], {})
+    assert (config.instruction.text or "").startswith("Found.")
+    assert config.instruction.role == "system"
+    text = (
+        "Mine. <search> </search> <answer> </answer> <think> </think> <information> </information>"
+    )
+    told = row(tmp_path, "grpo-no-tools", set={"instruction": {"text": text, "role": "system"}})
+    assert told.config(0, (), {}).instruction.text is None
+    assert told.config(0, (), {}).instruction.role == "system"
+
+
+def test_a_later_stage_sees_other_questions(tmp_path: Path) -> None:
+    one = row(tmp_path, "w-p-w", budget=80, seed_fields=["environment.seed"])
+    configs = [one.config(i, [left(tmp_path / "w", 20)] * i, {}) for i in range(3)]
+    assert len({config.seed for config in configs}) == 3
+    assert {c.environment.seed for c in configs} == {1}  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_steps_follow_a_rows_own_batch(tmp_path: Path) -> None:
+    entry = {"method": "grpo", "set": {"training.group_size": 4}}
+    assert row(tmp_path, entry).config(0, (), {}).training.steps == 3  # 40 in batches of 16
+    entry = {"method": "grpo", "set": {"training.steps": 2}}
+    assert row(tmp_path, entry).config(0, (), {}).training.steps == 2
