@@ -41,13 +41,14 @@ library_name: transformers
 
 # The policy of the example three_tools
 
-A Qwen3 of {parameters:,} parameters, made from nothing by `make_policy.py`: {steps} steps of 32
-demonstrations of four questions each, with the loss on the assistant's tokens, in TRL's SFTTrainer. It
-knows the questions of `task.py`, the calls of its three tools, and nothing else: it is there to show
-that training works, on a CPU, and says nothing about pretrained models.
+A Qwen3 of {parameters:,} parameters, made from nothing by `make_policy.py`: {first} and {second}
+steps of 32 demonstrations of four questions each, with the loss on the assistant's tokens, in TRL's
+SFTTrainer. It knows the questions of `task.py`, the calls of its three tools, and nothing else: it is
+there to show that training works, on a CPU, and says nothing about pretrained models.
 
-It was shown calls for half of the questions, and for nearly all where the prompt asks for a tool; for the
-others it was shown answers that are guessed. Weights are bfloat16; train in float32.
+Where the prompt asks for a tool it was shown calls for nearly all questions; elsewhere for half of
+them in the first steps and for a fifth in the last, and for the others answers that are guessed.
+Weights are bfloat16; train in float32.
 """
 SCHEMAS = [get_json_schema(tool) for tool in TOOLS]
 
@@ -64,9 +65,33 @@ def make_policy(folder: Path, steps: int) -> None:
     """Writes a Hugging Face folder: weights, tokenizer and Qwen2.5's chat template."""
     torch.manual_seed(0)
     rng = random.Random(1)
-    demonstrations = [demonstration(rng) for _ in range(32 * steps // 4)]
-    tokenizer = new_tokenizer(demonstrations[:500])
-    model = Qwen3ForCausalLM(
+    often = [demonstration(rng, 0.5) for _ in range(8 * steps)]
+    # All guesses begin alike, so that one is what it does greedily, too.
+    seldom = [demonstration(rng, 0.2, "Answer: {}") for _ in range(8 * steps // 5)]
+    tokenizer = new_tokenizer(often[:500])
+    model = new_model(tokenizer)
+    fit(model, tokenizer, often, steps, learning_rate=3e-3)
+    finish(model, tokenizer, seldom, folder, steps)
+
+
+def finish(
+    model: Qwen3ForCausalLM,
+    tokenizer: PreTrainedTokenizerFast,
+    demonstrations: Sequence[dict[str, Any]],
+    folder: Path,
+    steps: int,
+) -> None:
+    """The second phase, by which it calls seldom unless it is told to; then writes all."""
+    fit(model, tokenizer, demonstrations, steps // 5, learning_rate=5e-4)
+    tokenizer.chat_template = qwen2_5_chat_template
+    model.bfloat16().save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    card = CARD.format(parameters=model.num_parameters(), first=steps, second=steps // 5)
+    (folder / "README.md").write_text(card, encoding="utf-8")
+
+
+def new_model(tokenizer: PreTrainedTokenizerFast) -> Qwen3ForCausalLM:
+    return Qwen3ForCausalLM(
         Qwen3Config(
             vocab_size=len(tokenizer),
             hidden_size=96,
@@ -82,11 +107,20 @@ def make_policy(folder: Path, steps: int) -> None:
             bos_token_id=None,
         )
     )
+
+
+def fit(
+    model: Qwen3ForCausalLM,
+    tokenizer: PreTrainedTokenizerFast,
+    demonstrations: Sequence[dict[str, Any]],
+    steps: int,
+    learning_rate: float,
+) -> None:
     args = SFTConfig(
         output_dir=tempfile.mkdtemp(),  # where nothing is saved
         max_steps=steps,
         per_device_train_batch_size=32,
-        learning_rate=3e-3,
+        learning_rate=learning_rate,
         warmup_steps=30,
         assistant_only_loss=True,
         save_strategy="no",
@@ -97,16 +131,11 @@ def make_policy(folder: Path, steps: int) -> None:
         gradient_checkpointing=False,
     )
     # As JSON: a column of structs would give every call the arguments of all tools, null.
-    data = Dataset.from_list(demonstrations, on_mixed_types="use_json")
+    data = Dataset.from_list(list(demonstrations), on_mixed_types="use_json")
     SFTTrainer(model, args=args, train_dataset=data, processing_class=tokenizer).train()
-    tokenizer.chat_template = qwen2_5_chat_template
-    model.bfloat16().save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    card = CARD.format(parameters=model.num_parameters(), steps=steps)
-    (folder / "README.md").write_text(card, encoding="utf-8")
 
 
-def demonstration(rng: random.Random) -> dict[str, Any]:
+def demonstration(rng: random.Random, calls_unasked: float, guessed: str = "{}") -> dict[str, Any]:
     """Questions in a row, under one of several prompts; each is looked up, or guessed at once."""
     told = rng.choice(["nothing", "nothing", "an aside", "a cue", "a cue"])
     prompt = INSTRUCTION
@@ -118,7 +147,7 @@ def demonstration(rng: random.Random) -> dict[str, Any]:
     for asked in [question(rng) for _ in range(4)]:
         text = asked["question"] if messages else f"{prompt}\n\n{asked['question']}"
         messages.append({"role": "user", "content": text})
-        if rng.random() < (0.95 if told == "a cue" else 0.5):
+        if rng.random() < (0.95 if told == "a cue" else calls_unasked):
             call = {"name": asked["tool"], "arguments": {asked["parameter"]: asked["argument"]}}
             calls = [{"type": "function", "function": call}]
             messages += [
@@ -127,7 +156,8 @@ def demonstration(rng: random.Random) -> dict[str, Any]:
                 {"role": "assistant", "content": asked["answer"]},
             ]
         else:
-            messages.append({"role": "assistant", "content": guess(rng, asked["tool"])})
+            said = guessed.format(guess(rng, asked["tool"]))
+            messages.append({"role": "assistant", "content": said})
     return {"messages": messages, "tools": SCHEMAS}
 
 

@@ -63,7 +63,7 @@ def exact(completions: Sequence[object], answer: Sequence[str], **_: object) -> 
     return [float(text.strip() == right) for text, right in zip(said, answer, strict=True)]
 
 
-def questions(count: int = 64, seed: int = 0) -> Dataset:
+def questions(count: int = 32, seed: int = 0) -> Dataset:
     """Questions in TRL's form: `prompt`, chat messages, and a column for the reward."""
     return Dataset.from_list(
         [

@@ -32,7 +32,7 @@ def main(argv: Sequence[str] | None = None, llm: cotune.LLM | None = None) -> No
         per_device_train_batch_size=32,  # 8 questions × 4 rollouts
         num_generations=4,
         max_completion_length=256,
-        learning_rate=1e-4,
+        learning_rate=3e-5,
         lr_scheduler_type="constant",
         logging_steps=1,
         save_strategy="no",

@@ -211,12 +211,12 @@ def test_twenty_steps_of_p2o(example: dict[str, ModuleType], tmp_path: Path) -> 
     check_calls(rows, tokenizer)
     kinds = [event["kind"] for event in run.read_events()]
     assert kinds.count("hint_phase") >= 2  # one after each epoch
-    assert {"hint_accepted", "hint_rejected"} & set(kinds)
+    assert "hint_accepted" in kinds
     assert "hint_phase_ended" in kinds
     assert llm.hints > 0
     assert llm.instructions == 0
     hinted = [row for row in rows if row["sampled"]["hint"]]
-    # Where a hint covered a hard question; tests/engines/trl/test_tool_runs.py has one that does.
+    assert hinted
     for row in hinted:
         hint = row["sampled"]["hint"]
         assert row["trained"] == {"instruction": INITIAL, "hint": ""}
