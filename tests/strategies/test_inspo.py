@@ -143,7 +143,7 @@ def test_hinted_rollouts_are_neither_credited_nor_remembered():
     credited(strategy, 1, {0: [1.0]})
     before = strategy.state_dict()
     assert credited(strategy, 2, {0: [0.0], 1: [0.0]}, hint="Try this.") == 1.0
-    assert strategy.state_dict() == before
+    assert strategy.state_dict() == {**before, "batch": 2}
 
 
 # ---- phases
@@ -193,7 +193,9 @@ def test_ablations_by_option(changes, sizes):
     assert [len(ids) for ids in members(events)] == sizes
 
 
-def evolved(llm: ScriptedLLM, start: float = 0.2, **changes: Any) -> tuple[Inspo, Events]:
+def evolved(
+    llm: ScriptedLLM, start: float = 0.2, left: int | None = None, **changes: Any
+) -> tuple[Inspo, Events]:
     """One run up to the first evolution; only "GOOD" instructions do better than `start`."""
     quality = {"GOOD": 1.0, "BAD": 0.0}
 
@@ -202,7 +204,7 @@ def evolved(llm: ScriptedLLM, start: float = 0.2, **changes: Any) -> tuple[Inspo
 
     made, events = inspo(population_size=3, prune_every=0, **changes), Events()
     run(made, ScriptedRollout(chance_of), llm, events, range(1, 5), TASKS)
-    made.evolve_if_due(Progress(5, 0, 9), ScriptedRollout(chance_of), llm, events)
+    made.evolve_if_due(Progress(5, 0, 9, left), ScriptedRollout(chance_of), llm, events)
     return made, events
 
 
@@ -238,6 +240,23 @@ def test_verification_rejects_the_worse_and_the_newcomer_starts_from_its_gain():
     assert events.of("notice")[-1]["text"] == "population of 2 instead of 3 instructions"
     assert made.best_prompt().instruction.endswith("GOOD in that.")
     assert made.best_instruction_id() == born["id"]
+
+
+def test_no_round_of_verification_begins_that_the_budget_cannot_pay():
+    replies = [TWO, reply("Be BAD at all of this.", "Try to be GOOD in that."), *["none"] * 4]
+    _, plenty = evolved(ScriptedLLM(list(replies)), start=0.5)
+    (evolution,) = plenty.of("evolution")
+    batch, tasks = 3 * len(TASKS), min(options().verification_tasks, len(TASKS))
+    most = (options().candidates + 1) * tasks  # every candidate that can come, and their parent
+    _, enough = evolved(ScriptedLLM(list(replies)), start=0.5, left=batch + most)
+    assert enough.of("evolution")[0]["verified"] == evolution["verified"] > 0
+    llm = ScriptedLLM(list(replies))
+    _, short = evolved(llm, start=0.5, left=batch + most - 1)
+    assert short.of("evolution")[0]["verified"] == 0
+    assert "too few rollouts are left to verify before step 5" in [
+        event["text"] for event in short.of("notice")
+    ]
+    assert len(llm.prompts) == 1  # nothing was asked for what could not be verified
 
 
 def test_reset_to_zero_keeps_newcomer_and_parent_level():

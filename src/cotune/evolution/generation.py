@@ -78,6 +78,7 @@ class Generator:
         history: Sequence[tuple[str, float]] = (),
         origin: str = "",
         last: bool = False,
+        affordable: int | None = None,
     ) -> Generation:
         """Rounds until `wanted` candidates are accepted or the rounds are spent.
 
@@ -89,13 +90,15 @@ class Generator:
             history: (instruction, score from 0 to 100), worst first, for the history proposer.
             origin: what to call the candidates' origin; the proposer's kind where empty.
             last: no further phase is to come in this run.
+            affordable: rollouts that may be spent on verification; None is no limit. A round that
+                could exceed it is not begun.
 
         Raises:
             EvolutionError: two phases have passed and all proposals of the run failed.
         """
         accepted: list[Candidate] = []
         tried = [parent.text for parent in parents]
-        rounds = proposed = verified = 0
+        rounds = proposed = verified = paid = 0
         while len(accepted) < wanted and rounds < self._rounds:
             rng = random.Random(f"inspo/{self._seed}/generate/{step}/{rounds}")
             parent = rng.choice(parents)
@@ -103,6 +106,10 @@ class Generator:
             tasks = self._replay.recent_tasks(self._tasks, rng)
             if prompt is None or (rollout is not None and not tasks):
                 record("notice", text=f"no experience to learn from before step {step}")
+                break
+            most = (self._candidates + 1) * len(tasks)  # and their parent
+            if rollout is not None and affordable is not None and paid + most > affordable:
+                record("notice", text=f"too few rollouts are left to verify before step {step}")
                 break
             rounds += 1
             proposal = self._proposals.ask(prompt, llm, record, self._candidates)
@@ -115,6 +122,7 @@ class Generator:
             if rollout is not None and candidates:
                 candidates = verify(candidates, parent, tasks, rollout)
                 verified += len(candidates)
+                paid += (len(candidates) + 1) * len(tasks)
             best, rejected = accept(candidates, wanted - len(accepted))
             accepted += best
             for candidate, reason in rejected:

@@ -151,6 +151,7 @@ class Inspo(Unhinted):
         self.last_weights: dict[str, float] = {}  # by instruction id; the history proposer's
         self._baselines: dict[str, tuple[int, float]] = {}  # task id -> rollouts, mean reward
         self._phases_run = 0  # the step whose due phases were run last
+        self._batch = 0  # rollouts of the last batch, the next one's too
 
     # ---- Algorithm 1, lines 2, 10-13 and 16-24
 
@@ -178,7 +179,7 @@ class Inspo(Unhinted):
         if _due(ended, options.prune_every, prune_until):
             metrics |= self._prune(record)
         if _due(ended, options.evolve_every, options.evolve_until):
-            metrics |= self._evolve(progress.step, rollout, llm, record)
+            metrics |= self._evolve(progress, rollout, llm, record)
         return metrics
 
     def _initialise(self, llm: LLM, record: Recorder, last: bool) -> Metrics:
@@ -207,8 +208,9 @@ class Inspo(Unhinted):
         _record_gone(pruned, "prune", record)
         return {"inspo/pruned": float(len(pruned))}
 
-    def _evolve(self, step: int, rollout: Rollout, llm: LLM, record: Recorder) -> Metrics:
+    def _evolve(self, progress: Progress, rollout: Rollout, llm: LLM, record: Recorder) -> Metrics:
         """Lines 16-24. Where no candidate is accepted, the population stays as it is."""
+        step, left = progress.step, progress.rollouts_left
         parents = self.population.top(self.options.parents)
         new = self._generator.generate(
             [parent.instruction for parent in parents],
@@ -219,6 +221,7 @@ class Inspo(Unhinted):
             rollout=rollout if self.options.verify else None,
             record=record,
             history=self._history(),
+            affordable=None if left is None else left - self._batch,
         )
         if new.accepted:
             # Before anybody is reset: a newcomer starts from what its parent was worth.
@@ -290,6 +293,7 @@ class Inspo(Unhinted):
         for instruction_id in credits:
             self.last_weights[instruction_id] = self.population[instruction_id].weight
         self._replay.add(own, progress.step)
+        self._batch = len(trajectories)
         return self._report(trajectories, record)
 
     def _credits(self, trajectories: Sequence[Trajectory]) -> list[float]:
@@ -360,6 +364,7 @@ class Inspo(Unhinted):
     def state_dict(self) -> State:
         return {
             "phases_run": self._phases_run,
+            "batch": self._batch,
             "population": self.population.state_dict(),
             "replay": self._replay.state_dict(),
             "generator": self._generator.state_dict(),
@@ -377,6 +382,7 @@ class Inspo(Unhinted):
                 f"{self._lineage[0].text!r}; expected the same: restore the run file's"
             )
         self._lineage, self._phases_run = lineage, state["phases_run"]
+        self._batch = int(state.get("batch", 0))  # older runs have none
         self.population.load_state_dict(state["population"])
         self._replay.load_state_dict(state["replay"])
         self._generator.load_state_dict(state["generator"])
