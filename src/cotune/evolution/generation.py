@@ -16,7 +16,7 @@ from cotune.evolution.proposers import (
 )
 from cotune.evolution.replay import ReplayBuffer
 from cotune.evolution.verification import Candidate, accept, verify
-from cotune.records import Instruction
+from cotune.records import Instruction, Task
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,12 +104,10 @@ class Generator:
             parent = rng.choice(parents)
             prompt = self._prompt(proposer, parent, history, rounds + 1, rng)
             tasks = self._replay.recent_tasks(self._tasks, rng)
-            if prompt is None or (rollout is not None and not tasks):
-                record("notice", text=f"no experience to learn from before step {step}")
-                break
-            most = (self._candidates + 1) * len(tasks)  # and their parent
-            if rollout is not None and affordable is not None and paid + most > affordable:
-                record("notice", text=f"too few rollouts are left to verify before step {step}")
+            left = None if affordable is None else affordable - paid
+            wanting = self._wanting(prompt, tasks if rollout is not None else None, left)
+            if prompt is None or wanting:
+                record("notice", text=f"{wanting} before step {step}")
                 break
             rounds += 1
             proposal = self._proposals.ask(prompt, llm, record, self._candidates)
@@ -130,6 +128,23 @@ class Generator:
         if rounds:
             self._proposals.end_phase(last)
         return Generation(tuple(accepted), rounds, proposed, verified)
+
+    def _wanting(
+        self, prompt: str | None, verified_on: Sequence[Task] | None, left: int | None
+    ) -> str:
+        """What a round lacks to begin; "" for nothing.
+
+        Args:
+            prompt: what the LLM is to be asked, if there is anything.
+            verified_on: questions of a verification; None without one.
+            left: rollouts that it may cost; None is no limit.
+        """
+        if prompt is None or (verified_on is not None and not verified_on):
+            return "no experience to learn from"
+        if verified_on is None or left is None:
+            return ""
+        most = (self._candidates + 1) * len(verified_on)  # and their parent
+        return "too few rollouts are left to verify" if most > left else ""
 
     def _prompt(
         self,

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+from cotune.contracts import ConfigError
 from cotune.records import Task
 
 _TAG = re.compile(r"</?[A-Za-z][\w-]*>")
@@ -27,6 +28,17 @@ def protocol_tags(text: str) -> list[str]:
     ['<think>', '</think>']
     """
     return list(dict.fromkeys(_TAG.findall(text)))
+
+
+def check_initial(instruction: str) -> None:
+    """Raises ConfigError for an instruction that nothing can be evolved from."""
+    if not instruction.strip():
+        raise ConfigError("the initial instruction is blank; expected a text")
+    if reserved := reserved_tags(instruction):
+        raise ConfigError(
+            f"the initial instruction holds {', '.join(reserved)}; these tags are reserved for "
+            "proposals: rename them"
+        )
 
 
 def reserved_tags(text: str) -> list[str]:

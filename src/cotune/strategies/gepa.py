@@ -8,7 +8,7 @@ from cotune.contracts import LLM, ConfigError, Recorder, Rollout, State
 from cotune.evolution.gepa_phase import Search
 from cotune.evolution.hints import split
 from cotune.evolution.instruction_evolution import Candidates, evolve_instruction
-from cotune.evolution.instruction_rules import InstructionRules, reserved_tags
+from cotune.evolution.instruction_rules import InstructionRules, check_initial
 from cotune.records import Assignment, Instruction, Metrics, Progress, Prompt, Task, Trajectory
 from cotune.strategies.unhinted import Unhinted
 
@@ -83,13 +83,7 @@ class Gepa(Unhinted):
         control_tokens: Sequence[str] = (),
         required: Sequence[str] = (),
     ) -> None:
-        if not initial_instruction.strip():
-            raise ConfigError("the initial instruction is blank; expected a text")
-        if reserved := reserved_tags(initial_instruction):
-            raise ConfigError(
-                f"the initial instruction holds {', '.join(reserved)}; these tags are reserved for "
-                "proposals: rename them"
-            )
+        check_initial(initial_instruction)
         if len(tasks) < 2:
             raise ConfigError(
                 f"{len(tasks)} training questions; GEPA expects 2 or more, to score and reflect on"

@@ -9,7 +9,7 @@ from typing import ClassVar, Literal
 
 from cotune.contracts import LLM, ConfigError, Recorder, Rollout, State
 from cotune.evolution.generation import Generator
-from cotune.evolution.instruction_rules import InstructionRules, reserved_tags
+from cotune.evolution.instruction_rules import InstructionRules, check_initial
 from cotune.evolution.population import Best, Member, Population
 from cotune.evolution.proposers import ProposerKind
 from cotune.evolution.replay import ReplayBuffer
@@ -120,13 +120,7 @@ class Inspo(Unhinted):
         control_tokens: Sequence[str] = (),
         required: Sequence[str] = (),
     ) -> None:
-        if not initial_instruction.strip():
-            raise ConfigError("the initial instruction is blank; expected a text")
-        if reserved := reserved_tags(initial_instruction):
-            raise ConfigError(
-                f"the initial instruction holds {', '.join(reserved)}; these tags are reserved for "
-                "proposals: rename them"
-            )
+        check_initial(initial_instruction)
         self.options, self.seed = options, seed
         self.population = Population(options.window, options.selection_temperature)
         self._replay = ReplayBuffer(options.buffer_size, options.failure_below)

@@ -17,7 +17,7 @@ from cotune.experiments.compare.stages import check_rows, rows_of
 from cotune.experiments.compare.suite_file import SuiteConfig, load_suite
 from cotune.json_files import Row as Json
 from cotune.llm.ledger import policy_rollouts
-from cotune.planning import Plan, plan_run
+from cotune.planning import plan_run
 from cotune.run_dir import RunDir, read_summary, write_summary
 
 
@@ -81,7 +81,7 @@ def dry_run(path: Path, console: Console, assignments: Sequence[str] = ()) -> No
                 stage.name,
                 config.strategy.kind if trained else "",
                 f"{config.training.steps:,}" if trained else "",
-                f"{_paid(planned):,}" if planned else "none",
+                f"{policy_rollouts(planned.rollouts):,}" if planned else "none",
                 f"up to {planned.calls:,}" if planned and planned.calls else "",
             )
     console.print(table)
@@ -92,11 +92,6 @@ def dry_run(path: Path, console: Console, assignments: Sequence[str] = ()) -> No
         for i in range(len(row.method.stages))
     )
     console.print(f"{runs} runs over {len(suite.seeds)} seeds; {done} of them are there already")
-
-
-def _paid(planned: Plan) -> int:
-    """What a run pays at most; its budget bounds all of it but an evolution at the very end."""
-    return policy_rollouts(planned.rollouts)
 
 
 def list_methods(console: Console) -> None:

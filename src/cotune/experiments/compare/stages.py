@@ -261,7 +261,7 @@ def _check_questions(rows: Sequence[Row]) -> None:
     counts: dict[str, int] = {}
     for row in rows[:: len(suite.methods)]:
         config = row.config(0, (), {})
-        key = config.environment.__repr__()
+        key = repr(config.environment)
         if key not in counts:
             tasks = build_environment(config).tasks("test")
             counts[key] = sum(task.stratum.startswith(suite.focus) for task in tasks)
