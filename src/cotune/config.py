@@ -94,10 +94,10 @@ class RulesConfig(Model):
 
 
 class TrainingConfig(Model):
-    """GRPO on TRL. Defaults are INSPO's for a 3B model."""
+    """GRPO. Defaults are INSPO's for a 3B model."""
 
-    engine: Literal["trl"] = "trl"
-    """What trains; TRL's GRPOTrainer is the one there is."""
+    engine: Literal["trl", "verl"] = "trl"
+    """What trains: TRL's GRPOTrainer, or veRL's trainer on Ray. Each needs an environment of its own."""
     steps: int = Field(default=300, ge=1)
     """Rollout batches: T."""
     questions_per_step: int = Field(default=512, ge=1)
@@ -138,7 +138,8 @@ class TrainingConfig(Model):
     single_gpu: bool = False
     """Whether one process that sees several GPUs may train on the first and leave the others idle."""
     engine_args: dict[str, Any] = Field(default_factory=dict[str, Any])
-    """GRPOConfig fields passed on as they are; they win over the fields above."""
+    """Passed on as it is, and wins over the fields above: fields of GRPOConfig, or with engine verl keys
+    of its configuration such as actor_rollout_ref.rollout.gpu_memory_utilization."""
 
     @property
     def optimizer_steps(self) -> int:
