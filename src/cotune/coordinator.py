@@ -126,6 +126,10 @@ class _Command:
     message: str = ""
 
 
+RollOutHere = Callable[[Sequence[Assignment], int, Sampling], list[Trajectory]]
+"""Rolls this rank's assignments out, scored, in order; rows are counted from the second argument."""
+
+
 class RolloutFailed(EngineError):
     """Raised on all ranks at once, since all exchange what became of their shares."""
 
@@ -139,6 +143,8 @@ class Coordinator:
         llm: the optimizer; used on rank 0 alone.
         rewards: score in place of the environment, on every rank; None where it scores.
         journal, meter: written on rank 0 alone.
+        roll_out: makes rollouts in place of the sampler's lock-step: an engine that has workers of
+            its own for it.
     """
 
     def __init__(
@@ -154,11 +160,13 @@ class Coordinator:
         settings: RolloutSettings,
         comm: Comm | None = None,
         rewards: Rewards | None = None,
+        roll_out: RollOutHere | None = None,
     ) -> None:
         self.strategy, self.environment, self.codec = strategy, environment, codec
         self.sampler, self.llm, self.settings = sampler, llm, settings
         self.journal, self.meter, self.rewards = journal, meter, rewards
         self.comm: Comm = comm or SingleProcess()
+        self._roll_out_here = roll_out or self._in_lock_step
         self.step = 0
         self._calls: Counter[Purpose] = Counter()
         self._known: dict[str, Task] | None = None
@@ -176,32 +184,62 @@ class Coordinator:
         other tasks where groups without variance were replaced.
         `before_rollout` runs on rank 0 after evolution (an engine's evaluation).
         """
-        self.step, self._calls = progress.step, Counter()
 
         def work() -> tuple[list[Trajectory], dict[str, float]]:
-            metrics = self._begin(progress, before_rollout)
+            metrics = self.begin_batch(progress, before_rollout)
             trajectories = self._roll_out_groups(tasks, group_size, progress)
             if self.settings.resample_rounds:
                 trajectories, done = self._resampled(trajectories, group_size, progress)
                 metrics.update(done)
-            metrics.update(self.strategy.observe(trajectories, progress, self._record))
-            metrics.update(trajectory_metrics(trajectories, group_size))
-            self.journal.trajectories(progress.step, "train", trajectories)
+            metrics.update(self.end_batch(trajectories, group_size, progress))
             return trajectories, metrics
 
         return self._on_rank_zero(work)
 
-    def _roll_out_groups(
+    def begin_batch(
+        self, progress: Progress, before_rollout: Callable[[], None] | None = None
+    ) -> dict[str, float]:
+        """What comes before a step's rollouts: evolution where it is due; on rank 0.
+
+        With `assign_batch` and `end_batch`, for an engine that makes the rollouts between by itself.
+        """
+        self.step, self._calls = progress.step, Counter()
+        self.meter.set_step(progress.step)
+        metrics = self._evolve(progress)
+        if before_rollout is not None:
+            before_rollout()
+        return metrics
+
+    def assign_batch(
         self, tasks: Sequence[Task], group_size: int, progress: Progress
-    ) -> list[Trajectory]:
-        """A group of each task as the strategy assigns it, group after group."""
+    ) -> list[Assignment]:
+        """`group_size` assignments for each task, group after group, as the strategy decides; on rank 0."""
         assignments = self.strategy.assign(tasks, group_size, progress)
         if len(assignments) != len(tasks) * group_size:
             raise EngineError(
                 f"{type(self.strategy).__name__}.assign gave {len(assignments)} assignments "
                 f"for {len(tasks)} tasks × {group_size}"
             )
-        return self.rollout(assignments, purpose="train")
+        return [self._whole(assignment) for assignment in assignments]
+
+    def end_batch(
+        self, trajectories: Sequence[Trajectory], group_size: int, progress: Progress
+    ) -> dict[str, float]:
+        """Shows a step's rollouts to the strategy and writes them down; on rank 0.
+
+        Returns:
+            The strategy's metrics and the batch's.
+        """
+        metrics = dict(self.strategy.observe(trajectories, progress, self._record))
+        metrics.update(trajectory_metrics(trajectories, group_size))
+        self.journal.trajectories(progress.step, "train", trajectories)
+        return metrics
+
+    def _roll_out_groups(
+        self, tasks: Sequence[Task], group_size: int, progress: Progress
+    ) -> list[Trajectory]:
+        """A group of each task as the strategy assigns it, group after group."""
+        return self.rollout(self.assign_batch(tasks, group_size, progress), purpose="train")
 
     def _resampled(
         self, trajectories: list[Trajectory], group_size: int, progress: Progress
@@ -225,17 +263,7 @@ class Coordinator:
         self, progress: Progress, before_rollout: Callable[[], None] | None = None
     ) -> dict[str, float]:
         """What `train_batch` does before its rollouts, for a run that makes none."""
-        self.step, self._calls = progress.step, Counter()
-        return self._on_rank_zero(lambda: self._begin(progress, before_rollout))
-
-    def _begin(
-        self, progress: Progress, before_rollout: Callable[[], None] | None
-    ) -> dict[str, float]:
-        self.meter.set_step(progress.step)
-        metrics = self._evolve(progress)
-        if before_rollout is not None:
-            before_rollout()
-        return metrics
+        return self._on_rank_zero(lambda: self.begin_batch(progress, before_rollout))
 
     def _evolve(self, progress: Progress) -> dict[str, float]:
         """Evolves if due; what an attempt that was killed in it has paid for is not paid again."""
@@ -252,7 +280,7 @@ class Coordinator:
     def logged(self, log: EvolutionLog, what: str = "evolution") -> LoggedPhase:
         """Rollouts and LLM calls from a log as far as it goes, then live; rank 0 only."""
         return LoggedPhase(
-            log, self._roll_out, self._next_sampling, self.llm, self.meter, self._record, what
+            log, self._roll_out, self.next_sampling, self.llm, self.meter, self._record, what
         )
 
     def evaluate(
@@ -284,9 +312,9 @@ class Coordinator:
         self, assignments: Sequence[Assignment], *, purpose: Purpose, greedy: bool = False
     ) -> list[Trajectory]:
         """Rolls out on all ranks; rank 0 only. See `contracts.Rollout`."""
-        return self._roll_out(assignments, purpose, self._next_sampling(purpose, greedy))
+        return self._roll_out(assignments, purpose, self.next_sampling(purpose, greedy))
 
-    def _next_sampling(self, purpose: Purpose, greedy: bool) -> Sampling:
+    def next_sampling(self, purpose: Purpose, greedy: bool) -> Sampling:
         """How the next rollout call of a purpose samples."""
         # Counted by purpose, so that how often a run is evaluated changes none of its draws.
         self._calls[purpose] += 1
@@ -302,13 +330,13 @@ class Coordinator:
         command = _Command("rollout", tuple(map(self._whole, assignments)), sampling)
         started = time.monotonic()
         trajectories = self._share(self.comm.broadcast(command))
-        self.meter.add_rollouts(
-            purpose,
-            len(trajectories),
-            sum(t.generated_tokens for t in trajectories),
-            time.monotonic() - started,
-        )
+        self.count(purpose, trajectories, time.monotonic() - started)
         return trajectories
+
+    def count(self, purpose: Purpose, trajectories: Sequence[Trajectory], seconds: float) -> None:
+        """Enters rollouts in the ledger; `rollout` does so for its own."""
+        generated = sum(t.generated_tokens for t in trajectories)
+        self.meter.add_rollouts(purpose, len(trajectories), generated, seconds)
 
     def _whole(self, assignment: Assignment) -> Assignment:
         """The assignment with the columns of its task, which a strategy's saved state leaves out."""
@@ -368,7 +396,7 @@ class Coordinator:
         first = min(rank * per_rank, len(command.assignments))
         mine = command.assignments[first : first + per_rank]
         try:
-            outcome = self._roll_out_here(mine, first, command)
+            outcome = self._roll_out_here(mine, first, command.sampling)
         except Exception as error:
             if size > 1:
                 self._raise_if_failed(self.comm.gather(f"{type(error).__name__}: {error}"))
@@ -383,12 +411,12 @@ class Coordinator:
         if failed:
             raise RolloutFailed("a rollout failed; " + "; ".join(failed))
 
-    def _roll_out_here(
-        self, assignments: Sequence[Assignment], first_row: int, command: _Command
+    def _in_lock_step(
+        self, assignments: Sequence[Assignment], first_row: int, sampling: Sampling
     ) -> list[Trajectory]:
         done: list[Trajectory] = []
         # One session on every rank, with rows or without: a sampler may need all ranks in step.
-        session = self.sampler.open(command.sampling)
+        session = self.sampler.open(sampling)
         try:
             for start in range(0, len(assignments), self.settings.rows_per_call):
                 part = assignments[start : start + self.settings.rows_per_call]
