@@ -29,7 +29,7 @@ from cotune.run_dir import RunDir
 from cotune.run_summary import write_run_summary
 
 if TYPE_CHECKING:
-    from cotune.engines.trl.run import Outcome
+    from cotune.engines.evaluation import Outcome
     from cotune.engines.trl.setup import Loaded
     from cotune.experiments.evaluating import EvaluationOptions
 

@@ -10,7 +10,7 @@ from cotune.llm.ledger import Ledger
 from cotune.run_dir import RunDir
 
 if TYPE_CHECKING:
-    from cotune.engines.trl.run import Outcome
+    from cotune.engines.evaluation import Outcome
 
 
 def write_run_summary(config: RunConfig, run: RunDir, outcome: "Outcome", ledger: Ledger) -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from cotune.config import RunConfig, parse_config
-from cotune.engines.trl.run import Outcome
+from cotune.engines.evaluation import Outcome
 from cotune.engines.trl.sft import prepare, train
 from cotune.run_dir import RunDir
 from tests.engines.tiny import tiny_model, tiny_tokenizer

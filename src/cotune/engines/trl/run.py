@@ -1,7 +1,5 @@
 """A run file on TRL, from loading the policy to the summary."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +9,6 @@ from transformers.trainer_callback import PrinterCallback, ProgressCallback
 from cotune.build import (
     build_llm,
     build_strategy,
-    initial_instruction,
 )
 from cotune.changes import changeable, identity, renewed
 from cotune.config import RunConfig
@@ -19,6 +16,7 @@ from cotune.contracts import State
 from cotune.coordinator import Journal
 from cotune.engines.adapters import load_weights
 from cotune.engines.codec import HFCodec
+from cotune.engines.evaluation import Outcome, RunEvaluation
 from cotune.engines.trl.best import BestPolicy
 from cotune.engines.trl.checkpoints import latest_checkpoint, load_state
 from cotune.engines.trl.checks import steps_per_batch
@@ -26,40 +24,12 @@ from cotune.engines.trl.comm import world
 from cotune.engines.trl.joint import Hook, Parts, TRLJoint
 from cotune.engines.trl.setup import Loaded, Setup, grpo_config, load_policy, prepare
 from cotune.engines.trl.trackers import close_reports, report_scores, tensorboard_into
-from cotune.engines.trl.trained import Trained
 from cotune.engines.trl.trainer import JointTrainer
-from cotune.evolution.population import Best
-from cotune.experiments.evaluate import EXACT_MATCH, Score, measure_of, score_trajectories
 from cotune.llm.ledger import Ledger, policy_rollouts
 from cotune.memory import rounding_notice
-from cotune.records import Prompt, Trajectory
 from cotune.run_dir import RunDir
-from cotune.strategies.inspo import Inspo
-from cotune.strategies.p2o import P2O
 
 __all__ = ["Outcome", "grpo_config", "load_policy", "train"]
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What a finished run is worth, and what it cost.
-
-    Attributes:
-        before: test split, untrained policy, initial instruction; None where not measured.
-        after: test split, reported policy, best instruction.
-        plain: test split, reported policy, initial instruction.
-        hinted: test split, reported policy, best instruction and best hint; None without hints.
-        choice: how INSPO's best instruction of the last step was told from the others.
-    """
-
-    before: Score | None
-    after: Score
-    plain: Score
-    instruction: str
-    instruction_id: str
-    steps: int
-    hinted: Score | None = None
-    choice: Best | None = None
 
 
 def train(
@@ -75,7 +45,9 @@ def train(
         setup: what `prepare` loaded; loaded here if None.
     """
     setup = setup or prepare(config, run.checkpoints_path)
-    evaluation = RunEvaluation(config, run, BestPolicy(run.best_path, setup.tokenizer))
+    evaluation = RunEvaluation(
+        config, run, BestPolicy(run.best_path, setup.tokenizer), report_scores
+    )
     with Ledger(run.ledger_path if world().rank == 0 else ":memory:") as ledger:
         joint, trainer, budget = build_trainer(config, setup, journal, ledger, evaluation)
         # A run that was stopped after its last step is evaluated without any rollout before.
@@ -167,132 +139,6 @@ def lost_steps(setup: Loaded, learning_rate: float) -> str | None:
 
 def _state_of(checkpoint: Path) -> State | None:
     return load_state(checkpoint.parent, int(checkpoint.name.removeprefix("checkpoint-")))
-
-
-_PROMPTS = {"before": "initial", "plain": "initial", "hinted": "best with hint"}
-# What trackers call the scores; they show eval/em and test/em.
-_SCORES = {
-    "before": "test_em_before",
-    "during": "eval_em",
-    "after": "test_em",
-    "plain": "test_em_plain",
-    "hinted": "test_em_hinted",
-}
-
-
-class RunEvaluation:
-    """Evaluates before training, every so often, and at the end; keeps the best policy."""
-
-    def __init__(self, config: RunConfig, run: RunDir, best: BestPolicy) -> None:
-        self._config, self._run, self._best = config, run, best
-
-    def __call__(self, joint: Trained, trained: int) -> None:
-        """The hook before a step's rollouts, on rank 0."""
-        here = joint.coordinator.evaluate_here
-        if trained == 0 and self._config.evaluation.before:
-            self._measure(joint, here, "test", "before", self._initial(joint), "i0")
-        every = self._config.evaluation.every
-        if every and trained and trained % every == 0:
-            score = self._measure(joint, here, "validation", "during")
-            self._best.offer(joint, score.em, trained)
-
-    def finish(self, joint: Trained) -> Outcome:
-        """Scores of the reported policy: the best on validation, or the last without validation."""
-        together = joint.coordinator.evaluate
-        joint.begin_closing()
-        if self._config.evaluation.every:
-            score = self._measure(joint, together, "validation", "during")
-            self._best.offer(joint, score.em, joint.batches)
-        else:
-            self._best.offer(joint, 0.0, joint.batches)
-        instruction_id, kept = self._best.restore(joint)
-        text = kept.instruction
-        after = self._measure(joint, together, "test", "after", Prompt(text), instruction_id)
-        initial = self._initial(joint)
-        plain = after
-        if text != initial.instruction:
-            plain = self._measure(joint, together, "test", "plain", initial, "i0")
-        hinted = None
-        if kept.hint:
-            hinted = self._measure(joint, together, "test", "hinted", kept, instruction_id)
-        return Outcome(
-            self._before(),
-            after,
-            plain,
-            text,
-            instruction_id,
-            joint.batches,
-            hinted,
-            self._choice(joint),
-        )
-
-    def forget(self) -> None:
-        """Drops what was kept of a run that starts anew."""
-        self._best.forget()
-
-    def _choice(self, joint: Trained) -> Best | None:
-        """INSPO's I* with how often it was observed; says when it is too close to call."""
-        strategy = joint.coordinator.strategy
-        if isinstance(strategy, P2O):
-            strategy = strategy.base
-        if not isinstance(strategy, Inspo) or joint.coordinator.comm.rank != 0:
-            return None
-        best = strategy.best()
-        joint.parts.journal.event(
-            "best_instruction",
-            joint.coordinator.step,
-            id=best.instruction.id,
-            weight=best.weight,
-            observed_steps=best.steps,
-            observed_rollouts=best.rollouts,
-            runner_up=best.runner_up.id if best.runner_up else None,
-            too_close_to_call=best.too_close,
-        )
-        return best
-
-    def _measure(
-        self,
-        joint: Trained,
-        evaluate: Callable[..., list[Trajectory]],
-        split: str,
-        when: str,
-        prompt: Prompt | None = None,
-        instruction_id: str = "",
-    ) -> Score:
-        trajectories = evaluate(joint.parts.environment.tasks(split), prompt, instruction_id)
-        score = score_trajectories(
-            trajectories, measure_of(joint.parts.environment, joint.parts.rewards)
-        )
-        if joint.coordinator.comm.rank == 0:
-            # Under the step that follows, so that a resume drops these lines and writes them anew.
-            step, journal = joint.coordinator.step, joint.parts.journal
-            journal.event(
-                "evaluated",
-                step,
-                trained=joint.batches,
-                split=split,
-                when=when,
-                prompt=_PROMPTS.get(when, "best"),
-                instruction_id=trajectories[0].assignment.instruction_id,
-                em=score.em,
-                n=score.n,
-                measure=score.measure,
-                by_stratum={name: list(value) for name, value in score.by_stratum.items()},
-            )
-            journal.trajectories(step, f"evaluate_{when}", trajectories)
-            report_scores(joint, {_SCORES[when]: score.em})
-        return score
-
-    def _initial(self, joint: Trained) -> Prompt:
-        return Prompt(initial_instruction(self._config, joint.parts.environment))
-
-    def _before(self) -> Score | None:
-        """The score before training, also of an attempt that was cut off."""
-        for row in self._run.read_events():
-            if row["kind"] == "evaluated" and row.get("when") == "before":
-                strata = {name: (em, n) for name, (em, n) in row["by_stratum"].items()}
-                return Score(row["em"], row["n"], strata, row.get("measure", EXACT_MATCH))
-        return None
 
 
 class RolloutBudget(TrainerCallback):

@@ -27,6 +27,7 @@ from cotune.config import RunConfig
 from cotune.contracts import ConfigError, EngineError, State
 from cotune.coordinator import Coordinator, Journal, RolloutSettings
 from cotune.engines.codec import HFCodec
+from cotune.engines.evaluation import Outcome, RunEvaluation
 from cotune.engines.sampling import policy_sampler
 from cotune.engines.trl.best import BestPolicy
 from cotune.engines.trl.checkpoints import (
@@ -37,7 +38,7 @@ from cotune.engines.trl.checkpoints import (
     save_state,
 )
 from cotune.engines.trl.joint import Parts
-from cotune.engines.trl.run import Outcome, RunEvaluation, lost_steps
+from cotune.engines.trl.run import lost_steps
 from cotune.engines.trl.setup import Loaded, load_checked
 from cotune.engines.trl.sft_config import check_one_process, sft_config
 from cotune.engines.trl.sft_rows import (
@@ -49,7 +50,7 @@ from cotune.engines.trl.sft_rows import (
     read_rows,
     rollout_rows,
 )
-from cotune.engines.trl.trackers import close_reports, tensorboard_into
+from cotune.engines.trl.trackers import close_reports, report_scores, tensorboard_into
 from cotune.llm.ledger import Ledger
 from cotune.planning import accumulation
 from cotune.run_dir import RunDir
@@ -258,7 +259,9 @@ def train(
         setup: what `prepare` loaded; loaded here if None.
     """
     setup = setup or prepare(config, run.checkpoints_path)
-    evaluation = RunEvaluation(config, run, BestPolicy(run.best_path, setup.tokenizer))
+    evaluation = RunEvaluation(
+        config, run, BestPolicy(run.best_path, setup.tokenizer), report_scores
+    )
     with Ledger(run.ledger_path) as ledger:
         joint = TRLSft(_parts(config, setup, journal, ledger), setup, config)
         checkpoint = _begin(joint, config, run, evaluation, resume)

@@ -1,40 +1,15 @@
-"""What the evaluation of a run and the keeping of its best policy ask of a run that trains."""
+"""What the keeping of the best policy asks of a run on TRL, besides what its evaluation does."""
 
 from contextlib import AbstractContextManager
 from typing import Protocol
 
 from transformers import PreTrainedModel, Trainer
 
-from cotune.contracts import Environment, Rewards
-from cotune.coordinator import Coordinator, Journal
+from cotune.engines.evaluation import Evaluated
 
 
-class TrainedParts(Protocol):
-    """What of a run's parts is asked for."""
-
-    @property
-    def environment(self) -> Environment: ...
-
-    @property
-    def journal(self) -> Journal: ...
-
-    @property
-    def rewards(self) -> Rewards | None: ...
-
-
-class Trained(Protocol):
+class Trained(Evaluated, Protocol):
     """A run on TRL: `TRLJoint`, or `TRLSft`."""
-
-    @property
-    def parts(self) -> TrainedParts: ...
-
-    @property
-    def coordinator(self) -> Coordinator: ...
-
-    @property
-    def batches(self) -> int:
-        """Steps trained so far."""
-        ...
 
     @property
     def bound(self) -> bool:
@@ -50,8 +25,4 @@ class Trained(Protocol):
 
     def weights_replaced(self) -> None:
         """To be called where weights came into the policy beside the trainer."""
-        ...
-
-    def begin_closing(self) -> None:
-        """What follows counts under the step after the last: a resume drops it and does it anew."""
         ...

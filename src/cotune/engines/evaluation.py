@@ -1,0 +1,225 @@
+"""What a run measures of itself: before, while and after it trains; the same in every engine."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from cotune.build import initial_instruction
+from cotune.config import RunConfig
+from cotune.contracts import Environment, Rewards
+from cotune.coordinator import Coordinator, Journal
+from cotune.evolution.population import Best
+from cotune.experiments.evaluate import EXACT_MATCH, Score, measure_of, score_trajectories
+from cotune.records import Prompt, Trajectory
+from cotune.run_dir import RunDir
+from cotune.strategies.inspo import Inspo
+from cotune.strategies.p2o import P2O
+
+
+class EvaluatedParts(Protocol):
+    """What of a run's parts is asked for."""
+
+    @property
+    def environment(self) -> Environment: ...
+
+    @property
+    def journal(self) -> Journal: ...
+
+    @property
+    def rewards(self) -> Rewards | None: ...
+
+
+class Evaluated(Protocol):
+    """A run that can be evaluated, of whatever engine."""
+
+    @property
+    def parts(self) -> EvaluatedParts: ...
+
+    @property
+    def coordinator(self) -> Coordinator: ...
+
+    @property
+    def batches(self) -> int:
+        """Steps trained so far."""
+        ...
+
+    def begin_closing(self) -> None:
+        """What follows counts under the step after the last: a resume drops it and does it anew."""
+        ...
+
+
+class Keeper(Protocol):
+    """Keeps the best policy with the prompt that it was best under."""
+
+    def offer(self, joint: Any, em: float, step: int) -> None:
+        """Keeps the current policy if none is kept or it scores higher."""
+        ...
+
+    def restore(self, joint: Any) -> tuple[str, Prompt]:
+        """Makes the kept policy the current one; returns the instruction's id and the prompt."""
+        ...
+
+    def forget(self) -> None:
+        """Deletes what is kept."""
+        ...
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a finished run is worth, and what it cost.
+
+    Attributes:
+        before: test split, untrained policy, initial instruction; None where not measured.
+        after: test split, reported policy, best instruction.
+        plain: test split, reported policy, initial instruction.
+        hinted: test split, reported policy, best instruction and best hint; None without hints.
+        choice: how INSPO's best instruction of the last step was told from the others.
+    """
+
+    before: Score | None
+    after: Score
+    plain: Score
+    instruction: str
+    instruction_id: str
+    steps: int
+    hinted: Score | None = None
+    choice: Best | None = None
+
+
+_PROMPTS = {"before": "initial", "plain": "initial", "hinted": "best with hint"}
+# What trackers call the scores; they show eval/em and test/em.
+_SCORES = {
+    "before": "test_em_before",
+    "during": "eval_em",
+    "after": "test_em",
+    "plain": "test_em_plain",
+    "hinted": "test_em_hinted",
+}
+
+
+class RunEvaluation:
+    """Evaluates before training, every so often, and at the end; keeps the best policy.
+
+    Args:
+        config: the run file.
+        run: its folder.
+        best: keeps the best policy on validation.
+        report: is told every score by the name that trackers know it by.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        run: RunDir,
+        best: Keeper,
+        report: Callable[[Any, Mapping[str, float]], None],
+    ) -> None:
+        self._config, self._run, self._best, self._report = config, run, best, report
+
+    def __call__(self, joint: Evaluated, trained: int) -> None:
+        """The hook before a step's rollouts, on rank 0."""
+        here = joint.coordinator.evaluate_here
+        if trained == 0 and self._config.evaluation.before:
+            self._measure(joint, here, "test", "before", self._initial(joint), "i0")
+        every = self._config.evaluation.every
+        if every and trained and trained % every == 0:
+            score = self._measure(joint, here, "validation", "during")
+            self._best.offer(joint, score.em, trained)
+
+    def finish(self, joint: Evaluated) -> Outcome:
+        """Scores of the reported policy: the best on validation, or the last without validation."""
+        together = joint.coordinator.evaluate
+        joint.begin_closing()
+        if self._config.evaluation.every:
+            score = self._measure(joint, together, "validation", "during")
+            self._best.offer(joint, score.em, joint.batches)
+        else:
+            self._best.offer(joint, 0.0, joint.batches)
+        instruction_id, kept = self._best.restore(joint)
+        text = kept.instruction
+        after = self._measure(joint, together, "test", "after", Prompt(text), instruction_id)
+        initial = self._initial(joint)
+        plain = after
+        if text != initial.instruction:
+            plain = self._measure(joint, together, "test", "plain", initial, "i0")
+        hinted = None
+        if kept.hint:
+            hinted = self._measure(joint, together, "test", "hinted", kept, instruction_id)
+        return Outcome(
+            self._before(),
+            after,
+            plain,
+            text,
+            instruction_id,
+            joint.batches,
+            hinted,
+            self._choice(joint),
+        )
+
+    def forget(self) -> None:
+        """Drops what was kept of a run that starts anew."""
+        self._best.forget()
+
+    def _choice(self, joint: Evaluated) -> Best | None:
+        """INSPO's I* with how often it was observed; says when it is too close to call."""
+        strategy = joint.coordinator.strategy
+        if isinstance(strategy, P2O):
+            strategy = strategy.base
+        if not isinstance(strategy, Inspo) or joint.coordinator.comm.rank != 0:
+            return None
+        best = strategy.best()
+        joint.parts.journal.event(
+            "best_instruction",
+            joint.coordinator.step,
+            id=best.instruction.id,
+            weight=best.weight,
+            observed_steps=best.steps,
+            observed_rollouts=best.rollouts,
+            runner_up=best.runner_up.id if best.runner_up else None,
+            too_close_to_call=best.too_close,
+        )
+        return best
+
+    def _measure(
+        self,
+        joint: Evaluated,
+        evaluate: Callable[..., list[Trajectory]],
+        split: str,
+        when: str,
+        prompt: Prompt | None = None,
+        instruction_id: str = "",
+    ) -> Score:
+        trajectories = evaluate(joint.parts.environment.tasks(split), prompt, instruction_id)
+        score = score_trajectories(
+            trajectories, measure_of(joint.parts.environment, joint.parts.rewards)
+        )
+        if joint.coordinator.comm.rank == 0:
+            # Under the step that follows, so that a resume drops these lines and writes them anew.
+            step, journal = joint.coordinator.step, joint.parts.journal
+            journal.event(
+                "evaluated",
+                step,
+                trained=joint.batches,
+                split=split,
+                when=when,
+                prompt=_PROMPTS.get(when, "best"),
+                instruction_id=trajectories[0].assignment.instruction_id,
+                em=score.em,
+                n=score.n,
+                measure=score.measure,
+                by_stratum={name: list(value) for name, value in score.by_stratum.items()},
+            )
+            journal.trajectories(step, f"evaluate_{when}", trajectories)
+            self._report(joint, {_SCORES[when]: score.em})
+        return score
+
+    def _initial(self, joint: Evaluated) -> Prompt:
+        return Prompt(initial_instruction(self._config, joint.parts.environment))
+
+    def _before(self) -> Score | None:
+        """The score before training, also of an attempt that was cut off."""
+        for row in self._run.read_events():
+            if row["kind"] == "evaluated" and row.get("when") == "before":
+                strata = {name: (em, n) for name, (em, n) in row["by_stratum"].items()}
+                return Score(row["em"], row["n"], strata, row.get("measure", EXACT_MATCH))
+        return None
