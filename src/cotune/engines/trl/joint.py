@@ -13,9 +13,9 @@
 A rollout batch is one call of `rollout_func`; strategy time counts those calls.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -24,18 +24,13 @@ from datasets import Dataset
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
-from cotune.changes import changes
 from cotune.contracts import (
-    LLM,
     ConfigError,
     EngineError,
-    Environment,
-    Rewards,
-    State,
-    Strategy,
 )
-from cotune.coordinator import Coordinator, Journal, Meter, RolloutSettings, SingleProcess
+from cotune.coordinator import Coordinator, RolloutSettings, SingleProcess
 from cotune.engines.codec import HFCodec
+from cotune.engines.joint import Joint, Parts
 from cotune.engines.trl.checks import (
     check_args,
     check_strategy,
@@ -50,42 +45,15 @@ from cotune.engines.trl.trainer import JointTrainer
 from cotune.engines.trl.truncation import was_cut
 from cotune.engines.trl.vllm_sampler import engine_context, sampling_logprobs
 from cotune.evolution.distillation import reweighs
-from cotune.records import Limits, Progress, Task, Trajectory
+from cotune.records import Task, Trajectory
 from cotune.rewards.functions import RewardFunctions
 from cotune.task_order import TaskOrder
-
-
-@dataclass(frozen=True)
-class Parts:
-    """What a joint run is made of besides the trainer."""
-
-    strategy: Strategy
-    environment: Environment
-    llm: LLM
-    journal: Journal
-    meter: Meter
-    limits: Limits
-    seed: int = 0
-    rewards: Rewards | None = None
-    """Score in place of the environment; None where it scores."""
-    rows_per_call: int = 512
-    resample_rounds: int = 0
-    """How often groups without variance are replaced in a step at most (`cotune.resampling`)."""
-    identity: Mapping[str, str] = field(default_factory=dict)
-    """By field, what a resume must find as it was."""
-    renew: Callable[[Mapping[str, str]], Mapping[str, str]] = dict
-    """Brings what an older version saved as `identity` up to date."""
-    frozen: bool = False
-    """Whether the policy stays as it is; then a `JointTrainer` rolls out and makes no update."""
-    changeable: Mapping[str, str] = field(default_factory=dict)
-    """By field, what a resume may find changed; then it says so (see `cotune.changes`)."""
-
 
 Hook = Callable[["TRLJoint", int], None]
 """Called on rank 0 before a step's rollouts, with the steps trained so far."""
 
 
-class TRLJoint:
+class TRLJoint(Joint):
     """One joint run on GRPOTrainer.
 
     Args:
@@ -97,12 +65,10 @@ class TRLJoint:
     Attributes:
         dataset: one row a question of every step, in the order the run visits them.
         rollout_func, reward_funcs, callbacks: for GRPOTrainer.
-        coordinator: for evaluation outside of training (after `bind`).
         last_rollouts: this rank's rollouts of the last training batch, in the trainer's order.
         reweighs: whether distillation changes the loss of that batch, on whatever rank.
         evaluated: by task id, what the trainer has evaluated since its last report.
         splits: by task id, the split whose `eval_dataset` has it.
-        rollouts_left: what is left of a budget of policy rollouts; set by what keeps one.
     """
 
     def __init__(
@@ -118,7 +84,7 @@ class TRLJoint:
         check_trl()
         check_args(args)
         check_strategy(args, parts.strategy)
-        self.args, self.parts = args, parts
+        self.args = args
         self.before_rollout = before_rollout
         self.codec = HFCodec(tokenizer, cast("dict[str, Any] | None", args.chat_template_kwargs))
         rows = args.generation_batch_size
@@ -128,23 +94,9 @@ class TRLJoint:
                 f"num_generations={args.num_generations}"
             )
         self.questions = rows // args.num_generations
-        self.order = TaskOrder(parts.environment.tasks("train"), self.questions, parts.seed)
-        self.total_batches = -(-args.max_steps // steps_per_batch(args))
-        ids = [self.order.at(i) for i in range(self.total_batches * self.questions)]
-        self.dataset = Dataset.from_dict({"prompt": ids})
-        self.reward_funcs: list[Any] = [self.reward]
-        self.callbacks: list[TrainerCallback] = [JointCallback(self), TrackerCallback(self)]
-        self.batches = 0
-        self.ended = False
-        self.metrics: dict[str, float] = {}
-        self.last_rollouts: list[Trajectory] = []
-        self.rollouts_left: Callable[[], int | None] = lambda: None
-        self.reweighs = False
-        self._pending: dict[str, float] = {}
-        self.evaluated: dict[str, Trajectory] = {}
-        self.splits: dict[str, str] = {}
-        self._trainer: GRPOTrainer | None = None
-        self.coordinator = Coordinator(
+        order = TaskOrder(parts.environment.tasks("train"), self.questions, parts.seed)
+        total_batches = -(-args.max_steps // steps_per_batch(args))
+        coordinator = Coordinator(
             strategy=parts.strategy,
             environment=parts.environment,
             codec=self.codec,
@@ -162,6 +114,18 @@ class TRLJoint:
             rewards=parts.rewards,
             comm=TorchComm() if dist.is_initialized() else SingleProcess(),
         )
+        super().__init__(parts, order, total_batches, coordinator)
+        ids = [order.at(i) for i in range(total_batches * self.questions)]
+        self.dataset = Dataset.from_dict({"prompt": ids})
+        self.reward_funcs: list[Any] = [self.reward]
+        self.callbacks: list[TrainerCallback] = [JointCallback(self), TrackerCallback(self)]
+        self.metrics: dict[str, float] = {}
+        self.last_rollouts: list[Trajectory] = []
+        self.reweighs = False
+        self._pending: dict[str, float] = {}
+        self.evaluated: dict[str, Trajectory] = {}
+        self.splits: dict[str, str] = {}
+        self._trainer: GRPOTrainer | None = None
 
     @property
     def state_folder(self) -> Path:
@@ -284,52 +248,6 @@ class TRLJoint:
         self._pending = {}
         return list(cotune_reward)
 
-    def progress(self, step: int) -> Progress:
-        """Where a step stands; what is left of a budget is known on rank 0."""
-        return Progress(
-            step=step,
-            epoch=self.order.epoch(step),
-            total_steps=self.total_batches,
-            rollouts_left=self.rollouts_left(),
-        )
-
-    def state_dict(self) -> State:
-        return {
-            "batches": self.batches,
-            "ended": self.ended,
-            "identity": self._identity(),
-            "changeable": dict(self.parts.changeable),
-            "coordinator": self.coordinator.state_dict(),
-        }
-
-    def load_state_dict(self, state: State) -> None:
-        """Raises ConfigError where another run was saved than this one."""
-        self.check_identity(state)
-        self.batches, self.ended = int(state["batches"]), bool(state["ended"])
-        self.coordinator.load_state_dict(state["coordinator"])
-
-    def check_identity(self, state: State) -> None:
-        """Raises ConfigError where another run was saved than this one."""
-        mine = self._identity()
-        for name, was in self.parts.renew(state["identity"]).items():
-            if mine.get(name) != was:
-                raise ConfigError(
-                    f"{name}: is not what the saved run began with ({was[:120]}); restore it, or "
-                    "start a new run in another folder"
-                )
-
-    def resume(self, state: State) -> None:
-        """Goes on from a saved state: cuts back what was written after it, begins an attempt."""
-        self.load_state_dict(state)
-        if self.coordinator.comm.rank == 0:
-            self.parts.meter.begin_attempt(self.batches)
-            self.parts.journal.cut_back(self.batches)
-            now = self.parts.changeable
-            changed = changes(state.get("changeable", now), now)
-            self.parts.journal.event(
-                "resumed", self.batches, from_step=self.batches, changed=changed
-            )
-
     def evolve_only(self) -> None:
         """A run without training batches: what comes before the first one, under its step."""
         hook = self.before_rollout
@@ -338,15 +256,6 @@ class TRLJoint:
         self.metrics = self.coordinator.evolve(
             self.progress(1), before_rollout=None if hook is None else lambda: hook(self, 0)
         )
-
-    def begin_closing(self) -> None:
-        """What follows counts under the step after the last: a resume drops it and does it anew."""
-        self.coordinator.step = self.batches + 1
-        if self.coordinator.comm.rank == 0:
-            self.parts.meter.set_step(self.batches + 1)
-
-    def _identity(self) -> dict[str, str]:
-        return {"the training tasks": self.order.fingerprint, **self.parts.identity}
 
     def _train_batch(self, tasks: list[Any], group: int) -> list[Trajectory]:
         step = self.batches + 1

@@ -28,6 +28,7 @@ from cotune.contracts import ConfigError, EngineError, State
 from cotune.coordinator import Coordinator, Journal, RolloutSettings
 from cotune.engines.codec import HFCodec
 from cotune.engines.evaluation import Outcome, RunEvaluation
+from cotune.engines.joint import Parts
 from cotune.engines.sampling import policy_sampler
 from cotune.engines.trl.best import BestPolicy
 from cotune.engines.trl.checkpoints import (
@@ -37,7 +38,6 @@ from cotune.engines.trl.checkpoints import (
     load_state,
     save_state,
 )
-from cotune.engines.trl.joint import Parts
 from cotune.engines.trl.run import lost_steps
 from cotune.engines.trl.setup import Loaded, load_checked
 from cotune.engines.trl.sft_config import check_one_process, sft_config
