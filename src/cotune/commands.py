@@ -15,7 +15,7 @@ from rich.table import Table
 from cotune.build import build_llm, describe_llm
 from cotune.config import RunConfig, dump_config, load_config, parse_config
 from cotune.console import RunJournal, one_line, score_table
-from cotune.contracts import ConfigError, Stopped
+from cotune.contracts import ConfigError, Environment, Stopped
 from cotune.coordinator import Journal, SilentJournal
 from cotune.json_files import write_atomic
 from cotune.llm.client import OpenAIOptions
@@ -40,6 +40,8 @@ def train(
     """Trains a run file, with some fields set, from the start; returns the run folder."""
     config = load_config(path, assignments=assignments)
     RunDir.check_free(config.output)
+    if config.training.engine == "verl":
+        return _on_verl(config, config.output, console, quiet, resume=False)
     with _resumable(config.output):
         setup = prepare(config, config.output)
         run = _created(config)
@@ -56,11 +58,35 @@ def resume(
     """
     run, was = _open(folder)
     config = resumed_config(run, was, assignments)
+    if config.training.engine == "verl":
+        if assignments:
+            run.replace_config(dump_config(config))
+        return _on_verl(config, folder, console, quiet, resume=True)
     with _resumable(folder):
         setup = prepare(config, folder)
         if assignments:
             _replace_config(run, config)
         _execute(config, run, setup, console, quiet, resume=True)
+    return run.path
+
+
+def _on_verl(
+    config: RunConfig, folder: Path, console: Console, quiet: bool, *, resume: bool
+) -> Path:
+    """Trains or goes on by veRL, in processes of its own."""
+    from cotune.engines.verl.installed import check_verl
+
+    check_verl()
+    _check_llm(config)
+    quiet_libraries(config)
+    from cotune.engines.verl import run as verl
+
+    with _resumable(folder):
+        setup = verl.prepare(config, RunDir(folder, attempt=1).checkpoints_path)
+        run = RunDir.open(folder) if resume else RunDir.create(folder, dump_config(config))
+        shown = Console(quiet=True) if quiet else console
+        shown.print(_headline(config, run), markup=False, highlight=False)
+        verl.train(config, run, resume, setup, shown)
     return run.path
 
 
@@ -132,9 +158,7 @@ def _resumable(folder: Path) -> Generator[None]:
 
 def prepare(config: RunConfig, folder: Path) -> "Loaded":
     """Checks all that can be wrong, what is cheap first; writes nothing."""
-    policy_path(config.policy.path)
-    with Ledger(":memory:") as ledger:
-        build_llm(config, ledger)  # its key
+    _check_llm(config)
     quiet_libraries(config)
     checkpoints = RunDir(folder, attempt=1).checkpoints_path
     if config.strategy.kind == "sft":
@@ -144,6 +168,13 @@ def prepare(config: RunConfig, folder: Path) -> "Loaded":
     from cotune.engines.trl import setup
 
     return setup.prepare(config, checkpoints)
+
+
+def _check_llm(config: RunConfig) -> None:
+    """The cheapest checks: that there is a policy of this name, and the optimizer LLM's key."""
+    policy_path(config.policy.path)
+    with Ledger(":memory:") as ledger:
+        build_llm(config, ledger)
 
 
 def _created(config: RunConfig) -> RunDir:
@@ -284,21 +315,35 @@ def _execute(
         _trained(config, run, SilentJournal(), resume, setup)
         return
     shown = Console(quiet=True) if quiet else console
-    shown.print(
-        f"{config.name}: {config.strategy.kind} on {config.environment.kind}, seed {config.seed}; "
-        f"proposals by {describe_llm(config)}; folder {run.path}",
-        markup=False,
-        highlight=False,
-    )
+    shown.print(_headline(config, run), markup=False, highlight=False)
     journal = RunJournal(run, shown, config.training.steps, config.logging.trajectories_every)
     outcome = _trained(config, run, journal, resume, setup)
+    conclude(config, run, journal, outcome, setup.environment, shown)
+
+
+def _headline(config: RunConfig, run: RunDir) -> str:
+    return (
+        f"{config.name}: {config.strategy.kind} on {config.environment.kind}, seed {config.seed}; "
+        f"proposals by {describe_llm(config)}; folder {run.path}"
+    )
+
+
+def conclude(
+    config: RunConfig,
+    run: RunDir,
+    journal: Journal,
+    outcome: "Outcome",
+    environment: Environment,
+    shown: Console,
+) -> None:
+    """Writes a finished run's summary, completes best/, reports, and shows what it is worth."""
     with Ledger(run.ledger_path) as ledger:
         journal.event("run_finished", outcome.steps + 1)
         write_run_summary(config, run, outcome, ledger)
     from cotune.experiments.report import write_report
     from cotune.exporting.complete import complete_best
 
-    complete_best(config, run, setup.environment)
+    complete_best(config, run, environment)
     report = write_report(run.path)
     rows = [
         ("before", outcome.before),

@@ -47,22 +47,35 @@ def load(
     if adapter:
         check_peft(f"policy {str(path)!r}")
         at = base or adapter_base(path)
+    of = f", the base of {str(path)!r}" if adapter else ""
+    tokenizer = load_tokenizer(path)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(path)
         model = AutoModelForCausalLM.from_pretrained(at, dtype=dtype)
     except (OSError, ValueError) as error:
-        reason = " ".join(str(error).split())[:120]
-        of = f", the base of {str(path)!r}" if adapter else ""
-        raise ConfigError(
-            f"policy.path: cannot load {str(at)!r}{of}: {reason} …; name a folder that holds a model, "
-            "or a model of the hub that is cached or within reach"
-        ) from error
-    if tokenizer.pad_token_id is None:
-        tokenizer.pad_token = tokenizer.eos_token
-    tokenizer.chat_template = own_templates(tokenizer.chat_template)
+        raise _cannot_load(f"{str(at)!r}{of}", error) from error
     if adapter:
         model = _on_base(model, path, str(at))
     return merged(model) if merge else model, tokenizer
+
+
+def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:
+    """The tokenizer alone, as `load` gives it; raises ConfigError where it cannot be loaded."""
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(path)
+    except (OSError, ValueError) as error:
+        raise _cannot_load(repr(str(path)), error) from error
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    tokenizer.chat_template = own_templates(tokenizer.chat_template)
+    return tokenizer
+
+
+def _cannot_load(what: str, error: Exception) -> ConfigError:
+    reason = " ".join(str(error).split())[:120]
+    return ConfigError(
+        f"policy.path: cannot load {what}: {reason} …; name a folder that holds a model, "
+        "or a model of the hub that is cached or within reach"
+    )
 
 
 def _on_base(model: Any, path: str | Path, base: str) -> Any:

@@ -15,10 +15,10 @@ from cotune.config import RunConfig
 from cotune.contracts import State
 from cotune.coordinator import Journal
 from cotune.engines.adapters import load_weights
+from cotune.engines.best import BestPolicy
 from cotune.engines.codec import HFCodec
 from cotune.engines.evaluation import Outcome, RunEvaluation
 from cotune.engines.joint import Parts
-from cotune.engines.trl.best import BestPolicy
 from cotune.engines.trl.checkpoints import latest_checkpoint, load_state
 from cotune.engines.trl.checks import steps_per_batch
 from cotune.engines.trl.comm import world

@@ -26,11 +26,11 @@ from cotune.changes import changeable, changes, identity
 from cotune.config import RunConfig
 from cotune.contracts import ConfigError, EngineError, State
 from cotune.coordinator import Coordinator, Journal, RolloutSettings
+from cotune.engines.best import BestPolicy
 from cotune.engines.codec import HFCodec
 from cotune.engines.evaluation import Outcome, RunEvaluation
 from cotune.engines.joint import Parts
 from cotune.engines.sampling import policy_sampler
-from cotune.engines.trl.best import BestPolicy
 from cotune.engines.trl.checkpoints import (
     drop_orphans,
     drop_torn,

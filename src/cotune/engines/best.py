@@ -2,22 +2,22 @@
 
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
 from cotune.engines.adapters import load_weights, save_weights
+from cotune.engines.evaluation import Evaluated
 from cotune.json_files import write_atomic, write_json_atomic
 from cotune.policy_folder import read_best
 from cotune.records import Prompt
-
-if TYPE_CHECKING:
-    from cotune.engines.trl.trained import Trained
 
 
 class BestPolicy:
     """A Hugging Face folder, of a run with `policy.lora` its adapter's, with `instruction.txt`,
     where there is one `hint.txt`, and `best.json` with what it was chosen by.
+
+    How weights are saved and loaded is TRL's way here: of a model in this process.
 
     Args:
         folder: where it is kept; replaced as a whole.
@@ -31,7 +31,7 @@ class BestPolicy:
     def _staged(self) -> Path:
         return self._folder.with_name(self._folder.name + ".new")
 
-    def offer(self, joint: "Trained", em: float, step: int) -> None:
+    def offer(self, joint: Evaluated, em: float, step: int) -> None:
         """Keeps the current policy if none is kept or it scores higher. Rank 0 writes."""
         if joint.coordinator.comm.rank != 0:
             return
@@ -41,8 +41,7 @@ class BestPolicy:
             return
         staged = self._staged
         shutil.rmtree(staged, ignore_errors=True)
-        with joint.policy() as model:
-            save_weights(model, staged)
+        self.write_weights(joint, staged, step)
         self._tokenizer.save_pretrained(staged)
         strategy = joint.coordinator.strategy
         text = strategy.best_prompt().instruction
@@ -60,6 +59,17 @@ class BestPolicy:
         write_json_atomic(staged / "best.json", chosen)
         self._swap_in(staged)
 
+    def write_weights(self, joint: Any, folder: Path, step: int) -> None:
+        """Saves the current policy into a new folder, as `from_pretrained` reads it."""
+        with joint.policy() as model:
+            save_weights(model, folder)
+
+    def load_weights(self, joint: Any, step: int) -> None:
+        """Makes the kept policy, of a step, the current one."""
+        with joint.policy() as model:
+            load_weights(model, self._folder)
+        joint.weights_replaced()
+
     def forget(self) -> None:
         """Deletes what is kept."""
         shutil.rmtree(self._folder, ignore_errors=True)
@@ -70,7 +80,7 @@ class BestPolicy:
         shutil.rmtree(self._folder, ignore_errors=True)
         staged.rename(self._folder)
 
-    def restore(self, joint: "Trained") -> tuple[str, Prompt]:
+    def restore(self, joint: Evaluated) -> tuple[str, Prompt]:
         """Puts the kept weights into the trainer's policy.
 
         Returns:
@@ -81,9 +91,7 @@ class BestPolicy:
         if known is None:
             raise FileNotFoundError(f"{self._folder}: no policy was kept")
         if known["step"] != joint.batches:
-            with joint.policy() as model:
-                load_weights(model, self._folder)
-            joint.weights_replaced()
+            self.load_weights(joint, known["step"])
         return known["instruction_id"], Prompt(known["instruction"], known["hint"])
 
     def _read(self) -> dict[str, Any] | None:

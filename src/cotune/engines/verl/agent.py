@@ -1,0 +1,170 @@
+"""veRL's agent loop: one `Episode`, awaited turn by turn."""
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+from uuid import uuid4
+
+from verl.experimental.agent_loop import AgentLoopBase, AgentLoopOutput
+from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics
+
+from cotune.coordinator import stable_seed
+from cotune.engines.verl.together import Together
+from cotune.engines.verl.wire import (
+    ASSIGNMENTS,
+    RESULT,
+    ROW,
+    SAMPLING,
+    assignment_at,
+    failure_text,
+    result_text,
+    sampling_from,
+)
+from cotune.engines.verl.worker import SECTION, Worker, worker_of
+from cotune.episode import Episode, new_episodes, score
+from cotune.records import Assignment, Sample, Sampling, Trajectory
+
+
+@dataclass(frozen=True)
+class Calls:
+    """The environment's two calls, made together for all episodes of this process."""
+
+    respond: Together
+    score: Together
+
+
+@lru_cache(1)
+def _calls(worker: Worker) -> Calls:
+    environment, rewards = worker.environment, worker.rewards
+
+    def scored(trajectories: Any) -> list[Trajectory]:
+        own = [score(trajectory, environment) for trajectory in trajectories]
+        return own if rewards is None else rewards(own, environment)
+
+    return Calls(Together(environment.respond), Together(scored))
+
+
+class EpisodeLoop(AgentLoopBase):
+    """Runs the episode of one session of a prompt's row.
+
+    The row has columns of ours (`wire`): what each session is sampled under and trained on, and how it
+    samples. What comes back trains on the prompt that the assignment says, with the tokens that were
+    sampled; the whole trajectory travels beside it. A failure travels back, too: veRL itself would go
+    on with the sessions that are left.
+    """
+
+    async def run(self, sampling_params: dict[str, Any], **row: Any) -> AgentLoopOutput:
+        """See `AgentLoopBase.run`; `row` holds the columns of the prompt's row and `session_id`."""
+        session = int(row["session_id"])
+        sent: dict[str, Any] = {}
+        try:
+            worker = worker_of(self.config[SECTION])
+            assignment = assignment_at(row[ASSIGNMENTS], session)
+            known = worker.known(assignment.task)
+            assignment = Assignment(
+                known,
+                assignment.sampled,
+                assignment.trained,
+                assignment.instruction_id,
+                assignment.group,
+            )
+            sampling = sampling_from(row[SAMPLING])
+            number = int(row[ROW]) + session
+            trajectory = await self._episode(worker, assignment, sampling, number, sent)
+        except Exception as error:  # noqa: BLE001 - it ends the run in the trainer's process
+            return _failed(error)
+        return _output(trajectory, sent, bool(self.rollout_config.calculate_log_probs))
+
+    async def _episode(
+        self,
+        worker: Worker,
+        assignment: Assignment,
+        sampling: Sampling,
+        number: int,
+        sent: dict[str, Any],
+    ) -> Trajectory:
+        calls, limits = _calls(worker), worker.config.limits
+        (episode,) = new_episodes(
+            [assignment], worker.environment, worker.codec, limits, number, worker.context_tokens
+        )
+        request_id = uuid4().hex
+        turn = 0
+        while not episode.done:
+            sample = await self._sample(episode, sampling, request_id, turn, sent)
+            action = episode.advance(sample.ids, sample.logprobs)
+            episode.observe(await calls.respond(action))
+            turn += 1
+        return await calls.score(episode.trajectory())
+
+    async def _sample(
+        self, episode: Episode, sampling: Sampling, request_id: str, turn: int, sent: dict[str, Any]
+    ) -> Sample:
+        request = episode.request()
+        params: dict[str, Any] = {
+            "temperature": sampling.temperature,
+            "top_p": 1.0,
+            "top_k": -1,
+            "max_tokens": request.max_tokens,
+            "logprobs": True,
+        }
+        if sampling.stop:
+            params |= {"stop": list(sampling.stop), "include_stop_str_in_output": True}
+        if self.rollout_config.full_determinism:
+            params["seed"] = stable_seed(sampling.seed, request.row, turn) % 2**31
+        output = await self.server_manager.generate(
+            request_id=request_id, prompt_ids=list(request.context_ids), sampling_params=params
+        )
+        _note_versions(sent, output.extra_fields)
+        ids = tuple(output.token_ids[: request.max_tokens])
+        logprobs = output.log_probs or [0.0] * len(ids)
+        return Sample(ids, tuple(float(x) for x in logprobs[: len(ids)]))
+
+
+def _note_versions(sent: dict[str, Any], fields: dict[str, Any]) -> None:
+    """Which versions of the weights wrote the turns; veRL reads the first and the last."""
+    sent.setdefault("min_global_steps", fields.get("min_global_steps"))
+    sent["max_global_steps"] = fields.get("max_global_steps")
+    if "global_steps" in fields:
+        sent["global_steps"] = fields["global_steps"]
+
+
+def _output(trajectory: Trajectory, sent: dict[str, Any], logprobs: bool) -> AgentLoopOutput:
+    output = AgentLoopOutput(
+        prompt_ids=list(trajectory.prompt_ids),
+        response_ids=list(trajectory.completion_ids),
+        response_mask=list(trajectory.mask),
+        reward_score=trajectory.reward,
+        num_turns=2 * len(trajectory.turns),
+        metrics=AgentLoopMetrics(),
+        extra_fields={
+            **sent,
+            "turn_scores": [],
+            "tool_rewards": [],
+            "reward_extra_info": {},
+            RESULT: result_text(trajectory),
+        },
+    )
+    if logprobs:
+        output.response_logprobs = list(trajectory.logprobs)
+    return output
+
+
+def _failed(error: Exception) -> AgentLoopOutput:
+    """One token without a weight, and what went wrong."""
+    return AgentLoopOutput(
+        prompt_ids=[0],
+        response_ids=[0],
+        response_mask=[0],
+        response_logprobs=[0.0],
+        reward_score=0.0,
+        num_turns=0,
+        metrics=AgentLoopMetrics(),
+        extra_fields={
+            "min_global_steps": 0,
+            "max_global_steps": 0,
+            "turn_scores": [],
+            "tool_rewards": [],
+            "reward_extra_info": {},
+            RESULT: failure_text(error),
+        },
+    )

@@ -1,0 +1,188 @@
+"""Assignments to the agent loops, and trajectories back, over veRL's TransferQueue."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+from uuid import uuid4
+
+import numpy as np
+import transfer_queue as tq
+from tensordict import NonTensorStack, TensorDict
+from verl.trainer.ppo.v1 import AgentLoopManagerTQ
+from verl.utils import tensordict_utils as tu
+from verl.utils.dataset.rl_dataset import collate_fn
+
+from cotune import contracts
+from cotune.contracts import EngineError
+from cotune.engines.verl.questions import question_row
+from cotune.engines.verl.wire import (
+    ASSIGNMENTS,
+    RESULT,
+    ROW,
+    SAMPLING,
+    assignments_text,
+    result_from,
+    sampling_text,
+)
+from cotune.records import Assignment, Sampling, Trajectory
+
+_APART = "val"  # the partition of rollouts that are not trained on
+
+
+class Assigning(Protocol):
+    """What decides the assignments of a training batch."""
+
+    def assign(self, task_ids: Sequence[str]) -> tuple[list[Assignment], Sampling]:
+        """Those of all sessions, group after group, and how they sample."""
+        ...
+
+
+@dataclass
+class Batch:
+    """A training batch on its way.
+
+    Attributes:
+        groups: by the uid of a prompt's row, its place in the batch.
+        assignments: of all sessions, group after group.
+    """
+
+    groups: dict[str, int] = field(default_factory=dict)
+    assignments: list[Assignment] = field(default_factory=list)
+
+
+class Manager(AgentLoopManagerTQ):
+    """Writes the strategy's assignments into the rows of a training batch before they are sent out.
+
+    Attributes:
+        assigning: who decides them; set once the trainer is up.
+        batch: the training batch that was sent out last.
+    """
+
+    assigning: Assigning | None = None
+    batch: Batch = Batch()
+
+    def generate_sequences(self, prompts: TensorDict) -> None:
+        """See `AgentLoopManagerTQ.generate_sequences`; rows that have assignments keep them."""
+        if ASSIGNMENTS not in prompts:
+            assert self.assigning is not None
+            assignments, sampling = self.assigning.assign(
+                [str(i) for i in _column(prompts, "task_id")]
+            )
+            size = len(assignments) // len(prompts)
+            uids = [str(uid) for uid in _column(prompts, "uid")]
+            self.batch = Batch({uid: group for group, uid in enumerate(uids)}, assignments)
+            groups = [assignments[i : i + size] for i in range(0, len(assignments), size)]
+            texts = [assignments_text(group) for group in groups]
+            prompts[ASSIGNMENTS] = NonTensorStack(*texts)
+            prompts[SAMPLING] = NonTensorStack(*[sampling_text(sampling)] * len(prompts))
+            prompts[ROW] = NonTensorStack(*range(0, len(assignments), size))
+        super().generate_sequences(prompts)
+
+    def trained_rollouts(self) -> list[Trajectory]:
+        """The finished rollouts of the batch that was sent out last, in the order of its assignments.
+
+        Raises:
+            CotuneError: what a rollout failed of; EngineError where some are missing.
+        """
+        listed = (tq.kv_list("train") or {}).get("train", {})
+        keys = [
+            key
+            for key, tag in listed.items()
+            if not tag.get("is_prompt")
+            and not tag.get("is_padding")
+            and _uid(key) in self.batch.groups
+        ]
+        size = len(self.batch.assignments) // len(self.batch.groups)
+        places = {key: self.batch.groups[_uid(key)] * size + _session(key) for key in keys}
+        return _in_order(_results("train", keys), places, self.batch.assignments)
+
+
+class Apart:
+    """Rolls out what is not trained on: verification, evolution, evaluation. See `RollOutHere`.
+
+    Args:
+        manager: sends rows to the agent loops.
+        buffer: veRL's, which knows when they are done.
+        version: the step whose weights the rollout engine has.
+    """
+
+    def __init__(self, manager: Manager, buffer: Any, version: Any) -> None:
+        self._manager, self._buffer, self._version = manager, buffer, version
+
+    def __call__(
+        self, assignments: Sequence[Assignment], first_row: int, sampling: Sampling
+    ) -> list[Trajectory]:
+        if not assignments:
+            return []
+        rows, uids = [], [str(uuid4()) for _ in assignments]
+        for number, assignment in enumerate(assignments):
+            rows.append(
+                {
+                    **question_row(assignment.task.id, number),
+                    "__rollout_n__": 1,
+                    ASSIGNMENTS: assignments_text([assignment]),
+                    SAMPLING: sampling_text(sampling),
+                    ROW: first_row + number,
+                }
+            )
+        step = int(self._version())
+        table = collate_fn(rows)
+        table["uid"] = np.array(uids, dtype=object)
+        prompts = tu.get_tensordict(table)
+        tu.assign_non_tensor_data(prompts, "global_steps", step)
+        tu.assign_non_tensor_data(prompts, "validate", True)
+        tags = [{"is_prompt": True, "status": "pending", "global_steps": step}] * len(rows)
+        tq.kv_batch_put(keys=uids, partition_id=_APART, tags=tags)
+        self._manager.generate_sequences(prompts)
+        done, _ = self._buffer.sample(global_steps=step, partition_id=_APART, batch_size=len(rows))
+        try:
+            places = {key: uids.index(_uid(key)) for key in done.keys}
+            return _in_order(_results(_APART, list(done.keys)), places, assignments)
+        finally:
+            tq.kv_clear(keys=done.keys, partition_id=_APART)
+
+
+def _results(partition: str, keys: Sequence[str]) -> dict[str, str]:
+    if not keys:
+        return {}
+    found = tq.kv_batch_get(keys=list(keys), partition_id=partition, select_fields=["extra_fields"])
+    fields = [getattr(value, "data", value) for value in found["extra_fields"]]
+    return {key: value[RESULT] for key, value in zip(keys, fields, strict=True)}
+
+
+def _in_order(
+    results: dict[str, str], places: dict[str, int], assignments: Sequence[Assignment]
+) -> list[Trajectory]:
+    found: dict[int, Trajectory] = {}
+    for key, text in results.items():
+        result = result_from(text, assignments[places[key]])
+        if not isinstance(result, Trajectory):
+            raise _raised(*result)
+        found[places[key]] = result
+    if len(found) != len(assignments):
+        raise EngineError(
+            f"{len(assignments) - len(found)} of {len(assignments)} rollouts did not come back from "
+            "veRL's agent loops; the cause stands in Ray's logs of AgentLoopWorkerTQ"
+        )
+    return [found[place] for place in range(len(assignments))]
+
+
+def _raised(name: str, message: str) -> Exception:
+    """What an agent loop failed of, as the error that it was there."""
+    kind = getattr(contracts, name, None)
+    if isinstance(kind, type) and issubclass(kind, contracts.CotuneError):
+        return kind(message)
+    return EngineError(f"a rollout failed: {name}: {message}")
+
+
+def _column(prompts: TensorDict, name: str) -> list[Any]:
+    """A column without tensors as a list."""
+    return [getattr(value, "data", value) for value in prompts[name]]
+
+
+def _uid(key: str) -> str:
+    return key.split("_", 1)[0]
+
+
+def _session(key: str) -> int:
+    return int(key.split("_")[1])

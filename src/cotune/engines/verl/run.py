@@ -1,0 +1,315 @@
+"""A run file on veRL, from its checks to the summary."""
+
+import contextlib
+import os
+import sys
+import threading
+from collections.abc import Generator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import ray
+import torch
+from omegaconf import DictConfig, OmegaConf, open_dict
+from ray.exceptions import RayTaskError
+from rich.console import Console
+from verl.trainer.main_ppo import run_ppo
+from verl.trainer.ppo.utils import need_critic, need_reference_policy
+from verl.utils.config import validate_config
+from verl.utils.device import auto_set_device
+
+from cotune.build import build_llm, build_strategy, initial_instruction
+from cotune.changes import changeable, identity, renewed
+from cotune.config import RunConfig
+from cotune.console import RunJournal
+from cotune.contracts import ConfigError, CotuneError, EngineError, State
+from cotune.engines.evaluation import Outcome, RunEvaluation
+from cotune.engines.joint import Parts
+from cotune.engines.verl.best import VerlBest
+from cotune.engines.verl.checkpoints import drop_later, latest_checkpoint, load_state
+from cotune.engines.verl.joint import VerlJoint
+from cotune.engines.verl.settings import verl_config
+from cotune.engines.verl.worker import SECTION, Worker, make_worker, worker_of
+from cotune.llm.ledger import Ledger, policy_rollouts
+from cotune.preflight import check_context, check_instruction, check_prompts, check_rewards
+from cotune.records import Distillation
+from cotune.run_dir import RunDir
+from cotune.strategies.p2o import P2O
+
+_SPLITS = ("train", "validation", "test")
+_CONSOLE = "console.log"
+
+
+@dataclass(frozen=True)
+class VerlSetup:
+    """What was checked before anything is written."""
+
+    worker: Worker
+    distillation: Distillation
+    gpus: int
+
+    @property
+    def environment(self) -> Any:
+        return self.worker.environment
+
+
+def prepare(config: RunConfig, folder: Path) -> VerlSetup:
+    """Checks what a run needs; writes nothing, starts nothing.
+
+    Raises:
+        ConfigError: names the field that cannot work.
+    """
+    worker = make_worker(config)
+    environment, instruction = worker.environment, initial_instruction(config, worker.environment)
+    check_instruction(environment, instruction, config.strategy.kind)
+    check_rewards(worker.rewards, environment, instruction, _SPLITS)  # pyright: ignore[reportArgumentType]
+    check_context(worker.context_tokens, config.limits)
+    check_prompts(
+        environment,
+        worker.codec,
+        instruction,
+        config.limits,
+        _SPLITS,
+        strategy=config.strategy.kind,
+    )
+    strategy = build_strategy(config, environment, worker.codec)
+    hints = isinstance(strategy, P2O)
+    distillation = strategy.distillation if hints else Distillation(ratio="original")
+    setup = VerlSetup(worker, distillation, max(1, torch.cuda.device_count()))
+    _checked(config, folder, setup)
+    return setup
+
+
+def _checked(
+    config: RunConfig, folder: Path, setup: VerlSetup, resume_from: Path | None = None
+) -> DictConfig:
+    """veRL's configuration, found good by veRL itself."""
+    found = verl_config(
+        config,
+        folder.absolute(),
+        setup.gpus,
+        bool(setup.environment.stop),
+        setup.distillation,
+        None if resume_from is None else resume_from.absolute(),
+    )
+    auto_set_device(found)
+    if found.trainer.device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(
+            "training.engine is verl, but there is no GPU here; start it where there is one, or set "
+            "training.engine: trl"
+        )
+    try:
+        validate_config(
+            config=found,
+            use_reference_policy=need_reference_policy(found),
+            use_critic=need_critic(found),
+        )
+    except (AssertionError, ValueError, NotImplementedError) as error:
+        raise ConfigError(
+            f"training: veRL does not take it: {' '.join(str(error).split())[:300]}"
+        ) from error
+    return found
+
+
+def train(
+    config: RunConfig,
+    run: RunDir,
+    resume: bool,
+    setup: VerlSetup,
+    shown: Console,
+) -> None:
+    """Trains to the end, from the newest checkpoint if `resume`; evaluates, keeps the best, reports.
+
+    The run itself happens in a Ray actor, which writes the run folder; this process shows what it
+    says.
+
+    Raises:
+        CotuneError: what ended the run, as it was raised there.
+    """
+    folder = run.checkpoints_path.absolute()
+    checkpoint = latest_checkpoint(folder) if resume else None
+    if resume:
+        drop_later(folder, _step_of(checkpoint))
+    found = _checked(config, folder, setup, checkpoint)
+    ours = {
+        "run_folder": str(run.path.absolute()),
+        "working_folder": os.getcwd(),
+        "resume": resume,
+        "checkpoint": None if checkpoint is None else str(checkpoint),
+        "terminal": shown.is_terminal,
+        "width": shown.width,
+    }
+    with open_dict(found):
+        found[SECTION] = ours
+        found.data[SECTION] = ours
+    with _following(run.path / _CONSOLE, shown), _logged(run.path / "verl.log"):
+        try:
+            run_ppo(found, task_runner_class=ray.remote(Runner))
+        except RayTaskError as error:
+            cause = error.cause
+            if isinstance(cause, CotuneError):
+                raise cause from None
+            raise EngineError(
+                f"veRL ended: {type(cause).__name__}: {' '.join(str(cause).split())[:300]}; its logs "
+                f"are in {run.path / 'verl.log'} and Ray's session folder"
+            ) from error
+        finally:
+            ray.shutdown()
+
+
+class Runner:
+    """The trainer's process: a Ray actor that `run_ppo` starts."""
+
+    def run(self, config: DictConfig) -> None:
+        """The whole run."""
+        import transfer_queue as tq
+        from verl.utils.logging_utils import configure_verl_logging
+
+        configure_verl_logging()
+        with open_dict(config):
+            config.transfer_queue.enable = True
+        OmegaConf.resolve(config)
+        ours = config[SECTION]
+        worker = worker_of(ours)
+        run = RunDir.open(Path(ours.run_folder))
+        with (run.path / _CONSOLE).open("a", encoding="utf-8") as file:
+            console = Console(
+                file=file, force_terminal=bool(ours.terminal), width=int(ours.width) or None
+            )
+            tq.init(config.transfer_queue)
+            try:
+                _run(worker.config, run, worker, config, console)
+            finally:
+                tq.close()
+
+
+def _run(
+    config: RunConfig, run: RunDir, worker: Worker, found: DictConfig, console: Console
+) -> None:
+    from cotune.commands import conclude
+    from cotune.engines.verl.rollouts import Manager
+    from cotune.engines.verl.trainer import JointTrainer
+
+    ours = found[SECTION]
+    checkpoint = None if ours.checkpoint is None else Path(ours.checkpoint)
+    journal = RunJournal(run, console, config.training.steps, config.logging.trajectories_every)
+    best = VerlBest(run.best_path, worker.tokenizer, run.checkpoints_path.absolute() / "best")
+    evaluation = RunEvaluation(config, run, best, lambda joint, scores: None)
+    with Ledger(run.ledger_path) as ledger:
+        parts = Parts(
+            strategy=build_strategy(config, worker.environment, worker.codec),
+            environment=worker.environment,
+            llm=build_llm(config, ledger),
+            journal=journal,
+            meter=ledger,
+            limits=config.limits,
+            seed=config.seed,
+            rewards=worker.rewards,
+            rows_per_call=config.training.rows_per_call,
+            identity=identity(config),
+            renew=lambda saved: renewed(saved, config),
+            changeable=changeable(config),
+        )
+        joint = VerlJoint(parts, worker, evaluation)
+        state = _begin(joint, journal, evaluation, checkpoint, bool(ours.resume), config)
+        _budget(joint, ledger, config)
+        trainer = JointTrainer(config=found)
+        trainer.joint = joint
+        try:
+            trainer.init()
+            manager = cast(
+                Manager,
+                Manager.create(
+                    config=found,
+                    llm_client=trainer.get_llm_client(),
+                    teacher_client=trainer.get_teacher_client(),
+                    reward_loop_worker_handles=trainer.get_reward_handles(),
+                ),
+            )
+            trainer.take_manager(manager)
+            joint.began(state)
+            if not joint.ended:
+                trainer.fit(manager)
+            outcome: Outcome = evaluation.finish(joint)
+        finally:
+            if (tracking := getattr(trainer, "logger", None)) is not None:
+                tracking.finish(exit_code=0)
+        best.drop_pieces()
+    conclude(config, run, journal, outcome, worker.environment, console)
+
+
+def _begin(
+    joint: VerlJoint,
+    journal: RunJournal,
+    evaluation: RunEvaluation,
+    checkpoint: Path | None,
+    resume: bool,
+    config: RunConfig,
+) -> State | None:
+    """What is written before anything is loaded; the saved state that is gone on from."""
+    if checkpoint is None:
+        if resume:
+            journal.cut_back(-1)
+            journal.event("notice", 0, text="no whole checkpoint: the run starts anew")
+            evaluation.forget()
+        journal.event("run_started", 0, config=config.name, strategy=config.strategy.kind)
+        return None
+    state = load_state(checkpoint)
+    if state is not None:
+        joint.check_identity(state)
+    return state
+
+
+def _budget(joint: VerlJoint, ledger: Ledger, config: RunConfig) -> None:
+    """Ends training when another batch would exceed `training.rollout_budget`."""
+    budget = config.training.rollout_budget
+    if budget is None:
+        return
+    batch = config.training.questions_per_step * config.training.group_size
+
+    def left() -> int:
+        return budget - policy_rollouts(ledger.totals().rollouts)
+
+    joint.rollouts_left = left
+    joint.spent = lambda: left() < batch
+
+
+def _step_of(checkpoint: Path | None) -> int:
+    return -1 if checkpoint is None else int(checkpoint.name.rpartition("_")[2])
+
+
+@contextlib.contextmanager
+def _following(path: Path, shown: Console) -> Generator[None]:
+    """Shows what is appended to a file while the block runs."""
+    path.touch()
+    begin = path.stat().st_size
+    over = threading.Event()
+    stream = shown.file  # before what the process prints goes elsewhere
+
+    def follow() -> None:
+        with path.open(encoding="utf-8", errors="replace") as file:
+            file.seek(begin)
+            while True:
+                last = over.wait(0.2)
+                if (text := file.read()) and not shown.quiet:
+                    stream.write(text)
+                    stream.flush()
+                if last:
+                    return
+
+    thread = threading.Thread(target=follow, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+@contextlib.contextmanager
+def _logged(path: Path) -> Generator[None]:
+    """What veRL prints in this process goes into a file."""
+    with path.open("a", encoding="utf-8") as file, contextlib.redirect_stdout(file):
+        yield
+    sys.stdout.flush()

@@ -1,0 +1,261 @@
+"""veRL's configuration of a run file."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from hydra import compose, initialize_config_module
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf.errors import OmegaConfBaseException
+
+from cotune.config import RunConfig
+from cotune.contracts import ConfigError
+from cotune.policies import policy_path
+from cotune.records import Distillation
+
+AGENT = "cotune"
+"""What the agent loop is called in agents.yaml."""
+LOSS = "seq-mean-token-mean"
+"""The mean over rollouts of their token means: INSPO's Eq. 2."""
+LOSS_WHERE_MASKED = "token-mean"
+"""Divides by all own tokens, the rejected among them, as P²O's mask asks; the others divide by those kept."""
+
+# What a run file says elsewhere, or what this engine stands on.
+_OURS = {
+    "data.train_files": "environment",
+    "data.val_files": "environment",
+    "data.train_batch_size": "training.questions_per_step",
+    "data.gen_batch_size": "training.questions_per_step",
+    "data.shuffle": "seed",
+    "data.custom_cls": "environment",
+    "data.max_prompt_length": "limits.prompt_tokens",
+    "data.max_response_length": "limits.trajectory_tokens",
+    "actor_rollout_ref.model.path": "policy.path",
+    "actor_rollout_ref.rollout.n": "training.group_size",
+    "actor_rollout_ref.rollout.temperature": "training.temperature",
+    "actor_rollout_ref.rollout.top_p": "nothing: rollouts are drawn from the policy as it is",
+    "actor_rollout_ref.rollout.top_k": "nothing: rollouts are drawn from the policy as it is",
+    "actor_rollout_ref.rollout.agent.agent_loop_config_path": "environment",
+    "actor_rollout_ref.rollout.agent.default_agent_loop": "environment",
+    "actor_rollout_ref.rollout.agent.agent_loop_manager_class": "environment",
+    "actor_rollout_ref.rollout.calculate_log_probs": "strategy.distillation",
+    "actor_rollout_ref.actor.ppo_mini_batch_size": "training.mini_batches",
+    "actor_rollout_ref.actor.checkpoint": "output",
+    "algorithm.adv_estimator": "nothing: the methods are GRPO's",
+    "algorithm.rollout_correction": "strategy.distillation",
+    "algorithm.filter_groups": "nothing: strategies read the group of each question",
+    "trainer.total_training_steps": "training.steps",
+    "trainer.total_epochs": "training.steps",
+    "trainer.save_freq": "training.save_every",
+    "trainer.default_local_dir": "output",
+    "trainer.default_hdfs_dir": "output",
+    "trainer.resume_mode": "nothing: cotune resume goes on",
+    "trainer.resume_from_path": "nothing: cotune resume goes on",
+    "trainer.checkpoint_callback_class": "training.save_every",
+    "trainer.max_actor_ckpt_to_keep": "training.keep_checkpoints",
+    "trainer.remove_previous_ckpt_in_save": "training.keep_checkpoints",
+    "trainer.val_before_train": "evaluation.before",
+    "trainer.val_only": "evaluation",
+    "trainer.test_freq": "evaluation.every",
+    "trainer.use_v1": "nothing: cotune rides the V1 trainer",
+    "trainer.v1.trainer_mode": "nothing: cotune rides the sync trainer",
+}
+_COMPOSED = ("model_engine",)  # decide which of veRL's files are read
+_SCHEDULES = {"cosine": "cosine", "constant": "constant", "constant_with_warmup": "constant"}
+
+
+def verl_config(
+    config: RunConfig,
+    folder: Path,
+    gpus: int,
+    stops: bool,
+    distillation: Distillation,
+    resume_from: Path | None = None,
+) -> DictConfig:
+    """veRL's configuration of a run; `training.engine_args` wins over what the run file leaves open.
+
+    Args:
+        config: the run file.
+        folder: where checkpoints are kept.
+        gpus: of this node.
+        stops: whether turns end at strings, which a rollout engine needs a tokenizer for.
+        distillation: how hinted rollouts are trained on.
+        resume_from: veRL's folder of the checkpoint to go on from.
+
+    Raises:
+        ConfigError: names the field that cannot work.
+    """
+    given = dict(_leaves("", config.training.engine_args))
+    check_supported(config, distillation)
+    _check_ours(given)
+    composed = [f"{name}={given[name]}" for name in _COMPOSED if name in given]
+    try:
+        with initialize_config_module("verl.trainer.config", version_base=None):
+            found = compose("ppo_trainer", overrides=composed)
+    except HydraException as error:
+        raise ConfigError(f"training.engine_args: {_one_line(error)}") from error
+    values = _values(config, folder, gpus, stops, distillation, resume_from)
+    with open_dict(found):
+        for name, value in values.items():
+            OmegaConf.update(found, name, value, force_add=True)
+    for name, value in given.items():
+        if name not in _COMPOSED:
+            _set(found, name, value)
+    _check_loss(found, distillation)
+    return found
+
+
+def check_supported(config: RunConfig, distillation: Distillation) -> None:
+    """Raises ConfigError for what veRL's public hooks cannot do; names the field."""
+    training = config.training
+    refused = {
+        f"strategy.kind {config.strategy.kind}": config.strategy.kind == "sft",
+        "training.frozen": training.frozen,
+        "training.resample_rounds": training.resample_rounds > 0,
+        "policy.lora": config.policy.lora is not None,
+        f"training.schedule {training.schedule}": training.schedule not in _SCHEDULES,
+        "strategy.distillation.ratio hint": distillation.ratio == "hint",
+        "strategy.distillation.soft": distillation.soft and distillation.ratio == "masked",
+        "strategy.distillation.drop_failed": distillation.drop_failed,
+    }
+    for field, there in refused.items():
+        if there:
+            raise ConfigError(
+                f"{field} is not there with training.engine verl; change it, or set training.engine: trl"
+            )
+    if training.questions_per_step % training.mini_batches:
+        raise ConfigError(
+            f"training.mini_batches is {training.mini_batches}; with training.engine verl expected a "
+            f"divisor of questions_per_step {training.questions_per_step}: veRL splits by questions"
+        )
+
+
+def _values(
+    config: RunConfig,
+    folder: Path,
+    gpus: int,
+    stops: bool,
+    distillation: Distillation,
+    resume_from: Path | None,
+) -> dict[str, Any]:
+    training, limits = config.training, config.limits
+    actor, rollout = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+    values: dict[str, Any] = {
+        "data.train_files": "of the run file",
+        "data.val_files": "of the run file",
+        "data.custom_cls.path": "pkg://cotune.engines.verl.questions",
+        "data.custom_cls.name": "Questions",
+        "data.shuffle": False,
+        "data.train_batch_size": training.questions_per_step,
+        "data.dataloader_num_workers": 0,
+        "data.max_prompt_length": limits.prompt_tokens,
+        "data.max_response_length": limits.trajectory_tokens,
+        "actor_rollout_ref.model.path": policy_path(config.policy.path),
+        f"{actor}.ppo_mini_batch_size": training.questions_per_step // training.mini_batches,
+        f"{actor}.ppo_micro_batch_size_per_gpu": training.micro_batch_size,
+        f"{actor}.optim.lr": training.learning_rate,
+        f"{actor}.optim.lr_warmup_steps_ratio": training.warmup if _warms_up(config) else 0.0,
+        f"{actor}.optim.lr_scheduler_type": _SCHEDULES[training.schedule],
+        f"{actor}.use_kl_loss": training.kl > 0,
+        f"{actor}.kl_loss_coef": training.kl,
+        f"{actor}.loss_agg_mode": LOSS_WHERE_MASKED if _masks(distillation) else LOSS,
+        f"{actor}.checkpoint.save_contents": ["model", "optimizer", "extra", "hf_model"],
+        "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu": training.micro_batch_size,
+        f"{rollout}.log_prob_micro_batch_size_per_gpu": training.micro_batch_size,
+        f"{rollout}.name": "vllm",
+        f"{rollout}.n": training.group_size,
+        f"{rollout}.temperature": training.temperature,
+        f"{rollout}.tensor_model_parallel_size": 1,
+        f"{rollout}.seed": config.seed,
+        f"{rollout}.calculate_log_probs": _masks(distillation),
+        f"{rollout}.agent.agent_loop_config_path": str(Path(__file__).with_name("agents.yaml")),
+        f"{rollout}.agent.default_agent_loop": AGENT,
+        "reward.num_workers": 1,
+        "algorithm.adv_estimator": "grpo",
+        "trainer.n_gpus_per_node": gpus,
+        "trainer.nnodes": 1,
+        "trainer.logger": list(config.logging.report_to),
+        "trainer.project_name": "cotune",
+        "trainer.experiment_name": config.name,
+        "trainer.total_training_steps": training.steps,
+        "trainer.total_epochs": 2,  # the data is one epoch of all steps; veRL's loop must not end before
+        "trainer.val_before_train": False,
+        "trainer.test_freq": -1,
+        "trainer.save_freq": training.save_every or -1,
+        "trainer.default_local_dir": str(folder),
+        "trainer.resume_mode": "disable" if resume_from is None else "resume_path",
+        "trainer.resume_from_path": None if resume_from is None else str(resume_from),
+        "trainer.checkpoint_callback_class": "cotune.engines.verl.trainer.SaveStrategy",
+        "ray_kwargs.ray_init.log_to_driver": False,
+    }
+    values |= {f"{actor}.clip_ratio{end}": training.clip for end in ("", "_low", "_high")}
+    if stops:
+        values[f"{rollout}.skip_tokenizer_init"] = False
+    if _masks(distillation):
+        values["algorithm.rollout_correction.rollout_rs"] = "token_k1"
+        values["algorithm.rollout_correction.rollout_rs_threshold"] = rejection_bounds(distillation)
+    return values
+
+
+def rejection_bounds(distillation: Distillation) -> str:
+    """`low` and `high` of the context ratio π_old(ỹ_t|x)/π_old(ỹ_t|x̃), as veRL's token_k1 takes them.
+
+    Its statistic is -log of that ratio, kept between the logarithms of two bounds: those of the inverse.
+    veRL clamps it to ±20, so a bound beyond e²⁰ is none.
+    """
+    upper = 1 / distillation.low if distillation.low else 1e9
+    return f"{1 / distillation.high!r}_{upper!r}"
+
+
+def _masks(distillation: Distillation) -> bool:
+    return distillation.ratio == "masked"
+
+
+def _warms_up(config: RunConfig) -> bool:
+    return config.training.schedule != "constant"
+
+
+def _check_ours(given: Mapping[str, Any]) -> None:
+    for name in given:
+        bare = name.lstrip("+")
+        for ours, field in _OURS.items():
+            if bare == ours or bare.startswith(f"{ours}."):
+                raise ConfigError(
+                    f"training.engine_args.{name}: set by {field}; remove it from engine_args"
+                )
+
+
+def _set(found: DictConfig, name: str, value: Any) -> None:
+    """One of veRL's keys; one that it does not know takes a + before it, as on veRL's command line."""
+    try:
+        OmegaConf.update(found, name.lstrip("+"), value, force_add=name.startswith("+"))
+    except OmegaConfBaseException as error:
+        raise ConfigError(
+            f"training.engine_args.{name}: {_one_line(error)}; correct it, or write +{name} for a key "
+            "that veRL's files do not list"
+        ) from error
+
+
+def _check_loss(found: DictConfig, distillation: Distillation) -> None:
+    mode = found.actor_rollout_ref.actor.loss_agg_mode
+    if _masks(distillation) and mode != LOSS_WHERE_MASKED:
+        raise ConfigError(
+            f"training.engine_args.actor_rollout_ref.actor.loss_agg_mode is {mode}, which divides by "
+            f"the tokens that the context ratio leaves; expected {LOSS_WHERE_MASKED}, or "
+            "strategy.distillation.ratio: original"
+        )
+
+
+def _leaves(prefix: str, given: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Nested keys as dotted ones."""
+    for key, value in given.items():
+        name = f"{prefix}.{key}" if prefix else str(key)
+        if isinstance(value, Mapping) and value:
+            yield from _leaves(name, value)
+        else:
+            yield name, value
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:200]

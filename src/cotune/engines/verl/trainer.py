@@ -1,0 +1,71 @@
+"""veRL's synchronous trainer, with what a joint run does at its public hooks.
+
+veRL's loop, in the order of a step:
+
+    on_step_begin       weights are synced                  -> evolve, evaluate
+    step:  generate_sequences                               -> assign (`rollouts.Manager`)
+           on_sample_end                                    -> credit, keep failures
+           old log-probabilities, advantages, update        on the prompt that is trained on
+    save, on_save                                           -> the strategy's state beside the weights
+    on_step_end         weights are synced
+"""
+
+from pathlib import Path
+from typing import Any
+
+from verl.trainer.ppo.checkpoint_callback import CheckpointCallback
+from verl.trainer.ppo.v1 import PPOTrainerSync
+
+from cotune.engines.verl.joint import VerlJoint
+from cotune.engines.verl.rollouts import Apart, Manager
+
+_POLL_SECONDS = 0.2
+"""How often veRL looks whether rollouts are done; its own 2 s would be most of a short evaluation."""
+
+
+class JointTrainer(PPOTrainerSync):
+    """See the module. `joint` is set before `init`."""
+
+    joint: VerlJoint
+    manager: Manager
+
+    def on_init_end(self) -> None:
+        super().on_init_end()
+        self.replay_buffer.poll_interval = _POLL_SECONDS
+
+    def take_manager(self, manager: Manager) -> None:
+        """Connects what sends rows out with what decides them; before `fit`."""
+        self.manager = self.agent_loop_manager = manager
+        manager.assigning = self.joint
+        self.joint.bind(self, Apart(manager, self.replay_buffer, lambda: self.global_steps))
+
+    def on_step_begin(self) -> None:
+        super().on_step_begin()
+        self.joint.begin_step()
+
+    def on_sample_end(self) -> None:
+        super().on_sample_end()
+        self.joint.take(self.manager.trained_rollouts())
+
+    def step(self, metrics: dict[str, Any], timing_raw: dict[str, Any]) -> Any:
+        batch = super().step(metrics, timing_raw)
+        if self.joint.end_step(metrics):
+            # The last step: it is saved, and none follows.
+            self.total_training_steps = self.global_steps
+            if self.config.trainer.save_freq > 0:
+                self.config.trainer.save_freq = 1
+        return batch
+
+
+class SaveStrategy(CheckpointCallback):
+    """Called by veRL once its half of a checkpoint is written."""
+
+    def on_save(
+        self,
+        trainer: Any,
+        global_step: int,
+        checkpoint_dir: str,
+        async_save: bool = False,
+        **_: Any,
+    ) -> None:
+        trainer.joint.save(Path(checkpoint_dir))

@@ -1,0 +1,75 @@
+"""What one of veRL's processes needs of a run: its environment and codec, made once."""
+
+import os
+import sys
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoConfig, PreTrainedTokenizerBase
+
+from cotune.build import build_environment, build_rewards
+from cotune.config import RunConfig, parse_config
+from cotune.contracts import Environment, Rewards
+from cotune.engines.codec import HFCodec, use_template
+from cotune.engines.local_policy import load_tokenizer
+from cotune.policies import policy_path
+from cotune.records import Task
+from cotune.run_dir import RunDir
+
+SECTION = "cotune"
+"""The key of veRL's configuration under which every process finds what is ours."""
+
+
+@dataclass(frozen=True, eq=False)
+class Worker:
+    """An environment, what scores in its place if anything does, and the policy's codec."""
+
+    config: RunConfig
+    environment: Environment
+    rewards: Rewards | None
+    codec: HFCodec
+    tokenizer: PreTrainedTokenizerBase
+    context_tokens: int | None
+
+    def known(self, task: Task) -> Task:
+        """The task with its columns, which do not travel between processes."""
+        return _tasks(self.environment).get((task.id, task.question), task)
+
+
+def worker_of(section: Any) -> Worker:
+    """This process's, from the `cotune` section of veRL's configuration."""
+    return _made(str(section.run_folder), str(section.working_folder))
+
+
+@lru_cache(1)
+def _made(run_folder: str, working_folder: str) -> Worker:
+    # The run file's own paths, and modules that it names, are found from where the run was started.
+    os.chdir(working_folder)
+    if working_folder not in sys.path:
+        sys.path.insert(0, working_folder)
+    run = RunDir.open(Path(run_folder))
+    return make_worker(parse_config(run.read_config(), str(run.config_path)))
+
+
+def make_worker(config: RunConfig) -> Worker:
+    """Raises ConfigError for what cannot be loaded."""
+    path = policy_path(config.policy.path)
+    tokenizer = load_tokenizer(path)
+    use_template(tokenizer, config.policy.chat_template)
+    codec = HFCodec(tokenizer, config.policy.template_args)
+    environment = build_environment(config)
+    if environment.tools:
+        codec.check_tools(environment.tools)
+    context = getattr(
+        AutoConfig.from_pretrained(path).get_text_config(), "max_position_embeddings", None
+    )
+    return Worker(config, environment, build_rewards(config), codec, tokenizer, context)
+
+
+@lru_cache(4)
+def _tasks(environment: Environment) -> dict[tuple[str, str], Task]:
+    """All tasks that have columns."""
+    splits = ("train", "validation", "test")
+    return {(t.id, t.question): t for s in splits for t in environment.tasks(s) if t.columns}
