@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from peft import LoraConfig
 
-from cotune.engines.trl.best import BestPolicy
+from cotune.engines.best import BestPolicy
 from cotune.engines.trl.trainer import JointTrainer
 from tests.engines.tiny import tiny_tokenizer
 from tests.engines.trl.setup import start

@@ -13,9 +13,9 @@ from trl import GRPOTrainer
 from cotune.config import LoraOptions, RunConfig, parse_config
 from cotune.contracts import ConfigError
 from cotune.engines.adapters import lora_config, merged, save_weights
+from cotune.engines.best import BestPolicy
 from cotune.engines.codec import HFCodec
 from cotune.engines.sampling import CachedSampler, GenerateSampler, policy_sampler
-from cotune.engines.trl.best import BestPolicy
 from cotune.engines.trl.run import lost_steps
 from cotune.engines.trl.setup import Loaded, load_policy, prepare
 from cotune.engines.trl.trainer import JointTrainer

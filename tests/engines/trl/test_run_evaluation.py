@@ -8,7 +8,7 @@ import pytest
 from cotune import run_summary
 from cotune.config import RunConfig, parse_config
 from cotune.contracts import State, Strategy
-from cotune.engines.trl.best import BestPolicy
+from cotune.engines.best import BestPolicy
 from cotune.engines.trl.run import Outcome, RunEvaluation
 from cotune.strategies.inspo import Inspo, InspoOptions
 from tests.engines.tiny import tiny_tokenizer

@@ -11,8 +11,8 @@ import torch
 
 from cotune.config import parse_config
 from cotune.contracts import ConfigError
+from cotune.engines.best import BestPolicy
 from cotune.engines.local_policy import load
-from cotune.engines.trl.best import BestPolicy
 from cotune.engines.trl.run import train
 from cotune.engines.trl.trainer import JointTrainer
 from cotune.experiments.evaluating import EvaluationOptions, evaluate_run
