@@ -1,0 +1,109 @@
+"""Run files on veRL, tiny, and `cotune` on them in processes of their own."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tests.engines.verl.cpu.settings import REPOSITORY, environment, overrides
+
+GEO: dict[str, Any] = {
+    "policy": {"path": "bundled:geo"},
+    "environment": {"kind": "geo", "train": 200, "validation": 8, "test": 24},
+    "limits": {
+        "turns": 4,
+        "turn_tokens": 64,
+        "observation_tokens": 200,
+        "trajectory_tokens": 640,
+        "prompt_tokens": 384,
+    },
+    "strategy": {"kind": "static"},
+    "training": {"questions_per_step": 8, "group_size": 4, "micro_batch_size": 16},
+    "evaluation": {"every": 0, "before": False},
+    "logging": {"trajectories_every": 1},
+}
+ARITHMETIC: dict[str, Any] = GEO | {
+    "policy": {"path": "bundled:arithmetic"},
+    "environment": {
+        "kind": "arithmetic",
+        "train": 16,
+        "validation": 8,
+        "test": 16,
+        "kinds": ["addition", "multiplication"],
+    },
+    "limits": {
+        "turns": 1,
+        "turn_tokens": 144,
+        "observation_tokens": 1,
+        "trajectory_tokens": 146,
+        "prompt_tokens": 192,
+    },
+}
+
+
+def run_file(
+    folder: Path,
+    base: dict[str, Any] = GEO,
+    *,
+    strategy: dict[str, Any] | None = None,
+    engine_args: dict[str, Any] | None = None,
+    ranks: int = 1,
+    **training: Any,
+) -> Path:
+    """A run file whose run folder is `folder`/run."""
+    keys = {f"++{name}": value for name, value in (overrides(ranks) | (engine_args or {})).items()}
+    shared = {"engine": "verl", "mini_batches": 1, "kl": 0, "schedule": "constant", "warmup": 0}
+    whole = base | {
+        "name": "on-verl",
+        "output": str(folder / "run"),
+        "strategy": strategy or base["strategy"],
+        "training": shared
+        | {"learning_rate": 1.0e-4, "save_every": 0}
+        | base["training"]
+        | training
+        | {"engine_args": keys},
+    }
+    path = folder / "run.yaml"
+    path.write_text(yaml.safe_dump(whole), encoding="utf-8")
+    return path
+
+
+def start(*arguments: object) -> subprocess.Popen[str]:
+    """`cotune …` in a process group of its own."""
+    # Ray gives its workers a low priority, which tests beside them would starve.
+    variables = environment() | {"RAY_worker_niceness": "0"}
+    return subprocess.Popen(
+        [sys.executable, "-m", "cotune", *map(str, arguments)],
+        env=variables,
+        cwd=REPOSITORY,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def cotune(*arguments: object) -> str:
+    """Runs `cotune …` to its end; returns what it printed. Fails with all of it."""
+    process = start(*arguments)
+    out, err = process.communicate()
+    assert process.returncode == 0, f"status {process.returncode}\n{out[-4000:]}\n{err[-6000:]}"
+    return out
+
+
+def rows(path: Path) -> list[dict[str, Any]]:
+    """The whole lines of a JSON Lines file; none where there is no file."""
+    if not path.exists():
+        return []
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line]
+
+
+def events(run: Path, kind: str) -> list[dict[str, Any]]:
+    return [row for row in rows(run / "events.jsonl") if row["kind"] == kind]
+
+
+def summary(run: Path) -> dict[str, Any]:
+    return json.loads((run / "summary.json").read_text(encoding="utf-8"))

@@ -1,0 +1,48 @@
+"""P²O on veRL: sampled under hints, trained without them."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.engines.verl.runs import ARITHMETIC, cotune, events, rows, run_file
+
+pytestmark = pytest.mark.verl
+
+P2O = {
+    "kind": "p2o",
+    "hints": {"hard_set_min_count": 4, "dev_size": 6, "budget": 80, "beam": 2},
+    "distillation": {"low": 0.5, "high": 2.0},  # so narrow that some tokens are out
+}
+
+
+def test_the_trained_prompt_has_no_hint(tmp_path: Path) -> None:
+    dump = tmp_path / "trained"
+    path = run_file(
+        tmp_path,
+        ARITHMETIC,
+        strategy=P2O,
+        steps=3,
+        engine_args={"trainer.rollout_data_dir": str(dump)},
+    )
+    cotune("train", path)
+    run = tmp_path / "run"
+
+    hints = [row["text"] for row in events(run, "hint_accepted")]
+    sampled = rows(run / "trajectories" / "train-000003.jsonl")
+    hinted = [row for row in sampled if row["sampled"]["hint"]]
+    assert hints
+    assert hinted
+
+    # What veRL itself says that it has trained on.
+    trained = rows(dump / "3.jsonl")
+    assert len(trained) == len(sampled)
+    for row in trained:
+        assert not any(hint.strip() in row["input"] for hint in hints)
+    # With the tokens that were sampled under the hint, and their rewards.
+    assert sorted(row["score"] for row in trained) == sorted(row["reward"] for row in sampled)
+
+    metrics = rows(run / "metrics.jsonl")
+    assert metrics[2]["hinted_share"] > 0
+    # veRL's own count of tokens whose context ratio is out of bounds: none without hints.
+    assert metrics[0]["rollout_corr/rollout_rs_masked_fraction"] == 0
+    assert 0 < metrics[2]["rollout_corr/rollout_rs_masked_fraction"] < 1

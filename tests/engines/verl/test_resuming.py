@@ -1,0 +1,41 @@
+"""A run on veRL that is killed goes on from its newest whole checkpoint as if it had not been."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.engines.verl.runs import cotune, events, rows, run_file, start, summary
+from tests.engines.verl.test_learning import INSPO
+
+pytestmark = pytest.mark.verl
+
+
+def test_a_killed_run_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
+    # Draws are a function of (seed, step, row) only where the rollout engine takes a seed.
+    seeded = {"actor_rollout_ref.rollout.full_determinism": True}
+    path = run_file(tmp_path, strategy=INSPO, steps=4, save_every=2, engine_args=seeded)
+    run = tmp_path / "run"
+    process = start("train", path)
+    try:
+        while not any(row["step"] == 3 for row in rows(run / "metrics.jsonl")):
+            assert process.poll() is None, process.communicate()
+            time.sleep(0.5)
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+    third = rows(run / "trajectories" / "train-000003.jsonl")
+    assert len(third) == 8 * 4
+    before = {row["id"] for row in events(run, "instruction_born")}
+
+    cotune("resume", run)
+
+    assert [row["from_step"] for row in events(run, "resumed")] == [2]
+    assert rows(run / "trajectories" / "train-000003.jsonl") == third
+    assert {row["id"] for row in events(run, "instruction_born")} == before
+    assert [row["step"] for row in rows(run / "metrics.jsonl")] == [1, 2, 3, 4]
+    (arm,) = summary(run)["arms"].values()
+    assert arm["policy_rollouts"]["train"] == 4 * 8 * 4
+    assert arm["steps"] == 4
