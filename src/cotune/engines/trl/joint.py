@@ -44,7 +44,7 @@ from cotune.engines.trl.checks import (
     check_weighing,
     steps_per_batch,
 )
-from cotune.engines.trl.comm import TorchComm
+from cotune.engines.comm import TorchComm
 from cotune.engines.trl.late_sampler import LateSampler
 from cotune.engines.trl.trainer import JointTrainer
 from cotune.engines.trl.truncation import was_cut
