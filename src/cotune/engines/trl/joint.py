@@ -36,6 +36,7 @@ from cotune.contracts import (
 )
 from cotune.coordinator import Coordinator, Journal, Meter, RolloutSettings, SingleProcess
 from cotune.engines.codec import HFCodec
+from cotune.engines.comm import TorchComm
 from cotune.engines.trl.checks import (
     check_args,
     check_strategy,
@@ -44,7 +45,6 @@ from cotune.engines.trl.checks import (
     check_weighing,
     steps_per_batch,
 )
-from cotune.engines.comm import TorchComm
 from cotune.engines.trl.late_sampler import LateSampler
 from cotune.engines.trl.trainer import JointTrainer
 from cotune.engines.trl.truncation import was_cut

@@ -19,10 +19,10 @@ from cotune.contracts import State
 from cotune.coordinator import Journal
 from cotune.engines.adapters import load_weights
 from cotune.engines.codec import HFCodec
+from cotune.engines.comm import world
 from cotune.engines.trl.best import BestPolicy
 from cotune.engines.trl.checkpoints import latest_checkpoint, load_state
 from cotune.engines.trl.checks import steps_per_batch
-from cotune.engines.comm import world
 from cotune.engines.trl.joint import Hook, Parts, TRLJoint
 from cotune.engines.trl.setup import Loaded, Setup, grpo_config, load_policy, prepare
 from cotune.engines.trl.trackers import close_reports, report_scores, tensorboard_into
