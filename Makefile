@@ -2,8 +2,11 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+# The engines exclude each other, so veRL has an environment of its own.
+VENV_VERL ?= .venv-verl
+READY_VERL := $(VENV_VERL)/.ready
 
-.PHONY: demo demo-p2o test lint docs policy policy-arithmetic clean
+.PHONY: demo demo-p2o test test-verl lint docs policy policy-arithmetic clean
 .DELETE_ON_ERROR:
 
 demo: $(READY)  ## train the bundled policy with INSPO and without, and compare
@@ -13,7 +16,10 @@ demo-p2o: $(READY)  ## train the bundled policy with P²O and without, and compa
 	$(BIN)/cotune demo-p2o
 
 test: $(READY)  ## the whole suite, slow tests included
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m "slow or not slow"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m "not verl"
+
+test-verl: $(READY_VERL)  ## the tests of the veRL engine, in an environment of its own
+	OMP_NUM_THREADS=1 $(VENV_VERL)/bin/python -m pytest -m verl tests/engines/verl
 
 lint: $(READY)  ## linters and types
 	$(BIN)/ruff check
@@ -30,13 +36,22 @@ policy-arithmetic: $(READY)  ## rebuild the bundled policy of arithmetic and its
 	$(BIN)/python -m cotune.policies.arithmetic
 
 clean:  ## remove the environment and what tools have cached; runs/ stays
-	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis build dist site
+	rm -rf $(VENV) $(VENV_VERL) .pytest_cache .ruff_cache .hypothesis build dist site
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# One environment for all of the above, made anew where the pins have changed.
+python_is_new_enough = $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "cotune needs Python 3.11 or newer; this is " + sys.version.split()[0] + ": make PYTHON=/path/to/python3.11")'
+
+# One environment for all of the above but test-verl, made anew where the pins have changed.
 $(READY): pyproject.toml constraints.txt
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "cotune needs Python 3.11 or newer; this is " + sys.version.split()[0] + ": make PYTHON=/path/to/python3.11")'
+	@$(python_is_new_enough)
 	@echo "setting up $(VENV): a minute or two"
 	@$(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]' -c constraints.txt
+	@touch $@
+
+$(READY_VERL): pyproject.toml constraints-verl.txt
+	@$(python_is_new_enough)
+	@echo "setting up $(VENV_VERL): a minute or two"
+	@$(PYTHON) -m venv $(VENV_VERL)
+	@$(VENV_VERL)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[verl,test]' -c constraints-verl.txt
 	@touch $@

@@ -154,6 +154,8 @@ _MODULES = {name: f"cotune.{module}" for module, names in _HOME.items() for name
 def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module 'cotune' has no attribute {name!r}")
+    if _MODULES[name].startswith("cotune.engines.trl"):
+        import_module("cotune.engine_packages").need_trl(f"cotune.{name}")
     return getattr(import_module(_MODULES[name]), name)
 
 

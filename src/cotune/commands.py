@@ -17,6 +17,7 @@ from cotune.config import RunConfig, dump_config, load_config, parse_config
 from cotune.console import RunJournal, one_line, score_table
 from cotune.contracts import ConfigError, Environment, Stopped
 from cotune.coordinator import Journal, SilentJournal
+from cotune.engine_packages import check_engine
 from cotune.json_files import write_atomic
 from cotune.llm.client import OpenAIOptions
 from cotune.llm.ledger import Ledger
@@ -74,9 +75,7 @@ def _on_verl(
     config: RunConfig, folder: Path, console: Console, quiet: bool, *, resume: bool
 ) -> Path:
     """Trains or goes on by veRL, in processes of its own."""
-    from cotune.engines.verl.installed import check_verl
-
-    check_verl()
+    check_engine(config.training.engine)
     _check_llm(config)
     quiet_libraries(config)
     from cotune.engines.verl import run as verl
@@ -121,7 +120,7 @@ def baseline(
 
 def _replace_config(run: RunDir, config: RunConfig) -> None:
     """Writes run.yaml, in the first process."""
-    from cotune.engines.trl.comm import world
+    from cotune.engines.comm import world
 
     comm = world()
     if comm.rank == 0:
@@ -158,6 +157,7 @@ def _resumable(folder: Path) -> Generator[None]:
 
 def prepare(config: RunConfig, folder: Path) -> "Loaded":
     """Checks all that can be wrong, what is cheap first; writes nothing."""
+    check_engine(config.training.engine)
     _check_llm(config)
     quiet_libraries(config)
     checkpoints = RunDir(folder, attempt=1).checkpoints_path
@@ -179,7 +179,7 @@ def _check_llm(config: RunConfig) -> None:
 
 def _created(config: RunConfig) -> RunDir:
     """The new run folder: made by the first process, there for all when this returns."""
-    from cotune.engines.trl.comm import world
+    from cotune.engines.comm import world
 
     comm = world()
     if comm.rank == 0:
@@ -309,7 +309,7 @@ def _execute(
     config: RunConfig, run: RunDir, setup: "Loaded", console: Console, quiet: bool, *, resume: bool
 ) -> None:
     """Trains; the first process shows it, writes it down and reports it."""
-    from cotune.engines.trl.comm import world
+    from cotune.engines.comm import world
 
     if world().rank != 0:
         _trained(config, run, SilentJournal(), resume, setup)

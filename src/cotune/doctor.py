@@ -14,7 +14,8 @@ from packaging.requirements import Requirement
 
 from cotune.config import load_config
 from cotune.contracts import ConfigError, EngineError
-from cotune.needs import GIB, OPTIONAL, Finding, installed, of_run_file, one_line, wrong
+from cotune.engine_packages import ENGINES, installed, together
+from cotune.needs import GIB, OPTIONAL, Finding, of_run_file, one_line, wrong
 
 
 def examine(run_file: Path | None, assignments: Sequence[str] = ()) -> list[Finding]:
@@ -33,7 +34,7 @@ def examine(run_file: Path | None, assignments: Sequence[str] = ()) -> list[Find
 
 
 def installation() -> list[Finding]:
-    """Python, cotune, what it requires, what it can use, and whether its engine is a known one."""
+    """Python, cotune, what it requires, what it can use, and which engine there is."""
     findings = [
         Finding(True, f"python {platform.python_version()} on {platform.system()}"),
         Finding(True, f"cotune {version('cotune')}"),
@@ -47,7 +48,41 @@ def installation() -> list[Finding]:
         for name, use in OPTIONAL.items()
         for found in [installed(name)]
     ]
-    return [*findings, trl_engine()]
+    return [*findings, *engines()]
+
+
+def engines() -> list[Finding]:
+    """Which engines are installed, and whether they work here."""
+    found = {name: installed(name) for name in ENGINES}
+    if not any(found.values()):
+        return [Finding(False, "engine: none is installed", "pip install 'cotune[trl]'")]
+    findings = [
+        Finding(True, f"engine {name}: not installed (cotune[{name}], in another environment)")
+        for name in ENGINES
+        if found[name] is None
+    ]
+    if found["trl"] is not None:
+        findings.append(trl_engine())
+    if found["verl"] is not None:
+        findings += verl_engine(found["verl"])
+    return findings
+
+
+def verl_engine(found: str) -> list[Finding]:
+    """Whether what cotune's extra for veRL requires is there, and no TRL that breaks it."""
+    wrong_ones = [
+        finding
+        for text in requires("cotune") or ()
+        for requirement in [Requirement(text)]
+        if requirement.marker is not None
+        and requirement.marker.evaluate({"extra": "verl"})
+        and not requirement.marker.evaluate({"extra": ""})
+        for finding in [required(requirement)]
+        if not finding.ok
+    ]
+    if clash := together():
+        wrong_ones.append(Finding(False, f"engine verl: {clash}", "make an environment for each"))
+    return wrong_ones or [Finding(True, f"engine verl: verl {found}, and what it needs")]
 
 
 def required(requirement: Requirement) -> Finding:

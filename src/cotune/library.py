@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from cotune.contracts import LLM, ConfigError, Environment, State, Strategy, TokenRules
+from cotune.engine_packages import need_trl
 from cotune.environments.arithmetic import ArithmeticEnvironment
 from cotune.environments.geo import GeoEnvironment
 from cotune.library_run import LibraryRun
@@ -83,6 +84,7 @@ class Method:
         Raises:
             ConfigError: an argument that cannot work; the trainer is checked when it is made.
         """
+        need_trl("for_trl")
         from cotune.engines.trl.library import joint_run
 
         return joint_run(self, tokenizer, args)

@@ -79,7 +79,7 @@ def _kept_for_now(
     config: RunConfig, folder: Path, steps: int, console: Console
 ) -> tuple[RunDir, RunJournal | SilentJournal]:
     """The temporary run folder, and what writes to it and shows it: in the first process alone."""
-    from cotune.engines.trl.comm import world
+    from cotune.engines.comm import world
 
     if world().rank != 0:
         return RunDir(folder, attempt=1), SilentJournal()

@@ -9,12 +9,12 @@ import shutil
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from cotune.config import WITHOUT_LLM, RunConfig
 from cotune.contracts import ConfigError
+from cotune.engine_packages import check_engine, installed
 from cotune.importing import import_object, registered_environment
 from cotune.llm.client import OpenAIOptions
 from cotune.memory import Memory, find_config, memory_of, read_shape
@@ -50,18 +50,21 @@ class Finding:
     mend: str = ""
 
 
-def installed(package: str) -> str | None:
-    """The version of a package; None where it is not installed."""
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
-
-
 def of_run_file(config: RunConfig) -> list[Finding]:
     """What a run of this file needs, beyond what its model checks."""
-    findings = [*policy(config), *data(config), *objects(config), *packages(config)]
+    findings = [engine(config), *policy(config), *data(config), *objects(config), *packages(config)]
     return [*findings, *llm(config), *trainer(config), *gpus(config), *output(config)]
+
+
+def engine(config: RunConfig) -> Finding:
+    """Whether the engine that is to train can be used from this environment."""
+    name = config.training.engine
+    try:
+        check_engine(name)
+    except ConfigError as error:
+        what, _, mend = one_line(error).partition(": ")
+        return Finding(False, what, mend)
+    return Finding(True, f"training.engine: {name} {installed(name)}")
 
 
 def policy(config: RunConfig) -> list[Finding]:
@@ -223,7 +226,9 @@ def llm(config: RunConfig) -> list[Finding]:
 
 
 def trainer(config: RunConfig) -> list[Finding]:
-    """Whether TRL takes the trainer's arguments."""
+    """Whether TRL, where it trains, takes the trainer's arguments."""
+    if config.training.engine != "trl":
+        return []
     try:
         from cotune.engines.trl.checks import check_args
         from cotune.engines.trl.setup import grpo_config
@@ -239,7 +244,12 @@ def trainer(config: RunConfig) -> list[Finding]:
 
 
 def gpus(config: RunConfig) -> list[Finding]:
-    """Whether there are as many processes as GPUs, each with its share, and with room for it."""
+    """Whether there are as many processes as GPUs, each with its share, and with room for it.
+
+    veRL starts its processes by itself.
+    """
+    if config.training.engine != "trl":
+        return []
     try:
         import torch
 

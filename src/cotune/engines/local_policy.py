@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 
 from cotune.contracts import ConfigError, Environment, Rewards
 from cotune.coordinator import Coordinator, RolloutSettings, SilentJournal
+from cotune.engine_packages import installed
 from cotune.engines.adapters import (
     adapter_base,
     check_peft,
@@ -138,12 +139,17 @@ def local_coordinator(
 def _check_tools(
     environment: Environment, codec: HFCodec, tokenizer: PreTrainedTokenizerBase
 ) -> None:
-    """Finds out how tool calls are read; TRL is loaded only for a form that the codec does not know."""
+    """Finds out how tool calls are read.
+
+    For a form that the codec does not know, TRL's table is asked where TRL is installed.
+    """
     if not environment.tools:
         return
     try:
         codec.check_tools(environment.tools)
     except ConfigError:
+        if installed("trl") is None:
+            raise
         from cotune.engines.trl.tools import check_tools
 
         check_tools(environment, codec, tokenizer)

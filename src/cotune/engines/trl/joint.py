@@ -30,6 +30,7 @@ from cotune.contracts import (
 )
 from cotune.coordinator import Coordinator, RolloutSettings, SingleProcess
 from cotune.engines.codec import HFCodec
+from cotune.engines.comm import TorchComm
 from cotune.engines.joint import Joint, Parts
 from cotune.engines.trl.checks import (
     check_args,
@@ -39,7 +40,6 @@ from cotune.engines.trl.checks import (
     check_weighing,
     steps_per_batch,
 )
-from cotune.engines.trl.comm import TorchComm
 from cotune.engines.trl.late_sampler import LateSampler
 from cotune.engines.trl.trainer import JointTrainer
 from cotune.engines.trl.truncation import was_cut

@@ -10,8 +10,8 @@ from transformers.trainer_utils import SaveStrategy
 
 from cotune.config import RunConfig
 from cotune.coordinator import Journal
+from cotune.engines.comm import world
 from cotune.engines.trl.checks import steps_per_batch
-from cotune.engines.trl.comm import world
 from cotune.engines.trl.joint import TRLJoint
 from cotune.engines.trl.run import build_trainer
 from cotune.engines.trl.setup import Setup

@@ -17,11 +17,11 @@ from cotune.coordinator import Journal
 from cotune.engines.adapters import load_weights
 from cotune.engines.best import BestPolicy
 from cotune.engines.codec import HFCodec
+from cotune.engines.comm import world
 from cotune.engines.evaluation import Outcome, RunEvaluation
 from cotune.engines.joint import Parts
 from cotune.engines.trl.checkpoints import latest_checkpoint, load_state
 from cotune.engines.trl.checks import steps_per_batch
-from cotune.engines.trl.comm import world
 from cotune.engines.trl.joint import Hook, TRLJoint
 from cotune.engines.trl.setup import Loaded, Setup, grpo_config, load_policy, prepare
 from cotune.engines.trl.trackers import close_reports, report_scores, tensorboard_into

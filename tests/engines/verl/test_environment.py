@@ -1,0 +1,29 @@
+"""The environment that veRL's tests run in."""
+
+from importlib.metadata import requires, version
+
+from packaging.requirements import Requirement
+
+from cotune import doctor
+from cotune.engine_packages import installed, together
+
+
+def test_verl_is_installed_as_cotune_requires_it_and_trl_is_not() -> None:
+    wanted = [Requirement(text) for text in requires("cotune") or ()]
+    of_extra = [r for r in wanted if r.marker is not None and r.marker.evaluate({"extra": "verl"})]
+    assert "verl" in {requirement.name for requirement in of_extra}
+    for requirement in of_extra:
+        assert requirement.specifier.contains(version(requirement.name)), str(requirement)
+    assert installed("trl") is None
+    assert together() is None
+    assert [finding for finding in doctor.engines() if not finding.ok] == []
+
+
+def test_what_the_engine_rides_on_can_be_imported() -> None:
+    from verl.experimental.agent_loop import AgentLoopManager
+    from verl.trainer import main_ppo
+    from verl.trainer.ppo.v1 import get_trainer_cls
+
+    assert callable(main_ppo.run_ppo)
+    assert AgentLoopManager.__name__ == "AgentLoopManager"
+    assert get_trainer_cls("sync").__name__
