@@ -17,7 +17,7 @@ from cotune.environments.tag_protocol import (
     Parsed,
     TagProtocol,
 )
-from cotune.records import Action, Response, Task, Trajectory
+from cotune.records import SEARCH_FAILED, Action, Response, Task, Trajectory
 from cotune.retrieval.corpus import read_corpus
 from cotune.retrieval.remote import RemoteOptions, RemoteRetriever
 from cotune.rewards import REWARDS, Reward, exact_match
@@ -156,7 +156,7 @@ class SearchEnvironment(TaskEnvironment):
             found = self._retriever.search(queries, self._top_k)
         except (OSError, RetrievalError) as error:
             # OSError includes TimeoutError and every connection error.
-            reason = " ".join(f"search failed: {type(error).__name__}: {error}".split())
+            reason = " ".join(f"{SEARCH_FAILED}: {type(error).__name__}: {error}".split())
             failure = Response(self._protocol.failure(), action="search", error=reason[:200])
             return [failure] * len(queries)
         if len(found) != len(queries):
@@ -269,6 +269,8 @@ def _retriever(options: SearchOptions) -> Retriever:
     from cotune.retrieval.bm25 import BM25Retriever
 
     corpus = read_corpus(options.corpus)
-    passages = [f'(Title: "{title}") {text}' if title else text for title, text in corpus]
+    # Search-R1 takes a passage of one line for a title.
+    plain = "(Title: %s) " if options.protocol == "search-r1" else "%s"
+    passages = [f'(Title: "{title}") {text}' if title else plain % text for title, text in corpus]
     indexed = [f"{(title + ' ') * options.title_weight}{text}" for title, text in corpus]
     return BM25Retriever(passages, indexed)

@@ -143,21 +143,22 @@ def _messages(value: object, where: str) -> list[tuple[str, str]]:
 
 
 def _answers(row: Mapping[str, Any], where: str) -> tuple[str, ...]:
-    name, expected = "golden_answers", "a list of texts, none blank"
+    """The accepted answers, blank ones left out."""
+    name, expected = "golden_answers", "a list of texts"
     value: Any = row.get(name)
     if "reward_model" in row:
-        name, expected = "reward_model", f"{_REWARD}, none of the texts blank"
+        name, expected = "reward_model", _REWARD
         value = row[name]
         for part in ("ground_truth", "target"):
             value = value.get(part) if isinstance(value, dict) else None
-    answers = [value] if isinstance(value, str) else value
-    if (
-        not isinstance(answers, list)
-        or not answers
-        or not all(isinstance(a, str) and a.strip() for a in answers)
-    ):
-        raise ConfigError(f'{where}: "{name}" is {shortened(row.get(name))}; expected {expected}')
-    return tuple(answers)
+    members = [value] if isinstance(value, str) else value
+    texts = [a for a in members if isinstance(a, str)] if isinstance(members, list) else []
+    answers = tuple(a for a in texts if a.strip())
+    if not answers or len(texts) != len(members):
+        raise ConfigError(
+            f'{where}: "{name}" is {shortened(row.get(name))}; expected {expected}, one at least'
+        )
+    return answers
 
 
 def _id(extra: object, source: str, question: str, split: str) -> str:

@@ -24,7 +24,13 @@ from cotune.experiments.evaluate import Score, measure_of, score_trajectories
 from cotune.llm.client import OPENAI_URL, OpenAIClient, OpenAIOptions
 from cotune.llm.ledger import Ledger
 from cotune.policies import policy_path
-from cotune.preflight import check_context, check_instruction, check_prompts, check_rewards
+from cotune.preflight import (
+    check_context,
+    check_instruction,
+    check_prompts,
+    check_retriever,
+    check_rewards,
+)
 from cotune.records import Assignment, Prompt, StopReason, Task, Trajectory
 from cotune.run_dir import RunDir
 from cotune.run_summary import hard_figures, score_figures, seconds_spent
@@ -194,6 +200,7 @@ def _prepare(name: str, config: RunConfig, options: OpenAIOptions | None, trial:
     form = AnswerForm("") if agent else answer_form(environment, instruction, kind)
     check_instruction(environment, instruction)
     check_rewards(rewards, environment, instruction, ("test",))
+    check_retriever(environment)
     tasks = environment.tasks("test")
     if not tasks:
         raise ConfigError("the test split holds no question; a baseline is scored on it: add some")
