@@ -158,7 +158,7 @@ def retriever(config: RunConfig) -> list[Finding]:
     try:
         RemoteRetriever(short).check()
     except ConfigError as error:
-        return [wrong("environment.retriever", error)]
+        return [wrong("environment.retriever.url", error)]
     return [Finding(True, f"environment.retriever: {options.url} answers")]
 
 

@@ -106,7 +106,10 @@ NO_MARK = [{"role": "user", "content": "who was it?"}]
         ([row(prompt="text")], "row 1: \"prompt\" is 'text'; expected"),
         ([row(prompt=[{"text": "who?"}])], r'"prompt" is \[\{.*; expected \[\{role: user'),
         ([row(prompt=[{"role": "tool", "content": "x"}])], '"prompt" is .*; expected'),
-        ([{**row(prompt=NO_MARK), "question": " "}], "'who was it\\?'; expected Search-R1's template"),
+        (
+            [{**row(prompt=NO_MARK), "question": " "}],
+            "'who was it\\?'; expected Search-R1's template",
+        ),
         ([{**row(prompt=None), "question": None}, row()], 'row 1: "question" is None; expected'),
         ([row(prompt=[]), row()], r'row 1: "prompt" is \[\]; expected'),
         ([row(reward_model="rule")], r'"reward_model" is .rule.; expected \{style, ground_truth'),
