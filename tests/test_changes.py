@@ -129,3 +129,25 @@ def test_what_an_older_version_saved_is_brought_up_to_date() -> None:
     assert renewed(other, config)["environment"] != saved["environment"]
     gone = saved | {"environment": json.dumps({"kind": "gone"})}
     assert renewed(gone, config) == gone
+
+
+def searching(url: str, **more: Any) -> dict[str, Any]:
+    files = dict.fromkeys(("train", "validation", "test"), "questions.jsonl")
+    return {"kind": "search", "retriever": {"kind": "remote", "url": url}, **files, **more}
+
+
+def test_a_retrieval_server_may_have_moved() -> None:
+    here, there = searching("http://a:8000/retrieve"), searching("http://b:8000/retrieve")
+    was, now = (config_of(environment=e, llm=ENDPOINT) for e in (here, there))
+    check_resumable(was, now, "run.yaml")
+    assert changes(changeable(was), changeable(now)) == {
+        "environment.retriever.url": ("http://a:8000/retrieve", "http://b:8000/retrieve")
+    }
+    assert renewed(identity(was), now) == identity(now)
+    more = config_of(environment=searching("http://a:8000/retrieve", top_k=5), llm=ENDPOINT)
+    with pytest.raises(ConfigError, match="environment is fixed"):
+        check_resumable(was, more, "run.yaml")
+    local = {**searching(""), "retriever": None, "corpus": "c.jsonl"}
+    with pytest.raises(ConfigError, match="environment is fixed"):
+        check_resumable(was, config_of(environment=local, llm=ENDPOINT), "run.yaml")
+    assert renewed(identity(was), config_of(environment=local, llm=ENDPOINT)) == identity(was)

@@ -293,6 +293,15 @@ def test_metrics_of_a_batch_by_hand() -> None:
     }
 
 
+def test_searches_that_failed_are_counted() -> None:
+    made = make_trajectory(Assignment(TASKS[0], Prompt(""), Prompt(""), "i0", 0), 0.0)
+    assert "failed_searches" not in trajectory_metrics([made], 1)
+    failed = Turn("a", action="search", error="search failed: RetrievalError: down")
+    other = Turn("a", action="invalid", error="a search failed")
+    found = trajectory_metrics([replace(made, turns=(failed, other, failed)), made], 2)
+    assert found["failed_searches"] == 2.0
+
+
 def test_metrics_with_and_without_hints_by_hand() -> None:
     plain = Assignment(TASKS[0], Prompt(""), Prompt(""), "i0", 0)
     hinted = replace(plain, sampled=Prompt("", "think"))

@@ -14,6 +14,7 @@ from cotune import cli, doctor, needs, policies
 from cotune.config import RunConfig, parse_config
 from cotune.engines.trl import checks
 from cotune.needs import Finding
+from tests.retrieval_server import server
 from tests.run_files import tiny, write
 
 SECRET = "sk-value-of-the-key"
@@ -353,3 +354,25 @@ def test_the_command_s_status_says_whether_something_is_missing(
     (line,) = [line for line in said.splitlines() if not line.startswith("ok ")]
     assert line.startswith("missing  llm: the environment variable COTUNE_TEST_KEY is not set; ")
     assert SECRET not in said
+
+
+# ---- the retrieval server
+
+
+def searching(tmp_path: Path, url: str) -> RunConfig:
+    files = dict.fromkeys(("train", "validation", "test"), "questions.jsonl")
+    retriever = {"kind": "remote", "url": url, "retries": 20}
+    environment = {"kind": "search", "retriever": retriever, **files}
+    return config(tmp_path, environment=environment, strategy={"kind": "static"})
+
+
+def test_a_retrieval_server_is_asked(tmp_path: Path) -> None:
+    assert needs.retriever(config(tmp_path)) == []
+    with server(lambda query: ["a passage"]) as url:
+        (found,) = needs.retriever(searching(tmp_path, url))
+        assert found == Finding(True, f"environment.retriever: {url} answers")
+        (found,) = needs.retriever(searching(tmp_path, url.replace("retrieve", "search")))
+        assert "status 404 (is the address right?" in found.what
+    said = lacking(needs.retriever(searching(tmp_path, url)))
+    assert said.startswith(f"environment.retriever.url: the retrieval server {url}")
+    assert "start the server (cotune serve-retriever" in said

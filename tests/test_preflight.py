@@ -11,12 +11,15 @@ from cotune.preflight import (
     check_context,
     check_instruction,
     check_prompts,
+    check_retriever,
     check_rewards,
     evolved_room,
 )
 from cotune.records import Limits, Task
+from cotune.retrieval.remote import RemoteOptions, RemoteRetriever
 from cotune.rewards import exact_match
 from cotune.rewards.functions import RewardFunctions
+from tests.retrieval_server import server
 
 
 class Words:
@@ -217,3 +220,14 @@ def test_context() -> None:
     check_context(None, limits)
     with pytest.raises(ConfigError, match=r"100 \+ 28 = 128, but the policy's context holds 127"):
         check_context(127, limits)
+
+
+def test_a_retrieval_server_must_answer() -> None:
+    check_retriever(SingleTurnEnvironment({}, ""))
+    check_retriever(environment("Who?"))
+    with server(lambda query: []) as url:
+        remote = RemoteRetriever(RemoteOptions(url=url, retries=0))
+        searching = SearchEnvironment({}, remote, SEARCH_R1_INSTRUCTION, exact_match)
+        check_retriever(searching)
+    with pytest.raises(ConfigError, match=r"environment\.retriever\.url: .*; start the server"):
+        check_retriever(searching)

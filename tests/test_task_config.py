@@ -8,7 +8,7 @@ from cotune.build import build_environment, initial_instruction
 from cotune.config import RunConfig, dump_config, parse_config
 from cotune.contracts import ConfigError
 from cotune.environments.base import PromptFormat, TaskEnvironment
-from cotune.environments.search import PROMPT_FORMAT
+from cotune.environments.tag_protocol import PROMPT_FORMAT
 from cotune.task_config import environment_section
 
 LEAST: dict[str, Any] = {"output": "runs/x", "strategy": {"kind": "static"}}

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from cotune.evolution.distillation import is_hinted
-from cotune.records import Trajectory
+from cotune.records import SEARCH_FAILED, Trajectory
 from cotune.resampling import without_variance
 
 _NOT_IN_A_NAME = re.compile(r"[^\w.-]+")  # of a metric: an environment's names may be any text
@@ -18,7 +18,8 @@ def trajectory_metrics(trajectories: Sequence[Trajectory], group_size: int) -> d
     a hinted rollout and among the others.
 
     `actions/<kind>` is how many turns of a rollout the environment took for that kind of action:
-    of a tool, its calls. A kind that no turn was taken for is not there.
+    of a tool, its calls. A kind that no turn was taken for is not there, nor are `failed_searches`
+    where there were none.
     """
     count = len(trajectories)
     rewards = [t.reward for t in trajectories]
@@ -34,9 +35,17 @@ def trajectory_metrics(trajectories: Sequence[Trajectory], group_size: int) -> d
         "completion_tokens_mean": sum(len(t.completion_ids) for t in trajectories) / count,
         "answered_share": sum(t.answer is not None for t in trajectories) / count,
         "turn_error_share": sum(any(turn.error for turn in t.turns) for t in trajectories) / count,
+        **_failed_searches(trajectories),
         **_actions(trajectories),
         **_reward_parts(trajectories),
     }
+
+
+def _failed_searches(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    """Searches of a batch that the retriever could not carry out; empty where all were."""
+    turns = [turn for t in trajectories for turn in t.turns]
+    failed = sum(turn.error.startswith(SEARCH_FAILED) for turn in turns)
+    return {"failed_searches": float(failed)} if failed else {}
 
 
 def _actions(trajectories: Sequence[Trajectory]) -> dict[str, float]:

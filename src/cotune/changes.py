@@ -13,7 +13,7 @@ _FIXED = (
 )  # fmt: skip
 # A step would be another one: which questions it takes, and how many optimizer steps it makes.
 _FIXED_IN_TRAINING = ("engine", "questions_per_step", "group_size", "mini_batches", "frozen")
-_FREE = "name, threads, llm, evaluation, logging and training"
+_FREE = "name, threads, environment.retriever, llm, evaluation, logging and training"
 # May hold a key or a token: kept as a hash, and only their names are said.
 _SILENT = ("llm", "training.engine_args")
 
@@ -21,6 +21,9 @@ _SILENT = ("llm", "training.engine_args")
 def identity(config: RunConfig) -> dict[str, str]:
     """The parts of a run file that a resume must find as they were, by field, as JSON."""
     plain = dump_config(config)
+    if server := plain["environment"].get("retriever"):
+        # The address of a server and how long it is waited for; what it answers cannot be known.
+        plain["environment"]["retriever"] = {"kind": server["kind"]}
     fixed = {field: plain[field] for field in _FIXED}
     fixed |= {f"training.{name}": plain["training"][name] for name in _FIXED_IN_TRAINING}
     return {field: json.dumps(value, sort_keys=True) for field, value in fixed.items()}
@@ -34,7 +37,10 @@ def renewed(saved: Mapping[str, str], config: RunConfig) -> dict[str, str]:
         config: the run file that is resumed.
     """
     plain = dump_config(config)
+    server = plain["environment"].get("retriever")
     plain |= {field: json.loads(text) for field, text in saved.items() if field in plain}
+    if server and plain["environment"].get("retriever"):
+        plain["environment"]["retriever"] = server  # of which only the kind was saved
     try:
         known = identity(parse_config(plain, "the saved run"))
     except ConfigError:
@@ -44,7 +50,10 @@ def renewed(saved: Mapping[str, str], config: RunConfig) -> dict[str, str]:
 
 def changeable(config: RunConfig) -> dict[str, str]:
     """The fields of a run file that a resume may find changed, as JSON; hashes of silent ones."""
-    plain = {name: part for name, part in dump_config(config).items() if name not in _FIXED}
+    dumped = dump_config(config)
+    plain = {name: part for name, part in dumped.items() if name not in _FIXED}
+    if server := dumped["environment"].get("retriever"):
+        plain["environment"] = {"retriever": server}
     return {
         field: hashlib.sha256(value.encode()).hexdigest() if _is_silent(field) else value
         for field, value in _leaves("", plain)

@@ -1,6 +1,7 @@
 """What a run of a run file needs, and what of it is missing. For `cotune doctor`.
 
-Nothing is loaded but configurations, and the functions and classes that the run file names.
+Nothing is loaded but configurations, and the functions and classes that the run file names; a
+retrieval server is asked once.
 """
 
 import os
@@ -8,7 +9,7 @@ import re
 import shutil
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from cotune.run_dir import RunDir
 from cotune.task_config import PythonOptions, ToolsOptions, TrlOptions, VerifiersOptions
 
 GIB = 2**30
+_SERVER_S = 10.0  # a dense index on a CPU takes its time
 OPTIONAL = {
     "peft": "LoRA",
     "vllm": "sampling with vLLM",
@@ -52,7 +54,8 @@ class Finding:
 
 def of_run_file(config: RunConfig) -> list[Finding]:
     """What a run of this file needs, beyond what its model checks."""
-    findings = [engine(config), *policy(config), *data(config), *objects(config), *packages(config)]
+    findings = [engine(config), *policy(config), *data(config), *retriever(config)]
+    findings += [*objects(config), *packages(config)]
     return [*findings, *llm(config), *trainer(config), *gpus(config), *output(config)]
 
 
@@ -145,6 +148,21 @@ def _hub_data(name: str) -> Finding:
         f"dataset.name: {name} is not in the cache of the Hugging Face hub",
         f"fetch it (hf download --repo-type dataset {name}), or correct dataset.name",
     )
+
+
+def retriever(config: RunConfig) -> list[Finding]:
+    """Whether the retrieval server answers a query."""
+    from cotune.retrieval.remote import RemoteRetriever
+
+    options = getattr(config.environment, "retriever", None)
+    if options is None:
+        return []
+    short = replace(options, timeout_s=min(options.timeout_s, _SERVER_S), retries=0)
+    try:
+        RemoteRetriever(short).check()
+    except ConfigError as error:
+        return [wrong("environment.retriever.url", error)]
+    return [Finding(True, f"environment.retriever: {options.url} answers")]
 
 
 def objects(config: RunConfig) -> list[Finding]:

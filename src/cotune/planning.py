@@ -9,9 +9,9 @@ from cotune.config import RunConfig, TrainingConfig
 from cotune.environments.dataset import SPLITS, read_dataset
 from cotune.environments.math import MathOptions, read_problems
 from cotune.environments.search import SearchOptions
+from cotune.environments.search_questions import read_questions
 from cotune.evolution.hints import dev_count
 from cotune.llm.client import OpenAIOptions, worst_case_price
-from cotune.retrieval.corpus import read_tasks
 from cotune.strategies.composed import ComposedOptions
 from cotune.strategies.gepa import GepaOptions
 from cotune.strategies.inspo import InspoOptions
@@ -142,14 +142,16 @@ def split_sizes(config: RunConfig) -> dict[str, int]:
     if config.dataset is not None:
         return {split: len(tasks) for split, tasks in read_dataset(config.dataset).items()}
     assert not isinstance(environment, SingleTurnOptions | ToolsOptions | TrlOptions)
+    if isinstance(environment, SearchOptions):
+        own = environment
+        found = read_questions(own.train, own.validation, own.test, own.sample)
+        return {split: len(tasks) for split, tasks in found.items()}
     paths = {"train": environment.train, "validation": environment.validation}
     paths["test"] = environment.test
     sizes: dict[str, int] = {}
     for split, given in paths.items():
         if isinstance(given, int):
             sizes[split] = given
-        elif isinstance(environment, SearchOptions):
-            sizes[split] = len(read_tasks(given, split))
         elif isinstance(environment, MathOptions):
             sizes[split] = len(read_problems(given, split, environment))
     return sizes

@@ -130,6 +130,17 @@ def check_rewards(
     )
 
 
+def check_retriever(environment: Environment) -> None:
+    """Asks a retrieval server for a passage, so that a wrong address shows before anything is spent.
+
+    Raises:
+        ConfigError: the environment searches a server that gives no usable reply.
+    """
+    check = getattr(getattr(environment, "retriever", None), "check", None)
+    if check is not None:
+        check()
+
+
 def check_context(context_tokens: int | None, limits: Limits) -> None:
     """Raises ConfigError where a full episode is longer than what the policy can attend to.
 

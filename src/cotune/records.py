@@ -130,6 +130,10 @@ class Calls:
     said: str = ""
 
 
+SEARCH_FAILED = "search failed"
+"""What the error of a turn begins with whose search a retriever could not carry out."""
+
+
 @dataclass(frozen=True, slots=True)
 class Turn:
     """One turn: what the policy wrote and what came back.

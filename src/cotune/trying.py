@@ -17,7 +17,7 @@ from cotune.coordinator import RolloutSettings
 from cotune.experiments.evaluate import score_trajectories
 from cotune.experiments.evaluating import SPLITS
 from cotune.policies import policy_path
-from cotune.preflight import check_instruction, check_prompts
+from cotune.preflight import check_instruction, check_prompts, check_retriever
 from cotune.records import Assignment, Prompt, Trajectory
 from cotune.showing import LEGEND, OBSERVED, OWN, completion_text, outcome_lines, prompt_text
 
@@ -58,6 +58,7 @@ def try_run(
     environment = build_environment(config)
     instruction = initial_instruction(config, environment)
     check_instruction(environment, instruction)
+    check_retriever(environment)
     trajectories, codec = _rolled_out(config, environment, instruction, count, split, greedy)
     console.print(LEGEND)
     for number, trajectory in enumerate(trajectories, 1):

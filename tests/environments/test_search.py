@@ -27,7 +27,11 @@ from cotune.records import (
     Trajectory,
     Turn,
 )
+from cotune.retrieval.remote import RemoteOptions
 from cotune.rewards import exact_match
+from tests.retrieval.test_search_r1_parquet import row
+from tests.retrieval.test_search_r1_parquet import write as write_parquet
+from tests.retrieval_server import server
 
 TASK = Task("t1", "Where is Oslo?", ("Norway", "the north"))
 PROMPT = Prompt("Answer.")
@@ -304,3 +308,57 @@ def test_options_refuse_what_cannot_work(options: SearchOptions):
     ]:
         with pytest.raises(ValidationError, match=message):
             adapter.validate_python({**paths, field: value})
+
+
+def test_search_r1s_files_its_protocol_and_a_server(tmp_path: Path):
+    rows = [row(f"who was number {i}?", i) for i in range(40)]
+    with server(lambda query: [f'"Title of {query}"\nText.', "One line"]) as url:
+        options = SearchOptions(
+            retriever=RemoteOptions(url=url),
+            protocol="search-r1",
+            train=write_parquet(tmp_path / "train.parquet", *rows[:30]),
+            validation=3,
+            test=write_parquet(tmp_path / "test.parquet", *rows[30:]),
+            sample={"test": 4},
+            top_k=2,
+        )
+        env = search_environment(options)
+        assert {s: len(env.tasks(s)) for s in ("train", "validation", "test")} == {
+            "train": 27,
+            "validation": 3,
+            "test": 4,
+        }
+        (response,) = env.respond([action("<search>Oslo</search>")])
+        assert response.observation == (
+            '\n\n<information>Doc 1(Title: "Title of Oslo") Text.\nDoc 2(Title: One line)'
+            "</information>\n\n"
+        )
+        # To the letter what Search-R1 shows its policies.
+        (message,) = env.messages(env.tasks("train")[0], Prompt(env.initial_instruction))
+        asked = env.tasks("train")[0].question
+        assert message["content"] == (
+            f"{SEARCH_R1_INSTRUCTION.replace('as you want', 'as your want')} Question: {asked}\n"
+        )
+    (response,) = env.respond([action("<search>Bergen</search>")])
+    assert response.error.startswith("search failed: RetrievalError")
+    assert response.observation == (
+        "\n\n<information>The search failed; nothing was retrieved.</information>\n\n"
+    )
+
+
+def test_a_corpus_under_search_r1s_protocol(options: SearchOptions):
+    env = search_environment(replace(options, protocol="search-r1", top_k=2))
+    (response,) = env.respond([action("<search>note</search>")])
+    assert response.observation.startswith("\n\n<information>Doc 1(Title: Nothing of note.)")
+    (response,) = env.respond([action("<search>capital</search>")])
+    assert 'Doc 1(Title: "Oslo") The capital of Norway.' in response.observation
+
+
+def test_a_corpus_or_a_server(options: SearchOptions):
+    remote = RemoteOptions(url="http://127.0.0.1:8000/retrieve")
+    with pytest.raises(ValueError, match=r"has corpus and retriever; expected corpus: .* one of"):
+        replace(options, retriever=remote)
+    with pytest.raises(ValueError, match="has neither corpus nor retriever; expected corpus"):
+        replace(options, corpus=None)
+    assert replace(options, corpus=None, search=False).corpus is None
+    assert replace(options, corpus=None, retriever=remote).retriever == remote

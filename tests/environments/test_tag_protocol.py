@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cotune.environments.search import PROMPT_FORMAT
 from cotune.environments.tag_protocol import (
+    PROMPT_FORMAT,
     STOP,
     Parsed,
     error_observation,

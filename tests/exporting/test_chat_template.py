@@ -37,6 +37,11 @@ FORMATS = [
         ("user", "system"), ("before", "after"), ("keep", "replace"), ("", "Q: ")
     )
 ]
+FORMATS += [
+    PromptFormat(question_prefix="Q: ", question_suffix="\n", separator=" "),  # Search-R1's
+    PromptFormat(question_suffix="{{ 1 }}", separator="", placement="after"),
+    PromptFormat(question_suffix="!", role="system"),
+]
 TASKS = (
     Task("plain", "What is 2 + 2?", ("4",)),
     Task("system", "And 3 + 3?", ("6",), context=(("system", "You are\nterse."),)),
@@ -130,7 +135,7 @@ def test_a_question_alone_gives_the_messages_of_the_prompt_format(
 
 
 @pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("laid_out", [FORMATS[1], FORMATS[8]], ids=str)
+@pytest.mark.parametrize("laid_out", [FORMATS[1], FORMATS[8], FORMATS[16]], ids=str)
 def test_models_templates_render_the_same_tokens(model: str, laid_out: PromptFormat) -> None:
     own = models_template(model)
     tokenizer = byte_tokenizer(own, ["<|im_end|>"], "<|im_end|>")

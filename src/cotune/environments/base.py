@@ -20,7 +20,8 @@ class PromptFormat:
         system: what becomes of a system prompt that the data has: "keep" it (with `role: system`
             the instruction follows it) or "replace" it by the instruction (with `role: user` it is
             dropped).
-        question_prefix: what stands before the question.
+        question_prefix, question_suffix: what stands before and after the question.
+        separator: what stands between instruction and question in the user's message.
     """
 
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
@@ -29,13 +30,15 @@ class PromptFormat:
     placement: Literal["before", "after"] = "before"
     system: Literal["keep", "replace"] = "keep"
     question_prefix: str = ""
+    question_suffix: str = ""
+    separator: str = "\n\n"
 
     def messages(self, task: Task, prompt: Prompt) -> list[dict[str, str]]:
         """System prompt, what the data has before the question, and the user's message.
 
         The hint, if any, stands before the user's message (P²O's T).
         """
-        question = f"{self.question_prefix}{task.question}"
+        question = f"{self.question_prefix}{task.question}{self.question_suffix}"
         before = [{"role": role, "content": content} for role, content in task.context]
         if self.system == "replace":
             before = [message for message in before if message["role"] != "system"]
@@ -44,7 +47,7 @@ class PromptFormat:
             before = _with_system(before, prompt.instruction)
         else:
             parts.insert(0 if self.placement == "before" else 1, prompt.instruction)
-        content = "\n\n".join(part for part in parts if part)
+        content = self.separator.join(part for part in parts if part)
         return [*before, {"role": "user", "content": prompt.under_hint(content)}]
 
 

@@ -1,25 +1,25 @@
 """Question answering with a search engine over the tag protocol, as in Search-R1 and INSPO."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Self
 
 from cotune.contracts import ConfigError, RetrievalError, Retriever
-from cotune.environments.base import PromptFormat, TaskEnvironment, missing_texts
+from cotune.environments.base import TaskEnvironment, missing_texts
+from cotune.environments.search_questions import Sample, Split, check_questions, read_questions
+from cotune.environments.search_r1_protocol import SEARCH_R1
 from cotune.environments.tag_protocol import (
     ANSWER_TAGS,
     CALL_TAGS,
     STOP,
+    TAGS,
     Parsed,
-    error_observation,
-    failure_observation,
-    own_answer,
-    parse_turn,
-    render_information,
+    TagProtocol,
 )
-from cotune.records import Action, Response, Task, Trajectory
-from cotune.retrieval.corpus import read_corpus, read_tasks
+from cotune.records import SEARCH_FAILED, Action, Response, Task, Trajectory
+from cotune.retrieval.corpus import read_corpus
+from cotune.retrieval.remote import RemoteOptions, RemoteRetriever
 from cotune.rewards import REWARDS, Reward, exact_match
 
 SEARCH_R1_INSTRUCTION = (
@@ -40,7 +40,10 @@ ANSWER_INSTRUCTION = (
 """The initial instruction where there is no search engine."""
 
 OUT_OF_TURNS = "out of turns"
-PROMPT_FORMAT = PromptFormat(question_prefix="Question: ")
+
+ProtocolName = Literal["tags", "search-r1"]
+PROTOCOLS: Mapping[ProtocolName, TagProtocol] = {"tags": TAGS, "search-r1": SEARCH_R1}
+"""The forms of the protocol, by name."""
 
 
 class SearchEnvironment(TaskEnvironment):
@@ -53,9 +56,10 @@ class SearchEnvironment(TaskEnvironment):
         initial_instruction: what training starts from.
         reward: scores the final answer, or None, against a task's answers.
         top_k: passages of an observation.
+        protocol: "tags", or "search-r1" for what Search-R1 itself writes and reads.
 
     Raises:
-        ConfigError: `top_k` below 1, or a task id twice in a split.
+        ConfigError: `top_k` below 1, no such protocol, or a task id twice in a split.
     """
 
     def __init__(
@@ -65,10 +69,16 @@ class SearchEnvironment(TaskEnvironment):
         initial_instruction: str,
         reward: Reward,
         top_k: int = 3,
+        protocol: ProtocolName = "tags",
     ) -> None:
         if top_k < 1:
             raise ConfigError(f"environment.top_k is {top_k}; expected at least 1")
-        super().__init__(tasks, initial_instruction, PROMPT_FORMAT)
+        if protocol not in PROTOCOLS:
+            raise ConfigError(
+                f"environment.protocol is {protocol!r}; expected {' or '.join(PROTOCOLS)}"
+            )
+        self._protocol = PROTOCOLS[protocol]
+        super().__init__(self._asked(tasks), initial_instruction, self._protocol.prompt_format)
         self._retriever, self._reward, self._top_k = retriever, reward, top_k
 
     @property
@@ -99,6 +109,14 @@ class SearchEnvironment(TaskEnvironment):
     def _searches(self) -> bool:
         return self._retriever is not None
 
+    def with_tasks(self, tasks: Mapping[str, Sequence[Task]]) -> Self:
+        return super().with_tasks(self._asked(tasks))
+
+    def _asked(self, tasks: Mapping[str, Sequence[Task]]) -> dict[str, list[Task]]:
+        return {
+            split: [self._protocol.asked(task) for task in rows] for split, rows in tasks.items()
+        }
+
     def respond(self, actions: Sequence[Action]) -> list[Response]:
         """Answers a batch of turns; all its searches make one call of the retriever.
 
@@ -109,24 +127,25 @@ class SearchEnvironment(TaskEnvironment):
         Raises:
             ConfigError: the retriever does not give one list of passages for each query.
         """
-        parsed = [parse_turn(action.text, self._searches) for action in actions]
+        parsed = [self._protocol.parse(action.text, self._searches) for action in actions]
         pairs = list(zip(actions, parsed, strict=True))
-        queries = [p.argument for a, p in pairs if p.action == "search" and not a.last]
+        asks = [p.action == "search" and not a.last and bool(p.argument) for a, p in pairs]
+        queries = [p.argument for p, asked in zip(parsed, asks, strict=True) if asked]
         results = iter(self._retrieve(queries))
         return [
-            next(results) if p.action == "search" and not a.last else self._without_search(a, p)
-            for a, p in pairs
+            next(results) if asked else self._without_search(a, p)
+            for (a, p), asked in zip(pairs, asks, strict=True)
         ]
 
     def reference(self, task: Task) -> str:
         """See `TaskEnvironment.reference`: a solution that answers by itself, else the answer in tags."""
-        if own_answer([task.solution]) is not None:
+        if self._protocol.answer([task.solution], self._searches) is not None:
             return task.solution.strip()
         return f"<answer> {task.answers[0]} </answer>" if task.answers else ""
 
     def score(self, trajectory: Trajectory) -> tuple[float, str | None]:
         """The reward of the one final answer in the policy's own text."""
-        answer = own_answer([turn.text for turn in trajectory.turns], self._searches)
+        answer = self._protocol.answer([turn.text for turn in trajectory.turns], self._searches)
         return self._reward(answer, trajectory.task.answers), answer
 
     def _retrieve(self, queries: list[str]) -> list[Response]:
@@ -137,15 +156,15 @@ class SearchEnvironment(TaskEnvironment):
             found = self._retriever.search(queries, self._top_k)
         except (OSError, RetrievalError) as error:
             # OSError includes TimeoutError and every connection error.
-            reason = " ".join(f"search failed: {type(error).__name__}: {error}".split())
-            failure = Response(failure_observation(), action="search", error=reason[:200])
+            reason = " ".join(f"{SEARCH_FAILED}: {type(error).__name__}: {error}".split())
+            failure = Response(self._protocol.failure(), action="search", error=reason[:200])
             return [failure] * len(queries)
         if len(found) != len(queries):
             raise ConfigError(
                 f"{type(self._retriever).__name__}.search returned {len(found)} lists for "
                 f"{len(queries)} queries; expected one list of passages for each, in order"
             )
-        return [Response(render_information(passages), action="search") for passages in found]
+        return [Response(self._protocol.information(texts), action="search") for texts in found]
 
     def _without_search(self, action: Action, parsed: Parsed) -> Response:
         """The response to a turn that asks for no passages, or too late for any."""
@@ -154,19 +173,28 @@ class SearchEnvironment(TaskEnvironment):
         if action.last:
             error = parsed.error or OUT_OF_TURNS
             return Response(done=True, action=parsed.action, error=error)
-        observation = error_observation(parsed.error, self._searches)
+        if parsed.action == "search":  # for nothing, which finds nothing: no server is asked that
+            return Response(self._protocol.information(()), action="search", error="empty query")
+        observation = self._protocol.correction(parsed.error, self._searches)
         return Response(observation, action="invalid", error=parsed.error)
 
 
 @dataclass(frozen=True, kw_only=True)
 class SearchOptions:
-    """The tag protocol over the user's own corpus and questions, searched by BM25.
+    """The tag protocol over the user's own questions, and a corpus or a retrieval server.
 
     Attributes:
-        corpus: JSONL file of passages (`read_corpus`).
+        corpus: JSONL file of passages (`read_corpus`), searched by BM25.
+        retriever: in place of a corpus, a server with Search-R1's `/retrieve`.
+        protocol: "tags", or "search-r1" for what Search-R1 itself writes and reads: its prompt, its
+            messages, its way to find a turn's action.
         search: false takes the search engine away: no passages are read, a `<search>` is no action,
             and an instruction needs the answer's tags alone (GRPO without tools).
-        train, validation, test: JSONL files of questions (`read_tasks`).
+        train: a JSONL file of questions (`read_tasks`), or Parquet as Search-R1's scripts write it
+            (`read_parquet_tasks`): a file, or a folder of them.
+        validation, test: likewise; or a number of questions held out of `train` by a hash of their
+            text, at most a tenth and a fifth of them.
+        sample: only so many questions of a split, chosen by a hash of their text: {test: 2000}.
         top_k: passages of an observation.
         title_weight: how often a passage's title is repeated before its text in the index; 0
             leaves titles out of it.
@@ -177,10 +205,13 @@ class SearchOptions:
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
     kind: Literal["search"] = "search"
-    corpus: Path
+    corpus: Path | None = None
+    retriever: RemoteOptions | None = None
+    protocol: ProtocolName = "tags"
     train: Path
-    validation: Path
-    test: Path
+    validation: int | Path
+    test: int | Path
+    sample: Sample = field(default_factory=dict[Split, int])
     top_k: int = 3
     title_weight: int = 3
     reward: Literal["exact_match", "f1_squad", "f1_hotpot"] = "exact_match"
@@ -188,6 +219,13 @@ class SearchOptions:
     search: bool = True
 
     def __post_init__(self) -> None:
+        given = [name for name in ("corpus", "retriever") if getattr(self, name) is not None]
+        if len(given) == 2 or (self.search and not given):
+            raise ValueError(
+                f"environment has {' and '.join(given) or 'neither corpus nor retriever'}; expected "
+                "corpus: a JSONL file of passages, or retriever: {kind: remote, url: …}, one of the two"
+            )
+        check_questions(self.validation, self.test, self.sample)
         if self.top_k < 1:
             raise ValueError(f"environment.top_k is {self.top_k}; expected at least 1")
         if self.title_weight < 0:
@@ -200,26 +238,39 @@ class SearchOptions:
 
 
 def search_environment(options: SearchOptions) -> SearchEnvironment:
-    """Reads the files and indexes the corpus; ConfigError names the file and line at fault."""
+    """Reads the files and indexes the corpus; ConfigError names the file and line at fault.
+
+    A retrieval server is not asked anything yet (`preflight.check_retriever`).
+    """
     instruction = options.initial_instruction
     if not options.search and instruction == SEARCH_R1_INSTRUCTION:
         instruction = ANSWER_INSTRUCTION  # the default was not chosen for it
-    files = {"train": options.train, "validation": options.validation, "test": options.test}
+    elif options.protocol == "search-r1" and instruction == SEARCH_R1_INSTRUCTION:
+        # As Search-R1's data have it, to the letter: its checkpoints were trained on that.
+        instruction = instruction.replace(" as you want.", " as your want.")
     return SearchEnvironment(
-        {split: read_tasks(path, split) for split, path in files.items()},
+        read_questions(options.train, options.validation, options.test, options.sample),
         _retriever(options) if options.search else None,
         instruction,
         REWARDS[options.reward],
         options.top_k,
+        options.protocol,
     )
 
 
 def _retriever(options: SearchOptions) -> Retriever:
-    """The corpus, indexed."""
+    """The server, or the corpus, indexed."""
+    if options.retriever is not None:
+        return RemoteRetriever(
+            options.retriever, "search-r1" if options.protocol == "search-r1" else "cotune"
+        )
+    assert options.corpus is not None
     # Imported here so that reading a run file does not load an index library.
     from cotune.retrieval.bm25 import BM25Retriever
 
     corpus = read_corpus(options.corpus)
-    passages = [f'(Title: "{title}") {text}' if title else text for title, text in corpus]
+    # Search-R1 takes a passage of one line for a title.
+    plain = "(Title: %s) " if options.protocol == "search-r1" else "%s"
+    passages = [f'(Title: "{title}") {text}' if title else plain % text for title, text in corpus]
     indexed = [f"{(title + ' ') * options.title_weight}{text}" for title, text in corpus]
     return BM25Retriever(passages, indexed)

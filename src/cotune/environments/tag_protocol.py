@@ -5,9 +5,12 @@ evaluated.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
+
+from cotune.environments.base import PromptFormat
+from cotune.records import Task
 
 STOP = ("</search>", "</answer>")
 """Strings after which a turn ends."""
@@ -17,6 +20,9 @@ CALL_TAGS = ("<search>", "</search>", "<answer>", "</answer>")
 
 ANSWER_TAGS = ("<answer>", "</answer>")
 """The same where there is no search engine."""
+
+FAILURE = "The search failed; nothing was retrieved."
+"""What stands in place of passages then."""
 
 _CALL_TAG = re.compile(r"<(/?)(search|answer)>")
 _ANSWER_TAG = re.compile(r"<(/?)(answer)>")
@@ -55,7 +61,7 @@ def parse_turn(text: str, search: bool = True) -> Parsed:
         text: what the policy wrote.
         search: whether there is a search engine; without, its tags are text like any other.
     """
-    own = _without_forged(text)
+    own = without_forged(text)
     tags = list((_CALL_TAG if search else _ANSWER_TAG).finditer(own))
     error = _malformed(tags, "<search> or <answer>" if search else "<answer>")
     if error:
@@ -78,7 +84,7 @@ def own_answer(turn_texts: Sequence[str], search: bool = True) -> str | None:
     a closing `</answer>`, too (outside forged blocks), nothing counts: an episode cannot hedge.
     An answer that was left unclosed and then put right in a later turn counts.
     """
-    closed = [text for text in turn_texts if "</answer>" in _without_forged(text)]
+    closed = [text for text in turn_texts if "</answer>" in without_forged(text)]
     if len(closed) != 1:
         return None
     parsed = parse_turn(closed[0], search)
@@ -104,7 +110,7 @@ def error_observation(error: str, search: bool = True) -> str:
 
 def failure_observation() -> str:
     """What the policy reads after a search that the retriever could not carry out."""
-    return "\n<information>\nThe search failed; nothing was retrieved.\n</information>\n"
+    return f"\n<information>\n{FAILURE}\n</information>\n"
 
 
 def render_information(passages: Sequence[str]) -> str:
@@ -113,11 +119,16 @@ def render_information(passages: Sequence[str]) -> str:
     A protocol tag inside a passage loses its "<" to "‹", so that no text of a corpus can close
     the block and speak with the policy's voice.
     """
-    body = "\n".join(f"({i}) {_FOREIGN_TAG.sub('‹', text)}" for i, text in enumerate(passages, 1))
+    body = "\n".join(f"({i}) {escaped(text)}" for i, text in enumerate(passages, 1))
     return f"\n<information>\n{body or 'No document matches.'}\n</information>\n"
 
 
-def _without_forged(text: str) -> str:
+def escaped(passage: str) -> str:
+    """A passage whose protocol tags are none any more."""
+    return _FOREIGN_TAG.sub("‹", passage)
+
+
+def without_forged(text: str) -> str:
     """The turn without `<information>` blocks, nested ones included, unclosed ones to its end.
 
     A line break stands for what was cut, so that the two sides never join to form a tag.
@@ -150,3 +161,43 @@ def _malformed(tags: Sequence[re.Match[str]], wanted: str) -> str:
     if marks.count("<") < 2:
         return f"stray </{name}>"
     return f"nested <{name}>" if "<<" in marks else f"more than one <{name}>"
+
+
+def _as_it_is(task: Task) -> Task:
+    return task
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TagProtocol:
+    """One form of the protocol: how turns are read, and what is written around and between them.
+
+    Attributes:
+        prompt_format: how instruction and question make a prompt.
+        parse: a turn and whether there is a search engine, to what it asks for.
+        answer: the turns of an episode and whether there is a search engine, to its final answer.
+        correction: what answers an invalid turn: its error, and whether there is a search engine.
+        information: what answers a search, of its passages.
+        failure: what answers a search that failed.
+        asked: a task as it is asked.
+    """
+
+    prompt_format: PromptFormat
+    parse: Callable[[str, bool], Parsed]
+    answer: Callable[[Sequence[str], bool], str | None]
+    correction: Callable[[str, bool], str]
+    information: Callable[[Sequence[str]], str]
+    failure: Callable[[], str]
+    asked: Callable[[Task], Task] = _as_it_is
+
+
+PROMPT_FORMAT = PromptFormat(question_prefix="Question: ")
+
+TAGS = TagProtocol(
+    prompt_format=PROMPT_FORMAT,
+    parse=parse_turn,
+    answer=own_answer,
+    correction=error_observation,
+    information=render_information,
+    failure=failure_observation,
+)
+"""The stricter form, and the default: one action a turn, corrections that say what was wrong."""

@@ -12,7 +12,7 @@ from cotune.environments.math import MathEnvironment
 from cotune.environments.search import SearchEnvironment
 from cotune.experiments.evaluate import EXACT_MATCH, measure_of
 from cotune.experiments.metrics import METRICS, is_boxed
-from cotune.preflight import check_rewards
+from cotune.preflight import check_retriever, check_rewards
 from cotune.records import Task
 from cotune.rewards.functions import RewardFunctions
 
@@ -60,8 +60,9 @@ def question_sets(
 
     Raises:
         ConfigError: a benchmark that cannot be read, is given twice, or does not go with the
-            environment.
+            environment; or its retrieval server does not answer.
     """
+    check_retriever(environment)
     sets: list[QuestionSet] = []
     parsed = [parse_benchmark(given) for given in benchmarks]
     if split is not None or not parsed:

@@ -207,9 +207,11 @@ def _placement(card: Card) -> str:
     if laid_out.role == "system":
         there = "at its end" if laid_out.system == "keep" else "in its place"
         return f"{why} It was the system message; one that the data had kept it {there}."
+    blank = laid_out.separator == "\n\n"
+    between = "a blank line" if blank else f"{_code(laid_out.separator)} as it is"
     return (
-        f"{why} It stood {laid_out.placement} the question{prefix} in the user's message, a blank "
-        "line between them."
+        f"{why} It stood {laid_out.placement} the question{prefix} in the user's message, "
+        f"{between} between them."
     )
 
 
@@ -268,8 +270,10 @@ def _source(config: RunConfig) -> str:
     if options.kind == "arithmetic":
         return "cotune's bundled world `arithmetic`"
     if options.kind == "search" or options.kind == "math":
-        files = (options.train, options.validation, options.test)
-        return "The files " + ", ".join(inline(file.name) for file in files)
+        given = (options.train, options.validation, options.test)
+        files = [file for file in given if isinstance(file, Path)]
+        named = ", ".join(inline(file.name) for file in files)
+        return f"The file{'s' * (len(files) > 1)} {named}"
     if options.kind == "verifiers":
         return f"The verifiers environment {_code(_object(options.environment))}"
     return "The environment's own questions"

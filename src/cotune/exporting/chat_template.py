@@ -130,7 +130,8 @@ def with_instruction(
         lines.append(_WITHOUT_SYSTEM)
     if prompt_format.role == "system":
         lines.append(_SYSTEM)
-    if prompt_format.role == "user" or prompt_format.question_prefix:
+    around = prompt_format.question_prefix or prompt_format.question_suffix
+    if prompt_format.role == "user" or around:
         lines.append(_USER.replace("WRAPPED", _wrapped(prompt_format)))
     return "".join(lines) + _END + own
 
@@ -195,11 +196,13 @@ def _escaped(character: str) -> str:
 
 def _wrapped(prompt_format: PromptFormat) -> str:
     """The user's message from `cotune_text`, as a Jinja expression."""
-    prefix = prompt_format.question_prefix
+    prefix, suffix = prompt_format.question_prefix, prompt_format.question_suffix
     question = f"{literal(prefix)} ~ cotune_text" if prefix else "cotune_text"
+    if suffix:
+        question = f"{question} ~ {literal(suffix)}"
     if prompt_format.role == "system":
         return question
     parts = ["cotune_instruction", question]
     if prompt_format.placement == "after":
         parts.reverse()
-    return f'[{", ".join(parts)}] | select | join("\\n\\n")'
+    return f"[{', '.join(parts)}] | select | join({literal(prompt_format.separator)})"

@@ -21,7 +21,13 @@ from cotune.engines.trl.launch import check_launch, held_to_one_gpu
 from cotune.engines.trl.tools import check_tools
 from cotune.engines.trl.trackers import check_installed
 from cotune.policies import policy_path
-from cotune.preflight import check_context, check_instruction, check_prompts, check_rewards
+from cotune.preflight import (
+    check_context,
+    check_instruction,
+    check_prompts,
+    check_retriever,
+    check_rewards,
+)
 from cotune.rewards.functions import RewardFunctions
 
 _SPLITS = ("train", "validation", "test")
@@ -88,6 +94,7 @@ def load_checked(config: RunConfig) -> Loaded:
         steps = config.training.steps * config.training.optimizer_steps
         rewards.trainer_state = TrainerState(max_steps=steps)
     check_rewards(rewards, environment, instruction, _SPLITS)
+    check_retriever(environment)
     model, tokenizer = load_policy(config)
     check_context(
         getattr(model.config.get_text_config(), "max_position_embeddings", None), config.limits

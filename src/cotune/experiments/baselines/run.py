@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
+from cotune import preflight
 from cotune.build import build_environment, build_rewards, initial_instruction
 from cotune.config import RunConfig, dump_config
 from cotune.console import RunJournal, score_table
@@ -24,7 +25,6 @@ from cotune.experiments.evaluate import Score, measure_of, score_trajectories
 from cotune.llm.client import OPENAI_URL, OpenAIClient, OpenAIOptions
 from cotune.llm.ledger import Ledger
 from cotune.policies import policy_path
-from cotune.preflight import check_context, check_instruction, check_prompts, check_rewards
 from cotune.records import Assignment, Prompt, StopReason, Task, Trajectory
 from cotune.run_dir import RunDir
 from cotune.run_summary import hard_figures, score_figures, seconds_spent
@@ -192,8 +192,9 @@ def _prepare(name: str, config: RunConfig, options: OpenAIOptions | None, trial:
             "--model expects geo, search, math or another without tools"
         )
     form = AnswerForm("") if agent else answer_form(environment, instruction, kind)
-    check_instruction(environment, instruction)
-    check_rewards(rewards, environment, instruction, ("test",))
+    preflight.check_instruction(environment, instruction)
+    preflight.check_rewards(rewards, environment, instruction, ("test",))
+    preflight.check_retriever(environment)
     tasks = environment.tasks("test")
     if not tasks:
         raise ConfigError("the test split holds no question; a baseline is scored on it: add some")
@@ -232,10 +233,10 @@ def _local(
         chat_template=config.policy.chat_template,
         rewards=build_rewards(config),
     )
-    check_context(coordinator.settings.context_tokens, limits)
+    preflight.check_context(coordinator.settings.context_tokens, limits)
     if agent:
-        codec = coordinator.codec
-        check_prompts(environment, codec, instruction, limits, ("test",), strategy="static")
+        codec, splits = coordinator.codec, ("test",)
+        preflight.check_prompts(environment, codec, instruction, limits, splits, strategy="static")
     return coordinator
 
 

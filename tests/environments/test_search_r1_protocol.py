@@ -1,0 +1,145 @@
+"""Search-R1's protocol: recorded transcripts, run through `Episode` turn by turn.
+
+The transcripts are written by hand from what Search-R1 does; where cotune differs on purpose, `differs`
+says how.
+"""
+
+import itertools
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cotune.contracts import ConfigError, RetrievalError
+from cotune.environments.search import SEARCH_R1_INSTRUCTION, SearchEnvironment
+from cotune.environments.search_r1_protocol import information, own_answer, parse_turn
+from cotune.episode import new_episodes, run_episodes
+from cotune.records import Assignment, Limits, Prompt, Sampling, Task, Trajectory
+from cotune.rewards import exact_match
+from cotune.testing import CharacterCodec, ScriptedSampler
+
+CODEC = CharacterCodec()
+TRANSCRIPTS = sorted((Path(__file__).parent / "transcripts" / "search_r1").glob("*.json"))
+
+
+class RecordedRetriever:
+    """Finds what a transcript says; "down" cannot be searched for."""
+
+    def __init__(self, found: dict[str, list[str]]) -> None:
+        self.found, self.queries = found, list[str]()
+
+    def search(self, queries: Sequence[str], top_k: int) -> list[list[str]]:
+        self.queries += queries
+        if "down" in queries:
+            raise RetrievalError("the server is down")
+        return [self.found.get(query, [])[:top_k] for query in queries]
+
+
+def run(recorded: dict[str, Any]) -> tuple[Trajectory, RecordedRetriever]:
+    retriever = RecordedRetriever(recorded["retrieval"])
+    task = Task("t", recorded["question"], tuple(recorded["answers"]))
+    environment = SearchEnvironment(
+        {"test": [task]}, retriever, recorded["instruction"], exact_match, protocol="search-r1"
+    )
+    prompt = Prompt(recorded["instruction"])
+    assignment = Assignment(environment.tasks("test")[0], prompt, prompt, "i0", 0)
+    episodes = new_episodes([assignment], environment, CODEC, Limits(**recorded["limits"]))
+    turns = [CODEC.encode(turn) for turn in recorded["turns"]]
+    session = ScriptedSampler(CODEC, turns).open(Sampling(stop=environment.stop))
+    (trajectory,) = run_episodes(episodes, environment, session)
+    return trajectory, retriever
+
+
+def runs_of(trajectory: Trajectory) -> list[dict[str, str]]:
+    """The completion as stretches that the policy wrote and that it was shown."""
+    pairs = zip(trajectory.mask, trajectory.completion_ids, strict=True)
+    return [
+        {"own" if own else "shown": CODEC.decode([token for _, token in stretch])}
+        for own, stretch in itertools.groupby(pairs, key=lambda pair: pair[0])
+    ]
+
+
+@pytest.mark.parametrize("path", TRANSCRIPTS, ids=lambda path: path.stem)
+def test_a_recorded_transcript(path: Path) -> None:
+    recorded = json.loads(path.read_text(encoding="utf-8"))
+    got, retriever = run(recorded)
+    # An observation and the closing EOS, or two turns, can be neighbours.
+    merged: list[dict[str, str]] = []
+    for stretch in recorded["expected"]["completion"]:
+        (kind, text), *_ = stretch.items()
+        if merged and kind in merged[-1]:
+            merged[-1][kind] += text
+        else:
+            merged.append({kind: text})
+    assert {
+        "prompt": CODEC.decode(got.prompt_ids),
+        "completion": runs_of(got),
+        "queries": retriever.queries,
+        "actions": [turn.action for turn in got.turns],
+        "answer": got.answer,
+        "reward": got.reward,
+        "stop": got.stop,
+    } == {**recorded["expected"], "completion": merged}
+
+
+def test_there_are_transcripts_of_both_kinds() -> None:
+    differing = [json.loads(path.read_text(encoding="utf-8"))["differs"] for path in TRANSCRIPTS]
+    assert len(differing) >= 20
+    assert 5 <= sum(map(bool, differing)) < len(differing) / 2
+
+
+@given(st.lists(st.sampled_from(["<search>", "</search>", "<answer>", "</answer>", "a", "\n"])))
+def test_the_action_is_that_of_the_first_closing_tag(parts: list[str]) -> None:
+    text = "".join(parts)
+    parsed = parse_turn(text)
+    closing = next((part for part in parts if part.startswith("</")), None)
+    assert parsed == parse_turn(text[: text.index(closing) + len(closing)] if closing else text)
+    if parsed.action == "invalid":
+        assert closing is None or closing.replace("/", "") not in text[: text.index(closing)]
+    else:
+        assert closing == f"</{parsed.action}>"
+
+
+@given(st.lists(st.text() | st.just("<search>a</search>"), max_size=3), st.text())
+def test_an_answer_comes_from_exactly_one_turn(texts: list[str], answer: str) -> None:
+    texts = [text.replace("<", "") for text in texts]
+    told = f"<answer>{answer.replace('<', '')}</answer>"
+    expected = answer.replace("<", "").strip() or None
+    assert own_answer(texts) is None
+    assert own_answer([*texts, told]) == expected
+    assert own_answer([told, *texts, told]) is None
+
+
+def test_without_a_search_engine_a_search_is_no_action() -> None:
+    env = SearchEnvironment({}, None, "", exact_match, protocol="search-r1")
+    assert env.required == ("<answer>", "</answer>")
+    assert parse_turn("<search>a</search>", False).error == "no action is closed"
+    assert parse_turn("<search>a</search><answer>b</answer>", False).argument == "b"
+
+
+def test_passages_are_numbered_whatever_form_they_come_in() -> None:
+    forms = ['(Title: "A") a', "Doc 2(Title: B) b", "c <answer>"]
+    assert information(forms) == (
+        '\n\n<information>Doc 1(Title: "A") a\nDoc 2(Title: B) b\nDoc 3(Title: ) c ‹answer>'
+        "</information>\n\n"
+    )
+
+
+def test_other_questions_are_asked_in_the_same_form() -> None:
+    env = SearchEnvironment({}, None, "Do.", exact_match, protocol="search-r1")
+    (task,) = env.with_tasks({"nq": [Task("t", "who was it", ())]}).tasks("nq")
+    (message,) = env.messages(task, Prompt(SEARCH_R1_INSTRUCTION))
+    assert message["content"] == f"{SEARCH_R1_INSTRUCTION} Question: who was it?\n"
+    (message,) = env.messages(task, Prompt("Do.", "A hint."))
+    assert message["content"] == "A hint.\n\nDo. Question: who was it?\n"
+
+
+def test_an_unknown_protocol_is_refused() -> None:
+    with pytest.raises(
+        ConfigError, match=r"environment\.protocol is 'r1'; expected tags or search-r1"
+    ):
+        SearchEnvironment({}, None, "", exact_match, protocol="r1")  # type: ignore[arg-type]
