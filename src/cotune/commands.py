@@ -17,6 +17,8 @@ from cotune.config import RunConfig, dump_config, load_config, parse_config
 from cotune.console import RunJournal, one_line, score_table
 from cotune.contracts import ConfigError, Stopped
 from cotune.coordinator import Journal, SilentJournal
+from cotune.environments.math import MathOptions
+from cotune.environments.math_data import hub_name
 from cotune.json_files import write_atomic
 from cotune.llm.client import OpenAIOptions
 from cotune.llm.ledger import Ledger
@@ -344,5 +346,8 @@ def _may_fetch(config: RunConfig) -> bool:
     policy, dataset = config.policy.path, config.dataset
     local = policy.startswith("bundled:") or Path(policy).is_dir()
     of_hub = dataset is not None and dataset.name is not None and not Path(dataset.name).is_dir()
+    if isinstance(config.environment, MathOptions):
+        named = (config.environment.train, config.environment.validation, config.environment.test)
+        of_hub = any(isinstance(path, Path) and hub_name(path) for path in named)
     own = config.environment.kind in ("tools", "trl", "verifiers", "python")
     return not local or of_hub or own or any(":" in reward.function for reward in config.rewards)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from cotune.build import build_environment
 from cotune.config import RunConfig, TrainingConfig
 from cotune.environments.dataset import SPLITS, read_dataset
-from cotune.environments.math import MathOptions, read_problems
+from cotune.environments.math import MathOptions, read_splits
 from cotune.environments.search import SearchOptions
 from cotune.evolution.hints import dev_count
 from cotune.llm.client import OpenAIOptions, worst_case_price
@@ -142,6 +142,8 @@ def split_sizes(config: RunConfig) -> dict[str, int]:
     if config.dataset is not None:
         return {split: len(tasks) for split, tasks in read_dataset(config.dataset).items()}
     assert not isinstance(environment, SingleTurnOptions | ToolsOptions | TrlOptions)
+    if isinstance(environment, MathOptions):
+        return {split: len(tasks) for split, tasks in read_splits(environment).items()}
     paths = {"train": environment.train, "validation": environment.validation}
     paths["test"] = environment.test
     sizes: dict[str, int] = {}
@@ -150,8 +152,6 @@ def split_sizes(config: RunConfig) -> dict[str, int]:
             sizes[split] = given
         elif isinstance(environment, SearchOptions):
             sizes[split] = len(read_tasks(given, split))
-        elif isinstance(environment, MathOptions):
-            sizes[split] = len(read_problems(given, split, environment))
     return sizes
 
 

@@ -34,12 +34,21 @@ class Question:
 
 
 def hold_out(
-    questions: Sequence[Question], wanted: Mapping[str, int], source: str
+    questions: Sequence[Question],
+    wanted: Mapping[str, int],
+    source: str,
+    section: str = "dataset",
 ) -> dict[str, list[Question]]:
     """Training data without what is held out, and that.
 
     Questions are ranked by the hash of their text: the test split takes the first, validation the
     last, so that neither depends on how many the other has.
+
+    Args:
+        questions: the training data.
+        wanted: by split, how many.
+        source: what to start a message with.
+        section: of the run file, named in errors.
     """
     ranked = sorted({q.key for q in questions}, key=sha)
     chosen: dict[str, str] = {}
@@ -48,7 +57,7 @@ def hold_out(
         if count and not most:
             raise ConfigError(
                 f"{source} has {len(ranked)} different questions; expected at least {SHARES[split]} "
-                f"to hold one out for dataset.{split}: add some, or name another file or split there"
+                f"to hold one out for {section}.{split}: add some, or name another file or split there"
             )
         count = min(count, most)
         keys = ranked[:count] if split == "test" else ranked[len(ranked) - count :]

@@ -268,7 +268,8 @@ def _source(config: RunConfig) -> str:
     if options.kind == "arithmetic":
         return "cotune's bundled world `arithmetic`"
     if options.kind == "search" or options.kind == "math":
-        files = (options.train, options.validation, options.test)
+        named = (options.train, options.validation, options.test)
+        files = [file for file in named if isinstance(file, Path)]
         return "The files " + ", ".join(inline(file.name) for file in files)
     if options.kind == "verifiers":
         return f"The verifiers environment {_code(_object(options.environment))}"
