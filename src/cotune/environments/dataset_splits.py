@@ -34,10 +34,7 @@ class Question:
 
 
 def hold_out(
-    questions: Sequence[Question],
-    wanted: Mapping[str, int],
-    source: str,
-    section: str = "dataset",
+    questions: Sequence[Question], wanted: Mapping[str, int], source: str, field: str = "dataset"
 ) -> dict[str, list[Question]]:
     """Training data without what is held out, and that.
 
@@ -45,10 +42,10 @@ def hold_out(
     last, so that neither depends on how many the other has.
 
     Args:
-        questions: the training data.
-        wanted: by split, how many.
-        source: what to start a message with.
-        section: of the run file, named in errors.
+        questions: all there are.
+        wanted: how many of each split; of fewer questions, the share that may be held out.
+        source: where they come from, to start a message with.
+        field: the run file's section that says how many.
     """
     ranked = sorted({q.key for q in questions}, key=sha)
     chosen: dict[str, str] = {}
@@ -57,7 +54,7 @@ def hold_out(
         if count and not most:
             raise ConfigError(
                 f"{source} has {len(ranked)} different questions; expected at least {SHARES[split]} "
-                f"to hold one out for {section}.{split}: add some, or name another file or split there"
+                f"to hold one out for {field}.{split}: add some, or name another file or split there"
             )
         count = min(count, most)
         keys = ranked[:count] if split == "test" else ranked[len(ranked) - count :]
