@@ -10,6 +10,7 @@ from typing import Any
 from rich.console import Console
 
 from cotune.build import describe_llm
+from cotune.commands import quiet_libraries
 from cotune.config import WITHOUT_LLM, RunConfig, load_config
 from cotune.contracts import ConfigError, Stopped
 from cotune.dry_run_scaling import scaled_strategy, scaled_training
@@ -54,6 +55,8 @@ def dry_run(
     config = load_config(path, assignments=assignments)
     _check(config, ask_llm)
     RunDir.check_free(config.output)
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    quiet_libraries(config)
     try:
         with tempfile.TemporaryDirectory(prefix="cotune-dry-run-") as folder:
             scaled, replaced = _scaled(config, Path(folder), ask_llm)
@@ -101,7 +104,9 @@ def _check(config: RunConfig, ask_llm: bool) -> None:
 def _scaled(config: RunConfig, folder: Path, ask_llm: bool) -> tuple[RunConfig, list[str]]:
     """The run file of the two steps, and what of it is in whose place, a line each."""
     stage = staged(config, folder)
-    replaced = [f"policy: bundled:{stage.policy} for {config.policy.path}", *stage.replaced]
+    bundled = f"bundled:{stage.policy}"
+    replaced = [f"policy: {bundled} for {config.policy.path}"] * (bundled != config.policy.path)
+    replaced += stage.replaced
     training, without = scaled_training(config.training)
     if config.training.engine != training.engine:
         there = "" if find_spec(config.training.engine) else ", which is not installed here"
@@ -111,7 +116,7 @@ def _scaled(config: RunConfig, folder: Path, ask_llm: bool) -> tuple[RunConfig, 
     changes: dict[str, Any] = {
         "output": folder / "run",
         "policy": config.policy.model_copy(
-            update={"path": f"bundled:{stage.policy}", "dtype": "float32", "chat_template": None}
+            update={"path": bundled, "dtype": "float32", "chat_template": None}
         ),
         "environment": stage.environment,
         "instruction": stage.instruction,

@@ -14,6 +14,7 @@ QUESTIONS = 8
 """Of a step; the training data has as many, so that an epoch ends with the first step."""
 _GROUP = 8  # rollouts of a question, at most
 _SCORED = 2  # questions that a candidate is verified on, or a hint scored
+_BUDGET = 24  # evaluations of GEPA
 # Fields of GRPOConfig, besides those of the loss, that say nothing of the machine or the sizes.
 _KEPT = frozenset(
     ("max_grad_norm", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "optim")
@@ -29,7 +30,7 @@ def scaled_strategy(options: StrategyConfig) -> StrategyConfig:
     if isinstance(options, ComposedOptions):
         return replace(options, inspo=_inspo(options.inspo), p2o=_p2o(options.p2o))
     if isinstance(options, GepaOptions):
-        return replace(options, dev_size=_SCORED, budget=6 * _SCORED, minibatch=2, beam=1)
+        return replace(options, dev_size=_SCORED, budget=_BUDGET, minibatch=2, beam=1)
     return options
 
 
@@ -55,7 +56,7 @@ def _p2o(options: P2OOptions) -> P2OOptions:
         hints,
         hard_set_min_count=2,
         dev_size=_SCORED,
-        budget=6 * _SCORED,
+        budget=_BUDGET,
         beam=min(hints.beam, 2),
         minibatch=min(hints.minibatch, 2),
     )
