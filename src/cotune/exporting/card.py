@@ -268,9 +268,10 @@ def _source(config: RunConfig) -> str:
     if options.kind == "arithmetic":
         return "cotune's bundled world `arithmetic`"
     if options.kind == "search" or options.kind == "math":
-        named = (options.train, options.validation, options.test)
-        files = [file for file in named if isinstance(file, Path)]
-        return "The files " + ", ".join(inline(file.name) for file in files)
+        given = (options.train, options.validation, options.test)
+        files = [file for file in given if isinstance(file, Path)]
+        named = ", ".join(inline(file.name) for file in files)
+        return f"The file{'s' * (len(files) > 1)} {named}"
     if options.kind == "verifiers":
         return f"The verifiers environment {_code(_object(options.environment))}"
     return "The environment's own questions"
