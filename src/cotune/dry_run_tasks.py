@@ -26,7 +26,7 @@ WORLDS: Mapping[str, str] = {
     "math": "arithmetic",
 }
 """The bundled world of each kind of environment that has one."""
-_SIZES = {"train": QUESTIONS, "validation": 2, "test": 2}
+_SIZES: Mapping[str, Any] = {"train": QUESTIONS, "validation": 2, "test": 2}
 _SHORTEST = 4  # of so many times the questions that are wanted, the shortest are taken
 _CONNECT = 2.0  # seconds
 # What the bundled policies can attend to is 1,024 and 512 tokens.
