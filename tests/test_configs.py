@@ -7,9 +7,9 @@ import pytest
 from cotune.config import load_config
 from cotune.planning import plan_run
 
-# Those for GPUs, which name data of your own, are in test_gpu_configs.py.
+# Those for GPUs, which name data of your own, are in test_gpu_configs.py and test_paper_configs.py.
 CONFIGS = (Path(__file__).parent.parent / "configs").glob("*.yaml")
-FILES = sorted(file for file in CONFIGS if not file.stem.startswith("inspo-"))
+FILES = sorted(file for file in CONFIGS if not file.stem.startswith(("inspo-", "p2o-")))
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)

@@ -42,7 +42,7 @@ def test_steps_are_real_and_nothing_stays(
     tmp_path: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: dict[str, Any] = {}
-    find = measured_plan._measured  # pyright: ignore[reportPrivateUsage]
+    find = measured_plan.measured_steps
 
     def look_before_it_is_gone(config: Any, folder: Path, *rest: Any) -> Measured:
         measured = find(config, folder, *rest)
@@ -56,7 +56,7 @@ def test_steps_are_real_and_nothing_stays(
         seen["measured"] = measured
         return measured
 
-    monkeypatch.setattr(measured_plan, "_measured", look_before_it_is_gone)
+    monkeypatch.setattr(measured_plan, "measured_steps", look_before_it_is_gone)
     changes = {"training": {"steps": 40, "schedule": "linear", "mini_batches": 2}}
     text = said(tmp_path, 3, "training.save_every=1", "evaluation.every=1", **changes)
 
@@ -96,7 +96,7 @@ def test_a_stop_leaves_nothing(
         folder.mkdir()
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(measured_plan, "_measured", stopped)
+    monkeypatch.setattr(measured_plan, "measured_steps", stopped)
     with pytest.raises(Stopped, match="nothing was kept"):
         said(tmp_path, 1)
     assert left(temporary) == []

@@ -192,12 +192,36 @@ def test_a_name_is_looked_up_in_the_cache_and_in_no_network(
     import huggingface_hub.constants
 
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
-    named = config_with(policy={"path": "Qwen/Qwen3-0.6B", "lora": {}})
-    assert shown(named) == "memory: unknown, Qwen/Qwen3-0.6B is not on this machine\n"
-    cached(tmp_path, "Qwen/Qwen3-0.6B", QWEN3_06B)
+    named = config_with(policy={"path": "me/Qwen3-0.6B", "lora": {}})
+    assert shown(named) == "memory: unknown, me/Qwen3-0.6B is not on this machine\n"
+    cached(tmp_path, "me/Qwen3-0.6B", QWEN3_06B)
     text = shown(named)
     assert "Trained: 1.7% of 596,049,920 parameters" in text
-    assert find_config("Qwen/Qwen3-0.6B") == QWEN3_06B
+    assert find_config("me/Qwen3-0.6B") == QWEN3_06B
+
+
+def test_models_of_the_papers_are_known_without_being_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import huggingface_hub.constants
+
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    # What their model cards and weights say of their size.
+    for name, parameters in {
+        "Qwen/Qwen2.5-0.5B-Instruct": 494_032_768,
+        "Qwen/Qwen2.5-3B": P_3B,
+        "Qwen/Qwen2.5-7B": 7_615_616_512,
+        "Qwen/Qwen3-0.6B": P_06B,
+        "Qwen/Qwen3-4B": 4_022_468_096,
+    }.items():
+        raw = find_config(name)
+        assert raw is not None
+        assert read_shape(raw).parameters == parameters
+    assert find_config("Qwen/Qwen2.5-3B-Instruct") == QWEN2_3B
+    assert find_config("Qwen/Qwen3-0.6B-Base") == QWEN3_06B
+    # One that is here has the word.
+    cached(tmp_path, "Qwen/Qwen2.5-3B", QWEN3_06B)
+    assert find_config("Qwen/Qwen2.5-3B") == QWEN3_06B
 
 
 @pytest.mark.parametrize("path", ["./nowhere", "no such/name", "bundled:nothing"])

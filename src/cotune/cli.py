@@ -92,8 +92,32 @@ def try_(
 
 
 @app.command()
-def train(run_file: RunFile, set_: Overrides = None, quiet: Quiet = False) -> None:
+def train(
+    run_file: RunFile,
+    set_: Overrides = None,
+    quiet: Quiet = False,
+    dry_run: Annotated[
+        bool,
+        typer.Option(
+            "--dry-run",
+            help="Two small steps of it with a bundled policy in the model's place, and offline "
+            "rules in the LLM's; nothing is fetched or left behind.",
+        ),
+    ] = False,
+    ask_llm: Annotated[
+        bool, typer.Option("--ask-llm", help="With --dry-run: ask the run file's LLM for real.")
+    ] = False,
+) -> None:
     """Train a run file from the start."""
+    if dry_run:
+        from rich.console import Console
+
+        from cotune import dry_run as dry
+
+        dry.dry_run(run_file, Console(quiet=True) if quiet else _console(), set_ or (), ask_llm)
+        return
+    if ask_llm:
+        raise ConfigError("--ask-llm was given without --dry-run; remove it, or add --dry-run")
     from cotune import commands
 
     commands.train(run_file, _console(), quiet, set_ or ())

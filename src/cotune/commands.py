@@ -18,6 +18,8 @@ from cotune.console import RunJournal, one_line, score_table
 from cotune.contracts import ConfigError, Environment, Stopped
 from cotune.coordinator import Journal, SilentJournal
 from cotune.engine_packages import check_engine
+from cotune.environments.math import MathOptions
+from cotune.environments.math_data import hub_name
 from cotune.json_files import write_atomic
 from cotune.llm.client import OpenAIOptions
 from cotune.llm.ledger import Ledger
@@ -389,5 +391,8 @@ def _may_fetch(config: RunConfig) -> bool:
     policy, dataset = config.policy.path, config.dataset
     local = policy.startswith("bundled:") or Path(policy).is_dir()
     of_hub = dataset is not None and dataset.name is not None and not Path(dataset.name).is_dir()
+    if isinstance(config.environment, MathOptions):
+        named = (config.environment.train, config.environment.validation, config.environment.test)
+        of_hub = any(isinstance(path, Path) and hub_name(path) for path in named)
     own = config.environment.kind in ("tools", "trl", "verifiers", "python")
     return not local or of_hub or own or any(":" in reward.function for reward in config.rewards)

@@ -52,7 +52,7 @@ def plan_by_steps(
         )
     try:
         with tempfile.TemporaryDirectory(prefix="cotune-plan-") as folder:
-            measured = _measured(config, Path(folder) / "run", steps, console)
+            measured = measured_steps(config, Path(folder) / "run", steps, console)
     except KeyboardInterrupt:
         raise Stopped("stopped; nothing was kept") from None
     rows = config.training.questions_per_step * config.training.group_size
@@ -64,7 +64,12 @@ def plan_by_steps(
     _print_notes(measured, planned, projection, console)
 
 
-def _measured(config: RunConfig, folder: Path, steps: int, console: Console) -> Measured:
+def measured_steps(config: RunConfig, folder: Path, steps: int, console: Console) -> Measured:
+    """Runs the first steps of a run in a folder to throw away, shown as they go.
+
+    Raises:
+        ConfigError: what `cotune train` would end with.
+    """
     given = config.model_copy(update={"output": folder})
     setup = prepare(given, folder)
     run, journal = _kept_for_now(given, folder, steps, console)

@@ -7,6 +7,7 @@ itself, NCCL and fragmentation are not, and take one or two GiB besides.
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -134,7 +135,10 @@ def read_shape(config: Mapping[str, Any]) -> Shape:
 
 
 def find_config(path: str) -> dict[str, Any] | None:
-    """config.json of a policy's folder, or of a Hugging Face name in this machine's cache."""
+    """config.json of a policy's folder, or of a Hugging Face name in this machine's cache.
+
+    Of some models that are not here, what is shipped of it (`known_shapes.json`).
+    """
     try:
         file = Path(policy_path(path)) / "config.json"
     except ConfigError:
@@ -142,13 +146,25 @@ def find_config(path: str) -> dict[str, Any] | None:
     if not file.is_file():
         cached = cached_folder(path)
         if cached is None:
-            return None
+            return known_config(path)
         file = cached / "config.json"
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
     return found if isinstance(found, dict) else None
+
+
+def known_config(name: str) -> dict[str, Any] | None:
+    """The architecture of a model of the papers by its name on the hub, however it was tuned."""
+    file = resources.files("cotune") / "known_shapes.json"
+    shapes: dict[str, dict[str, Any]] = json.loads(file.read_text(encoding="utf-8"))["shapes"]
+    owner, _, model = name.partition("/")
+    return (
+        shapes.get(model.removesuffix("-Instruct").removesuffix("-Base"))
+        if owner == "Qwen"
+        else None
+    )
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from rich.table import Table
 
 from cotune.config import RunConfig
 from cotune.memory import Memory, find_config, memory_of, read_shape, rounding_notice
+from cotune.memory_sharded import ShardedMemory, sharded_memory
 
 
 def show_memory(config: RunConfig, console: Console) -> None:
@@ -18,6 +19,9 @@ def show_memory(config: RunConfig, console: Console) -> None:
         shape = read_shape(raw)
     except ValueError as error:
         console.print(f"memory: unknown, {error}", markup=False)
+        return
+    if (sharded := sharded_memory(config, shape)) is not None:
+        _show_sharded(config, sharded, console)
         return
     memory = memory_of(config, shape)
     console.print(_table(config, memory))
@@ -34,6 +38,54 @@ def show_memory(config: RunConfig, console: Console) -> None:
     notice = None if config.policy.lora else rounding_notice(dtype, float(rate))
     if notice:
         console.print(f"notice: {notice}", markup=False, highlight=False)
+
+
+_CARD = 80 * 10**9  # bytes of a GPU, where rollouts at once are reckoned
+
+
+def _show_sharded(config: RunConfig, memory: ShardedMemory, console: Console) -> None:
+    """Prints what each GPU needs under FSDP, and what vLLM makes of its share."""
+    console.print(_sharded_table(config, memory))
+    console.print(
+        f"Projected, not measured. {memory.whole.trained:,} parameters are trained, sharded over "
+        f"{memory.shards} GPUs by FSDP. CUDA, NCCL and fragmentation take 2 to 3 GiB besides.",
+        highlight=False,
+    )
+    rollouts = memory.rollouts_at_once(_CARD)
+    if memory.share is not None and rollouts is not None:
+        console.print(
+            f"The rollout engine takes {memory.share:.0%} of a GPU while it samples: of 80 GB "
+            f"{_size(int(memory.share * _CARD))}, {_size(memory.engine_weights)} of them its weights, "
+            f"the rest the cache of {rollouts:,} rollouts at their longest "
+            f"({_size(memory.rollout_cache)} each).",
+            highlight=False,
+        )
+
+
+def _sharded_table(config: RunConfig, memory: ShardedMemory) -> Table:
+    whole, limits = memory.whole, config.limits
+    tokens = limits.prompt_tokens + limits.trajectory_tokens
+    own = memory.share is None
+    rows: list[tuple[str, int | None, int | None]] = [
+        (name, memory.spread(count), memory.spread(count))
+        for name, count in (
+            (f"weights / {memory.shards}", whole.weights),
+            (f"reference policy / {memory.shards}", whole.reference),
+            (f"optimizer (AdamW) / {memory.shards}", whole.optimizer),
+        )
+    ]
+    micro = config.training.micro_batch_size
+    rows += [
+        ("weights gathered to sample", whole.parameters * 2 if own else 0, 0),
+        (f"KV cache, {config.training.rows_per_call} rows of {tokens:,} tokens",
+         whole.cache if own else 0, 0),
+        ("prompts, attention, draws", whole.sampling_work if own else 0, 0),
+        (f"gradients / {memory.shards}", 0, memory.spread(whole.gradients)),
+        ("weights gathered by layer", 0, memory.units),
+        (f"activations, {micro} rows of {tokens:,} tokens", 0, whole.activations),
+        ("log-probabilities", 0, memory.logits or whole.head),
+    ]  # fmt: skip
+    return _filled("Memory of a GPU, projected, at most", rows, memory.sampling, memory.training)
 
 
 def _table(config: RunConfig, memory: Memory) -> Table:
@@ -57,20 +109,24 @@ def _table(config: RunConfig, memory: Memory) -> Table:
         ),
         ("log-probabilities", 0, memory.head),
     ]
-    table = Table(
-        title="Memory of a GPU, estimated, at most",
-        title_justify="left",
-        show_edge=False,
-        pad_edge=False,
-    )
+    return _filled("Memory of a GPU, estimated, at most", rows, memory.sampling, memory.training)
+
+
+def _filled(
+    title: str,
+    rows: list[tuple[str, int | None, int | None]],
+    sampling: int | None,
+    training: int,
+) -> Table:
+    table = Table(title=title, title_justify="left", show_edge=False, pad_edge=False)
     table.add_column("")
     table.add_column("sampling", justify="right")
     table.add_column("training", justify="right")
-    for name, sampling, update in rows:
-        if sampling or update:
-            table.add_row(name, _cell(sampling), _cell(update))
+    for name, sampled, trained in rows:
+        if sampled or trained:
+            table.add_row(name, _cell(sampled), _cell(trained))
     table.add_section()
-    table.add_row("in all", _cell(memory.sampling), _cell(memory.training))
+    table.add_row("in all", _cell(sampling), _cell(training))
     return table
 
 

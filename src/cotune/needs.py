@@ -16,6 +16,7 @@ from typing import Any
 from cotune.config import WITHOUT_LLM, RunConfig
 from cotune.contracts import ConfigError
 from cotune.engine_packages import check_engine, installed
+from cotune.environments.math_data import hub_name
 from cotune.importing import import_object, registered_environment
 from cotune.llm.client import OpenAIOptions
 from cotune.memory import Memory, find_config, memory_of, read_shape
@@ -125,14 +126,17 @@ def data(config: RunConfig) -> list[Finding]:
             f"correct {field}; it is looked for from the folder that cotune is started in",
         )
         for field, path in named.items()
-        if isinstance(path, Path)
+        if isinstance(path, Path) and not hub_name(path)
     ]
+    for field, path in named.items():
+        if isinstance(path, Path) and (name := hub_name(path)):
+            findings.append(_hub_data(name.partition(":")[0], field))
     if dataset is not None and dataset.name is not None:
-        findings.append(_hub_data(dataset.name))
+        findings.append(_hub_data(dataset.name, "dataset.name"))
     return findings
 
 
-def _hub_data(name: str) -> Finding:
+def _hub_data(name: str, field: str) -> Finding:
     from datasets import config as datasets_config
     from huggingface_hub.constants import HF_HUB_CACHE
 
@@ -142,11 +146,11 @@ def _hub_data(name: str) -> Finding:
         Path(datasets_config.HF_DATASETS_CACHE) / name.replace("/", "___"),
     )
     if any(folder.is_dir() for folder in folders):
-        return Finding(True, f"dataset.name: {name} is in the cache")
+        return Finding(True, f"{field}: {name} is in the cache")
     return Finding(
         False,
-        f"dataset.name: {name} is not in the cache of the Hugging Face hub",
-        f"fetch it (hf download --repo-type dataset {name}), or correct dataset.name",
+        f"{field}: {name} is not in the cache of the Hugging Face hub",
+        f"fetch it (hf download --repo-type dataset {name}), or correct {field}",
     )
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from cotune.build import build_environment
 from cotune.config import RunConfig, TrainingConfig
 from cotune.environments.dataset import SPLITS, read_dataset
-from cotune.environments.math import MathOptions, read_problems
+from cotune.environments.math import MathOptions, read_splits
 from cotune.environments.search import SearchOptions
 from cotune.environments.search_questions import read_questions
 from cotune.evolution.hints import dev_count
@@ -146,15 +146,13 @@ def split_sizes(config: RunConfig) -> dict[str, int]:
         own = environment
         found = read_questions(own.train, own.validation, own.test, own.sample)
         return {split: len(tasks) for split, tasks in found.items()}
-    paths = {"train": environment.train, "validation": environment.validation}
-    paths["test"] = environment.test
-    sizes: dict[str, int] = {}
-    for split, given in paths.items():
-        if isinstance(given, int):
-            sizes[split] = given
-        elif isinstance(environment, MathOptions):
-            sizes[split] = len(read_problems(given, split, environment))
-    return sizes
+    if isinstance(environment, MathOptions):
+        return {split: len(tasks) for split, tasks in read_splits(environment).items()}
+    return {
+        "train": environment.train,
+        "validation": environment.validation,
+        "test": environment.test,
+    }
 
 
 def evolutions(options: InspoOptions, steps: int) -> int:

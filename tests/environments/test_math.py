@@ -227,7 +227,7 @@ QUESTION = {"question": "q"}
 @pytest.mark.parametrize(
     ("rows", "fields", "message"),
     [
-        ([], {}, r"environment\.train: .*train\.jsonl is empty; expected lines of"),
+        ([], {}, r"environment\.train: .*train\.jsonl is empty; expected rows of"),
         (["text"], {}, r"line 1: 'text'; expected a JSON object"),
         ([{"answer": "1"}], {}, r'no field "question", only answer; add .*question_column'),
         ([{"question": "q"}], {"question_column": "p"}, r'no field "p", only question'),
@@ -243,7 +243,7 @@ QUESTION = {"question": "q"}
         ([QUESTION | {"answer": "So: ####"}], {}, r"the answer 'So: ####' is blank at its end"),
         ([QUESTION | {"answer": 1, "id": 1.5}], {}, r'"id" is 1.5; expected text or an integer'),
         ([QUESTION | {"answer": 1, "stratum": ["a"]}], {}, r'"stratum" is \[\'a\'\]; expected'),
-        ([QUESTION | {"answer": 1}] * 2, {}, r"line 2: the task 'train-.*' came before"),
+        ([QUESTION | {"answer": 1, "id": "a"}] * 2, {}, r"line 2: the task 'a' came before"),
     ],
 )
 def test_bad_lines_are_named(

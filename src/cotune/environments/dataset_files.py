@@ -4,7 +4,7 @@
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
@@ -24,7 +24,7 @@ KINDS = ".jsonl, .json, .csv, .tsv or .parquet"
 _SPLIT_NAME = re.compile(r"(train|validation|valid|val|dev|eval|test)(?![a-z])", re.IGNORECASE)
 
 
-def file_rows(path: Path, field: str) -> list[Row]:
+def file_rows(path: Path, field: str, without: Collection[str] = ()) -> list[Row]:
     """The rows of a JSONL, JSON, CSV, TSV or Parquet file, or of a folder's Parquet files by name.
 
     JSON is a list of objects, or one object a line. Values are as the file has them; of CSV those
@@ -33,6 +33,7 @@ def file_rows(path: Path, field: str) -> list[Row]:
     Args:
         path: the file or folder.
         field: of the run file, named in errors.
+        without: columns of Parquet that are not read.
 
     Raises:
         ConfigError: no such file, one that cannot be read as what its name says, or a folder that
@@ -40,7 +41,7 @@ def file_rows(path: Path, field: str) -> list[Row]:
     """
     suffix = path.suffix.lower()
     if path.is_dir():
-        return [row for file in _folder(path, field) for row in _parquet(file, field)]
+        return [row for file in _folder(path, field) for row in _parquet(file, field, without)]
     if not path.exists():
         raise ConfigError(
             f"{field}: no file {path}; name one that ends in {KINDS}, or a folder of Parquet files"
@@ -52,7 +53,7 @@ def file_rows(path: Path, field: str) -> list[Row]:
     if suffix in (".csv", ".tsv"):
         return _csv(path, field, "\t" if suffix == ".tsv" else ",")
     if suffix == ".parquet":
-        return _parquet(path, field)
+        return _parquet(path, field, without)
     raise ConfigError(
         f"{field}: {path} ends in {suffix or 'no suffix'}; expected {KINDS}, or a folder of Parquet "
         "files"
@@ -67,7 +68,12 @@ OTHER_SOURCE = (
 
 
 def hub_rows(
-    name: str, subset: str | None, split: str, field: str, mend: str = OTHER_SOURCE
+    name: str,
+    subset: str | None,
+    split: str,
+    field: str,
+    mend: str = OTHER_SOURCE,
+    without: Collection[str] = (),
 ) -> list[Row]:
     """The rows of a split of a Hugging Face data set: from the hub, its cache, or a local clone.
 
@@ -77,6 +83,7 @@ def hub_rows(
         name, subset, split: the data set's, its configuration's and its split's.
         field: of the run file, named in errors.
         mend: what an error says is to be done.
+        without: columns that are left out.
 
     Raises:
         ConfigError: what `datasets.load_dataset` says against it.
@@ -90,7 +97,8 @@ def hub_rows(
         raise ConfigError(
             f"{field}: cannot load split {split!r} of {name!r} ({_said(error)}); {mend}"
         ) from error
-    return _numbered(_plain(loaded), f"{field}: {name}, split {split}")
+    kept = loaded.select_columns([name for name in loaded.column_names if name not in without])
+    return _numbered(_plain(kept), f"{field}: {name}, split {split}")
 
 
 def given_rows(rows: Rows, field: str) -> list[Row]:
@@ -141,14 +149,15 @@ def _folder(path: Path, field: str) -> list[Path]:
     return files
 
 
-def _parquet(path: Path, field: str) -> list[Row]:
+def _parquet(path: Path, field: str, without: Collection[str] = ()) -> list[Row]:
     # Not load_dataset: that would leave a copy of every file in the user's cache.
     import pyarrow.parquet as parquet
     from datasets import Dataset
     from datasets.table import InMemoryTable
 
     try:
-        table = parquet.read_table(path)
+        names = parquet.read_schema(path).names
+        table = parquet.read_table(path, columns=[name for name in names if name not in without])
         rows = _plain(Dataset(InMemoryTable(table)))
     except (OSError, ValueError, TypeError, NotImplementedError) as error:
         raise _unreadable(path, field, "Parquet", error) from error

@@ -3,18 +3,16 @@ r"""Mathematics problems answered in one turn, the final answer in \boxed{…}."
 import hashlib
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, cast
 
 from cotune.contracts import ConfigError
 from cotune.environments.base import TaskEnvironment, missing_texts
+from cotune.environments.dataset_splits import warn
+from cotune.environments.math_data import OF_TRAIN, Selection, read_rows, select
 from cotune.records import Action, Response, Task, Trajectory
-from cotune.retrieval.corpus import (
-    json_rows,
-    shortened,
-    text_field,
-)
+from cotune.retrieval.corpus import shortened, text_field
 from cotune.rewards import Reward
 from cotune.rewards.boxed import BoxedReward, last_boxed
 
@@ -27,6 +25,7 @@ ANSWER_COLUMNS = ("answers", "answer", "final_answer")
 """What is read where the options name no column; the first that a line has."""
 
 _GSM8K_MARK = "####"
+_SPLITS = ("train", "validation", "test")
 
 
 class MathEnvironment(TaskEnvironment):
@@ -88,12 +87,20 @@ class MathOptions:
     """The user's own problems.
 
     Attributes:
-        train, validation, test: JSONL files of problems (`read_problems`).
+        train: problems (`read_problems`): a JSONL, JSON, CSV or Parquet file, a folder of Parquet
+            files, or `hub:owner/name`, with `:split` after it where that is not "train".
+        validation, test: the same, or how many problems are held out of the training data by a
+            hash of their text, at most a tenth and a fifth of them.
         question_column: null reads `question`, else `problem`.
         answer_column: null reads `answers`, `answer` or `final_answer`, else the last box of the
             solution.
         solution_column: a reference solution, where a line has one.
         stratum_column: what tables group by, where a line has it; "level" for MATH, say.
+        difficulty_column: where `difficulty_at_least` looks.
+        difficulty_at_least: easier training problems are left out; null keeps all. What is held
+            out of the training data is held out of these; files of their own stay whole.
+        limit: only so many training problems, drawn by `seed`; null: all. What is held out stays.
+        seed: of that draw, whatever the order of the file.
         seconds: for comparing one answer; it scores 0 after that.
         plain_integers: a ground truth that is a plain integer is equalled by plain integers alone,
             so that boxing "12*13" does not answer 156.
@@ -104,12 +111,16 @@ class MathOptions:
 
     kind: Literal["math"] = "math"
     train: Path
-    validation: Path
-    test: Path
+    validation: int | Path
+    test: int | Path
     question_column: str | None = None
     answer_column: str | None = None
     solution_column: str = "solution"
     stratum_column: str = "stratum"
+    difficulty_column: str = "difficulty"
+    difficulty_at_least: float | None = None
+    limit: int | None = None
+    seed: int = 0
     seconds: float = 5.0
     plain_integers: bool = False
     initial_instruction: str = INITIAL_INSTRUCTION
@@ -119,42 +130,93 @@ class MathOptions:
             raise ValueError(f"environment.seconds is {self.seconds}; expected more than 0")
         if missing := missing_texts(self.initial_instruction, REQUIRED):
             raise ValueError(f"environment.initial_instruction {missing}")
+        for name in ("validation", "test", "limit"):
+            value = getattr(self, name)
+            if isinstance(value, int) and value < 1:
+                raise ValueError(f"environment.{name} is {value}; expected 1 or more")
+        bound = self.difficulty_at_least
+        if bound is not None and not math.isfinite(bound):
+            raise ValueError(f"environment.difficulty_at_least is {bound}; expected a number")
 
 
 def math_environment(options: MathOptions) -> MathEnvironment:
     """Reads the files; ConfigError names the file and line at fault."""
-    files = {"train": options.train, "validation": options.validation, "test": options.test}
     return MathEnvironment(
-        {split: read_problems(path, split, options) for split, path in files.items()},
+        read_splits(options),
         options.initial_instruction,
         BoxedReward(options.seconds, plain_integers=options.plain_integers),
     )
 
 
-def read_problems(path: Path, split: str, options: MathOptions) -> list[Task]:
-    r"""The tasks of a split, in file order.
+def read_splits(options: MathOptions) -> dict[str, list[Task]]:
+    """The tasks of each split: what is held out, and of the rest those that the options choose.
 
-    A line is `{"question": …, "answers": …}` in the columns of the options. Answers are a text or
-    a number, or a list of those. Of an answer that holds a \boxed{…} the last one counts, of one
-    in GSM8K's form ("reasoning #### 72") what follows the mark; the reasoning is then the solution,
-    unless the line has one. `id` (text or integer) defaults to a hash of the question.
+    A training problem whose text is also in a held-out file is left out, and a warning says how many.
 
     Raises:
-        ConfigError: no such file, not JSON Lines, a field missing or of the wrong kind, an id that
-            comes twice, no problem at all.
+        ConfigError: as `read_problems`; too few problems to hold some out, none that is hard enough.
     """
-    tasks: dict[str, Task] = {}
-    for where, row in json_rows(path, f"environment.{split}"):
+    return select(
+        {split: _problems(getattr(options, split), split, options) for split in _files(options)},
+        Selection(
+            at_least=options.difficulty_at_least,
+            column=options.difficulty_column,
+            hold_out={s: n for s in _SPLITS if isinstance(n := getattr(options, s), int)},
+            limit=options.limit,
+            seed=options.seed,
+            source=f"environment.train: {options.train}",
+        ),
+    )
+
+
+def read_problems(path: Path, split: str, options: MathOptions) -> list[Task]:
+    r"""The tasks of a file or of a data set of the hub, in its order.
+
+    A row is `{"question": …, "answers": …}` in the columns of the options: DeepScaleR's
+    (problem, answer, solution) and DeepMath's (question, final_answer, difficulty) are found as
+    they are. Answers are a text or a number, or a list of those. Of an answer that holds a
+    \boxed{…} the last one counts, of one in GSM8K's form ("reasoning #### 72") what follows the
+    mark; the reasoning is then the solution, unless the row has one. `id` (text or integer) defaults
+    to a hash of the question; of rows without one that ask the same the first is kept, and a warning
+    says how many were not.
+
+    Raises:
+        ConfigError: no such file, one that cannot be read as what its name says, a field missing or
+            of the wrong kind, an id that comes twice, no problem at all.
+    """
+    return [task for task, _ in _problems(path, split, options)]
+
+
+def _files(options: MathOptions) -> list[str]:
+    return [split for split in _SPLITS if not isinstance(getattr(options, split), int)]
+
+
+def _problems(path: Path, split: str, options: MathOptions) -> list[tuple[Task, str]]:
+    """Tasks, each with where its row stands."""
+    tasks: dict[str, tuple[Task, str]] = {}
+    rows = read_rows(path, f"environment.{split}", kept=options.solution_column)
+    repeated = 0
+    difficulty = options.difficulty_column
+    for where, row in rows:
         task = _task(row, where, split, options)
-        if task.id in tasks:
+        if split == OF_TRAIN and options.difficulty_at_least is not None:
+            task = replace(task, columns={difficulty: row.get(difficulty)})
+        if task.id not in tasks:
+            tasks[task.id] = (task, where)
+        elif row.get("id") is None:
+            repeated += 1
+        else:
             raise ConfigError(
                 f"{where}: the task {task.id!r} came before; drop one of the two or give each its "
-                '"id" (without one it is a hash of the question)'
+                'own "id" (without one it is a hash of the question)'
             )
-        tasks[task.id] = task
     if not tasks:
         raise ConfigError(
-            f'environment.{split}: {path} is empty; expected lines of {{"question": …, "answers": …}}'
+            f'environment.{split}: {path} is empty; expected rows of {{"question": …, "answers": …}}'
+        )
+    if repeated:
+        warn(
+            f"environment.{split}: {path}: {repeated} rows ask a question again; the first is kept"
         )
     return list(tasks.values())
 

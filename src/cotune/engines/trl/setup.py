@@ -130,7 +130,7 @@ def load_policy(config: RunConfig) -> tuple[Any, PreTrainedTokenizerBase]:
 def grpo_config(config: RunConfig, folder: Path) -> GRPOConfig:
     """TRL's configuration of a run file; `training.engine_args` wins over everything."""
     training, limits = config.training, config.limits
-    _check_engine_args(training.engine_args)
+    check_engine_args(training.engine_args)
     _check_frozen(training)
     world = int(os.environ.get("WORLD_SIZE", "1"))
     rows = training.questions_per_step * training.group_size
@@ -200,7 +200,7 @@ def _check_frozen(training: TrainingConfig) -> None:
         )
 
 
-def _check_engine_args(given: dict[str, Any]) -> None:
+def check_engine_args(given: dict[str, Any]) -> None:
     """Raises ConfigError for what GRPOConfig does not take, and for what is not its to say."""
     check_not_ours(given)
     check_known(given, GRPOConfig)

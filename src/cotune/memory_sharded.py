@@ -1,0 +1,125 @@
+"""What a run needs of each GPU's memory where FSDP shards its training: veRL, or TRL with FSDP2.
+
+A projection: none of these figures has been measured on a GPU. Weights, gradients, AdamW's moments and
+the reference policy are taken to be spread evenly; the rest is `cotune.memory`'s estimate of one process.
+"""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+from cotune.config import RunConfig
+from cotune.memory import Memory, Shape, memory_of
+
+_HALF = 2  # bytes of a weight that is gathered to compute with, or held by vLLM
+_LOGIT = 8  # bytes of a logit: bfloat16, its gradient, and float32 for the log-probability
+_GATHERED = 2  # units whose weights are whole at a time: the one at work and the one fetched ahead
+_GPUS = 8  # of one machine, where nothing says how many
+_ROLLOUT = "actor_rollout_ref.rollout"
+_DEFAULTS: Mapping[str, float] = {
+    "trainer.n_gpus_per_node": _GPUS,
+    "trainer.nnodes": 1,
+    "actor_rollout_ref.actor.fsdp_config.fsdp_size": -1,
+    f"{_ROLLOUT}.gpu_memory_utilization": 0.5,
+    f"{_ROLLOUT}.tensor_model_parallel_size": 2,
+}
+"""veRL's own."""
+
+
+@dataclass(frozen=True)
+class ShardedMemory:
+    """Bytes on each GPU, at most.
+
+    Attributes:
+        whole: what one process that held everything would need.
+        shards: over how many GPUs weights, gradients, moments and reference are spread.
+        units: weights that are gathered while a micro-batch is computed.
+        logits: of a micro-batch, where the trainer holds them all; 0 where it scores them in tiles.
+        share: of a GPU that the rollout engine takes; None where the policy itself samples.
+        engine_weights: of the rollout engine, within its share.
+        rollout_cache: keys and values of one rollout at its longest, within that share.
+    """
+
+    whole: Memory
+    shards: int
+    units: int
+    logits: int
+    share: float | None
+    engine_weights: int
+    rollout_cache: int
+
+    def spread(self, count: int) -> int:
+        """A GPU's part of so many bytes."""
+        return -(-count // self.shards)
+
+    @property
+    def held(self) -> int:
+        """What is there all the time after the first step."""
+        return self.spread(self.whole.held)
+
+    @property
+    def training(self) -> int:
+        """The peak while a micro-batch is trained on; a rollout engine has then given its share back."""
+        head = self.logits or self.whole.head
+        work = self.units + self.whole.activations + head
+        return self.held + self.spread(self.whole.gradients) + work
+
+    @property
+    def sampling(self) -> int | None:
+        """The peak while rollouts are sampled; None where a rollout engine samples within its share."""
+        if self.share is not None or self.whole.cache is None or self.whole.sampling_work is None:
+            return None
+        gathered = self.whole.parameters * _HALF
+        return self.held + gathered + self.whole.cache + self.whole.sampling_work
+
+    def rollouts_at_once(self, gpu: int) -> int | None:
+        """How many rollouts at their longest the engine's cache holds on a GPU of so many bytes."""
+        if self.share is None:
+            return None
+        return max(0, int(self.share * gpu) - self.engine_weights) // self.rollout_cache
+
+
+def sharded_memory(config: RunConfig, shape: Shape) -> ShardedMemory | None:
+    """What a run file needs on each GPU; None where its training is not sharded."""
+    args, verl = flat(config.training.engine_args), config.training.engine == "verl"
+    if not verl and not config.training.engine_args.get("fsdp"):
+        return None
+    whole = memory_of(config, shape)
+    layer = sum(a * b for a, b in shape.linear.values())
+    limits = config.limits
+    longest = limits.prompt_tokens + limits.trajectory_tokens
+    asked = {name: float(args.get(name, value)) for name, value in _DEFAULTS.items()}
+    split = max(1, int(asked[f"{_ROLLOUT}.tensor_model_parallel_size"]))
+    tokens = config.training.micro_batch_size * longest
+    return ShardedMemory(
+        whole=whole,
+        shards=_shards(asked) if verl else int(os.environ.get("WORLD_SIZE", _GPUS)),
+        units=_GATHERED * _HALF * max(layer, shape.vocabulary * shape.hidden),
+        logits=tokens * shape.vocabulary * _LOGIT if verl else 0,
+        share=asked[f"{_ROLLOUT}.gpu_memory_utilization"] if verl else None,
+        engine_weights=shape.parameters * _HALF // split,
+        rollout_cache=longest * shape.layers * shape.key_width * 2 * _HALF // split,
+    )
+
+
+def _shards(asked: Mapping[str, float]) -> int:
+    size = int(asked["actor_rollout_ref.actor.fsdp_config.fsdp_size"])
+    gpus = int(asked["trainer.n_gpus_per_node"] * asked["trainer.nnodes"])
+    return max(1, size if size > 0 else gpus)
+
+
+def flat(given: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested mappings as dotted names.
+
+    >>> flat({"a.b": {"c": 1}, "d": 2})
+    {'a.b.c': 1, 'd': 2}
+    """
+    found: dict[str, Any] = {}
+    for name, value in given.items():
+        dotted = f"{prefix}{name}"
+        if isinstance(value, Mapping):
+            found |= flat(cast("Mapping[str, Any]", value), f"{dotted}.")
+        else:
+            found[dotted] = value
+    return found
