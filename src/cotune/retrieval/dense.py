@@ -8,6 +8,9 @@ from typing import Any
 
 from cotune.contracts import ConfigError
 
+DEFAULT_MODEL = "intfloat/e5-base-v2"
+"""The encoder of Search-R1."""
+
 _FILE = "vectors.faiss"
 _CHUNK = 4096
 _BGE_QUERY = "Represent this sentence for searching relevant passages: "
@@ -25,7 +28,7 @@ class EncoderOptions:
         batch_size: texts of one forward pass.
     """
 
-    model: str = "intfloat/e5-base-v2"
+    model: str = DEFAULT_MODEL
     query_prefix: str | None = None
     passage_prefix: str | None = None
     device: str | None = None
