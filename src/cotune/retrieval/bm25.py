@@ -51,7 +51,7 @@ class BM25Ranker:
     """Ranks the rows of an index that `write_bm25` wrote; its arrays stay on disk, memory-mapped.
 
     Raises:
-        OSError, ValueError, KeyError: the folder holds no such index.
+        OSError, ValueError, KeyError, TypeError: the folder holds no such index.
     """
 
     def __init__(self, folder: Path) -> None:

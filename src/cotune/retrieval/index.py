@@ -217,7 +217,7 @@ def open_index(
     try:
         offsets = np.load(folder / _OFFSETS, mmap_mode="r", allow_pickle=False)
         ranker = _open_ranker(folder / _RANKING, manifest, options)
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
         raise _damaged(folder, reason) from error
     count = manifest.get("count")
