@@ -4,7 +4,6 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 
-from cotune.environments.tag_protocol import SEARCH_FAILED
 from cotune.evolution.distillation import is_hinted
 from cotune.records import Trajectory
 from cotune.resampling import without_variance
@@ -19,8 +18,7 @@ def trajectory_metrics(trajectories: Sequence[Trajectory], group_size: int) -> d
     a hinted rollout and among the others.
 
     `actions/<kind>` is how many turns of a rollout the environment took for that kind of action:
-    of a tool, its calls. A kind that no turn was taken for is not there. `failed_searches` is how
-    many searches of the batch the retriever could not carry out; not there where none was made.
+    of a tool, its calls. A kind that no turn was taken for is not there.
     """
     count = len(trajectories)
     rewards = [t.reward for t in trajectories]
@@ -37,7 +35,6 @@ def trajectory_metrics(trajectories: Sequence[Trajectory], group_size: int) -> d
         "answered_share": sum(t.answer is not None for t in trajectories) / count,
         "turn_error_share": sum(any(turn.error for turn in t.turns) for t in trajectories) / count,
         **_actions(trajectories),
-        **_failed_searches(trajectories),
         **_reward_parts(trajectories),
     }
 
@@ -49,14 +46,6 @@ def _actions(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     for kind, count in kinds.items():
         counts[_NOT_IN_A_NAME.sub("_", kind)] += count
     return {f"actions/{kind}": counts[kind] / len(trajectories) for kind in sorted(counts)}
-
-
-def _failed_searches(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    """Turns whose search failed; empty where no turn searched."""
-    errors = [turn.error for t in trajectories for turn in t.turns if turn.action == "search"]
-    if not errors:
-        return {}
-    return {"failed_searches": float(sum(error.startswith(SEARCH_FAILED) for error in errors))}
 
 
 def _reward_parts(trajectories: Sequence[Trajectory]) -> dict[str, float]:

@@ -346,15 +346,15 @@ def roll_out(client: RemoteRetriever) -> list[Trajectory]:
 
 def test_a_batch_goes_on_where_its_searches_fail() -> None:
     with raw_server(body(b"", "500 Oops")) as server:
-        failed = roll_out(retriever(server, retries=1))
+        client = retriever(server, retries=1)
+        failed = roll_out(client)
     for trajectory in failed:
         search, answer = trajectory.turns
         assert search.error.startswith("search failed: RetrievalError: the retrieval server http:")
         assert "The search failed; nothing was retrieved." in search.observation
         assert (answer.action, trajectory.answer) == ("answer", "Norway")
     assert len(server.asked) == 2  # one query, since all ask the same; and its retry
-    metrics = trajectory_metrics(failed, 2)
-    assert metrics["failed_searches"] == 4
-    assert metrics["turn_error_share"] == 1
+    assert (client.counts.failures, client.counts.failed_queries) == (1, 4)
+    assert trajectory_metrics(failed, 2)["turn_error_share"] == 1
     with raw_server(found) as server:
-        assert trajectory_metrics(roll_out(retriever(server)), 2)["failed_searches"] == 0
+        assert trajectory_metrics(roll_out(retriever(server)), 2)["turn_error_share"] == 0

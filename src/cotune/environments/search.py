@@ -10,7 +10,6 @@ from cotune.environments.base import PromptFormat, TaskEnvironment, missing_text
 from cotune.environments.tag_protocol import (
     ANSWER_TAGS,
     CALL_TAGS,
-    SEARCH_FAILED,
     STOP,
     Parsed,
     error_observation,
@@ -138,7 +137,7 @@ class SearchEnvironment(TaskEnvironment):
             found = self._retriever.search(queries, self._top_k)
         except (OSError, RetrievalError) as error:
             # OSError includes TimeoutError and every connection error.
-            reason = " ".join(f"{SEARCH_FAILED}: {type(error).__name__}: {error}".split())
+            reason = " ".join(f"search failed: {type(error).__name__}: {error}".split())
             failure = Response(failure_observation(), action="search", error=reason[:200])
             return [failure] * len(queries)
         if len(found) != len(queries):

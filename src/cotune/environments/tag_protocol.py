@@ -102,10 +102,6 @@ def error_observation(error: str, search: bool = True) -> str:
     )
 
 
-SEARCH_FAILED = "search failed"
-"""How a turn's error begins where the retriever could not carry out its search."""
-
-
 def failure_observation() -> str:
     """What the policy reads after a search that the retriever could not carry out."""
     return "\n<information>\nThe search failed; nothing was retrieved.\n</information>\n"

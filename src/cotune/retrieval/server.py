@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 _GRACE_S = 10
 _CONNECTIONS = 1024
+BACKLOG = 2048
+"""Connections that may wait to be accepted: uvicorn's own number."""
 
 _Message = MutableMapping[str, Any]
 _Receive = Callable[[], Awaitable[_Message]]
@@ -271,6 +273,7 @@ def serve(app: "FastAPI", listening: socket.socket) -> None:
         log_level="warning",
         access_log=False,
         timeout_graceful_shutdown=_GRACE_S,
+        backlog=BACKLOG,
         limit_concurrency=_CONNECTIONS,
     )
     server = Server(config)

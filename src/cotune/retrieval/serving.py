@@ -51,7 +51,7 @@ def serve_retriever(
     require("retrieval-server", "cotune serve-retriever")
     if options.kind == "dense":
         require("dense", "--index dense")
-    from cotune.retrieval.server import ServerLimits, create_app, reserve, serve
+    from cotune.retrieval.server import BACKLOG, ServerLimits, create_app, reserve, serve
 
     limits = ServerLimits()
     if not 1 <= top_k <= limits.top_k:
@@ -59,6 +59,7 @@ def serve_retriever(
     try:
         with reserve(host, port) as listening:
             index = _index(corpus, folder or default_folder(corpus, options.kind), options, console)
+            listening.listen(BACKLOG)  # from here on requests wait and are not refused
             shown = f"[{host}]" if ":" in host else host
             console.print(
                 f"serving {len(index)} passages ({options.kind}) on "
