@@ -431,6 +431,40 @@ def _rank() -> int:
     return int(os.environ.get("RANK", "0"))
 
 
+@app.command("serve-retriever")
+def serve_retriever(
+    corpus: Annotated[Path, typer.Option(help="JSON Lines of passages: id and contents.")],
+    index: Annotated[str, typer.Option(help="bm25, or dense for embeddings and faiss.")] = "bm25",
+    folder: Annotated[
+        Path | None,
+        typer.Option(help="The index, built if it is not there; CORPUS.bm25 or CORPUS.dense."),
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(help="Dense: a sentence-transformers model; intfloat/e5-base-v2 if none."),
+    ] = None,
+    query_prefix: Annotated[
+        str | None, typer.Option(help="Dense: before each query; the model's own if none.")
+    ] = None,
+    passage_prefix: Annotated[
+        str | None, typer.Option(help="Dense: before each passage; the model's own if none.")
+    ] = None,
+    title_weight: Annotated[
+        int, typer.Option(min=0, help="BM25: how often a passage's title counts.")
+    ] = 3,
+    host: Annotated[
+        str, typer.Option(help="0.0.0.0 opens it to the network; it asks nobody for a password.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8000,
+    topk: Annotated[int, typer.Option(help="Passages where a request does not say.")] = 3,
+) -> None:
+    """Serve a corpus to search environments: Search-R1's /retrieve, over BM25 or embeddings."""
+    from cotune.retrieval.serving import index_options, serve_retriever
+
+    options = index_options(index, title_weight, model, query_prefix, passage_prefix)
+    serve_retriever(corpus, folder, options, _console(), host=host, port=port, top_k=topk)
+
+
 def main() -> None:
     """Entry point of `cotune`."""
     try:

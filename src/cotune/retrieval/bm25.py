@@ -1,6 +1,7 @@
-"""BM25 over an in-memory corpus, by `bm25s`."""
+"""BM25 by `bm25s`: over passages in memory, and from an index on disk."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 import bm25s
 
@@ -28,9 +29,7 @@ class BM25Retriever:
                 "expected one each"
             )
         self.passages = list(passages)
-        self._index = bm25s.BM25()
-        tokens = bm25s.tokenize(list(texts), stopwords=[], show_progress=False)
-        self._index.index(tokens, show_progress=False)
+        self._index = _indexed(texts)
         self._memo: dict[tuple[str, int], tuple[str, ...]] = {}
 
     def search(self, queries: Sequence[str], top_k: int) -> list[list[str]]:
@@ -42,17 +41,50 @@ class BM25Retriever:
             raise ValueError(f"top_k is {top_k}; expected at least 1")
         fresh = sorted({q for q in queries if (q, top_k) not in self._memo})
         if fresh:
-            found = self._lookup(fresh, min(top_k, len(self.passages)))
+            ranked = _rank(self._index, fresh, min(top_k, len(self.passages)))
+            found = [tuple(self.passages[row] for row, _ in rows) for rows in ranked]
             self._memo.update({(q, top_k): row for q, row in zip(fresh, found, strict=True)})
         return [list(self._memo[q, top_k]) for q in queries]
 
-    def _lookup(self, queries: list[str], top_k: int) -> list[tuple[str, ...]]:
-        words = bm25s.tokenize(queries, stopwords=[], show_progress=False, return_ids=False)
-        vocabulary = self._index.vocab_dict
-        known = [[str(word) for word in row if word in vocabulary] for row in words]
-        asked = [row for row in known if row]
-        if not asked:
-            return [()] * len(queries)
-        rows, _scores = self._index.retrieve(asked, k=top_k, show_progress=False)
-        found = iter(rows)
-        return [tuple(self.passages[int(j)] for j in next(found)) if row else () for row in known]
+
+class BM25Ranker:
+    """Ranks the rows of an index that `write_bm25` wrote; its arrays stay on disk, memory-mapped.
+
+    Raises:
+        OSError, ValueError, KeyError, TypeError: the folder holds no such index.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        # allow_pickle: what stands on disk is data, never code.
+        self._index = bm25s.BM25.load(folder, mmap=True, allow_pickle=False, show_progress=False)
+        self.count = int(self._index.scores["num_docs"])
+
+    def rank(self, queries: Sequence[str], top_k: int) -> list[list[tuple[int, float]]]:
+        """Row and score of the `top_k` best passages of each query, best first."""
+        return _rank(self._index, list(queries), min(top_k, self.count))
+
+
+def write_bm25(texts: Iterable[str], folder: Path) -> None:
+    """Indexes texts into a folder: `.npy` arrays and JSON, no pickle."""
+    _indexed(texts).save(folder, allow_pickle=False, show_progress=False)
+
+
+def _indexed(texts: Iterable[str]) -> bm25s.BM25:
+    index = bm25s.BM25()
+    # It iterates once over what it calls a list.
+    tokens = bm25s.tokenize(texts, stopwords=[], show_progress=False)  # pyright: ignore[reportArgumentType]
+    index.index(tokens, show_progress=False)
+    return index
+
+
+def _rank(index: bm25s.BM25, queries: list[str], top_k: int) -> list[list[tuple[int, float]]]:
+    """Rows and scores, best first; no row for a query that shares no word with the corpus."""
+    words = bm25s.tokenize(queries, stopwords=[], show_progress=False, return_ids=False)
+    vocabulary = index.vocab_dict
+    known = [[str(word) for word in row if word in vocabulary] for row in words]
+    asked = [row for row in known if row]
+    if not asked:
+        return [[] for _ in queries]
+    rows, scores = index.retrieve(asked, k=top_k, show_progress=False)
+    found = iter(zip(rows.tolist(), scores.tolist(), strict=True))
+    return [list(zip(*next(found), strict=True)) if row else [] for row in known]

@@ -2,12 +2,16 @@
 
 import hashlib
 import json
+from array import array
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
+
 from cotune.contracts import ConfigError
 from cotune.records import Task
+from cotune.retrieval.documents import Document, join_contents
 
 ANSWER_FIELDS = ("answers", "golden_answers", "answer")
 
@@ -17,22 +21,73 @@ def read_corpus(path: Path) -> list[tuple[str, str]]:
 
     A line is `{"id": …, "contents": "\\"Title\\"\\ntext"}`: the first line of `contents` is the
     title, its quotes are dropped, and the rest is the text. Contents of one line are a text with
-    the title "". Blank lines of the file are skipped; other fields are ignored.
+    the title "". A line without `contents` may have `title` and `text`. Blank lines of the file are
+    skipped; other fields are ignored.
 
     Raises:
-        ConfigError: no such file, not JSON Lines, `contents` missing or blank, no passage at all.
+        ConfigError: no such file, not JSON Lines, `contents` missing or blank, an id that comes
+            twice, no passage at all.
     """
-    passages: list[tuple[str, str]] = []
-    for where, row in json_rows(path, "environment.corpus"):
-        contents = text_field(row, "contents", where, '"contents": "\\"Title\\"\\ntext"')
-        title, newline, text = contents.partition("\n")
-        name = title.strip().strip('"').strip()
-        passages.append((name, text.strip()) if newline else ("", contents))
-    if not passages:
-        raise ConfigError(
-            f'environment.corpus: {path} is empty; expected lines of {{"id": …, "contents": …}}'
+    return [(document.title, document.text) for _, document in corpus_rows(path)]
+
+
+def corpus_rows(path: Path, field: str = "environment.corpus") -> Iterator[tuple[int, Document]]:
+    """Where each passage's line begins, in bytes, and the passage, in file order.
+
+    Ids are compared when the last line was read: one that comes twice is an error then.
+
+    Args:
+        path: as for `read_corpus`; not held in memory.
+        field: what messages call the file: where it was named.
+
+    Raises:
+        ConfigError: as `read_corpus`.
+    """
+    count, hashes = 0, array("q")  # eight bytes an id: a corpus may have 20 million
+    for number, offset, line in _lines(path, field):
+        document = parse_passage(line, f"{field}: {path}, line {number}", str(count))
+        hashes.append(hash(document.id))
+        count += 1
+        yield offset, document
+    if not count:
+        raise ConfigError(f'{field}: {path} is empty; expected lines of {{"id": …, "contents": …}}')
+    if np.unique(np.frombuffer(hashes, dtype=np.int64)).size < count:
+        _refuse_repeated_id(path, field)
+
+
+def parse_passage(line: str, where: str, number: str) -> Document:
+    """One line of a corpus; ConfigError, beginning with `where`, if it is none.
+
+    `number` is the id of a passage that has none.
+    """
+    row = _parsed(line, where)
+    id = row.get("id")
+    id = number if id is None else id
+    if isinstance(id, bool) or not isinstance(id, str | int):
+        raise ConfigError(f'{where}: "id" is {shortened(id)}; expected text or an integer')
+    if "contents" not in row and "title" in row and "text" in row:
+        title = row["title"]
+        if not isinstance(title, str):
+            raise ConfigError(f'{where}: "title" is {shortened(title)}; expected text')
+        title = " ".join(title.split())
+        return Document(
+            str(id), join_contents(title, text_field(row, "text", where, '"text": "…"'))
         )
-    return passages
+    return Document(str(id), text_field(row, "contents", where, '"contents": "\\"Title\\"\\ntext"'))
+
+
+def _refuse_repeated_id(path: Path, field: str) -> None:
+    """Names both lines of an id that comes twice; does nothing if only the hashes were equal."""
+    lines: dict[str, int] = {}
+    for count, (number, _, line) in enumerate(_lines(path, field)):
+        where = f"{field}: {path}, line {number}"
+        id = parse_passage(line, where, str(count)).id
+        if id in lines:
+            raise ConfigError(
+                f"{where}: the id {shortened(id)} came before, in line {lines[id]}; give each "
+                "passage an id of its own, or none"
+            )
+        lines[id] = number
 
 
 def read_tasks(path: Path, split: str) -> list[Task]:
@@ -71,19 +126,28 @@ def read_tasks(path: Path, split: str) -> list[Task]:
 
 def json_rows(path: Path, field: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Each line's object with "field: file, line n" to start a message with."""
+    for number, _, line in _lines(path, field):
+        where = f"{field}: {path}, line {number}"
+        yield where, _parsed(line, where)
+
+
+def _lines(path: Path, field: str) -> Iterator[tuple[int, int, str]]:
+    """Number (from 1), first byte and text of each line that is not blank."""
+    number = offset = 0
     try:
-        with path.open(encoding="utf-8-sig") as lines:
-            for number, line in enumerate(lines, 1):
-                if line.strip():
-                    where = f"{field}: {path}, line {number}"
-                    yield where, _parsed(line, where)
+        with path.open("rb") as lines:
+            for number, raw in enumerate(lines, 1):
+                text = raw.decode("utf-8-sig" if number == 1 else "utf-8")
+                if text.strip():
+                    yield number, offset, text
+                offset += len(raw)
     except OSError as error:
         raise ConfigError(
             f"{field}: cannot read {path} ({error.strerror}); name a JSONL file"
         ) from error
     except UnicodeDecodeError as error:
         raise ConfigError(
-            f"{field}: {path} is not UTF-8 ({error.reason}); save it as UTF-8"
+            f"{field}: {path} is not UTF-8 in line {number} ({error.reason}); save it as UTF-8"
         ) from error
 
 

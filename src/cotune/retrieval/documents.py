@@ -51,6 +51,11 @@ def titled_passages(documents: Sequence[Document]) -> list[str]:
     return [titled_passage(document.title, document.text) for document in documents]
 
 
+def indexed_text(title: str, text: str, title_weight: int) -> str:
+    """What BM25 indexes of a passage: its title so many times, then its text."""
+    return f"{(title + ' ') * title_weight}{text}"
+
+
 def search_r1_passages(documents: Sequence[Document]) -> list[str]:
     """One line a document as in Search-R1, which shows them joined, each ended by a line break.
 

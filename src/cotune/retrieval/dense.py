@@ -1,0 +1,156 @@
+"""Dense retrieval: passages as unit vectors by `sentence-transformers`, searched by `faiss`."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from cotune.contracts import ConfigError
+
+DEFAULT_MODEL = "intfloat/e5-base-v2"
+"""The encoder of Search-R1."""
+
+_FILE = "vectors.faiss"
+_CHUNK = 4096
+_BGE_QUERY = "Represent this sentence for searching relevant passages: "
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncoderOptions:
+    """The model of a dense index.
+
+    Attributes:
+        model: a name of the Hugging Face hub or a folder.
+        query_prefix, passage_prefix: what stands before each text; None takes the model's own
+            prompts and, without them, what its name tells (`guessed_prefixes`).
+        device: "cpu", "cuda", …; None is a GPU if there is one.
+        batch_size: texts of one forward pass.
+    """
+
+    model: str = DEFAULT_MODEL
+    query_prefix: str | None = None
+    passage_prefix: str | None = None
+    device: str | None = None
+    batch_size: int = 64
+
+
+def guessed_prefixes(model: str) -> tuple[str, str]:
+    """What a model's card asks for before queries and passages, told by the last part of its name.
+
+    "query: " and "passage: " for E5, except its instruction-tuned models; a sentence before
+    queries for the English BGE v1 and v1.5; nothing for others.
+    """
+    name = Path(model).name.lower()
+    if "e5" in name.replace("_", "-").split("-") and "instruct" not in name:
+        return "query: ", "passage: "
+    if name.startswith("bge-") and "-en" in name:
+        return _BGE_QUERY, ""
+    return "", ""
+
+
+class Encoder:
+    """Texts to unit vectors: the model's own pooling, mean pooling if it names none.
+
+    Raises:
+        ConfigError: the model cannot be loaded; one line.
+    """
+
+    def __init__(self, options: EncoderOptions) -> None:
+        from sentence_transformers import SentenceTransformer
+
+        try:
+            self._model = SentenceTransformer(options.model, device=options.device)
+        except (OSError, ValueError, RuntimeError, ImportError) as error:
+            reason = " ".join(str(error).split())[:200]
+            raise ConfigError(
+                f"--model: {options.model} cannot be loaded ({type(error).__name__}: {reason}); "
+                "name a sentence-transformers model or its folder"
+            ) from error
+        own: dict[str, str] = getattr(self._model, "prompts", None) or {}
+        query, passage = guessed_prefixes(options.model)
+        query = own.get("query") or query
+        passage = own.get("passage") or own.get("document") or passage
+        self.query_prefix = query if options.query_prefix is None else options.query_prefix
+        self.passage_prefix = passage if options.passage_prefix is None else options.passage_prefix
+        self._batch_size = options.batch_size
+
+    def queries(self, texts: Sequence[str]) -> Any:
+        """Float32 (queries, dimensions), each row of norm 1."""
+        return self._encode([self.query_prefix + text for text in texts])
+
+    def passages(self, texts: Sequence[str]) -> Any:
+        """Float32 (passages, dimensions), each row of norm 1."""
+        return self._encode([self.passage_prefix + text for text in texts])
+
+    def _encode(self, texts: list[str]) -> Any:
+        # prompt="": a default prompt of the model must not come on top of ours.
+        vectors = self._model.encode(
+            texts,
+            prompt="",
+            batch_size=self._batch_size,
+            normalize_embeddings=True,
+            convert_to_numpy=True,
+            show_progress_bar=False,
+        )
+        return vectors.astype("float32", copy=False)
+
+
+class DenseRanker:
+    """Ranks the rows of an index that `write_dense` wrote, by inner product, exactly.
+
+    The vectors stay on disk, memory-mapped.
+
+    Raises:
+        RuntimeError: the folder holds no such index.
+    """
+
+    def __init__(self, folder: Path, encoder: Encoder) -> None:
+        import faiss
+
+        self._encoder = encoder
+        # The flag that maps a flat index; IO_FLAG_MMAP maps inverted lists alone.
+        self._index = faiss.read_index(str(folder / _FILE), faiss.IO_FLAG_MMAP_IFC)
+        self.count = int(self._index.ntotal)
+
+    def rank(self, queries: Sequence[str], top_k: int) -> list[list[tuple[int, float]]]:
+        """Row and score of the `top_k` best passages of each query, best first."""
+        vectors = self._encoder.queries(queries)
+        if vectors.shape[1] != self._index.d:
+            raise ConfigError(
+                f"--model: gives {vectors.shape[1]} dimensions, the index has {self._index.d}; "
+                "name the model that it was built with"
+            )
+        scores, rows = self._index.search(vectors, min(top_k, self.count))
+        return [
+            [(row, score) for row, score in zip(*pair, strict=True) if row >= 0]
+            for pair in zip(rows.tolist(), scores.tolist(), strict=True)
+        ]
+
+
+def write_dense(
+    texts: Iterable[str], folder: Path, encoder: Encoder, progress: Callable[[int], None]
+) -> None:
+    """Encodes texts into a flat index; in memory while it is built: 4 bytes a dimension and text.
+
+    `progress` is told how many are done.
+    """
+    import faiss
+
+    folder.mkdir()
+    index: Any = None
+    done = 0
+    for chunk in _chunks(texts):
+        vectors = encoder.passages(chunk)
+        if index is None:
+            index = faiss.IndexFlatIP(vectors.shape[1])
+        index.add(vectors)
+        done += len(chunk)
+        progress(done)
+    faiss.write_index(index, str(folder / _FILE))
+
+
+def _chunks(texts: Iterable[str]) -> Iterator[list[str]]:
+    rest = iter(texts)
+    while chunk := list(islice(rest, _CHUNK)):
+        yield chunk

@@ -1,0 +1,312 @@
+"""An index of a corpus, built once on disk and memory-mapped.
+
+A folder holds `manifest.json`, `offsets.npy` (where each passage's line begins in the corpus) and
+`ranking/`: the files of bm25s or faiss. Passages are read from the corpus itself, so that memory
+holds neither them nor the index's arrays. There is no pickle in it.
+"""
+
+import hashlib
+import json
+import mmap
+import os
+import shutil
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import numpy as np
+
+from cotune.contracts import ConfigError
+from cotune.json_files import write_json_atomic
+from cotune.retrieval.corpus import corpus_rows, parse_passage
+from cotune.retrieval.dense import Encoder, EncoderOptions
+from cotune.retrieval.documents import STYLES, Document, Style, indexed_text
+
+SCHEMA_VERSION = 1
+Kind = Literal["bm25", "dense"]
+_MANIFEST, _OFFSETS, _RANKING = "manifest.json", "offsets.npy", "ranking"
+_FIELD = "--corpus"
+
+
+class Ranker(Protocol):
+    """Queries to the rows of a corpus."""
+
+    count: int
+
+    def rank(self, queries: Sequence[str], top_k: int) -> list[list[tuple[int, float]]]: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IndexOptions:
+    """How a corpus is indexed.
+
+    Attributes:
+        kind: "bm25", or "dense" for a sentence-transformers model and faiss.
+        title_weight: BM25 only: how often a title is repeated before its text.
+        encoder: dense only: the model.
+    """
+
+    kind: Kind = "bm25"
+    title_weight: int = 3
+    encoder: EncoderOptions = field(default_factory=EncoderOptions)
+
+
+class CorpusFile:
+    """The passages of a corpus by row, read from its memory-mapped file.
+
+    Args:
+        path: the JSONL file; it must not change while it is open.
+        offsets: where each passage's line begins, in bytes.
+    """
+
+    def __init__(self, path: Path, offsets: Any) -> None:
+        self._path, self._offsets = path, offsets
+        with path.open("rb") as file:
+            self._bytes = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+
+    def __len__(self) -> int:
+        return len(self._offsets)
+
+    def document(self, row: int, score: float | None = None) -> Document:
+        """The passage of a row."""
+        start = int(self._offsets[row])
+        end = self._bytes.find(b"\n", start)
+        line = self._bytes[start : end if end >= 0 else len(self._bytes)]
+        where = f"{_FIELD}: {self._path}, byte {start}"
+        found = parse_passage(line.decode("utf-8-sig"), where, str(row))
+        return Document(found.id, found.contents, score)
+
+    def __iter__(self) -> Iterator[Document]:
+        return map(self.document, range(len(self)))
+
+
+class StoredIndex:
+    """A `Retriever` over an index folder. Can be used by several threads at once.
+
+    Args:
+        corpus: the passages.
+        ranker: finds rows for queries.
+        manifest: what `manifest.json` holds.
+        style: how documents become text in `search`: a name of `documents.STYLES`.
+    """
+
+    def __init__(
+        self,
+        corpus: CorpusFile,
+        ranker: Ranker,
+        manifest: dict[str, Any],
+        style: Style = "cotune",
+    ) -> None:
+        self._corpus, self._ranker, self._style = corpus, ranker, STYLES[style]
+        self.manifest = manifest
+
+    def __len__(self) -> int:
+        return len(self._corpus)
+
+    def search(self, queries: Sequence[str], top_k: int) -> list[list[str]]:
+        """The passages of each query as text, best first, at most `top_k`."""
+        return [self._style(found) for found in self.documents(queries, top_k)]
+
+    def documents(self, queries: Sequence[str], top_k: int) -> list[list[Document]]:
+        """The documents of each query with their scores, best first, at most `top_k`.
+
+        With BM25 a query that shares no word with the corpus finds nothing.
+        """
+        if top_k < 1:
+            raise ValueError(f"top_k is {top_k}; expected at least 1")
+        distinct = list(dict.fromkeys(queries))
+        if not distinct:
+            return []
+        rows = dict(zip(distinct, self._ranker.rank(distinct, top_k), strict=True))
+        return [[self._corpus.document(row, score) for row, score in rows[q]] for q in queries]
+
+
+def default_folder(corpus: Path, kind: Kind) -> Path:
+    """Beside the corpus: wiki.jsonl has its index in wiki.jsonl.bm25."""
+    return corpus.with_name(f"{corpus.name}.{kind}")
+
+
+def build_index(
+    corpus: Path,
+    folder: Path,
+    options: IndexOptions,
+    progress: Callable[[int, int], None] = lambda done, count: None,
+) -> None:
+    """Indexes a corpus into a new folder, which is there whole or not at all.
+
+    Args:
+        corpus: the JSONL file (`read_corpus`).
+        folder: where to; must not be there.
+        options: how.
+        progress: told how many passages of how many are done.
+
+    Raises:
+        ConfigError: the corpus has a fault (file and line are named), the folder is there or
+            cannot be written, the model cannot be loaded.
+    """
+    if folder.exists():
+        raise ConfigError(f"--folder: {folder} is there; delete it or name another")
+    staged = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
+    try:
+        staged.mkdir(parents=True)
+        manifest = _write_index(corpus, staged, options, progress)
+        write_json_atomic(staged / _MANIFEST, manifest)
+        os.rename(staged, folder)
+    except OSError as error:
+        raise ConfigError(
+            f"--folder: cannot write {folder} ({error.strerror or error}); name another"
+        ) from error
+    finally:
+        shutil.rmtree(staged, ignore_errors=True)
+
+
+def _write_index(
+    corpus: Path, folder: Path, options: IndexOptions, progress: Callable[[int, int], None]
+) -> dict[str, Any]:
+    """All files but the manifest, which it returns."""
+    # First the whole file is checked: encoding a large corpus takes hours.
+    offsets = array("q", (offset for offset, _ in corpus_rows(corpus, _FIELD)))
+    np.save(folder / _OFFSETS, np.frombuffer(offsets, dtype=np.int64), allow_pickle=False)
+    passages, count = CorpusFile(corpus, offsets), len(offsets)
+    manifest: dict[str, Any] = {
+        "schema_version": SCHEMA_VERSION,
+        "kind": options.kind,
+        "count": count,
+        "corpus": _identity(corpus),
+    }
+    if options.kind == "bm25":
+        from cotune.retrieval.bm25 import write_bm25
+
+        weight = options.title_weight
+        texts = (indexed_text(d.title, d.text, weight) for d in _counted(passages, progress))
+        write_bm25(texts, folder / _RANKING)
+        return {**manifest, "title_weight": weight}
+    from cotune.retrieval.dense import write_dense
+
+    encoder = Encoder(options.encoder)
+    write_dense(
+        (d.contents for d in passages),
+        folder / _RANKING,
+        encoder,
+        lambda done: progress(done, count),
+    )
+    prefixes = {"query_prefix": encoder.query_prefix, "passage_prefix": encoder.passage_prefix}
+    return {**manifest, "model": options.encoder.model, **prefixes}
+
+
+def _counted(passages: CorpusFile, progress: Callable[[int, int], None]) -> Iterator[Document]:
+    for done, document in enumerate(passages, 1):
+        yield document
+        if done % 10_000 == 0 or done == len(passages):
+            progress(done, len(passages))
+
+
+def open_index(
+    folder: Path, corpus: Path, options: IndexOptions, style: Style = "cotune"
+) -> StoredIndex:
+    """An index that `build_index` built of this corpus, in this way.
+
+    Raises:
+        ConfigError: it is none, is damaged, or was built of another corpus or in another way.
+    """
+    manifest = _read_manifest(folder)
+    _check_options(folder, manifest, options)
+    _check_corpus(folder, manifest, corpus)
+    try:
+        offsets = np.load(folder / _OFFSETS, mmap_mode="r", allow_pickle=False)
+        ranker = _open_ranker(folder / _RANKING, manifest, options)
+    except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        raise _damaged(folder, reason) from error
+    count = manifest.get("count")
+    if not len(offsets) == ranker.count == count:
+        raise _damaged(folder, f"{len(offsets)} offsets and {ranker.count} rows for {count}")
+    return StoredIndex(CorpusFile(corpus, offsets), ranker, manifest, style)
+
+
+def _open_ranker(folder: Path, manifest: dict[str, Any], options: IndexOptions) -> Ranker:
+    if options.kind == "bm25":
+        from cotune.retrieval.bm25 import BM25Ranker
+
+        return BM25Ranker(folder)
+    from cotune.retrieval.dense import DenseRanker
+
+    prefixes = {name: str(manifest[name]) for name in ("query_prefix", "passage_prefix")}
+    return DenseRanker(folder, Encoder(EncoderOptions(**{**asdict(options.encoder), **prefixes})))
+
+
+def _read_manifest(folder: Path) -> dict[str, Any]:
+    try:
+        manifest: Any = json.loads((folder / _MANIFEST).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(
+            f"--folder: {folder} is no index ({_MANIFEST}: {error.strerror}); name another folder"
+        ) from error
+    except ValueError as error:
+        raise _damaged(folder, f"{_MANIFEST} is not JSON") from error
+    version = manifest.get("schema_version") if isinstance(manifest, dict) else None
+    if version != SCHEMA_VERSION:
+        raise _damaged(folder, f"schema_version {version!r}; expected {SCHEMA_VERSION}")
+    return manifest
+
+
+def _check_options(folder: Path, manifest: dict[str, Any], options: IndexOptions) -> None:
+    """Refuses an index that was built in another way than is asked for."""
+    encoder = options.encoder
+    asked: dict[str, object] = {"kind": options.kind}
+    if options.kind == "bm25":
+        asked["title_weight"] = options.title_weight
+    else:
+        asked["model"] = encoder.model
+        given = {"query_prefix": encoder.query_prefix, "passage_prefix": encoder.passage_prefix}
+        asked |= {name: prefix for name, prefix in given.items() if prefix is not None}
+    for name, value in asked.items():
+        if manifest.get(name) != value:
+            raise ConfigError(
+                f"--folder: {folder} was built with {name} {manifest.get(name)!r}, not {value!r}; "
+                "ask for that, delete the folder or name another"
+            )
+
+
+def _check_corpus(folder: Path, manifest: dict[str, Any], corpus: Path) -> None:
+    """Refuses another corpus. The file is read whole only where its time of change is another."""
+    was = manifest.get("corpus")
+    try:
+        stat = corpus.stat()
+    except OSError as error:
+        raise ConfigError(
+            f"{_FIELD}: cannot read {corpus} ({error.strerror}); name a JSONL file"
+        ) from error
+    if not isinstance(was, dict):
+        raise _damaged(folder, "no corpus in its manifest")
+    same = was.get("bytes") == stat.st_size and (
+        was.get("mtime_ns") == stat.st_mtime_ns or was.get("sha256") == _sha256(corpus)
+    )
+    if not same:
+        raise ConfigError(
+            f"--folder: {folder} was built of another corpus than {corpus} ({was.get('name')}, "
+            f"{was.get('bytes')} bytes); delete the folder or name another"
+        )
+
+
+def _identity(corpus: Path) -> dict[str, Any]:
+    stat = corpus.stat()
+    return {
+        "name": corpus.name,
+        "bytes": stat.st_size,
+        "mtime_ns": stat.st_mtime_ns,
+        "sha256": _sha256(corpus),
+    }
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _damaged(folder: Path, reason: str) -> ConfigError:
+    return ConfigError(
+        f"--folder: {folder} holds no usable index ({reason}); delete it, so that it is built anew"
+    )

@@ -1,0 +1,360 @@
+"""The client of a retrieval server, against servers that misbehave in every way."""
+
+import asyncio
+import json
+import socket
+from collections.abc import Callable
+from itertools import count
+from typing import Any
+
+import pytest
+from pydantic import TypeAdapter, ValidationError
+
+from cotune.batch_metrics import trajectory_metrics
+from cotune.contracts import ConfigError, RetrievalError
+from cotune.environments.search import SEARCH_R1_INSTRUCTION, SearchEnvironment
+from cotune.episode import new_episodes, run_episodes
+from cotune.records import Assignment, Limits, Prompt, Sampling, Task, Trajectory
+from cotune.retrieval.documents import Document
+from cotune.retrieval.remote import RemoteOptions, RemoteRetriever, RetrievalCounts
+from cotune.retrieval.replies import read_reply
+from cotune.rewards import exact_match
+from cotune.testing import CharacterCodec, ScriptedSampler
+from tests.retrieval.raw_server import Answer, RawServer, as_json, body, found, head, raw_server
+
+GIB = 2**30
+
+
+def retriever(server: RawServer | str, style: Any = "cotune", **options: Any) -> RemoteRetriever:
+    """One that does not wait between its attempts; `waits` of it holds what it would have."""
+    waits: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        waits.append(seconds)
+
+    url = server if isinstance(server, str) else server.url
+    made = RemoteRetriever(RemoteOptions(url=url, **{"retries": 0, **options}), style, sleep=sleep)
+    made.waits = waits  # type: ignore[attr-defined]
+    return made
+
+
+def test_documents_and_their_two_written_forms() -> None:
+    with raw_server(found) as server:
+        ours, theirs = retriever(server), retriever(server, "search-r1")
+        assert ours.documents(["a"], 2) == [
+            [Document("a-0", '"a"\ntext 0', 2.0), Document("a-1", '"a"\ntext 1', 1.0)]
+        ]
+        assert ours.search(["a"], 2) == [['(Title: "a") text 0', '(Title: "a") text 1']]
+        assert theirs.search(["a"], 2) == [['Doc 1(Title: "a") text 0', 'Doc 2(Title: "a") text 1']]
+    assert server.asked[0] == {"queries": ["a"], "topk": 2, "return_scores": True}
+
+
+def test_equal_queries_are_sent_once_and_batches_keep_their_order() -> None:
+    with raw_server(found) as server:
+        client = retriever(server, batch_size=2, concurrency=3)
+        queries = [f"q{i % 5}" for i in range(23)]
+        assert [row[0].id for row in client.documents(queries, 1)] == [f"{q}-0" for q in queries]
+    assert sorted(q for request in server.asked for q in request["queries"]) == [
+        f"q{i}" for i in range(5)
+    ]
+    assert [len(request["queries"]) for request in server.asked].count(2) == 2
+    counts = client.counts
+    assert (counts.calls, counts.queries, counts.requests, counts.failures) == (1, 23, 3, 0)
+    assert counts.seconds > 0
+
+
+def test_what_a_model_writes_is_data() -> None:
+    query = 'a"}], "topk": 9\r\nHost: x\x00\x1b[31m \ud800 ' + "y" * 90
+    with raw_server(found) as server:
+        assert len(retriever(server, max_query_chars=50).documents([query], 1)) == 1
+    assert server.asked[0]["queries"] == [query[:50].replace("\ud800", "?")]
+    assert server.asked[0]["topk"] == 1
+
+
+def test_awaited_and_from_within_a_running_loop() -> None:
+    with raw_server(found) as server:
+        client = retriever(server)
+
+        async def main() -> tuple[list[list[str]], list[list[str]]]:
+            return await client.asearch(["a"], 1), client.search(["a"], 1)
+
+        awaited, called = asyncio.run(main())
+    assert awaited == called == [['(Title: "a") text 0']]
+    assert client.counts.calls == 2
+
+
+def test_no_query_makes_no_request() -> None:
+    assert retriever("http://127.0.0.1:1/retrieve").search([], 3) == []
+    with pytest.raises(ValueError, match="top_k is 0"):
+        retriever("http://127.0.0.1:1/retrieve").search(["a"], 0)
+
+
+@pytest.mark.parametrize(
+    ("reply", "documents"),
+    [
+        ({"result": [[{"id": 7, "contents": "x"}]]}, [[Document("7", "x")]]),
+        ([[{"id": "7", "contents": "x"}]], [[Document("7", "x")]]),
+        ([[{"document": {"contents": "x"}, "score": 1}]], [[Document("", "x", 1.0)]]),
+        ([[{"title": "T", "text": "x"}]], [[Document("", '"T"\nx')]]),
+        ([[]], [[]]),
+        ([[{"contents": c} for c in "abcd"]], [[Document("", c) for c in "ab"]]),
+        ([[{"contents": "\ud800 x"}]], [[Document("", "? x")]]),
+    ],
+)
+def test_replies_in_all_their_forms(reply: object, documents: list[list[Document]]) -> None:
+    assert read_reply(json.dumps(reply).encode(), 1, 2) == documents
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", "not JSON"),
+        (b"<html>", "not JSON"),
+        (b"\xff\xfe[]", "not JSON"),
+        (b"[" * 100_000, "not JSON"),
+        (b"9" * 10_000, "not JSON"),
+        (b"null", 'no list "result"'),
+        (b'{"error": "x"}', 'no list "result"'),
+        (b'{"result": {}}', 'no list "result"'),
+        (b'{"result": []}', "0 results for 1 queries"),
+        (b"[[], []]", "2 results for 1 queries"),
+        (b"[{}]", "result 0 of the reply is no list"),
+        (b'[["x"]]', "result 0 of the reply: a document is no object"),
+        (b'[[{"document": 3}]]', "a document is no object"),
+        (b"[[{}]]", 'no text "contents"'),
+        (b'[[{"contents": null, "text": 3}]]', 'no text "contents"'),
+        (b'[[{"contents": "x", "id": [1]}]]', "an id is neither"),
+        (b'[[{"contents": "x", "score": "high"}]]', "a score is no number"),
+        (b'[[{"contents": "x", "score": 1' + b"0" * 400 + b"}]]", "a score is no number"),
+    ],
+)
+def test_garbage_is_one_line(data: bytes, message: str) -> None:
+    with raw_server(body(data)) as server, pytest.raises(RetrievalError) as caught:
+        retriever(server, retries=3).search(["a"], 2)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 300
+    assert len(server.asked) == 1  # the same would come again
+
+
+def test_overload_is_tried_again_and_waited_for() -> None:
+    overloaded = body(b"", "429 Too Many Requests", "Retry-After: 7")
+    with raw_server(body(b"oops", "500 Oops"), overloaded, body(b"", "503 No"), found) as server:
+        client = retriever(server, retries=3)
+        assert client.search(["a"], 1) == [['(Title: "a") text 0']]
+    first, second, third = client.waits  # type: ignore[attr-defined]
+    assert 0 < first <= 0.5
+    assert second == 7
+    assert 1 <= third <= 2
+    counts = client.counts
+    assert (counts.requests, counts.retries, counts.failures) == (4, 3, 0)
+
+
+def test_a_wait_is_never_long() -> None:
+    with raw_server(body(b"", "503 No", "Retry-After: 1e9"), found) as server:
+        client = retriever(server, retries=1)
+        client.search(["a"], 1)
+    assert client.waits == [30.0]  # type: ignore[attr-defined]
+
+
+def silent(over: Callable[[], Any]) -> Answer:
+    return lambda _connection, _request: over()
+
+
+def half(connection: socket.socket, _: dict[str, Any]) -> None:
+    connection.sendall(head("200 OK", "Content-Length: 1000") + b'{"result": [')
+
+
+def gone(connection: socket.socket, _: dict[str, Any]) -> None:
+    connection.close()
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (body(b"", "500 Oops"), "status 500"),
+        (body(b"", "429 Too Many"), "status 429"),
+        (half, "RemoteProtocolError"),
+        (gone, "RemoteProtocolError"),
+    ],
+)
+def test_what_does_not_get_better_ends_after_the_retries(answer: Answer, message: str) -> None:
+    with raw_server(answer) as server:
+        client = retriever(server, retries=2)
+        with pytest.raises(RetrievalError, match=rf"{message}.*, in 3 attempt\(s\)"):
+            client.search(["a", "b"], 1)
+    assert len(server.asked) == 3
+    counts = client.counts
+    assert (counts.calls, counts.failures, counts.failed_queries) == (1, 1, 2)
+    assert (counts.requests, counts.retries) == (3, 2)
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (body(b"", "302 Found", "Location: http://127.0.0.1:1/"), "redirects are not followed"),
+        (body(b"", "404 Not Found"), r"status 404 \(is the address right"),
+        (body(b"", "422 No"), "status 422"),
+        (body(b"", "204 No Content"), "status 204"),
+        (body(b"\x1f\x8b", "200 OK", "Content-Encoding: gzip"), "a compressed reply"),
+    ],
+)
+def test_what_is_final_is_not_tried_again(answer: Answer, message: str) -> None:
+    with raw_server(answer) as server, pytest.raises(RetrievalError, match=message):
+        retriever(server, retries=3).search(["a"], 1)
+    assert len(server.asked) == 1
+
+
+def test_nobody_listens() -> None:
+    with raw_server(found) as server:
+        pass
+    client = retriever(server, retries=1)
+    with pytest.raises(RetrievalError, match=r"ConnectError: .* in 2 attempt"):
+        client.search(["a"], 1)
+    with pytest.raises(ConfigError, match=r"environment\.retriever\.url: .*; start the server"):
+        client.check()
+
+
+def test_a_server_that_is_there_passes_the_check() -> None:
+    with raw_server(found) as server:
+        retriever(server).check()
+    assert server.asked == [{"queries": ["test"], "topk": 1, "return_scores": True}]
+
+
+@pytest.mark.parametrize("where", ["before", "in the head", "in the body"])
+def test_silence_and_single_bytes_end_by_the_timeout(where: str) -> None:
+    """A byte now and then keeps each read within its limit; the request's own limit ends it."""
+
+    def drip(connection: socket.socket, request: dict[str, Any]) -> None:
+        if where == "before":
+            server.over.wait()
+            return
+        connection.sendall(head("200 OK")[:-2] if where == "in the head" else head("200 OK"))
+        for _ in range(2000):
+            connection.sendall(b"x" if where == "in the head" else b" ")
+            if server.over.wait(0.01):
+                return
+        connection.sendall(b": y\r\n\r\n" if where == "in the head" else b"")
+        connection.sendall(json.dumps([[] for _ in request["queries"]]).encode())
+
+    with raw_server(drip) as server:
+        with pytest.raises(RetrievalError, match=r"no whole reply within 0\.2 s, in 2 attempt"):
+            retriever(server, timeout_s=0.2, retries=1).search(["a"], 1)
+        server.over.set()
+
+
+@pytest.mark.parametrize("announced", [True, False])
+def test_two_gigabytes_are_cut_off(announced: bool) -> None:
+    sent = count()
+    written = 0
+
+    def flood(connection: socket.socket, _: dict[str, Any]) -> None:
+        nonlocal written
+        length = [f"Content-Length: {2 * GIB}"] if announced else []
+        connection.sendall(head("200 OK", *length) + b"[[")
+        while next(sent) * 2**16 < 2 * GIB:
+            written += connection.send(b" " * 2**16)
+
+    with raw_server(flood) as server:
+        client = retriever(server, max_bytes=2**20, retries=3)
+        with pytest.raises(RetrievalError, match=r"larger than 1048576 bytes \(max_bytes\)"):
+            client.search(["a"], 1)
+    assert written < 64 * 2**20  # sockets' buffers hold some
+    assert len(server.asked) == 1
+
+
+def test_the_first_failure_ends_the_other_requests() -> None:
+    def answer(connection: socket.socket, request: dict[str, Any]) -> None:
+        if request["queries"] == ["bad"]:
+            body(b"", "400 Bad")(connection, request)
+        else:
+            connection.recv(1)  # until the client lets go
+
+    with raw_server(answer) as server:
+        client = retriever(server, batch_size=1)
+        with pytest.raises(RetrievalError, match="status 400"):
+            client.search(["slow", "bad", "slower"], 1)
+    assert client.counts.failures == 1
+
+
+def test_proxies_of_the_environment_are_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    with raw_server(as_json([])) as proxy, raw_server(found) as server:
+        for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY"):
+            monkeypatch.setenv(name, proxy.url.removesuffix("/retrieve"))
+        monkeypatch.delenv("NO_PROXY", raising=False)
+        monkeypatch.delenv("no_proxy", raising=False)
+        retriever(server).search(["a"], 1)
+        assert not proxy.asked
+        with pytest.raises(RetrievalError, match="0 results"):
+            retriever(server, environment_proxies=True).search(["a"], 1)
+        assert len(proxy.asked) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"url": "ftp://x/retrieve"}, "not of the form"),
+        ({"url": "file:///etc/passwd"}, "not of the form"),
+        ({"url": "http://me:secret@x/retrieve"}, "not of the form"),
+        ({"url": "http://x/retrieve?key=secret"}, "not of the form"),
+        ({"url": "http://x:99999/"}, "not of the form"),
+        ({"url": "http://x/a\nb"}, "not of the form"),
+        ({"url": ""}, "not of the form"),
+        ({"url": "http://x/", "timeout_s": 0}, "timeout_s is 0"),
+        ({"url": "http://x/", "timeout_s": float("nan")}, "timeout_s is nan"),
+        ({"url": "http://x/", "retries": -1}, "retries is -1"),
+        ({"url": "http://x/", "batch_size": 0}, "batch_size is 0"),
+        ({"url": "http://x/", "max_bytes": 1}, "max_bytes is 1"),
+        ({"url": "http://x/", "concurrency": 0}, "concurrency is 0"),
+        ({"url": "http://x/", "max_query_chars": 0}, "max_query_chars is 0"),
+        ({"url": "http://x/", "time_out": 1}, "time_out"),
+        ({}, "url"),
+    ],
+)
+def test_bad_options(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message) as caught:
+        TypeAdapter(RemoteOptions).validate_python(options)
+    assert "secret" not in str(caught.value.errors()[0]["msg"])
+
+
+def test_counts_do_not_change_once_read() -> None:
+    with raw_server(found) as server:
+        client = retriever(server)
+        before = client.counts
+        client.search(["a"], 1)
+    assert before == RetrievalCounts()
+    assert client.counts.calls == 1
+
+
+def roll_out(client: RemoteRetriever) -> list[Trajectory]:
+    """Four episodes, each of one search and the answer "Norway"."""
+    tasks = [Task(f"t{i}", f"Where is Oslo, {i}?", ("Norway",)) for i in range(4)]
+    environment = SearchEnvironment(
+        {"train": tasks}, client, SEARCH_R1_INSTRUCTION, exact_match, top_k=1
+    )
+    prompt = Prompt(SEARCH_R1_INSTRUCTION)
+    codec = CharacterCodec()
+    episodes = new_episodes(
+        [Assignment(task, prompt, prompt, "i0", 0) for task in tasks],
+        environment,
+        codec,
+        Limits(turns=3, turn_tokens=200),
+    )
+    turns = ["<search> Oslo </search>", "<answer> Norway </answer>"]
+    return run_episodes(episodes, environment, ScriptedSampler(codec, turns).open(Sampling()))
+
+
+def test_a_batch_goes_on_where_its_searches_fail() -> None:
+    with raw_server(body(b"", "500 Oops")) as server:
+        client = retriever(server, retries=1)
+        failed = roll_out(client)
+    for trajectory in failed:
+        search, answer = trajectory.turns
+        assert search.error.startswith("search failed: RetrievalError: the retrieval server http:")
+        assert "The search failed; nothing was retrieved." in search.observation
+        assert (answer.action, trajectory.answer) == ("answer", "Norway")
+    assert len(server.asked) == 2  # one query, since all ask the same; and its retry
+    assert (client.counts.failures, client.counts.failed_queries) == (1, 4)
+    assert trajectory_metrics(failed, 2)["turn_error_share"] == 1
+    with raw_server(found) as server:
+        assert trajectory_metrics(roll_out(retriever(server)), 2)["turn_error_share"] == 0

