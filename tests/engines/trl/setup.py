@@ -140,6 +140,8 @@ def start(
     identity: dict[str, str] | None = None,
     changeable: dict[str, str] | None = None,
     resample_rounds: int = 0,
+    llm: LLM | None = None,
+    seed: int = 1,
     **changes: Any,
 ) -> Run:
     """A run that is ready to train; the same arguments give the same run."""
@@ -150,11 +152,11 @@ def start(
     parts = Parts(
         strategy=strategy or Counting(),
         environment=environment or Letters(),
-        llm=ScriptedLLM([]),
+        llm=llm or ScriptedLLM([]),
         journal=run_dir,
         meter=ledger,
         limits=limits,
-        seed=1,
+        seed=seed,
         resample_rounds=resample_rounds,
         identity=identity or {},
         changeable=changeable or {},
