@@ -310,7 +310,14 @@ def test_other_questions_are_asked_and_the_rest_is_dropped(tmp_path: Path) -> No
 def test_replies_of_another_llm_are_not_taken_for_its_own(tmp_path: Path) -> None:
     attempt(tmp_path / "run", kill_at=4)
     other = attempt(tmp_path / "run", texts=("uno", "dos", "tres"), model="other")
-    assert [what.split()[0] for what in other.asked] == ["llm", "roll", "llm", "roll", "llm", "roll"]
+    assert [what.split()[0] for what in other.asked] == [
+        "llm",
+        "roll",
+        "llm",
+        "roll",
+        "llm",
+        "roll",
+    ]
     assert other.trail[1::2] == ["uno", "dos", "tres"]
     (notice,) = [r["text"] for r in other.run.read_events() if r["kind"] == "notice"]
     assert notice.startswith("1 answers of the evolution")  # the first rollouts

@@ -247,9 +247,7 @@ class MeteredLLM:
         identity: which LLM answers; the name where it says all.
     """
 
-    def __init__(
-        self, llm: LLM, ledger: Account, model: str, identity: str | None = None
-    ) -> None:
+    def __init__(self, llm: LLM, ledger: Account, model: str, identity: str | None = None) -> None:
         self._llm = llm
         self.identity = identity or model
         self._ledger = ledger

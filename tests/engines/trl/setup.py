@@ -9,7 +9,8 @@ from transformers.trainer_callback import PrinterCallback
 from trl import GRPOConfig, GRPOTrainer
 
 from cotune.contracts import LLM, Environment, Recorder, Rollout, State, Strategy
-from cotune.engines.trl.joint import Parts, TRLJoint
+from cotune.engines.trl.joint import TRLJoint
+from cotune.engines.trl.parts import Parts
 from cotune.llm.ledger import Ledger
 from cotune.records import (
     Assignment,

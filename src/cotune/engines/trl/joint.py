@@ -13,9 +13,9 @@
 A rollout batch is one call of `rollout_func`; strategy time counts those calls.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -24,18 +24,13 @@ from datasets import Dataset
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
-from cotune.changes import changes
 from cotune.contracts import (
-    LLM,
     ConfigError,
-    EngineError,
-    Environment,
-    Rewards,
     State,
-    Strategy,
 )
-from cotune.coordinator import Coordinator, Journal, Meter, RolloutSettings, SingleProcess
+from cotune.coordinator import Coordinator, RolloutSettings, SingleProcess
 from cotune.engines.codec import HFCodec
+from cotune.engines.trl.bound import Bound
 from cotune.engines.trl.checks import (
     check_args,
     check_strategy,
@@ -46,46 +41,20 @@ from cotune.engines.trl.checks import (
 )
 from cotune.engines.trl.comm import TorchComm
 from cotune.engines.trl.late_sampler import LateSampler
+from cotune.engines.trl.parts import Parts
 from cotune.engines.trl.trainer import JointTrainer
 from cotune.engines.trl.truncation import was_cut
 from cotune.engines.trl.vllm_sampler import engine_context, sampling_logprobs
 from cotune.evolution.distillation import reweighs
-from cotune.records import Limits, Progress, Task, Trajectory
+from cotune.records import Progress, Task, Trajectory
 from cotune.rewards.functions import RewardFunctions
 from cotune.task_order import TaskOrder
-
-
-@dataclass(frozen=True)
-class Parts:
-    """What a joint run is made of besides the trainer."""
-
-    strategy: Strategy
-    environment: Environment
-    llm: LLM
-    journal: Journal
-    meter: Meter
-    limits: Limits
-    seed: int = 0
-    rewards: Rewards | None = None
-    """Score in place of the environment; None where it scores."""
-    rows_per_call: int = 512
-    resample_rounds: int = 0
-    """How often groups without variance are replaced in a step at most (`cotune.resampling`)."""
-    identity: Mapping[str, str] = field(default_factory=dict)
-    """By field, what a resume must find as it was."""
-    renew: Callable[[Mapping[str, str]], Mapping[str, str]] = dict
-    """Brings what an older version saved as `identity` up to date."""
-    frozen: bool = False
-    """Whether the policy stays as it is; then a `JointTrainer` rolls out and makes no update."""
-    changeable: Mapping[str, str] = field(default_factory=dict)
-    """By field, what a resume may find changed; then it says so (see `cotune.changes`)."""
-
 
 Hook = Callable[["TRLJoint", int], None]
 """Called on rank 0 before a step's rollouts, with the steps trained so far."""
 
 
-class TRLJoint:
+class TRLJoint(Bound[GRPOTrainer]):
     """One joint run on GRPOTrainer.
 
     Args:
@@ -166,17 +135,6 @@ class TRLJoint:
     @property
     def state_folder(self) -> Path:
         return Path(cast(str, self.args.output_dir))
-
-    @property
-    def bound(self) -> bool:
-        """Whether there is a trainer."""
-        return self._trainer is not None
-
-    @property
-    def trainer(self) -> GRPOTrainer:
-        if self._trainer is None:
-            raise EngineError("no trainer yet: call bind(trainer), or train, before evaluating")
-        return self._trainer
 
     def bind(self, trainer: GRPOTrainer) -> None:
         """Names the trainer whose policy is sampled.
@@ -297,7 +255,7 @@ class TRLJoint:
         return {
             "batches": self.batches,
             "ended": self.ended,
-            "identity": self._identity(),
+            "identity": self.identity,
             "changeable": dict(self.parts.changeable),
             "coordinator": self.coordinator.state_dict(),
         }
@@ -308,27 +266,11 @@ class TRLJoint:
         self.batches, self.ended = int(state["batches"]), bool(state["ended"])
         self.coordinator.load_state_dict(state["coordinator"])
 
-    def check_identity(self, state: State) -> None:
-        """Raises ConfigError where another run was saved than this one."""
-        mine = self._identity()
-        for name, was in self.parts.renew(state["identity"]).items():
-            if mine.get(name) != was:
-                raise ConfigError(
-                    f"{name}: is not what the saved run began with ({was[:120]}); restore it, or "
-                    "start a new run in another folder"
-                )
-
     def resume(self, state: State) -> None:
         """Goes on from a saved state: cuts back what was written after it, begins an attempt."""
         self.load_state_dict(state)
         if self.coordinator.comm.rank == 0:
-            self.parts.meter.begin_attempt(self.batches)
-            self.parts.journal.cut_back(self.batches)
-            now = self.parts.changeable
-            changed = changes(state.get("changeable", now), now)
-            self.parts.journal.event(
-                "resumed", self.batches, from_step=self.batches, changed=changed
-            )
+            self.go_on_from(self.batches, state)
 
     def evolve_only(self) -> None:
         """A run without training batches: what comes before the first one, under its step."""
@@ -345,7 +287,8 @@ class TRLJoint:
         if self.coordinator.comm.rank == 0:
             self.parts.meter.set_step(self.batches + 1)
 
-    def _identity(self) -> dict[str, str]:
+    @property
+    def identity(self) -> dict[str, str]:
         return {"the training tasks": self.order.fingerprint, **self.parts.identity}
 
     def _train_batch(self, tasks: list[Any], group: int) -> list[Trajectory]:

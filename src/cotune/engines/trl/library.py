@@ -16,7 +16,8 @@ from trl import GRPOConfig
 from cotune.engines.codec import HFCodec
 from cotune.engines.trl.checkpoints import drop_torn
 from cotune.engines.trl.checks import check_args, check_trl, steps_per_batch
-from cotune.engines.trl.joint import Parts, TRLJoint
+from cotune.engines.trl.joint import TRLJoint
+from cotune.engines.trl.parts import Parts
 from cotune.engines.trl.tools import check_tools
 from cotune.library import Method
 from cotune.library_run import LibraryRun

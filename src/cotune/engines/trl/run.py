@@ -8,22 +8,17 @@ from typing import Any
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
-from cotune.build import (
-    build_llm,
-    build_strategy,
-    initial_instruction,
-)
-from cotune.changes import changeable, identity, renewed
+from cotune.build import initial_instruction
 from cotune.config import RunConfig
 from cotune.contracts import State
 from cotune.coordinator import Journal
 from cotune.engines.adapters import load_weights
-from cotune.engines.codec import HFCodec
 from cotune.engines.trl.best import BestPolicy
 from cotune.engines.trl.checkpoints import latest_checkpoint, load_state
 from cotune.engines.trl.checks import steps_per_batch
 from cotune.engines.trl.comm import world
-from cotune.engines.trl.joint import Hook, Parts, TRLJoint
+from cotune.engines.trl.joint import Hook, TRLJoint
+from cotune.engines.trl.parts import run_parts
 from cotune.engines.trl.setup import Loaded, Setup, grpo_config, load_policy, prepare
 from cotune.engines.trl.trackers import close_reports, report_scores, tensorboard_into
 from cotune.engines.trl.trained import Trained
@@ -106,26 +101,8 @@ def build_trainer(
     config: RunConfig, setup: Setup, journal: Journal, ledger: Ledger, before_rollout: Hook
 ) -> tuple[TRLJoint, JointTrainer, "RolloutBudget"]:
     """A run file's trainer, which writes where it is told and shows nothing by itself."""
-    tokenizer, environment, args = setup.tokenizer, setup.environment, setup.args
-    parts = Parts(
-        strategy=build_strategy(
-            config, environment, HFCodec(tokenizer, config.policy.template_args)
-        ),
-        environment=environment,
-        llm=build_llm(config, ledger),
-        journal=journal,
-        meter=ledger,
-        limits=config.limits,
-        seed=config.seed,
-        rewards=setup.rewards,
-        rows_per_call=config.training.rows_per_call,
-        resample_rounds=config.training.resample_rounds,
-        identity=identity(config),
-        renew=lambda saved: renewed(saved, config),
-        frozen=config.training.frozen,
-        changeable=changeable(config),
-    )
-    joint = TRLJoint(parts, tokenizer, args, before_rollout)
+    tokenizer, args = setup.tokenizer, setup.args
+    joint = TRLJoint(run_parts(config, setup, journal, ledger), tokenizer, args, before_rollout)
     budget = RolloutBudget(joint, ledger, config)
     trainer = JointTrainer(
         setup.model,
