@@ -23,6 +23,7 @@ from tests.engines.trl.library_runs import (
     STEPS,
     Even,
     LibraryTraining,
+    Scribe,
     begin,
     figures,
     method_of,
@@ -65,6 +66,21 @@ def test_the_strategys_numbers_are_in_the_trainers_log(trained: LibraryTraining)
     for seen, written in zip(logged, figures(trained), strict=True):
         own = {k: v for k, v in written.items() if k.startswith(("inspo/", "p2o/"))}
         assert {name: seen[name] for name in own} == pytest.approx(own)
+
+
+def test_gepa_searches_once_and_trains_under_what_it_found(tmp_path: Path) -> None:
+    method = cotune.GEPA(
+        environment=Even(), llm=Scribe(), limits=LIMITS, seed=1, budget=20, dev_size=2, minibatch=1
+    )
+    training = begin(tmp_path, method=method, max_steps=2)
+    training.trainer.train()
+    spent = training.spent()
+    assert spent["train"] == 2 * 6
+    assert 18 <= spent["evolve"] <= 21  # begun after step 1 again, it would be twice as many
+    best = training.strategy.best_prompt()
+    assert {t.assignment.trained for t in training.joint.last_rollouts} == {best}
+    assert len(training.run.read_instructions()) > 1
+    assert training.run.read_config()["strategy"]["kind"] == "gepa"
 
 
 class StopAfter(TrainerCallback):
