@@ -121,6 +121,9 @@ def make_policy(folder: Path, shape: str, device: str) -> None:
         model: Any = Qwen2ForCausalLM(config)
     model.to(torch.bfloat16 if device == "cuda" else torch.float32).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+    del model
+    if device == "cuda":
+        torch.cuda.empty_cache()  # the arms have the whole GPU
 
 
 def every_other(completions: list[Any], **_: Any) -> list[float]:

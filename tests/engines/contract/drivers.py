@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from cotune.build import build_environment, build_strategy
+from cotune.contracts import Environment, Strategy
 from cotune.coordinator import Coordinator, RolloutSettings, SilentJournal
 from cotune.engines.codec import HFCodec
 from cotune.engines.trl.trainer import JointTrainer
@@ -21,6 +23,13 @@ from tests.engines.contract.script import POLICY, Script
 from tests.engines.trl.setup import start
 
 
+def built(script: Script, codec: HFCodec) -> tuple[Environment, Strategy]:
+    """Environment and strategy of a script as a run file has them; nothing is written."""
+    config = script.config(Path("unused"))
+    environment = build_environment(config)
+    return environment, build_strategy(config, environment, codec)
+
+
 @dataclass(frozen=True)
 class LoopDriver:
     """The reference loop."""
@@ -30,8 +39,9 @@ class LoopDriver:
     def run(self, script: Script) -> Recording:
         path = policy_path(POLICY)
         model = AutoModelForCausalLM.from_pretrained(path)
-        codec, environment = HFCodec(AutoTokenizer.from_pretrained(path)), script.world()
-        strategy, lines = script.built(environment, codec), self.folder / "loop.jsonl"
+        codec = HFCodec(AutoTokenizer.from_pretrained(path))
+        environment, strategy = built(script, codec)
+        lines = self.folder / "loop.jsonl"
         watch(strategy, lines)
         updates: list[list[Row]] = []
         with Ledger(":memory:") as ledger:
@@ -100,9 +110,9 @@ class TRLDriver:
                 return output
 
         path = policy_path(POLICY)
-        tokenizer, environment = AutoTokenizer.from_pretrained(path), script.world()
+        tokenizer = AutoTokenizer.from_pretrained(path)
         codec, lines = HFCodec(tokenizer), self.folder / "trl.jsonl"
-        strategy = script.built(environment, codec)
+        environment, strategy = built(script, codec)
         watch(strategy, lines)
         run = start(
             self.folder,

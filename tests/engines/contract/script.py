@@ -9,17 +9,15 @@ import json
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any, Protocol
 
 from pydantic import TypeAdapter
 
-from cotune.contracts import Codec, Strategy
+from cotune.config import RunConfig, parse_config
+from cotune.contracts import Codec
 from cotune.environments.geo import GeoEnvironment, GeoOptions
 from cotune.records import Completion, Limits, Task
-from cotune.strategies.composed import ComposedOptions, InspoP2O
-from cotune.strategies.inspo import Inspo, InspoOptions
-from cotune.strategies.p2o import P2O, P2OOptions
-from cotune.strategies.static import StaticOptions, StaticStrategy
 from cotune.testing import ScriptedSampler
 from tests.engines.contract.recording import Recording
 
@@ -77,38 +75,49 @@ class Script:
     def from_json(cls, text: str) -> "Script":
         return TypeAdapter(cls).validate_json(text)
 
-    def world(self) -> GeoEnvironment:
-        return GeoEnvironment(TypeAdapter(GeoOptions).validate_python(self.environment))
+    def config(self, output: Path, **training: Any) -> RunConfig:
+        """The same as a run file, for an engine that is driven by one.
+
+        Args:
+            output: its folder.
+            training: further fields of that section.
+        """
+        raw = {
+            "output": str(output),
+            "seed": self.seed,
+            "policy": {"path": POLICY},
+            "environment": self.environment,
+            "limits": asdict(self.limits),
+            "strategy": self.strategy,
+            "training": {
+                "steps": self.steps,
+                "questions_per_step": self.questions,
+                "group_size": self.group_size,
+                "mini_batches": 1,
+                "micro_batch_size": self.questions * self.group_size,
+                "learning_rate": self.learning_rate,
+                "schedule": "constant",
+                "warmup": 0,
+                "kl": 0,
+                **training,
+            },
+            "evaluation": {"every": 0, "before": False},
+        }
+        return parse_config(raw, "the script")
 
     def sampler(self, codec: Codec) -> ScriptedSampler:
         """The policy; a greedy one writes the first of a rule's rollouts."""
 
-        def turn(row: int, turn: int, context: str) -> str:
+        def written(row: int, turn: int, context: str) -> str:
             rule = next(rule for rule in self.policy if rule.holds(context))
             rollout = 0 if made.opened[-1].temperature == 0 else row % len(rule.say)
             return rule.say[rollout][turn]
 
-        made = ScriptedSampler(codec, turn)
+        made = ScriptedSampler(codec, written)
         return made
 
     def optimizer(self) -> "ScriptedOptimizer":
         return ScriptedOptimizer(self.llm)
-
-    def built(self, environment: GeoEnvironment, codec: Codec) -> Strategy:
-        """The strategy, with the policy's own tokens to count in."""
-        options = TypeAdapter(
-            StaticOptions | InspoOptions | P2OOptions | ComposedOptions
-        ).validate_python(self.strategy)
-        first, tasks = environment.initial_instruction, environment.tasks("train")
-        rules = (codec.count, 400, codec.control_tokens)  # type: ignore[attr-defined]
-        required = environment.required
-        if isinstance(options, StaticOptions):
-            return StaticStrategy(first, options)
-        if isinstance(options, InspoOptions):
-            return Inspo(first, options, self.seed, *rules, required)
-        if isinstance(options, ComposedOptions):
-            return InspoP2O(first, tasks, options, self.seed, *rules, required)
-        return P2O(StaticStrategy(first), tasks, options, self.seed, *rules)
 
 
 class Driver(Protocol):
@@ -181,7 +190,7 @@ def script(kind: str) -> Script:
         questions=4,
         group_size=4,
     )
-    tasks = made.world().tasks("train")
+    tasks = GeoEnvironment(GeoOptions(**made.environment)).tasks("train")
     rules = [rule for number, task in enumerate(tasks) for rule in _rules(task, number)]
     return replace(made, policy=tuple(rules))
 
