@@ -111,7 +111,7 @@ def make_policy(folder: Path, shape: str, device: str) -> None:
     config = Qwen2Config(
         **SHAPES[shape],
         max_position_embeddings=32768,
-        rope_theta=1000000.0,
+        rope_parameters={"rope_theta": 1000000.0, "rope_type": "default"},
         tie_word_embeddings=True,
         pad_token_id=tokenizer.pad_token_id,
         eos_token_id=tokenizer.eos_token_id,

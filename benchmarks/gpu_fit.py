@@ -87,7 +87,8 @@ def fit(out: Path, shape: Recipe, seconds: float, device: str) -> tuple[int, lis
     """
     tokenizer = AutoTokenizer.from_pretrained(policy_path("bundled:geo"))
     tokenizer.save_pretrained(out)
-    model = new_model(tokenizer, shape).to(device)
+    model: Any = new_model(tokenizer, shape)
+    model.to(device)
     optimizers, bases = new_optimizers(model, shape)
     workers = max(0, (os.cpu_count() or 1) - 2) if device == "cuda" else 0
     batches = iter(DataLoader(_Demonstrations(tokenizer, shape), None, num_workers=workers))
