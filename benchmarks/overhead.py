@@ -27,8 +27,9 @@ from cotune.config import RunConfig, parse_config
 from cotune.console import RunJournal
 from cotune.coordinator import stable_seed
 from cotune.engines.codec import HFCodec
+from cotune.engines.parts import Parts
 from cotune.engines.sampling import CachedSampler
-from cotune.engines.trl.joint import Parts, TRLJoint
+from cotune.engines.trl.joint import TRLJoint
 from cotune.engines.trl.run import grpo_config, load_policy
 from cotune.episode import new_episodes, run_episodes
 from cotune.llm.ledger import Ledger

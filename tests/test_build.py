@@ -10,6 +10,7 @@ from cotune.config import RunConfig, parse_config
 from cotune.contracts import LLMError
 from cotune.environments.arithmetic import ArithmeticEnvironment
 from cotune.evolution.proposers import paraphrase_prompt
+from cotune.evolution_log import identity_of
 from cotune.llm.ledger import Ledger
 from cotune.records import Progress, Prompt
 from cotune.strategies.composed import InspoP2O
@@ -90,6 +91,10 @@ def test_a_hint_may_take_half_of_a_prompts_tokens() -> None:
 def test_who_proposes() -> None:
     assert describe_llm(config({"kind": "static"})) == "none"
     assert describe_llm(config({"kind": "p2o"})) == "offline rules (reflected)"
+    for llm in ("reflected", "random"):
+        with Ledger(":memory:") as ledger:
+            rules = config({"kind": "p2o"}, llm={"kind": "rules", "remedies": llm})
+            assert identity_of(build_llm(rules, ledger)) == f"offline rules ({llm})"
 
 
 def test_the_rules_serve_both_methods_prompts_and_a_static_run_has_none(tmp_path: Path) -> None:

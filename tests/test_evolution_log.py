@@ -226,6 +226,7 @@ def attempt(
     texts: Sequence[str] = TEXTS,
     shout: str = "",
     comm: Any = None,
+    model: str = "m",
 ) -> Attempt:
     """Runs step 5 until it ends or is killed; a second one in the same folder resumes."""
     world, trail, result = World(kill_at=kill_at), list[Any](), None
@@ -242,7 +243,7 @@ def attempt(
             environment=Yes(),
             codec=CharacterCodec(),
             sampler=Watched(world),
-            llm=MeteredLLM(Endpoint(world, texts), ledger, "m"),
+            llm=MeteredLLM(Endpoint(world, texts), ledger, model),
             journal=run,
             meter=ledger,
             settings=RolloutSettings(seed=5),
@@ -304,6 +305,23 @@ def test_other_questions_are_asked_and_the_rest_is_dropped(tmp_path: Path) -> No
     fresh = attempt(tmp_path / "fresh", shout="LOUD")
     assert other.trail == fresh.trail
     assert counted(other.totals) == counted(fresh.totals)
+
+
+def test_replies_of_another_llm_are_not_taken_for_its_own(tmp_path: Path) -> None:
+    attempt(tmp_path / "run", kill_at=4)
+    other = attempt(tmp_path / "run", texts=("uno", "dos", "tres"), model="other")
+    assert [what.split()[0] for what in other.asked] == [
+        "llm",
+        "roll",
+        "llm",
+        "roll",
+        "llm",
+        "roll",
+    ]
+    assert other.trail[1::2] == ["uno", "dos", "tres"]
+    (notice,) = [r["text"] for r in other.run.read_events() if r["kind"] == "notice"]
+    assert notice.startswith("1 answers of the evolution")  # the first rollouts
+    assert counted(other.totals)[2:4] == [3, 0]
 
 
 def test_a_phase_that_ended_the_run_is_asked_anew(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from cotune.library import Method
 from cotune.library_run import LibraryRun
 from cotune.llm.ledger import Ledger
 from cotune.strategies.composed import InspoP2O
+from cotune.strategies.gepa import Gepa
 from cotune.strategies.inspo import Inspo
 from cotune.strategies.p2o import P2O
 from cotune.testing import ScriptedLLM
@@ -51,7 +52,7 @@ def test_static_needs_the_tags_too(geo: cotune.GeoEnvironment) -> None:
         cotune.Static(environment=geo, instruction="<search> </search> <answer>")
 
 
-@pytest.mark.parametrize("method", [cotune.INSPO, cotune.P2O, cotune.INSPOWithP2O])
+@pytest.mark.parametrize("method", [cotune.INSPO, cotune.P2O, cotune.INSPOWithP2O, cotune.GEPA])
 def test_the_rules_serve_the_bundled_worlds_only(
     method: type[Any], geo: cotune.GeoEnvironment
 ) -> None:
@@ -64,7 +65,7 @@ def test_the_rules_serve_the_bundled_worlds_only(
 def test_on_arithmetic_the_rules_write_hints_and_no_instructions() -> None:
     sums = cotune.ArithmeticEnvironment(cotune.ArithmeticOptions(train=8, validation=4, test=4))
     assert isinstance(cotune.P2O(environment=sums).llm, cotune.RulesLLM)
-    for method in (cotune.INSPO, cotune.INSPOWithP2O):
+    for method in (cotune.INSPO, cotune.INSPOWithP2O, cotune.GEPA):
         with pytest.raises(ConfigError, match=r"rules know GeoEnvironment alone.*Arithmetic"):
             method(environment=sums)
 
@@ -99,6 +100,7 @@ class Tokens:
         (cotune.INSPO, "inspo", Inspo),
         (cotune.P2O, "p2o", P2O),
         (cotune.INSPOWithP2O, "inspo+p2o", InspoP2O),
+        (cotune.GEPA, "gepa", Gepa),
     ],
 )
 def test_a_method_builds_its_strategy(

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from cotune.config import LoraOptions, RunConfig, parse_config
+from cotune.config import RunConfig, parse_config
 from cotune.memory import Memory, find_config, memory_of, read_shape, rounding_notice
 from cotune.memory_table import show_memory
 from cotune.policies import policy_path
+from cotune.policy_config import LoraOptions
 from tests.run_files import tiny
 
 # config.json of Qwen/Qwen2.5-3B-Instruct and Qwen/Qwen3-0.6B, as far as it is read.

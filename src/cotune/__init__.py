@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from cotune.exporting.chat_template import with_instruction
     from cotune.frames import RunReader, open_run
     from cotune.library import INSPO, P2O, INSPOWithP2O, Static
+    from cotune.library_gepa import GEPA
     from cotune.llm.client import OpenAIOptions
     from cotune.llm.hint_writer import RulesLLM
     from cotune.records import (
@@ -44,11 +45,13 @@ if TYPE_CHECKING:
     from cotune.rewards.functions import RewardFunctions, WeightedReward
     from cotune.run_dir import RunDir
     from cotune.strategies.composed import ComposedOptions
+    from cotune.strategies.gepa import GepaOptions
     from cotune.strategies.inspo import InspoOptions
     from cotune.strategies.p2o import P2OOptions
     from cotune.task_config import DatasetConfig
 
 __all__ = [
+    "GEPA",
     "INSPO",
     "LLM",
     "P2O",
@@ -67,6 +70,7 @@ __all__ = [
     "EvolutionError",
     "GeoEnvironment",
     "GeoOptions",
+    "GepaOptions",
     "HintOptions",
     "INSPOWithP2O",
     "InspoOptions",
@@ -128,6 +132,7 @@ _HOME = {
     "exporting.chat_template": ("with_instruction",),
     "frames": ("RunReader", "open_run"),
     "library": ("INSPO", "INSPOWithP2O", "P2O", "Static"),
+    "library_gepa": ("GEPA",),
     "evolution.hints": ("HintOptions",),
     "llm.client": ("OpenAIOptions",),
     "llm.hint_writer": ("RulesLLM",),
@@ -144,6 +149,7 @@ _HOME = {
     "rewards.functions": ("RewardFunctions", "WeightedReward"),
     "run_dir": ("RunDir",),
     "strategies.composed": ("ComposedOptions",),
+    "strategies.gepa": ("GepaOptions",),
     "strategies.inspo": ("InspoOptions",),
     "strategies.p2o": ("P2OOptions",),
     "task_config": ("DatasetConfig",),

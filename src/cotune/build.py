@@ -101,7 +101,8 @@ def build_llm(config: RunConfig, ledger: Ledger) -> LLM:
         return NoLLM()
     options = config.llm or RulesConfig()
     if isinstance(options, RulesConfig):
-        return MeteredLLM(RulesLLM(config.seed, options.remedies), ledger, model="rules")
+        rules = RulesLLM(config.seed, options.remedies)
+        return MeteredLLM(rules, ledger, model="rules", identity=describe_llm(config))
     return OpenAIClient(options, ledger)
 
 
@@ -112,4 +113,4 @@ def describe_llm(config: RunConfig) -> str:
     options = config.llm or RulesConfig()
     if isinstance(options, RulesConfig):
         return f"offline rules ({options.remedies})"
-    return f"{options.model} at {options.base_url or 'api.openai.com'}"
+    return options.describe()

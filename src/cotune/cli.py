@@ -7,6 +7,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from cotune import cli_options as options
+from cotune.cli_options import (
+    DemoFolder,
+    DemoSeed,
+    Overrides,
+    Quiet,
+    RunFile,
+    RunFolder,
+    WeightsFormat,
+)
 from cotune.contracts import ConfigError, CotuneError, Stopped
 
 if TYPE_CHECKING:
@@ -18,31 +28,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Trains an LLM agent's weights and its prompt together.",
 )
-RunFile = Annotated[Path, typer.Argument(metavar="RUN.yaml", help="The run file.")]
-RunFolder = Annotated[Path, typer.Argument(metavar="RUN_FOLDER", help="A run's folder.")]
-Overrides = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set",
-        metavar="FIELD=VALUE",
-        help="A field in place of the file's, by its dotted path, with a value as YAML: "
-        "training.steps=600. Can be given several times.",
-    ),
-]
-WeightsFormat = Annotated[
-    str | None,
-    typer.Option(
-        help="full or, of a run with policy.lora, adapter or merged into its base; what best/ is "
-        "by default."
-    ),
-]
-Quiet = Annotated[bool, typer.Option("--quiet", help="Show nothing while it runs.")]
-DemoFolder = Annotated[
-    Path, typer.Option("--output", help="The folder; an earlier demo in it is renamed.")
-]
-DemoSeed = Annotated[
-    int, typer.Option("--seed", min=0, help="Of the questions' order and all draws.")
-]
 
 
 @app.command()
@@ -140,21 +125,9 @@ def baseline(
         str, typer.Argument(metavar="NAME", help="direct, rag, ircot, search-o1 or agent.")
     ],
     run_file: RunFile,
-    model: Annotated[
-        str | None,
-        typer.Option(help="A model at an OpenAI-compatible endpoint, in place of the policy."),
-    ] = None,
-    base_url: Annotated[
-        str | None, typer.Option(help="That endpoint, without /chat/completions; OpenAI's if none.")
-    ] = None,
-    api_key_env: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="The environment variable that holds its key; OPENAI_API_KEY of OpenAI's endpoint, "
-            "of others none.",
-        ),
-    ] = None,
+    model: options.Model = None,
+    base_url: options.BaseURL = None,
+    api_key_env: options.APIKeyEnv = None,
     set_: Overrides = None,
     quiet: Quiet = False,
 ) -> None:
@@ -176,49 +149,15 @@ def baseline(
 @app.command()
 def evaluate(
     run_folder: RunFolder,
-    split: Annotated[
-        str | None,
-        typer.Option(help="test, validation or train; test by default, and with --benchmark none."),
-    ] = None,
-    benchmark: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME[=PATH]",
-            help="Other questions than the run's: hotpotqa, 2wikimultihopqa, musique, bamboogle, nq, "
-            "triviaqa, popqa, aime24, aime25, amc, math-500, minerva or olympiadbench, from the "
-            "Hugging Face hub or from a file. Can be given several times.",
-        ),
-    ] = None,
-    samples: Annotated[
-        str,
-        typer.Option(
-            metavar="K",
-            help="Sampled rollouts a question besides the greedy one, for avg@K and pass@K; auto: "
-            "16 on sets of fewer than 100 questions, else 1.",
-        ),
-    ] = "0",
-    temperature: Annotated[
-        float | None, typer.Option(help="Of sampled rollouts; the run's by default.")
-    ] = None,
-    metric: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="reward, exact_match, f1 or boxed; all that apply by default. Can be given several "
-            "times."
-        ),
-    ] = None,
-    limit: Annotated[
-        int | None, typer.Option(help="Only the first so many questions of each set.")
-    ] = None,
-    policy: Annotated[
-        str, typer.Option(help="best, or initial: the policy before training beside it.")
-    ] = "best",
-    as_json: Annotated[
-        bool, typer.Option("--json", help="The figures as JSON, and nothing else.")
-    ] = False,
-    output: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Where the same JSON is written, too.")
-    ] = None,
+    split: options.Split = None,
+    benchmark: options.Benchmarks = None,
+    samples: options.Samples = "0",
+    temperature: options.Temperature = None,
+    metric: options.Metrics = None,
+    limit: options.Limit = None,
+    policy: options.WhichPolicy = "best",
+    as_json: options.AsJSON = False,
+    output: options.OutputFile = None,
     set_: Overrides = None,
 ) -> None:
     """Evaluate a run's best policy under its best and initial instruction, and its best hint.
@@ -229,12 +168,12 @@ def evaluate(
     from cotune import commands
     from cotune.experiments.evaluating import parse_options
 
-    options = parse_options(
+    asked = parse_options(
         split=split, benchmarks=benchmark or (), samples=samples, temperature=temperature,
         metrics=metric or (), limit=limit, policy=policy,
     )  # fmt: skip
     commands.evaluate(
-        run_folder, _console(), options, as_json=as_json, output=output, assignments=set_ or ()
+        run_folder, _console(), asked, as_json=as_json, output=output, assignments=set_ or ()
     )
 
 

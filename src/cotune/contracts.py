@@ -76,7 +76,11 @@ class Rollout(Protocol):
 
 
 class LLM(Protocol):
-    """A language model that is asked for proposals."""
+    """A language model that is asked for proposals.
+
+    One that has an attribute `identity`, a text, says by it which model answers: a phase that was cut
+    off takes recorded replies only of the same. Otherwise its class stands for it.
+    """
 
     def complete(self, prompt: str) -> Completion:
         """Raises LLMError when no reply is to be had."""

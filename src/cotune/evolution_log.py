@@ -205,7 +205,7 @@ class LoggedPhase:
 
     def complete(self, prompt: str) -> Completion:
         """See `contracts.LLM`; a recorded failure is raised again."""
-        key = _key("llm", prompt)
+        key = _key("llm", identity_of(self._llm), prompt)
         row = self._recall(key)
         if row is not None and "error" in row:
             raise LLMError(row["error"])
@@ -238,6 +238,12 @@ class LoggedPhase:
 
     def _note(self, key: str, before: int, **answer: object) -> None:
         self._log.note({"key": key, "entries": [before, self._entries.last_entry()], **answer})
+
+
+def identity_of(llm: LLM) -> str:
+    """Which LLM answers: a run that begins anew may have another, whose replies are no others'."""
+    said = getattr(llm, "identity", None)
+    return said if isinstance(said, str) else type(llm).__name__
 
 
 def rollout_key(assignments: Sequence[Assignment], purpose: Purpose, sampling: Sampling) -> str:

@@ -112,7 +112,7 @@ class Method:
         raise NotImplementedError
 
 
-class _Evolving(Method):
+class Evolving(Method):
     """A method with an optimizer LLM and with options.
 
     Attributes:
@@ -168,7 +168,7 @@ class _Evolving(Method):
         return MeteredLLM(self.llm, run, model=type(self.llm).__name__)
 
 
-class INSPO(_Evolving):
+class INSPO(Evolving):
     """Instruction-policy co-evolution (arXiv 2512.01945) for a trainer of one's own.
 
     Args:
@@ -222,7 +222,7 @@ class INSPO(_Evolving):
         )
 
 
-class P2O(_Evolving):
+class P2O(Evolving):
     """Hints on hard questions, distilled into the weights (arXiv 2603.21877).
 
     The instruction stays as it is. Trained by `cotune.JointTrainer`, whose arguments are those of
@@ -280,7 +280,7 @@ class P2O(_Evolving):
         )
 
 
-class INSPOWithP2O(_Evolving):
+class INSPOWithP2O(Evolving):
     """INSPO and P²O composed: instructions evolve, and hard questions get hints besides.
 
     Trained by `cotune.JointTrainer`, as `P2O` is.

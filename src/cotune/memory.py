@@ -11,9 +11,10 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from cotune.config import LoraOptions, RunConfig
+from cotune.config import RunConfig
 from cotune.contracts import ConfigError
 from cotune.policies import policy_path
+from cotune.policy_config import LoraOptions
 from cotune.policy_folder import cached_folder
 
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}

@@ -11,7 +11,6 @@ from peft import PeftModel, get_peft_model
 from safetensors.torch import load_file
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from cotune.config import LoraOptions
 from cotune.contracts import ConfigError
 from cotune.engines.adapters import (
     adapter_base,
@@ -23,6 +22,7 @@ from cotune.engines.adapters import (
     save_weights,
 )
 from cotune.engines.local_policy import load
+from cotune.policy_config import LoraOptions
 from tests.engines.tiny import tiny_model, tiny_tokenizer
 
 OPTIONS = LoraOptions(rank=4, alpha=8)

@@ -14,10 +14,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 from transformers.cache_utils import Cache
 
-from cotune.config import LoraOptions, parse_config
+from cotune.config import parse_config
 from cotune.engines.kv_rows import GrowingLayer
 from cotune.engines.sampling import CachedSampler
 from cotune.memory import memory_of, read_shape, rounding_notice
+from cotune.policy_config import LoraOptions
 from cotune.records import SampleRequest, Sampling
 from tests.run_files import tiny
 

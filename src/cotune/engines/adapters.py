@@ -15,8 +15,8 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 from transformers.pytorch_utils import Conv1D
 
-from cotune.config import LoraOptions
 from cotune.contracts import ConfigError
+from cotune.policy_config import LoraOptions
 
 _CONFIG = "adapter_config.json"
 _WEIGHTS = "adapter_model.safetensors"

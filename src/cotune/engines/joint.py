@@ -1,42 +1,56 @@
-"""A run that trains weights and prompt together, whatever its engine: its parts, where it stands, its state."""
+"""A run that trains weights and prompt together, whatever its engine: where it stands, its state."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from typing import Any
 
 from cotune.changes import changes
-from cotune.contracts import LLM, ConfigError, Environment, Rewards, State, Strategy
-from cotune.coordinator import Coordinator, Journal, Meter
-from cotune.records import Limits, Progress
+from cotune.contracts import ConfigError, State
+from cotune.coordinator import Coordinator
+from cotune.engines.parts import Parts
+from cotune.records import Progress
 from cotune.task_order import TaskOrder
 
 
-@dataclass(frozen=True)
-class Parts:
-    """What a joint run is made of besides the trainer."""
+class Resumable:
+    """What a resume compares and says.
 
-    strategy: Strategy
-    environment: Environment
-    llm: LLM
-    journal: Journal
-    meter: Meter
-    limits: Limits
-    seed: int = 0
-    rewards: Rewards | None = None
-    """Score in place of the environment; None where it scores."""
-    rows_per_call: int = 512
-    resample_rounds: int = 0
-    """How often groups without variance are replaced in a step at most (`cotune.resampling`)."""
-    identity: Mapping[str, str] = field(default_factory=dict)
-    """By field, what a resume must find as it was."""
-    renew: Callable[[Mapping[str, str]], Mapping[str, str]] = dict
-    """Brings what an older version saved as `identity` up to date."""
-    frozen: bool = False
-    """Whether the policy stays as it is; then a `JointTrainer` rolls out and makes no update."""
-    changeable: Mapping[str, str] = field(default_factory=dict)
-    """By field, what a resume may find changed; then it says so (see `cotune.changes`)."""
+    Attributes:
+        parts: the run besides its trainer.
+    """
+
+    parts: Parts
+
+    @property
+    def identity(self) -> dict[str, str]:
+        """By field, what a resume must find as it was."""
+        raise NotImplementedError
+
+    def check_identity(self, state: State) -> None:
+        """Raises ConfigError where another run was saved than this one."""
+        mine = self.identity
+        for name, was in self.parts.renew(state["identity"]).items():
+            if mine.get(name) != was:
+                raise ConfigError(
+                    f"{name}: is not what the saved run began with ({was[:120]}); restore it, or "
+                    "start a new run in another folder"
+                )
+
+    def go_on_from(self, step: int, saved: Mapping[str, Any]) -> None:
+        """Begins an attempt after a step: cuts back what was written after it, says what changed.
+
+        Args:
+            step: the last one that counts.
+            saved: what was saved at that step; its `changeable`, where it has one, is the run file's
+                of then.
+        """
+        now = self.parts.changeable
+        self.parts.meter.begin_attempt(step)
+        self.parts.journal.cut_back(step)
+        changed = changes(saved.get("changeable", now), now)
+        self.parts.journal.event("resumed", step, from_step=step, changed=changed)
 
 
-class Joint:
+class Joint(Resumable):
     """What the engines' runs have in common.
 
     Args:
@@ -73,7 +87,7 @@ class Joint:
         return {
             "batches": self.batches,
             "ended": self.ended,
-            "identity": self._identity(),
+            "identity": self.identity,
             "changeable": dict(self.parts.changeable),
             "coordinator": self.coordinator.state_dict(),
         }
@@ -84,33 +98,18 @@ class Joint:
         self.batches, self.ended = int(state["batches"]), bool(state["ended"])
         self.coordinator.load_state_dict(state["coordinator"])
 
-    def check_identity(self, state: State) -> None:
-        """Raises ConfigError where another run was saved than this one."""
-        mine = self._identity()
-        for name, was in self.parts.renew(state["identity"]).items():
-            if mine.get(name) != was:
-                raise ConfigError(
-                    f"{name}: is not what the saved run began with ({was[:120]}); restore it, or "
-                    "start a new run in another folder"
-                )
+    @property
+    def identity(self) -> dict[str, str]:
+        return {"the training tasks": self.order.fingerprint, **self.parts.identity}
 
     def resume(self, state: State) -> None:
         """Goes on from a saved state: cuts back what was written after it, begins an attempt."""
         self.load_state_dict(state)
         if self.coordinator.comm.rank == 0:
-            self.parts.meter.begin_attempt(self.batches)
-            self.parts.journal.cut_back(self.batches)
-            now = self.parts.changeable
-            changed = changes(state.get("changeable", now), now)
-            self.parts.journal.event(
-                "resumed", self.batches, from_step=self.batches, changed=changed
-            )
+            self.go_on_from(self.batches, state)
 
     def begin_closing(self) -> None:
         """What follows counts under the step after the last: a resume drops it and does it anew."""
         self.coordinator.step = self.batches + 1
         if self.coordinator.comm.rank == 0:
             self.parts.meter.set_step(self.batches + 1)
-
-    def _identity(self) -> dict[str, str]:
-        return {"the training tasks": self.order.fingerprint, **self.parts.identity}

@@ -43,6 +43,32 @@ class PhaseResult:
     spent: bool
 
 
+@dataclass(frozen=True, slots=True)
+class HintSearch:
+    """What a search for hints is given.
+
+    Attributes:
+        dev: hard questions that hints are scored on.
+        train: those that are reflected on.
+        judge: rolls out under a hint, and counts.
+        reflector: writes hints.
+        seed_key: of all draws.
+    """
+
+    dev: Sequence[Task]
+    train: Sequence[Task]
+    judge: Judge
+    reflector: Reflector
+    options: HintOptions
+    seed_key: str
+    record: Recorder
+
+    @property
+    def budget(self) -> int:
+        """Evaluations that it may cost."""
+        return self.options.evaluations(len(self.dev))
+
+
 def evolve_hints(
     hard: Sequence[Task],
     *,
@@ -85,7 +111,7 @@ def evolve_hints(
     judge = Judge(lambda hint: Prompt(instruction, hint), rollout)
     reflector = HintReflector(llm, rules, hard, instruction, record)
     search = evolve_from_empty if options.reflection == "gepa" else reflect_once
-    pool = search(dev, train, judge, reflector, options, seed_key, record)
+    pool = search(HintSearch(dev, train, judge, reflector, options, seed_key, record))
     result = PhaseResult(
         pool=pool,
         evaluations=judge.evaluations,
@@ -123,26 +149,21 @@ def _record_ended(result: PhaseResult, phase: int, budget: int, record: Recorder
     )
 
 
-def evolve_from_empty(
-    dev: Sequence[Task],
-    train: Sequence[Task],
-    judge: Judge,
-    reflector: Reflector,
-    options: HintOptions,
-    seed_key: str,
-    record: Recorder,
-) -> HintPool:
+def evolve_from_empty(phase: HintSearch) -> HintPool:
     """The empty hint and all that gepa accepted from it, with their scores on dev."""
+    options, dev = phase.options, phase.dev
     search = Search(
         seed="",
-        budget=options.evaluations(len(dev)),
+        budget=phase.budget,
         beam=options.beam,
         minibatch=options.minibatch,
         show_answers=options.show_answers,
         barren=_BARREN_ROUNDS,
     )
-    report = _HintReport(search.budget, record)
-    found = evolve_by_gepa(dev, train, judge, reflector, search, seed_key, report)
+    report = _HintReport(search.budget, phase.record)
+    found = evolve_by_gepa(
+        dev, phase.train, phase.judge, phase.reflector, search, phase.seed_key, report
+    )
     return HintPool(found.texts, tuple(task.id for task in dev), found.scores)
 
 
@@ -171,23 +192,15 @@ class _HintReport:
         )
 
 
-def reflect_once(
-    dev: Sequence[Task],
-    train: Sequence[Task],
-    judge: Judge,
-    reflector: Reflector,
-    options: HintOptions,
-    seed_key: str,
-    record: Recorder,
-) -> HintPool:
+def reflect_once(phase: HintSearch) -> HintPool:
     """Single-turn reflection (the paper's ablation): hints written from the empty one, none evolved.
 
     Asks about minibatches of train, each evaluated once without a hint, until `beam` lawful hints
     are there, or as many as the budget can score on dev; two rounds in a row without one are the
     last. All hints and the empty one are then scored on dev in one batch.
     """
-    budget = options.evaluations(len(dev))
-    minibatches = _minibatches(train, options.minibatch, seed_key)
+    options, dev, judge, budget = phase.options, phase.dev, phase.judge, phase.budget
+    minibatches = _minibatches(phase.train, options.minibatch, phase.seed_key)
     hints: list[str] = []
     barren = 0
     while barren < _BARREN_ROUNDS:
@@ -199,7 +212,8 @@ def reflect_once(
         done = judge.evaluate([("", next(minibatches)) for _ in range(wanted)])
         open_ones = [ts for ts in done if any(t.reward < SOLVED_AT for t in ts)]
         new = [
-            reflector.propose("", [example(t, options.show_answers) for t in b]) for b in open_ones
+            phase.reflector.propose("", [example(t, options.show_answers) for t in b])
+            for b in open_ones
         ]
         lawful = [hint for hint in new if hint is not None]
         barren = 0 if lawful else barren + 1
@@ -208,9 +222,9 @@ def reflect_once(
     scores = [tuple(t.reward for t in ts) for ts in judge.evaluate([(h, dev) for h in texts])]
     for text, row in zip(hints, scores[1:], strict=True):
         mean = sum(row) / len(row)
-        record("hint_accepted", text=text, parent="", mean_dev_score=mean)
+        phase.record("hint_accepted", text=text, parent="", mean_dev_score=mean)
     pool = HintPool(tuple(texts), tuple(task.id for task in dev), tuple(scores))
-    record(
+    phase.record(
         "hint_progress",
         evaluations=judge.evaluations,
         budget=budget,

@@ -97,6 +97,10 @@ class OpenAIOptions:
                 "query or fragment (what came is not shown: it may hold a password)"
             )
 
+    def describe(self) -> str:
+        """Which model answers, and where."""
+        return f"{self.model} at {self.base_url or 'api.openai.com'}"
+
     def price(self, prompt_tokens: int, completion_tokens: int) -> float:
         """Money for so many tokens: (prompt x its price + completion x its price) / 10^6."""
         return (
@@ -151,6 +155,7 @@ class OpenAIClient:
         from cotune.llm.transport import ChatEndpoint
 
         self._options = options
+        self.identity = options.describe()
         self._ledger = ledger
         self._sleep = sleep
         self._endpoint = ChatEndpoint(
@@ -239,10 +244,12 @@ class MeteredLLM:
         llm: what answers.
         ledger: where its calls are entered, at price 0.
         model: the name they are entered under.
+        identity: which LLM answers; the name where it says all.
     """
 
-    def __init__(self, llm: LLM, ledger: Account, model: str) -> None:
+    def __init__(self, llm: LLM, ledger: Account, model: str, identity: str | None = None) -> None:
         self._llm = llm
+        self.identity = identity or model
         self._ledger = ledger
         self._model = model
 

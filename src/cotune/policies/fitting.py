@@ -220,7 +220,7 @@ def _work(
     tokenizer = PreTrainedTokenizerFast.from_pretrained(out)
     model = Qwen2ForCausalLM.from_pretrained(out)
     phase = recipe.phases[number]
-    optimizers, bases = _optimizers(model, recipe)
+    optimizers, bases = new_optimizers(model, recipe)
     rows = stream(tokenizer, recipe, number, rank, workers)
     shares = micro_batches(rows, tokenizer, recipe, workers)
     started, recent = time.monotonic(), 0.0
@@ -244,9 +244,10 @@ def _schedule(step: int, steps: int, warm_up: int) -> float:
     return min(1.0, step / warm_up) * max(0.02, 1 - step / steps)
 
 
-def _optimizers(
+def new_optimizers(
     model: Qwen2ForCausalLM, recipe: FitRecipe
 ) -> tuple[list[torch.optim.Optimizer], list[float]]:
+    """Muon for matrices and AdamW for the rest, with the learning rate of each."""
     named = list(model.named_parameters())
     matrices = [p for n, p in named if p.ndim == 2 and "embed" not in n]
     others = [p for n, p in named if p.ndim != 2 or "embed" in n]

@@ -9,7 +9,7 @@ from transformers.trainer_callback import PrinterCallback
 from trl import GRPOConfig, GRPOTrainer
 
 from cotune.contracts import LLM, Environment, Recorder, Rollout, State, Strategy
-from cotune.engines.joint import Parts
+from cotune.engines.parts import Parts
 from cotune.engines.trl.joint import TRLJoint
 from cotune.llm.ledger import Ledger
 from cotune.records import (
@@ -141,6 +141,8 @@ def start(
     identity: dict[str, str] | None = None,
     changeable: dict[str, str] | None = None,
     resample_rounds: int = 0,
+    llm: LLM | None = None,
+    seed: int = 1,
     **changes: Any,
 ) -> Run:
     """A run that is ready to train; the same arguments give the same run."""
@@ -151,11 +153,11 @@ def start(
     parts = Parts(
         strategy=strategy or Counting(),
         environment=environment or Letters(),
-        llm=ScriptedLLM([]),
+        llm=llm or ScriptedLLM([]),
         journal=run_dir,
         meter=ledger,
         limits=limits,
-        seed=1,
+        seed=seed,
         resample_rounds=resample_rounds,
         identity=identity or {},
         changeable=changeable or {},

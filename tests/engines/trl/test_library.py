@@ -23,6 +23,7 @@ from tests.engines.trl.library_runs import (
     STEPS,
     Even,
     LibraryTraining,
+    Scribe,
     begin,
     figures,
     method_of,
@@ -65,6 +66,36 @@ def test_the_strategys_numbers_are_in_the_trainers_log(trained: LibraryTraining)
     for seen, written in zip(logged, figures(trained), strict=True):
         own = {k: v for k, v in written.items() if k.startswith(("inspo/", "p2o/"))}
         assert {name: seen[name] for name in own} == pytest.approx(own)
+
+
+class Retold(Letters):
+    """Solved is whatever is written under another instruction than the initial one."""
+
+    def score(self, trajectory: Any) -> tuple[float, str | None]:
+        told = trajectory.assignment.sampled.instruction
+        return float(told != self.initial_instruction), None
+
+
+def test_gepa_searches_once_and_trains_under_what_it_found(tmp_path: Path) -> None:
+    method = cotune.GEPA(
+        environment=Retold(),
+        llm=Scribe(),
+        limits=LIMITS,
+        seed=1,
+        budget=20,
+        dev_size=2,
+        minibatch=1,
+    )
+    training = begin(tmp_path, method=method, max_steps=2)
+    training.trainer.train()
+    spent = training.spent()
+    assert spent["train"] == 2 * 6
+    assert 18 <= spent["evolve"] <= 21  # begun after step 1 again, it would be twice as many
+    best = training.strategy.best_prompt()
+    assert best.instruction != Retold.initial_instruction
+    assert {t.assignment.trained for t in training.joint.last_rollouts} == {best}
+    assert training.run.read_instructions()[-1]["text"] != Retold.initial_instruction
+    assert training.run.read_config()["strategy"]["kind"] == "gepa"
 
 
 class StopAfter(TrainerCallback):

@@ -10,7 +10,7 @@ from peft import LoraConfig, PrefixTuningConfig, get_peft_model
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from trl import GRPOTrainer
 
-from cotune.config import LoraOptions, RunConfig, parse_config
+from cotune.config import RunConfig, parse_config
 from cotune.contracts import ConfigError
 from cotune.engines.adapters import lora_config, merged, save_weights
 from cotune.engines.best import BestPolicy
@@ -21,6 +21,7 @@ from cotune.engines.trl.setup import Loaded, load_policy, prepare
 from cotune.engines.trl.trainer import JointTrainer
 from cotune.loop import completion_logprobs, policy_loss
 from cotune.policies import policy_path
+from cotune.policy_config import LoraOptions
 from cotune.records import Distillation, SampleRequest, Sampling
 from tests.engines.test_adapters import adapted
 from tests.engines.tiny import Letters, opens, tiny_model, tiny_tokenizer

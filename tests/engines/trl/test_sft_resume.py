@@ -81,7 +81,11 @@ def test_a_killed_run_goes_on(
     assert [path.name for path in run.sft_path.iterdir()] == [left]
 
     again = RunDir.open(config.output)
-    outcome = go_on(config, again, again)
+    changed = configured(policy, config.output, rollout_budget=BUDGET, keep_checkpoints=3)
+    outcome = go_on(changed, again, again)
+    told = [row["changed"] for row in again.read_events() if row["kind"] == "resumed"]
+    anew = left == ROLLOUTS
+    assert told == ([] if anew else [{"training.keep_checkpoints": [2, 3]}])
 
     with Ledger(again.ledger_path) as ledger:
         assert ledger.totals().rollouts["train"] == BUDGET

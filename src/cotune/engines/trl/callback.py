@@ -8,6 +8,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from transformers.trainer_utils import SaveStrategy
 
 from cotune.contracts import ConfigError
+from cotune.engines.trl.bound import metrics_row
 from cotune.engines.trl.checkpoints import drop_orphans, drop_torn, load_state, save_state
 from cotune.engines.trl.checks import check_weighing
 from cotune.engines.trl.trainer import JointTrainer
@@ -101,12 +102,10 @@ class JointCallback(TrainerCallback):
         logs: dict[str, Any] | None = None,
         **_: Any,
     ) -> None:
-        if not self._writes or logs is None or "loss" not in logs:
-            return
-        numbers = {k: float(v) for k, v in logs.items() if isinstance(v, int | float)}
-        own = {k: float(v) for k, v in self._joint.metrics.items()}
-        row = {**numbers, **own, "optimizer_step": float(state.global_step)}
-        self._joint.parts.journal.metrics(self._joint.batches, row)
+        row = metrics_row(logs, state)
+        if self._writes and row is not None:
+            own = {k: float(v) for k, v in self._joint.metrics.items()}
+            self._joint.parts.journal.metrics(self._joint.batches, {**row, **own})
 
     def _save_state(self, state: TrainerState) -> None:
         if self._writes:

@@ -26,12 +26,13 @@ from trl import GRPOConfig, GRPOTrainer
 
 from cotune.contracts import (
     ConfigError,
-    EngineError,
 )
 from cotune.coordinator import Coordinator, RolloutSettings, SingleProcess
 from cotune.engines.codec import HFCodec
 from cotune.engines.comm import TorchComm
-from cotune.engines.joint import Joint, Parts
+from cotune.engines.joint import Joint
+from cotune.engines.parts import Parts
+from cotune.engines.trl.bound import Bound
 from cotune.engines.trl.checks import (
     check_args,
     check_strategy,
@@ -53,7 +54,7 @@ Hook = Callable[["TRLJoint", int], None]
 """Called on rank 0 before a step's rollouts, with the steps trained so far."""
 
 
-class TRLJoint(Joint):
+class TRLJoint(Joint, Bound[GRPOTrainer]):
     """One joint run on GRPOTrainer.
 
     Args:
@@ -125,22 +126,10 @@ class TRLJoint(Joint):
         self._pending: dict[str, float] = {}
         self.evaluated: dict[str, Trajectory] = {}
         self.splits: dict[str, str] = {}
-        self._trainer: GRPOTrainer | None = None
 
     @property
     def state_folder(self) -> Path:
         return Path(cast(str, self.args.output_dir))
-
-    @property
-    def bound(self) -> bool:
-        """Whether there is a trainer."""
-        return self._trainer is not None
-
-    @property
-    def trainer(self) -> GRPOTrainer:
-        if self._trainer is None:
-            raise EngineError("no trainer yet: call bind(trainer), or train, before evaluating")
-        return self._trainer
 
     def bind(self, trainer: GRPOTrainer) -> None:
         """Names the trainer whose policy is sampled.

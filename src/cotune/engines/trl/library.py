@@ -14,7 +14,7 @@ from transformers import (
 from trl import GRPOConfig
 
 from cotune.engines.codec import HFCodec
-from cotune.engines.joint import Parts
+from cotune.engines.parts import Parts
 from cotune.engines.trl.checkpoints import drop_torn
 from cotune.engines.trl.checks import check_args, check_trl, steps_per_batch
 from cotune.engines.trl.joint import TRLJoint

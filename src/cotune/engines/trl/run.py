@@ -6,11 +6,6 @@ from typing import Any
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
-from cotune.build import (
-    build_llm,
-    build_strategy,
-)
-from cotune.changes import changeable, identity, renewed
 from cotune.config import RunConfig
 from cotune.contracts import State
 from cotune.coordinator import Journal
@@ -19,7 +14,7 @@ from cotune.engines.best import BestPolicy
 from cotune.engines.codec import HFCodec
 from cotune.engines.comm import world
 from cotune.engines.evaluation import Outcome, RunEvaluation
-from cotune.engines.joint import Parts
+from cotune.engines.parts import run_parts
 from cotune.engines.trl.checkpoints import latest_checkpoint, load_state
 from cotune.engines.trl.checks import steps_per_batch
 from cotune.engines.trl.joint import Hook, TRLJoint
@@ -79,25 +74,9 @@ def build_trainer(
     config: RunConfig, setup: Setup, journal: Journal, ledger: Ledger, before_rollout: Hook
 ) -> tuple[TRLJoint, JointTrainer, "RolloutBudget"]:
     """A run file's trainer, which writes where it is told and shows nothing by itself."""
-    tokenizer, environment, args = setup.tokenizer, setup.environment, setup.args
-    parts = Parts(
-        strategy=build_strategy(
-            config, environment, HFCodec(tokenizer, config.policy.template_args)
-        ),
-        environment=environment,
-        llm=build_llm(config, ledger),
-        journal=journal,
-        meter=ledger,
-        limits=config.limits,
-        seed=config.seed,
-        rewards=setup.rewards,
-        rows_per_call=config.training.rows_per_call,
-        resample_rounds=config.training.resample_rounds,
-        identity=identity(config),
-        renew=lambda saved: renewed(saved, config),
-        frozen=config.training.frozen,
-        changeable=changeable(config),
-    )
+    tokenizer, args = setup.tokenizer, setup.args
+    codec = HFCodec(tokenizer, config.policy.template_args)
+    parts = run_parts(config, setup.environment, codec, setup.rewards, journal, ledger)
     joint = TRLJoint(parts, tokenizer, args, before_rollout)
     budget = RolloutBudget(joint, ledger, config)
     trainer = JointTrainer(

@@ -21,16 +21,16 @@ from transformers import (
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 from trl import SFTConfig, SFTTrainer
 
-from cotune.build import build_llm, build_strategy
-from cotune.changes import changeable, changes, identity
 from cotune.config import RunConfig
-from cotune.contracts import ConfigError, EngineError, State
+from cotune.contracts import EngineError, State
 from cotune.coordinator import Coordinator, Journal, RolloutSettings
 from cotune.engines.best import BestPolicy
 from cotune.engines.codec import HFCodec
 from cotune.engines.evaluation import Outcome, RunEvaluation
-from cotune.engines.joint import Parts
+from cotune.engines.joint import Resumable
+from cotune.engines.parts import Parts, run_parts
 from cotune.engines.sampling import policy_sampler
+from cotune.engines.trl.bound import Bound, metrics_row
 from cotune.engines.trl.checkpoints import (
     drop_orphans,
     drop_torn,
@@ -47,6 +47,7 @@ from cotune.engines.trl.sft_rows import (
     answer_rows,
     check_references,
     keep_rows,
+    read_head,
     read_rows,
     rollout_rows,
 )
@@ -83,7 +84,7 @@ def prepare(config: RunConfig, folder: Path) -> SFTSetup:
     return SFTSetup(**vars(loaded), args=args)
 
 
-class TRLSft:
+class TRLSft(Resumable, Bound[SFTTrainer]):
     """One fine-tuning run: the policy, what rolls it out, and after `bind` its trainer.
 
     Args:
@@ -94,7 +95,6 @@ class TRLSft:
     Attributes:
         batches: optimizer steps trained so far.
         coordinator: rolls out the current policy.
-        identity: by field, what a resume must find as it was.
     """
 
     def __init__(self, parts: Parts, setup: SFTSetup, config: RunConfig) -> None:
@@ -104,7 +104,7 @@ class TRLSft:
         self._model.to(setup.args.device)
         self._trainer: SFTTrainer | None = None
         tasks = TaskOrder(parts.environment.tasks("train"), 1, parts.seed)
-        self.identity = {"the training tasks": tasks.fingerprint, **parts.identity}
+        self._identity = {"the training tasks": tasks.fingerprint, **parts.identity}
         codec = HFCodec(setup.tokenizer, config.policy.template_args)
         context = getattr(setup.model.config.get_text_config(), "max_position_embeddings", None)
         self.coordinator = Coordinator(
@@ -126,15 +126,8 @@ class TRLSft:
         )
 
     @property
-    def bound(self) -> bool:
-        """Whether there is a trainer."""
-        return self._trainer is not None
-
-    @property
-    def trainer(self) -> SFTTrainer:
-        if self._trainer is None:
-            raise EngineError("no trainer yet: call bind(trainer)")
-        return self._trainer
+    def identity(self) -> dict[str, str]:
+        return self._identity
 
     def bind(self, trainer: SFTTrainer) -> None:
         """Names the trainer whose policy is sampled from now on."""
@@ -180,18 +173,9 @@ class TRLSft:
         Raises:
             ConfigError: another run was saved than this one.
         """
-        for name, was in state["identity"].items():
-            if self.identity.get(name) != was:
-                raise ConfigError(
-                    f"{name}: is not what the saved run began with ({was[:120]}); restore it, or "
-                    "start a new run in another folder"
-                )
+        self.check_identity(state)
         self.batches = int(state["batches"])
-        self.parts.meter.begin_attempt(self.batches)
-        self.parts.journal.cut_back(self.batches)
-        now = self.parts.changeable
-        changed = changes(state.get("changeable", now), now)
-        self.parts.journal.event("resumed", self.batches, from_step=self.batches, changed=changed)
+        self.go_on_from(self.batches, state)
 
 
 class SFTCallback(TrainerCallback):
@@ -234,15 +218,10 @@ class SFTCallback(TrainerCallback):
         logs: dict[str, Any] | None = None,
         **_: Any,
     ) -> None:
-        if logs is None or "loss" not in logs:
-            return
-        numbers = {k: float(v) for k, v in logs.items() if isinstance(v, int | float)}
-        row = {
-            **numbers,
-            "optimizer_step": float(state.global_step),
-            "total_steps": float(state.max_steps),
-        }
-        self._joint.parts.journal.metrics(state.global_step, row)
+        row = metrics_row(logs, state)
+        if row is not None:
+            row["total_steps"] = float(state.max_steps)
+            self._joint.parts.journal.metrics(state.global_step, row)
 
 
 def train(
@@ -263,7 +242,9 @@ def train(
         config, run, BestPolicy(run.best_path, setup.tokenizer), report_scores
     )
     with Ledger(run.ledger_path) as ledger:
-        joint = TRLSft(_parts(config, setup, journal, ledger), setup, config)
+        codec = HFCodec(setup.tokenizer, config.policy.template_args)
+        parts = run_parts(config, setup.environment, codec, setup.rewards, journal, ledger)
+        joint = TRLSft(parts, setup, config)
         checkpoint = _begin(joint, config, run, evaluation, resume)
         if checkpoint is None and (text := lost_steps(setup, setup.args.learning_rate)):
             journal.event("notice", 0, text=text)
@@ -299,22 +280,6 @@ def build_trainer(
     return trainer
 
 
-def _parts(config: RunConfig, setup: SFTSetup, journal: Journal, ledger: Ledger) -> Parts:
-    return Parts(
-        strategy=build_strategy(config, setup.environment),
-        environment=setup.environment,
-        llm=build_llm(config, ledger),
-        journal=journal,
-        meter=ledger,
-        limits=config.limits,
-        seed=config.seed,
-        rewards=setup.rewards,
-        rows_per_call=config.training.rows_per_call,
-        identity=identity(config),
-        changeable=changeable(config),
-    )
-
-
 def _begin(
     joint: TRLSft, config: RunConfig, run: RunDir, evaluation: RunEvaluation, resume: bool
 ) -> Path | None:
@@ -328,9 +293,7 @@ def _begin(
     if resume:
         evaluation.forget()
     if resume and (run.sft_path / ROWS).is_file():
-        meter.begin_attempt(0)
-        journal.cut_back(0)
-        journal.event("resumed", 0, from_step=0, changed={})
+        joint.go_on_from(0, read_head(run.sft_path / ROWS))
         return None
     meter.begin_attempt(None)
     if resume:
@@ -364,7 +327,7 @@ def _rows(
         found = rollout_rows(joint, config, run.sft_path)
     _tell(joint, config, options, found)
     if options.data == "rollouts":
-        keep_rows(run.sft_path, found.rows, joint.identity)
+        keep_rows(run.sft_path, found.rows, joint.identity, joint.parts.changeable)
     return found.rows
 
 

@@ -173,15 +173,29 @@ def _sampled(
     phase.close()
 
 
-def keep_rows(folder: Path, rows: Sequence[TrainingRow], identity: Mapping[str, str]) -> None:
+def keep_rows(
+    folder: Path,
+    rows: Sequence[TrainingRow],
+    identity: Mapping[str, str],
+    changeable: Mapping[str, str],
+) -> None:
     """Keeps the rows of rejection sampling; what they were chosen from goes."""
-    write_rows(folder / ROWS, rows, identity)
+    write_rows(folder / ROWS, rows, identity, changeable)
     EvolutionLog(folder / ROLLOUTS).delete()
 
 
-def write_rows(path: Path, rows: Sequence[TrainingRow], identity: Mapping[str, str]) -> None:
+def write_rows(
+    path: Path,
+    rows: Sequence[TrainingRow],
+    identity: Mapping[str, str],
+    changeable: Mapping[str, str],
+) -> None:
     """Writes rows atomically, after a line that says of which run they are."""
-    head: Row = {"schema_version": SCHEMA_VERSION, "identity": dict(identity)}
+    head: Row = {
+        "schema_version": SCHEMA_VERSION,
+        "identity": dict(identity),
+        "changeable": dict(changeable),
+    }
     lines = [
         {"task": row.task, "input_ids": list(row.input_ids), "labels": list(row.labels)}
         for row in rows
@@ -190,13 +204,19 @@ def write_rows(path: Path, rows: Sequence[TrainingRow], identity: Mapping[str, s
     write_atomic(path, b"".join(json_line(line, path.name) for line in [head, *lines]))
 
 
+def read_head(path: Path) -> Row:
+    """What `write_rows` wrote of the run; empty where there is nothing to read."""
+    lines = read_jsonl(path)
+    return lines[0] if lines else {}
+
+
 def read_rows(path: Path, identity: Mapping[str, str]) -> list[TrainingRow]:
     """The rows that `write_rows` wrote.
 
     Raises:
         ConfigError: they are of another version or another run, or cannot be read.
     """
-    head, *lines = read_jsonl(path) or [{}]
+    head, lines = read_head(path), read_jsonl(path)[1:]
     if head.get("schema_version") != SCHEMA_VERSION:
         raise ConfigError(
             f"{path}: schema_version is {head.get('schema_version')!r}, expected {SCHEMA_VERSION}; open "

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from cotune.contracts import EngineError, State
 from cotune.coordinator import Coordinator, RolloutSettings
-from cotune.engines.joint import Joint, Parts
+from cotune.engines.joint import Joint
+from cotune.engines.parts import Parts
 from cotune.engines.verl.checkpoints import keep_newest, save_state
 from cotune.engines.verl.worker import Worker
 from cotune.records import Assignment, Sampling, Task, Trajectory

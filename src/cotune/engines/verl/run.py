@@ -19,13 +19,12 @@ from verl.trainer.ppo.utils import need_critic, need_reference_policy
 from verl.utils.config import validate_config
 from verl.utils.device import auto_set_device
 
-from cotune.build import build_llm, build_strategy, initial_instruction
-from cotune.changes import changeable, identity, renewed
+from cotune.build import build_strategy, initial_instruction
 from cotune.config import RunConfig
 from cotune.console import RunJournal
 from cotune.contracts import ConfigError, CotuneError, EngineError, State
 from cotune.engines.evaluation import Outcome, RunEvaluation
-from cotune.engines.joint import Parts
+from cotune.engines.parts import run_parts
 from cotune.engines.verl.best import VerlBest
 from cotune.engines.verl.checkpoints import drop_later, latest_checkpoint, load_state
 from cotune.engines.verl.joint import VerlJoint
@@ -197,20 +196,7 @@ def _run(
     best = VerlBest(run.best_path, worker.tokenizer, run.checkpoints_path.absolute() / "best")
     evaluation = RunEvaluation(config, run, best, lambda joint, scores: None)
     with Ledger(run.ledger_path) as ledger:
-        parts = Parts(
-            strategy=build_strategy(config, worker.environment, worker.codec),
-            environment=worker.environment,
-            llm=build_llm(config, ledger),
-            journal=journal,
-            meter=ledger,
-            limits=config.limits,
-            seed=config.seed,
-            rewards=worker.rewards,
-            rows_per_call=config.training.rows_per_call,
-            identity=identity(config),
-            renew=lambda saved: renewed(saved, config),
-            changeable=changeable(config),
-        )
+        parts = run_parts(config, worker.environment, worker.codec, worker.rewards, journal, ledger)
         joint = VerlJoint(parts, worker, evaluation)
         state = _begin(joint, journal, evaluation, checkpoint, bool(ours.resume), config)
         _budget(joint, ledger, config)

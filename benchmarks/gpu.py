@@ -1,0 +1,190 @@
+"""What one GPU does: rollouts and updates in tokens a second, peak memory, and a policy from scratch.
+
+    python benchmarks/gpu.py --output gpu.md
+
+Policies of the shapes of Qwen2.5-0.5B and 3B with random weights are trained for some steps; nothing is
+downloaded. Each is sampled by each way of sampling, vLLM only where it is installed, in a process of
+its own. Then a larger policy of the bundled world `geo` is fitted from scratch. Prints Markdown. Without
+a GPU it says so and ends; `--device cpu --tiny` runs the same on a CPU, at a size whose figures say
+nothing.
+"""
+
+import argparse
+import importlib.util
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+from dataclasses import asdict
+from importlib.metadata import version
+from pathlib import Path
+
+import torch
+from gpu_arms import SAMPLERS, SHAPES, Figures, Load, make_policy, measure
+from gpu_fit import Fitted, learn, recipe
+
+from cotune.json_files import write_atomic
+from cotune.records import Limits
+
+TINY = Load(
+    steps=2,
+    questions=2,
+    group_size=2,
+    micro_batch=2,
+    limits=Limits(
+        turns=2, turn_tokens=8, observation_tokens=16, trajectory_tokens=40, prompt_tokens=384
+    ),
+)
+PACKAGES = ("cotune", "torch", "transformers", "trl", "vllm")
+
+
+def machine(device: str) -> str:
+    """The machine and the versions, in a line."""
+    name = "no GPU"
+    if device == "cuda":
+        properties = torch.cuda.get_device_properties(0)
+        name = f"{properties.name} ({properties.total_memory / 2**30:.0f} GiB), CUDA {torch.version.cuda}"
+    found = [f"{p} {version(p)}" for p in PACKAGES if importlib.util.find_spec(p) is not None]
+    return f"{name}; {os.cpu_count()} CPU cores; Python {platform.python_version()}, {', '.join(found)}"
+
+
+def arms(shapes: list[str], load: Load, device: str) -> list[tuple[str, str, Figures | str]]:
+    """Shape, sampler and figures of each arm, or how it failed."""
+    found: list[tuple[str, str, Figures | str]] = []
+    for shape in shapes:
+        with tempfile.TemporaryDirectory() as folder:
+            policy = Path(folder) / "policy"
+            make_policy(policy, shape, device)
+            for sampler in SAMPLERS:
+                if sampler == "vllm" and (device == "cpu" or not _installed("vllm")):
+                    continue
+                print(f"{shape}, {sampler} …", file=sys.stderr, flush=True)
+                found.append((shape, sampler, _one(policy, sampler, load, device)))
+    return found
+
+
+def _installed(package: str) -> bool:
+    return importlib.util.find_spec(package) is not None
+
+
+def _one(policy: Path, sampler: str, load: Load, device: str) -> Figures | str:
+    if device == "cpu":
+        return measure(policy, policy.with_name(sampler), sampler, load, device)
+    # In a process of its own, where no other arm holds memory of the GPU.
+    result = policy.with_name(f"{sampler}.json")
+    command = [sys.executable, __file__, *sys.argv[1:], "--arm", sampler, "--policy", str(policy)]
+    done = subprocess.run([*command, "--output", str(result)], check=False)
+    if done.returncode:
+        return f"failed with status {done.returncode}"
+    return Figures(**json.loads(result.read_text(encoding="utf-8")))
+
+
+def arm_table(found: list[tuple[str, str, Figures | str]], load: Load) -> str:
+    """The arms as Markdown."""
+    lines = [
+        f"{load.questions} questions × {load.group_size} rollouts a step, up to {load.limits.turns} "
+        f"turns of {load.limits.turn_tokens} tokens; updates of {load.micro_batch} rollouts at a time; "
+        f"medians of {load.steps - 1} steps after the first.",
+        "",
+        "| shape | parameters | rollouts by | rollout tokens/s | update tokens/s | peak GiB |",
+        "| --- | ---: | --- | ---: | ---: | ---: |",
+    ]
+    for shape, sampler, figures in found:
+        if isinstance(figures, str):
+            lines.append(f"| {shape} | | {sampler} | {figures} | | |")
+            continue
+        peak = f"{figures.peak_gib:.1f}" if figures.peak_gib else ""
+        lines.append(
+            f"| {shape} | {figures.parameters / 1e6:,.1f} M | {sampler} | "
+            f"{figures.rollout_rate:,.0f} | {figures.update_rate:,.0f} | {peak} |"
+        )
+    return "\n".join(lines)
+
+
+def fit_table(fitted: Fitted, seconds: float) -> str:
+    """The policy from scratch as Markdown."""
+    return "\n".join(
+        (
+            f"A policy of `geo` fitted from scratch in {seconds:,.0f} s; {fitted.questions} test questions, "
+            "greedy.",
+            "",
+            "| parameters | steps | tokens/s | loss | exact match, initial instruction | guided |",
+            "| ---: | ---: | ---: | --- | ---: | ---: |",
+            f"| {fitted.parameters / 1e6:,.1f} M | {fitted.steps:,} | {fitted.tokens_rate:,.0f} | "
+            f"{fitted.first_loss:.2f} to {fitted.last_loss:.2f} | {fitted.plain:.2f} | "
+            f"{fitted.guided:.2f} |",
+        )
+    )
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--shapes", nargs="+", choices=list(SHAPES), default=["0.5B", "3B"])
+    parser.add_argument(
+        "--steps", type=int, default=3, help="of each arm; the first is not counted"
+    )
+    parser.add_argument("--questions", type=int, default=16)
+    parser.add_argument("--group-size", type=int, default=8)
+    parser.add_argument("--micro-batch", type=int, default=8)
+    parser.add_argument("--gpu-memory", type=float, default=0.4, help="vLLM's share")
+    parser.add_argument("--fit-seconds", type=float, default=600, help="0: no policy from scratch")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--tiny", action="store_true", help="a size whose figures say nothing")
+    parser.add_argument("--output", type=Path, help="a file that the Markdown is written to, too")
+    parser.add_argument("--arm", help=argparse.SUPPRESS)
+    parser.add_argument("--policy", type=Path, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.steps < 2:
+        parser.error(f"--steps is {args.steps}; expected 2 or more, as the first is not counted")
+    if args.questions * args.group_size % args.micro_batch or args.group_size < 2:
+        parser.error(
+            f"{args.questions} questions × {args.group_size} rollouts; expected groups of 2 or more, and "
+            f"a multiple of --micro-batch {args.micro_batch}"
+        )
+    return args
+
+
+def load_of(args: argparse.Namespace) -> Load:
+    """What each arm trains."""
+    if args.tiny:
+        return TINY
+    return Load(
+        steps=args.steps,
+        questions=args.questions,
+        group_size=args.group_size,
+        micro_batch=args.micro_batch,
+        gpu_memory=args.gpu_memory,
+    )
+
+
+def main() -> None:
+    args = arguments()
+    if args.device == "cuda" and not torch.cuda.is_available():
+        print("no GPU: nothing was measured (--device cpu --tiny tries the code)")
+        return
+    load = load_of(args)
+    if args.arm:
+        figures = measure(args.policy, args.policy.with_name(args.arm), args.arm, load, args.device)
+        write_atomic(args.output, json.dumps(asdict(figures)))
+        return
+    shapes, seconds, shape, questions = args.shapes, args.fit_seconds, recipe(512, 8, 256), 300
+    if args.tiny:
+        shapes, questions = ["tiny"], 3
+        seconds, shape = min(seconds, 3.0), recipe(64, 2, 4)
+    parts = [machine(args.device), arm_table(arms(shapes, load, args.device), load)]
+    if seconds:
+        with tempfile.TemporaryDirectory() as folder:
+            fitted = learn(Path(folder), shape, seconds, args.device, questions)
+        parts.append(fit_table(fitted, seconds))
+    text = "\n\n".join(parts) + "\n"
+    print(text)
+    if args.output:
+        write_atomic(args.output, text)
+
+
+if __name__ == "__main__":
+    main()

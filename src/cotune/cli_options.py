@@ -1,0 +1,92 @@
+"""What is given to the commands: arguments and options with their help."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+RunFile = Annotated[Path, typer.Argument(metavar="RUN.yaml", help="The run file.")]
+RunFolder = Annotated[Path, typer.Argument(metavar="RUN_FOLDER", help="A run's folder.")]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="FIELD=VALUE",
+        help="A field in place of the file's, by its dotted path, with a value as YAML: "
+        "training.steps=600. Can be given several times.",
+    ),
+]
+WeightsFormat = Annotated[
+    str | None,
+    typer.Option(
+        help="full or, of a run with policy.lora, adapter or merged into its base; what best/ is "
+        "by default."
+    ),
+]
+Quiet = Annotated[bool, typer.Option("--quiet", help="Show nothing while it runs.")]
+DemoFolder = Annotated[
+    Path, typer.Option("--output", help="The folder; an earlier demo in it is renamed.")
+]
+DemoSeed = Annotated[
+    int, typer.Option("--seed", min=0, help="Of the questions' order and all draws.")
+]
+
+# ---- of `baseline`
+
+Model = Annotated[
+    str | None,
+    typer.Option(help="A model at an OpenAI-compatible endpoint, in place of the policy."),
+]
+BaseURL = Annotated[
+    str | None, typer.Option(help="That endpoint, without /chat/completions; OpenAI's if none.")
+]
+APIKeyEnv = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="The environment variable that holds its key; OPENAI_API_KEY of OpenAI's endpoint, "
+        "of others none.",
+    ),
+]
+
+# ---- of `evaluate`
+
+Split = Annotated[
+    str | None,
+    typer.Option(help="test, validation or train; test by default, and with --benchmark none."),
+]
+Benchmarks = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAME[=PATH]",
+        help="Other questions than the run's: hotpotqa, 2wikimultihopqa, musique, bamboogle, nq, "
+        "triviaqa, popqa, aime24, aime25, amc, math-500, minerva or olympiadbench, from the "
+        "Hugging Face hub or from a file. Can be given several times.",
+    ),
+]
+Samples = Annotated[
+    str,
+    typer.Option(
+        metavar="K",
+        help="Sampled rollouts a question besides the greedy one, for avg@K and pass@K; auto: "
+        "16 on sets of fewer than 100 questions, else 1.",
+    ),
+]
+Temperature = Annotated[
+    float | None, typer.Option(help="Of sampled rollouts; the run's by default.")
+]
+Metrics = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="reward, exact_match, f1 or boxed; all that apply by default. Can be given several "
+        "times."
+    ),
+]
+Limit = Annotated[int | None, typer.Option(help="Only the first so many questions of each set.")]
+WhichPolicy = Annotated[
+    str, typer.Option(help="best, or initial: the policy before training beside it.")
+]
+AsJSON = Annotated[bool, typer.Option("--json", help="The figures as JSON, and nothing else.")]
+OutputFile = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Where the same JSON is written, too.")
+]

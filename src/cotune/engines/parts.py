@@ -1,0 +1,72 @@
+"""What a run is made of besides its trainer, and from a run file to that; the same in every engine."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from cotune.build import build_llm, build_strategy
+from cotune.changes import changeable, identity, renewed
+from cotune.config import RunConfig
+from cotune.contracts import LLM, Environment, Rewards, Strategy
+from cotune.coordinator import Journal, Meter
+from cotune.engines.codec import HFCodec
+from cotune.llm.ledger import Ledger
+from cotune.records import Limits
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a run is made of besides the trainer."""
+
+    strategy: Strategy
+    environment: Environment
+    llm: LLM
+    journal: Journal
+    meter: Meter
+    limits: Limits
+    seed: int = 0
+    rewards: Rewards | None = None
+    """Score in place of the environment; None where it scores."""
+    rows_per_call: int = 512
+    resample_rounds: int = 0
+    """How often groups without variance are replaced in a step at most (`cotune.resampling`)."""
+    identity: Mapping[str, str] = field(default_factory=dict)
+    """By field, what a resume must find as it was."""
+    renew: Callable[[Mapping[str, str]], Mapping[str, str]] = dict
+    """Brings what an older version saved as `identity` up to date."""
+    frozen: bool = False
+    """Whether the policy stays as it is; then a `JointTrainer` rolls out and makes no update."""
+    changeable: Mapping[str, str] = field(default_factory=dict)
+    """By field, what a resume may find changed; then it says so (see `cotune.changes`)."""
+
+
+def run_parts(
+    config: RunConfig,
+    environment: Environment,
+    codec: HFCodec,
+    rewards: Rewards | None,
+    journal: Journal,
+    ledger: Ledger,
+) -> Parts:
+    """The parts of a run file.
+
+    Args:
+        config: the run file.
+        environment, codec, rewards: what was loaded for it.
+        journal, ledger: where the run is written down.
+    """
+    return Parts(
+        strategy=build_strategy(config, environment, codec),
+        environment=environment,
+        llm=build_llm(config, ledger),
+        journal=journal,
+        meter=ledger,
+        limits=config.limits,
+        seed=config.seed,
+        rewards=rewards,
+        rows_per_call=config.training.rows_per_call,
+        resample_rounds=config.training.resample_rounds,
+        identity=identity(config),
+        renew=lambda saved: renewed(saved, config),
+        frozen=config.training.frozen,
+        changeable=changeable(config),
+    )

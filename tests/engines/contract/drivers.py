@@ -1,0 +1,152 @@
+"""The engines that this environment has, behind `Driver`."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from cotune.build import build_environment, build_strategy
+from cotune.contracts import Environment, Strategy
+from cotune.coordinator import Coordinator, RolloutSettings, SilentJournal
+from cotune.engines.codec import HFCodec
+from cotune.engines.trl.trainer import JointTrainer
+from cotune.evolution.distillation import batch_weights
+from cotune.llm.ledger import Ledger
+from cotune.loop import LoopSettings, completion_logprobs, group_advantages, train
+from cotune.policies import policy_path
+from cotune.records import Trajectory
+from cotune.task_order import TaskOrder
+from tests.engines.contract.recording import Recording, Row, update_row, watch
+from tests.engines.contract.script import POLICY, Script
+from tests.engines.trl.setup import start
+
+
+def built(script: Script, codec: HFCodec) -> tuple[Environment, Strategy]:
+    """Environment and strategy of a script as a run file has them; nothing is written."""
+    config = script.config(Path("unused"))
+    environment = build_environment(config)
+    return environment, build_strategy(config, environment, codec)
+
+
+@dataclass(frozen=True)
+class LoopDriver:
+    """The reference loop."""
+
+    folder: Path
+
+    def run(self, script: Script) -> Recording:
+        path = policy_path(POLICY)
+        model = AutoModelForCausalLM.from_pretrained(path)
+        codec = HFCodec(AutoTokenizer.from_pretrained(path))
+        environment, strategy = built(script, codec)
+        lines = self.folder / "loop.jsonl"
+        watch(strategy, lines)
+        updates: list[list[Row]] = []
+        with Ledger(":memory:") as ledger:
+            ledger.begin_attempt(None)
+            coordinator = Coordinator(
+                strategy=strategy,
+                environment=environment,
+                codec=codec,
+                sampler=script.sampler(codec),
+                llm=script.optimizer(),
+                journal=SilentJournal(),
+                meter=ledger,
+                settings=RolloutSettings(
+                    script.limits,
+                    seed=script.seed,
+                    context_tokens=model.config.max_position_embeddings,
+                ),
+            )
+            train_batch = coordinator.train_batch
+
+            def noted(*args: Any, **kwargs: Any) -> Any:
+                result = train_batch(*args, **kwargs)
+                updates.append(_loop_rows(model, result[0], strategy, script.group_size))
+                return result
+
+            coordinator.train_batch = noted  # type: ignore[method-assign]
+            tasks = environment.tasks("train")
+            settings = LoopSettings(
+                steps=script.steps,
+                questions=script.questions,
+                group_size=script.group_size,
+                steps_per_epoch=len(tasks) // script.questions,
+                learning_rate=script.learning_rate,
+            )
+            order = TaskOrder(tasks, script.questions, script.seed)
+            train(model, coordinator, order.step, settings)
+        return Recording.read(lines, updates)
+
+
+def _loop_rows(
+    model: Any, trajectories: list[Trajectory], strategy: Any, group_size: int
+) -> list[Row]:
+    with torch.no_grad():
+        before = completion_logprobs(model, trajectories)[0].double().numpy()
+    weights = batch_weights(trajectories, before, strategy.distillation)
+    advantages = group_advantages(torch.tensor([t.reward for t in trajectories]), group_size)
+    return [
+        update_row(t.prompt_ids, t.completion_ids, t.mask, (float(a) * w[: len(t.mask)]).tolist())
+        for t, a, w in zip(trajectories, advantages, weights, strict=True)
+    ]
+
+
+@dataclass(frozen=True)
+class TRLDriver:
+    """TRL's GRPOTrainer."""
+
+    folder: Path
+
+    def run(self, script: Script) -> Recording:
+        updates: list[list[Row]] = []
+
+        class Watched(JointTrainer):
+            def _generate_and_score_completions(self, inputs: Any) -> Any:
+                output = super()._generate_and_score_completions(inputs)
+                updates.append(_trl_rows(output))
+                return output
+
+        path = policy_path(POLICY)
+        tokenizer = AutoTokenizer.from_pretrained(path)
+        codec, lines = HFCodec(tokenizer), self.folder / "trl.jsonl"
+        environment, strategy = built(script, codec)
+        watch(strategy, lines)
+        run = start(
+            self.folder,
+            strategy,
+            environment,
+            (AutoModelForCausalLM.from_pretrained(path), tokenizer),
+            script.limits,
+            Watched,
+            llm=script.optimizer(),
+            seed=script.seed,
+            max_steps=script.steps,
+            num_generations=script.group_size,
+            per_device_train_batch_size=script.questions * script.group_size,
+            max_completion_length=script.limits.trajectory_tokens,
+            learning_rate=script.learning_rate,
+        )
+        run.joint.coordinator.sampler = script.sampler(codec)
+        run.trainer.train()
+        run.ledger.close()
+        return Recording.read(lines, updates)
+
+
+def _trl_rows(output: dict[str, Any]) -> list[Row]:
+    rows: list[Row] = []
+    for i, advantage in enumerate(output["advantages"]):
+        written = output["completion_mask"][i] == 1
+        prompt = output["prompt_ids"][i][output["prompt_mask"][i] == 1]
+        by_token = advantage.expand(len(written))[written]
+        rows.append(
+            update_row(
+                prompt.tolist(),
+                output["completion_ids"][i][written].tolist(),
+                output["tool_mask"][i][written].tolist(),
+                by_token.tolist(),
+            )
+        )
+    return rows

@@ -1,0 +1,111 @@
+"""Every engine does with a script what the reference loop does with it."""
+
+from copy import deepcopy
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.engines.contract.drivers import LoopDriver, TRLDriver
+from tests.engines.contract.recording import Recording, differences
+from tests.engines.contract.script import ONE_AT_A_TIME, PLAN, STRATEGIES, Script, script
+
+
+@pytest.mark.parametrize(
+    "kind",
+    # What the composed method shows, the others show by themselves.
+    [k if k == "inspo+p2o" else pytest.param(k, marks=pytest.mark.slow) for k in STRATEGIES],
+)
+def test_trl_does_what_the_loop_does(kind: str, tmp_path: Path) -> None:
+    told = script(kind)
+    loop = LoopDriver(tmp_path).run(told)
+    check_that_it_tells(kind, told, loop)
+    trl = TRLDriver(tmp_path).run(Script.from_json(told.to_json()))
+    assert trl.updates is not None
+    assert differences(loop, trl) == []
+
+
+def check_that_it_tells(kind: str, told: Script, run: Recording) -> None:
+    """What the script is meant to bring about came about: equality of nothing would be no evidence."""
+    assert [row["progress"]["epoch"] for row in run.steps] == [0, 0, 1, 1, 2]
+    rows = told.questions * told.group_size
+    assert [len(row["assignments"]) for row in run.steps] == [rows] * told.steps
+    rewards = [t["reward"] for row in run.steps for t in row["trajectories"]]
+    assert 0.1 < sum(rewards) / len(rewards) < 0.9
+    assert run.updates is not None
+    updated = [row for step in run.updates for row in step]
+    assert any(0 in row["mask"][:-1] for row in updated)  # with observations
+    assert any(row["advantages"][0] for row in updated)
+    events = [kind for row in run.steps for kind, _ in row["events"]]
+    last = run.steps[-1]
+    instructions = {a["sampled"]["instruction"] for row in run.steps for a in row["assignments"]}
+    hints = {a["sampled"]["hint"] for row in run.steps for a in row["assignments"]}
+    if "inspo" in kind:
+        assert len(instructions) > 3
+        assert ONE_AT_A_TIME in last["best"]["instruction"]
+        assert {"instruction_rejected", "instruction_pruned", "evolution"} <= set(events)
+        assert [call["purpose"] for row in run.steps for call in row["rollouts"]].count("verify")
+    else:
+        assert len(instructions) == 1
+    if "p2o" in kind:
+        assert any(PLAN in hint for hint in hints)
+        assert events.count("hint_phase_ended") == 2
+        weighed = [row["advantages"] for row in updated]
+        assert any(len(set(a)) == 2 and 0.0 in a for a in weighed)  # some tokens are left out
+    else:
+        assert hints == {""}
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Recording:
+    told = replace(script("inspo+p2o"), steps=3)
+    return LoopDriver(tmp_path_factory.mktemp("loop")).run(told)
+
+
+def hint_into_what_is_trained_on(run: Recording) -> None:
+    row = next(a for a in run.steps[-1]["assignments"] if a["sampled"]["hint"])
+    row["trained"] = row["sampled"]
+
+
+def other_credit(run: Recording) -> None:
+    member = run.steps[-1]["state"]["base"]["population"]["members"][0]
+    member["window"][-1] += 0.01
+
+
+def other_hard_set(run: Recording) -> None:
+    run.steps[2]["state"]["hard"] = {}
+
+
+def lost_event(run: Recording) -> None:
+    run.steps[0]["events"].pop()
+
+
+def observation_in_the_loss(run: Recording) -> None:
+    assert run.updates is not None
+    row = next(row for row in run.updates[0] if 0 in row["mask"])
+    row["mask"] = [1] * len(row["mask"])
+
+
+def swapped_advantages(run: Recording) -> None:
+    assert run.updates is not None
+    for row in run.updates[0]:
+        row["advantages"] = [-a for a in row["advantages"]]
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        hint_into_what_is_trained_on,
+        other_credit,
+        other_hard_set,
+        lost_event,
+        observation_in_the_loss,
+        swapped_advantages,
+    ],
+)
+def test_a_fault_of_an_engine_is_found(fault: Any, recorded: Recording) -> None:
+    faulty = deepcopy(recorded)
+    assert differences(recorded, faulty) == []
+    fault(faulty)
+    assert differences(recorded, faulty)
