@@ -118,7 +118,7 @@ class RolloutSettings:
 
 @dataclass(frozen=True)
 class _Command:
-    """What rank 0 tells the others: "rollout", "done" or "stop"."""
+    """What rank 0 tells the others: "rollout", "gather", "done" or "stop"."""
 
     verb: str
     assignments: tuple[Assignment, ...] = ()
@@ -139,6 +139,9 @@ class Coordinator:
         llm: the optimizer; used on rank 0 alone.
         rewards: score in place of the environment, on every rank; None where it scores.
         journal, meter: written on rank 0 alone.
+
+    Attributes:
+        gather: what every rank does at once where rank 0 asks for weights that are spread over them.
     """
 
     def __init__(
@@ -159,6 +162,7 @@ class Coordinator:
         self.sampler, self.llm, self.settings = sampler, llm, settings
         self.journal, self.meter, self.rewards = journal, meter, rewards
         self.comm: Comm = comm or SingleProcess()
+        self.gather: Callable[[], Any] = lambda: None
         self.step = 0
         self._calls: Counter[Purpose] = Counter()
         self._known: dict[str, Task] | None = None
@@ -189,7 +193,7 @@ class Coordinator:
             self.journal.trajectories(progress.step, "train", trajectories)
             return trajectories, metrics
 
-        return self._on_rank_zero(work)
+        return self.on_rank_zero(work)
 
     def _roll_out_groups(
         self, tasks: Sequence[Task], group_size: int, progress: Progress
@@ -226,7 +230,7 @@ class Coordinator:
     ) -> dict[str, float]:
         """What `train_batch` does before its rollouts, for a run that makes none."""
         self.step, self._calls = progress.step, Counter()
-        return self._on_rank_zero(lambda: self._begin(progress, before_rollout))
+        return self.on_rank_zero(lambda: self._begin(progress, before_rollout))
 
     def _begin(
         self, progress: Progress, before_rollout: Callable[[], None] | None
@@ -265,7 +269,7 @@ class Coordinator:
             prompt: what to evaluate under; the strategy's best by default.
             instruction_id: whose prompt it is, where one is given.
         """
-        return self._on_rank_zero(lambda: self.evaluate_here(tasks, prompt, instruction_id))
+        return self.on_rank_zero(lambda: self.evaluate_here(tasks, prompt, instruction_id))
 
     def evaluate_here(
         self, tasks: Sequence[Task], prompt: Prompt | None = None, instruction_id: str = ""
@@ -279,6 +283,11 @@ class Coordinator:
             for group, task in enumerate(tasks)
         ]
         return self.rollout(assignments, purpose="evaluate", greedy=True)
+
+    def gather_here(self) -> Any:
+        """What `gather` returns to rank 0, for callers that run there while the others serve."""
+        self.comm.broadcast(_Command("gather"))
+        return self.gather()
 
     def rollout(
         self, assignments: Sequence[Assignment], *, purpose: Purpose, greedy: bool = False
@@ -338,7 +347,7 @@ class Coordinator:
     def _record(self, kind: str, /, **fields: object) -> None:
         self.journal.event(kind, self.step, **fields)
 
-    def _on_rank_zero(self, work: Callable[[], Any]) -> Any:
+    def on_rank_zero(self, work: Callable[[], Any]) -> Any:
         """Runs `work` on rank 0 while the others serve; all return its result or raise its error."""
         if self.comm.rank != 0:
             return self._serve()
@@ -359,7 +368,10 @@ class Coordinator:
                 return self.comm.broadcast(None)
             if command.verb == "stop":
                 raise EngineError(f"rank 0 stopped the run: {command.message}")
-            self._share(command)
+            if command.verb == "gather":
+                self.gather()
+            else:
+                self._share(command)
 
     def _share(self, command: _Command) -> list[Trajectory]:
         """Rolls out this rank's share of a command; returns all ranks' trajectories in order."""

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from transformers import PreTrainedTokenizerBase
 
-from cotune.engines.adapters import load_weights, save_weights
+from cotune.engines.adapters import save_weights
+from cotune.engines.trl.sharding import restore_weights
 from cotune.json_files import write_atomic, write_json_atomic
 from cotune.policy_folder import read_best
 from cotune.records import Prompt
@@ -32,17 +33,17 @@ class BestPolicy:
         return self._folder.with_name(self._folder.name + ".new")
 
     def offer(self, joint: "Trained", em: float, step: int) -> None:
-        """Keeps the current policy if none is kept or it scores higher. Rank 0 writes."""
-        if joint.coordinator.comm.rank != 0:
-            return
+        """Keeps the current policy if none is kept or it scores higher.
+
+        Called on rank 0 while the others serve.
+        """
         known = self._read()
         # One of a later step is from before a resume, of a run that did not happen.
         if known is not None and known["step"] <= step and known["em"] >= em:
             return
         staged = self._staged
         shutil.rmtree(staged, ignore_errors=True)
-        with joint.policy() as model:
-            save_weights(model, staged)
+        save_weights(joint.unwrapped, staged, joint.coordinator.gather_here())
         self._tokenizer.save_pretrained(staged)
         strategy = joint.coordinator.strategy
         text = strategy.best_prompt().instruction
@@ -81,8 +82,7 @@ class BestPolicy:
         if known is None:
             raise FileNotFoundError(f"{self._folder}: no policy was kept")
         if known["step"] != joint.batches:
-            with joint.policy() as model:
-                load_weights(model, self._folder)
+            restore_weights(joint.unwrapped, self._folder)
             joint.weights_replaced()
         return known["instruction_id"], Prompt(known["instruction"], known["hint"])
 

@@ -46,6 +46,7 @@ from cotune.engines.trl.checks import (
 )
 from cotune.engines.trl.comm import TorchComm
 from cotune.engines.trl.late_sampler import LateSampler
+from cotune.engines.trl.sharding import check_spread, gathered, spread, whole_weights
 from cotune.engines.trl.trainer import JointTrainer
 from cotune.engines.trl.truncation import was_cut
 from cotune.engines.trl.vllm_sampler import engine_context, sampling_logprobs
@@ -162,6 +163,7 @@ class TRLJoint:
             rewards=parts.rewards,
             comm=TorchComm() if dist.is_initialized() else SingleProcess(),
         )
+        self.coordinator.gather = lambda: whole_weights(self.unwrapped)
 
     @property
     def state_folder(self) -> Path:
@@ -202,8 +204,8 @@ class TRLJoint:
 
     def _context_tokens(self) -> int | None:
         """What can be attended to: the policy's own limit, and that of vLLM where it is lower."""
-        with self.policy() as model:
-            context = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+        config = self.unwrapped.config.get_text_config()
+        context = getattr(config, "max_position_embeddings", None)
         if not self.trainer.use_vllm:
             return context
         distillation = self.coordinator.strategy.distillation
@@ -215,15 +217,22 @@ class TRLJoint:
         if self.trainer.use_vllm:
             self.trainer._last_loaded_step = -1  # as in a trainer that has sent none yet
 
+    @property
+    def unwrapped(self) -> PreTrainedModel:
+        """The current policy as it lies in this process: under FSDP2 its weights are shards."""
+        wrapped = self.trainer.model_wrapped
+        return cast(PreTrainedModel, self.trainer.accelerator.unwrap_model(wrapped))
+
     @contextmanager
     def policy(self) -> Iterator[PreTrainedModel]:
-        """The current policy, unwrapped and in evaluation mode."""
+        """The current policy, unwrapped, whole and in evaluation mode; all ranks open it together."""
         # TRL's context for generation would set gradient checkpointing anew, by other arguments.
-        model = self.trainer.accelerator.unwrap_model(self.trainer.model_wrapped)
+        model = self.unwrapped
         training = model.training
         model.eval()
         try:
-            yield cast(PreTrainedModel, model)
+            with gathered(model):
+                yield model
         finally:
             model.train(training)
 
@@ -300,11 +309,13 @@ class TRLJoint:
             "identity": self._identity(),
             "changeable": dict(self.parts.changeable),
             "coordinator": self.coordinator.state_dict(),
+            **spread(self.trainer),
         }
 
     def load_state_dict(self, state: State) -> None:
         """Raises ConfigError where another run was saved than this one."""
         self.check_identity(state)
+        check_spread(state, self.trainer)
         self.batches, self.ended = int(state["batches"]), bool(state["ended"])
         self.coordinator.load_state_dict(state["coordinator"])
 

@@ -17,7 +17,6 @@ from cotune.changes import changeable, identity, renewed
 from cotune.config import RunConfig
 from cotune.contracts import State
 from cotune.coordinator import Journal
-from cotune.engines.adapters import load_weights
 from cotune.engines.codec import HFCodec
 from cotune.engines.trl.best import BestPolicy
 from cotune.engines.trl.checkpoints import latest_checkpoint, load_state
@@ -25,6 +24,7 @@ from cotune.engines.trl.checks import steps_per_batch
 from cotune.engines.trl.comm import world
 from cotune.engines.trl.joint import Hook, Parts, TRLJoint
 from cotune.engines.trl.setup import Loaded, Setup, grpo_config, load_policy, prepare
+from cotune.engines.trl.sharding import check_spread, restore_weights
 from cotune.engines.trl.trackers import close_reports, report_scores, tensorboard_into
 from cotune.engines.trl.trained import Trained
 from cotune.engines.trl.trainer import JointTrainer
@@ -91,7 +91,8 @@ def train(
             if text := lost_steps(setup, setup.args.learning_rate):
                 journal.event("notice", 0, text=text)
         if checkpoint is not None and (state := _state_of(checkpoint)) is not None:
-            joint.check_identity(state)  # before the trainer loads weights of another shape
+            joint.check_identity(state)
+            check_spread(state, trainer)  # before the trainer loads weights of another shape
         over = checkpoint is not None and budget.spent() and went_to_its_end(joint, checkpoint)
         if not config.has_batches:
             joint.evolve_only()
@@ -152,8 +153,7 @@ def went_to_its_end(joint: TRLJoint, checkpoint: Path) -> bool:
     if state is None or not state["ended"]:
         return False
     joint.resume(state)
-    with joint.policy() as model:
-        load_weights(model, checkpoint)
+    restore_weights(joint.unwrapped, checkpoint)
     joint.weights_replaced()
     return True
 
@@ -200,11 +200,10 @@ class RunEvaluation:
         """Scores of the reported policy: the best on validation, or the last without validation."""
         together = joint.coordinator.evaluate
         joint.begin_closing()
+        em = 0.0
         if self._config.evaluation.every:
-            score = self._measure(joint, together, "validation", "during")
-            self._best.offer(joint, score.em, joint.batches)
-        else:
-            self._best.offer(joint, 0.0, joint.batches)
+            em = self._measure(joint, together, "validation", "during").em
+        joint.coordinator.on_rank_zero(lambda: self._best.offer(joint, em, joint.batches))
         instruction_id, kept = self._best.restore(joint)
         text = kept.instruction
         after = self._measure(joint, together, "test", "after", Prompt(text), instruction_id)

@@ -141,16 +141,22 @@ class TRLSft:
         codec = self.coordinator.codec
         self.coordinator.sampler = policy_sampler(self.policy, codec, self._tokenizer)
 
+    @property
+    def unwrapped(self) -> PreTrainedModel:
+        """The current policy."""
+        if self._trainer is None:
+            return self._model
+        wrapped = self._trainer.model_wrapped
+        return cast(PreTrainedModel, self._trainer.accelerator.unwrap_model(wrapped))
+
     @contextmanager
     def policy(self) -> Iterator[PreTrainedModel]:
         """The current policy, unwrapped and in evaluation mode."""
-        model = self._model
-        if self._trainer is not None:
-            model = self._trainer.accelerator.unwrap_model(self._trainer.model_wrapped)
+        model = self.unwrapped
         training = model.training
         model.eval()
         try:
-            yield cast(PreTrainedModel, model)
+            yield model
         finally:
             model.train(training)
 
