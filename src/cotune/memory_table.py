@@ -4,11 +4,16 @@ from rich.console import Console
 from rich.table import Table
 
 from cotune.config import RunConfig
-from cotune.memory import Memory, find_config, memory_of, read_shape, rounding_notice
+from cotune.memory import Memory, find_config, read_shape, rounding_notice
+from cotune.memory_sharding import memory_over, sharding_named
 
 
-def show_memory(config: RunConfig, console: Console) -> None:
-    """Prints the memory a GPU needs at most, or why that is not known."""
+def show_memory(config: RunConfig, console: Console, processes: int = 1) -> None:
+    """Prints the memory a GPU needs at most, or why that is not known.
+
+    Args:
+        processes: over which FSDP2 or DeepSpeed spreads a run, where its run file asks for it.
+    """
     path = config.policy.path
     raw = find_config(path)
     if raw is None:
@@ -19,12 +24,12 @@ def show_memory(config: RunConfig, console: Console) -> None:
     except ValueError as error:
         console.print(f"memory: unknown, {error}", markup=False)
         return
-    memory = memory_of(config, shape)
+    memory = memory_over(config, shape, processes)
     console.print(_table(config, memory))
     trained = f"{memory.trained / memory.parameters:.1%} of " if config.policy.lora else ""
     console.print(
-        f"Trained: {trained}{memory.parameters:,} parameters. Where several processes train, each "
-        f"holds {_size(memory.buckets)} more (DDP). CUDA and fragmentation take 1 to 2 GiB besides.",
+        f"Trained: {trained}{memory.parameters:,} parameters. {_several(config, memory, processes)} "
+        "CUDA and fragmentation take 1 to 2 GiB besides.",
         highlight=False,
     )
     if memory.cache is None:
@@ -34,6 +39,16 @@ def show_memory(config: RunConfig, console: Console) -> None:
     notice = None if config.policy.lora else rounding_notice(dtype, float(rate))
     if notice:
         console.print(f"notice: {notice}", markup=False, highlight=False)
+
+
+def _several(config: RunConfig, memory: Memory, processes: int) -> str:
+    """What several processes change about a GPU's memory."""
+    kind = sharding_named(config)
+    if kind == "none":
+        return f"Where several processes train, each holds {_size(memory.buckets)} more (DDP)."
+    more = f"; each holds {_size(memory.buckets)} more (buckets)" if memory.buckets else ""
+    said = "process: see --processes" if processes == 1 else "processes"
+    return f"Spread by {kind} over {processes} {said}{more}."
 
 
 def _table(config: RunConfig, memory: Memory) -> Table:

@@ -34,7 +34,8 @@ def train(folder: Path, shared: Path, **changes: Any) -> dict[str, Any]:
     )
     run.trainer.train()
     weights, best = fingerprint(run), BestPolicy(shared / "best", tiny_tokenizer())
-    best.offer(run.joint, 1.0, run.joint.batches)
+    joint = run.joint
+    joint.coordinator.on_rank_zero(lambda: best.offer(joint, 1.0, joint.batches))
     model: Any = run.trainer.model
     for parameter in model.parameters():
         if parameter.requires_grad:

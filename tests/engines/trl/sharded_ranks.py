@@ -18,6 +18,8 @@ from rich.console import Console
 
 import cotune.engines.trl.run as engine
 from cotune import commands
+from cotune.engines.trl import setup
+from cotune.engines.trl.best import BestPolicy
 from cotune.engines.trl.joint import TRLJoint
 from cotune.engines.trl.sharding import sharding_of, whole_weights
 from cotune.run_dir import RunDir
@@ -67,15 +69,20 @@ def on_a_cpu(kind: str) -> None:
 def watch(kind: str) -> list[TRLJoint]:
     """The joint runs that will be made, in order."""
     made: list[TRLJoint] = []
-    build = engine.build_trainer
+    build, configure = engine.build_trainer, setup.grpo_config
+
+    def configured(*given: Any) -> Any:
+        args = configure(*given)
+        assert args.device.type == "cpu"
+        on_a_cpu(kind)
+        return args
 
     def built(*given: Any) -> Any:
-        on_a_cpu(kind)
         found = build(*given)
         made.append(found[0])
         return found
 
-    engine.build_trainer = built
+    engine.build_trainer, setup.grpo_config = built, configured
     return made
 
 
@@ -94,6 +101,17 @@ def state_of(joint: TRLJoint) -> dict[str, Any]:
         "gathered": sorted(gathered or ()),
         "weights": sums,
     }  # fmt: skip
+
+
+def restored(joint: TRLJoint, best: Path) -> dict[str, float]:
+    """The weights once they are lost and `best`, which may be an earlier step's, is put in place."""
+    for parameter in joint.unwrapped.parameters():
+        parameter.detach().zero_()
+    joint.batches += 1  # or what is at hand would be taken for the best
+    BestPolicy(best, joint.trainer.processing_class).restore(joint)  # type: ignore[arg-type]
+    joint.batches -= 1
+    with joint.policy() as policy:
+        return {name: p.detach().double().sum().item() for name, p in policy.named_parameters()}
 
 
 def cut_off(folder: Path, rank: int) -> None:
@@ -119,6 +137,7 @@ def main() -> None:
     path.write_text(path.read_text().replace(str(own / kind), str(folder / kind)))
     commands.train(path, console, quiet=True)
     found = {"whole": state_of(made[0])}
+    found["whole"]["best"] = restored(made[0], folder / kind / "best")
     if rank == 0:
         shutil.copytree(folder / kind, folder / "unbroken")
     cut_off(folder / kind, rank)

@@ -48,7 +48,9 @@ def drop_torn(folder: Path) -> None:
     Only those of our own saves, which began with a state beside the folder.
     """
     for step, path in _trainer_folders(folder):
-        if state_path(folder, step).exists() and not _is_whole(path, load_state(folder, step) or {}):
+        if state_path(folder, step).exists() and not _is_whole(
+            path, load_state(folder, step) or {}
+        ):
             shutil.rmtree(path)
 
 

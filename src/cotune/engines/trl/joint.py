@@ -13,9 +13,9 @@
 A rollout batch is one call of `rollout_func`; strategy time counts those calls.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -26,15 +26,11 @@ from trl import GRPOConfig, GRPOTrainer
 
 from cotune.changes import changes
 from cotune.contracts import (
-    LLM,
     ConfigError,
     EngineError,
-    Environment,
-    Rewards,
     State,
-    Strategy,
 )
-from cotune.coordinator import Coordinator, Journal, Meter, RolloutSettings, SingleProcess
+from cotune.coordinator import Coordinator, RolloutSettings, SingleProcess
 from cotune.engines.codec import HFCodec
 from cotune.engines.trl.checks import (
     check_args,
@@ -46,41 +42,15 @@ from cotune.engines.trl.checks import (
 )
 from cotune.engines.trl.comm import TorchComm
 from cotune.engines.trl.late_sampler import LateSampler
+from cotune.engines.trl.parts import Parts
 from cotune.engines.trl.sharding import check_spread, gathered, spread, whole_weights
 from cotune.engines.trl.trainer import JointTrainer
 from cotune.engines.trl.truncation import was_cut
 from cotune.engines.trl.vllm_sampler import engine_context, sampling_logprobs
 from cotune.evolution.distillation import reweighs
-from cotune.records import Limits, Progress, Task, Trajectory
+from cotune.records import Progress, Task, Trajectory
 from cotune.rewards.functions import RewardFunctions
 from cotune.task_order import TaskOrder
-
-
-@dataclass(frozen=True)
-class Parts:
-    """What a joint run is made of besides the trainer."""
-
-    strategy: Strategy
-    environment: Environment
-    llm: LLM
-    journal: Journal
-    meter: Meter
-    limits: Limits
-    seed: int = 0
-    rewards: Rewards | None = None
-    """Score in place of the environment; None where it scores."""
-    rows_per_call: int = 512
-    resample_rounds: int = 0
-    """How often groups without variance are replaced in a step at most (`cotune.resampling`)."""
-    identity: Mapping[str, str] = field(default_factory=dict)
-    """By field, what a resume must find as it was."""
-    renew: Callable[[Mapping[str, str]], Mapping[str, str]] = dict
-    """Brings what an older version saved as `identity` up to date."""
-    frozen: bool = False
-    """Whether the policy stays as it is; then a `JointTrainer` rolls out and makes no update."""
-    changeable: Mapping[str, str] = field(default_factory=dict)
-    """By field, what a resume may find changed; then it says so (see `cotune.changes`)."""
-
 
 Hook = Callable[["TRLJoint", int], None]
 """Called on rank 0 before a step's rollouts, with the steps trained so far."""
@@ -145,6 +115,7 @@ class TRLJoint:
         self.evaluated: dict[str, Trajectory] = {}
         self.splits: dict[str, str] = {}
         self._trainer: GRPOTrainer | None = None
+        self._loaded: State | None = None
         self.coordinator = Coordinator(
             strategy=parts.strategy,
             environment=parts.environment,
@@ -189,6 +160,8 @@ class TRLJoint:
             ConfigError: a trainer that would not train on what was rolled out.
         """
         check_trainer(trainer)
+        if self._loaded is not None:
+            check_spread(self._loaded, trainer)
         if not isinstance(trainer, JointTrainer):
             check_weighing(self.parts.strategy)
         # A colocated vLLM begins a group of its own where one process trains.
@@ -309,13 +282,15 @@ class TRLJoint:
             "identity": self._identity(),
             "changeable": dict(self.parts.changeable),
             "coordinator": self.coordinator.state_dict(),
-            **spread(self.trainer),
+            **(spread(self.trainer) if self.bound else {}),
         }
 
     def load_state_dict(self, state: State) -> None:
         """Raises ConfigError where another run was saved than this one."""
         self.check_identity(state)
-        check_spread(state, self.trainer)
+        self._loaded = state
+        if self.bound:
+            check_spread(state, self.trainer)
         self.batches, self.ended = int(state["batches"]), bool(state["ended"])
         self.coordinator.load_state_dict(state["coordinator"])
 

@@ -5,6 +5,7 @@ FSDP2 the weights are, too: they are gathered for as long as rollouts are sample
 forward pass computes in, and on rank 0's CPU, in their own type, where they are saved.
 """
 
+import importlib.util
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,6 +14,7 @@ from typing import Any
 
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from accelerate.utils import DistributedType
 from accelerate.utils.constants import FSDP_MODEL_NAME
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
@@ -27,6 +29,7 @@ from cotune.engines.adapters import load_weights, read_weights
 
 _KINDS = ("ACCELERATE_USE_MEGATRON_LM", "ACCELERATE_USE_PARALLELISM_CONFIG")
 _STAGES = (0, 1, 2)
+_NO_SHARDS = (DistributedType.NO, DistributedType.MULTI_CPU)
 
 
 def is_sharded(model: Any) -> bool:
@@ -106,6 +109,14 @@ def sharding_of(trainer: Trainer) -> str:
     return "none"
 
 
+def check_deepspeed(why: str) -> None:
+    """Raises ConfigError unless DeepSpeed is installed; `why` says what asks for it."""
+    if importlib.util.find_spec("deepspeed") is None:
+        raise ConfigError(
+            f"{why} needs DeepSpeed, which is not installed: pip install 'cotune[deepspeed]'"
+        )
+
+
 def check_sharding(args: TrainingArguments) -> None:
     """Raises ConfigError for a way to spread training that a joint run cannot use.
 
@@ -127,6 +138,12 @@ def check_sharding(args: TrainingArguments) -> None:
         raise ConfigError(
             f"FSDP's version is {version}; expected 2, which is torch's fully_shard: set "
             "fsdp_config.version: 2, of an accelerate configuration fsdp_version: 2"
+        )
+    if version and args.distributed_state.distributed_type in _NO_SHARDS:
+        raise ConfigError(
+            "fsdp spreads weights over GPUs, one a process, and accelerate would pass it over in silence "
+            "on a CPU or in one process: start one process a GPU (torchrun --nproc_per_node 8), or "
+            "remove it"
         )
     if version and _efficient_loading(args):
         raise ConfigError(
