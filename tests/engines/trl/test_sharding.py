@@ -80,7 +80,7 @@ def test_where_accelerate_would_pass_it_over_fsdp_is_refused(tmp_path: Path) -> 
 
 @pytest.mark.parametrize(("stage", "taken"), [(1, True), (2, True), (3, False)])
 def test_the_stages_of_zero(tmp_path: Path, stage: int, taken: bool) -> None:
-    args = config(tmp_path)
+    args: Any = config(tmp_path)
     args.deepspeed_plugin = SimpleNamespace(zero_stage=stage)
     if taken:
         check_sharding(args)

@@ -139,7 +139,8 @@ def check_sharding(args: TrainingArguments) -> None:
             f"FSDP's version is {version}; expected 2, which is torch's fully_shard: set "
             "fsdp_config.version: 2, of an accelerate configuration fsdp_version: 2"
         )
-    if version and args.distributed_state.distributed_type in _NO_SHARDS:
+    state: Any = args.distributed_state
+    if version and state.distributed_type in _NO_SHARDS:
         raise ConfigError(
             "fsdp spreads weights over GPUs, one a process, and accelerate would pass it over in silence "
             "on a CPU or in one process: start one process a GPU (torchrun --nproc_per_node 8), or "
