@@ -75,7 +75,11 @@ def test_two_ranks_are_one_process(tmp_path: Path, alone: RunDir, kind: str) -> 
         [row["grad_norm"] for row in numbers(alone)], rel=1e-3
     )
     assert numbers(resumed) == numbers(unbroken)
-    assert sums(unbroken) == pytest.approx(sums(alone), abs=2e-2)
+    mine, its = sums(unbroken), sums(alone)
+    # The trainer's own file under FSDP2 names the tied head, too.
+    assert {name: mine[name] for name in its} == pytest.approx(its, abs=1e-2)
+    saved = load_file(unbroken.best_path / "model.safetensors")
+    assert saved.keys() == its.keys()
     kept = json.loads((resumed.checkpoints_path / "cotune-state-2.json").read_text())
     assert (kept["sharding"], kept["processes"]) == (kind, 2)
     events = [without(run.read_events(), {"time"}) for run in (unbroken, resumed)]

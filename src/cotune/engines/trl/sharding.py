@@ -77,7 +77,11 @@ def whole_weights(model: Any) -> dict[str, Any] | None:
     options = StateDictOptions(
         full_state_dict=True, cpu_offload=True, ignore_frozen_params=hasattr(model, "peft_config")
     )
-    return get_model_state_dict(model, options=options)
+    weights = get_model_state_dict(model, options=options)
+    # Tied weights once, as a whole model's are saved.
+    tied = {n for n, _ in model.named_parameters(remove_duplicate=False)}
+    tied -= {n for n, _ in model.named_parameters()}
+    return {name: weight for name, weight in weights.items() if name not in tied}
 
 
 def restore_weights(model: Any, folder: Path) -> None:
