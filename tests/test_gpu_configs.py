@@ -14,16 +14,30 @@ from cotune.config import RunConfig, load_config
 from cotune.contracts import ConfigError
 from cotune.engines.trl.checks import check_args, steps_per_batch
 from cotune.engines.trl.setup import grpo_config
-from cotune.memory import Memory, memory_of, read_shape
+from cotune.memory import Memory, read_shape
+from cotune.memory_sharding import memory_over
 from cotune.planning import evolutions, plan_run
 from tests.test_memory import QWEN2_3B, QWEN3_06B, cached
 
 FOLDER = Path(__file__).parent.parent / "configs"
+QWEN2_7B: dict[str, Any] = {
+    **QWEN2_3B,
+    "hidden_size": 3584,
+    "intermediate_size": 18944,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 28,
+    "num_key_value_heads": 4,
+    "vocab_size": 152064,
+    "tie_word_embeddings": False,
+}
 FILES = {
     "inspo-qwen3-0.6b-1gpu-24gb": ("Qwen/Qwen3-0.6B", QWEN3_06B, 1, 24),
     "inspo-qwen2.5-3b-1gpu-80gb": ("Qwen/Qwen2.5-3B-Instruct", QWEN2_3B, 1, 80),
     "inspo-qwen2.5-3b-8gpu": ("Qwen/Qwen2.5-3B-Instruct", QWEN2_3B, 8, 80),
+    "inspo-qwen2.5-3b-8gpu-zero2": ("Qwen/Qwen2.5-3B-Instruct", QWEN2_3B, 8, 80),
+    "inspo-qwen2.5-7b-8gpu-fsdp": ("Qwen/Qwen2.5-7B-Instruct", QWEN2_7B, 8, 80),
 }
+SPREAD = ("deepspeed", "fsdp", "fsdp_config")
 GIB = 2**30
 
 
@@ -42,7 +56,8 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def read(name: str) -> tuple[RunConfig, Memory]:
     config = load_config(FOLDER / f"{name}.yaml")
-    return config, memory_of(config, read_shape(FILES[name][1]))
+    _, shape, processes, _ = FILES[name]
+    return config, memory_over(config, read_shape(shape), processes)
 
 
 def test_these_are_all() -> None:
@@ -83,7 +98,7 @@ def test_the_command_shows_their_memory(
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(data))
     cached(data, FILES[name][0], FILES[name][1])
     out = io.StringIO()
-    commands.plan(FOLDER / f"{name}.yaml", Console(file=out, width=120))
+    commands.plan(FOLDER / f"{name}.yaml", Console(file=out, width=120), (), FILES[name][2])
     text = out.getvalue()
     assert "Memory of a GPU" in text
     assert "notice" not in text
@@ -98,7 +113,10 @@ def test_the_processes_share_a_batch(
     config, _ = read(name)
     monkeypatch.setenv("WORLD_SIZE", "1")
     training, processes = config.training, FILES[name][2]
-    alone = grpo_config(config, tmp_path)
+    # One process has nobody to share with, and is told so.
+    engine_args = {k: v for k, v in training.engine_args.items() if k not in SPREAD}
+    here = training.model_copy(update={"engine_args": engine_args})
+    alone = grpo_config(config.model_copy(update={"training": here}), tmp_path)
     check_args(alone)
     assert steps_per_batch(alone) == training.mini_batches == 2
     rows = training.questions_per_step * training.group_size

@@ -15,7 +15,8 @@ from cotune import commands
 from cotune.config import RunConfig, dump_config, load_config
 from cotune.environments.search import SearchOptions
 from cotune.memory import find_config, read_shape
-from cotune.memory_sharded import flat, sharded_memory
+from cotune.memory_sharding import memory_over
+from cotune.memory_verl import flat, verl_memory
 from cotune.planning import evolutions, plan_run
 
 FOLDER = Path(__file__).parent.parent / "configs"
@@ -201,39 +202,37 @@ def test_each_fits_a_gpu_of_80_gb(name: str) -> None:
     config = read(name)
     raw = find_config(config.policy.path)
     assert raw is not None
-    memory = sharded_memory(config, read_shape(raw))
-    assert memory is not None
+    shape = read_shape(raw)
+    if config.training.engine == "trl":
+        spread = memory_over(config, shape, 8)
+        assert spread.training / GIB + 3 < 74.5
+        assert spread.sampling is not None
+        assert spread.sampling / GIB + 3 < 74.5
+        return
+    memory = verl_memory(config, shape)
     assert memory.shards == 8
     assert memory.training / GIB + 3 < 74.5  # 80 GB
-    if memory.share is not None:
-        assert (memory.held + memory.share * 80e9) / GIB + 3 < 74.5
-        rollouts = memory.rollouts_at_once(80 * 10**9)
-        assert rollouts is not None
-        assert rollouts >= 8
-    else:
-        assert memory.sampling is not None
-        assert memory.sampling / GIB + 3 < 74.5
+    assert (memory.held + memory.share * 80e9) / GIB + 3 < 74.5
+    assert memory.rollouts_at_once(80 * 10**9) >= 8
 
 
-def test_sharded_memory_by_hand() -> None:
+def test_verl_memory_by_hand() -> None:
     config = read("p2o-deepmath-qwen3-4b-verl")
     raw = find_config("Qwen/Qwen3-4B")
     assert raw is not None
     shape = read_shape(raw)
-    memory = sharded_memory(config, shape)
-    assert memory is not None
+    memory = verl_memory(config, shape)
     # float32 weights and both moments of 4,022,468,096 parameters, over eight GPUs.
     assert memory.held == 4_022_468_096 * 12 // 8
     assert memory.logits == 16_386 * 151_936 * 8
     # keys and values of 8 heads of 128 in 36 layers, in bfloat16.
     assert memory.rollout_cache == 16_386 * 36 * 1024 * 2 * 2
     assert memory.units == 2 * 2 * 151_936 * 2560
-    assert memory.sampling is None
 
     changes = ("training.engine_args={trainer: {n_gpus_per_node: 4, nnodes: 4}}",)
-    assert sharded_memory(read("p2o-deepmath-qwen3-4b-verl", *changes), shape).shards == 16  # type: ignore[union-attr]
+    assert verl_memory(read("p2o-deepmath-qwen3-4b-verl", *changes), shape).shards == 16
     pair = ("training.engine_args={actor_rollout_ref.actor.fsdp_config.fsdp_size: 2}",)
-    assert sharded_memory(read("p2o-deepmath-qwen3-4b-verl", *pair), shape).shards == 2  # type: ignore[union-attr]
+    assert verl_memory(read("p2o-deepmath-qwen3-4b-verl", *pair), shape).shards == 2
 
 
 def test_the_page_has_every_number() -> None:

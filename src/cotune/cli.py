@@ -188,13 +188,17 @@ def plan(
             "LLM calls are real ones.",
         ),
     ] = None,
+    processes: Annotated[
+        int,
+        typer.Option(min=1, help="How many FSDP or DeepSpeed will spread it over, for the memory."),
+    ] = 1,
     set_: Overrides = None,
 ) -> None:
     """Say what a run will spend at most, before anything is spent."""
     from cotune import commands
 
     console = _console()
-    commands.plan(run_file, console, set_ or ())
+    commands.plan(run_file, console, set_ or (), processes)
     commands.plan_prompt(run_file, console, set_ or ())
     if steps is not None:
         from cotune.measured_plan import plan_by_steps

@@ -254,7 +254,7 @@ def push(
     return address
 
 
-def plan(path: Path, console: Console, assignments: Sequence[str] = ()) -> None:
+def plan(path: Path, console: Console, assignments: Sequence[str] = (), processes: int = 1) -> None:
     """Prints what a run will spend at most, before anything is spent."""
     config = load_config(path, assignments=assignments)
     table = Table(
@@ -286,7 +286,7 @@ def plan(path: Path, console: Console, assignments: Sequence[str] = ()) -> None:
             f"over {config.training.rollout_budget:,} rollouts; an evolution that falls due just "
             "before may."
         )
-    show_memory(config, console)
+    show_memory(config, console, processes)
 
 
 def plan_prompt(path: Path, console: Console, assignments: Sequence[str] = ()) -> None:

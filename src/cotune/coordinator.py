@@ -118,7 +118,7 @@ class RolloutSettings:
 
 @dataclass(frozen=True)
 class _Command:
-    """What rank 0 tells the others: "rollout", "done" or "stop"."""
+    """What rank 0 tells the others: "rollout", "gather", "done" or "stop"."""
 
     verb: str
     assignments: tuple[Assignment, ...] = ()
@@ -145,6 +145,9 @@ class Coordinator:
         journal, meter: written on rank 0 alone.
         roll_out: makes rollouts in place of the sampler's lock-step: an engine that has workers of
             its own for it.
+
+    Attributes:
+        gather: what every rank does at once where rank 0 asks for weights that are spread over them.
     """
 
     def __init__(
@@ -167,6 +170,7 @@ class Coordinator:
         self.journal, self.meter, self.rewards = journal, meter, rewards
         self.comm: Comm = comm or SingleProcess()
         self._roll_out_here = roll_out or self._in_lock_step
+        self.gather: Callable[[], Any] = lambda: None
         self.step = 0
         self._calls: Counter[Purpose] = Counter()
         self._known: dict[str, Task] | None = None
@@ -194,7 +198,7 @@ class Coordinator:
             metrics.update(self.end_batch(trajectories, group_size, progress))
             return trajectories, metrics
 
-        return self._on_rank_zero(work)
+        return self.on_rank_zero(work)
 
     def begin_batch(
         self, progress: Progress, before_rollout: Callable[[], None] | None = None
@@ -263,7 +267,7 @@ class Coordinator:
         self, progress: Progress, before_rollout: Callable[[], None] | None = None
     ) -> dict[str, float]:
         """What `train_batch` does before its rollouts, for a run that makes none."""
-        return self._on_rank_zero(lambda: self.begin_batch(progress, before_rollout))
+        return self.on_rank_zero(lambda: self.begin_batch(progress, before_rollout))
 
     def _evolve(self, progress: Progress) -> dict[str, float]:
         """Evolves if due; what an attempt that was killed in it has paid for is not paid again."""
@@ -293,7 +297,7 @@ class Coordinator:
             prompt: what to evaluate under; the strategy's best by default.
             instruction_id: whose prompt it is, where one is given.
         """
-        return self._on_rank_zero(lambda: self.evaluate_here(tasks, prompt, instruction_id))
+        return self.on_rank_zero(lambda: self.evaluate_here(tasks, prompt, instruction_id))
 
     def evaluate_here(
         self, tasks: Sequence[Task], prompt: Prompt | None = None, instruction_id: str = ""
@@ -307,6 +311,11 @@ class Coordinator:
             for group, task in enumerate(tasks)
         ]
         return self.rollout(assignments, purpose="evaluate", greedy=True)
+
+    def gather_here(self) -> Any:
+        """What `gather` returns to rank 0, for callers that run there while the others serve."""
+        self.comm.broadcast(_Command("gather"))
+        return self.gather()
 
     def rollout(
         self, assignments: Sequence[Assignment], *, purpose: Purpose, greedy: bool = False
@@ -366,7 +375,7 @@ class Coordinator:
     def _record(self, kind: str, /, **fields: object) -> None:
         self.journal.event(kind, self.step, **fields)
 
-    def _on_rank_zero(self, work: Callable[[], Any]) -> Any:
+    def on_rank_zero(self, work: Callable[[], Any]) -> Any:
         """Runs `work` on rank 0 while the others serve; all return its result or raise its error."""
         if self.comm.rank != 0:
             return self._serve()
@@ -387,7 +396,10 @@ class Coordinator:
                 return self.comm.broadcast(None)
             if command.verb == "stop":
                 raise EngineError(f"rank 0 stopped the run: {command.message}")
-            self._share(command)
+            if command.verb == "gather":
+                self.gather()
+            else:
+                self._share(command)
 
     def _share(self, command: _Command) -> list[Trajectory]:
         """Rolls out this rank's share of a command; returns all ranks' trajectories in order."""

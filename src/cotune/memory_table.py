@@ -4,12 +4,17 @@ from rich.console import Console
 from rich.table import Table
 
 from cotune.config import RunConfig
-from cotune.memory import Memory, find_config, memory_of, read_shape, rounding_notice
-from cotune.memory_sharded import ShardedMemory, sharded_memory
+from cotune.memory import Memory, find_config, read_shape, rounding_notice
+from cotune.memory_sharding import memory_over, sharding_named
+from cotune.memory_verl import VerlMemory, verl_memory
 
 
-def show_memory(config: RunConfig, console: Console) -> None:
-    """Prints the memory a GPU needs at most, or why that is not known."""
+def show_memory(config: RunConfig, console: Console, processes: int = 1) -> None:
+    """Prints the memory a GPU needs at most, or why that is not known.
+
+    Args:
+        processes: over which FSDP2 or DeepSpeed spreads a run, where its run file asks for it.
+    """
     path = config.policy.path
     raw = find_config(path)
     if raw is None:
@@ -20,15 +25,15 @@ def show_memory(config: RunConfig, console: Console) -> None:
     except ValueError as error:
         console.print(f"memory: unknown, {error}", markup=False)
         return
-    if (sharded := sharded_memory(config, shape)) is not None:
-        _show_sharded(config, sharded, console)
+    if config.training.engine == "verl":
+        _show_verl(config, verl_memory(config, shape), console)
         return
-    memory = memory_of(config, shape)
+    memory = memory_over(config, shape, processes)
     console.print(_table(config, memory))
     trained = f"{memory.trained / memory.parameters:.1%} of " if config.policy.lora else ""
     console.print(
-        f"Trained: {trained}{memory.parameters:,} parameters. Where several processes train, each "
-        f"holds {_size(memory.buckets)} more (DDP). CUDA and fragmentation take 1 to 2 GiB besides.",
+        f"Trained: {trained}{memory.parameters:,} parameters. {_several(config, memory, processes)} "
+        "CUDA and fragmentation take 1 to 2 GiB besides.",
         highlight=False,
     )
     if memory.cache is None:
@@ -43,29 +48,27 @@ def show_memory(config: RunConfig, console: Console) -> None:
 _CARD = 80 * 10**9  # bytes of a GPU, where rollouts at once are reckoned
 
 
-def _show_sharded(config: RunConfig, memory: ShardedMemory, console: Console) -> None:
+def _show_verl(config: RunConfig, memory: VerlMemory, console: Console) -> None:
     """Prints what each GPU needs under FSDP, and what vLLM makes of its share."""
-    console.print(_sharded_table(config, memory))
+    console.print(_verl_table(config, memory))
     console.print(
         f"Projected, not measured. {memory.whole.trained:,} parameters are trained, sharded over "
         f"{memory.shards} GPUs by FSDP. CUDA, NCCL and fragmentation take 2 to 3 GiB besides.",
         highlight=False,
     )
     rollouts = memory.rollouts_at_once(_CARD)
-    if memory.share is not None and rollouts is not None:
-        console.print(
-            f"The rollout engine takes {memory.share:.0%} of a GPU while it samples: of 80 GB "
-            f"{_size(int(memory.share * _CARD))}, {_size(memory.engine_weights)} of them its weights, "
-            f"the rest the cache of {rollouts:,} rollouts at their longest "
-            f"({_size(memory.rollout_cache)} each).",
-            highlight=False,
-        )
+    console.print(
+        f"The rollout engine takes {memory.share:.0%} of a GPU while it samples: of 80 GB "
+        f"{_size(int(memory.share * _CARD))}, {_size(memory.engine_weights)} of them its weights, "
+        f"the rest the cache of {rollouts:,} rollouts at their longest "
+        f"({_size(memory.rollout_cache)} each).",
+        highlight=False,
+    )
 
 
-def _sharded_table(config: RunConfig, memory: ShardedMemory) -> Table:
+def _verl_table(config: RunConfig, memory: VerlMemory) -> Table:
     whole, limits = memory.whole, config.limits
     tokens = limits.prompt_tokens + limits.trajectory_tokens
-    own = memory.share is None
     rows: list[tuple[str, int | None, int | None]] = [
         (name, memory.spread(count), memory.spread(count))
         for name, count in (
@@ -76,16 +79,22 @@ def _sharded_table(config: RunConfig, memory: ShardedMemory) -> Table:
     ]
     micro = config.training.micro_batch_size
     rows += [
-        ("weights gathered to sample", whole.parameters * 2 if own else 0, 0),
-        (f"KV cache, {config.training.rows_per_call} rows of {tokens:,} tokens",
-         whole.cache if own else 0, 0),
-        ("prompts, attention, draws", whole.sampling_work if own else 0, 0),
         (f"gradients / {memory.shards}", 0, memory.spread(whole.gradients)),
         ("weights gathered by layer", 0, memory.units),
         (f"activations, {micro} rows of {tokens:,} tokens", 0, whole.activations),
-        ("log-probabilities", 0, memory.logits or whole.head),
+        ("log-probabilities", 0, memory.logits),
     ]  # fmt: skip
-    return _filled("Memory of a GPU, projected, at most", rows, memory.sampling, memory.training)
+    return _filled("Memory of a GPU, projected, at most", rows, None, memory.training)
+
+
+def _several(config: RunConfig, memory: Memory, processes: int) -> str:
+    """What several processes change about a GPU's memory."""
+    kind = sharding_named(config)
+    if kind == "none":
+        return f"Where several processes train, each holds {_size(memory.buckets)} more (DDP)."
+    more = f"; each holds {_size(memory.buckets)} more (buckets)" if memory.buckets else ""
+    said = "process: see --processes" if processes == 1 else "processes"
+    return f"Spread by {kind} over {processes} {said}{more}."
 
 
 def _table(config: RunConfig, memory: Memory) -> Table:

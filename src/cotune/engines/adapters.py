@@ -112,14 +112,23 @@ def merged(model: Any) -> Any:
     return model.merge_and_unload(safe_merge=True) if is_peft_model(model) else model
 
 
-def save_weights(model: Any, folder: Path) -> None:
-    """Saves what of a policy is trained: its weights, or its active adapter."""
+def save_weights(model: Any, folder: Path, weights: dict[str, Any] | None = None) -> None:
+    """Saves what of a policy is trained: its weights, or its active adapter.
+
+    Args:
+        model: the policy.
+        folder: where to.
+        weights: by name, of a policy whose own are spread over processes.
+    """
     if not is_peft_model(model):
-        model.save_pretrained(folder)
+        model.save_pretrained(folder, state_dict=weights)
         return
     # Linear layers alone have adapters here; "auto" would ask the hub whether embeddings grew.
     model.save_pretrained(
-        folder, selected_adapters=[model.active_adapter], save_embedding_layers=False
+        folder,
+        selected_adapters=[model.active_adapter],
+        save_embedding_layers=False,
+        state_dict=weights,
     )
     (folder / "README.md").unlink(missing_ok=True)  # an empty form
 
@@ -132,11 +141,25 @@ def load_weights(model: Any, folder: Path) -> None:
         return
     from peft import set_peft_model_state_dict
 
-    name = model.active_adapter
-    file = (folder if name == "default" else folder / name) / _WEIGHTS
-    found = set_peft_model_state_dict(model, load_file(file), adapter_name=name)
+    file = _adapter_file(model, folder)
+    found = set_peft_model_state_dict(model, load_file(file), adapter_name=model.active_adapter)
     if found.unexpected_keys:
         raise ConfigError(
             f"{file}: holds weights of another adapter, such as {found.unexpected_keys[0]}; "
             "expected those of policy.lora"
         )
+
+
+def read_weights(model: Any, folder: Path) -> dict[str, Any]:
+    """What `load_weights` would put into a policy, by the policy's own names, on the CPU."""
+    if not is_peft_model(model):
+        kept = cast(Any, AutoModelForCausalLM.from_pretrained(folder))
+        return dict(kept.state_dict())
+    saved, mark = load_file(_adapter_file(model, folder)), f".{model.active_adapter}."
+    names = {name: name.replace(mark, ".") for name, _ in model.named_parameters() if mark in name}
+    return {name: saved[short] for name, short in names.items() if short in saved}
+
+
+def _adapter_file(model: Any, folder: Path) -> Path:
+    name = model.active_adapter
+    return (folder if name == "default" else folder / name) / _WEIGHTS

@@ -6,7 +6,6 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from cotune.engines.adapters import load_weights, save_weights
 from cotune.engines.evaluation import Evaluated
 from cotune.json_files import write_atomic, write_json_atomic
 from cotune.policy_folder import read_best
@@ -17,7 +16,7 @@ class BestPolicy:
     """A Hugging Face folder, of a run with `policy.lora` its adapter's, with `instruction.txt`,
     where there is one `hint.txt`, and `best.json` with what it was chosen by.
 
-    How weights are saved and loaded is TRL's way here: of a model in this process.
+    How weights are saved and loaded is each engine's own.
 
     Args:
         folder: where it is kept; replaced as a whole.
@@ -32,9 +31,10 @@ class BestPolicy:
         return self._folder.with_name(self._folder.name + ".new")
 
     def offer(self, joint: Evaluated, em: float, step: int) -> None:
-        """Keeps the current policy if none is kept or it scores higher. Rank 0 writes."""
-        if joint.coordinator.comm.rank != 0:
-            return
+        """Keeps the current policy if none is kept or it scores higher.
+
+        Called on rank 0 while the others serve.
+        """
         known = self._read()
         # One of a later step is from before a resume, of a run that did not happen.
         if known is not None and known["step"] <= step and known["em"] >= em:
@@ -60,15 +60,12 @@ class BestPolicy:
         self._swap_in(staged)
 
     def write_weights(self, joint: Any, folder: Path, step: int) -> None:
-        """Saves the current policy into a new folder, as `from_pretrained` reads it."""
-        with joint.policy() as model:
-            save_weights(model, folder)
+        """Saves the current policy into a new folder, as `from_pretrained` reads it; on rank 0."""
+        raise NotImplementedError
 
     def load_weights(self, joint: Any, step: int) -> None:
-        """Makes the kept policy, of a step, the current one."""
-        with joint.policy() as model:
-            load_weights(model, self._folder)
-        joint.weights_replaced()
+        """Makes the kept policy, of a step, the current one; on every rank."""
+        raise NotImplementedError
 
     def forget(self) -> None:
         """Deletes what is kept."""

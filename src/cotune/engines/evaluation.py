@@ -52,7 +52,10 @@ class Keeper(Protocol):
     """Keeps the best policy with the prompt that it was best under."""
 
     def offer(self, joint: Any, em: float, step: int) -> None:
-        """Keeps the current policy if none is kept or it scores higher."""
+        """Keeps the current policy if none is kept or it scores higher.
+
+        Called on rank 0 while the others serve.
+        """
         ...
 
     def restore(self, joint: Any) -> tuple[str, Prompt]:
@@ -130,11 +133,10 @@ class RunEvaluation:
         """Scores of the reported policy: the best on validation, or the last without validation."""
         together = joint.coordinator.evaluate
         joint.begin_closing()
+        em = 0.0
         if self._config.evaluation.every:
-            score = self._measure(joint, together, "validation", "during")
-            self._best.offer(joint, score.em, joint.batches)
-        else:
-            self._best.offer(joint, 0.0, joint.batches)
+            em = self._measure(joint, together, "validation", "during").em
+        joint.coordinator.on_rank_zero(lambda: self._best.offer(joint, em, joint.batches))
         instruction_id, kept = self._best.restore(joint)
         text = kept.instruction
         after = self._measure(joint, together, "test", "after", Prompt(text), instruction_id)

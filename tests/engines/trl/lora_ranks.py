@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from peft import LoraConfig
 
-from cotune.engines.best import BestPolicy
+from cotune.engines.trl.best import TRLBest
 from cotune.engines.trl.trainer import JointTrainer
 from tests.engines.tiny import tiny_tokenizer
 from tests.engines.trl.setup import start
@@ -33,8 +33,9 @@ def train(folder: Path, shared: Path, **changes: Any) -> dict[str, Any]:
         **sizes,
     )
     run.trainer.train()
-    weights, best = fingerprint(run), BestPolicy(shared / "best", tiny_tokenizer())
-    best.offer(run.joint, 1.0, run.joint.batches)
+    weights, best = fingerprint(run), TRLBest(shared / "best", tiny_tokenizer())
+    joint = run.joint
+    joint.coordinator.on_rank_zero(lambda: best.offer(joint, 1.0, joint.batches))
     model: Any = run.trainer.model
     for parameter in model.parameters():
         if parameter.requires_grad:

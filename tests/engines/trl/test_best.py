@@ -2,11 +2,12 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from cotune.engines.best import BestPolicy
+from cotune.engines.trl.best import TRLBest
 from cotune.policy_folder import read_best
 from cotune.records import Prompt
 from tests.engines.tiny import tiny_tokenizer
@@ -22,8 +23,8 @@ def run(tmp_path: Path) -> Run:
 
 
 @pytest.fixture
-def best(tmp_path: Path) -> BestPolicy:
-    return BestPolicy(tmp_path / "best", tiny_tokenizer())
+def best(tmp_path: Path) -> TRLBest:
+    return TRLBest(tmp_path / "best", tiny_tokenizer())
 
 
 def mark(run: Run, value: float) -> None:
@@ -36,7 +37,7 @@ def parameter(run: Run) -> Any:
     return next(run.trainer.model.parameters()).data  # type: ignore[union-attr]
 
 
-def kept(run: Run, best: BestPolicy) -> tuple[float, int, str, float]:
+def kept(run: Run, best: TRLBest) -> tuple[float, int, str, float]:
     """em, step, instruction and mark of what is kept; leaves the policy as it was."""
     folder = best._folder  # pyright: ignore[reportPrivateUsage]
     chosen = json.loads((folder / "best.json").read_text())
@@ -52,7 +53,7 @@ def kept(run: Run, best: BestPolicy) -> tuple[float, int, str, float]:
     return chosen["em"], chosen["step"], text, found
 
 
-def test_the_first_and_every_better_one_is_kept(run: Run, best: BestPolicy) -> None:
+def test_the_first_and_every_better_one_is_kept(run: Run, best: TRLBest) -> None:
     expected = {1: (0.5, 1), 2: (0.5, 1), 3: (0.6, 3), 4: (0.6, 3)}
     for step, em in ((1, 0.5), (2, 0.5), (3, 0.6), (4, 0.55)):
         mark(run, step)
@@ -61,7 +62,7 @@ def test_the_first_and_every_better_one_is_kept(run: Run, best: BestPolicy) -> N
         assert kept(run, best) == (*expected[step], "abc de. " + "abcdef"[of], float(of))
 
 
-def test_one_of_a_later_step_than_this_gives_way(run: Run, best: BestPolicy) -> None:
+def test_one_of_a_later_step_than_this_gives_way(run: Run, best: TRLBest) -> None:
     """It is from before a resume; an equal step's, evaluated anew, need not."""
     mark(run, 4)
     best.offer(run.joint, 0.9, 4)
@@ -73,7 +74,7 @@ def test_one_of_a_later_step_than_this_gives_way(run: Run, best: BestPolicy) -> 
     assert kept(run, best) == (0.1, 2, "abc de. c", 2.0)
 
 
-def test_the_policy_at_hand_is_not_loaded_over(run: Run, best: BestPolicy) -> None:
+def test_the_policy_at_hand_is_not_loaded_over(run: Run, best: TRLBest) -> None:
     mark(run, 3)
     run.joint.batches = 3
     best.offer(run.joint, 0.5, 3)
@@ -88,9 +89,7 @@ def test_the_policy_at_hand_is_not_loaded_over(run: Run, best: BestPolicy) -> No
     assert float(parameter(run).flatten()[0]) == 3.0
 
 
-def test_one_from_before_hints_were_kept_has_none(
-    run: Run, best: BestPolicy, tmp_path: Path
-) -> None:
+def test_one_from_before_hints_were_kept_has_none(run: Run, best: TRLBest, tmp_path: Path) -> None:
     mark(run, 1)
     best.offer(run.joint, 0.5, 1)
     file = tmp_path / "best" / "best.json"
@@ -107,7 +106,7 @@ class Kill(BaseException):
 
 @pytest.mark.parametrize("place", ["instruction.txt", "best.json", "swap"])
 def test_a_kill_while_it_is_kept_leaves_the_old_one_or_the_new_one(
-    run: Run, best: BestPolicy, tmp_path: Path, place: str, monkeypatch: pytest.MonkeyPatch
+    run: Run, best: TRLBest, tmp_path: Path, place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mark(run, 1)
     best.offer(run.joint, 0.1, 1)
@@ -127,7 +126,7 @@ def test_a_kill_while_it_is_kept_leaves_the_old_one_or_the_new_one(
         with pytest.raises(Kill):
             best.offer(run.joint, 0.2, 2)
     assert (tmp_path / "best").exists() == (place != "swap")
-    again = BestPolicy(tmp_path / "best", tiny_tokenizer())
+    again = TRLBest(tmp_path / "best", tiny_tokenizer())
     assert run.joint.batches == 0
     again.restore(run.joint)
     assert kept(run, again)[3] == (2.0 if place == "swap" else 1.0)
@@ -138,7 +137,7 @@ def test_a_kill_while_it_is_kept_leaves_the_old_one_or_the_new_one(
 
 
 def test_what_is_forgotten_is_gone_a_staged_one_too(
-    run: Run, best: BestPolicy, tmp_path: Path
+    run: Run, best: TRLBest, tmp_path: Path
 ) -> None:
     best.offer(run.joint, 0.5, 1)
     best.forget()
@@ -151,10 +150,19 @@ def test_what_is_forgotten_is_gone_a_staged_one_too(
         best.restore(run.joint)
 
 
-def test_rank_zero_alone_writes(run: Run, best: BestPolicy, tmp_path: Path) -> None:
+def test_rank_zero_alone_writes(run: Run, best: TRLBest, tmp_path: Path) -> None:
+    """The other rank takes part where weights are gathered, and writes nothing."""
+    coordinator, gathered = run.joint.coordinator, []
+    said = [SimpleNamespace(verb="gather"), SimpleNamespace(verb="done"), None]
+
     class Second:
         rank, size = 1, 2
 
-    run.joint.coordinator.comm = Second()  # type: ignore[assignment]
-    best.offer(run.joint, 0.5, 1)
+        def broadcast(self, value: Any) -> Any:
+            return said.pop(0)
+
+    coordinator.comm = Second()  # type: ignore[assignment]
+    coordinator.gather = lambda: gathered.append("weights")
+    coordinator.on_rank_zero(lambda: best.offer(run.joint, 0.5, 1))
+    assert gathered == ["weights"]
     assert not list(tmp_path.glob("best*"))

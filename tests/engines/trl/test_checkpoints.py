@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from cotune.contracts import ConfigError
 from cotune.engines.trl.checkpoints import (
@@ -53,6 +54,51 @@ def test_a_pair_with_a_torn_or_missing_half_is_passed_over(
     if torn is not None:
         victim.write_text(torn)
     assert latest_checkpoint(tmp_path) == tmp_path / "checkpoint-4"
+
+
+def of_two_ranks(folder: Path, step: int) -> Path:
+    """A whole pair as two processes write it under DeepSpeed."""
+    trainers = whole_pair(folder, step)
+    save_state(folder, step, {"batches": step, "processes": 2})
+    (trainers / "latest").write_text(f"global_step{step}")
+    (trainers / f"global_step{step}").mkdir()
+    for rank in range(2):
+        torch.save({}, trainers / f"rng_state_{rank}.pth")
+        name = f"bf16_zero_pp_rank_{rank}_mp_rank_00_optim_states.pt"
+        torch.save({}, trainers / f"global_step{step}" / name)
+    return trainers
+
+
+@pytest.mark.parametrize(
+    "victim",
+    [None, "rng_state_1.pth", "global_step8/bf16_zero_pp_rank_1_mp_rank_00_optim_states.pt"],
+)
+@pytest.mark.parametrize("torn", [True, False])
+def test_what_the_other_processes_write_must_be_whole(
+    tmp_path: Path, victim: str | None, torn: bool
+) -> None:
+    of_two_ranks(tmp_path, 4)
+    newer = of_two_ranks(tmp_path, 8)
+    if victim is None:
+        assert latest_checkpoint(tmp_path) == newer
+        return
+    file = newer / victim
+    content = file.read_bytes()
+    file.unlink()
+    if torn:
+        file.write_bytes(content[: len(content) // 2])
+    assert latest_checkpoint(tmp_path) == tmp_path / "checkpoint-4"
+    drop_torn(tmp_path)
+    assert not newer.exists()
+
+
+@pytest.mark.parametrize("name", ["pytorch_model_fsdp_0", "optimizer_0"])
+def test_shards_without_their_metadata_are_torn(tmp_path: Path, name: str) -> None:
+    folder = whole_pair(tmp_path, 4) / name
+    folder.mkdir()
+    assert latest_checkpoint(tmp_path) is None
+    (folder / ".metadata").write_bytes(b"whole")
+    assert latest_checkpoint(tmp_path) == folder.parent
 
 
 def test_states_are_dropped_with_the_checkpoints_they_belong_to(tmp_path: Path) -> None:

@@ -44,9 +44,7 @@ REFUSED: dict[str, Any] = {
     "auto_find_batch_size": True,
     "cache_implementation": "static",
     "dataloader_in_order": False,
-    "deepspeed": "zero3.json",
     "enable_jit_checkpoint": True,
-    "fsdp": "full_shard",
     "generation_kwargs": {"suppress_tokens": [3]},
     "ignore_data_skip": True,
     "max_tool_calling_iterations": 3,
@@ -171,16 +169,6 @@ def test_what_does_not_go_together_is_refused_with_its_mend(
     assert field in message
     assert mend in message
     assert "\n" not in message
-
-
-@pytest.mark.parametrize("kind", ["FSDP", "DEEPSPEED"])
-def test_what_accelerate_launch_sets_is_refused(
-    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    args = config(tmp_path)
-    monkeypatch.setenv(f"ACCELERATE_USE_{kind}", "true")
-    with pytest.raises(ConfigError, match=rf"ACCELERATE_USE_{kind}, .*--multi_gpu"):
-        check_args(args)
 
 
 def p2o(**settings: Any) -> P2O:

@@ -13,9 +13,9 @@ from trl import GRPOTrainer
 from cotune.config import RunConfig, parse_config
 from cotune.contracts import ConfigError
 from cotune.engines.adapters import lora_config, merged, save_weights
-from cotune.engines.best import BestPolicy
 from cotune.engines.codec import HFCodec
 from cotune.engines.sampling import CachedSampler, GenerateSampler, policy_sampler
+from cotune.engines.trl.best import TRLBest
 from cotune.engines.trl.run import lost_steps
 from cotune.engines.trl.setup import Loaded, load_policy, prepare
 from cotune.engines.trl.trainer import JointTrainer
@@ -230,7 +230,7 @@ def test_the_best_adapter_is_kept_and_comes_back(tmp_path: Path) -> None:
     run = lora_run(tmp_path / "run")
     run.joint.bind(run.trainer)
     disturb(run)
-    best, kept = BestPolicy(tmp_path / "best", tiny_tokenizer()), weights(run)
+    best, kept = TRLBest(tmp_path / "best", tiny_tokenizer()), weights(run)
     best.offer(run.joint, 0.5, 3)
     names = {path.name for path in (tmp_path / "best").iterdir()}
     assert {"adapter_model.safetensors", "instruction.txt", "best.json", "tokenizer.json"} <= names

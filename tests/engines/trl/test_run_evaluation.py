@@ -8,7 +8,7 @@ import pytest
 from cotune import run_summary
 from cotune.config import RunConfig, parse_config
 from cotune.contracts import State, Strategy
-from cotune.engines.best import BestPolicy
+from cotune.engines.trl.best import TRLBest
 from cotune.engines.trl.run import Outcome, RunEvaluation
 from cotune.strategies.inspo import Inspo, InspoOptions
 from tests.engines.tiny import tiny_tokenizer
@@ -55,7 +55,7 @@ def finished(folder: Path, strategy: Strategy, **evaluation: Any) -> tuple[Run, 
     run.joint.bind(run.trainer)
     run.ledger.begin_attempt(None)
     run.joint.batches = 2
-    best = BestPolicy(run.folder.best_path, tiny_tokenizer())
+    best = TRLBest(run.folder.best_path, tiny_tokenizer())
     return run, RunEvaluation(config, run.folder, best).finish(run.joint), config
 
 

@@ -11,8 +11,8 @@ import torch
 
 from cotune.config import parse_config
 from cotune.contracts import ConfigError
-from cotune.engines.best import BestPolicy
 from cotune.engines.local_policy import load
+from cotune.engines.trl.best import TRLBest
 from cotune.engines.trl.run import train
 from cotune.engines.trl.trainer import JointTrainer
 from cotune.experiments.evaluating import EvaluationOptions, evaluate_run
@@ -148,7 +148,7 @@ def test_a_second_trainer_of_a_joint_run_is_sampled_by_its_own_vllm(
 def test_weights_that_are_put_back_are_sent(tmp_path: Path, engine: Engine) -> None:
     run = bound(tmp_path / "run", max_steps=1)
     run.ledger.begin_attempt(None)
-    best = BestPolicy(tmp_path / "best", tiny_tokenizer())
+    best = TRLBest(tmp_path / "best", tiny_tokenizer())
     tasks = Letters().tasks("train")
     before = run.joint.coordinator.evaluate(tasks, Prompt("abc de. "), "i0")
     best.offer(run.joint, 0.5, 0)

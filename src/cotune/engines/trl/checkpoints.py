@@ -1,12 +1,16 @@
 """A checkpoint is a pair: the trainer's folder and cotune's state of the same step.
 
-cotune's half is written first, atomically; the trainer writes `trainer_state.json` last. So a pair
-is whole when that file can be read and the state beside it can, too, and a kill at any moment
-leaves the pair before it untouched.
+cotune's half is written first, atomically; the trainer's first process writes `trainer_state.json`
+last. So a pair is whole when that file can be read and the state beside it can, too, and a kill at any
+moment leaves the pair before it untouched. Other processes may still be writing then, so of several
+what each of them writes is looked at, too: its random numbers' state, and its part of the optimizer
+under DeepSpeed. FSDP2's shards end with a `.metadata` that is written when all are.
 """
 
 import json
 import shutil
+import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +36,8 @@ def load_state(folder: Path, step: int) -> State | None:
 def latest_checkpoint(folder: Path) -> Path | None:
     """The newest whole pair's trainer folder, or None."""
     for step, path in sorted(_trainer_folders(folder), reverse=True):
-        if _is_whole(path) and load_state(folder, step):
+        state = load_state(folder, step)
+        if state and _is_whole(path, state):
             return path
     return None
 
@@ -43,7 +48,9 @@ def drop_torn(folder: Path) -> None:
     Only those of our own saves, which began with a state beside the folder.
     """
     for step, path in _trainer_folders(folder):
-        if not _is_whole(path) and state_path(folder, step).exists():
+        if state_path(folder, step).exists() and not _is_whole(
+            path, load_state(folder, step) or {}
+        ):
             shutil.rmtree(path)
 
 
@@ -66,8 +73,31 @@ def _trainer_folders(folder: Path) -> list[tuple[int, Path]]:
     return [(int(step), path) for step, path in numbered if step.isdigit()]
 
 
-def _is_whole(path: Path) -> bool:
-    return _read_json(path / "trainer_state.json") is not None
+def _is_whole(path: Path, state: State) -> bool:
+    if _read_json(path / "trainer_state.json") is None:
+        return False
+    # torch.save writes a zip archive, whose directory stands at its end.
+    return all(map(zipfile.is_zipfile, _of_other_processes(path, state))) and all(
+        (shards / ".metadata").is_file() for shards in _shard_folders(path)
+    )
+
+
+def _of_other_processes(path: Path, state: State) -> Iterator[Path]:
+    """What the processes besides the first have written; nothing of a run in one."""
+    if not (path / "rng_state_0.pth").is_file():
+        return  # one process, or the weights alone were saved
+    latest = path / "latest"
+    step = latest.read_text(encoding="utf-8").strip() if latest.is_file() else None
+    for rank in range(1, int(state.get("processes", 1))):
+        yield path / f"rng_state_{rank}.pth"
+        if step is not None:
+            name = f"zero_pp_rank_{rank}_mp_rank_00_optim_states.pt"
+            yield next((path / step).glob(f"*{name}"), path / step / name)
+
+
+def _shard_folders(path: Path) -> list[Path]:
+    names = ("pytorch_model_fsdp_0", "optimizer_0")
+    return [path / name for name in names if (path / name).is_dir()]
 
 
 def _read_json(path: Path) -> dict[str, Any] | None:

@@ -1,7 +1,6 @@
 """Refuses, in a line each, what would make TRL run something other than what cotune was told."""
 
 import inspect
-import os
 from typing import Any
 
 import trl
@@ -14,6 +13,7 @@ from trl.import_utils import is_vllm_available
 from cotune.contracts import ConfigError, EngineError, Strategy
 from cotune.engines.trl.fields import FIELDS
 from cotune.engines.trl.launch import check_devices
+from cotune.engines.trl.sharding import check_sharding
 from cotune.evolution.distillation import weighs
 from cotune.strategies.p2o import P2O
 
@@ -45,10 +45,11 @@ def check_args(args: GRPOConfig) -> None:
     """
     vllm = _vllm_conflicts(args) if args.use_vllm else []
     each = _refused_by_themselves(args)
-    others = (*_launch_conflicts(), *_batch_conflicts(args), *_keeping(args))
+    others = (*_batch_conflicts(args), *_keeping(args))
     for wrong, message in (*vllm, *each, *others):
         if wrong:
             raise ConfigError(message)
+    check_sharding(args)
     check_devices(args)
 
 
@@ -75,21 +76,6 @@ def _shown(value: Any) -> str:
     """A value in a line: strategies as they are written, long ones cut."""
     text = " ".join(repr(getattr(value, "value", value)).split())
     return text if len(text) <= 80 else f"{text[:79]}…"
-
-
-def _launch_conflicts() -> list[tuple[bool, str]]:
-    """What `accelerate launch` sets by the environment and not in GRPOConfig."""
-    sharding = ("FSDP", "DEEPSPEED", "MEGATRON_LM", "PARALLELISM_CONFIG")
-    names = [f"ACCELERATE_USE_{kind}" for kind in sharding]
-    found = [name for name in names if os.environ.get(name, "").lower() in ("1", "true", "yes")]
-    return [
-        (
-            bool(found),
-            f"accelerate launch set {', '.join(found)}, but ranks sample on their own from whole "
-            "weights: launch with distributed_type MULTI_GPU (accelerate launch --multi_gpu), or "
-            "with torchrun",
-        )
-    ]
 
 
 def _vllm_conflicts(args: GRPOConfig) -> list[tuple[bool, str]]:
@@ -240,11 +226,6 @@ def check_trainer(trainer: GRPOTrainer) -> None:
         raise ConfigError(
             f"peft_config is {type(model.active_peft_config).__name__}, whose virtual tokens cotune's "
             "samplers do not feed: use LoRA, or another adapter of the layers"
-        )
-    if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:
-        raise ConfigError(
-            "GRPOTrainer runs under FSDP or DeepSpeed, but ranks sample on their own from whole "
-            "weights: launch with accelerate launch --multi_gpu or with torchrun (DDP)"
         )
 
 

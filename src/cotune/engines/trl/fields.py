@@ -58,7 +58,6 @@ _VLLM = _ok("Read with `use_vllm` alone.")
 _LOSS = _ok("Passed on to the loss.")
 _ENTROPY = _ok("Passed on; rollouts without an advantage are then trained on, too.")
 _SAMPLES_ITSELF = "cotune samples by itself and would not apply it"
-_DDP = "leave it unset and start the processes with torchrun or accelerate launch --multi_gpu (DDP)"
 _WHOLE_WEIGHTS = "ranks sample on their own from whole weights"
 
 _MODEL: Mapping[str, Field] = {
@@ -67,7 +66,7 @@ _MODEL: Mapping[str, Field] = {
     "router_aux_loss_coef": _ok("Passed on; all rollouts are then trained on."),
     "disable_dropout": _ok("Passed on. Rollouts are sampled without dropout in any case."),
     "cast_lm_head_to_fp32": _ok("Passed on; rollouts are sampled with the same head."),
-    "ds3_gather_for_generation": _ok("No effect: DeepSpeed is refused."),
+    "ds3_gather_for_generation": _ok("No effect: DeepSpeed's stage 3 is refused."),
     "gradient_checkpointing": _ok("Passed on; off while sampling."),
     "bf16": _ok("Passed on; with `fp16`, rollouts are sampled under the same autocast."),
     "use_liger_kernel": _ok("Passed on; TRL keeps its layer kernels alone."),
@@ -320,16 +319,9 @@ _LOGGING: Mapping[str, Field] = {
 }
 
 _PROCESSES: Mapping[str, Field] = {
-    "deepspeed": _refused(
-        _WHOLE_WEIGHTS,
-        _DDP,
-        _unset,
-    ),
-    "fsdp": _refused(
-        _WHOLE_WEIGHTS,
-        _DDP,
-        _off,
-    ),
+    "deepspeed": _ok("ZeRO stages 1 and 2; stage 3 is refused: no process holds whole weights."),
+    "fsdp": _ok("FSDP2, which is torch's `fully_shard`; weights are gathered while sampling."),
+    "fsdp_config": _ok("Passed on; version 1 and `cpu_ram_efficient_loading` are refused."),
     "parallelism_config": _refused(_WHOLE_WEIGHTS, "set parallelism_config=None", _unset),
     "ddp_find_unused_parameters": _ok("Passed on."),
     "ddp_timeout": _ok("Passed on; the other ranks wait this long for rank 0's proposals."),

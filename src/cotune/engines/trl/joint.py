@@ -26,6 +26,7 @@ from trl import GRPOConfig, GRPOTrainer
 
 from cotune.contracts import (
     ConfigError,
+    State,
 )
 from cotune.coordinator import Coordinator, RolloutSettings, SingleProcess
 from cotune.engines.codec import HFCodec
@@ -42,6 +43,7 @@ from cotune.engines.trl.checks import (
     steps_per_batch,
 )
 from cotune.engines.trl.late_sampler import LateSampler
+from cotune.engines.trl.sharding import check_spread, gathered, spread, whole_weights
 from cotune.engines.trl.trainer import JointTrainer
 from cotune.engines.trl.truncation import was_cut
 from cotune.engines.trl.vllm_sampler import engine_context, sampling_logprobs
@@ -115,6 +117,7 @@ class TRLJoint(Joint, Bound[GRPOTrainer]):
             rewards=parts.rewards,
             comm=TorchComm() if dist.is_initialized() else SingleProcess(),
         )
+        coordinator.gather = lambda: whole_weights(self.unwrapped)
         super().__init__(parts, order, total_batches, coordinator)
         ids = [order.at(i) for i in range(total_batches * self.questions)]
         self.dataset = Dataset.from_dict({"prompt": ids})
@@ -126,6 +129,7 @@ class TRLJoint(Joint, Bound[GRPOTrainer]):
         self._pending: dict[str, float] = {}
         self.evaluated: dict[str, Trajectory] = {}
         self.splits: dict[str, str] = {}
+        self._loaded: State | None = None
 
     @property
     def state_folder(self) -> Path:
@@ -140,6 +144,8 @@ class TRLJoint(Joint, Bound[GRPOTrainer]):
             ConfigError: a trainer that would not train on what was rolled out.
         """
         check_trainer(trainer)
+        if self._loaded is not None:
+            check_spread(self._loaded, trainer)
         if not isinstance(trainer, JointTrainer):
             check_weighing(self.parts.strategy)
         # A colocated vLLM begins a group of its own where one process trains.
@@ -155,8 +161,8 @@ class TRLJoint(Joint, Bound[GRPOTrainer]):
 
     def _context_tokens(self) -> int | None:
         """What can be attended to: the policy's own limit, and that of vLLM where it is lower."""
-        with self.policy() as model:
-            context = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+        config = self.unwrapped.config.get_text_config()
+        context = getattr(config, "max_position_embeddings", None)
         if not self.trainer.use_vllm:
             return context
         distillation = self.coordinator.strategy.distillation
@@ -168,15 +174,22 @@ class TRLJoint(Joint, Bound[GRPOTrainer]):
         if self.trainer.use_vllm:
             self.trainer._last_loaded_step = -1  # as in a trainer that has sent none yet
 
+    @property
+    def unwrapped(self) -> PreTrainedModel:
+        """The current policy as it lies in this process: under FSDP2 its weights are shards."""
+        wrapped = self.trainer.model_wrapped
+        return cast(PreTrainedModel, self.trainer.accelerator.unwrap_model(wrapped))
+
     @contextmanager
     def policy(self) -> Iterator[PreTrainedModel]:
-        """The current policy, unwrapped and in evaluation mode."""
+        """The current policy, unwrapped, whole and in evaluation mode; all ranks open it together."""
         # TRL's context for generation would set gradient checkpointing anew, by other arguments.
-        model = self.trainer.accelerator.unwrap_model(self.trainer.model_wrapped)
+        model = self.unwrapped
         training = model.training
         model.eval()
         try:
-            yield cast(PreTrainedModel, model)
+            with gathered(model):
+                yield model
         finally:
             model.train(training)
 
@@ -236,6 +249,16 @@ class TRLJoint(Joint, Bound[GRPOTrainer]):
                 log_metric(name, value)
         self._pending = {}
         return list(cotune_reward)
+
+    def state_dict(self) -> State:
+        return {**super().state_dict(), **(spread(self.trainer) if self.bound else {})}
+
+    def load_state_dict(self, state: State) -> None:
+        """Raises ConfigError where another run was saved than this one, or by other processes."""
+        self._loaded = state
+        if self.bound:
+            check_spread(state, self.trainer)
+        super().load_state_dict(state)
 
     def evolve_only(self) -> None:
         """A run without training batches: what comes before the first one, under its step."""

@@ -9,16 +9,16 @@ from transformers.trainer_callback import PrinterCallback, ProgressCallback
 from cotune.config import RunConfig
 from cotune.contracts import State
 from cotune.coordinator import Journal
-from cotune.engines.adapters import load_weights
-from cotune.engines.best import BestPolicy
 from cotune.engines.codec import HFCodec
 from cotune.engines.comm import world
 from cotune.engines.evaluation import Outcome, RunEvaluation
 from cotune.engines.parts import run_parts
+from cotune.engines.trl.best import TRLBest
 from cotune.engines.trl.checkpoints import latest_checkpoint, load_state
 from cotune.engines.trl.checks import steps_per_batch
 from cotune.engines.trl.joint import Hook, TRLJoint
 from cotune.engines.trl.setup import Loaded, Setup, grpo_config, load_policy, prepare
+from cotune.engines.trl.sharding import check_spread, restore_weights
 from cotune.engines.trl.trackers import close_reports, report_scores, tensorboard_into
 from cotune.engines.trl.trainer import JointTrainer
 from cotune.llm.ledger import Ledger, policy_rollouts
@@ -41,9 +41,7 @@ def train(
         setup: what `prepare` loaded; loaded here if None.
     """
     setup = setup or prepare(config, run.checkpoints_path)
-    evaluation = RunEvaluation(
-        config, run, BestPolicy(run.best_path, setup.tokenizer), report_scores
-    )
+    evaluation = RunEvaluation(config, run, TRLBest(run.best_path, setup.tokenizer), report_scores)
     with Ledger(run.ledger_path if world().rank == 0 else ":memory:") as ledger:
         joint, trainer, budget = build_trainer(config, setup, journal, ledger, evaluation)
         # A run that was stopped after its last step is evaluated without any rollout before.
@@ -59,7 +57,8 @@ def train(
             if text := lost_steps(setup, setup.args.learning_rate):
                 journal.event("notice", 0, text=text)
         if checkpoint is not None and (state := _state_of(checkpoint)) is not None:
-            joint.check_identity(state)  # before the trainer loads weights of another shape
+            joint.check_identity(state)
+            check_spread(state, trainer)  # before the trainer loads weights of another shape
         over = checkpoint is not None and budget.spent() and went_to_its_end(joint, checkpoint)
         if not config.has_batches:
             joint.evolve_only()
@@ -104,8 +103,7 @@ def went_to_its_end(joint: TRLJoint, checkpoint: Path) -> bool:
     if state is None or not state["ended"]:
         return False
     joint.resume(state)
-    with joint.policy() as model:
-        load_weights(model, checkpoint)
+    restore_weights(joint.unwrapped, checkpoint)
     joint.weights_replaced()
     return True
 

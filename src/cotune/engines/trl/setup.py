@@ -18,6 +18,7 @@ from cotune.engines.codec import HFCodec, use_template
 from cotune.engines.local_policy import load
 from cotune.engines.trl.checks import check_args, check_trl
 from cotune.engines.trl.launch import check_launch, held_to_one_gpu
+from cotune.engines.trl.sharding import check_deepspeed
 from cotune.engines.trl.tools import check_tools
 from cotune.engines.trl.trackers import check_installed
 from cotune.policies import policy_path
@@ -161,7 +162,7 @@ def grpo_config(config: RunConfig, folder: Path) -> GRPOConfig:
     }
     try:
         args = GRPOConfig(**(values | training.engine_args))
-    except (TypeError, ValueError) as error:
+    except (KeyError, OSError, TypeError, ValueError) as error:
         raise ConfigError(f"training.engine_args: {' '.join(str(error).split())}") from error
     return held_to_one_gpu(args) if training.single_gpu else args
 
@@ -204,6 +205,8 @@ def check_engine_args(given: dict[str, Any]) -> None:
     """Raises ConfigError for what GRPOConfig does not take, and for what is not its to say."""
     check_not_ours(given)
     check_known(given, GRPOConfig)
+    if given.get("deepspeed"):
+        check_deepspeed("training.engine_args.deepspeed")
 
 
 def check_known(given: dict[str, Any], config: type) -> None:

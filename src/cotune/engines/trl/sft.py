@@ -24,12 +24,12 @@ from trl import SFTConfig, SFTTrainer
 from cotune.config import RunConfig
 from cotune.contracts import EngineError, State
 from cotune.coordinator import Coordinator, Journal, RolloutSettings
-from cotune.engines.best import BestPolicy
 from cotune.engines.codec import HFCodec
 from cotune.engines.evaluation import Outcome, RunEvaluation
 from cotune.engines.joint import Resumable
 from cotune.engines.parts import Parts, run_parts
 from cotune.engines.sampling import policy_sampler
+from cotune.engines.trl.best import TRLBest
 from cotune.engines.trl.bound import Bound, metrics_row
 from cotune.engines.trl.checkpoints import (
     drop_orphans,
@@ -135,16 +135,22 @@ class TRLSft(Resumable, Bound[SFTTrainer]):
         codec = self.coordinator.codec
         self.coordinator.sampler = policy_sampler(self.policy, codec, self._tokenizer)
 
+    @property
+    def unwrapped(self) -> PreTrainedModel:
+        """The current policy."""
+        if self._trainer is None:
+            return self._model
+        wrapped = self._trainer.model_wrapped
+        return cast(PreTrainedModel, self._trainer.accelerator.unwrap_model(wrapped))
+
     @contextmanager
     def policy(self) -> Iterator[PreTrainedModel]:
         """The current policy, unwrapped and in evaluation mode."""
-        model = self._model
-        if self._trainer is not None:
-            model = self._trainer.accelerator.unwrap_model(self._trainer.model_wrapped)
+        model = self.unwrapped
         training = model.training
         model.eval()
         try:
-            yield cast(PreTrainedModel, model)
+            yield model
         finally:
             model.train(training)
 
@@ -238,9 +244,7 @@ def train(
         setup: what `prepare` loaded; loaded here if None.
     """
     setup = setup or prepare(config, run.checkpoints_path)
-    evaluation = RunEvaluation(
-        config, run, BestPolicy(run.best_path, setup.tokenizer), report_scores
-    )
+    evaluation = RunEvaluation(config, run, TRLBest(run.best_path, setup.tokenizer), report_scores)
     with Ledger(run.ledger_path) as ledger:
         codec = HFCodec(setup.tokenizer, config.policy.template_args)
         parts = run_parts(config, setup.environment, codec, setup.rewards, journal, ledger)

@@ -19,8 +19,13 @@ class Trained(Evaluated, Protocol):
     @property
     def trainer(self) -> Trainer: ...
 
+    @property
+    def unwrapped(self) -> PreTrainedModel:
+        """The current policy as it lies in this process: under FSDP2 its weights are shards."""
+        ...
+
     def policy(self) -> AbstractContextManager[PreTrainedModel]:
-        """The current policy, unwrapped and in evaluation mode."""
+        """The current policy, unwrapped, whole and in evaluation mode."""
         ...
 
     def weights_replaced(self) -> None:

@@ -1,10 +1,9 @@
-"""What a run needs of each GPU's memory where FSDP shards its training: veRL, or TRL with FSDP2.
+"""What a run on veRL needs of each GPU's memory, where FSDP shards its training.
 
 A projection: none of these figures has been measured on a GPU. Weights, gradients, AdamW's moments and
 the reference policy are taken to be spread evenly; the rest is `cotune.memory`'s estimate of one process.
 """
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
@@ -22,21 +21,21 @@ _DEFAULTS: Mapping[str, float] = {
     "trainer.nnodes": 1,
     "actor_rollout_ref.actor.fsdp_config.fsdp_size": -1,
     f"{_ROLLOUT}.gpu_memory_utilization": 0.5,
-    f"{_ROLLOUT}.tensor_model_parallel_size": 2,
+    f"{_ROLLOUT}.tensor_model_parallel_size": 1,
 }
-"""veRL's own."""
+"""veRL's own, but for the last, which is `engines.verl.settings`'."""
 
 
 @dataclass(frozen=True)
-class ShardedMemory:
+class VerlMemory:
     """Bytes on each GPU, at most.
 
     Attributes:
         whole: what one process that held everything would need.
         shards: over how many GPUs weights, gradients, moments and reference are spread.
         units: weights that are gathered while a micro-batch is computed.
-        logits: of a micro-batch, where the trainer holds them all; 0 where it scores them in tiles.
-        share: of a GPU that the rollout engine takes; None where the policy itself samples.
+        logits: of a micro-batch; veRL holds them all.
+        share: of a GPU that the rollout engine takes.
         engine_weights: of the rollout engine, within its share.
         rollout_cache: keys and values of one rollout at its longest, within that share.
     """
@@ -45,7 +44,7 @@ class ShardedMemory:
     shards: int
     units: int
     logits: int
-    share: float | None
+    share: float
     engine_weights: int
     rollout_cache: int
 
@@ -61,30 +60,17 @@ class ShardedMemory:
     @property
     def training(self) -> int:
         """The peak while a micro-batch is trained on; a rollout engine has then given its share back."""
-        head = self.logits or self.whole.head
-        work = self.units + self.whole.activations + head
+        work = self.units + self.whole.activations + self.logits
         return self.held + self.spread(self.whole.gradients) + work
 
-    @property
-    def sampling(self) -> int | None:
-        """The peak while rollouts are sampled; None where a rollout engine samples within its share."""
-        if self.share is not None or self.whole.cache is None or self.whole.sampling_work is None:
-            return None
-        gathered = self.whole.parameters * _HALF
-        return self.held + gathered + self.whole.cache + self.whole.sampling_work
-
-    def rollouts_at_once(self, gpu: int) -> int | None:
+    def rollouts_at_once(self, gpu: int) -> int:
         """How many rollouts at their longest the engine's cache holds on a GPU of so many bytes."""
-        if self.share is None:
-            return None
         return max(0, int(self.share * gpu) - self.engine_weights) // self.rollout_cache
 
 
-def sharded_memory(config: RunConfig, shape: Shape) -> ShardedMemory | None:
-    """What a run file needs on each GPU; None where its training is not sharded."""
-    args, verl = flat(config.training.engine_args), config.training.engine == "verl"
-    if not verl and not config.training.engine_args.get("fsdp"):
-        return None
+def verl_memory(config: RunConfig, shape: Shape) -> VerlMemory:
+    """What a run file needs on each GPU."""
+    args = flat(config.training.engine_args)
     whole = memory_of(config, shape)
     layer = sum(a * b for a, b in shape.linear.values())
     limits = config.limits
@@ -92,12 +78,12 @@ def sharded_memory(config: RunConfig, shape: Shape) -> ShardedMemory | None:
     asked = {name: float(args.get(name, value)) for name, value in _DEFAULTS.items()}
     split = max(1, int(asked[f"{_ROLLOUT}.tensor_model_parallel_size"]))
     tokens = config.training.micro_batch_size * longest
-    return ShardedMemory(
+    return VerlMemory(
         whole=whole,
-        shards=_shards(asked) if verl else int(os.environ.get("WORLD_SIZE", _GPUS)),
+        shards=_shards(asked),
         units=_GATHERED * _HALF * max(layer, shape.vocabulary * shape.hidden),
-        logits=tokens * shape.vocabulary * _LOGIT if verl else 0,
-        share=asked[f"{_ROLLOUT}.gpu_memory_utilization"] if verl else None,
+        logits=tokens * shape.vocabulary * _LOGIT,
+        share=asked[f"{_ROLLOUT}.gpu_memory_utilization"],
         engine_weights=shape.parameters * _HALF // split,
         rollout_cache=longest * shape.layers * shape.key_width * 2 * _HALF // split,
     )

@@ -1,0 +1,202 @@
+"""Training that is spread over processes: DDP, FSDP2, DeepSpeed's ZeRO stages 1 and 2.
+
+Under ZeRO 1 and 2 every process holds whole weights; gradients and AdamW's moments are spread. Under
+FSDP2 the weights are, too: they are gathered for as long as rollouts are sampled, in the type that the
+forward pass computes in, and on rank 0's CPU, in their own type, where they are saved.
+"""
+
+import importlib.util
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from accelerate.utils import DistributedType
+from accelerate.utils.constants import FSDP_MODEL_NAME
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    set_model_state_dict,
+)
+from torch.distributed.fsdp import FSDPModule
+from transformers import Trainer, TrainingArguments
+
+from cotune.contracts import ConfigError, State
+from cotune.engines.adapters import load_weights, read_weights
+
+_KINDS = ("ACCELERATE_USE_MEGATRON_LM", "ACCELERATE_USE_PARALLELISM_CONFIG")
+_STAGES = (0, 1, 2)
+_NO_SHARDS = (DistributedType.NO, DistributedType.MULTI_CPU)
+
+
+def is_sharded(model: Any) -> bool:
+    """Whether a model's own weights are spread over processes (FSDP2)."""
+    return isinstance(model, FSDPModule)
+
+
+@contextmanager
+def gathered(model: Any) -> Iterator[None]:
+    """Holds a model's weights whole for forward passes; all processes enter it together.
+
+    Inside, processes may make unequally many forward passes. The weights are not to be written to.
+    """
+    groups = [module for module in model.modules() if isinstance(module, FSDPModule)]
+    # Each keeps whether it frees its weights after a forward pass; torch has a setter alone.
+    kept = [_after_forward(module) for module in groups]
+    for module in groups:
+        module.set_reshard_after_forward(False, recurse=False)
+        module.unshard()
+    try:
+        yield
+    finally:
+        for module, meshes in zip(groups, kept, strict=True):
+            for group, mesh in zip(_parameter_groups(module), meshes, strict=True):
+                group.post_forward_mesh_info = mesh
+            module.reshard()
+
+
+def _parameter_groups(module: FSDPModule) -> list[Any]:
+    return list(module._get_fsdp_state()._fsdp_param_groups)
+
+
+def _after_forward(module: FSDPModule) -> list[Any]:
+    return [group.post_forward_mesh_info for group in _parameter_groups(module)]
+
+
+def whole_weights(model: Any) -> dict[str, Any] | None:
+    """A sharded model's trained weights on the CPU, by name; all processes ask together.
+
+    Returns:
+        The weights on rank 0 and nothing on the others; None of a model that is whole everywhere.
+    """
+    if not is_sharded(model):
+        return None
+    options = StateDictOptions(
+        full_state_dict=True, cpu_offload=True, ignore_frozen_params=hasattr(model, "peft_config")
+    )
+    weights = get_model_state_dict(model, options=options)
+    # Tied weights once, as a whole model's are saved.
+    tied = {n for n, _ in model.named_parameters(remove_duplicate=False)}
+    tied -= {n for n, _ in model.named_parameters()}
+    return {name: weight for name, weight in weights.items() if name not in tied}
+
+
+def restore_weights(model: Any, folder: Path) -> None:
+    """Puts a policy's saved weights, or a checkpoint's, into it; all processes call it together."""
+    if not is_sharded(model):
+        if (shards := folder / f"{FSDP_MODEL_NAME}_0").is_dir():
+            _load_shards(model, shards)
+        else:
+            load_weights(model, folder)
+        return
+    weights = read_weights(model, folder) if dist.get_rank() == 0 else {}
+    options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True, strict=False)
+    set_model_state_dict(model, weights, options=options)
+
+
+def _load_shards(model: Any, folder: Path) -> None:
+    """A checkpoint of FSDP2 with state_dict_type SHARDED_STATE_DICT, put together."""
+    weights = model.state_dict()  # read into, in place
+    dcp.load({"model": weights}, storage_reader=dcp.FileSystemReader(folder))
+
+
+def sharding_of(trainer: Trainer) -> str:
+    """How a trainer spreads its training: none, fsdp2, zero1 or zero2; DDP is none, too."""
+    state = trainer.accelerator.state
+    if (fsdp := getattr(state, "fsdp_plugin", None)) is not None:
+        return f"fsdp{fsdp.fsdp_version}"
+    if (deepspeed := getattr(state, "deepspeed_plugin", None)) is not None:
+        return f"zero{deepspeed.zero_stage}"
+    return "none"
+
+
+def check_deepspeed(why: str) -> None:
+    """Raises ConfigError unless DeepSpeed is installed; `why` says what asks for it."""
+    if importlib.util.find_spec("deepspeed") is None:
+        raise ConfigError(
+            f"{why} needs DeepSpeed, which is not installed: pip install 'cotune[deepspeed]'"
+        )
+
+
+def check_sharding(args: TrainingArguments) -> None:
+    """Raises ConfigError for a way to spread training that a joint run cannot use.
+
+    Read are the arguments and what `accelerate launch` has set in the environment.
+    """
+    found = [name for name in _KINDS if _is_set(name)]
+    if found:
+        raise ConfigError(
+            f"accelerate launch set {', '.join(found)}, but ranks sample on their own from whole "
+            "weights: launch with distributed_type MULTI_GPU, FSDP or DEEPSPEED, or with torchrun"
+        )
+    plugin: Any = args.deepspeed_plugin
+    if plugin is not None and plugin.zero_stage not in _STAGES:
+        raise ConfigError(
+            f"DeepSpeed's zero_optimization.stage is {plugin.zero_stage}; expected 1 or 2: of stage 3 no "
+            "process holds whole weights to sample from; set 2, or use FSDP2 (fsdp: true)"
+        )
+    if (version := _fsdp_version(args)) not in (None, 2):
+        raise ConfigError(
+            f"FSDP's version is {version}; expected 2, which is torch's fully_shard: set "
+            "fsdp_config.version: 2, of an accelerate configuration fsdp_version: 2"
+        )
+    state: Any = args.distributed_state
+    if version and state.distributed_type in _NO_SHARDS:
+        raise ConfigError(
+            "fsdp spreads weights over GPUs, one a process, and accelerate would pass it over in silence "
+            "on a CPU or in one process: start one process a GPU (torchrun --nproc_per_node 8), or "
+            "remove it"
+        )
+    if version and _efficient_loading(args):
+        raise ConfigError(
+            "FSDP's cpu_ram_efficient_loading is on, but every process restores weights by itself; set "
+            "fsdp_config.cpu_ram_efficient_loading: false, of an accelerate configuration "
+            "fsdp_cpu_ram_efficient_loading: false"
+        )
+
+
+def _fsdp_version(args: TrainingArguments) -> int | None:
+    if args.fsdp_plugin_args is not None:
+        return int(args.fsdp_plugin_args["fsdp_version"])
+    if _is_set("ACCELERATE_USE_FSDP"):
+        return int(os.environ.get("FSDP_VERSION", "1"))
+    return None
+
+
+def _efficient_loading(args: TrainingArguments) -> bool:
+    if args.fsdp_plugin_args is not None:
+        return bool(args.fsdp_plugin_args.get("cpu_ram_efficient_loading"))
+    return _is_set("FSDP_CPU_RAM_EFFICIENT_LOADING")
+
+
+def _is_set(name: str) -> bool:
+    return os.environ.get(name, "").lower() in ("1", "true", "yes")
+
+
+def spread(trainer: Trainer) -> State:
+    """What a checkpoint's other half is laid out for: kept with it, so that a resume can compare."""
+    processes = dist.get_world_size() if dist.is_initialized() else 1
+    return {"sharding": sharding_of(trainer), "processes": processes}
+
+
+def check_spread(saved: State, trainer: Trainer) -> None:
+    """Raises ConfigError where a checkpoint's optimizer could not be read as training is spread now.
+
+    The trainer would begin with a new optimizer, and say nothing.
+    """
+    # A state of before processes were kept is of DDP or of one process.
+    was, now = saved.get("sharding", "none"), sharding_of(trainer)
+    if was != now:
+        raise ConfigError(
+            f"training.engine_args: the saved run was trained with sharding {was}, this one with {now}, "
+            "which cannot read its optimizer; set fsdp or deepspeed as it was"
+        )
+    processes = spread(trainer)["processes"]
+    if was.startswith("zero") and saved["processes"] != processes:
+        raise ConfigError(
+            f"the saved run was trained by {saved['processes']} processes, and DeepSpeed's checkpoint "
+            f"can be resumed by as many alone, not by {processes}; start as many"
+        )
