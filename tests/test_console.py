@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from cotune.console import RunJournal, describe_event, one_line, printable, score_table
-from cotune.coordinator import Journal, SilentJournal
 from cotune.experiments.evaluate import Score
+from cotune.journal import Journal, SilentJournal
 from cotune.records import Assignment, Prompt
 from cotune.run_dir import RunDir
 from tests.helpers import make_tasks, make_trajectory

@@ -10,12 +10,7 @@ import pytest
 
 from cotune.batch_metrics import trajectory_metrics
 from cotune.contracts import LLM, EngineError, Recorder, Rewards, Rollout, State
-from cotune.coordinator import (
-    Coordinator,
-    RolloutSettings,
-    SingleProcess,
-    stable_seed,
-)
+from cotune.coordinator import Coordinator, RolloutSettings, SingleProcess, stable_seed
 from cotune.evolution_log import EvolutionLog
 from cotune.records import (
     Action,

@@ -16,10 +16,10 @@ from cotune.build import build_llm, describe_llm
 from cotune.config import RunConfig, dump_config, load_config, parse_config
 from cotune.console import RunJournal, one_line, score_table
 from cotune.contracts import ConfigError, Environment, Stopped
-from cotune.coordinator import Journal, SilentJournal
 from cotune.engine_packages import check_engine
 from cotune.environments.math import MathOptions
 from cotune.environments.math_data import hub_name
+from cotune.journal import Journal, SilentJournal
 from cotune.json_files import write_atomic
 from cotune.llm.client import OpenAIOptions
 from cotune.llm.ledger import Ledger

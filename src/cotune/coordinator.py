@@ -7,9 +7,9 @@ sent, until rank 0 says that the batch is complete or that it failed.
 import hashlib
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 
 from cotune.batch_metrics import trajectory_metrics
 from cotune.contracts import (
@@ -25,60 +25,12 @@ from cotune.contracts import (
     Strategy,
 )
 from cotune.episode import new_episodes, run_episodes
-from cotune.evolution_log import Entries, EvolutionLog, LoggedPhase
+from cotune.evolution_log import EvolutionLog, LoggedPhase
+from cotune.journal import Journal, Meter
 from cotune.records import Assignment, Limits, Progress, Prompt, Purpose, Sampling, Task, Trajectory
 from cotune.resampling import Resampling, resampled
 
 STATE_SCHEMA = 1
-
-
-class Journal(Protocol):
-    """Where a run is written down (`cotune.run_dir.RunDir` is one)."""
-
-    def event(self, kind: str, step: int, /, **fields: object) -> None: ...
-
-    def metrics(self, step: int, values: Mapping[str, float]) -> None: ...
-
-    def trajectories(self, step: int, purpose: str, trajectories: Sequence[Trajectory]) -> None: ...
-
-    def cut_back(self, step: int) -> None:
-        """Forgets everything after a step: a resumed run writes it anew."""
-        ...
-
-    def evolution_log(self, step: int) -> EvolutionLog:
-        """The log of the evolution before a step's rollouts, to be gone on with after a kill."""
-        ...
-
-
-class SilentJournal:
-    """Writes and shows nothing: of the processes that only serve the first one, or where none is kept."""
-
-    def event(self, kind: str, step: int, /, **fields: object) -> None:
-        pass
-
-    def metrics(self, step: int, values: Mapping[str, float]) -> None:
-        pass
-
-    def trajectories(self, step: int, purpose: str, trajectories: Sequence[Trajectory]) -> None:
-        pass
-
-    def cut_back(self, step: int) -> None:
-        pass
-
-    def evolution_log(self, step: int) -> EvolutionLog:
-        return EvolutionLog()
-
-
-class Meter(Entries, Protocol):
-    """Where rollouts are counted (`cotune.llm.ledger.Ledger` is one)."""
-
-    def begin_attempt(self, resumed_from: int | None) -> int: ...
-
-    def set_step(self, step: int) -> None: ...
-
-    def add_rollouts(
-        self, purpose: Purpose, rollouts: int, generated_tokens: int, seconds: float = 0.0
-    ) -> None: ...
 
 
 class SingleProcess:

@@ -12,8 +12,8 @@ from cotune.commands import prepare
 from cotune.config import WITHOUT_LLM, RunConfig, dump_config, load_config
 from cotune.console import RunJournal
 from cotune.contracts import ConfigError, Stopped
-from cotune.coordinator import SilentJournal
 from cotune.experiments.report import duration
+from cotune.journal import SilentJournal
 from cotune.llm.client import OpenAIOptions
 from cotune.measuring import Measured, Projection, project
 from cotune.planning import Plan, plan_run

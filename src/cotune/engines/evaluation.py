@@ -7,9 +7,10 @@ from typing import Any, Protocol
 from cotune.build import initial_instruction
 from cotune.config import RunConfig
 from cotune.contracts import Environment, Rewards
-from cotune.coordinator import Coordinator, Journal
+from cotune.coordinator import Coordinator
 from cotune.evolution.population import Best
 from cotune.experiments.evaluate import EXACT_MATCH, Score, measure_of, score_trajectories
+from cotune.journal import Journal
 from cotune.records import Prompt, Trajectory
 from cotune.run_dir import RunDir
 from cotune.strategies.inspo import Inspo

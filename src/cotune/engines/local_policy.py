@@ -10,7 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
 from cotune.contracts import ConfigError, Environment, Rewards
-from cotune.coordinator import Coordinator, RolloutSettings, SilentJournal
+from cotune.coordinator import Coordinator, RolloutSettings
 from cotune.engine_packages import installed
 from cotune.engines.adapters import (
     adapter_base,
@@ -22,6 +22,7 @@ from cotune.engines.adapters import (
 from cotune.engines.codec import HFCodec, use_template
 from cotune.engines.sampling import policy_sampler
 from cotune.exporting.chat_template import own_templates
+from cotune.journal import SilentJournal
 from cotune.llm.client import NoLLM
 from cotune.records import Purpose
 from cotune.strategies.static import StaticStrategy

@@ -7,8 +7,8 @@ from cotune.build import build_llm, build_strategy
 from cotune.changes import changeable, identity, renewed
 from cotune.config import RunConfig
 from cotune.contracts import LLM, Environment, Rewards, Strategy
-from cotune.coordinator import Journal, Meter
 from cotune.engines.codec import HFCodec
+from cotune.journal import Journal, Meter
 from cotune.llm.ledger import Ledger
 from cotune.records import Limits
 

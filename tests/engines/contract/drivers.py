@@ -9,10 +9,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from cotune.build import build_environment, build_strategy
 from cotune.contracts import Environment, Strategy
-from cotune.coordinator import Coordinator, RolloutSettings, SilentJournal
+from cotune.coordinator import Coordinator, RolloutSettings
 from cotune.engines.codec import HFCodec
 from cotune.engines.trl.trainer import JointTrainer
 from cotune.evolution.distillation import batch_weights
+from cotune.journal import SilentJournal
 from cotune.llm.ledger import Ledger
 from cotune.loop import LoopSettings, completion_logprobs, group_advantages, train
 from cotune.policies import policy_path

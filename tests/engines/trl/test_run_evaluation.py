@@ -10,6 +10,7 @@ from cotune.config import RunConfig, parse_config
 from cotune.contracts import State, Strategy
 from cotune.engines.trl.best import TRLBest
 from cotune.engines.trl.run import Outcome, RunEvaluation
+from cotune.engines.trl.trackers import report_scores
 from cotune.strategies.inspo import Inspo, InspoOptions
 from tests.engines.tiny import tiny_tokenizer
 from tests.engines.trl.setup import HINT, Counting, Run, start
@@ -56,7 +57,7 @@ def finished(folder: Path, strategy: Strategy, **evaluation: Any) -> tuple[Run, 
     run.ledger.begin_attempt(None)
     run.joint.batches = 2
     best = TRLBest(run.folder.best_path, tiny_tokenizer())
-    return run, RunEvaluation(config, run.folder, best).finish(run.joint), config
+    return run, RunEvaluation(config, run.folder, best, report_scores).finish(run.joint), config
 
 
 @pytest.mark.parametrize(

@@ -9,12 +9,12 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from transformers.trainer_utils import SaveStrategy
 
 from cotune.config import RunConfig
-from cotune.coordinator import Journal
 from cotune.engines.comm import world
 from cotune.engines.trl.checks import steps_per_batch
 from cotune.engines.trl.joint import TRLJoint
 from cotune.engines.trl.run import build_trainer
 from cotune.engines.trl.setup import Setup
+from cotune.journal import Journal
 from cotune.llm.ledger import Ledger
 from cotune.measuring import Measured, MeasuredStep
 from cotune.run_dir import RunDir

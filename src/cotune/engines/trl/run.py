@@ -8,7 +8,6 @@ from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
 from cotune.config import RunConfig
 from cotune.contracts import State
-from cotune.coordinator import Journal
 from cotune.engines.codec import HFCodec
 from cotune.engines.comm import world
 from cotune.engines.evaluation import Outcome, RunEvaluation
@@ -21,6 +20,7 @@ from cotune.engines.trl.setup import Loaded, Setup, grpo_config, load_policy, pr
 from cotune.engines.trl.sharding import check_spread, restore_weights
 from cotune.engines.trl.trackers import close_reports, report_scores, tensorboard_into
 from cotune.engines.trl.trainer import JointTrainer
+from cotune.journal import Journal
 from cotune.llm.ledger import Ledger, policy_rollouts
 from cotune.memory import rounding_notice
 from cotune.run_dir import RunDir

@@ -23,7 +23,7 @@ from trl import SFTConfig, SFTTrainer
 
 from cotune.config import RunConfig
 from cotune.contracts import EngineError, State
-from cotune.coordinator import Coordinator, Journal, RolloutSettings
+from cotune.coordinator import Coordinator, RolloutSettings
 from cotune.engines.codec import HFCodec
 from cotune.engines.evaluation import Outcome, RunEvaluation
 from cotune.engines.joint import Resumable
@@ -52,6 +52,7 @@ from cotune.engines.trl.sft_rows import (
     rollout_rows,
 )
 from cotune.engines.trl.trackers import close_reports, report_scores, tensorboard_into
+from cotune.journal import Journal
 from cotune.llm.ledger import Ledger
 from cotune.planning import accumulation
 from cotune.run_dir import RunDir

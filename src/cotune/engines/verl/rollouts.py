@@ -1,6 +1,6 @@
 """Assignments to the agent loops, and trajectories back, over veRL's TransferQueue."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 from uuid import uuid4
@@ -73,9 +73,9 @@ class Manager(AgentLoopManagerTQ):
             self.batch = Batch({uid: group for group, uid in enumerate(uids)}, assignments)
             groups = [assignments[i : i + size] for i in range(0, len(assignments), size)]
             texts = [assignments_text(group) for group in groups]
-            prompts[ASSIGNMENTS] = NonTensorStack(*texts)
-            prompts[SAMPLING] = NonTensorStack(*[sampling_text(sampling)] * len(prompts))
-            prompts[ROW] = NonTensorStack(*range(0, len(assignments), size))
+            prompts[ASSIGNMENTS] = _stack(texts)
+            prompts[SAMPLING] = _stack([sampling_text(sampling)] * len(prompts))
+            prompts[ROW] = _stack(range(0, len(assignments), size))
         super().generate_sequences(prompts)
 
     def trained_rollouts(self) -> list[Trajectory]:
@@ -146,7 +146,7 @@ def _results(partition: str, keys: Sequence[str]) -> dict[str, str]:
     if not keys:
         return {}
     found = tq.kv_batch_get(keys=list(keys), partition_id=partition, select_fields=["extra_fields"])
-    fields = [getattr(value, "data", value) for value in found["extra_fields"]]
+    fields: list[Any] = [getattr(value, "data", value) for value in found["extra_fields"]]
     return {key: value[RESULT] for key, value in zip(keys, fields, strict=True)}
 
 
@@ -173,6 +173,12 @@ def _raised(name: str, message: str) -> Exception:
     if isinstance(kind, type) and issubclass(kind, contracts.CotuneError):
         return kind(message)
     return EngineError(f"a rollout failed: {name}: {message}")
+
+
+def _stack(values: Iterable[Any]) -> Any:
+    """A column without tensors."""
+    stack: Any = NonTensorStack  # abstract to a type checker
+    return stack(*values)
 
 
 def _column(prompts: TensorDict, name: str) -> list[Any]:

@@ -200,7 +200,8 @@ def _run(
         joint = VerlJoint(parts, worker, evaluation)
         state = _begin(joint, journal, evaluation, checkpoint, bool(ours.resume), config)
         _budget(joint, ledger, config)
-        trainer = JointTrainer(config=found)
+        made: Any = JointTrainer  # veRL registers its base by a decorator that hides the type
+        trainer: JointTrainer = made(config=found)
         trainer.joint = joint
         try:
             trainer.init()

@@ -8,7 +8,7 @@ from pathlib import Path
 from transformers import PreTrainedTokenizerFast
 
 from cotune.environments.geo_world import GeoWorld
-from cotune.environments.search import PROMPT_FORMAT
+from cotune.environments.tag_protocol import PROMPT_FORMAT
 from cotune.policies.fitting import (
     FitPhase,
     FitRecipe,
