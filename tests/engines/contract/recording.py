@@ -130,22 +130,28 @@ class _NotedLLM:
         return self.llm.complete(prompt)
 
 
-def differences(one: Recording, other: Recording) -> list[str]:
-    """Where two recordings differ, by path; numbers are compared to rounding of float32."""
+def differences(one: Recording, other: Recording, rel_tol: float = 1e-4) -> list[str]:
+    """Where two recordings differ, by path; numbers are compared to rounding of float32.
+
+    Args:
+        one, other: updates are compared where both have them.
+        rel_tol: by how much a number may be off, relative to the greater one.
+    """
     both = (one, other)
     if one.updates is None or other.updates is None:
         both = (replace(one, updates=None), replace(other, updates=None))
-    return _differences("", *(json.loads(json.dumps(asdict(recording))) for recording in both))
+    a, b = (json.loads(json.dumps(asdict(recording))) for recording in both)
+    return _differences("", a, b, rel_tol)
 
 
-def _differences(path: str, one: Any, other: Any) -> list[str]:
+def _differences(path: str, one: Any, other: Any, tol: float) -> list[str]:
     if isinstance(one, Mapping) and isinstance(other, Mapping) and one.keys() == other.keys():
-        return [d for key in one for d in _differences(f"{path}.{key}", one[key], other[key])]
+        return [d for key in one for d in _differences(f"{path}.{key}", one[key], other[key], tol)]
     if isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
         pairs = enumerate(zip(one, other, strict=True))
-        return [d for i, (a, b) in pairs for d in _differences(f"{path}[{i}]", a, b)]
+        return [d for i, (a, b) in pairs for d in _differences(f"{path}[{i}]", a, b, tol)]
     if isinstance(one, float) and isinstance(other, float):
-        same = isclose(one, other, rel_tol=1e-4, abs_tol=1e-5)
+        same = isclose(one, other, rel_tol=tol, abs_tol=1e-5)
     else:
         same = one == other
     return [] if same else [f"{path}: {str(one)[:80]!r} is not {str(other)[:80]!r}"]

@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
-from tests.engines.contract.drivers import LoopDriver, TRLDriver
+from tests.engines.contract.checks import check_that_it_tells
+from tests.engines.contract.loop_driver import LoopDriver
 from tests.engines.contract.recording import Recording, differences
-from tests.engines.contract.script import ONE_AT_A_TIME, PLAN, STRATEGIES, Script, script
+from tests.engines.contract.script import STRATEGIES, Script, script
+from tests.engines.contract.trl_driver import TRLDriver
 
 
 @pytest.mark.parametrize(
@@ -24,37 +26,6 @@ def test_trl_does_what_the_loop_does(kind: str, tmp_path: Path) -> None:
     trl = TRLDriver(tmp_path).run(Script.from_json(told.to_json()))
     assert trl.updates is not None
     assert differences(loop, trl) == []
-
-
-def check_that_it_tells(kind: str, told: Script, run: Recording) -> None:
-    """What the script is meant to bring about came about: equality of nothing would be no evidence."""
-    assert [row["progress"]["epoch"] for row in run.steps] == [0, 0, 1, 1, 2]
-    rows = told.questions * told.group_size
-    assert [len(row["assignments"]) for row in run.steps] == [rows] * told.steps
-    rewards = [t["reward"] for row in run.steps for t in row["trajectories"]]
-    assert 0.1 < sum(rewards) / len(rewards) < 0.9
-    assert run.updates is not None
-    updated = [row for step in run.updates for row in step]
-    assert any(0 in row["mask"][:-1] for row in updated)  # with observations
-    assert any(row["advantages"][0] for row in updated)
-    events = [kind for row in run.steps for kind, _ in row["events"]]
-    last = run.steps[-1]
-    instructions = {a["sampled"]["instruction"] for row in run.steps for a in row["assignments"]}
-    hints = {a["sampled"]["hint"] for row in run.steps for a in row["assignments"]}
-    if "inspo" in kind:
-        assert len(instructions) > 3
-        assert ONE_AT_A_TIME in last["best"]["instruction"]
-        assert {"instruction_rejected", "instruction_pruned", "evolution"} <= set(events)
-        assert [call["purpose"] for row in run.steps for call in row["rollouts"]].count("verify")
-    else:
-        assert len(instructions) == 1
-    if "p2o" in kind:
-        assert any(PLAN in hint for hint in hints)
-        assert events.count("hint_phase_ended") == 2
-        weighed = [row["advantages"] for row in updated]
-        assert any(len(set(a)) == 2 and 0.0 in a for a in weighed)  # some tokens are left out
-    else:
-        assert hints == {""}
 
 
 @pytest.fixture(scope="module")

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -71,13 +72,13 @@ def run_file(
     return path
 
 
-def start(*arguments: object) -> subprocess.Popen[str]:
-    """`cotune …` in a process group of its own."""
-    # Ray gives its workers a low priority, which tests beside them would starve.
-    variables = environment() | {"RAY_worker_niceness": "0"}
+def start(
+    *arguments: object, variables: Mapping[str, str] | None = None
+) -> subprocess.Popen[str]:
+    """`cotune …` in a process group of its own, with further environment variables."""
     return subprocess.Popen(
         [sys.executable, "-m", "cotune", *map(str, arguments)],
-        env=variables,
+        env=environment() | dict(variables or {}),
         cwd=REPOSITORY,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -86,9 +87,9 @@ def start(*arguments: object) -> subprocess.Popen[str]:
     )
 
 
-def cotune(*arguments: object) -> str:
+def cotune(*arguments: object, variables: Mapping[str, str] | None = None) -> str:
     """Runs `cotune …` to its end; returns what it printed. Fails with all of it."""
-    process = start(*arguments)
+    process = start(*arguments, variables=variables)
     out, err = process.communicate()
     assert process.returncode == 0, f"status {process.returncode}\n{out[-4000:]}\n{err[-6000:]}"
     return out

@@ -1,5 +1,6 @@
 """veRL's agent loop: one `Episode`, awaited turn by turn."""
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -41,7 +42,9 @@ def _calls(worker: Worker) -> Calls:
         own = [score(trajectory, environment) for trajectory in trajectories]
         return own if rewards is None else rewards(own, environment)
 
-    return Calls(Together(environment.respond), Together(scored))
+    # One thread for both: an environment may keep state that its scores read.
+    thread = ThreadPoolExecutor(1, thread_name_prefix="cotune")
+    return Calls(Together(environment.respond, thread), Together(scored, thread))
 
 
 class EpisodeLoop(AgentLoopBase):
@@ -71,9 +74,9 @@ class EpisodeLoop(AgentLoopBase):
             sampling = sampling_from(row[SAMPLING])
             number = int(row[ROW]) + session
             trajectory = await self._episode(worker, assignment, sampling, number, sent)
+            return _output(trajectory, sent, bool(self.rollout_config.calculate_log_probs))
         except Exception as error:  # noqa: BLE001 - it ends the run in the trainer's process
             return _failed(error)
-        return _output(trajectory, sent, bool(self.rollout_config.calculate_log_probs))
 
     async def _episode(
         self,

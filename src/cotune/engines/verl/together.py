@@ -5,22 +5,30 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from cotune.contracts import EngineError
+
 
 class Together:
     """Awaitable calls of a function that takes and returns lists.
 
-    While one call runs in a thread of its own, what is asked for gathers; the next call takes all of
+    While one call runs in a thread, what is asked for gathers; the next call takes all of
     it. So the function is never called twice at a time, however many episodes there are.
 
     Args:
         function: items to results, one each, in order.
+        thread: where it is called, of a single worker; functions that share it are never called at
+            the same time. One of its own by default.
     """
 
-    def __init__(self, function: Callable[[Sequence[Any]], Sequence[Any]]) -> None:
+    def __init__(
+        self,
+        function: Callable[[Sequence[Any]], Sequence[Any]],
+        thread: ThreadPoolExecutor | None = None,
+    ) -> None:
         self._function = function
         self._waiting: list[tuple[Any, asyncio.Future[Any]]] = []
         self._running: asyncio.Task[None] | None = None
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="cotune")
+        self._thread = thread or ThreadPoolExecutor(1, thread_name_prefix="cotune")
 
     async def __call__(self, item: Any) -> Any:
         """Its result; raises what the call that took it raised."""
@@ -35,17 +43,30 @@ class Together:
         await asyncio.sleep(0)
         while self._waiting:
             taken, self._waiting = self._waiting, []
-            try:
-                results = await asyncio.get_running_loop().run_in_executor(
-                    self._thread, self._function, [item for item, _ in taken]
-                )
-                pairs = list(zip(taken, results, strict=True))
-            except Exception as error:  # noqa: BLE001 - raised again by who awaits
-                for _, answer in taken:
-                    if not answer.done():
-                        answer.set_exception(error)
-                continue
-            for (_, answer), result in pairs:
-                if not answer.done():
-                    answer.set_result(result)
+            results, error = await asyncio.get_running_loop().run_in_executor(
+                self._thread, self._outcome, [item for item, _ in taken]
+            )
+            for number, (_, answer) in enumerate(taken):
+                if answer.done():
+                    continue
+                if error is None:
+                    answer.set_result(results[number])
+                else:
+                    answer.set_exception(error)
         self._running = None
+
+    def _outcome(self, items: list[Any]) -> tuple[Sequence[Any], Exception | None]:
+        """The results, or what the call raised: as an exception that a future takes."""
+        try:
+            results = self._function(items)
+        # A future takes no StopIteration, and SystemExit would end the whole process: who awaits
+        # would wait forever.
+        except (StopIteration, SystemExit) as error:
+            return (), EngineError(f"an environment raised {type(error).__name__}: {error}")
+        except Exception as error:  # noqa: BLE001 - raised again by who awaits
+            return (), error
+        if len(results) != len(items):
+            return (), EngineError(
+                f"asked for {len(items)} results, an environment or its rewards gave {len(results)}"
+            )
+        return results, None

@@ -6,7 +6,8 @@ yields under a seed depends neither on the others nor on their order.
 
 import asyncio
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from importlib import import_module
 from typing import Any
 
 import ray
@@ -15,6 +16,15 @@ from verl.workers.rollout.base import BaseRollout
 from verl.workers.rollout.replica import RolloutReplica, TokenOutput
 
 from tests.engines.verl.cpu.generation import respond
+
+
+RESPOND = "HF_CPU_RESPOND"
+"""An environment variable: what responds in place of `generation.respond`, as module:function."""
+
+
+def _responding() -> Callable[..., tuple[list[int], list[float]]]:
+    module, _, name = os.environ.get(RESPOND, "").partition(":")
+    return getattr(import_module(module), name) if module else respond
 
 
 def _server_name(replica_rank: int) -> str:
@@ -80,6 +90,7 @@ class HFServer:
         model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
         self._model: Any = model.eval()
         self._tokenizer = AutoTokenizer.from_pretrained(path)
+        self._respond = _responding()
         self._config = config
         self._random = torch.Generator().manual_seed(seed)
         self._one_at_a_time = asyncio.Lock()
@@ -112,7 +123,13 @@ class HFServer:
         async with self._one_at_a_time:
             steps = self._global_steps
             ids, logprobs = await asyncio.to_thread(
-                respond, self._model, self._tokenizer, prompt, sampling_params, limit, self._random
+                self._respond,
+                self._model,
+                self._tokenizer,
+                prompt,
+                sampling_params,
+                limit,
+                self._random,
             )
         return TokenOutput(
             token_ids=ids,

@@ -1,4 +1,4 @@
-"""The engines that this environment has, behind `Driver`."""
+"""The reference loop behind `Driver`."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +11,6 @@ from cotune.build import build_environment, build_strategy
 from cotune.contracts import Environment, Strategy
 from cotune.coordinator import Coordinator, RolloutSettings
 from cotune.engines.codec import HFCodec
-from cotune.engines.trl.trainer import JointTrainer
 from cotune.evolution.distillation import batch_weights
 from cotune.journal import SilentJournal
 from cotune.llm.ledger import Ledger
@@ -21,7 +20,6 @@ from cotune.records import Trajectory
 from cotune.task_order import TaskOrder
 from tests.engines.contract.recording import Recording, Row, update_row, watch
 from tests.engines.contract.script import POLICY, Script
-from tests.engines.trl.setup import start
 
 
 def built(script: Script, codec: HFCodec) -> tuple[Environment, Strategy]:
@@ -93,61 +91,3 @@ def _loop_rows(
         update_row(t.prompt_ids, t.completion_ids, t.mask, (float(a) * w[: len(t.mask)]).tolist())
         for t, a, w in zip(trajectories, advantages, weights, strict=True)
     ]
-
-
-@dataclass(frozen=True)
-class TRLDriver:
-    """TRL's GRPOTrainer."""
-
-    folder: Path
-
-    def run(self, script: Script) -> Recording:
-        updates: list[list[Row]] = []
-
-        class Watched(JointTrainer):
-            def _generate_and_score_completions(self, inputs: Any) -> Any:
-                output = super()._generate_and_score_completions(inputs)
-                updates.append(_trl_rows(output))
-                return output
-
-        path = policy_path(POLICY)
-        tokenizer = AutoTokenizer.from_pretrained(path)
-        codec, lines = HFCodec(tokenizer), self.folder / "trl.jsonl"
-        environment, strategy = built(script, codec)
-        watch(strategy, lines)
-        run = start(
-            self.folder,
-            strategy,
-            environment,
-            (AutoModelForCausalLM.from_pretrained(path), tokenizer),
-            script.limits,
-            Watched,
-            llm=script.optimizer(),
-            seed=script.seed,
-            max_steps=script.steps,
-            num_generations=script.group_size,
-            per_device_train_batch_size=script.questions * script.group_size,
-            max_completion_length=script.limits.trajectory_tokens,
-            learning_rate=script.learning_rate,
-        )
-        run.joint.coordinator.sampler = script.sampler(codec)
-        run.trainer.train()
-        run.ledger.close()
-        return Recording.read(lines, updates)
-
-
-def _trl_rows(output: dict[str, Any]) -> list[Row]:
-    rows: list[Row] = []
-    for i, advantage in enumerate(output["advantages"]):
-        written = output["completion_mask"][i] == 1
-        prompt = output["prompt_ids"][i][output["prompt_mask"][i] == 1]
-        by_token = advantage.expand(len(written))[written]
-        rows.append(
-            update_row(
-                prompt.tolist(),
-                output["completion_ids"][i][written].tolist(),
-                output["tool_mask"][i][written].tolist(),
-                by_token.tolist(),
-            )
-        )
-    return rows

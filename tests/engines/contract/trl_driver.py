@@ -1,0 +1,73 @@
+"""TRL behind `Driver`."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from cotune.engines.codec import HFCodec
+from cotune.engines.trl.trainer import JointTrainer
+from cotune.policies import policy_path
+from tests.engines.contract.loop_driver import built
+from tests.engines.contract.recording import Recording, Row, update_row, watch
+from tests.engines.contract.script import POLICY, Script
+from tests.engines.trl.setup import start
+
+
+@dataclass(frozen=True)
+class TRLDriver:
+    """TRL's GRPOTrainer."""
+
+    folder: Path
+
+    def run(self, script: Script) -> Recording:
+        updates: list[list[Row]] = []
+
+        class Watched(JointTrainer):
+            def _generate_and_score_completions(self, inputs: Any) -> Any:
+                output = super()._generate_and_score_completions(inputs)
+                updates.append(_trl_rows(output))
+                return output
+
+        path = policy_path(POLICY)
+        tokenizer = AutoTokenizer.from_pretrained(path)
+        codec, lines = HFCodec(tokenizer), self.folder / "trl.jsonl"
+        environment, strategy = built(script, codec)
+        watch(strategy, lines)
+        run = start(
+            self.folder,
+            strategy,
+            environment,
+            (AutoModelForCausalLM.from_pretrained(path), tokenizer),
+            script.limits,
+            Watched,
+            llm=script.optimizer(),
+            seed=script.seed,
+            max_steps=script.steps,
+            num_generations=script.group_size,
+            per_device_train_batch_size=script.questions * script.group_size,
+            max_completion_length=script.limits.trajectory_tokens,
+            learning_rate=script.learning_rate,
+        )
+        run.joint.coordinator.sampler = script.sampler(codec)
+        run.trainer.train()
+        run.ledger.close()
+        return Recording.read(lines, updates)
+
+
+def _trl_rows(output: dict[str, Any]) -> list[Row]:
+    rows: list[Row] = []
+    for i, advantage in enumerate(output["advantages"]):
+        written = output["completion_mask"][i] == 1
+        prompt = output["prompt_ids"][i][output["prompt_mask"][i] == 1]
+        by_token = advantage.expand(len(written))[written]
+        rows.append(
+            update_row(
+                prompt.tolist(),
+                output["completion_ids"][i][written].tolist(),
+                output["tool_mask"][i][written].tolist(),
+                by_token.tolist(),
+            )
+        )
+    return rows

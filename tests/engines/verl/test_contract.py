@@ -1,0 +1,84 @@
+"""veRL does with a script what the reference loop does with it."""
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.engines.contract.checks import check_that_it_tells
+from tests.engines.contract.loop_driver import LoopDriver
+from tests.engines.contract.recording import Recording, Row, differences
+from tests.engines.contract.script import Rule, Script, script
+from tests.engines.verl import scripted
+from tests.engines.verl.cpu.rollout import RESPOND
+from tests.engines.verl.cpu.settings import environment, overrides
+from tests.engines.verl.runs import cotune
+
+pytestmark = pytest.mark.verl
+
+UNASKED = Rule((), (("<answer> nothing </answer>",),))
+"""What the policy says to the questions of the test split, which no script has."""
+
+
+@dataclass(frozen=True)
+class VerlDriver:
+    """`cotune train` with training.engine verl."""
+
+    folder: Path
+
+    def run(self, told: Script) -> Recording:
+        told = replace(told, policy=(*told.policy, UNASKED))
+        seeded = {"actor_rollout_ref.rollout.full_determinism": True}
+        keys = {f"++{name}": value for name, value in (overrides() | seeded).items()}
+        config = told.config(
+            self.folder / "run", engine="verl", save_every=0, engine_args=keys
+        )
+        path, given = self.folder / "run.yaml", self.folder / "script.json"
+        path.write_text(yaml.safe_dump(config.model_dump(mode="json")), encoding="utf-8")
+        given.write_text(told.to_json(), encoding="utf-8")
+        lines, updates = self.folder / "verl.jsonl", self.folder / "updates.jsonl"
+        modules = environment()["VERL_USE_EXTERNAL_MODULES"]
+        variables = {
+            "VERL_USE_EXTERNAL_MODULES": f"{modules},{scripted.__name__}",
+            RESPOND: f"{scripted.__name__}:respond",
+            scripted.SCRIPT: str(given),
+            scripted.LINES: str(lines),
+            scripted.UPDATES: str(updates),
+        }
+        cotune("train", path, variables=variables)
+        made = [json.loads(line) for line in updates.read_text(encoding="utf-8").splitlines()]
+        run = Recording.read(lines)
+        told_of = [step["trajectories"] for step in run.steps]
+        return Recording(
+            run.steps,
+            [
+                [_weighed(*pair) for pair in zip(step, of, strict=True)]
+                for step, of in zip(made, told_of, strict=True)
+            ],
+        )
+
+
+def _weighed(row: Row, trajectory: Row) -> Row:
+    """A row of an update as the other engines have it.
+
+    veRL's mask compares what the server says of each token with what the trainer does, of rollouts
+    without a hint as well; there the two agree when a policy writes, but not when a script does.
+    """
+    kept = row.pop("kept")
+    if trajectory["prompt_ids"] == trajectory["sampled_prompt_ids"]:
+        return row | {"advantages": [max(row["advantages"], key=abs)] * len(kept)}
+    weighed = [a * k for a, k in zip(row["advantages"], kept, strict=True)]
+    return row | {"advantages": weighed}
+
+
+def test_verl_does_what_the_loop_does(tmp_path: Path) -> None:
+    told = script("inspo+p2o")
+    loop = LoopDriver(tmp_path).run(told)
+    check_that_it_tells("inspo+p2o", told, loop)
+    verl = VerlDriver(tmp_path).run(told)
+    assert differences(loop, replace(verl, updates=None)) == []
+    # veRL normalises advantages by std + 1e-6, the loop and TRL by std + 1e-4.
+    updates = [Recording([], run.updates) for run in (loop, verl)]
+    assert differences(*updates, rel_tol=3e-4) == []

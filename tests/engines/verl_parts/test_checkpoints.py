@@ -1,0 +1,91 @@
+"""Checkpoints are pairs: veRL's folder and cotune's state, written last."""
+
+from pathlib import Path
+
+import pytest
+
+from cotune.engines.verl.checkpoints import (
+    drop_later,
+    keep_newest,
+    latest_checkpoint,
+    load_state,
+    save_state,
+    step_folder,
+)
+
+
+def theirs(folder: Path, step: int) -> Path:
+    """veRL's half of a checkpoint."""
+    path = step_folder(folder, step)
+    (path / "actor").mkdir(parents=True)
+    (path / "actor" / "model.pt").write_bytes(b"weights")
+    return path
+
+
+def whole(folder: Path, *steps: int) -> None:
+    for step in steps:
+        save_state(theirs(folder, step), {"batches": step})
+
+
+def kept(folder: Path) -> list[int]:
+    return sorted(int(path.name.rpartition("_")[2]) for path in folder.glob("global_step_*"))
+
+
+def test_the_newest_is_by_number_not_by_name(tmp_path: Path) -> None:
+    whole(tmp_path, 2, 10, 9)
+    found = latest_checkpoint(tmp_path)
+    assert found == step_folder(tmp_path, 10)
+    assert load_state(found) == {"batches": 10}
+
+
+def test_a_folder_without_checkpoints_has_no_newest(tmp_path: Path) -> None:
+    assert latest_checkpoint(tmp_path / "none") is None
+    (tmp_path / "best" / "step_4").mkdir(parents=True)
+    (tmp_path / "global_step_tmp").mkdir()
+    (tmp_path / "latest_checkpointed_iteration.txt").write_text("4")
+    assert latest_checkpoint(tmp_path) is None
+
+
+@pytest.mark.parametrize("text", [None, "", '{"batches": 4', "[1]", "{}"])
+def test_a_torn_pair_is_passed_over(text: str | None, tmp_path: Path) -> None:
+    whole(tmp_path, 2)
+    torn = theirs(tmp_path, 4)
+    if text is not None:
+        (torn / "cotune-state.json").write_text(text)
+    assert latest_checkpoint(tmp_path) == step_folder(tmp_path, 2)
+
+
+def test_of_older_pairs_the_newest_are_kept_and_torn_ones_go(tmp_path: Path) -> None:
+    whole(tmp_path, 2, 4, 8, 10)
+    theirs(tmp_path, 6)
+    (tmp_path / "best").mkdir()
+    keep_newest(tmp_path, 2)
+    assert kept(tmp_path) == [8, 10]
+    assert (tmp_path / "best").is_dir()
+
+
+def test_what_is_torn_after_the_newest_pair_may_still_be_written(tmp_path: Path) -> None:
+    whole(tmp_path, 2, 4)
+    theirs(tmp_path, 6)
+    keep_newest(tmp_path, 1)
+    assert kept(tmp_path) == [4, 6]
+
+
+def test_nothing_is_deleted_while_no_pair_is_whole(tmp_path: Path) -> None:
+    theirs(tmp_path, 2)
+    theirs(tmp_path, 4)
+    keep_newest(tmp_path, 1)
+    assert kept(tmp_path) == [2, 4]
+
+
+def test_later_checkpoints_than_the_one_gone_on_from_are_dropped(tmp_path: Path) -> None:
+    whole(tmp_path, 2, 4)
+    theirs(tmp_path, 6)
+    drop_later(tmp_path, 2)
+    assert kept(tmp_path) == [2]
+
+
+def test_a_run_that_begins_anew_drops_all(tmp_path: Path) -> None:
+    theirs(tmp_path, 2)
+    drop_later(tmp_path, -1)
+    assert kept(tmp_path) == []
