@@ -62,8 +62,6 @@ def resume(
     run, was = _open(folder)
     config = resumed_config(run, was, assignments)
     if config.training.engine == "verl":
-        if assignments:
-            run.replace_config(dump_config(config))
         return _on_verl(config, folder, console, quiet, resume=True)
     with _resumable(folder):
         setup = prepare(config, folder)
@@ -84,7 +82,11 @@ def _on_verl(
 
     with _resumable(folder):
         setup = verl.prepare(config, RunDir(folder, attempt=1).checkpoints_path)
-        run = RunDir.open(folder) if resume else RunDir.create(folder, dump_config(config))
+        if resume:
+            run = RunDir.open(folder)
+            run.replace_config(dump_config(config))  # what was set, once it is found good
+        else:
+            run = RunDir.create(folder, dump_config(config))
         shown = Console(quiet=True) if quiet else console
         shown.print(_headline(config, run), markup=False, highlight=False)
         verl.train(config, run, resume, setup, shown)

@@ -9,7 +9,11 @@ from cotune.contracts import ConfigError
 from cotune.overrides import with_overrides
 from cotune.run_dir import RunDir
 
-_CHECKPOINT = re.compile(r"checkpoint-(\d+)")
+_CHECKPOINTS = {
+    "trl": re.compile(r"checkpoint-(\d+)"),
+    "verl": re.compile(r"global_step_(\d+)"),
+}
+"""What each engine calls the folder of a checkpoint: by optimizer steps, by rollout batches."""
 
 
 def resumed_config(run: RunDir, was: RunConfig, assignments: Sequence[str]) -> RunConfig:
@@ -81,6 +85,10 @@ def _trained_steps(run: RunDir, config: RunConfig) -> int | None:
     """Steps that the newest checkpoint has behind it; None without one."""
     if not run.checkpoints_path.is_dir():
         return None
-    names = (_CHECKPOINT.fullmatch(path.name) for path in run.checkpoints_path.iterdir())
+    training = config.training
+    pattern = _CHECKPOINTS[training.engine]
+    names = (pattern.fullmatch(path.name) for path in run.checkpoints_path.iterdir())
     newest = max((int(name[1]) for name in names if name), default=None)
-    return None if newest is None else newest // config.training.optimizer_steps
+    if newest is None:
+        return None
+    return newest if training.engine == "verl" else newest // training.optimizer_steps

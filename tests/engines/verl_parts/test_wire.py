@@ -42,13 +42,13 @@ def test_each_session_gets_its_own_assignment(
 ) -> None:
     sent = [Assignment(task, *session) for session in sessions]
     text = assignments_text(sent)
-    assert [assignment_at(text, n) for n in range(len(sent))] == sent
+    assert [assignment_at(text, n) for n in range(len(sent))] == [(a, len(sent)) for a in sent]
 
 
 def test_columns_of_a_task_do_not_travel() -> None:
     columns = {"when": object()}  # nothing that JSON could hold
     task = replace(ASSIGNMENT.task, columns=columns, context=(("system", "Be brief."),))
-    came = assignment_at(assignments_text([replace(ASSIGNMENT, task=task)]), 0)
+    came, _ = assignment_at(assignments_text([replace(ASSIGNMENT, task=task)]), 0)
     assert came.task == replace(task, columns={})
 
 

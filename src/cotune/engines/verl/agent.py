@@ -1,16 +1,19 @@
 """veRL's agent loop: one `Episode`, awaited turn by turn."""
 
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
+from types import SimpleNamespace
 from typing import Any
 from uuid import uuid4
 
 from verl.experimental.agent_loop import AgentLoopBase, AgentLoopOutput
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics
 
+from cotune.contracts import EngineError
 from cotune.coordinator import stable_seed
-from cotune.engines.verl.together import Together
+from cotune.engines.verl.together import Groups, Together
 from cotune.engines.verl.wire import (
     ASSIGNMENTS,
     RESULT,
@@ -24,27 +27,62 @@ from cotune.engines.verl.wire import (
 from cotune.engines.verl.worker import SECTION, Worker, worker_of
 from cotune.episode import Episode, new_episodes, score
 from cotune.records import Assignment, Sample, Sampling, Trajectory
+from cotune.rewards.functions import RewardFunctions
 
 
 @dataclass(frozen=True)
 class Calls:
-    """The environment's two calls, made together for all episodes of this process."""
+    """What an environment is asked, for all episodes of this process together.
 
+    Attributes:
+        begin: (assignment, row) to an episode; its prompt may be an environment's to say.
+        respond: an action to its answer.
+        score: a rollout to the same with its reward, once all of its group are there: what scores may
+            compare them.
+        arrived: tells `score` where the run stands, by veRL's step.
+    """
+
+    begin: Together
     respond: Together
-    score: Together
+    score: Groups
+    arrived: Callable[[int], None]
 
 
 @lru_cache(1)
 def _calls(worker: Worker) -> Calls:
     environment, rewards = worker.environment, worker.rewards
 
-    def scored(trajectories: Any) -> list[Trajectory]:
+    def begun(asked: Sequence[tuple[Assignment, int]]) -> list[Episode]:
+        limits, context = worker.config.limits, worker.context_tokens
+        return [
+            new_episodes([assignment], environment, worker.codec, limits, row, context)[0]
+            for assignment, row in asked
+        ]
+
+    def scored(trajectories: Sequence[Trajectory]) -> list[Trajectory]:
         own = [score(trajectory, environment) for trajectory in trajectories]
         return own if rewards is None else rewards(own, environment)
 
-    # One thread for both: an environment may keep state that its scores read.
+    def arrived(step: int) -> None:
+        if isinstance(rewards, RewardFunctions):
+            rewards.trainer_state = _trainer_state(worker, step)
+
+    # One thread for all: an environment may keep state that its scores read.
     thread = ThreadPoolExecutor(1, thread_name_prefix="cotune")
-    return Calls(Together(environment.respond, thread), Together(scored, thread))
+    scores = Groups(Together(scored, thread))
+    return Calls(Together(begun, thread), Together(environment.respond, thread), scores, arrived)
+
+
+def _trainer_state(worker: Worker, step: int) -> SimpleNamespace:
+    """What reward functions get as `trainer_state`: the optimizer steps made before a step."""
+    training = worker.config.training
+    made = (step - 1) * training.mini_batches
+    questions = len(worker.environment.tasks("train"))
+    return SimpleNamespace(
+        global_step=made,
+        max_steps=training.steps * training.mini_batches,
+        epoch=(step - 1) * training.questions_per_step / questions,
+    )
 
 
 class EpisodeLoop(AgentLoopBase):
@@ -58,38 +96,38 @@ class EpisodeLoop(AgentLoopBase):
 
     async def run(self, sampling_params: dict[str, Any], **row: Any) -> AgentLoopOutput:
         """See `AgentLoopBase.run`; `row` holds the columns of the prompt's row and `session_id`."""
-        session = int(row["session_id"])
-        sent: dict[str, Any] = {}
+        session, sent = int(row["session_id"]), dict[str, Any]()
         try:
             worker = worker_of(self.config[SECTION])
-            assignment = assignment_at(row[ASSIGNMENTS], session)
-            known = worker.known(assignment.task)
-            assignment = Assignment(
-                known,
-                assignment.sampled,
-                assignment.trained,
-                assignment.instruction_id,
-                assignment.group,
-            )
-            sampling = sampling_from(row[SAMPLING])
-            number = int(row[ROW]) + session
-            trajectory = await self._episode(worker, assignment, sampling, number, sent)
-            return _output(trajectory, sent, bool(self.rollout_config.calculate_log_probs))
+            assignment, size = assignment_at(row[ASSIGNMENTS], session)
+            assignment = replace(assignment, task=worker.known(assignment.task))
+            sampling, number = sampling_from(row[SAMPLING]), int(row[ROW]) + session
+            calls = _calls(worker)
+            calls.arrived(int(row["global_steps"]))
         except Exception as error:  # noqa: BLE001 - it ends the run in the trainer's process
+            return _failed(error)
+        group = str(row["uid"])
+        try:
+            trajectory = await self._episode(calls, assignment, sampling, number, sent)
+        except Exception as error:  # noqa: BLE001 - as above
+            calls.score.leave(group, size)
+            return _failed(error)
+        try:
+            trajectory = await calls.score(group, size, trajectory)
+            return _output(trajectory, sent, bool(self.rollout_config.calculate_log_probs))
+        except Exception as error:  # noqa: BLE001 - as above
             return _failed(error)
 
     async def _episode(
         self,
-        worker: Worker,
+        calls: Calls,
         assignment: Assignment,
         sampling: Sampling,
         number: int,
         sent: dict[str, Any],
     ) -> Trajectory:
-        calls, limits = _calls(worker), worker.config.limits
-        (episode,) = new_episodes(
-            [assignment], worker.environment, worker.codec, limits, number, worker.context_tokens
-        )
+        """The finished rollout, unscored."""
+        episode: Episode = await calls.begin((assignment, number))
         request_id = uuid4().hex
         turn = 0
         while not episode.done:
@@ -97,7 +135,7 @@ class EpisodeLoop(AgentLoopBase):
             action = episode.advance(sample.ids, sample.logprobs)
             episode.observe(await calls.respond(action))
             turn += 1
-        return await calls.score(episode.trajectory())
+        return episode.trajectory()
 
     async def _sample(
         self, episode: Episode, sampling: Sampling, request_id: str, turn: int, sent: dict[str, Any]
@@ -119,7 +157,13 @@ class EpisodeLoop(AgentLoopBase):
         )
         _note_versions(sent, output.extra_fields)
         ids = tuple(output.token_ids[: request.max_tokens])
-        logprobs = output.log_probs or [0.0] * len(ids)
+        logprobs = output.log_probs
+        if not logprobs:
+            if self.rollout_config.calculate_log_probs:
+                raise EngineError(
+                    "the rollout engine gave no log-probabilities, which were asked for"
+                )
+            logprobs = [0.0] * len(ids)
         return Sample(ids, tuple(float(x) for x in logprobs[: len(ids)]))
 
 

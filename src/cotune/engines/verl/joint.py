@@ -1,7 +1,8 @@
 """One joint run on veRL's trainer: what is done at its hooks."""
 
+import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -118,6 +119,7 @@ class VerlJoint(Joint):
         self.batches += 1
         theirs = {k: float(v) for k, v in metrics.items() if isinstance(v, int | float)}
         named = {ours: theirs[name] for name, ours in _NAMES.items() if name in theirs}
+        named |= context_ratios(theirs)
         self.parts.journal.metrics(
             self.batches,
             {**theirs, **named, **self.metrics, "optimizer_step": self._optimizer_steps()},
@@ -141,6 +143,21 @@ class VerlJoint(Joint):
 
     def _optimizer_steps(self) -> float:
         return float(self.batches * self.worker.config.training.mini_batches)
+
+
+def context_ratios(metrics: Mapping[str, float]) -> dict[str, float]:
+    """veRL's numbers of its rejection as those of P²O's context ratio, over all own tokens.
+
+    Its statistic k1 is -log of the ratio.
+    """
+    found: dict[str, float] = {}
+    k1 = "rollout_corr/rollout_rs_token_k1"
+    if f"{k1}_max" in metrics and f"{k1}_min" in metrics:
+        found["p2o/ratio_min"] = math.exp(-metrics[f"{k1}_max"])
+        found["p2o/ratio_max"] = math.exp(-metrics[f"{k1}_min"])
+    if "rollout_corr/rollout_rs_masked_fraction" in metrics:
+        found["p2o/ratio_masked_share"] = metrics["rollout_corr/rollout_rs_masked_fraction"]
+    return found
 
 
 class _NoSampler:

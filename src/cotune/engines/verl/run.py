@@ -4,7 +4,8 @@ import contextlib
 import os
 import sys
 import threading
-from collections.abc import Generator
+import time
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -12,7 +13,7 @@ from typing import Any, cast
 import ray
 import torch
 from omegaconf import DictConfig, OmegaConf, open_dict
-from ray.exceptions import RayTaskError
+from ray.exceptions import RayActorError, RayError, RayTaskError
 from rich.console import Console
 from verl.trainer.main_ppo import run_ppo
 from verl.trainer.ppo.utils import need_critic, need_reference_policy
@@ -31,13 +32,20 @@ from cotune.engines.verl.joint import VerlJoint
 from cotune.engines.verl.settings import verl_config
 from cotune.engines.verl.worker import SECTION, Worker, make_worker, worker_of
 from cotune.llm.ledger import Ledger, policy_rollouts
-from cotune.preflight import check_context, check_instruction, check_prompts, check_rewards
+from cotune.preflight import (
+    check_context,
+    check_instruction,
+    check_prompts,
+    check_retriever,
+    check_rewards,
+)
 from cotune.records import Distillation
 from cotune.run_dir import RunDir
 from cotune.strategies.p2o import P2O
 
 _SPLITS = ("train", "validation", "test")
 _CONSOLE = "console.log"
+_LOOK_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
@@ -62,6 +70,7 @@ def prepare(config: RunConfig, folder: Path) -> VerlSetup:
     worker = make_worker(config)
     environment, instruction = worker.environment, initial_instruction(config, worker.environment)
     check_instruction(environment, instruction, config.strategy.kind)
+    check_retriever(environment)
     check_rewards(worker.rewards, environment, instruction, _SPLITS)  # pyright: ignore[reportArgumentType]
     check_context(worker.context_tokens, config.limits)
     check_prompts(
@@ -90,13 +99,15 @@ def _checked(
         setup.gpus,
         bool(setup.environment.stop),
         setup.distillation,
+        setup.worker.context_tokens,
         None if resume_from is None else resume_from.absolute(),
     )
     auto_set_device(found)
-    if found.trainer.device == "cuda" and not torch.cuda.is_available():
+    elsewhere = "RAY_ADDRESS" in os.environ or "address" in found.ray_kwargs.ray_init
+    if found.trainer.device == "cuda" and not (elsewhere or torch.cuda.is_available()):
         raise ConfigError(
-            "training.engine is verl, but there is no GPU here; start it where there is one, or set "
-            "training.engine: trl"
+            "training.engine is verl, but there is no GPU here; start it where there is one, name a "
+            "running Ray cluster by RAY_ADDRESS, or set training.engine: trl"
         )
     try:
         validate_config(
@@ -109,6 +120,19 @@ def _checked(
             f"training: veRL does not take it: {' '.join(str(error).split())[:300]}"
         ) from error
     return found
+
+
+def _check_ranks(found: DictConfig, checkpoint: Path) -> None:
+    """Raises ConfigError where a checkpoint's shards are those of another number of ranks."""
+    if not str(found.actor_rollout_ref.actor.strategy).startswith("fsdp"):
+        return
+    ranks = int(found.trainer.n_gpus_per_node) * int(found.trainer.nnodes)
+    shards = len(list((checkpoint / "actor").glob("model_world_size_*_rank_*.pt")))
+    if shards != ranks:
+        raise ConfigError(
+            f"{checkpoint}: holds the shards of {shards} ranks, and this run has {ranks}; resume on as "
+            "many GPUs (training.engine_args.trainer.n_gpus_per_node, nnodes)"
+        )
 
 
 def train(
@@ -131,6 +155,8 @@ def train(
     if resume:
         drop_later(folder, _step_of(checkpoint))
     found = _checked(config, folder, setup, checkpoint)
+    if checkpoint is not None:
+        _check_ranks(found, checkpoint)
     ours = {
         "run_folder": str(run.path.absolute()),
         "working_folder": os.getcwd(),
@@ -145,8 +171,8 @@ def train(
     with _following(run.path / _CONSOLE, shown), _logged(run.path / "verl.log"):
         try:
             run_ppo(found, task_runner_class=ray.remote(Runner))
-        except RayTaskError as error:
-            cause = error.cause
+        except RayError as error:
+            cause = error.cause if isinstance(error, RayTaskError) else error
             if isinstance(cause, CotuneError):
                 raise cause from None
             raise EngineError(
@@ -166,6 +192,9 @@ class Runner:
         from verl.utils.logging_utils import configure_verl_logging
 
         configure_verl_logging()
+        os.environ.setdefault(
+            "TENSORBOARD_DIR", str(Path(config[SECTION].run_folder) / "tensorboard")
+        )
         with open_dict(config):
             config.transfer_queue.enable = True
         OmegaConf.resolve(config)
@@ -194,7 +223,7 @@ def _run(
     checkpoint = None if ours.checkpoint is None else Path(ours.checkpoint)
     journal = RunJournal(run, console, config.training.steps, config.logging.trajectories_every)
     best = VerlBest(run.best_path, worker.tokenizer, run.checkpoints_path.absolute() / "best")
-    evaluation = RunEvaluation(config, run, best, lambda joint, scores: None)
+    evaluation = RunEvaluation(config, run, best, report_scores)
     with Ledger(run.ledger_path) as ledger:
         parts = run_parts(config, worker.environment, worker.codec, worker.rewards, journal, ledger)
         joint = VerlJoint(parts, worker, evaluation)
@@ -202,7 +231,7 @@ def _run(
         _budget(joint, ledger, config)
         made: Any = JointTrainer  # veRL registers its base by a decorator that hides the type
         trainer: JointTrainer = made(config=found)
-        trainer.joint = joint
+        trainer.joint, failed = joint, True
         try:
             trainer.init()
             manager = cast(
@@ -216,14 +245,42 @@ def _run(
             )
             trainer.take_manager(manager)
             joint.began(state)
-            if not joint.ended:
+            watch(manager.agent_loop_workers, console)
+            # A budget that was raised since is not spent any more.
+            if not (joint.ended and joint.spent()):
                 trainer.fit(manager)
             outcome: Outcome = evaluation.finish(joint)
+            failed = False
         finally:
             if (tracking := getattr(trainer, "logger", None)) is not None:
-                tracking.finish(exit_code=0)
-        best.drop_pieces()
+                tracking.finish(exit_code=int(failed))
     conclude(config, run, journal, outcome, worker.environment, console)
+
+
+def report_scores(joint: VerlJoint, scores: Mapping[str, float]) -> None:
+    """Logs an evaluation's scores in veRL's trackers, as eval/em and test/em."""
+    tracking = getattr(joint.trainer, "logger", None)
+    if tracking is not None:
+        named = {name.replace("_", "/", 1): value for name, value in scores.items()}
+        tracking.log(data=named, step=joint.batches)
+
+
+def watch(workers: Sequence[Any], console: Console) -> None:
+    """Ends this process if an agent loop's does: veRL would wait for its rollouts for ever."""
+
+    def look() -> None:
+        while True:
+            time.sleep(_LOOK_SECONDS)
+            try:
+                ray.get([worker.__ray_ready__.remote() for worker in workers])
+            except RayActorError as error:
+                reason = " ".join(str(error).split())[:300]
+                console.print(f"a process of veRL's agent loops died: {reason}", markup=False)
+                os._exit(1)
+            except RayError:
+                return  # the run is over
+
+    threading.Thread(target=look, daemon=True).start()
 
 
 def _begin(

@@ -1,5 +1,6 @@
 """veRL's configuration of a run file."""
 
+import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,7 @@ _OURS = {
     "algorithm.adv_estimator": "nothing: the methods are GRPO's",
     "algorithm.rollout_correction": "strategy.distillation",
     "algorithm.filter_groups": "nothing: strategies read the group of each question",
+    "ray_kwargs.ray_init.runtime_env.env_vars": "the shell: engine_args are written into run.yaml and logs",
     "trainer.total_training_steps": "training.steps",
     "trainer.total_epochs": "training.steps",
     "trainer.save_freq": "training.save_every",
@@ -61,6 +63,7 @@ _OURS = {
     "trainer.use_v1": "nothing: cotune rides the V1 trainer",
     "trainer.v1.trainer_mode": "nothing: cotune rides the sync trainer",
 }
+_NO_DUAL_CLIP = 1.0e9
 _COMPOSED = ("model_engine",)  # decide which of veRL's files are read
 _SCHEDULES = {"cosine": "cosine", "constant": "constant", "constant_with_warmup": "constant"}
 
@@ -71,6 +74,7 @@ def verl_config(
     gpus: int,
     stops: bool,
     distillation: Distillation,
+    context_tokens: int | None = None,
     resume_from: Path | None = None,
 ) -> DictConfig:
     """veRL's configuration of a run; `training.engine_args` wins over what the run file leaves open.
@@ -81,6 +85,7 @@ def verl_config(
         gpus: of this node.
         stops: whether turns end at strings, which a rollout engine needs a tokenizer for.
         distillation: how hinted rollouts are trained on.
+        context_tokens: what the policy can attend to; None is unlimited.
         resume_from: veRL's folder of the checkpoint to go on from.
 
     Raises:
@@ -102,7 +107,10 @@ def verl_config(
     for name, value in given.items():
         if name not in _COMPOSED:
             _set(found, name, value)
+    _set_context(found, config, context_tokens, given)
     _check_loss(found, distillation)
+    _check_rollout(found)
+    _check_batch(found, config)
     return found
 
 
@@ -127,7 +135,7 @@ def check_supported(config: RunConfig, distillation: Distillation) -> None:
     if training.questions_per_step % training.mini_batches:
         raise ConfigError(
             f"training.mini_batches is {training.mini_batches}; with training.engine verl expected a "
-            f"divisor of questions_per_step {training.questions_per_step}: veRL splits by questions"
+            f"divisor of questions_per_step {training.questions_per_step}, which veRL counts them by"
         )
 
 
@@ -155,8 +163,15 @@ def _values(
         f"{actor}.ppo_mini_batch_size": training.questions_per_step // training.mini_batches,
         f"{actor}.ppo_micro_batch_size_per_gpu": training.micro_batch_size,
         f"{actor}.optim.lr": training.learning_rate,
-        f"{actor}.optim.lr_warmup_steps_ratio": training.warmup if _warms_up(config) else 0.0,
+        f"{actor}.optim.lr_warmup_steps": _warmup_steps(config),
+        f"{actor}.optim.weight_decay": 0.0,
         f"{actor}.optim.lr_scheduler_type": _SCHEDULES[training.schedule],
+        # Counted from 1, or the first batch would be trained at a rate of 0.
+        f"{actor}.optim.zero_indexed_step": False,
+        # Mini-batches are cut from the rollouts as they came back, short ones first.
+        f"{actor}.shuffle": True,
+        f"{actor}.data_loader_seed": config.seed,
+        f"{actor}.clip_ratio_c": _NO_DUAL_CLIP,
         f"{actor}.use_kl_loss": training.kl > 0,
         f"{actor}.kl_loss_coef": training.kl,
         f"{actor}.loss_agg_mode": LOSS_WHERE_MASKED if _masks(distillation) else LOSS,
@@ -205,15 +220,17 @@ def rejection_bounds(distillation: Distillation) -> str:
     veRL clamps it to ±20, so a bound beyond e²⁰ is none.
     """
     upper = 1 / distillation.low if distillation.low else 1e9
-    return f"{1 / distillation.high!r}_{upper!r}"
+    return f"{max(1 / distillation.high, 1e-9)!r}_{upper!r}"
 
 
 def _masks(distillation: Distillation) -> bool:
     return distillation.ratio == "masked"
 
 
-def _warms_up(config: RunConfig) -> bool:
-    return config.training.schedule != "constant"
+def _warmup_steps(config: RunConfig) -> int:
+    if config.training.schedule == "constant":
+        return 0
+    return math.ceil(config.training.warmup * config.training.steps)
 
 
 def _check_ours(given: Mapping[str, Any]) -> None:
@@ -244,6 +261,42 @@ def _check_loss(found: DictConfig, distillation: Distillation) -> None:
             f"training.engine_args.actor_rollout_ref.actor.loss_agg_mode is {mode}, which divides by "
             f"the tokens that the context ratio leaves; expected {LOSS_WHERE_MASKED}, or "
             "strategy.distillation.ratio: original"
+        )
+
+
+def _set_context(
+    found: DictConfig, config: RunConfig, context_tokens: int | None, given: Mapping[str, Any]
+) -> None:
+    """What the rollout engine makes room for: an episode, not all that the policy could attend to."""
+    name = "actor_rollout_ref.rollout.max_model_len"
+    if name not in given:
+        longest = config.limits.prompt_tokens + config.limits.trajectory_tokens
+        value = longest if context_tokens is None else min(context_tokens, longest)
+        OmegaConf.update(found, name, value)
+
+
+def _check_rollout(found: DictConfig) -> None:
+    name = found.actor_rollout_ref.rollout.name
+    if name in ("sglang", "trtllm"):
+        raise ConfigError(
+            f"training.engine_args.actor_rollout_ref.rollout.name is {name}, whose sampling parameters "
+            "have other names; expected vllm"
+        )
+
+
+def _check_batch(found: DictConfig, config: RunConfig) -> None:
+    """Raises ConfigError where the ranks cannot share a mini-batch; veRL says so after the first step."""
+    training, actor = config.training, found.actor_rollout_ref.actor
+    if not str(actor.strategy).startswith("fsdp"):
+        return
+    sequence = int(OmegaConf.select(actor, "ulysses_sequence_parallel_size", default=1) or 1)
+    ranks = max(1, int(found.trainer.n_gpus_per_node) * int(found.trainer.nnodes) // sequence)
+    rows = training.questions_per_step // training.mini_batches * training.group_size
+    if rows % ranks:
+        raise ConfigError(
+            f"training: a mini-batch has questions_per_step / mini_batches × group_size = {rows} "
+            f"rollouts, which {ranks} ranks cannot share evenly; change one of the three, or "
+            "training.engine_args.trainer.n_gpus_per_node"
         )
 
 

@@ -1,7 +1,7 @@
 """Calls of many episodes that await, made together: an environment answers batches, and one at a time."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -70,3 +70,35 @@ class Together:
                 f"asked for {len(items)} results, an environment or its rewards gave {len(results)}"
             )
         return results, None
+
+
+class Groups:
+    """Awaitable calls that wait for their group: what scores a rollout sees its group-mates, too.
+
+    Args:
+        call: takes one item; those of a group are given to it in the same moment, so that a `Together`
+            takes them along in one call.
+    """
+
+    def __init__(self, call: Callable[[Any], Awaitable[Any]]) -> None:
+        self._call = call
+        self._missing: dict[str, int] = {}
+        self._complete: dict[str, asyncio.Event] = {}
+
+    async def __call__(self, group: str, size: int, item: Any) -> Any:
+        """The item's result, once all `size` of its group are there or have left."""
+        event = self._arrive(group, size)
+        await event.wait()
+        return await self._call(item)
+
+    def leave(self, group: str, size: int) -> None:
+        """One of the group will not come."""
+        self._arrive(group, size)
+
+    def _arrive(self, group: str, size: int) -> asyncio.Event:
+        event = self._complete.setdefault(group, asyncio.Event())
+        self._missing[group] = self._missing.get(group, size) - 1
+        if self._missing[group] == 0:
+            event.set()
+            del self._missing[group], self._complete[group]
+        return event

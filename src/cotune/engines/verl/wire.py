@@ -26,14 +26,15 @@ def assignments_text(assignments: Sequence[Assignment]) -> str:
     return json.dumps({"task": asdict(task), "sessions": sessions})
 
 
-def assignment_at(text: str, session: int) -> Assignment:
-    """One session's assignment; its task has no columns."""
+def assignment_at(text: str, session: int) -> tuple[Assignment, int]:
+    """One session's assignment, whose task has no columns; and how many sessions the row has."""
     given = json.loads(text)
     task = given["task"]
     task["answers"] = tuple(task["answers"])
     task["context"] = tuple((role, content) for role, content in task["context"])
     sampled, trained, instruction_id, group = given["sessions"][session]
-    return Assignment(Task(**task), Prompt(**sampled), Prompt(**trained), instruction_id, group)
+    found = Assignment(Task(**task), Prompt(**sampled), Prompt(**trained), instruction_id, group)
+    return found, len(given["sessions"])
 
 
 def sampling_text(sampling: Sampling) -> str:
