@@ -72,9 +72,7 @@ def run_file(
     return path
 
 
-def start(
-    *arguments: object, variables: Mapping[str, str] | None = None
-) -> subprocess.Popen[str]:
+def start(*arguments: object, variables: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
     """`cotune …` in a process group of its own, with further environment variables."""
     return subprocess.Popen(
         [sys.executable, "-m", "cotune", *map(str, arguments)],

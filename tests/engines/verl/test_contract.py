@@ -32,9 +32,7 @@ class VerlDriver:
         told = replace(told, policy=(*told.policy, UNASKED))
         seeded = {"actor_rollout_ref.rollout.full_determinism": True}
         keys = {f"++{name}": value for name, value in (overrides() | seeded).items()}
-        config = told.config(
-            self.folder / "run", engine="verl", save_every=0, engine_args=keys
-        )
+        config = told.config(self.folder / "run", engine="verl", save_every=0, engine_args=keys)
         path, given = self.folder / "run.yaml", self.folder / "script.json"
         path.write_text(yaml.safe_dump(config.model_dump(mode="json")), encoding="utf-8")
         given.write_text(told.to_json(), encoding="utf-8")

@@ -17,7 +17,6 @@ from verl.workers.rollout.replica import RolloutReplica, TokenOutput
 
 from tests.engines.verl.cpu.generation import respond
 
-
 RESPOND = "HF_CPU_RESPOND"
 """An environment variable: what responds in place of `generation.respond`, as module:function."""
 
