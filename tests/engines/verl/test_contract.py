@@ -71,6 +71,7 @@ def _weighed(row: Row, trajectory: Row) -> Row:
     return row | {"advantages": weighed}
 
 
+@pytest.mark.timeout(900)  # a busy machine takes minutes for the start alone
 def test_verl_does_what_the_loop_does(tmp_path: Path) -> None:
     told = script("inspo+p2o")
     loop = LoopDriver(tmp_path).run(told)

@@ -34,6 +34,7 @@ def kept(folder: Path) -> list[int]:
 def test_the_newest_is_by_number_not_by_name(tmp_path: Path) -> None:
     whole(tmp_path, 2, 10, 9)
     found = latest_checkpoint(tmp_path)
+    assert found is not None
     assert found == step_folder(tmp_path, 10)
     assert load_state(found) == {"batches": 10}
 

@@ -241,6 +241,10 @@ def _check_ours(given: Mapping[str, Any]) -> None:
                 raise ConfigError(
                     f"training.engine_args.{name}: set by {field}; remove it from engine_args"
                 )
+            if ours.startswith(f"{bare}."):
+                raise ConfigError(
+                    f"training.engine_args.{name}: is a section of veRL's; expected keys in it"
+                )
 
 
 def _set(found: DictConfig, name: str, value: Any) -> None:
@@ -301,9 +305,12 @@ def _check_batch(found: DictConfig, config: RunConfig) -> None:
 
 
 def _leaves(prefix: str, given: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Nested keys as dotted ones."""
+    """Nested keys as dotted ones; a + before any part of a key stands before the whole."""
     for key, value in given.items():
-        name = f"{prefix}.{key}" if prefix else str(key)
+        bare = str(key).lstrip("+")
+        name = f"{prefix}.{bare}" if prefix else bare
+        if bare != str(key):
+            name = "+" + name.lstrip("+")
         if isinstance(value, Mapping) and value:
             yield from _leaves(name, value)
         else:

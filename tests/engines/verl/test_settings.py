@@ -1,0 +1,224 @@
+"""A run file as veRL's configuration."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from omegaconf import OmegaConf
+
+from cotune.config import parse_config
+from cotune.contracts import ConfigError
+from cotune.engines.verl.settings import verl_config
+from cotune.policies import policy_path
+from cotune.records import Distillation
+from tests.engines.verl.runs import GEO
+
+MASKED, ORIGINAL = Distillation(), Distillation(ratio="original")
+
+
+def made(
+    changed: dict[str, Any] | None = None,
+    distillation: Distillation = ORIGINAL,
+    *,
+    stops: bool = False,
+    resume_from: Path | None = None,
+    **training: Any,
+) -> Any:
+    raw = GEO | {"name": "tried", "output": "runs/tried", "seed": 5} | (changed or {})
+    shared = {"engine": "verl", "mini_batches": 1}
+    raw |= {"training": shared | GEO["training"] | training}
+    folder = Path("/runs/tried/checkpoints")
+    config = parse_config(raw, "the test")
+    return verl_config(config, folder, 3, stops, distillation, resume_from)
+
+
+def test_each_field_lands_where_verl_reads_it() -> None:
+    found = made(
+        {"logging": {"report_to": ["tensorboard"]}},
+        steps=7,
+        questions_per_step=8,
+        group_size=4,
+        mini_batches=2,
+        micro_batch_size=4,
+        learning_rate=3e-6,
+        schedule="cosine",
+        warmup=0.25,
+        kl=0.02,
+        clip=0.1,
+        temperature=0.7,
+        save_every=3,
+    )
+    actor, rollout = found.actor_rollout_ref.actor, found.actor_rollout_ref.rollout
+    lands = {
+        "steps": (found.trainer.total_training_steps, 7),
+        "questions_per_step": (found.data.train_batch_size, 8),
+        "group_size": (rollout.n, 4),
+        "mini_batches": (actor.ppo_mini_batch_size, 4),  # questions, not rollouts
+        "micro_batch_size": (actor.ppo_micro_batch_size_per_gpu, 4),
+        "micro_batch_size, log-probabilities": (rollout.log_prob_micro_batch_size_per_gpu, 4),
+        "learning_rate": (actor.optim.lr, 3e-6),
+        "schedule": (actor.optim.lr_scheduler_type, "cosine"),
+        "warmup": (actor.optim.lr_warmup_steps_ratio, 0.25),
+        "kl": (actor.kl_loss_coef, 0.02),
+        "kl is on": (actor.use_kl_loss, True),
+        "clip": ((actor.clip_ratio, actor.clip_ratio_low, actor.clip_ratio_high), (0.1, 0.1, 0.1)),
+        "temperature": (rollout.temperature, 0.7),
+        "save_every": (found.trainer.save_freq, 3),
+        "seed": (rollout.seed, 5),
+        "name": (found.trainer.experiment_name, "tried"),
+        "report_to": (list(found.trainer.logger), ["tensorboard"]),
+        "prompt_tokens": (found.data.max_prompt_length, 384),
+        "trajectory_tokens": (found.data.max_response_length, 640),
+        "policy": (found.actor_rollout_ref.model.path, policy_path("bundled:geo")),
+        "output": (found.trainer.default_local_dir, "/runs/tried/checkpoints"),
+        "GPUs": (found.trainer.n_gpus_per_node, 3),
+        "resuming": (
+            (found.trainer.resume_mode, found.trainer.resume_from_path),
+            ("disable", None),
+        ),
+        "loss": (actor.loss_agg_mode, "seq-mean-token-mean"),
+        "advantages": (found.algorithm.adv_estimator, "grpo"),
+        "order": (found.data.shuffle, False),
+        # Of the prompt and response: what the rollout engine must hold.
+        "entropy": (actor.entropy_coeff, 0),
+        "reward": (found.algorithm.use_kl_in_reward, False),
+    }
+    assert {name: was for name, (was, _) in lands.items()} == {
+        name: expected for name, (_, expected) in lands.items()
+    }
+
+
+def test_off_is_off() -> None:
+    found = made(kl=0, save_every=0, schedule="constant", warmup=0.5)
+    actor = found.actor_rollout_ref.actor
+    assert not actor.use_kl_loss
+    assert found.trainer.save_freq == -1
+    assert actor.optim.lr_warmup_steps_ratio == 0
+    assert found.trainer.test_freq == -1
+    assert not found.trainer.val_before_train
+    assert found.algorithm.rollout_correction.rollout_rs is None
+    assert not found.actor_rollout_ref.rollout.calculate_log_probs
+
+
+def test_a_constant_rate_may_be_warmed_up_to() -> None:
+    optim = made(schedule="constant_with_warmup", warmup=0.5).actor_rollout_ref.actor.optim
+    assert (optim.lr_scheduler_type, optim.lr_warmup_steps_ratio) == ("constant", 0.5)
+
+
+def test_the_mask_is_on_with_the_divisor_that_it_asks_for() -> None:
+    found = made(distillation=Distillation(low=0.25, high=8.0))
+    assert found.actor_rollout_ref.rollout.calculate_log_probs
+    assert found.actor_rollout_ref.actor.loss_agg_mode == "token-mean"
+    correction = found.algorithm.rollout_correction
+    assert (correction.rollout_rs, correction.rollout_rs_threshold) == ("token_k1", "0.125_4.0")
+    assert correction.rollout_is is None  # the mask drops tokens, and weighs none
+
+
+def test_stop_strings_need_a_tokenizer_in_the_rollout_engine() -> None:
+    assert made(stops=True).actor_rollout_ref.rollout.skip_tokenizer_init is False
+
+
+def test_resuming_names_the_checkpoint() -> None:
+    trainer = made(resume_from=Path("/runs/tried/checkpoints/global_step_4")).trainer
+    assert trainer.resume_mode == "resume_path"
+    assert trainer.resume_from_path == "/runs/tried/checkpoints/global_step_4"
+
+
+# ---- engine_args
+
+UTILISATION = "actor_rollout_ref.rollout.gpu_memory_utilization"
+
+
+@pytest.mark.parametrize(
+    ("given", "path", "expected"),
+    [
+        ({UTILISATION: 0.6}, UTILISATION, 0.6),
+        (
+            {"actor_rollout_ref": {"rollout": {"gpu_memory_utilization": 0.7}}},
+            UTILISATION,
+            0.7,
+        ),
+        (
+            {"actor_rollout_ref.rollout": {"engine_kwargs.vllm": {"+seed": 3}}},
+            "actor_rollout_ref.rollout.engine_kwargs.vllm.seed",
+            3,
+        ),
+        ({"+trainer.of_my_own": {"a": 1}}, "trainer.of_my_own.a", 1),
+        ({"+trainer": {"+of_my_own": 1}}, "trainer.of_my_own", 1),
+        ({"++trainer.logger": ["console"]}, "trainer.logger", ["console"]),
+        # Wins over what the run file says without naming it.
+        (
+            {"actor_rollout_ref.actor.clip_ratio_high": 0.28},
+            "actor_rollout_ref.actor.clip_ratio_high",
+            0.28,
+        ),
+        ({"actor_rollout_ref.rollout.name": "sglang"}, "actor_rollout_ref.rollout.name", "sglang"),
+        # Decides which of veRL's files are read.
+        ({"model_engine": "megatron"}, "actor_rollout_ref.actor.strategy", "megatron"),
+    ],
+)
+def test_engine_args_are_keys_of_verl(given: dict[str, Any], path: str, expected: object) -> None:
+    value = OmegaConf.select(made(engine_args=given), path)
+    assert (list(value) if isinstance(expected, list) else value) == expected
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"trainer.n_gpus_per_nodes": 2}, "engine_args.trainer.n_gpus_per_nodes"),
+        ({"trainer.of_my_own": 1}, "write +trainer.of_my_own"),
+        ({"data.train_batch_size": 4}, "data.train_batch_size: set by training.questions_per_step"),
+        ({"+data.shuffle": True}, "+data.shuffle: set by seed"),
+        ({"data": {"custom_cls": {"path": "x.py"}}}, "data.custom_cls.path: set by environment"),
+        ({"actor_rollout_ref.rollout.n": 4}, "set by training.group_size"),
+        ({"algorithm.rollout_correction.rollout_is": "token"}, "set by strategy.distillation"),
+        ({"trainer.save_freq": 1}, "set by training.save_every"),
+        ({"data": {"+shuffle": True}}, "+data.shuffle: set by seed"),
+        ({"model_engine": "no-such"}, "training.engine_args"),
+        ({"trainer": 3}, "trainer: is a section of veRL's; expected keys in it"),
+        ({"+actor_rollout_ref.actor": None}, "+actor_rollout_ref.actor: is a section of veRL's"),
+    ],
+)
+def test_engine_args_that_are_refused(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        made(engine_args=given)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("make", "field"),
+    [
+        (lambda: made({"strategy": {"kind": "sft"}}), "strategy.kind sft"),
+        (lambda: made(frozen=True), "training.frozen"),
+        (lambda: made(resample_rounds=1), "training.resample_rounds"),
+        (lambda: made({"policy": {"path": "bundled:geo", "lora": {}}}), "policy.lora"),
+        (lambda: made(schedule="linear"), "training.schedule linear"),
+        (lambda: made(distillation=Distillation(ratio="hint")), "strategy.distillation.ratio hint"),
+        (lambda: made(distillation=Distillation(soft=True)), "strategy.distillation.soft"),
+        (
+            lambda: made(distillation=Distillation(ratio="original", drop_failed=True)),
+            "strategy.distillation.drop_failed",
+        ),
+    ],
+)
+def test_what_verl_cannot_do_is_refused_by_name(make: Callable[[], Any], field: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        make()
+    assert str(caught.value) == (
+        f"{field} is not there with training.engine verl; change it, or set training.engine: trl"
+    )
+
+
+def test_mini_batches_are_of_whole_questions() -> None:
+    with pytest.raises(ConfigError, match="expected a divisor of questions_per_step 6"):
+        made(questions_per_step=6, group_size=4, mini_batches=4, micro_batch_size=6)
+
+
+def test_a_loss_that_divides_by_what_the_mask_leaves_is_refused() -> None:
+    given = {"actor_rollout_ref.actor.loss_agg_mode": "seq-mean-token-mean"}
+    with pytest.raises(ConfigError, match="divides by the tokens that the context ratio leaves"):
+        made(distillation=MASKED, engine_args=given)
+    sums = {"actor_rollout_ref.actor.loss_agg_mode": "seq-mean-token-sum"}
+    assert made(engine_args=sums).actor_rollout_ref.actor.loss_agg_mode == "seq-mean-token-sum"
