@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 VENV_VERL ?= .venv-verl
 READY_VERL := $(VENV_VERL)/.ready
 
-.PHONY: demo demo-p2o test test-verl lint docs policy policy-arithmetic clean
+.PHONY: demo demo-p2o test test-verl lint lint-verl docs policy policy-arithmetic clean
 .DELETE_ON_ERROR:
 
 demo: $(READY)  ## train the bundled policy with INSPO and without, and compare
@@ -25,6 +25,9 @@ lint: $(READY)  ## linters and types
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/pyright --pythonpath $(BIN)/python
+
+lint-verl: $(READY) $(READY_VERL)  ## types of the veRL engine, whose packages are in its own environment
+	$(BIN)/pyright --pythonpath $(VENV_VERL)/bin/python src/cotune/engines/verl
 
 docs: $(READY)  ## the documentation into site/, warnings as errors; without network
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
