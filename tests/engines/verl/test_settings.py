@@ -30,7 +30,7 @@ def made(
     raw |= {"training": shared | GEO["training"] | training}
     folder = Path("/runs/tried/checkpoints")
     config = parse_config(raw, "the test")
-    return verl_config(config, folder, 3, stops, distillation, resume_from)
+    return verl_config(config, folder, 2, stops, distillation, 4096, resume_from)
 
 
 def test_each_field_lands_where_verl_reads_it() -> None:
@@ -59,7 +59,8 @@ def test_each_field_lands_where_verl_reads_it() -> None:
         "micro_batch_size, log-probabilities": (rollout.log_prob_micro_batch_size_per_gpu, 4),
         "learning_rate": (actor.optim.lr, 3e-6),
         "schedule": (actor.optim.lr_scheduler_type, "cosine"),
-        "warmup": (actor.optim.lr_warmup_steps_ratio, 0.25),
+        "warmup": (actor.optim.lr_warmup_steps, 2),  # a quarter of 7, rounded up
+        "no batch at a rate of 0": (actor.optim.zero_indexed_step, False),
         "kl": (actor.kl_loss_coef, 0.02),
         "kl is on": (actor.use_kl_loss, True),
         "clip": ((actor.clip_ratio, actor.clip_ratio_low, actor.clip_ratio_high), (0.1, 0.1, 0.1)),
@@ -72,7 +73,7 @@ def test_each_field_lands_where_verl_reads_it() -> None:
         "trajectory_tokens": (found.data.max_response_length, 640),
         "policy": (found.actor_rollout_ref.model.path, policy_path("bundled:geo")),
         "output": (found.trainer.default_local_dir, "/runs/tried/checkpoints"),
-        "GPUs": (found.trainer.n_gpus_per_node, 3),
+        "GPUs": (found.trainer.n_gpus_per_node, 2),
         "resuming": (
             (found.trainer.resume_mode, found.trainer.resume_from_path),
             ("disable", None),
@@ -81,6 +82,9 @@ def test_each_field_lands_where_verl_reads_it() -> None:
         "advantages": (found.algorithm.adv_estimator, "grpo"),
         "order": (found.data.shuffle, False),
         # Of the prompt and response: what the rollout engine must hold.
+        "context": (rollout.max_model_len, 384 + 640),
+        "mini-batches are drawn": ((actor.shuffle, actor.data_loader_seed), (True, 5)),
+        "as TRL": (actor.optim.weight_decay, 0.0),
         "entropy": (actor.entropy_coeff, 0),
         "reward": (found.algorithm.use_kl_in_reward, False),
     }
@@ -94,7 +98,7 @@ def test_off_is_off() -> None:
     actor = found.actor_rollout_ref.actor
     assert not actor.use_kl_loss
     assert found.trainer.save_freq == -1
-    assert actor.optim.lr_warmup_steps_ratio == 0
+    assert actor.optim.lr_warmup_steps == 0
     assert found.trainer.test_freq == -1
     assert not found.trainer.val_before_train
     assert found.algorithm.rollout_correction.rollout_rs is None
@@ -102,8 +106,9 @@ def test_off_is_off() -> None:
 
 
 def test_a_constant_rate_may_be_warmed_up_to() -> None:
-    optim = made(schedule="constant_with_warmup", warmup=0.5).actor_rollout_ref.actor.optim
-    assert (optim.lr_scheduler_type, optim.lr_warmup_steps_ratio) == ("constant", 0.5)
+    made_of = made(schedule="constant_with_warmup", warmup=0.5, steps=5)
+    optim = made_of.actor_rollout_ref.actor.optim
+    assert (optim.lr_scheduler_type, optim.lr_warmup_steps) == ("constant", 3)
 
 
 def test_the_mask_is_on_with_the_divisor_that_it_asks_for() -> None:
@@ -153,7 +158,7 @@ UTILISATION = "actor_rollout_ref.rollout.gpu_memory_utilization"
             "actor_rollout_ref.actor.clip_ratio_high",
             0.28,
         ),
-        ({"actor_rollout_ref.rollout.name": "sglang"}, "actor_rollout_ref.rollout.name", "sglang"),
+        ({"actor_rollout_ref.rollout.name": "mine"}, "actor_rollout_ref.rollout.name", "mine"),
         # Decides which of veRL's files are read.
         ({"model_engine": "megatron"}, "actor_rollout_ref.actor.strategy", "megatron"),
     ],
@@ -222,3 +227,21 @@ def test_a_loss_that_divides_by_what_the_mask_leaves_is_refused() -> None:
         made(distillation=MASKED, engine_args=given)
     sums = {"actor_rollout_ref.actor.loss_agg_mode": "seq-mean-token-sum"}
     assert made(engine_args=sums).actor_rollout_ref.actor.loss_agg_mode == "seq-mean-token-sum"
+
+
+@pytest.mark.parametrize("name", ["sglang", "trtllm"])
+def test_a_rollout_engine_with_other_sampling_parameters_is_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"rollout.name is {name}, .* expected vllm"):
+        made(engine_args={"actor_rollout_ref.rollout.name": name})
+
+
+def test_a_mini_batch_that_the_ranks_cannot_share_is_refused() -> None:
+    with pytest.raises(ConfigError, match="= 32 rollouts, which 3 ranks cannot share evenly"):
+        made(engine_args={"trainer.n_gpus_per_node": 3})
+
+
+def test_a_context_shorter_than_an_episode_bounds_the_rollout_engine() -> None:
+    config = parse_config(GEO | {"name": "tried", "output": "x", "training": {"engine": "verl"}
+        | GEO["training"] | {"mini_batches": 1}}, "the test")  # fmt: skip
+    found = verl_config(config, Path("/x"), 1, False, ORIGINAL, 1000)
+    assert found.actor_rollout_ref.rollout.max_model_len == 1000
