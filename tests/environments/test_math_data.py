@@ -108,7 +108,7 @@ def test_what_a_test_file_holds_is_not_held_out_for_validation(tmp_path: Path) -
     texts = {split: {task.question for task in tasks} for split, tasks in found.items()}
     assert [len(texts[s]) for s in ("train", "validation", "test")] == [18, 2, 20]
     assert not texts["validation"] & texts["test"]
-    with pytest.raises(ConfigError, match="a.parquet has no question that is not held out; add"):
+    with pytest.raises(ConfigError, match=r"a\.parquet has no question that is not held out; add"):
         read_splits(options(train, validation=2, test=train))
 
 

@@ -56,13 +56,13 @@ def read_questions(
         ConfigError: a file that cannot be read, too few questions to hold some out, or none
             that is not in a held-out file.
     """
-    tasks = {"train": _read(train, "train")}
+    tasks = {"train": read_split(train, "train")}
     wanted: dict[str, int] = {}
     for split, given in (("validation", validation), ("test", test)):
         if isinstance(given, int):
             wanted[split] = given
         else:
-            tasks[split] = _read(given, split)
+            tasks[split] = read_split(given, split)
     source = f"environment.train: {train}"
     questions = [Question(task, "", asked(task).question, "") for task in tasks["train"]]
     files = [split for split in tasks if split != "train"]
@@ -72,7 +72,12 @@ def read_questions(
     return {split: _sampled(tasks[split], sample.get(split)) for split in SPLITS}
 
 
-def _read(path: Path, split: str) -> list[Task]:
+def read_split(path: Path, split: str) -> list[Task]:
+    """The tasks of a JSONL or Parquet file, or of a folder of Parquet files.
+
+    Raises:
+        ConfigError: no such file, or one that cannot be read.
+    """
     if path.is_dir() or path.suffix.lower() == ".parquet":
         if not path.exists():
             raise ConfigError(f"environment.{split}: no file {path}; name a Parquet or JSONL file")
