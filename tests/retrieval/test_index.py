@@ -61,6 +61,20 @@ def test_documents_come_with_ids_and_scores(built: Path) -> None:
         stored.documents(["fox"], 0)
 
 
+def test_a_passage_that_many_queries_find_is_read_once(
+    built: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stored = open_index(built / "index", built / "c.jsonl", BM25)
+    alone = [stored.documents([query], 2)[0] for query in ("number17", "Place 17", "number17")]
+    read: list[int] = []
+    real = module.CorpusFile.document
+    monkeypatch.setattr(
+        module.CorpusFile, "document", lambda self, row, *a: read.append(row) or real(self, row, *a)
+    )
+    assert stored.documents(["number17", "Place 17", "number17"], 2) == alone
+    assert len(read) == len(set(read)) > 0
+
+
 def test_passages_in_every_form_are_read_from_the_file(tmp_path: Path) -> None:
     corpus = tmp_path / "c.jsonl"
     corpus.write_bytes(

@@ -12,7 +12,7 @@ import os
 import shutil
 from array import array
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -119,8 +119,15 @@ class StoredIndex:
         distinct = list(dict.fromkeys(queries))
         if not distinct:
             return []
-        rows = dict(zip(distinct, self._ranker.rank(distinct, top_k), strict=True))
-        return [[self._corpus.document(row, score) for row, score in rows[q]] for q in queries]
+        ranked = dict(zip(distinct, self._ranker.rank(distinct, top_k), strict=True))
+        # Many queries find the same passages: each is read once.
+        wanted = {row for rows in ranked.values() for row, _ in rows}
+        read = {row: self._corpus.document(row) for row in wanted}
+        found = {
+            query: [replace(read[row], score=score) for row, score in rows]
+            for query, rows in ranked.items()
+        }
+        return [list(found[query]) for query in queries]
 
 
 def default_folder(corpus: Path, kind: Kind) -> Path:
