@@ -13,6 +13,7 @@ from rich.console import Console
 
 from cotune import commands
 from cotune.config import RunConfig, dump_config, load_config
+from cotune.contracts import ConfigError
 from cotune.environments.search import SearchOptions
 from cotune.memory import find_config, read_shape
 from cotune.memory_sharding import memory_over
@@ -214,6 +215,22 @@ def test_each_fits_a_gpu_of_80_gb(name: str) -> None:
     assert memory.training / GIB + 3 < 74.5  # 80 GB
     assert (memory.held + memory.share * 80e9) / GIB + 3 < 74.5
     assert memory.rollouts_at_once(80 * 10**9) >= 8
+
+
+def test_verls_keys_may_be_null_and_are_otherwise_numbers() -> None:
+    name, key = "p2o-deepmath-qwen3-4b-verl", "trainer.nnodes"
+    raw = find_config("Qwen/Qwen3-4B")
+    assert raw is not None
+    shape = read_shape(raw)
+    for given, shards in (("null", 8), ("2", 16)):
+        config = read(name, f"training.engine_args={{{key}: {given}}}")
+        assert verl_memory(config, shape).shards == shards
+    for given in ("two", "true", "[2]", ".nan"):
+        config = read(name, f"training.engine_args={{{key}: {given}}}")
+        with pytest.raises(
+            ConfigError, match=rf"training\.engine_args\.{key} is .*; expected a num"
+        ):
+            verl_memory(config, shape)
 
 
 def test_verl_memory_by_hand() -> None:

@@ -10,6 +10,7 @@ import json
 import mmap
 import os
 import shutil
+import tempfile
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -21,7 +22,7 @@ import numpy as np
 from cotune.contracts import ConfigError
 from cotune.json_files import write_json_atomic
 from cotune.retrieval.corpus import corpus_rows, parse_passage
-from cotune.retrieval.dense import Encoder, EncoderOptions
+from cotune.retrieval.dense import Encoder, EncoderOptions, model_identity
 from cotune.retrieval.documents import STYLES, Document, Style, indexed_text
 
 SCHEMA_VERSION = 1
@@ -155,18 +156,30 @@ def build_index(
     """
     if folder.exists():
         raise ConfigError(f"--folder: {folder} is there; delete it or name another")
-    staged = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
     try:
-        staged.mkdir(parents=True)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        # Made for this call alone: process ids are the same in two containers.
+        outer = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
+    except OSError as error:
+        raise _unwritable(folder, error) from error
+    staged = outer / "index"  # with the usual permissions; mkdtemp's are the owner's alone
+    try:
+        staged.mkdir()
         manifest = _write_index(corpus, staged, options, progress)
         write_json_atomic(staged / _MANIFEST, manifest)
+        if folder.exists():
+            raise ConfigError(
+                f"--folder: {folder} was built by another process meanwhile; start again to use it"
+            )
         os.rename(staged, folder)
     except OSError as error:
-        raise ConfigError(
-            f"--folder: cannot write {folder} ({error.strerror or error}); name another"
-        ) from error
+        raise _unwritable(folder, error) from error
     finally:
-        shutil.rmtree(staged, ignore_errors=True)
+        shutil.rmtree(outer, ignore_errors=True)
+
+
+def _unwritable(folder: Path, error: OSError) -> ConfigError:
+    return ConfigError(f"--folder: cannot write {folder} ({error.strerror or error}); name another")
 
 
 def _write_index(
@@ -200,7 +213,7 @@ def _write_index(
         lambda done: progress(done, count),
     )
     prefixes = {"query_prefix": encoder.query_prefix, "passage_prefix": encoder.passage_prefix}
-    return {**manifest, "model": options.encoder.model, **prefixes}
+    return {**manifest, **model_identity(options.encoder.model), **prefixes}
 
 
 def _counted(passages: CorpusFile, progress: Callable[[int, int], None]) -> Iterator[Document]:
@@ -266,7 +279,7 @@ def _check_options(folder: Path, manifest: dict[str, Any], options: IndexOptions
     if options.kind == "bm25":
         asked["title_weight"] = options.title_weight
     else:
-        asked["model"] = encoder.model
+        asked |= model_identity(encoder.model)
         given = {"query_prefix": encoder.query_prefix, "passage_prefix": encoder.passage_prefix}
         asked |= {name: prefix for name, prefix in given.items() if prefix is not None}
     for name, value in asked.items():
