@@ -140,10 +140,10 @@ def test_every_number_says_where_it_is_from(name: str) -> None:
 
 def test_what_the_numbers_come_to() -> None:
     p2o: Any = read("p2o-deepmath-qwen3-4b-verl")
-    # "heavy_4" of DSPy; 30,000 rollouts an epoch; ten epochs less their last, unfilled batches.
+    # "heavy_4" of DSPy; 30,000 rollouts an epoch; ten epochs, rounded down to whole batches.
     assert p2o.strategy.hints.evaluations(300) == 11_040
     assert 5000 * p2o.training.group_size == 30_000
-    assert p2o.training.steps == 10 * (5000 // 128)
+    assert p2o.training.steps == 10 * 5000 // 128
 
 
 @needs_server
