@@ -175,6 +175,32 @@ def test_a_long_request_takes_turns_with_the_others() -> None:
     ]
 
 
+def test_a_stop_ends_all_that_wait_though_the_thread_is_stuck() -> None:
+    begun, go = threading.Event(), threading.Event()
+
+    def search(some: Sequence[str], top_k: int) -> list[list[Document]]:
+        begun.set()
+        go.wait()
+        return Echo().documents(some, top_k)
+
+    async def main() -> list[str]:
+        batcher = Batcher(search)
+        first = asyncio.create_task(batcher.documents(["a"], 1))
+        await asyncio.to_thread(begun.wait)
+        asked = [batcher.documents(["b"], 1), batcher.thread.run(str, 3)]
+        waiting = [first, *map(asyncio.ensure_future, asked)]
+        await asyncio.sleep(0)
+        batcher.stop()
+        assert batcher.thread.busy
+        ended = await asyncio.gather(*waiting, batcher.documents(["c"], 1), return_exceptions=True)
+        return [type(one).__name__ for one in ended]
+
+    try:
+        assert asyncio.run(main()) == ["StoppingError"] * 4
+    finally:
+        go.set()
+
+
 def test_what_a_client_no_longer_waits_for_is_not_searched() -> None:
     begun, go = threading.Event(), threading.Event()
 

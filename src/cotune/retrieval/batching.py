@@ -25,6 +25,8 @@ class DaemonThread:
         self._jobs: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._pending = 0
+        self._awaited: set[asyncio.Future[Any]] = set()
+        self._stopped = False
 
     @property
     def busy(self) -> bool:
@@ -32,7 +34,9 @@ class DaemonThread:
         return self._pending > 0
 
     async def run(self, call: Callable[..., _T], *args: Any) -> _T:
-        """What a call gives, or its exception."""
+        """What a call gives, or its exception; StoppingError after `stop`."""
+        if self._stopped:
+            raise StoppingError
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[_T] = loop.create_future()
 
@@ -53,7 +57,18 @@ class DaemonThread:
             self._thread.start()
         self._pending += 1
         self._jobs.put(job)
-        return await answer
+        self._awaited.add(answer)
+        try:
+            return await answer
+        finally:
+            self._awaited.discard(answer)
+
+    def stop(self) -> None:
+        """Ends the waiting for all calls with StoppingError; the one that runs goes on unheard."""
+        self._stopped = True
+        for answer in self._awaited:
+            if not answer.done():
+                answer.set_exception(StoppingError())
 
     def _work(self) -> None:
         while True:
@@ -132,6 +147,7 @@ class Batcher:
             if not request.answer.done():
                 request.answer.set_exception(StoppingError())
         self._waiting.clear()
+        self.thread.stop()
 
     async def _work(self) -> None:
         while batch := self._next():

@@ -109,11 +109,11 @@ def create_app(index: Index, top_k: int = 3, limits: ServerLimits | None = None)
             raise HTTPException(422, refusal)
         try:
             found = await _unless_gone(http.receive, batcher.documents(request.queries, asked))
+            if found is None:
+                return Response(status_code=499)  # nobody reads it
+            body = await batcher.thread.run(_body, found, request.return_scores)
         except StoppingError:
             return JSONResponse({"detail": "the server is stopping"}, 503)
-        if found is None:
-            return Response(status_code=499)  # nobody reads it
-        body = await batcher.thread.run(_body, found, request.return_scores)
         return Response(body, media_type="application/json")
 
     @app.get("/health")
