@@ -245,7 +245,9 @@ def test_data_file_is_refused(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    contents = dict.fromkeys(("train", "validation", "test"), QUESTION) | {"corpus": PASSAGE}
+    splits = ("train", "validation", "test")
+    own = {split: QUESTION.replace('"question": "', f'"question": "{split}: ') for split in splits}
+    contents = own | {"corpus": PASSAGE}
     files = {name: tmp_path / f"{name}.jsonl" for name in contents}
     for name, text in (contents | {file: content}).items():
         if text is not None:

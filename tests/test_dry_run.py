@@ -3,6 +3,7 @@
 import dataclasses
 import io
 import json
+import signal
 import socket
 import tempfile
 from pathlib import Path
@@ -116,6 +117,44 @@ def test_data_that_are_there_and_wrong_end_it_as_the_run(tmp_path: Path) -> None
     (tmp_path / "test.jsonl").write_text('{"text": "no question"}\n')
     with pytest.raises(ConfigError, match=r'test\.jsonl, line 1: no field "question"'):
         said(search_file(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("test.parquet", b"garbage", r"environment\.test: .*test\.parquet"),
+        ("corpus.jsonl", b"{oops", r"environment\.corpus: .*corpus\.jsonl, line 1: not JSON"),
+    ],
+)
+def test_files_that_are_there_are_read_though_others_are_missing(
+    tmp_path: Path, name: str, content: bytes, message: str
+) -> None:
+    own_data(tmp_path)
+    (tmp_path / "train.jsonl").unlink()
+    (tmp_path / name).write_bytes(content)
+    file = search_file(tmp_path)
+    assignments = [f"environment.{name.split('.')[0]}={name}"]
+    with pytest.raises(ConfigError, match=message) as caught:
+        staged(config_of(file, *assignments), tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def test_rewards_are_imported_and_said_to_be_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ConfigError, match=r"rewards: .*no_such_module"):
+        said(search_file(tmp_path, rewards=["no_such_module:score"]))
+
+    def stopped(config: RunConfig, *_: Any) -> Any:
+        assert config.rewards == ()
+        raise ConfigError("far enough")
+
+    monkeypatch.setattr(dry_run, "measured_steps", stopped)
+    out = io.StringIO()
+    file = search_file(tmp_path, rewards=["exact_match"])
+    with pytest.raises(ConfigError, match="far enough"):
+        dry_run.dry_run(file, Console(file=out, width=300))
+    assert "rewards: without exact_match; the bundled world scores" in out.getvalue()
 
 
 def test_a_files_own_problems_are_read_by_its_own_columns(tmp_path: Path) -> None:
@@ -238,6 +277,22 @@ def test_a_stop_leaves_nothing(
     with pytest.raises(Stopped, match="nothing was kept"):
         said(write(tmp_path / "run.yaml", tiny(tmp_path / "out")))
     assert list(elsewhere.glob("cotune*")) == []
+
+
+def test_sigterm_leaves_nothing(
+    tmp_path: Path, elsewhere: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ended(*_: Any) -> Any:
+        assert list(elsewhere.glob("cotune-dry-run-*"))
+        signal.raise_signal(signal.SIGTERM)
+
+    before = signal.getsignal(signal.SIGTERM)
+    # Without the mend the signal would end the tests.
+    monkeypatch.setattr(dry_run, "measured_steps", ended)
+    with pytest.raises(Stopped, match="nothing was kept"):
+        said(write(tmp_path / "run.yaml", tiny(tmp_path / "out")))
+    assert list(elsewhere.glob("cotune*")) == []
+    assert signal.getsignal(signal.SIGTERM) == before
 
 
 def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ from rich.console import Console
 
 from cotune import commands
 from cotune.config import RunConfig, dump_config, load_config
+from cotune.contracts import ConfigError
 from cotune.environments.search import SearchOptions
 from cotune.memory import find_config, read_shape
 from cotune.memory_sharding import memory_over
@@ -139,10 +140,10 @@ def test_every_number_says_where_it_is_from(name: str) -> None:
 
 def test_what_the_numbers_come_to() -> None:
     p2o: Any = read("p2o-deepmath-qwen3-4b-verl")
-    # "heavy_4" of DSPy; 30,000 rollouts an epoch; ten epochs less their last, unfilled batches.
+    # "heavy_4" of DSPy; 30,000 rollouts an epoch; ten epochs, rounded down to whole batches.
     assert p2o.strategy.hints.evaluations(300) == 11_040
     assert 5000 * p2o.training.group_size == 30_000
-    assert p2o.training.steps == 10 * (5000 // 128)
+    assert p2o.training.steps == 10 * 5000 // 128
 
 
 @needs_server
@@ -214,6 +215,22 @@ def test_each_fits_a_gpu_of_80_gb(name: str) -> None:
     assert memory.training / GIB + 3 < 74.5  # 80 GB
     assert (memory.held + memory.share * 80e9) / GIB + 3 < 74.5
     assert memory.rollouts_at_once(80 * 10**9) >= 8
+
+
+def test_verls_keys_may_be_null_and_are_otherwise_numbers() -> None:
+    name, key = "p2o-deepmath-qwen3-4b-verl", "trainer.nnodes"
+    raw = find_config("Qwen/Qwen3-4B")
+    assert raw is not None
+    shape = read_shape(raw)
+    for given, shards in (("null", 8), ("2", 16)):
+        config = read(name, f"training.engine_args={{{key}: {given}}}")
+        assert verl_memory(config, shape).shards == shards
+    for given in ("two", "true", "[2]", ".nan"):
+        config = read(name, f"training.engine_args={{{key}: {given}}}")
+        with pytest.raises(
+            ConfigError, match=rf"training\.engine_args\.{key} is .*; expected a num"
+        ):
+            verl_memory(config, shape)
 
 
 def test_verl_memory_by_hand() -> None:

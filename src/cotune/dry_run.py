@@ -1,10 +1,13 @@
 """`cotune train --dry-run`: two steps of a run file, scaled down, with the bundled policy in its place."""
 
 import os
+import signal
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
+from threading import current_thread, main_thread
 from typing import Any
 
 from rich.console import Console
@@ -19,6 +22,7 @@ from cotune.llm.client import OpenAIOptions
 from cotune.measured_plan import measured_steps
 from cotune.measuring import Measured
 from cotune.planning import evolutions
+from cotune.rewards.functions import load_reward
 from cotune.run_dir import RunDir
 from cotune.strategies.composed import ComposedOptions
 from cotune.strategies.inspo import InspoOptions
@@ -58,7 +62,7 @@ def dry_run(
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     quiet_libraries(config)
     try:
-        with tempfile.TemporaryDirectory(prefix="cotune-dry-run-") as folder:
+        with _stopped_by_sigterm(), tempfile.TemporaryDirectory(prefix="cotune-dry-run-") as folder:
             scaled, replaced = _scaled(config, Path(folder), ask_llm)
             console.print(
                 f"{config.name}: dry run. In place of what the run file has:", markup=False
@@ -72,6 +76,24 @@ def dry_run(
         raise Stopped("stopped; nothing was kept") from None
     for line in lines:
         console.print(line, markup=False, highlight=False)
+
+
+@contextmanager
+def _stopped_by_sigterm() -> Iterator[None]:
+    """SIGTERM as KeyboardInterrupt, so that the temporary folder goes as it does with Ctrl-C."""
+    if current_thread() is not main_thread():
+        yield
+        return
+
+    def stop(*_: object) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second one must not end the deleting
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _check(config: RunConfig, ask_llm: bool) -> None:
@@ -97,6 +119,8 @@ def _check(config: RunConfig, ask_llm: bool) -> None:
             f"--dry-run: the offline rules write no instructions for environment.kind {kind}; have "
             "llm asked for real by --ask-llm"
         )
+    for reward in config.rewards:
+        load_reward(reward.function)
     if find_spec("trl") is None:
         raise ConfigError("--dry-run trains with TRL, which is not installed here: pip install trl")
 
@@ -111,6 +135,9 @@ def _scaled(config: RunConfig, folder: Path, ask_llm: bool) -> tuple[RunConfig, 
     if config.training.engine != training.engine:
         there = "" if find_spec(config.training.engine) else ", which is not installed here"
         replaced.append(f"engine: {training.engine} for {config.training.engine}{there}")
+    if config.rewards and not stage.own:
+        names = ", ".join(reward.function for reward in config.rewards)
+        replaced.append(f"rewards: without {names}; the bundled world scores by itself")
     if without:
         replaced.append(f"engine_args: without {', '.join(without)}")
     changes: dict[str, Any] = {

@@ -13,10 +13,12 @@ from cotune.config import Environment, RunConfig
 from cotune.dry_run_scaling import QUESTIONS
 from cotune.environments.arithmetic import ArithmeticEnvironment, ArithmeticOptions
 from cotune.environments.geo import GeoOptions
-from cotune.environments.math import MathOptions
+from cotune.environments.math import MathOptions, read_problems
 from cotune.environments.math_data import hub_name
 from cotune.environments.search import SearchOptions
+from cotune.environments.search_questions import read_split
 from cotune.records import Limits, Task
+from cotune.retrieval.corpus import corpus_rows
 from cotune.task_config import InstructionConfig
 
 WORLDS: Mapping[str, str] = {
@@ -100,6 +102,7 @@ def _environment(config: RunConfig, folder: Path) -> tuple[Environment, bool, li
     assert isinstance(options, SearchOptions | MathOptions)
     missing = _missing(options)
     if missing:
+        _check_files(options)
         world = WORLDS[options.kind]
         why = f"data: the bundled world {world}; not here: {', '.join(missing)}"
         return _of_world(options, folder), False, [why]
@@ -109,6 +112,22 @@ def _environment(config: RunConfig, folder: Path) -> tuple[Environment, bool, li
         _write(changes[split], map(_row, _shortest(environment.tasks(split), count)))
     said = f"data: {QUESTIONS} short questions of {options.train}"
     return replace(options, **changes, **_whole(options)), True, [said]
+
+
+def _check_files(options: SearchOptions | MathOptions) -> None:
+    """Reads what is there beside what is missing, as the run would; raises its ConfigError."""
+    for split in _SIZES:
+        path = getattr(options, split)
+        if not isinstance(path, Path) or hub_name(path) is not None or not path.exists():
+            continue
+        if isinstance(options, MathOptions):
+            read_problems(path, split, options)
+        else:
+            read_split(path, split)
+    corpus = getattr(options, "corpus", None)
+    if isinstance(corpus, Path) and corpus.exists():
+        for _ in corpus_rows(corpus):  # not held in memory
+            pass
 
 
 def _missing(options: SearchOptions | MathOptions) -> list[str]:

@@ -4,11 +4,13 @@ A projection: none of these figures has been measured on a GPU. Weights, gradien
 the reference policy are taken to be spread evenly; the rest is `cotune.memory`'s estimate of one process.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
 from cotune.config import RunConfig
+from cotune.contracts import ConfigError
 from cotune.memory import Memory, Shape, memory_of
 
 _HALF = 2  # bytes of a weight that is gathered to compute with, or held by vLLM
@@ -69,13 +71,13 @@ class VerlMemory:
 
 
 def verl_memory(config: RunConfig, shape: Shape) -> VerlMemory:
-    """What a run file needs on each GPU."""
+    """What a run file needs on each GPU; ConfigError for one of its keys that is no number."""
     args = flat(config.training.engine_args)
     whole = memory_of(config, shape)
     layer = sum(a * b for a, b in shape.linear.values())
     limits = config.limits
     longest = limits.prompt_tokens + limits.trajectory_tokens
-    asked = {name: float(args.get(name, value)) for name, value in _DEFAULTS.items()}
+    asked = {name: _number(args, name, value) for name, value in _DEFAULTS.items()}
     split = max(1, int(asked[f"{_ROLLOUT}.tensor_model_parallel_size"]))
     tokens = config.training.micro_batch_size * longest
     return VerlMemory(
@@ -87,6 +89,26 @@ def verl_memory(config: RunConfig, shape: Shape) -> VerlMemory:
         engine_weights=shape.parameters * _HALF // split,
         rollout_cache=longest * shape.layers * shape.key_width * 2 * _HALF // split,
     )
+
+
+def _number(args: Mapping[str, Any], name: str, default: float) -> float:
+    """A key of `engine_args`; null is the default, as if it were not there.
+
+    Raises:
+        ConfigError: it is no number.
+    """
+    given = args.get(name)
+    if given is None:
+        return default
+    try:
+        value = float(given)
+    except (TypeError, ValueError):
+        value = math.nan
+    if isinstance(given, bool) or not math.isfinite(value):
+        raise ConfigError(
+            f"training.engine_args.{name} is {given!r}; expected a number, or null for {default:g}"
+        )
+    return value
 
 
 def _shards(asked: Mapping[str, float]) -> int:

@@ -1,7 +1,6 @@
 """What a run of a run file needs, and what of it is missing. For `cotune doctor`.
 
-Nothing is loaded but configurations, and the functions and classes that the run file names; a
-retrieval server is asked once.
+Loaded are configurations and what the run file names; a retrieval server is asked once.
 """
 
 import os
@@ -31,6 +30,9 @@ OPTIONAL = {
     "peft": "LoRA",
     "vllm": "sampling with vLLM",
     "verifiers": "environments of verifiers",
+    "fastapi": "serving a retriever",
+    "sentence-transformers": "dense retrieval",
+    "faiss-cpu": "dense retrieval",
     "wandb": "reporting to W&B",
     "trackio": "reporting to trackio",
     "tensorboard": "reporting to TensorBoard",
@@ -266,12 +268,9 @@ def trainer(config: RunConfig) -> list[Finding]:
 
 
 def gpus(config: RunConfig) -> list[Finding]:
-    """Whether there are as many processes as GPUs, each with its share, and with room for it.
-
-    veRL starts its processes by itself.
-    """
+    """Whether there are as many processes as GPUs, each with its share, and with room for it."""
     if config.training.engine != "trl":
-        return []
+        return []  # veRL starts its processes by itself
     try:
         import torch
 

@@ -8,8 +8,7 @@ from cotune.build import build_environment
 from cotune.config import RunConfig, TrainingConfig
 from cotune.environments.dataset import SPLITS, read_dataset
 from cotune.environments.math import MathOptions, read_splits
-from cotune.environments.search import SearchOptions
-from cotune.environments.search_questions import read_questions
+from cotune.environments.search import SearchOptions, questions_of
 from cotune.evolution.hints import dev_count
 from cotune.llm.client import OpenAIOptions, worst_case_price
 from cotune.strategies.composed import ComposedOptions
@@ -143,9 +142,7 @@ def split_sizes(config: RunConfig) -> dict[str, int]:
         return {split: len(tasks) for split, tasks in read_dataset(config.dataset).items()}
     assert not isinstance(environment, SingleTurnOptions | ToolsOptions | TrlOptions)
     if isinstance(environment, SearchOptions):
-        own = environment
-        found = read_questions(own.train, own.validation, own.test, own.sample)
-        return {split: len(tasks) for split, tasks in found.items()}
+        return {split: len(tasks) for split, tasks in questions_of(environment).items()}
     if isinstance(environment, MathOptions):
         return {split: len(tasks) for split, tasks in read_splits(environment).items()}
     return {

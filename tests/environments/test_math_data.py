@@ -94,12 +94,22 @@ def test_splits_share_no_problem(tmp_path: Path, caplog: pytest.LogCaptureFixtur
     test.write_text('{"problem": "What is 7 + 7?", "answer": "14"}\n')
     with caplog.at_level(logging.WARNING, "cotune"):
         found = math_environment(options(file, test=test))
-    assert "1 problems that are held out are not trained on" in caplog.text
+    assert "1 questions of held-out files are not trained on" in caplog.text
     texts = [{t.question for t in found.tasks(s)} for s in ("train", "validation", "test")]
     assert len(set.union(*texts)) == sum(map(len, texts)) == 40
     assert texts[2] == {"What is 7 + 7?"}
     ids = [t.id for s in ("train", "validation", "test") for t in found.tasks(s)]
     assert len(set(ids)) == 40
+
+
+def test_what_a_test_file_holds_is_not_held_out_for_validation(tmp_path: Path) -> None:
+    train, test = deepmath(tmp_path / "a.parquet", 40), deepmath(tmp_path / "b.parquet", 20)
+    found = read_splits(options(train, validation=2, test=test))
+    texts = {split: {task.question for task in tasks} for split, tasks in found.items()}
+    assert [len(texts[s]) for s in ("train", "validation", "test")] == [18, 2, 20]
+    assert not texts["validation"] & texts["test"]
+    with pytest.raises(ConfigError, match=r"a\.parquet has no question that is not held out; add"):
+        read_splits(options(train, validation=2, test=train))
 
 
 def test_a_repeated_problem_is_read_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

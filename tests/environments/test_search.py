@@ -247,7 +247,10 @@ def options(tmp_path: Path) -> SearchOptions:
         {"id": 2, "contents": "Nothing of note."},
     )
     tasks = [
-        write(tmp_path / f"{split}.jsonl", {"id": split, "question": "Oslo?", "answer": "Norway"})
+        write(
+            tmp_path / f"{split}.jsonl",
+            {"id": split, "question": f"Oslo, {split}?", "answer": "Norway"},
+        )
         for split in ("train", "validation", "test")
     ]
     return SearchOptions(corpus=corpus, train=tasks[0], validation=tasks[1], test=tasks[2], top_k=1)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from cotune.contracts import ConfigError
+from cotune.environments.search import SearchOptions, questions_of
 from cotune.environments.search_questions import check_questions, read_questions
 from tests.retrieval.test_search_r1_parquet import row
 from tests.retrieval.test_search_r1_parquet import write as write_parquet
@@ -35,8 +36,8 @@ def test_questions_are_held_out_by_their_text(tmp_path: Path) -> None:
     assert {s: ids(t) for s, t in shuffled.items()} == {s: ids(t) for s, t in found.items()}
     fewer = read_questions(tmp_path / "a.jsonl", 5, 20, {})
     assert ids(fewer["validation"]) < ids(found["validation"])
-    with pytest.raises(ConfigError, match=r"a\.jsonl has 4 .* hold one out for environment\.test"):
-        read_questions(questions(tmp_path / "a.jsonl", 4), tmp_path / "b.jsonl", 1, {})
+    with pytest.raises(ConfigError, match=r"a\.jsonl has 4 .* hold one out for environment\.val"):
+        read_questions(questions(tmp_path / "a.jsonl", 4), 1, 1, {})
 
 
 def test_train_and_test_files_as_search_r1_ships_them(tmp_path: Path) -> None:
@@ -49,6 +50,29 @@ def test_train_and_test_files_as_search_r1_ships_them(tmp_path: Path) -> None:
     assert indices != list(range(7)), "a sample is not the file's beginning"
     more = read_questions(train, 5, test, {"test": 12})
     assert ids(found["test"]) < ids(more["test"])
+
+
+def test_splits_share_no_question_as_it_is_asked(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def write(name: str, texts: list[str]) -> Path:
+        lines = [json.dumps({"question": text, "answer": "x"}) for text in texts]
+        (tmp_path / name).write_text("\n".join(lines))
+        return tmp_path / name
+
+    train = write("train.jsonl", [f"question {i}" for i in range(40)])
+    test = write("test.jsonl", [f"question {i}?" for i in range(30)])
+    apart = read_questions(train, 4, test, {})
+    assert len(apart["train"]) == 36
+    given = SearchOptions(train=train, validation=1, test=test, search=False, protocol="search-r1")
+    with caplog.at_level("WARNING", "cotune"):
+        found = questions_of(given)
+    assert "30 questions of held-out files are not trained on" in caplog.text
+    assert [len(found[split]) for split in ("train", "validation", "test")] == [9, 1, 30]
+    tested = {task.question.removesuffix("?") for task in found["test"]}
+    assert not tested & {task.question for task in found["validation"] + found["train"]}
+    with pytest.raises(ConfigError, match=r"test\.jsonl has no question that is not held out"):
+        read_questions(test, 1, test, {})
 
 
 def test_a_parquet_file_that_is_not_there(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import pickle
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from cotune.contracts import ConfigError
 from cotune.retrieval import index as module
 from cotune.retrieval.bm25 import BM25Retriever
 from cotune.retrieval.corpus import read_corpus
-from cotune.retrieval.dense import EncoderOptions, guessed_prefixes
+from cotune.retrieval.dense import EncoderOptions, guessed_prefixes, model_identity
 from cotune.retrieval.documents import indexed_text, titled_passage
 from cotune.retrieval.index import IndexOptions, StoredIndex, build_index, open_index
 from tests.retrieval.corpora import queries, write_corpus
@@ -59,6 +60,20 @@ def test_documents_come_with_ids_and_scores(built: Path) -> None:
     assert stored.documents([], 3) == []
     with pytest.raises(ValueError, match="top_k is 0"):
         stored.documents(["fox"], 0)
+
+
+def test_a_passage_that_many_queries_find_is_read_once(
+    built: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stored = open_index(built / "index", built / "c.jsonl", BM25)
+    alone = [stored.documents([query], 2)[0] for query in ("number17", "Place 17", "number17")]
+    read: list[int] = []
+    real = module.CorpusFile.document
+    monkeypatch.setattr(
+        module.CorpusFile, "document", lambda self, row, *a: read.append(row) or real(self, row, *a)
+    )
+    assert stored.documents(["number17", "Place 17", "number17"], 2) == alone
+    assert len(read) == len(set(read)) > 0
 
 
 def test_passages_in_every_form_are_read_from_the_file(tmp_path: Path) -> None:
@@ -167,6 +182,51 @@ def test_a_build_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.M
     with pytest.raises(KeyboardInterrupt):
         build_index(corpus, tmp_path / "i", BM25)
     assert list(tmp_path.iterdir()) == [corpus]
+
+
+def test_two_builds_at_once_leave_each_other_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in two containers, where both are process 1."""
+    corpus = write_corpus(tmp_path / "c.jsonl", 5)
+    real = module.write_json_atomic
+
+    def meanwhile(*given: Any) -> None:
+        monkeypatch.setattr(module, "write_json_atomic", real)
+        build_index(corpus, tmp_path / "i", BM25)
+        real(*given)
+
+    monkeypatch.setattr(module, "write_json_atomic", meanwhile)
+    with pytest.raises(ConfigError, match="built by another process meanwhile; start again"):
+        build_index(corpus, tmp_path / "i", BM25)
+    assert len(open_index(tmp_path / "i", corpus, BM25)) == 5
+    assert set(tmp_path.iterdir()) == {corpus, tmp_path / "i"}
+
+
+def test_a_model_that_is_a_folder_is_told_by_what_is_in_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text("{}")
+    (model / "model.safetensors").write_bytes(b"weights")
+    monkeypatch.chdir(tmp_path)
+    was = model_identity("model")
+    assert was == model_identity(str(model))
+    corpus = write_corpus(tmp_path / "c.jsonl", 5)
+    build_index(corpus, tmp_path / "i", BM25)
+    manifest = json.loads((tmp_path / "i" / "manifest.json").read_text())
+    manifest |= {"kind": "dense", **was}
+    (tmp_path / "i" / "manifest.json").write_text(json.dumps(manifest))
+    (model / "model.safetensors").write_bytes(b"WEIGHTS")  # in its place, of the same size
+    options = IndexOptions(kind="dense", encoder=EncoderOptions(model="model"))
+    with pytest.raises(ConfigError, match="was built with model_sha256 '") as caught:
+        open_index(tmp_path / "i", corpus, options)
+    assert "\n" not in str(caught.value)
+    (model / "model.safetensors").write_bytes(b"weights")
+    (model / "config.json").write_text('{"x": 1}')
+    assert model_identity("model") != was
+    assert model_identity("owner/name") == {"model": "owner/name", "model_sha256": None}
 
 
 def test_a_folder_that_is_there_is_left_alone(built: Path) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import socket
+import sys
 from collections.abc import Callable
 from itertools import count
 from typing import Any
@@ -358,3 +359,22 @@ def test_a_batch_goes_on_where_its_searches_fail() -> None:
     assert trajectory_metrics(failed, 2)["turn_error_share"] == 1
     with raw_server(found) as server:
         assert trajectory_metrics(roll_out(retriever(server)), 2)["turn_error_share"] == 0
+
+
+@pytest.mark.parametrize(
+    "proxy", ["socks5://me:secret@h:1", "gopher://me:secret@h:1", "http://me:secret@h:port"]
+)
+def test_a_proxy_that_cannot_be_used_is_one_failed_search(
+    proxy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("HTTP_PROXY", "http_proxy", "HTTPS_PROXY", "https_proxy", "no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("ALL_PROXY", proxy)
+    monkeypatch.setenv("all_proxy", proxy)
+    monkeypatch.setitem(sys.modules, "socksio", None)  # as where it is not installed
+    client = retriever("http://h/retrieve", environment_proxies=True, retries=3)
+    with pytest.raises(RetrievalError, match="the environment's proxy cannot be used") as caught:
+        client.search(["a"], 1)
+    assert "secret" not in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert (client.counts.failures, client.counts.requests) == (1, 0)

@@ -1,11 +1,14 @@
 """`cotune serve-retriever`: Search-R1's interface, in process and as the real thing on loopback."""
 
 import asyncio
+import json
 import signal
 import socket
 import subprocess
+import sys
 import threading
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from importlib import util
 from pathlib import Path
 from typing import Any
@@ -25,7 +28,8 @@ from tests.retrieval.corpora import queries, write_corpus
 from tests.retrieval.serving import command, served
 
 pytest.importorskip("fastapi")
-from cotune.retrieval.server import Batcher, ServerLimits, create_app
+from cotune.retrieval.batching import Batcher
+from cotune.retrieval.server import ServerLimits, create_app
 
 
 class Echo:
@@ -90,6 +94,7 @@ def test_replies_are_those_of_search_r1() -> None:
         ({"queries": ["a"], "topk": 6}, 422, "topk is 6; expected 1 to 5"),
         ({"queries": ["a"] * 4}, 422, "4 queries; expected at most 3"),
         ({"queries": ["a", "b" * 11]}, 422, "a query of 11 characters; expected at most 10"),
+        ({"queries": ["a"] * 3, "topk": 5}, 422, "3 queries with topk 5; expected at most 12 pass"),
         ({"queries": ["a" * 300]}, 413, "more than 200 bytes"),
     ],
 )
@@ -97,7 +102,7 @@ def test_what_asks_for_too_much_is_refused_in_one_line(
     request_: Any, status: int, detail: str
 ) -> None:
     index = Echo()
-    reply = ask(request_, index, queries=3, query_chars=10, top_k=5, body_bytes=200)
+    reply = ask(request_, index, queries=3, query_chars=10, top_k=5, passages=12, body_bytes=200)
     assert reply.status_code == status
     assert detail in reply.json()["detail"]
     assert "\n" not in reply.text
@@ -133,15 +138,171 @@ def test_requests_that_wait_are_answered_together() -> None:
     assert calls == [
         (["a"], 1),
         (["b", "c", "d"], 1),
-        (["e"], 1),
         (["f", "boom"], 2),
+        (["f"], 2),
+        (["boom"], 2),
         (["g"], 1),
     ]
     texts = [
         [row[0].text for row in rows] if isinstance(rows, list) else type(rows).__name__
         for rows in found
     ]
-    assert texts == [["a"], ["b"], ["c", "d"], "CancelledError", "OSError", "OSError", ["g"]]
+    assert texts == [["a"], ["b"], ["c", "d"], "CancelledError", ["f"], "OSError", ["g"]]
+
+
+def test_a_long_request_takes_turns_with_the_others() -> None:
+    calls: list[list[str]] = []
+
+    def search(some: Sequence[str], top_k: int) -> list[list[Document]]:
+        calls.append(list(some))
+        return Echo().documents(some, top_k)
+
+    async def main() -> list[list[list[Document]]]:
+        batcher = Batcher(search, largest=3)
+        asked = [[f"long {i}" for i in range(7)], ["short"], ["other"]]
+        return await asyncio.gather(*(batcher.documents(queries, 1) for queries in asked))
+
+    found = asyncio.run(main())
+    assert [[row[0].text for row in rows] for rows in found] == [
+        [f"long {i}" for i in range(7)],
+        ["short"],
+        ["other"],
+    ]
+    assert calls == [
+        ["long 0", "long 1", "long 2"],
+        ["short", "other", "long 3"],
+        ["long 4", "long 5", "long 6"],
+    ]
+
+
+def test_a_stop_ends_all_that_wait_though_the_thread_is_stuck() -> None:
+    begun, go = threading.Event(), threading.Event()
+
+    def search(some: Sequence[str], top_k: int) -> list[list[Document]]:
+        begun.set()
+        go.wait()
+        return Echo().documents(some, top_k)
+
+    async def main() -> list[str]:
+        batcher = Batcher(search)
+        first = asyncio.create_task(batcher.documents(["a"], 1))
+        await asyncio.to_thread(begun.wait)
+        asked = [batcher.documents(["b"], 1), batcher.thread.run(str, 3)]
+        waiting = [first, *map(asyncio.ensure_future, asked)]
+        await asyncio.sleep(0)
+        batcher.stop()
+        assert batcher.thread.busy
+        ended = await asyncio.gather(*waiting, batcher.documents(["c"], 1), return_exceptions=True)
+        return [type(one).__name__ for one in ended]
+
+    try:
+        assert asyncio.run(main()) == ["StoppingError"] * 4
+    finally:
+        go.set()
+
+
+def test_what_a_client_no_longer_waits_for_is_not_searched() -> None:
+    begun, go = threading.Event(), threading.Event()
+
+    class Slow(Echo):
+        def documents(self, queries: Sequence[str], top_k: int) -> list[list[Document]]:
+            found = super().documents(queries, top_k)
+            begun.set()
+            go.wait()
+            return found
+
+    index = Slow()
+    app = create_app(index)
+
+    async def post(query: str, gone: asyncio.Event) -> list[int]:
+        body = json.dumps({"queries": [query]}).encode()
+        messages = [{"type": "http.request", "body": body, "more_body": False}]
+        sent: list[int] = []
+
+        async def receive() -> Any:
+            if messages:
+                return messages.pop()
+            await gone.wait()
+            return {"type": "http.disconnect"}
+
+        async def send(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                sent.append(message["status"])
+
+        scope = {
+            "type": "http", "http_version": "1.1", "method": "POST", "path": "/retrieve",
+            "query_string": b"", "headers": [(b"content-type", b"application/json")],
+        }  # fmt: skip
+        await app(scope, receive, send)
+        return sent
+
+    async def main() -> list[list[int]]:
+        stays, leaves = asyncio.Event(), asyncio.Event()
+        first = asyncio.create_task(post("a", stays))
+        await asyncio.to_thread(begun.wait)
+        second = asyncio.create_task(post("left", leaves))
+        leaves.set()
+        status = await second  # while the first is searched for
+        go.set()
+        return [await first, status, await post("b", stays)]
+
+    assert asyncio.run(main()) == [[200], [499], [200]]
+    assert [queries for queries, _ in index.calls] == [["a"], ["b"]]
+
+
+def test_lone_surrogates_are_searched_as_question_marks() -> None:
+    reply = ask(b'{"queries": ["a\\ud800b"], "topk": 1}')
+    assert reply.status_code == 200
+    assert reply.json() == {"result": [[{"id": "0", "contents": '"T"\na?b'}]]}
+
+
+STUCK = """
+import sys, threading
+from cotune.retrieval import server
+
+class Stuck:
+    manifest = {}
+    def __len__(self):
+        return 0
+    def documents(self, queries, top_k):
+        print("searching", flush=True)
+        threading.Event().wait()
+
+server._GRACE_S = 0.1
+listening = server.reserve("127.0.0.1", 0)
+listening.listen(5)
+print(listening.getsockname()[1], flush=True)
+server.serve(server.create_app(Stuck()), listening)
+"""
+
+
+@pytest.mark.parametrize(
+    ("number", "status", "said"),
+    [(signal.SIGINT, 130, "cotune: stopped\n"), (signal.SIGTERM, -signal.SIGTERM, "")],
+)
+def test_a_search_that_does_not_end_holds_no_end_up(
+    number: signal.Signals, status: int, said: str
+) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", STUCK], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        url = f"http://127.0.0.1:{process.stdout.readline().strip()}/retrieve"
+        with ThreadPoolExecutor(1) as thread:
+            reply = thread.submit(
+                lambda: httpx.post(url, json={"queries": ["a"]}, trust_env=False, timeout=60)
+            )
+            assert process.stdout.readline() == "searching\n"
+            process.send_signal(number)
+            assert reply.result().status_code == 503
+        assert reply.result().json() == {"detail": "the server is stopping"}
+        assert process.wait(timeout=60) == status
+        assert process.stderr.read() == said
+    finally:
+        process.kill()
+        process.communicate()
 
 
 @pytest.fixture(scope="module")

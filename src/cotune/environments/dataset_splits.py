@@ -3,7 +3,7 @@
 import hashlib
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from cotune.contracts import ConfigError
@@ -63,6 +63,27 @@ def hold_out(
     for split in wanted:
         parts[split] = [q for q in questions if chosen.get(q.key) == split]
     return parts
+
+
+def without_held(
+    questions: Sequence[Question], held: Collection[str], source: str
+) -> list[Question]:
+    """Training data without the questions of held-out files; a warning says how many there were.
+
+    Args:
+        questions: all there are.
+        held: the keys of what stands in files of their own.
+        source: where the questions come from, to start a message with.
+
+    Raises:
+        ConfigError: nothing is left.
+    """
+    kept = [question for question in questions if question.key not in held]
+    if not kept:
+        raise ConfigError(f"{source} has no question that is not held out; add some")
+    if dropped := len(questions) - len(kept):
+        warn(f"{source}: {dropped} questions of held-out files are not trained on")
+    return kept
 
 
 def warn_of_overlaps(questions: Mapping[str, Sequence[Question]]) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cotune.contracts import ConfigError
-from cotune.environments.dataset_splits import Question, hold_out, sha, warn
+from cotune.environments.dataset_splits import Question, hold_out, sha, without_held
 from cotune.records import Task
 from cotune.retrieval.corpus import json_rows, shortened
 
@@ -73,7 +73,7 @@ def select(
 
     Raises:
         ConfigError: no problem that is hard enough, a difficulty that is none, too few problems to
-            hold some out.
+            hold some out, none that is not in a held-out file.
     """
     trained = [
         Question(task, sha(task.question)[:12], task.question, where)
@@ -85,16 +85,14 @@ def select(
             f"{selection.source} has no problem of {selection.column} {selection.at_least:g} or more; "
             "lower environment.difficulty_at_least"
         )
+    held = {s: [t for t, _ in rows] for s, rows in problems.items() if s != OF_TRAIN}
+    trained = without_held(
+        trained, {task.question for tasks in held.values() for task in tasks}, selection.source
+    )
     parts = hold_out(trained, selection.hold_out, selection.source, "environment")
-    held = {split: [task for task, _ in rows] for split, rows in problems.items()}
     held |= {s: [_renamed(q.task, s) for q in parts[s]] for s in selection.hold_out}
-    texts = {task.question for split, tasks in held.items() if split != OF_TRAIN for task in tasks}
-    kept = [question.task for question in parts[OF_TRAIN] if question.key not in texts]
-    if dropped := len(parts[OF_TRAIN]) - len(kept):
-        warn(f"{selection.source}: {dropped} problems that are held out are not trained on")
-    if not kept:
-        raise ConfigError(f"{selection.source} has no problem that is not held out; add some")
-    return {split: _drawn(kept, selection) if split == OF_TRAIN else held[split] for split in held}
+    kept = [question.task for question in parts[OF_TRAIN]]
+    return {OF_TRAIN: _drawn(kept, selection), **held}
 
 
 def _renamed(task: Task, split: str) -> Task:

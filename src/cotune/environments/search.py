@@ -249,13 +249,19 @@ def search_environment(options: SearchOptions) -> SearchEnvironment:
         # As Search-R1's data have it, to the letter: its checkpoints were trained on that.
         instruction = instruction.replace(" as you want.", " as your want.")
     return SearchEnvironment(
-        read_questions(options.train, options.validation, options.test, options.sample),
+        questions_of(options),
         _retriever(options) if options.search else None,
         instruction,
         REWARDS[options.reward],
         options.top_k,
         options.protocol,
     )
+
+
+def questions_of(options: SearchOptions) -> dict[str, list[Task]]:
+    """The tasks of each split, equal where they are asked alike (`read_questions`)."""
+    asked = PROTOCOLS[options.protocol].asked
+    return read_questions(options.train, options.validation, options.test, options.sample, asked)
 
 
 def _retriever(options: SearchOptions) -> Retriever:

@@ -1,11 +1,11 @@
 """The questions of a search environment: from files, held out of the training data, or sampled."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
 from cotune.contracts import ConfigError
-from cotune.environments.dataset_splits import SPLITS, Question, hold_out, sha
+from cotune.environments.dataset_splits import SPLITS, Question, hold_out, sha, without_held
 from cotune.records import Task
 from cotune.retrieval.corpus import read_tasks
 from cotune.retrieval.search_r1_parquet import read_parquet_tasks
@@ -29,37 +29,55 @@ def check_questions(validation: int | Path, test: int | Path, sample: Sample) ->
         )
 
 
+def as_it_is(task: Task) -> Task:
+    return task
+
+
 def read_questions(
-    train: Path, validation: int | Path, test: int | Path, sample: Sample
+    train: Path,
+    validation: int | Path,
+    test: int | Path,
+    sample: Sample,
+    asked: Callable[[Task], Task] = as_it_is,
 ) -> dict[str, list[Task]]:
     """The tasks of each split, in the files' order.
 
-    Which questions are held out or sampled is decided by a hash of their text: another order of the
+    Questions of a validation or test file are dropped from `train` first, with a warning that counts
+    them, so that the splits share none. Which questions are held out or sampled is decided by a hash of their text: another order of the
     rows changes nothing, added rows change little, and equal questions stay on one side.
 
     Args:
         train: a file of questions, or a folder of Parquet files.
         validation, test: likewise, or how many of `train` to hold out.
         sample: how many of a split to keep.
+        asked: a task as its environment asks it; questions that are asked alike are equal.
 
     Raises:
-        ConfigError: a file that cannot be read, or too few questions to hold some out.
+        ConfigError: a file that cannot be read, too few questions to hold some out, or none
+            that is not in a held-out file.
     """
-    tasks = {"train": _read(train, "train")}
+    tasks = {"train": read_split(train, "train")}
     wanted: dict[str, int] = {}
     for split, given in (("validation", validation), ("test", test)):
         if isinstance(given, int):
             wanted[split] = given
         else:
-            tasks[split] = _read(given, split)
-    if wanted:
-        questions = [Question(task, "", task.question, "") for task in tasks["train"]]
-        parts = hold_out(questions, wanted, f"environment.train: {train}", "environment")
-        tasks |= {split: [q.task for q in part] for split, part in parts.items()}
+            tasks[split] = read_split(given, split)
+    source = f"environment.train: {train}"
+    questions = [Question(task, "", asked(task).question, "") for task in tasks["train"]]
+    files = [split for split in tasks if split != "train"]
+    held = {asked(task).question for split in files for task in tasks[split]}
+    parts = hold_out(without_held(questions, held, source), wanted, source, "environment")
+    tasks |= {split: [question.task for question in part] for split, part in parts.items()}
     return {split: _sampled(tasks[split], sample.get(split)) for split in SPLITS}
 
 
-def _read(path: Path, split: str) -> list[Task]:
+def read_split(path: Path, split: str) -> list[Task]:
+    """The tasks of a JSONL or Parquet file, or of a folder of Parquet files.
+
+    Raises:
+        ConfigError: no such file, or one that cannot be read.
+    """
     if path.is_dir() or path.suffix.lower() == ".parquet":
         if not path.exists():
             raise ConfigError(f"environment.{split}: no file {path}; name a Parquet or JSONL file")

@@ -1,5 +1,6 @@
 """Dense retrieval: passages as unit vectors by `sentence-transformers`, searched by `faiss`."""
 
+import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -13,6 +14,8 @@ DEFAULT_MODEL = "intfloat/e5-base-v2"
 
 _FILE = "vectors.faiss"
 _CHUNK = 4096
+_CONFIGURATIONS = ("config.json", "modules.json")
+_SAMPLE = 2**20  # bytes
 _BGE_QUERY = "Represent this sentence for searching relevant passages: "
 
 
@@ -47,6 +50,33 @@ def guessed_prefixes(model: str) -> tuple[str, str]:
     if name.startswith("bge-") and "-en" in name:
         return _BGE_QUERY, ""
     return "", ""
+
+
+def model_identity(model: str) -> dict[str, str | None]:
+    """What tells a model from another, for an index's manifest.
+
+    Returns:
+        `model`: its name on the hub, or its folder, resolved. `model_sha256`: of a folder its
+        configurations, and of its weights' files the names, sizes and last bytes; None of a name.
+    """
+    folder = Path(model)
+    if not folder.is_dir():
+        return {"model": model, "model_sha256": None}
+    digest = hashlib.sha256()
+    for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder).as_posix()
+        if path.name in _CONFIGURATIONS:
+            digest.update(f"{name}\n".encode() + path.read_bytes())
+        elif path.suffix in (".safetensors", ".bin"):
+            digest.update(f"{name} {path.stat().st_size}\n".encode() + _last_bytes(path))
+    return {"model": str(folder.resolve()), "model_sha256": digest.hexdigest()}
+
+
+def _last_bytes(path: Path) -> bytes:
+    """Those of weights that were trained further differ, where sizes do not."""
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - _SAMPLE))
+        return file.read()
 
 
 class Encoder:

@@ -10,9 +10,10 @@ import json
 import mmap
 import os
 import shutil
+import tempfile
 from array import array
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -21,7 +22,7 @@ import numpy as np
 from cotune.contracts import ConfigError
 from cotune.json_files import write_json_atomic
 from cotune.retrieval.corpus import corpus_rows, parse_passage
-from cotune.retrieval.dense import Encoder, EncoderOptions
+from cotune.retrieval.dense import Encoder, EncoderOptions, model_identity
 from cotune.retrieval.documents import STYLES, Document, Style, indexed_text
 
 SCHEMA_VERSION = 1
@@ -119,8 +120,15 @@ class StoredIndex:
         distinct = list(dict.fromkeys(queries))
         if not distinct:
             return []
-        rows = dict(zip(distinct, self._ranker.rank(distinct, top_k), strict=True))
-        return [[self._corpus.document(row, score) for row, score in rows[q]] for q in queries]
+        ranked = dict(zip(distinct, self._ranker.rank(distinct, top_k), strict=True))
+        # Many queries find the same passages: each is read once.
+        wanted = {row for rows in ranked.values() for row, _ in rows}
+        read = {row: self._corpus.document(row) for row in wanted}
+        found = {
+            query: [replace(read[row], score=score) for row, score in rows]
+            for query, rows in ranked.items()
+        }
+        return [list(found[query]) for query in queries]
 
 
 def default_folder(corpus: Path, kind: Kind) -> Path:
@@ -148,18 +156,30 @@ def build_index(
     """
     if folder.exists():
         raise ConfigError(f"--folder: {folder} is there; delete it or name another")
-    staged = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
     try:
-        staged.mkdir(parents=True)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        # Made for this call alone: process ids are the same in two containers.
+        outer = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
+    except OSError as error:
+        raise _unwritable(folder, error) from error
+    staged = outer / "index"  # with the usual permissions; mkdtemp's are the owner's alone
+    try:
+        staged.mkdir()
         manifest = _write_index(corpus, staged, options, progress)
         write_json_atomic(staged / _MANIFEST, manifest)
+        if folder.exists():
+            raise ConfigError(
+                f"--folder: {folder} was built by another process meanwhile; start again to use it"
+            )
         os.rename(staged, folder)
     except OSError as error:
-        raise ConfigError(
-            f"--folder: cannot write {folder} ({error.strerror or error}); name another"
-        ) from error
+        raise _unwritable(folder, error) from error
     finally:
-        shutil.rmtree(staged, ignore_errors=True)
+        shutil.rmtree(outer, ignore_errors=True)
+
+
+def _unwritable(folder: Path, error: OSError) -> ConfigError:
+    return ConfigError(f"--folder: cannot write {folder} ({error.strerror or error}); name another")
 
 
 def _write_index(
@@ -193,7 +213,7 @@ def _write_index(
         lambda done: progress(done, count),
     )
     prefixes = {"query_prefix": encoder.query_prefix, "passage_prefix": encoder.passage_prefix}
-    return {**manifest, "model": options.encoder.model, **prefixes}
+    return {**manifest, **model_identity(options.encoder.model), **prefixes}
 
 
 def _counted(passages: CorpusFile, progress: Callable[[int, int], None]) -> Iterator[Document]:
@@ -259,7 +279,7 @@ def _check_options(folder: Path, manifest: dict[str, Any], options: IndexOptions
     if options.kind == "bm25":
         asked["title_weight"] = options.title_weight
     else:
-        asked["model"] = encoder.model
+        asked |= model_identity(encoder.model)
         given = {"query_prefix": encoder.query_prefix, "passage_prefix": encoder.passage_prefix}
         asked |= {name: prefix for name, prefix in given.items() if prefix is not None}
     for name, value in asked.items():

@@ -215,12 +215,7 @@ class RemoteRetriever:
         size, slots = options.batch_size, asyncio.Semaphore(options.concurrency)
         batches = [queries[i : i + size] for i in range(0, len(queries), size)]
         timeout = httpx.Timeout(options.timeout_s, connect=min(_CONNECT_S, options.timeout_s))
-        async with httpx.AsyncClient(
-            timeout=timeout,
-            verify=self._tls_context(),
-            follow_redirects=False,
-            trust_env=options.environment_proxies,
-        ) as client:
+        async with self._client(timeout) as client:
 
             async def one(batch: list[str]) -> list[list[Document]]:
                 async with slots:
@@ -236,6 +231,25 @@ class RemoteRetriever:
                 await asyncio.gather(*tasks, return_exceptions=True)
         rows = [row for reply in replies for row in reply]
         return dict(zip(queries, rows, strict=True))
+
+    def _client(self, timeout: Any) -> Any:
+        """RetrievalError where the environment's proxies cannot be used."""
+        import httpx
+
+        try:
+            return httpx.AsyncClient(
+                timeout=timeout,
+                verify=self._tls_context(),
+                follow_redirects=False,
+                trust_env=self._options.environment_proxies,
+            )
+        except (ImportError, ValueError, httpx.InvalidURL) as error:
+            # The message is httpx's, which may quote an address with its password.
+            raise self._error(
+                f"the environment's proxy cannot be used ({type(error).__name__}); correct "
+                "HTTP_PROXY, HTTPS_PROXY and ALL_PROXY, set environment_proxies: false, or for SOCKS "
+                "pip install 'httpx[socks]'"
+            ) from error
 
     def _tls_context(self) -> ssl.SSLContext:
         """Made once: reading the certificates takes longer than a search. Unused over http."""

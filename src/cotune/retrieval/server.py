@@ -4,28 +4,32 @@
 
 import asyncio
 import json
+import logging
+import os
 import signal
 import socket
-from collections import deque
-from collections.abc import Awaitable, Callable, MutableMapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+import sys
+from collections.abc import Awaitable, Callable, Coroutine, MutableMapping, Sequence
 from dataclasses import dataclass
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, Protocol, TypeVar
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, BeforeValidator, ConfigDict
 
 from cotune.contracts import ConfigError
+from cotune.retrieval.batching import Batcher, StoppingError
 from cotune.retrieval.documents import Document
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
-_GRACE_S = 10
+_GRACE_S = 7.0
+"""For requests under way at the end; uvicorn then has two seconds, and ten all in all are not over."""
 _CONNECTIONS = 1024
 BACKLOG = 2048
 """Connections that may wait to be accepted: uvicorn's own number."""
 
+_T = TypeVar("_T")
 _Message = MutableMapping[str, Any]
 _Receive = Callable[[], Awaitable[_Message]]
 _Send = Callable[[_Message], Awaitable[None]]
@@ -49,13 +53,20 @@ class ServerLimits:
         queries: in one request. Search-R1 sends a whole batch at once.
         query_chars: of one query.
         top_k: passages of a query.
+        passages: of all queries together.
         body_bytes: of the request.
     """
 
     queries: int = 16_384
     query_chars: int = 32_768
     top_k: int = 100
+    passages: int = 65_536
     body_bytes: int = 64 * 2**20
+
+
+def _without_surrogates(value: object) -> object:
+    """Lone surrogates are legal in JSON, but have no UTF-8 form: "?", as the client sends them."""
+    return value.encode("utf-8", "replace").decode() if isinstance(value, str) else value
 
 
 class RetrieveRequest(BaseModel):
@@ -69,69 +80,9 @@ class RetrieveRequest(BaseModel):
 
     model_config = ConfigDict(strict=True)
 
-    queries: list[str]
+    queries: list[Annotated[str, BeforeValidator(_without_surrogates)]]
     topk: int | None = None
     return_scores: bool = False
-
-
-class Batcher:
-    """Answers requests in one thread; those that wait for it meanwhile are answered together.
-
-    Together means: in one call of the index where they ask for equally many passages. A lone
-    request is not kept waiting for others.
-
-    Args:
-        search: the index; called in one thread.
-        largest: queries of one call, unless a single request has more.
-    """
-
-    def __init__(
-        self, search: Callable[[Sequence[str], int], list[list[Document]]], largest: int = 2048
-    ) -> None:
-        self._search, self._largest = search, largest
-        self._waiting: deque[tuple[Sequence[str], int, asyncio.Future[list[list[Document]]]]] = (
-            deque()
-        )
-        self._thread = ThreadPoolExecutor(1, "retrieval")
-        self._task: asyncio.Task[None] | None = None
-
-    async def documents(self, queries: Sequence[str], top_k: int) -> list[list[Document]]:
-        """As the index's."""
-        answer: asyncio.Future[list[list[Document]]] = asyncio.get_running_loop().create_future()
-        self._waiting.append((queries, top_k, answer))
-        if self._task is None or self._task.done():
-            self._task = asyncio.create_task(self._work())
-        return await answer
-
-    async def _work(self) -> None:
-        loop = asyncio.get_running_loop()
-        while self._waiting:
-            batch = self._next()
-            queries = [query for some, _, _ in batch for query in some]
-            try:
-                found = iter(
-                    await loop.run_in_executor(self._thread, self._search, queries, batch[0][1])
-                )
-            except Exception as error:  # noqa: BLE001 - each request answers for itself
-                for _, _, answer in batch:
-                    if not answer.done():
-                        answer.set_exception(error)
-                continue
-            for some, _, answer in batch:
-                rows = [next(found) for _ in some]
-                if not answer.done():  # whoever asked may be gone
-                    answer.set_result(rows)
-
-    def _next(self) -> list[tuple[Sequence[str], int, asyncio.Future[list[list[Document]]]]]:
-        """The request that has waited longest, and those behind it that fit to it."""
-        batch = [self._waiting.popleft()]
-        size = len(batch[0][0])
-        while self._waiting and self._waiting[0][1] == batch[0][1]:
-            size += len(self._waiting[0][0])
-            if size > self._largest:
-                break
-            batch.append(self._waiting.popleft())
-        return batch
 
 
 def create_app(index: Index, top_k: int = 3, limits: ServerLimits | None = None) -> "FastAPI":
@@ -148,15 +99,21 @@ def create_app(index: Index, top_k: int = 3, limits: ServerLimits | None = None)
 
     bounds = ServerLimits() if limits is None else limits
     app, batcher = FastAPI(title="cotune retrieval"), Batcher(index.documents)
+    app.state.batcher = batcher
     app.add_middleware(_BodyLimit, limit=bounds.body_bytes)
 
     @app.post("/retrieve")
-    async def retrieve(request: RetrieveRequest) -> Response:  # pyright: ignore[reportUnusedFunction]
+    async def retrieve(request: RetrieveRequest, http: Request) -> Response:  # pyright: ignore[reportUnusedFunction]
         asked = top_k if request.topk is None else request.topk
         if refusal := _refusal(request.queries, asked, bounds):
             raise HTTPException(422, refusal)
-        found = await batcher.documents(request.queries, asked)
-        body = json.dumps({"result": [_row(row, request.return_scores) for row in found]})
+        try:
+            found = await _unless_gone(http.receive, batcher.documents(request.queries, asked))
+            if found is None:
+                return Response(status_code=499)  # nobody reads it
+            body = await batcher.thread.run(_body, found, request.return_scores)
+        except StoppingError:
+            return JSONResponse({"detail": "the server is stopping"}, 503)
         return Response(body, media_type="application/json")
 
     @app.get("/health")
@@ -179,10 +136,36 @@ def _refusal(queries: Sequence[str], top_k: int, limits: ServerLimits) -> str:
         return f"{len(queries)} queries; expected at most {limits.queries} in a request"
     if not 1 <= top_k <= limits.top_k:
         return f"topk is {top_k}; expected 1 to {limits.top_k}"
+    if len(queries) * top_k > limits.passages:
+        return (
+            f"{len(queries)} queries with topk {top_k}; expected at most {limits.passages} passages "
+            "in a request"
+        )
     longest = max(map(len, queries), default=0)
     if longest > limits.query_chars:
         return f"a query of {longest} characters; expected at most {limits.query_chars}"
     return ""
+
+
+async def _unless_gone(receive: _Receive, work: Coroutine[Any, Any, _T]) -> _T | None:
+    """What work gives; None, and it is cancelled, where the client goes before."""
+    answer = asyncio.create_task(work)
+    gone = asyncio.create_task(_disconnected(receive))
+    try:
+        await asyncio.wait({answer, gone}, return_when=asyncio.FIRST_COMPLETED)
+        return answer.result() if answer.done() else None
+    finally:
+        answer.cancel()
+        gone.cancel()
+
+
+async def _disconnected(receive: _Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def _body(found: Sequence[Sequence[Document]], scores: bool) -> str:
+    return json.dumps({"result": [_row(row, scores) for row in found]})
 
 
 def _row(documents: Sequence[Document], scores: bool) -> list[dict[str, Any]]:
@@ -252,12 +235,17 @@ def reserve(host: str, port: int) -> socket.socket:
 
 
 def serve(app: "FastAPI", listening: socket.socket) -> None:
-    """Serves until SIGINT or SIGTERM; requests under way are answered first.
+    """Serves until SIGINT or SIGTERM; requests under way are answered first, if they can be within
+    seconds, and with status 503 otherwise.
+
+    Where a call of the index runs on after SIGINT, this ends the process.
 
     Raises:
         KeyboardInterrupt: it was SIGINT.
     """
     import uvicorn
+
+    batcher: Batcher = app.state.batcher
 
     class Server(uvicorn.Server):
         """Remembers SIGINT: where a shell started it in the background, Python ignores that."""
@@ -268,15 +256,33 @@ def serve(app: "FastAPI", listening: socket.socket) -> None:
             self.interrupted |= sig == signal.SIGINT
             super().handle_exit(sig, frame)
 
+        async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+            ending = asyncio.create_task(self._end_of_grace())
+            await super().shutdown(sockets)
+            ending.cancel()
+            # What is cancelled from here on was told so, or is past waiting for: no tracebacks.
+            logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL + 1)
+
+        async def _end_of_grace(self) -> None:
+            await asyncio.sleep(_GRACE_S)
+            batcher.stop()
+
     config = uvicorn.Config(
         app,
         log_level="warning",
         access_log=False,
-        timeout_graceful_shutdown=_GRACE_S,
+        timeout_graceful_shutdown=int(_GRACE_S) + 2,
         backlog=BACKLOG,
         limit_concurrency=_CONNECTIONS,
     )
     server = Server(config)
-    server.run(sockets=[listening])
+    try:
+        server.run(sockets=[listening])
+    except KeyboardInterrupt:  # uvicorn's way to hand SIGINT on
+        server.interrupted = True
+    if server.interrupted and batcher.thread.busy:
+        # The interpreter's own end would stop that thread within a library, which may abort.
+        print("cotune: stopped", file=sys.stderr, flush=True)
+        os._exit(130)
     if server.interrupted:
         raise KeyboardInterrupt
