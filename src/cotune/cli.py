@@ -81,17 +81,8 @@ def train(
     run_file: RunFile,
     set_: Overrides = None,
     quiet: Quiet = False,
-    dry_run: Annotated[
-        bool,
-        typer.Option(
-            "--dry-run",
-            help="Two small steps of it with a bundled policy in the model's place, and offline "
-            "rules in the LLM's; nothing is fetched or left behind.",
-        ),
-    ] = False,
-    ask_llm: Annotated[
-        bool, typer.Option("--ask-llm", help="With --dry-run: ask the run file's LLM for real.")
-    ] = False,
+    dry_run: options.DryRun = False,
+    ask_llm: options.AskLLM = False,
 ) -> None:
     """Train a run file from the start."""
     if dry_run:
@@ -376,36 +367,22 @@ def _rank() -> int:
 
 @app.command("serve-retriever")
 def serve_retriever(
-    corpus: Annotated[Path, typer.Option(help="JSON Lines of passages: id and contents.")],
-    index: Annotated[str, typer.Option(help="bm25, or dense for embeddings and faiss.")] = "bm25",
-    folder: Annotated[
-        Path | None,
-        typer.Option(help="The index, built if it is not there; CORPUS.bm25 or CORPUS.dense."),
-    ] = None,
-    model: Annotated[
-        str | None,
-        typer.Option(help="Dense: a sentence-transformers model; intfloat/e5-base-v2 if none."),
-    ] = None,
-    query_prefix: Annotated[
-        str | None, typer.Option(help="Dense: before each query; the model's own if none.")
-    ] = None,
-    passage_prefix: Annotated[
-        str | None, typer.Option(help="Dense: before each passage; the model's own if none.")
-    ] = None,
-    title_weight: Annotated[
-        int, typer.Option(min=0, help="BM25: how often a passage's title counts.")
-    ] = 3,
-    host: Annotated[
-        str, typer.Option(help="0.0.0.0 opens it to the network; it asks nobody for a password.")
-    ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8000,
-    topk: Annotated[int, typer.Option(help="Passages where a request does not say.")] = 3,
+    corpus: options.Corpus,
+    index: options.IndexKind = "bm25",
+    folder: options.IndexFolder = None,
+    model: options.Encoder = None,
+    query_prefix: options.QueryPrefix = None,
+    passage_prefix: options.PassagePrefix = None,
+    title_weight: options.TitleWeight = 3,
+    host: options.Host = "127.0.0.1",
+    port: options.Port = 8000,
+    topk: options.TopK = 3,
 ) -> None:
     """Serve a corpus to search environments: Search-R1's /retrieve, over BM25 or embeddings."""
     from cotune.retrieval.serving import index_options, serve_retriever
 
-    options = index_options(index, title_weight, model, query_prefix, passage_prefix)
-    serve_retriever(corpus, folder, options, _console(), host=host, port=port, top_k=topk)
+    chosen = index_options(index, title_weight, model, query_prefix, passage_prefix)
+    serve_retriever(corpus, folder, chosen, _console(), host=host, port=port, top_k=topk)
 
 
 def main() -> None:

@@ -90,3 +90,38 @@ AsJSON = Annotated[bool, typer.Option("--json", help="The figures as JSON, and n
 OutputFile = Annotated[
     Path | None, typer.Option(metavar="FILE", help="Where the same JSON is written, too.")
 ]
+
+DryRun = Annotated[
+    bool,
+    typer.Option(
+        "--dry-run",
+        help="Two small steps of it with a bundled policy in the model's place, and offline "
+        "rules in the LLM's; nothing is fetched or left behind.",
+    ),
+]
+AskLLM = Annotated[
+    bool, typer.Option("--ask-llm", help="With --dry-run: ask the run file's LLM for real.")
+]
+
+Corpus = Annotated[Path, typer.Option(help="JSON Lines of passages: id and contents.")]
+IndexKind = Annotated[str, typer.Option(help="bm25, or dense for embeddings and faiss.")]
+IndexFolder = Annotated[
+    Path | None,
+    typer.Option(help="The index, built if it is not there; CORPUS.bm25 or CORPUS.dense."),
+]
+Encoder = Annotated[
+    str | None,
+    typer.Option(help="Dense: a sentence-transformers model; intfloat/e5-base-v2 if none."),
+]
+QueryPrefix = Annotated[
+    str | None, typer.Option(help="Dense: before each query; the model's own if none.")
+]
+PassagePrefix = Annotated[
+    str | None, typer.Option(help="Dense: before each passage; the model's own if none.")
+]
+TitleWeight = Annotated[int, typer.Option(min=0, help="BM25: how often a passage's title counts.")]
+Host = Annotated[
+    str, typer.Option(help="0.0.0.0 opens it to the network; it asks nobody for a password.")
+]
+Port = Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")]
+TopK = Annotated[int, typer.Option(help="Passages where a request does not say.")]

@@ -186,6 +186,22 @@ def _values(
         f"{rollout}.calculate_log_probs": _masks(distillation),
         f"{rollout}.agent.agent_loop_config_path": str(Path(__file__).with_name("agents.yaml")),
         f"{rollout}.agent.default_agent_loop": AGENT,
+    }
+    values |= _trainer_values(config, folder, gpus, resume_from)
+    values |= {f"{actor}.clip_ratio{end}": training.clip for end in ("", "_low", "_high")}
+    if stops:
+        values[f"{rollout}.skip_tokenizer_init"] = False
+    if _masks(distillation):
+        values["algorithm.rollout_correction.rollout_rs"] = "token_k1"
+        values["algorithm.rollout_correction.rollout_rs_threshold"] = rejection_bounds(distillation)
+    return values
+
+
+def _trainer_values(
+    config: RunConfig, folder: Path, gpus: int, resume_from: Path | None
+) -> dict[str, Any]:
+    training = config.training
+    return {
         "reward.num_workers": 1,
         "algorithm.adv_estimator": "grpo",
         "trainer.n_gpus_per_node": gpus,
@@ -204,13 +220,6 @@ def _values(
         "trainer.checkpoint_callback_class": "cotune.engines.verl.trainer.SaveStrategy",
         "ray_kwargs.ray_init.log_to_driver": False,
     }
-    values |= {f"{actor}.clip_ratio{end}": training.clip for end in ("", "_low", "_high")}
-    if stops:
-        values[f"{rollout}.skip_tokenizer_init"] = False
-    if _masks(distillation):
-        values["algorithm.rollout_correction.rollout_rs"] = "token_k1"
-        values["algorithm.rollout_correction.rollout_rs_threshold"] = rejection_bounds(distillation)
-    return values
 
 
 def rejection_bounds(distillation: Distillation) -> str:
