@@ -36,14 +36,15 @@ class Calls:
 
     Attributes:
         begin: (assignment, row) to an episode; its prompt may be an environment's to say.
-        respond: an action to its answer.
+        step: (episode, what the policy wrote) to None: the environment has answered, and the episode has
+            taken it.
         score: a rollout to the same with its reward, once all of its group are there: what scores may
             compare them.
         arrived: tells `score` where the run stands, by veRL's step.
     """
 
     begin: Together
-    respond: Together
+    step: Together
     score: Groups
     arrived: Callable[[int], None]
 
@@ -59,6 +60,12 @@ def _calls(worker: Worker) -> Calls:
             for assignment, row in asked
         ]
 
+    def stepped(taken: Sequence[tuple[Episode, Sample]]) -> list[None]:
+        actions = [episode.advance(sample.ids, sample.logprobs) for episode, sample in taken]
+        for (episode, _), response in zip(taken, environment.respond(actions), strict=True):
+            episode.observe(response)
+        return [None] * len(taken)
+
     def scored(trajectories: Sequence[Trajectory]) -> list[Trajectory]:
         own = [score(trajectory, environment) for trajectory in trajectories]
         return own if rewards is None else rewards(own, environment)
@@ -67,10 +74,11 @@ def _calls(worker: Worker) -> Calls:
         if isinstance(rewards, RewardFunctions):
             rewards.trainer_state = _trainer_state(worker, step)
 
-    # One thread for all: an environment may keep state that its scores read.
+    # One thread for all: an environment may keep state that its scores read, and a tokenizer must not
+    # be used by two.
     thread = ThreadPoolExecutor(1, thread_name_prefix="cotune")
     scores = Groups(Together(scored, thread))
-    return Calls(Together(begun, thread), Together(environment.respond, thread), scores, arrived)
+    return Calls(Together(begun, thread), Together(stepped, thread), scores, arrived)
 
 
 def _trainer_state(worker: Worker, step: int) -> SimpleNamespace:
@@ -132,8 +140,7 @@ class EpisodeLoop(AgentLoopBase):
         turn = 0
         while not episode.done:
             sample = await self._sample(episode, sampling, request_id, turn, sent)
-            action = episode.advance(sample.ids, sample.logprobs)
-            episode.observe(await calls.respond(action))
+            await calls.step((episode, sample))
             turn += 1
         return episode.trajectory()
 
