@@ -10,7 +10,7 @@ import pytest
 
 from cotune.batch_metrics import trajectory_metrics
 from cotune.contracts import LLM, EngineError, Recorder, Rewards, Rollout, State
-from cotune.coordinator import Coordinator, RolloutSettings, SingleProcess, stable_seed
+from cotune.coordinator import Coordinator, RolloutSettings, stable_seed
 from cotune.evolution_log import EvolutionLog
 from cotune.records import (
     Action,
@@ -26,6 +26,7 @@ from cotune.records import (
     Turn,
 )
 from cotune.rewards.functions import RewardFunctions
+from cotune.single_process import SingleProcess
 from cotune.strategies.static import StaticStrategy
 from cotune.testing import CharacterCodec, ScriptedLLM, ScriptedSampler, ScriptedSession
 from tests.helpers import make_tasks, make_trajectory

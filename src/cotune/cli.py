@@ -307,15 +307,9 @@ def report(
 
 @app.command()
 def compare(
-    suite: Annotated[
-        Path | None, typer.Argument(metavar="[SUITE.yaml]", help="The suite file.")
-    ] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Check every run file, say what would be run.")
-    ] = False,
-    methods: Annotated[
-        bool, typer.Option("--methods", help="List what a suite can name, and stop.")
-    ] = False,
+    suite: options.SuiteFile = None,
+    dry_run: options.SuiteDryRun = False,
+    methods: options.ListMethods = False,
     set_: Overrides = None,
 ) -> None:
     """Run methods over seeds at equal numbers of policy rollouts, and compare them.

@@ -125,3 +125,11 @@ Host = Annotated[
 ]
 Port = Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")]
 TopK = Annotated[int, typer.Option(help="Passages where a request does not say.")]
+
+SuiteFile = Annotated[Path | None, typer.Argument(metavar="[SUITE.yaml]", help="The suite file.")]
+SuiteDryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Check every run file, say what would be run.")
+]
+ListMethods = Annotated[
+    bool, typer.Option("--methods", help="List what a suite can name, and stop.")
+]

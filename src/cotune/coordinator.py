@@ -29,21 +29,9 @@ from cotune.evolution_log import EvolutionLog, LoggedPhase
 from cotune.journal import Journal, Meter
 from cotune.records import Assignment, Limits, Progress, Prompt, Purpose, Sampling, Task, Trajectory
 from cotune.resampling import Resampling, resampled
+from cotune.single_process import SingleProcess
 
 STATE_SCHEMA = 1
-
-
-class SingleProcess:
-    """The comm of a run in one process."""
-
-    rank = 0
-    size = 1
-
-    def broadcast(self, value: Any) -> Any:
-        return value
-
-    def gather(self, value: Any) -> list[Any]:
-        return [value]
 
 
 @dataclass(frozen=True)

@@ -72,7 +72,8 @@ class VerlMemory:
 
 def verl_memory(config: RunConfig, shape: Shape) -> VerlMemory:
     """What a run file needs on each GPU; ConfigError for one of its keys that is no number."""
-    args = flat(config.training.engine_args)
+    given = flat(config.training.engine_args)
+    args = {name.replace("+", ""): value for name, value in given.items()}
     whole = memory_of(config, shape)
     layer = sum(a * b for a, b in shape.linear.values())
     limits = config.limits

@@ -5,7 +5,7 @@ from typing import Any
 import torch.distributed as dist
 
 from cotune.contracts import Comm
-from cotune.coordinator import SingleProcess
+from cotune.single_process import SingleProcess
 
 
 class TorchComm:

@@ -9,8 +9,8 @@ import torch
 from datasets import Dataset
 
 from cotune.contracts import ConfigError, EngineError
-from cotune.coordinator import SingleProcess
 from cotune.records import Limits, StopReason
+from cotune.single_process import SingleProcess
 from tests.engines.tiny import Letters, tiny_model, tiny_tokenizer
 from tests.engines.trl.setup import HINT, Counting, Run, start
 

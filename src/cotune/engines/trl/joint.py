@@ -28,7 +28,7 @@ from cotune.contracts import (
     ConfigError,
     State,
 )
-from cotune.coordinator import Coordinator, RolloutSettings, SingleProcess
+from cotune.coordinator import Coordinator, RolloutSettings
 from cotune.engines.codec import HFCodec
 from cotune.engines.comm import TorchComm
 from cotune.engines.joint import Joint
@@ -50,6 +50,7 @@ from cotune.engines.trl.vllm_sampler import engine_context, sampling_logprobs
 from cotune.evolution.distillation import reweighs
 from cotune.records import Task, Trajectory
 from cotune.rewards.functions import RewardFunctions
+from cotune.single_process import SingleProcess
 from cotune.task_order import TaskOrder
 
 Hook = Callable[["TRLJoint", int], None]

@@ -10,10 +10,10 @@ from trl import GRPOTrainer
 from trl.generation.vllm_generation import VLLMGeneration
 
 from cotune.contracts import Codec, Comm, ConfigError, EngineError
-from cotune.coordinator import SingleProcess
 from cotune.engines.sampling import StopFinder
 from cotune.evolution.distillation import compares_contexts, is_distilled
 from cotune.records import Distillation, Sample, SampleRequest, Sampling, Trajectory
+from cotune.single_process import SingleProcess
 
 Waiting = list[tuple[int, int]] | None
 """Rows of a rank that wait for tokens: context length and limit of each; None once it has closed."""

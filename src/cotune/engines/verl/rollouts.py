@@ -136,7 +136,8 @@ class Apart:
         self._manager.generate_sequences(prompts)
         done, _ = self._buffer.sample(global_steps=step, partition_id=_APART, batch_size=len(rows))
         try:
-            places = {key: uids.index(_uid(key)) for key in done.keys}
+            row = {uid: number for number, uid in enumerate(uids)}
+            places = {key: row[_uid(key)] for key in done.keys}
             return _in_order(_results(_APART, list(done.keys)), places, assignments)
         finally:
             tq.kv_clear(keys=done.keys, partition_id=_APART)

@@ -1,7 +1,7 @@
 """veRL's configuration of a run file."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from cotune.config import RunConfig
 from cotune.contracts import ConfigError
+from cotune.memory_verl import flat
 from cotune.policies import policy_path
 from cotune.records import Distillation
 
@@ -91,7 +92,7 @@ def verl_config(
     Raises:
         ConfigError: names the field that cannot work.
     """
-    given = dict(_leaves("", config.training.engine_args))
+    given = _keys(config.training.engine_args)
     check_supported(config, distillation)
     _check_ours(given)
     composed = [f"{name}={given[name]}" for name in _COMPOSED if name in given]
@@ -313,17 +314,12 @@ def _check_batch(found: DictConfig, config: RunConfig) -> None:
         )
 
 
-def _leaves(prefix: str, given: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+def _keys(given: Mapping[str, Any]) -> dict[str, Any]:
     """Nested keys as dotted ones; a + before any part of a key stands before the whole."""
-    for key, value in given.items():
-        bare = str(key).lstrip("+")
-        name = f"{prefix}.{bare}" if prefix else bare
-        if bare != str(key):
-            name = "+" + name.lstrip("+")
-        if isinstance(value, Mapping) and value:
-            yield from _leaves(name, value)
-        else:
-            yield name, value
+    return {
+        f"+{name.replace('+', '')}" if "+" in name else name: value
+        for name, value in flat(given).items()
+    }
 
 
 def _one_line(error: Exception) -> str:
