@@ -49,7 +49,9 @@ def test_the_other_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     absent, *verl = doctor.engines()
     assert absent.ok
     assert absent.what.startswith("engine trl: not installed")
-    assert any("verl" in finding.what for finding in verl)
+    assert all(finding.what.startswith("engine verl: ") for finding in verl)
+    lacking = {finding.what: finding.mend for finding in verl if not finding.ok}
+    assert lacking["engine verl: cachetools is not installed"] == "pip install 'cachetools>=5'"
 
 
 def test_both_together(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -71,7 +71,7 @@ def engines() -> list[Finding]:
 def verl_engine(found: str) -> list[Finding]:
     """Whether what cotune's extra for veRL requires is there, and no TRL that breaks it."""
     wrong_ones = [
-        finding
+        Finding(False, f"engine verl: {finding.what}", finding.mend)
         for text in requires("cotune") or ()
         for requirement in [Requirement(text)]
         if requirement.marker is not None
