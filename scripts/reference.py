@@ -136,7 +136,6 @@ _GROUPS = (
 )
 _BY_MODULE = {
     "library": "Methods for your own trainer",
-    "library_gepa": "Methods for your own trainer",
     "engines": "Methods for your own trainer",
     "strategies": "Options of the methods",
     "evolution": "Options of the methods",

@@ -28,8 +28,7 @@ if TYPE_CHECKING:
     from cotune.evolution.hints import HintOptions
     from cotune.exporting.chat_template import with_instruction
     from cotune.frames import RunReader, open_run
-    from cotune.library import INSPO, P2O, INSPOWithP2O, Static
-    from cotune.library_gepa import GEPA
+    from cotune.library import GEPA, INSPO, P2O, INSPOWithP2O, Static
     from cotune.llm.client import OpenAIOptions
     from cotune.llm.hint_writer import RulesLLM
     from cotune.records import (
@@ -131,8 +130,7 @@ _HOME = {
     "environments.verifiers": ("from_verifiers",),
     "exporting.chat_template": ("with_instruction",),
     "frames": ("RunReader", "open_run"),
-    "library": ("INSPO", "INSPOWithP2O", "P2O", "Static"),
-    "library_gepa": ("GEPA",),
+    "library": ("GEPA", "INSPO", "INSPOWithP2O", "P2O", "Static"),
     "evolution.hints": ("HintOptions",),
     "llm.client": ("OpenAIOptions",),
     "llm.hint_writer": ("RulesLLM",),

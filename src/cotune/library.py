@@ -19,7 +19,7 @@ import difflib
 from collections.abc import Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from cotune.contracts import LLM, ConfigError, Environment, State, Strategy, TokenRules
 from cotune.engine_packages import need_trl
@@ -33,6 +33,7 @@ from cotune.records import Limits
 from cotune.rewards.functions import AnyReward, RewardFunctions
 from cotune.strategies import p2o
 from cotune.strategies.composed import ComposedOptions, InspoP2O
+from cotune.strategies.gepa import Gepa, GepaOptions
 from cotune.strategies.inspo import Inspo, InspoOptions
 from cotune.strategies.p2o import P2OOptions
 from cotune.strategies.static import StaticStrategy
@@ -53,12 +54,13 @@ class Method:
 
     def __init__(
         self,
+        *,
         environment: Environment,
-        limits: Limits | None,
-        instruction: str | None,
-        seed: int,
-        folder: str | Path | None,
-        rewards: GivenRewards,
+        limits: Limits | None = None,
+        instruction: str | None = None,
+        seed: int = 0,
+        folder: str | Path | None = None,
+        rewards: GivenRewards = None,
     ) -> None:
         self.environment = environment
         self.limits = limits or Limits()
@@ -112,7 +114,10 @@ class Method:
         raise NotImplementedError
 
 
-class Evolving(Method):
+Options = TypeVar("Options", InspoOptions, P2OOptions, ComposedOptions, GepaOptions)
+
+
+class Evolving(Method, Generic[Options]):
     """A method with an optimizer LLM and with options.
 
     Attributes:
@@ -120,22 +125,26 @@ class Evolving(Method):
         llm: what proposes.
     """
 
-    options_class: ClassVar[type[Any]]
+    options_class: type[Options]
     offline: ClassVar[tuple[type[Any], ...]]  # the environments that the offline rules know
 
     def __init__(
         self,
+        *,
         environment: Environment,
-        llm: LLM | OpenAIOptions | None,
-        options: Any,
-        option_fields: dict[str, Any],
-        limits: Limits | None,
-        instruction: str | None,
-        seed: int,
-        folder: str | Path | None,
-        rewards: GivenRewards,
+        llm: LLM | OpenAIOptions | None = None,
+        options: Options | None = None,
+        limits: Limits | None = None,
+        instruction: str | None = None,
+        seed: int = 0,
+        folder: str | Path | None = None,
+        rewards: GivenRewards = None,
+        **option_fields: Any,
     ) -> None:
-        super().__init__(environment, limits, instruction, seed, folder, rewards)
+        super().__init__(
+            environment=environment, limits=limits, instruction=instruction, seed=seed,
+            folder=folder, rewards=rewards,
+        )  # fmt: skip
         name = type(self).__name__
         if options is not None and option_fields:
             raise ConfigError(
@@ -147,7 +156,9 @@ class Evolving(Method):
                 f"{name}: options is of {type(options).__name__}; expected "
                 f"{self.options_class.__name__}"
             )
-        self.options = options or _options(name, self.options_class, option_fields)
+        if options is None:
+            options = _options(name, self.options_class, option_fields)
+        self.options = options
         if llm is None and not isinstance(environment, self.offline):
             known = " and ".join(c.__name__ for c in self.offline)
             raise ConfigError(
@@ -168,7 +179,7 @@ class Evolving(Method):
         return MeteredLLM(self.llm, run, model=type(self.llm).__name__)
 
 
-class INSPO(Evolving):
+class INSPO(Evolving[InspoOptions]):
     """Instruction-policy co-evolution (arXiv 2512.01945) for a trainer of one's own.
 
     Args:
@@ -192,23 +203,6 @@ class INSPO(Evolving):
     options_class = InspoOptions
     offline = (GeoEnvironment,)
 
-    def __init__(
-        self,
-        *,
-        environment: Environment,
-        llm: LLM | OpenAIOptions | None = None,
-        options: InspoOptions | None = None,
-        limits: Limits | None = None,
-        instruction: str | None = None,
-        seed: int = 0,
-        folder: str | Path | None = None,
-        rewards: GivenRewards = None,
-        **option_fields: Any,
-    ) -> None:
-        super().__init__(
-            environment, llm, options, option_fields, limits, instruction, seed, folder, rewards
-        )
-
     def build_strategy(self, tokens: TokenRules) -> Strategy:
         room = evolved_room(self.limits, self.kind)
         return Inspo(
@@ -222,7 +216,44 @@ class INSPO(Evolving):
         )
 
 
-class P2O(Evolving):
+class GEPA(Evolving[GepaOptions]):
+    """GEPA on the instruction before the first step (arXiv 2507.19457), then GRPO under the best one.
+
+    The search spends its whole `budget` of rollouts at step 1, under the policy as it is then.
+
+    Args:
+        environment: where tasks come from, how actions are answered and scored.
+        llm: the optimizer LLM, which reflects on failures; as for `INSPO`.
+        options: the method's numbers; or give its fields as keywords, not both.
+        limits: of an episode, in tokens and turns.
+        instruction: the initial instruction; None is the environment's.
+        seed: of the order of tasks and of all draws.
+        folder: the run folder; None is `cotune` in the trainer's `output_dir`.
+        rewards: functions as TRL takes them, each alone or with its weight; they score in the
+            environment's place. See `cotune.RewardFunctions`.
+
+    Raises:
+        ConfigError: an option or an instruction that cannot work, or no LLM.
+    """
+
+    kind = "gepa"
+    options_class = GepaOptions
+    offline = (GeoEnvironment,)
+
+    def build_strategy(self, tokens: TokenRules) -> Strategy:
+        return Gepa(
+            self.instruction,
+            self.environment.tasks("train"),
+            self.options,
+            self.seed,
+            tokens.count,
+            evolved_room(self.limits, self.kind),
+            tokens.control_tokens,
+            self.environment.required,
+        )
+
+
+class P2O(Evolving[P2OOptions]):
     """Hints on hard questions, distilled into the weights (arXiv 2603.21877).
 
     The instruction stays as it is. Trained by `cotune.JointTrainer`, whose arguments are those of
@@ -248,23 +279,6 @@ class P2O(Evolving):
     options_class = P2OOptions
     offline = (GeoEnvironment, ArithmeticEnvironment)
 
-    def __init__(
-        self,
-        *,
-        environment: Environment,
-        llm: LLM | OpenAIOptions | None = None,
-        options: P2OOptions | None = None,
-        limits: Limits | None = None,
-        instruction: str | None = None,
-        seed: int = 0,
-        folder: str | Path | None = None,
-        rewards: GivenRewards = None,
-        **option_fields: Any,
-    ) -> None:
-        super().__init__(
-            environment, llm, options, option_fields, limits, instruction, seed, folder, rewards
-        )
-
     def check_group(self, group_size: int) -> None:
         _check_judged(self.options, group_size)
 
@@ -280,7 +294,7 @@ class P2O(Evolving):
         )
 
 
-class INSPOWithP2O(Evolving):
+class INSPOWithP2O(Evolving[ComposedOptions]):
     """INSPO and P²O composed: instructions evolve, and hard questions get hints besides.
 
     Trained by `cotune.JointTrainer`, as `P2O` is.
@@ -304,23 +318,6 @@ class INSPOWithP2O(Evolving):
     kind = "inspo+p2o"
     options_class = ComposedOptions
     offline = (GeoEnvironment,)
-
-    def __init__(
-        self,
-        *,
-        environment: Environment,
-        llm: LLM | OpenAIOptions | None = None,
-        options: ComposedOptions | None = None,
-        limits: Limits | None = None,
-        instruction: str | None = None,
-        seed: int = 0,
-        folder: str | Path | None = None,
-        rewards: GivenRewards = None,
-        **option_fields: Any,
-    ) -> None:
-        super().__init__(
-            environment, llm, options, option_fields, limits, instruction, seed, folder, rewards
-        )
 
     def check_group(self, group_size: int) -> None:
         _check_judged(self.options.p2o, group_size)
@@ -356,18 +353,6 @@ class Static(Method):
 
     kind = "static"
 
-    def __init__(
-        self,
-        *,
-        environment: Environment,
-        limits: Limits | None = None,
-        instruction: str | None = None,
-        seed: int = 0,
-        folder: str | Path | None = None,
-        rewards: GivenRewards = None,
-    ) -> None:
-        super().__init__(environment, limits, instruction, seed, folder, rewards)
-
     def build_strategy(self, tokens: TokenRules) -> Strategy:
         return StaticStrategy(self.instruction)
 
@@ -385,7 +370,7 @@ def _check_judged(options: P2OOptions, group_size: int) -> None:
         )
 
 
-def _options(method: str, options_class: type[Any], given: dict[str, Any]) -> Any:
+def _options(method: str, options_class: type[Options], given: dict[str, Any]) -> Options:
     known = [field.name for field in fields(options_class) if field.name != "kind"]
     for name in given:
         if name not in known:
