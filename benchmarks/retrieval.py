@@ -3,8 +3,8 @@
     python benchmarks/retrieval.py --passages 18000 200000
     python benchmarks/retrieval.py --index dense --model MODEL --passages 18000
 
-Passages are of about 100 words drawn by Zipf's law, as long as those of Search-R1's Wikipedia dump;
-queries are of six words of a passage. For each size: an index is built by a process of its own, then
+Passages are of about 100 words (`--words`) drawn by Zipf's law, as long as those of Search-R1's Wikipedia
+dump; queries are of six words of a passage. For each size: an index is built by a process of its own, then
 searched in this process and, in turns with that, by `cotune serve-retriever` and `RemoteRetriever`
 on loopback: batches of 512 queries, top 3. Rates are medians; compare those of one run only.
 """
@@ -28,14 +28,14 @@ from cotune.retrieval.dense import EncoderOptions
 from cotune.retrieval.index import IndexOptions, build_index, open_index
 from cotune.retrieval.remote import RemoteOptions, RemoteRetriever
 
-_VOCABULARY, _WORDS, _TOP_K = 200_000, 100, 3
+_VOCABULARY, _TOP_K = 200_000, 3
 
 
-def write_corpus(path: Path, count: int) -> None:
+def write_corpus(path: Path, count: int, length: int) -> None:
     draw = np.random.default_rng(7)
     with path.open("w", encoding="utf-8") as file:
         for i in range(count):
-            words = [f"w{w}" for w in np.minimum(draw.zipf(1.3, _WORDS), _VOCABULARY)]
+            words = [f"w{w}" for w in np.minimum(draw.zipf(1.3, length), _VOCABULARY)]
             text = f'"{words[0]} {words[1]} {i}"\n{" ".join(words)}'
             file.write(json.dumps({"id": str(i), "contents": text}) + "\n")
 
@@ -54,8 +54,7 @@ def batches(path: Path, count: int, size: int) -> list[list[str]]:
 
 
 def build(corpus: Path, folder: Path, options: IndexOptions) -> tuple[float, float]:
-    """Seconds and peak MiB of a process that builds the index."""
-    started = time.perf_counter()
+    """CPU seconds and peak MiB of a process that builds the index."""
     child = os.fork()
     if child == 0:
         status = 1
@@ -67,7 +66,7 @@ def build(corpus: Path, folder: Path, options: IndexOptions) -> tuple[float, flo
     _, status, usage = os.wait4(child, 0)
     if status:
         raise SystemExit("the index was not built")
-    return time.perf_counter() - started, usage.ru_maxrss / 2**10
+    return usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 2**10
 
 
 def memory(pid: int) -> dict[str, float]:
@@ -82,9 +81,11 @@ def rate(search: Callable[[list[str]], object], queries: list[str]) -> float:
     return len(queries) / (time.perf_counter() - started)
 
 
-def measure(count: int, options: IndexOptions, repeats: int, batch: int, folder: Path) -> str:
+def measure(
+    count: int, options: IndexOptions, length: int, repeats: int, batch: int, folder: Path
+) -> str:
     corpus, index = folder / "corpus.jsonl", folder / "index"
-    write_corpus(corpus, count)
+    write_corpus(corpus, count, length)
     seconds, peak = build(corpus, index, options)
     disk = sum(path.stat().st_size for path in index.rglob("*") if path.is_file()) / 2**20
     arguments = ["--corpus", corpus, "--folder", index, "--port", "0", "--index", options.kind]
@@ -126,6 +127,7 @@ def measure(count: int, options: IndexOptions, repeats: int, batch: int, folder:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--passages", type=int, nargs="+", default=[18_000, 200_000])
+    parser.add_argument("--words", type=int, default=100, help="of a passage, at least six")
     parser.add_argument("--index", choices=["bm25", "dense"], default="bm25")
     parser.add_argument("--model", default="intfloat/e5-base-v2")
     parser.add_argument("--repeats", type=int, default=5)
@@ -139,13 +141,14 @@ def main() -> None:
         f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, {versions}"
     )
     print(
-        "| index | passages | corpus MiB | build s | build peak MiB | index MiB | server MiB, "
+        "| index | passages | corpus MiB | build CPU s | build peak MiB | index MiB | server MiB, "
         "own / mapped | after searching | in process, queries/s | server, queries/s | ratio |"
     )
     print("| --- |" + " ---: |" * 10, flush=True)
     for count in args.passages:
         with tempfile.TemporaryDirectory() as folder:
-            print(measure(count, options, args.repeats, args.batch, Path(folder)), flush=True)
+            row = measure(count, options, args.words, args.repeats, args.batch, Path(folder))
+            print(row, flush=True)
 
 
 if __name__ == "__main__":
