@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cotune.contracts import ConfigError
-from cotune.episode import Episode, new_episodes, run_episodes
+from cotune.episode import Episode, new_episodes, run_episodes, score
 from cotune.records import (
     Action,
     Assignment,
@@ -269,3 +269,14 @@ def test_any_episode_is_consistent(
     assert 1 <= len(got.completion_ids) <= limits.trajectory_tokens
     assert context is None or len(got.prompt_ids) + len(got.completion_ids) <= context
     assert len(got.turns) <= limits.turns
+
+
+@pytest.mark.parametrize("reward", [float("nan"), float("inf")])
+def test_a_reward_that_is_no_finite_number_names_environment_and_task(reward: float) -> None:
+    class Broken(Echo):
+        def score(self, trajectory: Trajectory) -> tuple[float, str | None]:
+            return reward, None
+
+    done = run(["end answer."])
+    with pytest.raises(ConfigError, match=r"Broken\.score gave the reward (nan|inf) for task t"):
+        score(done, Broken())

@@ -73,6 +73,10 @@ def test_advantages_by_hand() -> None:
     torch.testing.assert_close(got, expected)
 
 
+def test_a_group_of_one_rollout_has_no_advantage() -> None:
+    assert group_advantages(torch.tensor([1.0, 0.0]), 1).tolist() == [0.0, 0.0]
+
+
 def two_tokens() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Ratios 1.5 and 0.5 in two rollouts; the second rollout's second token is an observation."""
     old = torch.tensor([[-1.0, -2.0], [-0.5, -3.0]])

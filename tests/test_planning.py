@@ -128,6 +128,7 @@ def test_a_phase_of_hints_falls_due_at_the_end_of_each_epoch() -> None:
     # 8 tasks, 4 a step: epochs end after steps 2, 4, …; the last step has no phase after it.
     config = config_with(strategy=P2O, training={"steps": 5})
     assert hint_phases(config, 8) == 2
+    assert hint_phases(config, 2) == config.training.steps - 1  # two epochs a step, one phase
     assert hint_phases(config_with(strategy=P2O, training={"steps": 4}), 8) == 1
     # Two phases of 20 evaluations, each over it by at most 2 hints × (2 + 3 questions).
     planned = plan_run(config)

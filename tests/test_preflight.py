@@ -13,6 +13,7 @@ from cotune.preflight import (
     check_prompts,
     check_retriever,
     check_rewards,
+    check_splits,
     evolved_room,
 )
 from cotune.records import Limits, Task
@@ -92,6 +93,16 @@ def test_the_longest_prompt_must_fit() -> None:
     ):
         check_prompts(env, Words(), "do", Limits(prompt_tokens=10), ["train"], strategy="static")
     check_prompts(env, Words(), "do", Limits(prompt_tokens=10), ["test"], strategy="static")
+
+
+def test_a_split_without_questions_is_refused_before_anything_is_spent() -> None:
+    some, none = [Task("a", "Who?", ("a",))], list[Task]()
+    env = environment("Who?").with_tasks({"train": some, "validation": none, "test": some})
+    check_splits(env, validates=False)
+    with pytest.raises(ConfigError, match="the validation split has no questions"):
+        check_splits(env, validates=True)
+    with pytest.raises(ConfigError, match="the test split has no questions"):
+        check_splits(env.with_tasks({"train": some, "test": none}), validates=False)
 
 
 def test_half_of_the_prompt_is_left_for_what_evolves() -> None:

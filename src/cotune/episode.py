@@ -10,6 +10,7 @@ episodes in lock-step (`run_episodes`) or one at a time with the same calls:
         episode.observe(response)               # what the environment answered
 """
 
+import math
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -291,8 +292,16 @@ def score(trajectory: Trajectory, environment: Environment) -> Trajectory:
     """The trajectory with the environment's reward and answer filled in.
 
     An environment that scores by several functions may say by `reward_parts` what each gave.
+
+    Raises:
+        ConfigError: the reward is no finite number.
     """
     reward, answer = environment.score(trajectory)
+    if not math.isfinite(reward):
+        raise ConfigError(
+            f"environment: {type(environment).__name__}.score gave the reward {reward} for task "
+            f"{trajectory.task.id}; expected a finite number: mend it"
+        )
     parts = getattr(environment, "reward_parts", None)
     return replace(
         trajectory,

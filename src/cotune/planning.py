@@ -162,8 +162,8 @@ def evolutions(options: InspoOptions, steps: int) -> int:
 
 def hint_phases(config: RunConfig, tasks: int) -> int:
     """How often hints are evolved: at every epoch's end that a step follows."""
-    questions = config.training.questions_per_step
-    return (config.training.steps - 1) * questions // tasks
+    questions, steps = config.training.questions_per_step, config.training.steps
+    return min(steps - 1, (steps - 1) * questions // tasks)  # an epoch may be less than a step
 
 
 def _methods(config: RunConfig) -> tuple[InspoOptions | None, P2OOptions | None]:

@@ -37,6 +37,20 @@ def check_instruction(environment: Environment, instruction: str, strategy: str 
         raise ConfigError(f"instruction {missing}")
 
 
+def check_splits(environment: Environment, *, validates: bool) -> None:
+    """Raises ConfigError where a split that a run needs has no questions.
+
+    Args:
+        validates: whether the run is evaluated on the validation split, too.
+    """
+    for split in ("train", "validation", "test") if validates else ("train", "test"):
+        if not environment.tasks(split):
+            raise ConfigError(
+                f"environment: the {split} split has no questions; expected at least one: hold some "
+                "out, or give it data of its own"
+            )
+
+
 def check_prompts(
     environment: Environment,
     codec: Codec,

@@ -35,6 +35,21 @@ def test_no_observation_can_end_the_policys_turn(codec: HFCodec) -> None:
     assert codec.encode(f"a{control}b")[0] == codec.encode("a")[0]
 
 
+@pytest.mark.parametrize("codec", [TINY, BUNDLED], ids=["tiny", "bundled"])
+def test_no_message_of_a_prompt_can_end_the_users_turn(codec: HFCodec) -> None:
+    forged = "".join(codec.control_tokens)
+    plain = codec.render([{"role": "user", "content": "a b"}])
+    asked = codec.render([{"role": "user", "content": f"a {forged} b"}])
+    control = {codec._tokenizer.convert_tokens_to_ids(t) for t in codec.control_tokens}  # pyright: ignore[reportPrivateUsage]
+    assert [i for i in asked if i in control] == [i for i in plain if i in control]
+
+
+def test_half_of_a_utf_16_pair_in_an_observation_is_no_error() -> None:
+    assert BUNDLED.encode("a\ud83db") == BUNDLED.encode("a?b")
+    message = {"role": "user", "content": "a\ud83db"}
+    assert BUNDLED.render_next([message]) == BUNDLED.render_next([{**message, "content": "a?b"}])
+
+
 @given(st.text(alphabet="abcXYZ 019.,?!<>/\n'-éßĀ中", max_size=60))
 def test_text_comes_back_as_it_was(text: str) -> None:
     assert BUNDLED.decode(BUNDLED.encode(text)) == text

@@ -67,6 +67,16 @@ def test_dev_questions_get_only_hints_that_solved_them():
         assert 0.5 < count["columns"] / 400 < 0.7  # weights 0.6 and 0.4
 
 
+def test_rewards_below_zero_give_weights_all_the_same():
+    # Means -1/3 and -2/3, and 1/2 and -1/2: a mean that is not above 0 is no weight.
+    both_below = pool_of((1, 1, -1, -1, -1, -1), (-1, -1, 1, -1, -1, -1))
+    one_below = pool_of((1, 1, 1, -1), (-1, -1, -1, 1))
+    for pool, share in ((both_below, 2 / 3), (one_below, 3 / 4)):
+        count = Counter(assign_hints(pool, ["elsewhere"], 400, "key")["elsewhere"])
+        assert set(count) == {"h0", "h1"}
+        assert abs(count["h0"] / 400 - share) < 0.08
+
+
 def test_draws_depend_on_key_and_id_alone():
     ids = [f"x{i}" for i in range(20)]
     drawn = assign_hints(POOL, ids, 6, "key")

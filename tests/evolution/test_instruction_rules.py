@@ -30,6 +30,7 @@ def test_a_good_candidate_passes():
     ("candidate", "reason"),
     [
         ("  \n", "empty"),
+        (GOOD + " \ud83d Search again.", "half of a UTF-16 pair"),
         (GOOD.replace("</answer>", ""), "lost </answer>"),
         (GOOD.replace("<search>", "<query>"), "lost <search>"),
         (GOOD + " Or <ins_2> so.", "holds <ins_2>"),

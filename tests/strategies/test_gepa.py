@@ -7,12 +7,14 @@ from typing import Any
 import pytest
 
 from cotune.contracts import BudgetError, ConfigError, EvolutionError, LLMError
-from cotune.evolution.instruction_reflection import read_instruction
+from cotune.evolution.instruction_reflection import InstructionReflector, read_instruction
+from cotune.evolution.instruction_rules import InstructionRules
 from cotune.evolution.reflection import example
 from cotune.llm.hint_writer import RulesLLM, read_shown
 from cotune.llm.rules import REMEDIES, Mode, split_sentences
 from cotune.records import Assignment, Completion, Progress, Prompt, StopReason, Task, Trajectory
 from cotune.strategies.gepa import Gepa, GepaOptions
+from cotune.testing import ScriptedLLM
 from tests.evolution.hint_fakes import Author, raising
 from tests.helpers import INITIAL, Events, make_trajectory
 
@@ -173,6 +175,20 @@ def test_what_breaks_the_contract_is_rejected_and_the_search_ends_in_an_error(
     assert all(reason in row["reason"] and row["parent"] == "i0" for row in refused)
     # No rollout was paid for any of them.
     assert {a.sampled.instruction for call in policy.calls for a in call} == {START}
+
+
+@pytest.mark.parametrize("placeholder", ["<curr_param>", "<side_info>"])
+def test_a_placeholder_of_the_reflection_prompt_breaks_the_contract(placeholder: str):
+    rejected: list[str] = []
+    reflector = InstructionReflector(
+        ScriptedLLM([f"```\n{INITIAL} Read {placeholder} with care and search again.\n```"]),
+        InstructionRules(INITIAL),
+        lambda: (),
+        lambda text, parent, reason: rejected.append(reason),
+        lambda kind, /, **fields: None,
+    )
+    assert reflector.propose(INITIAL, []) is None
+    assert rejected == [f"holds {placeholder}, which only the reflection prompt may"]
 
 
 def test_an_answer_of_a_question_that_was_met_is_a_leak():

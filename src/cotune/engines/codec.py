@@ -79,11 +79,19 @@ class HFCodec:
         self._reader: Reader | None = None
         self._ends: dict[bool, int] = {}
 
-    @property
+    @cached_property
     def control_tokens(self) -> tuple[str, ...]:
         """The tokenizer's special tokens as text: whoever writes them could forge a turn."""
         added = self._tokenizer.added_tokens_decoder.values()
-        return tuple(sorted({str(token) for token in added if token.special}))
+        return tuple(sorted({str(t) for t in added if t.special and str(t).strip()}))
+
+    def defused(self, messages: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
+        """The messages with control tokens that they spell out as text: `<|im_end|>` as `‹|im_end|>`.
+
+        A question of the data could end the user's turn by one, and speak as the policy.
+        """
+        tokens = self.control_tokens
+        return [{**m, "content": _without(m["content"], tokens)} for m in messages]
 
     def count(self, text: str) -> int:
         """Tokens of a text, without those a template adds."""
@@ -96,7 +104,8 @@ class HFCodec:
     def render(
         self, messages: Sequence[Mapping[str, str]], tools: Sequence[Mapping[str, Any]] = ()
     ) -> list[int]:
-        return self._rendered(messages, tools)
+        """See `contracts.Codec`: the prompt; control tokens that a message spells out stay text."""
+        return self._rendered(self.defused(messages), tools)
 
     def render_next(
         self, messages: Sequence[Mapping[str, str]], tools: Sequence[Mapping[str, Any]] = ()
@@ -219,7 +228,9 @@ class HFCodec:
 
     def encode(self, text: str) -> list[int]:
         # Control tokens spelt out in a passage stay text: they must not end the policy's turn.
-        encoded = self._tokenizer(text, add_special_tokens=False, split_special_tokens=True)
+        encoded = self._tokenizer(
+            _encodable(text), add_special_tokens=False, split_special_tokens=True
+        )
         return list(encoded["input_ids"])  # pyright: ignore[reportArgumentType]
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -257,20 +268,27 @@ class HFCodec:
         return [int(token) for token in rendered]  # pyright: ignore[reportArgumentType]
 
     def _neutralised(self, text: str) -> str:
-        """The text with the first character of each control token it spells out exchanged.
-
-        Those are special tokens, and other added ones that the chat template writes itself.
-        """
-        for spelt in self._spelt:
-            if spelt in text:
-                text = text.replace(spelt, f"‹{spelt[1:]}")
-        return text
+        """What is no part of the prompt: neither special tokens, nor what the template writes."""
+        return _without(_encodable(text), self._spelt)
 
     @cached_property
     def _spelt(self) -> tuple[str, ...]:
         template = str(self._tokenizer.chat_template)
         added = self._tokenizer.added_tokens_decoder.values()
         return tuple(str(t) for t in added if str(t).strip() and (t.special or str(t) in template))
+
+
+def _encodable(text: str) -> str:
+    """The text as UTF-8 holds it: a tool or a passage may give half of a UTF-16 pair."""
+    return text.encode("utf-8", "replace").decode()
+
+
+def _without(text: str, tokens: Sequence[str]) -> str:
+    """The text with the first character of each token that it spells out exchanged."""
+    for spelt in tokens:
+        if spelt in text:
+            text = text.replace(spelt, f"‹{spelt[1:]}")
+    return text
 
 
 def _dialogue(call: ToolCall | None) -> list[dict[str, Any]]:

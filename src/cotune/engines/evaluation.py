@@ -137,7 +137,7 @@ class RunEvaluation:
         em = 0.0
         if self._config.evaluation.every:
             em = self._measure(joint, together, "validation", "during").em
-        joint.coordinator.on_rank_zero(lambda: self._best.offer(joint, em, joint.batches))
+        joint.coordinator.on_rank_zero(lambda: self._keep(joint, em))
         instruction_id, kept = self._best.restore(joint)
         text = kept.instruction
         after = self._measure(joint, together, "test", "after", Prompt(text), instruction_id)
@@ -158,6 +158,12 @@ class RunEvaluation:
             hinted,
             self._choice(joint),
         )
+
+    def _keep(self, joint: Evaluated, em: float) -> None:
+        if not self._config.evaluation.every:
+            # What was kept is of a run with fewer steps, and no score says which is better.
+            self._best.forget()
+        self._best.offer(joint, em, joint.batches)
 
     def forget(self) -> None:
         """Drops what was kept of a run that starts anew."""

@@ -8,8 +8,8 @@ from functools import lru_cache
 from cotune.evolution.instruction_rules import InstructionRules, ngrams, words_of
 from cotune.records import Task
 
-# Placeholders of gepa's reflection prompt: in a hint, they would be filled in when it is a parent.
-_PLACEHOLDERS = ("<curr_param>", "<side_info>")
+PLACEHOLDERS = ("<curr_param>", "<side_info>")
+"""Of gepa's reflection prompt: in a text, they would be filled in when it is a parent."""
 _THINK_TAG = re.compile(r"</?think>")
 _NUMBER = re.compile(r"(?<![\w.])[0-9][0-9,]*(?:\.[0-9]+)?(?!\w)")
 _NUMERIC_ANSWER = re.compile(r"[-+$\s]*[0-9][0-9,]*(?:\.[0-9]+)?[%\s]*")
@@ -120,7 +120,7 @@ class HintRules:
             tasks: the hard questions, whose answers and solutions it must not hold.
             instruction: what the policy is told anyway; what that holds is no leak.
         """
-        if placed := [p for p in _PLACEHOLDERS if p in candidate]:
+        if placed := [p for p in PLACEHOLDERS if p in candidate]:
             return f"holds {', '.join(placed)}, which only the reflection prompt may"
         if not think_tags_match(candidate):
             return "unclosed or stray think tag"

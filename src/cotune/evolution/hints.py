@@ -168,7 +168,8 @@ def assign_hints(
     """`count` hints for each hard question (Algorithm 2, step 2).
 
     Drawn with replacement, weighted by mean dev score: from the covering hints that solved the
-    question, where it is one of dev that some hint solved; else from all covering hints. A
+    question, where it is one of dev that some hint solved; else from all covering hints. Where
+    rewards below 0 leave a mean that is no weight, the share of dev solved stands for it. A
     question's draws depend on (seed_key, its id) alone.
 
     Args:
@@ -183,7 +184,13 @@ def assign_hints(
     for task_id in hard_ids if cover else ():
         able = [hint for hint in cover if task_id in solved[hint]] or cover
         draws = random.Random(f"{seed_key}/{task_id}").choices(
-            able, weights=[pool.mean(hint) for hint in able], k=1 if same else count
+            able, weights=_weights(pool, able), k=1 if same else count
         )
         assigned[task_id] = tuple(pool.texts[hint] for hint in (draws * count if same else draws))
     return assigned
+
+
+def _weights(pool: HintPool, hints: Sequence[int]) -> list[float]:
+    """What hints that solved something are drawn by: their means, or shares where one is not above 0."""
+    means = [pool.mean(hint) for hint in hints]
+    return means if min(means) > 0 else [pool.solved_share([hint]) for hint in hints]

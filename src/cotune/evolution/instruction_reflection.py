@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 
 from cotune.contracts import LLM, Recorder
+from cotune.evolution.hint_rules import PLACEHOLDERS
 from cotune.evolution.instruction_rules import InstructionRules, protocol_tags
 from cotune.evolution.reflection import Record, Reflector, fenced_text
 from cotune.records import Task
@@ -117,6 +118,8 @@ class InstructionReflector(Reflector):
         return text
 
     def _broken(self, text: str, parent: str) -> str | None:
+        if placed := [p for p in PLACEHOLDERS if p in text]:
+            return f"holds {', '.join(placed)}, which only the reflection prompt may"
         reason = self._rules.check(text, parent, self._tried, self._met())
         if reason is None:
             self.critiques[text] = self._critique

@@ -130,6 +130,8 @@ class InstructionRules:
         """
         if not candidate.strip():
             return "empty"
+        if any("\ud800" <= character <= "\udfff" for character in candidate):
+            return "holds half of a UTF-16 pair, which no tokenizer takes"
         kept = dict.fromkeys((*protocol_tags(self.original), *self.required))
         if missing := [text for text in kept if text not in candidate]:
             return f"lost {', '.join(missing)}"

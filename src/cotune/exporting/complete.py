@@ -229,7 +229,7 @@ def _renders_alike(
     try:
         return all(
             tokenizer.apply_chat_template(
-                question_messages(task),
+                codec.defused(question_messages(task)),
                 tools=tools or None,
                 add_generation_prompt=True,
                 return_dict=False,

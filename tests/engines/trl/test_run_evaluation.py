@@ -11,6 +11,7 @@ from cotune.contracts import State, Strategy
 from cotune.engines.trl.best import TRLBest
 from cotune.engines.trl.run import Outcome, RunEvaluation
 from cotune.engines.trl.trackers import report_scores
+from cotune.policy_folder import read_best
 from cotune.strategies.inspo import Inspo, InspoOptions
 from tests.engines.tiny import tiny_tokenizer
 from tests.engines.trl.setup import HINT, Counting, Run, start
@@ -96,6 +97,17 @@ def test_the_best_instruction_is_told_with_how_sure_one_can_be(
         3 * size,
     )
     assert arm["best_instruction"] == summary["best_instruction"] == TEXTS[int(chosen[1])]
+
+
+def test_without_validation_a_run_that_went_further_is_reported_by_its_last_policy(
+    tmp_path: Path,
+) -> None:
+    run, outcome, config = finished(tmp_path, Counting(), every=0)
+    assert outcome.steps == 2
+    run.joint.batches = 4
+    best = TRLBest(run.folder.best_path, tiny_tokenizer())
+    RunEvaluation(config, run.folder, best, report_scores).finish(run.joint)
+    assert read_best(run.folder.best_path)["step"] == 4
 
 
 def test_a_strategy_without_a_population_says_nothing_of_a_choice(tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ from cotune.preflight import (
     check_prompts,
     check_retriever,
     check_rewards,
+    check_splits,
 )
 from cotune.rewards.functions import RewardFunctions
 
@@ -94,6 +95,7 @@ def load_checked(config: RunConfig) -> Loaded:
     if rewards is not None:
         steps = config.training.steps * config.training.optimizer_steps
         rewards.trainer_state = TrainerState(max_steps=steps)
+    check_splits(environment, validates=bool(config.evaluation.every))
     check_rewards(rewards, environment, instruction, _SPLITS)
     check_retriever(environment)
     model, tokenizer = load_policy(config)

@@ -38,6 +38,7 @@ from cotune.preflight import (
     check_prompts,
     check_retriever,
     check_rewards,
+    check_splits,
 )
 from cotune.records import Distillation
 from cotune.run_dir import RunDir
@@ -70,6 +71,7 @@ def prepare(config: RunConfig, folder: Path) -> VerlSetup:
     worker = make_worker(config)
     environment, instruction = worker.environment, initial_instruction(config, worker.environment)
     check_instruction(environment, instruction, config.strategy.kind)
+    check_splits(environment, validates=bool(config.evaluation.every))
     check_retriever(environment)
     check_rewards(worker.rewards, environment, instruction, _SPLITS)  # pyright: ignore[reportArgumentType]
     check_context(worker.context_tokens, config.limits)

@@ -76,10 +76,6 @@ class Endpoint:
             raise ConfigError(f"--model, --base-url or --api-key-env: {error}") from error
 
 
-Rolled = Callable[[Sequence[Task], Callable[[int, int], None]], list[Trajectory]]
-"""Test questions to scored trajectories."""
-
-
 @dataclass(frozen=True)
 class _Ready:
     """All that a baseline's run needs, checked.
