@@ -2,6 +2,14 @@
 
 from hypothesis import settings
 
+from cotune.engine_packages import installed
+from tests.needing import TRL_FOLDER, WITH_NOTEBOOK, WITH_TRL
+
 # What a busy machine takes for an example says nothing about the code.
 settings.register_profile("cotune", deadline=None)
 settings.load_profile("cotune")
+
+# They import these packages at their top: without them, as in veRL's environment, they are left out.
+collect_ignore = [] if installed("trl") else [*WITH_TRL]
+collect_ignore += [] if installed("nbclient") else [*WITH_NOTEBOOK]
+collect_ignore_glob = [] if installed("trl") else [f"{TRL_FOLDER}/test_*.py"]

@@ -9,7 +9,7 @@ from omegaconf import OmegaConf
 
 from cotune.config import parse_config
 from cotune.contracts import ConfigError
-from cotune.engines.verl.settings import verl_config
+from cotune.engines.verl.settings import resume_from, verl_config
 from cotune.policies import policy_path
 from cotune.records import Distillation
 from tests.engines.verl.runs import GEO
@@ -22,7 +22,6 @@ def made(
     distillation: Distillation = ORIGINAL,
     *,
     stops: bool = False,
-    resume_from: Path | None = None,
     **training: Any,
 ) -> Any:
     raw = GEO | {"name": "tried", "output": "runs/tried", "seed": 5} | (changed or {})
@@ -30,7 +29,7 @@ def made(
     raw |= {"training": shared | GEO["training"] | training}
     folder = Path("/runs/tried/checkpoints")
     config = parse_config(raw, "the test")
-    return verl_config(config, folder, 2, stops, distillation, 4096, resume_from)
+    return verl_config(config, folder, 2, stops, distillation, 4096)
 
 
 def test_each_field_lands_where_verl_reads_it() -> None:
@@ -125,7 +124,9 @@ def test_stop_strings_need_a_tokenizer_in_the_rollout_engine() -> None:
 
 
 def test_resuming_names_the_checkpoint() -> None:
-    trainer = made(resume_from=Path("/runs/tried/checkpoints/global_step_4")).trainer
+    found = made()
+    resume_from(found, Path("/runs/tried/checkpoints/global_step_4"))
+    trainer = found.trainer
     assert trainer.resume_mode == "resume_path"
     assert trainer.resume_from_path == "/runs/tried/checkpoints/global_step_4"
 

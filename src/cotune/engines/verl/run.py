@@ -28,8 +28,9 @@ from cotune.engines.evaluation import Outcome, RunEvaluation
 from cotune.engines.parts import run_parts
 from cotune.engines.verl.best import VerlBest
 from cotune.engines.verl.checkpoints import drop_later, latest_checkpoint, load_state
+from cotune.engines.verl.cluster import check_cluster, check_copy, on_cluster
 from cotune.engines.verl.joint import VerlJoint
-from cotune.engines.verl.settings import verl_config
+from cotune.engines.verl.settings import resume_from, verl_config
 from cotune.engines.verl.worker import SECTION, Worker, make_worker, worker_of
 from cotune.llm.ledger import Ledger, policy_rollouts
 from cotune.preflight import (
@@ -51,23 +52,27 @@ _LOOK_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class VerlSetup:
-    """What was checked before anything is written."""
+    """What was checked before anything is written.
+
+    Attributes:
+        found: veRL's configuration, of a run from its start.
+    """
 
     worker: Worker
-    distillation: Distillation
-    gpus: int
-
-    @property
-    def environment(self) -> Any:
-        return self.worker.environment
+    found: DictConfig
 
 
 def prepare(config: RunConfig, folder: Path) -> VerlSetup:
     """Checks what a run needs; writes nothing, starts nothing.
 
+    Args:
+        config: the run file.
+        folder: where checkpoints will be kept, in the run folder.
+
     Raises:
         ConfigError: names the field that cannot work.
     """
+    check_copy(folder.parent)
     worker = make_worker(config)
     environment, instruction = worker.environment, initial_instruction(config, worker.environment)
     check_instruction(environment, instruction, config.strategy.kind)
@@ -86,26 +91,24 @@ def prepare(config: RunConfig, folder: Path) -> VerlSetup:
     strategy = build_strategy(config, environment, worker.codec)
     hints = isinstance(strategy, P2O)
     distillation = strategy.distillation if hints else Distillation(ratio="original")
-    setup = VerlSetup(worker, distillation, max(1, torch.cuda.device_count()))
-    _checked(config, folder, setup)
-    return setup
+    return VerlSetup(worker, _checked(config, folder, worker, distillation))
 
 
 def _checked(
-    config: RunConfig, folder: Path, setup: VerlSetup, resume_from: Path | None = None
+    config: RunConfig, folder: Path, worker: Worker, distillation: Distillation
 ) -> DictConfig:
     """veRL's configuration, found good by veRL itself."""
     found = verl_config(
         config,
         folder.absolute(),
-        setup.gpus,
-        bool(setup.environment.stop),
-        setup.distillation,
-        setup.worker.context_tokens,
-        None if resume_from is None else resume_from.absolute(),
+        max(1, torch.cuda.device_count()),
+        bool(worker.environment.stop),
+        distillation,
+        worker.context_tokens,
     )
     auto_set_device(found)
-    elsewhere = "RAY_ADDRESS" in os.environ or "address" in found.ray_kwargs.ray_init
+    check_cluster(found.ray_kwargs.ray_init)
+    elsewhere = on_cluster(found.ray_kwargs.ray_init)
     if found.trainer.device == "cuda" and not (elsewhere or torch.cuda.is_available()):
         raise ConfigError(
             "training.engine is verl, but there is no GPU here; start it where there is one, name a "
@@ -156,8 +159,9 @@ def train(
     checkpoint = latest_checkpoint(folder) if resume else None
     if resume:
         drop_later(folder, _step_of(checkpoint))
-    found = _checked(config, folder, setup, checkpoint)
+    found = setup.found
     if checkpoint is not None:
+        resume_from(found, checkpoint)
         _check_ranks(found, checkpoint)
     ours = {
         "run_folder": str(run.path.absolute()),
@@ -180,6 +184,13 @@ def train(
             raise EngineError(
                 f"veRL ended: {type(cause).__name__}: {' '.join(str(cause).split())[:300]}; its logs "
                 f"are in {run.path / 'verl.log'} and Ray's session folder"
+            ) from error
+        except (ConnectionError, RuntimeError, ValueError) as error:
+            if ray.is_initialized():
+                raise
+            raise EngineError(
+                f"Ray could not be started or reached: {' '.join(str(error).split())[:300]}; mend it "
+                f"(RAY_ADDRESS, training.engine_args.ray_kwargs.ray_init), then: cotune resume {run.path}"
             ) from error
         finally:
             ray.shutdown()

@@ -76,7 +76,6 @@ def verl_config(
     stops: bool,
     distillation: Distillation,
     context_tokens: int | None = None,
-    resume_from: Path | None = None,
 ) -> DictConfig:
     """veRL's configuration of a run; `training.engine_args` wins over what the run file leaves open.
 
@@ -87,7 +86,6 @@ def verl_config(
         stops: whether turns end at strings, which a rollout engine needs a tokenizer for.
         distillation: how hinted rollouts are trained on.
         context_tokens: what the policy can attend to; None is unlimited.
-        resume_from: veRL's folder of the checkpoint to go on from.
 
     Raises:
         ConfigError: names the field that cannot work.
@@ -101,7 +99,7 @@ def verl_config(
             found = compose("ppo_trainer", overrides=composed)
     except HydraException as error:
         raise ConfigError(f"training.engine_args: {_one_line(error)}") from error
-    values = _values(config, folder, gpus, stops, distillation, resume_from)
+    values = _values(config, folder, gpus, stops, distillation)
     with open_dict(found):
         for name, value in values.items():
             OmegaConf.update(found, name, value, force_add=True)
@@ -113,6 +111,12 @@ def verl_config(
     _check_rollout(found)
     _check_batch(found, config)
     return found
+
+
+def resume_from(found: DictConfig, checkpoint: Path) -> None:
+    """Makes a run of veRL go on from a checkpoint, which is veRL's folder."""
+    found.trainer.resume_mode = "resume_path"
+    found.trainer.resume_from_path = str(checkpoint.absolute())
 
 
 def check_supported(config: RunConfig, distillation: Distillation) -> None:
@@ -146,7 +150,6 @@ def _values(
     gpus: int,
     stops: bool,
     distillation: Distillation,
-    resume_from: Path | None,
 ) -> dict[str, Any]:
     training, limits = config.training, config.limits
     actor, rollout = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
@@ -188,7 +191,7 @@ def _values(
         f"{rollout}.agent.agent_loop_config_path": str(Path(__file__).with_name("agents.yaml")),
         f"{rollout}.agent.default_agent_loop": AGENT,
     }
-    values |= _trainer_values(config, folder, gpus, resume_from)
+    values |= _trainer_values(config, folder, gpus)
     values |= {f"{actor}.clip_ratio{end}": training.clip for end in ("", "_low", "_high")}
     if stops:
         values[f"{rollout}.skip_tokenizer_init"] = False
@@ -198,9 +201,7 @@ def _values(
     return values
 
 
-def _trainer_values(
-    config: RunConfig, folder: Path, gpus: int, resume_from: Path | None
-) -> dict[str, Any]:
+def _trainer_values(config: RunConfig, folder: Path, gpus: int) -> dict[str, Any]:
     training = config.training
     return {
         "reward.num_workers": 1,
@@ -216,8 +217,8 @@ def _trainer_values(
         "trainer.test_freq": -1,
         "trainer.save_freq": training.save_every or -1,
         "trainer.default_local_dir": str(folder),
-        "trainer.resume_mode": "disable" if resume_from is None else "resume_path",
-        "trainer.resume_from_path": None if resume_from is None else str(resume_from),
+        "trainer.resume_mode": "disable",
+        "trainer.resume_from_path": None,
         "trainer.checkpoint_callback_class": "cotune.engines.verl.trainer.SaveStrategy",
         "ray_kwargs.ray_init.log_to_driver": False,
     }

@@ -1,0 +1,45 @@
+"""Runs on a Ray cluster that is there already: named by RAY_ADDRESS, as in a submitted job, or by the run file."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from cotune.contracts import ConfigError
+
+_OF_A_NEW_ONE = ("num_cpus", "num_gpus", "resources", "object_store_memory")
+_COPY = "_ray_pkg_"
+
+
+def on_cluster(ray_init: Mapping[str, Any]) -> bool:
+    """Whether a run joins a running cluster instead of starting one.
+
+    Args:
+        ray_init: `ray_kwargs.ray_init` of veRL's configuration.
+    """
+    address = ray_init.get("address") or os.environ.get("RAY_ADDRESS")
+    return bool(address) and address != "local"  # with which Ray starts one of its own
+
+
+def check_cluster(ray_init: Mapping[str, Any]) -> None:
+    """Raises ConfigError for what Ray takes only where it starts a cluster itself."""
+    if not on_cluster(ray_init):
+        return
+    for name in _OF_A_NEW_ONE:
+        if ray_init.get(name) is not None:
+            raise ConfigError(
+                f"training.engine_args.ray_kwargs.ray_init.{name} is {ray_init[name]}, but the run joins "
+                "a running Ray cluster (RAY_ADDRESS, or ray_init.address), which has its own; remove it"
+            )
+
+
+def check_copy(folder: Path) -> None:
+    """Raises ConfigError for a run folder in the copy that Ray makes of a job's --working-dir.
+
+    The copy lies in Ray's session folder on one node, and goes with it.
+    """
+    if any(part.startswith(_COPY) for part in folder.absolute().parts):
+        raise ConfigError(
+            f"output: {folder} lies in the copy that Ray made of the job's --working-dir, and would be "
+            "lost with it; expected an absolute path, where all nodes see it"
+        )

@@ -1,0 +1,86 @@
+"""torchrun and `accelerate launch` start what docs/launching.md says: two processes over gloo, on the CPU."""
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from cotune.run_dir import RunDir
+from tests.run_files import tiny, write
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+ROOT = Path(__file__).parents[3]
+ACCELERATE = (sys.executable, "-m", "accelerate.commands.launch")
+DDP = {"compute_environment": "LOCAL_MACHINE", "distributed_type": "MULTI_GPU"}
+
+
+def launched(
+    launcher: tuple[str, ...], *arguments: object
+) -> "tuple[subprocess.CompletedProcess[str], list[str]]":
+    """What a launcher of `-m cotune …` ends with, and the lines that cotune says of an error."""
+    done = subprocess.run(
+        [*launcher, "-m", "cotune", *map(str, arguments)],
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
+        capture_output=True,
+        text=True,
+        timeout=540,
+        check=False,
+    )
+    return done, [line for line in done.stderr.splitlines() if line.startswith("cotune")]
+
+
+def run_file(folder: Path, **training: Any) -> Path:
+    """Two steps of the bundled policy, evaluated afterwards."""
+    sizes = {"steps": 2, "save_every": 2, **training}
+    changes = {"training": sizes, "logging": {"trajectories_every": 1}}
+    return write(folder / "run.yaml", tiny(folder / "run", changes))
+
+
+def of_two(folder: Path, settings: dict[str, Any]) -> tuple[str, ...]:
+    """`accelerate launch` by a configuration file, with two processes."""
+    path = folder / "accelerate.yaml"
+    path.write_text(yaml.safe_dump({**settings, "num_machines": 1, "num_processes": 2}))
+    return (*ACCELERATE, "--config_file", str(path), "--main_process_port", "0")
+
+
+def test_accelerate_starts_two_that_train_one_run(tmp_path: Path) -> None:
+    done, _ = launched(of_two(tmp_path, DDP), "train", run_file(tmp_path))
+    assert done.returncode == 0, done.stderr
+    run = RunDir.open(tmp_path / "run")
+    assert [row["step"] for row in run.read_metrics()] == [1, 2]
+    # A step's rollouts are shared; each process alone would have written all of them.
+    lines = (run.path / "trajectories" / "train-000001.jsonl").read_text().splitlines()
+    assert len(lines) == 4 * 2
+    saved = run.checkpoints_path / "checkpoint-2"
+    assert {file.name for file in saved.glob("rng_state*")} == {
+        "rng_state_0.pth",
+        "rng_state_1.pth",
+    }
+    assert done.stdout.count("step 2/2") == 1  # the first process alone shows
+
+
+@pytest.mark.parametrize("name", ["fsdp2", "zero2"])
+def test_the_shipped_files_are_refused_in_a_line_where_they_cannot_work(
+    tmp_path: Path, name: str
+) -> None:
+    """On a CPU, FSDP would be passed over in silence; DeepSpeed is looked for by accelerate."""
+    if name == "zero2" and importlib.util.find_spec("deepspeed") is not None:
+        pytest.skip(
+            "DeepSpeed is installed: tests/engines/trl/test_sharded_ranks.py trains with it"
+        )
+    file = ROOT / "configs" / "accelerate" / f"{name}.yaml"
+    launcher = (*ACCELERATE, "--config_file", str(file), "--num_processes", "2")
+    done, said = launched((*launcher, "--main_process_port", "0"), "train", run_file(tmp_path))
+    assert done.returncode == 1
+    assert not (tmp_path / "run").exists()
+    if name == "fsdp2":
+        assert said
+        assert all("accelerate would pass it over in silence" in line for line in said)
+    else:
+        assert "DeepSpeed is not installed" in done.stderr
