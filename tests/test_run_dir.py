@@ -1,5 +1,6 @@
 import json
 import os
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -305,3 +306,23 @@ def test_a_lone_surrogate_of_a_reply_survives(run: RunDir) -> None:
     run.write_summary({"verdict": text})
     assert run.read_events()[0]["text"] == text
     assert (run.read_summary() or {})["verdict"] == text
+
+
+def test_token_ids_are_not_looked_at_one_by_one() -> None:
+    """A batch has millions of them: a call for each took a minute of a step of 8,192 rollouts."""
+    row = {"completion_ids": list(range(1000)), "mask": [1] * 1000}
+    calls = 0
+
+    def count(frame: object, event: str, _: object) -> None:
+        nonlocal calls
+        calls += event == "call"
+
+    sys.setprofile(count)
+    try:
+        line = json_line(row, "trajectory")
+    finally:
+        sys.setprofile(None)
+    assert calls < 100
+    assert json.loads(line) == row
+    assert plain([1, True, np.int64(2), 0.5], "x") == [1, True, 2, 0.5]
+    assert [type(value) for value in plain((1, np.int64(2)), "x")] == [int, int]

@@ -14,6 +14,8 @@ from cotune.contracts import ConfigError
 Row = dict[str, Any]
 """One JSON object."""
 
+_INTEGERS = frozenset({int})
+
 
 def write_atomic(path: Path, content: str | bytes) -> None:
     """Replaces `path` by `content` (text as UTF-8): a reader sees the old file or the new one."""
@@ -68,6 +70,8 @@ def plain(value: object, where: str) -> Any:
         return {_key(key, where): plain(item, f"{where}.{key}") for key, item in items}
     if isinstance(value, (list, tuple)):
         members = cast("Sequence[object]", value)
+        if _INTEGERS.issuperset(map(type, members)):
+            return list(members)  # token ids and masks, by the million
         return [plain(item, f"{where}[{i}]") for i, item in enumerate(members)]
     raise TypeError(f"{where} is a {type(value).__name__}; expected a value that JSON can hold")
 

@@ -228,7 +228,7 @@ class RunDir:
         path = self._trajectory_file(step, purpose)
         path.parent.mkdir(exist_ok=True)
         head = {"step": step, "attempt": self.attempt, "purpose": purpose}
-        self._append(path, [head | trajectory_row(t) for t in trajectories], "trajectory")
+        self._append(path, (head | trajectory_row(t) for t in trajectories), "trajectory")
 
     def evolution_log(self, step: int) -> EvolutionLog:
         """Of the phase before a step's rollouts: logged where a resume can go on with it."""
@@ -323,7 +323,7 @@ class RunDir:
             **own, **plain(fields, where),
         }  # fmt: skip
 
-    def _append(self, path: Path, rows: Sequence[Row], where: str) -> None:
+    def _append(self, path: Path, rows: Iterable[Row], where: str) -> None:
         data = b"".join(json_line(row, where) for row in rows)
         if path not in self._mended:
             drop_torn_line(path)

@@ -2,6 +2,7 @@ import pytest
 
 from cotune.environments.geo import bundled_world
 from cotune.environments.geo_world import GeoQuestion
+from cotune.retrieval import bm25
 from cotune.retrieval.bm25 import BM25Retriever
 
 MIX = {1: 1.0, 2: 1.0, 3: 1.0}
@@ -34,6 +35,15 @@ def test_equal_queries_and_another_top_k():
     assert len(retriever.search(["red"], 2)[0]) == 2
     assert len(retriever.search(["red"], 1)[0]) == 1
     assert len(retriever.search(["red"], 99)[0]) == 3
+
+
+def test_what_is_remembered_stays_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bm25, "_REMEMBERED", 5)
+    retriever = BM25Retriever(["red fox", "red whale", "blue whale"])
+    for start in range(0, 40, 4):
+        found = retriever.search([f"fox {n}" for n in range(start, start + 4)], 1)
+        assert found == [["red fox"]] * 4
+        assert len(retriever._memo) <= 5
 
 
 def test_what_is_indexed_may_differ_from_what_is_shown():

@@ -5,6 +5,9 @@ from pathlib import Path
 
 import bm25s
 
+_REMEMBERED = 2**17
+"""Answers that a retriever keeps at most: policies never run out of new queries."""
+
 
 class BM25Retriever:
     """Ranks passages by BM25 (Lucene variant, k1 = 1.5, b = 0.75: the defaults of `bm25s`).
@@ -44,7 +47,10 @@ class BM25Retriever:
             ranked = _rank(self._index, fresh, min(top_k, len(self.passages)))
             found = [tuple(self.passages[row] for row, _ in rows) for rows in ranked]
             self._memo.update({(q, top_k): row for q, row in zip(fresh, found, strict=True)})
-        return [list(self._memo[q, top_k]) for q in queries]
+        answers = [list(self._memo[q, top_k]) for q in queries]
+        if len(self._memo) > _REMEMBERED:
+            self._memo.clear()
+        return answers
 
 
 class BM25Ranker:

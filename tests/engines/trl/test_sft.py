@@ -165,13 +165,15 @@ def test_nothing_kept_ends_the_run_in_a_line(policy: Path, tmp_path: Path) -> No
         ({"max_steps": 3}, r"max_steps: said elsewhere; remove it and set strategy\.epochs"),
         ({"save_steps": 3}, r"save_steps: said elsewhere; .* training\.save_every"),
         ({"output_dir": "x"}, "output_dir: a run's checkpoints"),
+        ({"hub_token": "hf_secret"}, r"hub_token: a run file is kept .*HF_TOKEN$"),
         ({"fsdp": True}, "fsdp: strategy.kind sft trains in one process"),
         ({"losstype": "dft"}, "losstype: unknown field of SFTConfig .did you mean loss_type"),
     ],
 )
 def test_engine_args_that_are_refused(args: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(ConfigError, match=message) as refused:
         check_engine_args(args)
+    assert "hf_secret" not in str(refused.value)
 
 
 def test_engine_args_that_are_passed_on(policy: Path, tmp_path: Path) -> None:

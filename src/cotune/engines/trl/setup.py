@@ -33,6 +33,7 @@ from cotune.preflight import (
 from cotune.rewards.functions import RewardFunctions
 
 _SPLITS = ("train", "validation", "test")
+_KEYS = ("hub_token",)
 
 
 @dataclass(frozen=True)
@@ -231,6 +232,11 @@ def check_not_ours(given: dict[str, Any]) -> None:
             raise ConfigError(
                 "training.engine_args.output_dir: a run's checkpoints are kept in its folder; "
                 "remove it and set output"
+            )
+        if name in _KEYS and given[name] is not None:
+            raise ConfigError(
+                f"training.engine_args.{name}: a run file is kept with the run, and a token must not "
+                "be (what came is not shown); remove it and set the environment variable HF_TOKEN"
             )
         if name in ("eval_strategy", "eval_on_start", "load_best_model_at_end"):
             raise ConfigError(

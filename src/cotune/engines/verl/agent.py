@@ -26,7 +26,7 @@ from cotune.engines.verl.wire import (
 )
 from cotune.engines.verl.worker import SECTION, Worker, worker_of
 from cotune.episode import Episode, new_episodes, score
-from cotune.records import Assignment, Sample, Sampling, Trajectory
+from cotune.records import Assignment, Sample, SampleRequest, Sampling, Trajectory
 from cotune.rewards.functions import RewardFunctions
 
 
@@ -148,15 +148,8 @@ class EpisodeLoop(AgentLoopBase):
         self, episode: Episode, sampling: Sampling, request_id: str, turn: int, sent: dict[str, Any]
     ) -> Sample:
         request = episode.request()
-        params: dict[str, Any] = {
-            "temperature": sampling.temperature,
-            "top_p": 1.0,
-            "top_k": -1,
-            "max_tokens": request.max_tokens,
-            "logprobs": True,
-        }
-        if sampling.stop:
-            params |= {"stop": list(sampling.stop), "include_stop_str_in_output": True}
+        eos_id = worker_of(self.config[SECTION]).codec.eos_id
+        params = turn_params(request, sampling, eos_id)
         if self.rollout_config.full_determinism:
             params["seed"] = stable_seed(sampling.seed, request.row, turn) % 2**31
         output = await self.server_manager.generate(
@@ -172,6 +165,26 @@ class EpisodeLoop(AgentLoopBase):
                 )
             logprobs = [0.0] * len(ids)
         return Sample(ids, tuple(float(x) for x in logprobs[: len(ids)]))
+
+
+def turn_params(request: SampleRequest, sampling: Sampling, eos_id: int) -> dict[str, Any]:
+    """How vLLM is to sample a turn, by its names: until a stop string, our EOS or the turn's limit."""
+    params: dict[str, Any] = {
+        "temperature": sampling.temperature,
+        "top_p": 1.0,
+        "top_k": -1,
+        "max_tokens": request.max_tokens,
+        "logprobs": True,
+        # As with every other sampler: no other token ends a turn that the policy's
+        # generation_config.json may name.
+        "ignore_eos": True,
+        "stop_token_ids": [eos_id],
+    }
+    if sampling.stop:
+        # A stop string may hold a special token, which vLLM leaves out of the text by default.
+        stops = {"stop": list(sampling.stop), "include_stop_str_in_output": True}
+        params |= stops | {"skip_special_tokens": False}
+    return params
 
 
 def _note_versions(sent: dict[str, Any], fields: dict[str, Any]) -> None:
