@@ -153,13 +153,15 @@ def test_the_verdict_counts_the_seeds_that_both_have(
     assert "over 1 seed, at" in summary["verdict"]
 
 
-@pytest.mark.parametrize("how", ["no evaluation", "fewer questions", "no trajectories"])
+@pytest.mark.parametrize(
+    ("how", "seed"), [("no evaluation", 0), ("fewer questions", 1), ("no trajectories", 0)]
+)
 def test_an_evaluation_that_cannot_be_read_leaves_the_others_their_rows(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str, seed: int
 ) -> None:
     def outcome(config: RunConfig, words: Any) -> int:
         good(config, words)
-        if config.strategy.kind == "inspo" and config.seed:
+        if config.strategy.kind == "inspo" and config.seed == seed:
             for path in (config.output / "trajectories").iterdir():
                 if how == "fewer questions":
                     path.write_text("".join(path.read_text().splitlines(keepends=True)[:3]))
@@ -172,9 +174,10 @@ def test_an_evaluation_that_cannot_be_read_leaves_the_others_their_rows(
     _, _, rows = summary_of(tmp_path, monkeypatch, outcome)
     row = rows["inspo"]
     assert row["status"] == "failed"
-    assert row["problem"].startswith(f"seed 1: {tmp_path}/out/inspo/seed-1/train: was ")
-    assert row["by_seed"] == {"0": 1.0}
-    assert list(row["missing"]) == ["1"]
+    folder = tmp_path / f"out/inspo/seed-{seed}/train"
+    assert row["problem"].startswith(f"seed {seed}: {folder}: was ")
+    assert row["by_seed"] == {str(1 - seed): 1.0}
+    assert list(row["missing"]) == [str(seed)]
     assert rows["search-r1"]["status"] == "ok"
 
 

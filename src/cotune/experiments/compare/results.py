@@ -68,13 +68,14 @@ def _check_readable(suite: SuiteConfig, cells: Sequence[Cell]) -> None:
             for plain in (False, True):
                 strata = _rewards(cell.finished[-1], plain)[2]
                 counts = len(strata), sum(name.startswith(suite.focus or "") for name in strata)
-                expected = expected or counts
-                if not counts[1] or counts != expected:
+                if not counts[1] or counts != (expected or counts):
+                    total, scored = expected or ("some", "some")
                     raise ConfigError(
                         f"{cell.finished[-1].folder}: was tested on {counts[0]} questions, "
-                        f"{counts[1]} of them to be scored; expected {expected[0]} and "
-                        f"{expected[1] or 'some'}, as many for each seed"
+                        f"{counts[1]} of them to be scored; expected {total} and {scored}, as many "
+                        "for each seed"
                     )
+                expected = counts
         except (CotuneError, OSError, KeyError, TypeError) as error:
             kind = "" if isinstance(error, CotuneError) else f"{type(error).__name__}: "
             cell.fail(kind + " ".join(str(error).split()))
