@@ -146,12 +146,22 @@ def _show(summary: Json, suite: SuiteConfig, console: Console) -> None:
 
 def _watch(cells: Sequence[Cell], at_once: int, console: Console, progress: Progress) -> None:
     """Runs the cells: a table that is redrawn on a terminal, lines elsewhere."""
+    lines = _Lines(console)
+
+    def told(now: Sequence[Cell]) -> None:
+        progress(now)
+        lines(now)
+
     if not console.is_terminal:
-        lines = _Lines(console)
-        run_cells(cells, at_once, lambda now: (progress(now), lines(now)))
+        run_cells(cells, at_once, told)
         return
     with Live(console=console, refresh_per_second=2) as live:
-        run_cells(cells, at_once, lambda now: (progress(now), live.update(_progress(now))))
+
+        def drawn(now: Sequence[Cell]) -> None:
+            progress(now)
+            live.update(_progress(now))
+
+        run_cells(cells, at_once, drawn)
 
 
 def _progress(cells: Sequence[Cell]) -> Table:
