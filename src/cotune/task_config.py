@@ -54,6 +54,17 @@ class DatasetConfig(Model):
         named = cast("Mapping[str, Any]", value)
         return {("answers" if name == "answer" else name): c for name, c in named.items()}
 
+    @model_validator(mode="before")
+    @classmethod
+    def _no_benchmark(cls, value: Any) -> Any:
+        """Benchmarks are what papers test on: their loaders read those splits alone."""
+        if isinstance(value, Mapping) and "benchmark" in value:
+            raise ValueError(
+                "dataset.benchmark: benchmarks are tested on, never trained on; expected path or name "
+                "of the questions to train on, and cotune evaluate RUN --benchmark NAME[=PATH] after"
+            )
+        return cast("object", value)
+
     @model_validator(mode="after")
     def _one_source(self) -> "DatasetConfig":
         if (self.path is None) == (self.name is None):

@@ -9,7 +9,10 @@ from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from cotune.contracts import ConfigError
 from cotune.experiments.evaluate import EXACT_MATCH
 from cotune.json_files import Row
-from cotune.run_dir import read_summary
+from cotune.run_dir import RunDir, read_summary
+
+PROGRESS = "suite.json"
+"""The file in a suite's folder that says how its runs stand."""
 
 KIND = "suite"
 """What summary.json of a suite has under "kind"."""
@@ -77,6 +80,7 @@ class SuiteMethod(_Read):
         money: US dollars.
         seconds: wall time.
         finished: seeds that its costs are means over.
+        missing: by seed without a result, why: "running, step 3 of 40", "failed: …", "not begun".
         instruction: the best instruction of the first seed.
         runs: by seed the run folders of its stages in order, relative to the suite's folder.
     """
@@ -105,6 +109,7 @@ class SuiteMethod(_Read):
     money: float | None = None
     seconds: float | None = None
     finished: int | None = None
+    missing: dict[str, str] = {}
     instruction: str | None = None
     runs: dict[str, list[str]] = {}
 
@@ -116,6 +121,12 @@ class SuiteMethod(_Read):
     def trouble(self) -> str:
         """What is the matter with it in a word or two; "" where nothing is."""
         return STATUSES.get(self.status, self.status)
+
+    def standing(self, seeds: int) -> str:
+        """`trouble`, with the number of finished seeds where some of `seeds` are missing."""
+        if not self.missing or seeds < 2:
+            return self.trouble
+        return f"{self.trouble}, {self.seeds_done} of {seeds} seeds"
 
     @property
     def seeds_done(self) -> int:
@@ -207,6 +218,20 @@ class SuiteSummary(_Read):
         return names if len(names) > 1 else []
 
     @property
+    def missing(self) -> str:
+        """One sentence: which methods at which seeds have no result yet, and why; "" where all have."""
+        lacking = [method for method in self.methods if method.missing]
+        if not lacking:
+            return ""
+        runs, count = len(self.methods) * len(self.seeds), sum(len(m.missing) for m in lacking)
+        told = "; ".join(
+            f"{method.title} at "
+            + ", ".join(f"seed {seed} ({why})" for seed, why in method.missing.items())
+            for method in lacking
+        )
+        return f"{count} of {runs} runs {'is' if count == 1 else 'are'} missing: {told}."
+
+    @property
     def grouped(self) -> list[tuple[str, str, list[SuiteMethod]]]:
         """(group, heading, its methods) in the order of the tables; groups with a method only."""
         order = dict.fromkeys([*GROUPS, *(method.group for method in self.methods)])
@@ -234,6 +259,13 @@ class SuiteSummary(_Read):
 def is_suite(summary: Mapping[str, Any] | None) -> bool:
     """Whether a summary.json is a suite's."""
     return (summary or {}).get("kind") == KIND
+
+
+def is_suite_folder(folder: Path) -> bool:
+    """Whether a folder is a suite's, finished or not."""
+    if RunDir.is_run(folder):
+        return False
+    return (folder / PROGRESS).is_file() or is_suite(read_summary(folder))
 
 
 def read_suite(folder: Path) -> Row:

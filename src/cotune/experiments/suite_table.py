@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from cotune.console import one_line
-from cotune.experiments.suite_summary import Ends, SuiteMethod, SuiteSummary, read_suite
+from cotune.experiments.suite_summary import Ends, SuiteMethod, SuiteSummary
 
 _NONE = "–"
 _MARKDOWN = str.maketrans(
@@ -70,10 +70,11 @@ def suite_table(summary: Mapping[str, Any]) -> Table:
         for method in methods:
             told = Text(f"  {one_line(method.title)}")
             if method.trouble:
-                told.append(f" ({one_line(method.trouble)})", style="yellow")
+                standing = one_line(method.standing(len(suite.seeds)))
+                told.append(f" ({standing})", style="yellow")
             table.add_row(told, *(show(method) for _, show in columns))
-    if troubled := [method for method in suite.methods if method.trouble]:
-        table.caption = Text("\n".join(map(_told, troubled)), style="yellow")
+    if troubles := _troubles(suite):
+        table.caption = Text("\n".join(troubles), style="yellow")
         table.caption_justify = "left"
     return table
 
@@ -108,21 +109,24 @@ def suite_markdown(summary: Mapping[str, Any]) -> str:
         lines.append(_row([f"*{_escaped(heading)}*", *("" for _ in columns)]))
         for method in methods:
             name = _escaped(method.title)
-            name += f" ({_escaped(method.trouble)})" if method.trouble else ""
+            standing = method.standing(len(suite.seeds))
+            name += f" ({_escaped(standing)})" if standing else ""
             name += f" [{suite.notes.index(method.note) + 1}]" if method.note else ""
             lines.append(_row([name, *(show(method) for _, show in columns)]))
-    below = [f"- {_escaped(_told(method))}" for method in suite.methods if method.trouble]
+    below = [f"- {_escaped(trouble)}" for trouble in _troubles(suite)]
     below += [f"- [{i}] {_escaped(note)}" for i, note in enumerate(suite.notes, 1)]
     return "\n".join([*lines, *(["", *below] if below else [])])
 
 
 def markdown_of(folder: Path) -> str:
-    """`suite_markdown` of a suite's folder.
+    """`suite_markdown` of a suite's folder, finished or not.
 
     Raises:
         ConfigError: the folder holds no suite.
     """
-    return suite_markdown(read_suite(folder))
+    from cotune.experiments.compare.progress import summary_so_far
+
+    return suite_markdown(summary_so_far(folder))
 
 
 _Column = tuple[str, Callable[[SuiteMethod], str]]
@@ -186,8 +190,15 @@ def _columns(suite: SuiteSummary, numbers: _Numbers) -> list[_Column]:
     return columns
 
 
-def _told(method: SuiteMethod) -> str:
-    return one_line(f"{method.title} ({method.trouble}): {method.problem or 'no reason recorded'}")
+def _troubles(suite: SuiteSummary) -> list[str]:
+    """What a reader has to know before the figures: which runs are missing, and what is unequal."""
+    missing = [suite.missing] if suite.missing else []
+    others = [
+        f"{method.title} ({method.trouble}): {method.problem or 'no reason recorded'}"
+        for method in suite.methods
+        if method.trouble and (not method.missing or method.status == "unequal")
+    ]
+    return [one_line(text) for text in [*missing, *others]]
 
 
 def _escaped(text: str) -> str:

@@ -100,6 +100,81 @@ def test_stages_follow_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert [one.folder.name for one in cells[1].finished] == ["prompt", "train"]
 
 
+def adapted(config: RunConfig, words: tuple[str, ...]) -> int:
+    """A finished run that trained an adapter, or its export."""
+    if words[0] == "export":
+        Path(words[-1]).mkdir()
+        return 0
+    status = finished(config, words)
+    (config.output / "best").mkdir()
+    (config.output / "best/adapter_config.json").write_text("{}")
+    return status
+
+
+def test_a_stage_begins_with_the_adapter_before_it_in_whole_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[str, str, str]] = []
+
+    def outcome(config: RunConfig, words: tuple[str, ...]) -> int:
+        seen.append((words[0], config.output.name, config.policy.path))
+        return adapted(config, words)
+
+    Processes(monkeypatch, outcome)
+    changes = {"methods": ["w-p-w"], "baseline": "w-p-w", "seeds": [0], "budget": 80}
+    cells = cells_of(tmp_path, set={"policy.lora.rank": 2}, **changes)
+    run(cells)
+    assert (cells[0].state, cells[0].problem) == (State.DONE, "")
+    folder, base = tmp_path / "out/w-p-w/seed-0", seen[0][2]
+    assert seen == [
+        ("train", "first", base),
+        ("export", "first", base),
+        ("train", "prompt", str(folder / "first-merged")),
+        ("export", "prompt", str(folder / "first-merged")),
+        ("train", "train", str(folder / "prompt-merged")),
+    ]
+    again = cells_of(tmp_path, set={"policy.lora.rank": 2}, **changes)
+    run(again)
+    assert again[0].state == State.DONE
+    assert len(seen) == 5
+
+
+def test_an_export_that_fails_is_its_stage_s_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Processes(monkeypatch, lambda config, words: words[0] == "export" or adapted(config, words))
+    cells = cells_of(
+        tmp_path, set={"policy.lora.rank": 2}, methods=["prompt-after-rl"], seeds=[0],
+        baseline="prompt-after-rl",
+    )  # fmt: skip
+    run(cells)
+    assert cells[0].state == State.FAILED
+    assert cells[0].problem.startswith("stage prompt, status 1: ValueError: it broke (see ")
+
+
+def test_a_run_that_was_gone_on_with_is_not_finished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    processes = Processes(monkeypatch, finished)
+    run(cells_of(tmp_path, seeds=[0]))
+    folder = tmp_path / "out/inspo/seed-0/train"
+    RunDir.open(folder).cut_back(1)  # as resume does; summary.json is the first attempt's
+    processes.started.clear()
+    run(cells_of(tmp_path, seeds=[0]))
+    assert processes.started == [("resume", str(folder), "--quiet")]
+
+
+def test_what_is_finished_is_known_before_anything_is_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Processes(monkeypatch, finished)
+    run(cells_of(tmp_path, seeds=[1]))
+    cells = cells_of(tmp_path, seeds=[0, 1])
+    seen: list[list[State]] = []
+    run_cells(cells, 1, lambda now: seen.append([cell.state for cell in now]), every=0.0)
+    assert seen[0] == [State.RUNNING, State.WAITING, State.DONE, State.DONE]
+
+
 def test_rows_wait_for_what_they_need_and_fail_with_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

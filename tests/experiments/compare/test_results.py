@@ -8,7 +8,7 @@ import pytest
 from cotune.config import RunConfig
 from cotune.experiments.compare.cells import Cell, run_cells
 from cotune.experiments.compare.results import summarise
-from cotune.experiments.compare.stages import rows_of
+from cotune.experiments.compare.stages import Setting, rows_of
 from cotune.experiments.compare.suite_file import SuiteConfig, load_suite
 from tests.experiments.compare.folders import Processes, finish, suite_file
 
@@ -32,7 +32,7 @@ def summary_of(
     cells = [Cell(row) for row in rows_of(suite, base)]
     Processes(monkeypatch, outcome)
     run_cells(cells, 2, lambda _: None, every=0.0)
-    summary = summarise(suite, cells)
+    summary = summarise(suite, cells, Setting.of([cell.row for cell in cells]))
     return suite, summary, {row["name"]: row for row in summary["methods"]}
 
 
@@ -122,6 +122,74 @@ def test_what_failed_is_a_row_with_its_reason(
     assert row["by_seed"] == {"0": 1.0}
     assert row["gain"] == 0.5  # on the seed that both have
     assert row["probability_of_improvement"] == 1.0
+
+
+def test_a_failed_method_may_have_paid_for_too_much_as_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def outcome(config: RunConfig, words: Any) -> int:
+        if config.strategy.kind != "inspo":
+            return good(config, words)
+        finish(config, ALL, {"train": 80})
+        return config.seed
+
+    _, summary, rows = summary_of(tmp_path, monkeypatch, outcome)
+    row = rows["inspo"]
+    assert row["status"] == "failed"
+    assert row["problem"].endswith(
+        "; paid 80 policy rollouts; its compute class 1x allows 38 to 42"
+    )
+    assert row["score"] is None
+    assert summary["verdict"].startswith("No comparison")
+
+
+def test_the_verdict_counts_the_seeds_that_both_have(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def outcome(config: RunConfig, words: Any) -> int:
+        return 1 if config.strategy.kind == "inspo" and config.seed else good(config, words)
+
+    _, summary, _ = summary_of(tmp_path, monkeypatch, outcome)
+    assert "over 1 seed, at" in summary["verdict"]
+
+
+@pytest.mark.parametrize(
+    ("how", "seed"), [("no evaluation", 0), ("fewer questions", 1), ("no trajectories", 0)]
+)
+def test_an_evaluation_that_cannot_be_read_leaves_the_others_their_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str, seed: int
+) -> None:
+    def outcome(config: RunConfig, words: Any) -> int:
+        good(config, words)
+        if config.strategy.kind == "inspo" and config.seed == seed:
+            for path in (config.output / "trajectories").iterdir():
+                if how == "fewer questions":
+                    path.write_text("".join(path.read_text().splitlines(keepends=True)[:3]))
+                elif how == "no trajectories":
+                    path.unlink()
+            if how == "no evaluation":
+                (config.output / "events.jsonl").write_text("")
+        return 0
+
+    _, _, rows = summary_of(tmp_path, monkeypatch, outcome)
+    row = rows["inspo"]
+    assert row["status"] == "failed"
+    folder = tmp_path / f"out/inspo/seed-{seed}/train"
+    assert row["problem"].startswith(f"seed {seed}: {folder}: was ")
+    assert row["by_seed"] == {str(1 - seed): 1.0}
+    assert list(row["missing"]) == [str(seed)]
+    assert rows["search-r1"]["status"] == "ok"
+
+
+def test_the_llm_of_a_later_stage_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def outcome(config: RunConfig, _: Any) -> int:
+        finish(config, HALF, {"train": config.training.rollout_budget or 0})
+        return 0
+
+    _, alone, _ = summary_of(tmp_path, monkeypatch, outcome, methods=["search-r1"])
+    methods = ["search-r1", "prompt-after-rl"]
+    _, staged, _ = summary_of(tmp_path, monkeypatch, outcome, methods=methods)
+    assert (alone["llm"], staged["llm"] != "none") == ("none", True)
 
 
 def test_nothing_finished_is_no_comparison(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

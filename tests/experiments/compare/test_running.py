@@ -18,6 +18,7 @@ from cotune.contracts import ConfigError, Stopped
 from cotune.experiments.compare import cells
 from cotune.experiments.compare.running import SuiteFailed, compare
 from cotune.json_files import read_jsonl
+from cotune.run_dir import RunDir
 from tests.experiments.compare.folders import Processes, finish, suite_file
 
 HALF, ALL = (1.0, 0.0, 1.0, 0.0), (1.0, 1.0, 1.0, 1.0)
@@ -172,6 +173,32 @@ def test_a_killed_suite_goes_on_and_repeats_nothing(tmp_path: Path) -> None:
     summary = json.loads((tmp_path / "out/summary.json").read_text())
     assert [row["status"] for row in summary["methods"]] == ["ok", "ok"]
     assert [row["rollouts"] for row in summary["methods"]] == [40, 38]  # no batch more for INSPO
+
+
+@pytest.mark.slow
+def test_a_stage_trains_on_from_an_adapter(tmp_path: Path) -> None:
+    """The policy's second stage has whole weights, the first one's adapter in them."""
+    from safetensors.torch import load_file
+
+    from cotune.engines.adapters import adapter_base
+
+    alone = {"methods": ["prompt-after-rl"], "baseline": "prompt-after-rl", "seeds": [0]}
+    file = suite_file(tmp_path, set={"policy.lora.rank": 2}, **alone)
+    process = command(file, tmp_path / "log")
+    assert process.wait() == 0, (tmp_path / "log").read_text()
+    summary = json.loads((tmp_path / "out/summary.json").read_text())
+    assert [row["status"] for row in summary["methods"]] == ["ok"]
+    folder = tmp_path / "out/prompt-after-rl/seed-0"
+    merged = folder / "train-merged"
+    assert not (merged / "adapter_config.json").exists()
+    second = RunDir.open(folder / "prompt").read_config()["policy"]
+    assert (second["path"], second["lora"]["rank"]) == (str(merged), 2)
+    adapter = json.loads((folder / "prompt/best/adapter_config.json").read_text())
+    assert adapter["base_model_name_or_path"] == str(merged)
+    before = adapter_base(folder / "train/best")
+    weights, base = (load_file(Path(at) / "model.safetensors") for at in (merged, before))
+    assert weights.keys() == base.keys()
+    assert any((weights[name] != base[name]).any() for name in base)
 
 
 def _writes(folder: Path) -> bool:

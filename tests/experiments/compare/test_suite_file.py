@@ -81,9 +81,9 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         {"methods": ["search-r1", {"method": "carried", "instruction_from": "carried"}]},
         "carried: instruction_from is 'carried', which is no row",
     ),
-    "stages on an adapter": (
-        {"methods": ["search-r1", "w-p-w"], "set": {"policy.lora": {}}, "budget": 80},
-        "w-p-w trains on from a stage before, whose best policy is an adapter",
+    "a name that is no folder's": (
+        {"methods": ["search-r1", {"method": "inspo", "name": "方法"}]},
+        "name is '方法'; expected one with a letter a-z or a digit",
     ),
     "a focus without questions": ({"focus": "9"}, r"focus is '9', and \[0\] test questions"),
     "a source that is no row": (

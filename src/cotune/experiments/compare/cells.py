@@ -17,6 +17,8 @@ from cotune.experiments.processes import end, last_line, start
 from cotune.json_files import read_jsonl, write_atomic
 from cotune.run_dir import RunDir
 
+_OWN = (CotuneError, OSError, KeyError, ValueError)
+
 
 class State(StrEnum):
     """Where a cell stands."""
@@ -42,6 +44,7 @@ class Cell:
         self.finished: list[Finished] = []
         self._process: subprocess.Popen[bytes] | None = None
         self._config: RunConfig | None = None
+        self._merging = False
 
     @property
     def name(self) -> str:
@@ -51,6 +54,16 @@ class Cell:
     def stage(self) -> int:
         return len(self.finished)
 
+    def look(self, others: Mapping[str, Finished]) -> None:
+        """Takes the stages that are finished as they are; starts nothing."""
+        try:
+            while self.stage < len(self.row.method.stages) and self._taken(others):
+                pass
+            if self.stage == len(self.row.method.stages):
+                self.state = State.DONE
+        except _OWN as error:
+            self._broke(error)
+
     def proceed(self, others: Mapping[str, Finished]) -> None:
         """Looks after the process, if there is one; starts the next stage that is not finished."""
         self.state = State.RUNNING
@@ -59,16 +72,14 @@ class Cell:
                 if (status := self._process.poll()) is None:
                     return
                 self._process = None
-                self._take(self._folder, status)
+                self._ended(status)
             while self.state == State.RUNNING and self._process is None:
                 if self.stage == len(self.row.method.stages):
                     self.state = State.DONE
                     return
                 self._begin(others)
-        except (CotuneError, OSError, KeyError, ValueError) as error:
-            # Of one cell, whose folder was tampered with or cannot be written: its own affair.
-            kind = "" if isinstance(error, CotuneError) else f"{type(error).__name__}: "
-            self.fail(kind + " ".join(str(error).split()))
+        except _OWN as error:
+            self._broke(error)
 
     def fail(self, problem: str) -> None:
         self.state, self.problem = State.FAILED, problem
@@ -76,6 +87,8 @@ class Cell:
     def stop(self) -> None:
         """Ends the process, if there is one; its run can be gone on with."""
         end(self._process)
+        if self.state == State.RUNNING:
+            self.state = State.WAITING
 
     def step(self) -> tuple[int, int, float | None]:
         """Of the stage at hand: the last step, all of them, and the mean reward of late."""
@@ -87,6 +100,24 @@ class Cell:
         return int(rows[-1]["step"]) if rows else 0, self._config.training.steps, mean
 
     @property
+    def standing(self) -> str:
+        """Where it stands in a few words: "running, step 12 of 40", "failed: …", "not begun"."""
+        if self.state == State.DONE:
+            return "finished"
+        if self.state == State.FAILED:
+            return f"failed: {self.problem or 'no reason recorded'}"
+        running, stages = self.state == State.RUNNING, self.row.method.stages
+        if self.stage == len(stages):
+            return "about to be taken as it is"
+        reached = _reached(self._folder)
+        if not (running or reached or self.finished):
+            return "not begun"
+        stage = f"stage {stages[self.stage].name}" if len(stages) > 1 else ""
+        if not running and not reached:
+            stage = f"before {stage}"
+        return ", ".join(filter(None, ("running" if running else "cut off", stage, reached)))
+
+    @property
     def _folder(self) -> Path:
         return self.row.stage_folder(self.stage)
 
@@ -94,23 +125,47 @@ class Cell:
     def _log(self) -> Path:
         return self._folder.with_name(self._folder.name + ".log")
 
-    def _take(self, folder: Path, status: int) -> None:
-        found = Finished.read(folder) if status == 0 else None
-        if found is None:
+    def _ended(self, status: int) -> None:
+        """What a process leaves: a finished stage, a merged policy, or a failure."""
+        if self._merging:
+            self._merging, well = False, status == 0
+        else:
+            found = Finished.read(self._folder) if status == 0 else None
+            well = found is not None
+            self.finished += [found] if found else []
+        if not well:
             stage = self.row.method.stages[self.stage].name
             self.fail(f"stage {stage}, status {status}: {last_line(self._log)} (see {self._log})")
-        else:
-            self.finished.append(found)
+
+    def _broke(self, error: Exception) -> None:
+        # Of one cell, whose folder was tampered with or cannot be written: its own affair.
+        kind = "" if isinstance(error, CotuneError) else f"{type(error).__name__}: "
+        self.fail(kind + " ".join(str(error).split()))
+
+    def _taken(self, others: Mapping[str, Finished]) -> bool:
+        """Whether the next stage is finished, and so taken as it is."""
+        self._config = self.row.config(self.stage, self.finished, others)
+        folder = self._folder
+        if not RunDir.is_run(folder):
+            return False
+        self._check_same(folder, self._config)
+        if (found := Finished.read(folder)) is None:
+            return False
+        self.finished.append(found)
+        return True
 
     def _begin(self, others: Mapping[str, Finished]) -> None:
         """Takes a finished stage as it is, goes on with one that was cut off, starts a new one."""
-        self._config = self.row.config(self.stage, self.finished, others)
+        if self._taken(others):
+            return
+        assert self._config is not None
         folder = self._folder
-        if RunDir.is_run(folder):
-            self._check_same(folder, self._config)
-            if (found := Finished.read(folder)) is not None:
-                self.finished.append(found)
-                return
+        if (source := self._unmerged) is not None:
+            words = ("export", str(source.folder), "--format", "merged")
+            self._merging = True
+            words = (*words, "--output", str(source.merged))
+            self._process = start(words, self._log, self._config.threads)
+            return
         file = folder.with_name(folder.name + ".yaml")
         command = self.row.command(self.stage)
         if RunDir.is_run(folder) and command == ("train",):
@@ -124,6 +179,14 @@ class Cell:
             words = (*command, str(file), "--quiet")
         self._process = start(words, self._log, self._config.threads)
 
+    @property
+    def _unmerged(self) -> Finished | None:
+        """The stage whose adapter the next one needs in whole weights, where that is yet to do."""
+        if self.row.method.stages[self.stage].policy != "before" or not self.finished:
+            return None
+        last = self.finished[-1]
+        return None if last.merged is None or last.merged.is_dir() else last
+
     @staticmethod
     def _check_same(folder: Path, config: RunConfig) -> None:
         # Read as this version reads it: fields that are new to it have their defaults.
@@ -134,6 +197,19 @@ class Cell:
                 f"{folder} holds a run with another {differing[0][0]}; restore the suite file, "
                 "give it another output, or remove the folder"
             )
+
+
+def _reached(folder: Path) -> str:
+    """How far a run came: "step 12 of 40"; "" for one that is not there or cannot be read."""
+    if not RunDir.is_run(folder):
+        return ""
+    try:
+        run = RunDir.open(folder)
+        rows, training = run.read_metrics(), run.read_config().get("training") or {}
+    except CotuneError:
+        return ""
+    of = f" of {training['steps']}" if training.get("steps") else ""
+    return f"step {rows[-1]['step'] if rows else 0}{of}"
 
 
 def _fields(raw: Mapping[str, Any], above: str = "") -> dict[str, str]:
@@ -155,9 +231,16 @@ def run_cells(
 ) -> None:
     """Runs cells, `at_once` at a time, in order; those that need others after them.
 
-    A cell that fails leaves the others alone. What is finished in its folder is not run again.
+    A cell that fails leaves the others alone. What is finished in its folder is not run again; it is
+    looked for in all of them first.
     """
     by_key = {(cell.row.entry.key, cell.row.seed): cell for cell in cells}
+    for cell in sorted(cells, key=lambda cell: bool(cell.row.needs)):
+        needed = [by_key[name, cell.row.seed] for name in cell.row.needs]
+        if all(other.state == State.DONE for other in needed):
+            cell.look({other.row.entry.key: other.finished[-1] for other in needed})
+    if all(cell.state in (State.DONE, State.FAILED) for cell in cells):
+        watch(cells)
     try:
         while open_cells := [c for c in cells if c.state in (State.WAITING, State.RUNNING)]:
             slots = at_once

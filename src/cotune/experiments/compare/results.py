@@ -3,15 +3,14 @@
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 
-from cotune.build import describe_llm
-from cotune.contracts import ConfigError
+from cotune.contracts import ConfigError, CotuneError
 from cotune.experiments.compare.cells import Cell, State
-from cotune.experiments.compare.stages import Finished, Row
+from cotune.experiments.compare.stages import Finished, Row, Setting
 from cotune.experiments.compare.statistics import (
     Samples,
     gain,
@@ -27,14 +26,18 @@ from cotune.run_dir import RunDir
 _SUMS = ("generated_tokens", "llm_calls", "money", "seconds")
 
 
-def summarise(suite: SuiteConfig, cells: Sequence[Cell]) -> Json:
-    """The suite's summary, as `summary.json` has it; of what is finished so far."""
+def summarise(suite: SuiteConfig, cells: Sequence[Cell], setting: Setting) -> Json:
+    """The suite's summary, as `summary.json` has it; of what is finished so far.
+
+    Reads the run folders of stages that are finished, and how far the others came.
+    """
     by_key: dict[str, list[Cell]] = {entry.key: [] for entry in suite.methods}
     for cell in cells:
         by_key[cell.row.entry.key].append(cell)
+    for mine in by_key.values():
+        _check_readable(suite, mine)
     base = _baseline(suite, by_key[slug(suite.baseline)])
     rows = [_row(suite, mine, base) for mine in by_key.values()]
-    first = cells[0].row.config(0, (), {})
     measures = {row.pop("measure") for row in rows} - {None}
     tested = next(filter(None, (samples_of(_done(mine)) for mine in by_key.values())), None)
     summary: Json = {
@@ -43,9 +46,7 @@ def summarise(suite: SuiteConfig, cells: Sequence[Cell]) -> Json:
         "name": suite.name,
         "caption": suite.caption,
         "created": round(time.time(), 3),
-        "environment": first.environment.kind,
-        "policy": first.policy.path,
-        "llm": _llm(cells),
+        **asdict(setting),
         "seeds": list(suite.seeds),
         "budget": suite.budget,
         "tolerance": suite.tolerance,
@@ -57,6 +58,27 @@ def summarise(suite: SuiteConfig, cells: Sequence[Cell]) -> Json:
         "methods": rows,
     }
     return {**summary, "verdict": verdict(summary)}
+
+
+def _check_readable(suite: SuiteConfig, cells: Sequence[Cell]) -> None:
+    """Fails a method's finished cells whose evaluation cannot be used; the others stay."""
+    expected: tuple[int, int] | None = None
+    for cell in _done(cells):
+        try:
+            for plain in (False, True):
+                strata = _rewards(cell.finished[-1], plain)[2]
+                counts = len(strata), sum(name.startswith(suite.focus or "") for name in strata)
+                if not counts[1] or counts != (expected or counts):
+                    total, scored = expected or ("some", "some")
+                    raise ConfigError(
+                        f"{cell.finished[-1].folder}: was tested on {counts[0]} questions, "
+                        f"{counts[1]} of them to be scored; expected {total} and {scored}, as many "
+                        "for each seed"
+                    )
+                expected = counts
+        except (CotuneError, OSError, KeyError, TypeError) as error:
+            kind = "" if isinstance(error, CotuneError) else f"{type(error).__name__}: "
+            cell.fail(kind + " ".join(str(error).split()))
 
 
 def _baseline(suite: SuiteConfig, cells: Sequence[Cell]) -> "_Seeds | None":
@@ -74,11 +96,6 @@ class _Seeds:
 
     seeds: list[int]
     samples: Samples
-
-
-def _llm(cells: Sequence[Cell]) -> str:
-    named = {describe_llm(cell.row.config(0, (), {})) for cell in cells} - {"none"}
-    return ", ".join(sorted(named)) or "none"
 
 
 def _done(cells: Sequence[Cell]) -> list[Cell]:
@@ -109,20 +126,25 @@ def _row(suite: SuiteConfig, cells: Sequence[Cell], base: _Seeds | None) -> Json
         "measure": done[0].finished[-1].figures.get("measure") if done else None,
         **_mean_cost(costs),
         "finished": len(done),
+        "missing": {str(c.row.seed): c.standing for c in cells if c.state != State.DONE},
         "instruction": done[0].finished[-1].instruction if done else None,
     }
-    shown = done if status != "unequal" or suite.unequal == "flag" else []
+    off = unequal(row, [cost["rollouts"] for cost in costs])
+    shown = done if not off or suite.unequal == "flag" else []
     return {**found, **_scores(suite, shown, base)}
 
 
 def _status(suite: SuiteConfig, cells: Sequence[Cell], costs: Sequence[Json]) -> tuple[str, str]:
-    """ok, failed, unequal or unfinished, and why."""
+    """ok, failed, unequal or unfinished, and why: the worst of its seeds."""
+    off = unequal(cells[0].row, [cost["rollouts"] for cost in costs])
     if failed := [cell for cell in cells if cell.state == State.FAILED]:
-        return "failed", "; ".join(f"seed {c.row.seed}: {c.problem}" for c in failed)
+        problems = [f"seed {c.row.seed}: {c.problem}" for c in failed]
+        return "failed", "; ".join([*problems, *([off] if off else [])])
+    if off:
+        return "unequal", off
     if any(cell.state != State.DONE for cell in cells):
         return "unfinished", f"{len(costs)} of {len(cells)} seeds are finished"
-    problem = unequal(cells[0].row, [cost["rollouts"] for cost in costs])
-    return ("unequal", problem) if problem else ("ok", "")
+    return "ok", ""
 
 
 def unequal(row: Row, paid: Sequence[int]) -> str:
@@ -246,7 +268,11 @@ def _rewards(stage: Finished, plain: bool) -> tuple[list[float], list[str], list
     """Rewards, ids and strata of a run's test questions after it ended."""
     run = RunDir.open(stage.folder)
     evaluated = [event for event in run.read_events() if event["kind"] == "evaluated"]
-    step = next(event["step"] for event in reversed(evaluated) if event.get("when") == "after")
+    step = next((e["step"] for e in reversed(evaluated) if e.get("when") == "after"), None)
+    if step is None:
+        raise ConfigError(
+            f"{stage.folder}: was not evaluated after its end; remove the folder, and run it again"
+        )
     rows = run.read_trajectories(step, "evaluate_plain") if plain else []
     rows = rows or run.read_trajectories(step, "evaluate_after")
     tasks = [row["task"] for row in rows]
@@ -273,12 +299,13 @@ def verdict(summary: Mapping[str, Any]) -> str:
     shown = shown or [max(others, key=lambda row: row["gain"])]
     shares = summary["measure"] == EXACT_MATCH
     clauses = [_standing(row, baseline["label"], shares) for row in shown]
-    seeds = max(len(row["by_seed"]) for row in [*shown, baseline])
+    paired = {len(row["by_seed"].keys() & baseline["by_seed"].keys()) for row in shown}
+    over = " to ".join(map(str, sorted({min(paired), max(paired)})))
     what = summary["measure"]
     if summary["focus"]:
         what += f" on the strata {summary['focus']}…"
     return (
-        f"{'; '.join(clauses)}: held-out {what} over {seeds} seed{'s' * (seeds != 1)}, at a "
+        f"{'; '.join(clauses)}: held-out {what} over {over} seed{'s' * (over != '1')}, at a "
         f"budget of {summary['budget']:,} policy rollouts."
     )
 

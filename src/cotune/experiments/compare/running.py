@@ -1,8 +1,6 @@
 """Runs a suite, shows it, and writes down what it came to."""
 
-import contextlib
-import os
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -13,7 +11,8 @@ from rich.text import Text
 from cotune.contracts import ConfigError, CotuneError, Stopped
 from cotune.experiments.compare.cells import Cell, State, run_cells
 from cotune.experiments.compare.methods import METHODS
-from cotune.experiments.compare.stages import check_rows, rows_of
+from cotune.experiments.compare.progress import Progress, locked
+from cotune.experiments.compare.stages import Setting, check_rows, rows_of
 from cotune.experiments.compare.suite_file import SuiteConfig, load_suite
 from cotune.json_files import Row as Json
 from cotune.llm.ledger import policy_rollouts
@@ -43,14 +42,17 @@ def compare(path: Path, console: Console, assignments: Sequence[str] = ()) -> Js
     check_rows(rows)
     _check_folder(suite.output)
     cells = [Cell(row) for row in rows]
+    setting = Setting.of(rows)
+    progress = Progress(suite, setting)
     console.print(_heading(suite), markup=False, highlight=False)
-    with _locked(suite.output):
+    with locked(suite.output):
         try:
-            _watch(cells, suite.at_once, console)
+            _watch(cells, suite.at_once, console, progress)
         except KeyboardInterrupt:
-            _write(suite, cells)
+            progress(cells)
+            _write(suite, cells, setting)
             raise Stopped(f"stopped; go on with: cotune compare {path}") from None
-        summary = _write(suite, cells)
+        summary = _write(suite, cells, setting)
     _show(summary, suite, console)
     wrong = [row for row in summary["methods"] if row["status"] in ("failed", "unequal")]
     if refused := [r for r in wrong if r["status"] == "failed" or suite.unequal == "refuse"]:
@@ -121,32 +123,14 @@ def _check_folder(folder: Path) -> None:
         raise ConfigError(f"output: {folder} holds something else; choose another folder")
 
 
-@contextlib.contextmanager
-def _locked(folder: Path) -> Generator[None]:
-    """Keeps a second process, and runs that a killed one left behind, off the folder."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "suite.lock").open("w") as file:
-        if os.name == "posix":
-            import fcntl
-
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                raise ConfigError(
-                    f"output: {folder} is being worked on by another cotune compare; wait for it, "
-                    "or stop it"
-                ) from None
-        yield
-
-
-def _write(suite: SuiteConfig, cells: Sequence[Cell]) -> Json:
+def _write(suite: SuiteConfig, cells: Sequence[Cell], setting: Setting) -> Json:
     """The summary and the report of what is there."""
     from cotune.experiments.compare.results import summarise
-    from cotune.experiments.report import write_report
+    from cotune.experiments.report.suite import write_suite_report
 
-    summary = summarise(suite, cells)
+    summary = summarise(suite, cells, setting)
     write_summary(suite.output, summary)
-    write_report(suite.output)
+    write_suite_report(suite.output, summary)
     return summary
 
 
@@ -160,13 +144,24 @@ def _show(summary: Json, suite: SuiteConfig, console: Console) -> None:
     console.print(f"report: {suite.output / 'report.html'}", markup=False, highlight=False)
 
 
-def _watch(cells: Sequence[Cell], at_once: int, console: Console) -> None:
+def _watch(cells: Sequence[Cell], at_once: int, console: Console, progress: Progress) -> None:
     """Runs the cells: a table that is redrawn on a terminal, lines elsewhere."""
+    lines = _Lines(console)
+
+    def told(now: Sequence[Cell]) -> None:
+        progress(now)
+        lines(now)
+
     if not console.is_terminal:
-        run_cells(cells, at_once, _Lines(console))
+        run_cells(cells, at_once, told)
         return
     with Live(console=console, refresh_per_second=2) as live:
-        run_cells(cells, at_once, lambda now: live.update(_progress(now)))
+
+        def drawn(now: Sequence[Cell]) -> None:
+            progress(now)
+            live.update(_progress(now))
+
+        run_cells(cells, at_once, drawn)
 
 
 def _progress(cells: Sequence[Cell]) -> Table:

@@ -6,15 +6,16 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from cotune.build import build_environment
+from cotune.build import build_environment, describe_llm
 from cotune.config import RunConfig, parse_config
 from cotune.contracts import ConfigError
 from cotune.environments.search import SEARCH_R1_INSTRUCTION
 from cotune.experiments.changes import expanded, merged
 from cotune.experiments.compare.methods import Method, Stage, method_named
 from cotune.experiments.compare.suite_file import MethodEntry, SuiteConfig, slug
+from cotune.exporting.serving import is_adapter
 from cotune.llm.ledger import policy_rollouts
-from cotune.run_dir import RunDir, read_summary
+from cotune.run_dir import RunDir
 
 _WITHOUT_LLM = ("static", "sft")
 _SEARCHED = ("geo", "search")
@@ -35,8 +36,8 @@ class Finished:
 
     @classmethod
     def read(cls, folder: Path) -> "Finished | None":
-        """None where the run is not finished."""
-        if not RunDir.is_run(folder) or (summary := read_summary(folder)) is None:
+        """None where the run is not finished, or was gone on with and has not ended again."""
+        if not RunDir.is_run(folder) or (summary := RunDir.open(folder).read_summary()) is None:
             return None
         return cls(folder, next(iter(summary["arms"].values())))
 
@@ -51,6 +52,15 @@ class Finished:
     @property
     def policy(self) -> str:
         return str(self.folder / "best")
+
+    @property
+    def merged(self) -> Path | None:
+        """Where its adapter is to lie in its base's weights; None where it trained whole weights."""
+        return (
+            self.folder.with_name(f"{self.folder.name}-merged")
+            if is_adapter(Path(self.policy))
+            else None
+        )
 
 
 @dataclass(frozen=True)
@@ -198,7 +208,8 @@ class Row:
         """The policy and instruction that a stage takes over."""
         changes: dict[str, Any] = {}
         if stage.policy == "before" and before:
-            changes["policy"] = {"path": before[-1].policy}
+            # Training starts from whole weights.
+            changes["policy"] = {"path": str(before[-1].merged or before[-1].policy)}
         if stage.instruction == "before" and before:
             changes["instruction"] = {"text": before[-1].instruction}
         if self.entry.method == "carried":
@@ -208,6 +219,28 @@ class Row:
             path = self.entry.policy_from
             changes["policy"] = {"path": others[target].policy if target in others else path}
         return changes
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What the rows of a suite share, as its summary tells it.
+
+    Attributes:
+        environment: kind of the world.
+        policy: where it is from.
+        llm: who proposes.
+    """
+
+    environment: str
+    policy: str
+    llm: str
+
+    @classmethod
+    def of(cls, rows: Sequence[Row]) -> "Setting":
+        first = rows[0].config(0, (), {})
+        stages = (row.config(i, (), {}) for row in rows for i in range(len(row.method.stages)))
+        named = {describe_llm(config) for config in stages} - {"none"}
+        return cls(first.environment.kind, first.policy.path, ", ".join(sorted(named)) or "none")
 
 
 def rows_of(suite: SuiteConfig, base: Mapping[str, Any]) -> list[Row]:
@@ -224,13 +257,8 @@ def check_rows(rows: Sequence[Row]) -> None:
     for row in rows:
         if row.entry.method == "carried":
             _check_sources(row, by_key)
-        for index, stage in enumerate(row.method.stages):
-            config = row.config(index, (), {})
-            if stage.policy == "before" and config.policy.lora is not None:
-                raise ConfigError(
-                    f"methods: {row.entry.key} trains on from a stage before, whose best policy is "
-                    "an adapter; remove policy.lora, or the row"
-                )
+        for index in range(len(row.method.stages)):
+            row.config(index, (), {})
     _check_questions(rows)
 
 

@@ -52,6 +52,8 @@ class MethodEntry(Model):
     def _compute_is_a_multiple(self) -> "MethodEntry":
         if self.compute is not None and not _COMPUTE.fullmatch(self.compute):
             raise ValueError(f'compute is {self.compute!r}; expected "none", "1x" or "2x"')
+        if not self.key:
+            raise ValueError(f"name is {self.name!r}; expected one with a letter a-z or a digit")
         return self
 
     @property

@@ -23,9 +23,9 @@ from cotune.experiments.report.formats import (
 )
 from cotune.experiments.report.hints import hints_of
 from cotune.experiments.report.reading import Source, read_source
-from cotune.experiments.suite_summary import is_suite
+from cotune.experiments.suite_summary import is_suite_folder
 from cotune.json_files import write_atomic
-from cotune.run_dir import RunDir, read_summary
+from cotune.run_dir import RunDir
 
 __all__ = ["count", "duration", "money", "number", "percent", "points", "write_report"]
 
@@ -43,7 +43,7 @@ def write_report(folder: RunDir | Path | str) -> Path:
         ConfigError: `folder` holds no run, or one of its files cannot be read.
     """
     path = folder.path if isinstance(folder, RunDir) else Path(folder)
-    if not RunDir.is_run(path) and is_suite(read_summary(path)):
+    if is_suite_folder(path):
         from cotune.experiments.report.suite import write_suite_report
 
         return write_suite_report(path)

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -30,7 +31,7 @@ from cotune.experiments.report.suite_curves import (
     read_curves,
 )
 from cotune.experiments.report.suite_figures import MEASURES, Bars, group_style, panels
-from cotune.experiments.suite_summary import Ends, SuiteMethod, SuiteSummary, read_suite
+from cotune.experiments.suite_summary import Ends, SuiteMethod, SuiteSummary
 from cotune.json_files import write_atomic
 
 __all__ = ["write_suite_report"]
@@ -40,10 +41,14 @@ _STRATA_IN_TABLE = 4
 _PURPOSES = ("train", "verify", "evolve")
 
 
-def write_suite_report(folder: Path | str) -> Path:
-    """Writes report.html into a suite's folder, from its summary.json and the runs it names.
+def write_suite_report(folder: Path | str, summary: Mapping[str, Any] | None = None) -> Path:
+    """Writes report.html into a suite's folder, from its files; of what is finished so far.
 
     Runs that are missing or broken are told of on the page.
+
+    Args:
+        folder: the suite's.
+        summary: its summary; None reads it.
 
     Returns:
         The path of report.html.
@@ -52,7 +57,11 @@ def write_suite_report(folder: Path | str) -> Path:
         ConfigError: `folder` holds no suite's summary.json, or a broken one.
     """
     folder = Path(folder)
-    suite = SuiteSummary.of(read_suite(folder), folder / "summary.json")
+    if summary is None:
+        from cotune.experiments.compare.progress import summary_so_far
+
+        summary = summary_so_far(folder)
+    suite = SuiteSummary.of(summary, folder / "summary.json")
     read = {method.name: read_curves(folder, method) for method in suite.methods}
     report = folder / "report.html"
     html = _environment(suite).get_template("suite.html.j2").render(**_content(folder, suite, read))

@@ -1,0 +1,183 @@
+"""Where a suite stands, in its folder: what a report of a suite that is not finished is made of."""
+
+import contextlib
+import json
+import os
+import time
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from cotune.contracts import ConfigError
+from cotune.experiments.compare.cells import Cell, State
+from cotune.experiments.compare.stages import Finished, Row, Setting
+from cotune.experiments.compare.suite_file import SuiteConfig
+from cotune.experiments.suite_summary import PROGRESS, is_suite, read_suite
+from cotune.json_files import Row as Json
+from cotune.json_files import write_json_atomic
+from cotune.run_dir import read_summary
+
+_LOCK = "suite.lock"
+_VERSION = 1
+# Fields of run files, `llm:` among them, are the run folders' own affair.
+_RUN_FIELDS = {"base", "output", "set", "by_strategy", "prompt_stage", "endpoints"}
+
+
+class Progress:
+    """Writes down how the cells of a suite stand, whenever one changes."""
+
+    def __init__(self, suite: SuiteConfig, setting: Setting) -> None:
+        exclude: Any = {**dict.fromkeys(_RUN_FIELDS, True), "methods": {"__all__": {"set": True}}}
+        self._suite = suite.model_dump(mode="json", exclude=exclude)
+        self._setting, self._folder = setting, suite.output
+        self._written: list[Json] | None = None
+
+    def __call__(self, cells: Sequence[Cell]) -> None:
+        rows: list[Json] = [
+            {
+                "method": cell.row.entry.key,
+                "seed": cell.row.seed,
+                "state": str(cell.state),
+                "problem": cell.problem,
+            }
+            for cell in cells
+        ]
+        if rows == self._written:
+            return
+        head = {"schema_version": _VERSION, "updated": round(time.time(), 3)}
+        setting = asdict(self._setting)
+        found = {**head, "suite": self._suite, "setting": setting, "cells": rows}
+        write_json_atomic(self._folder / PROGRESS, found)
+        self._written = rows
+
+
+@dataclass(frozen=True)
+class _Read:
+    """A progress file.
+
+    Attributes:
+        updated: Unix time of its last change.
+        suite: the suite file without fields of run files.
+        setting: what its rows share.
+        states: (state, problem) by a cell's method and seed.
+    """
+
+    updated: float
+    suite: SuiteConfig
+    setting: Setting
+    states: Mapping[tuple[str, int], tuple[State, str]]
+
+    @classmethod
+    def of(cls, folder: Path, found: Mapping[str, Any]) -> "_Read":
+        own = cast("Mapping[str, Any]", found["suite"])
+        suite = SuiteConfig.model_validate({**own, "base": {}, "output": str(folder)})
+        states = {
+            (str(cell["method"]), int(cell["seed"])): (State(cell["state"]), str(cell["problem"]))
+            for cell in found["cells"]
+        }
+        return cls(float(found["updated"]), suite, Setting(**found["setting"]), states)
+
+
+def summary_so_far(folder: Path) -> Json:
+    """A suite's summary, of what is finished by now; reads only.
+
+    That of summary.json where nothing happened since it was written and all runs had ended; else
+    it is made anew from the run folders, also while `cotune compare` works on them.
+
+    Raises:
+        ConfigError: the folder holds no suite, or one of its files cannot be read.
+    """
+    from cotune.experiments.compare.results import summarise
+
+    progress = _progress(folder)
+    if progress is None:
+        return read_suite(folder)
+    working = is_worked_on(folder)
+    written = read_summary(folder)
+    if written is not None and is_suite(written) and not working:
+        methods = cast("list[Json]", written.get("methods") or [])
+        ended = all(row.get("status") != "unfinished" for row in methods)
+        if ended and (written.get("created") or 0.0) >= progress.updated:
+            return written
+    suite = progress.suite
+    rows = [Row(suite, {}, entry, seed) for seed in suite.seeds for entry in suite.methods]
+    return summarise(suite, [_cell(row, progress, working) for row in rows], progress.setting)
+
+
+def _progress(folder: Path) -> _Read | None:
+    path = folder / PROGRESS
+    if not path.is_file():
+        return None
+    try:
+        found = json.loads(path.read_bytes())
+        if found["schema_version"] != _VERSION:
+            raise ValueError("of another version")
+        return _Read.of(folder, found)
+    except (AttributeError, KeyError, TypeError, ValueError):
+        raise ConfigError(
+            f"{path} is not what cotune compare writes; remove it, and run cotune compare again"
+        ) from None
+
+
+def _cell(row: Row, progress: _Read, working: bool) -> Cell:
+    """A cell as it was left, with the stages that are finished."""
+    cell = Cell(row)
+    state, problem = progress.states.get((row.entry.key, row.seed), (State.WAITING, ""))
+    try:
+        for index in range(len(row.method.stages)):
+            if (found := Finished.read(row.stage_folder(index))) is None:
+                break
+            cell.finished.append(found)
+    except ConfigError as error:
+        cell.fail(str(error))
+        return cell
+    whole = cell.stage == len(row.method.stages)
+    if state == State.FAILED:
+        cell.fail(problem)
+    elif whole and state in (State.DONE, State.RUNNING):
+        cell.state = State.DONE
+    elif state == State.RUNNING and working:
+        cell.state = State.RUNNING
+    return cell
+
+
+def is_worked_on(folder: Path) -> bool:
+    """Whether a `cotune compare` holds the folder; always, where the system cannot tell."""
+    if os.name != "posix":
+        return True
+    import fcntl
+
+    try:
+        with (folder / _LOCK).open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Generator[None]:
+    """Keeps a second process, and runs that a killed one left behind, off the folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / _LOCK).open("w") as file:
+        if os.name == "posix" and not (_lock(file.fileno()) or _lock(file.fileno(), wait=0.1)):
+            raise ConfigError(
+                f"output: {folder} is being worked on by another cotune compare; wait for it, "
+                "or stop it"
+            )
+        yield
+
+
+def _lock(descriptor: int, wait: float = 0.0) -> bool:
+    """Whether the lock was free; the second try is for one that a report held for a moment."""
+    import fcntl
+
+    time.sleep(wait)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
