@@ -176,3 +176,22 @@ def test_score_table() -> None:
     assert lines[3].replace("│", " ").split() == ["before", "0.25", "0.50", "0.00"]
     assert lines[4].replace("│", " ").split() == ["after", "1.00", "1.00"]
     assert "not measured" not in out.getvalue()
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_step_is_one_line_in_a_file_and_indented_on_a_terminal(
+    terminal: bool, tmp_path: Path
+) -> None:
+    out = io.StringIO()
+    console = Console(file=out, width=60, force_terminal=terminal, color_system=None)
+    journal = RunJournal(RunDir.create(tmp_path / "run", {}), console, 9, 0)
+    journal.metrics(3, {"inspo/population_size": 5, "inspo/best_weight": 0.75})
+    first, *rest = out.getvalue().rstrip("\n").split("\n")
+    assert first.startswith("  00:00 step 3/9  reward 0.00")
+    if terminal:
+        assert rest
+        assert all(line.startswith(" " * 8) and line.strip() for line in rest)
+        assert len(first) <= 60
+    else:
+        assert not rest
+        assert first.endswith("best weight 0.75")

@@ -1,12 +1,16 @@
 """`cotune init`: the starters are files that work."""
 
+import io
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from cotune.config import load_config
 from cotune.contracts import ConfigError
 from cotune.importing import import_object
+from cotune.memory import find_config, memory_of, read_shape
+from cotune.memory_table import show_memory
 from cotune.planning import plan_run
 from cotune.starter import KINDS, write_starter
 
@@ -24,6 +28,26 @@ def test_a_starter_is_a_run_file_that_can_be_planned(
     assert plan_run(config).rollouts["train"] == 50 * 8 * 5
     for reward in config.rewards:
         assert callable(import_object(reward.function, "rewards"))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_starter_fits_a_small_gpu_and_gives_no_notice(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_starter(kind, tmp_path)
+    monkeypatch.chdir(tmp_path)
+    config = load_config("run.yaml")
+    raw = find_config(config.policy.path)
+    assert raw is not None
+    memory = memory_of(config, read_shape(raw))
+    assert max(memory.training, memory.sampling or 0) < 16 * 2**30
+    shown = io.StringIO()
+    show_memory(config, Console(file=shown, width=200))
+    assert "in all" in shown.getvalue()
+    assert "notice" not in shown.getvalue()
+    everything = load_config("run.yaml", assignments=["training.rows_per_call=4000"])
+    show_memory(everything, Console(file=shown, width=200))
+    assert "notice: sampling needs more than a GPU of 80 GB has; lower" in shown.getvalue()
 
 
 def test_the_rewards_of_the_starters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -326,10 +326,9 @@ def _execute(
 
 
 def _headline(config: RunConfig, run: RunDir) -> str:
-    return (
-        f"{config.name}: {config.strategy.kind} on {config.environment.kind}, seed {config.seed}; "
-        f"proposals by {describe_llm(config)}; folder {run.path}"
-    )
+    llm, what = describe_llm(config), f"{config.strategy.kind} on {config.environment.kind}"
+    proposals = "" if llm == "none" else f"proposals by {llm}; "
+    return f"{config.name}: {what}, seed {config.seed}; {proposals}folder {run.path}"
 
 
 def conclude(
@@ -357,7 +356,7 @@ def conclude(
     ]
     shown.print(score_table(f"Held-out {outcome.after.measure}", rows))
     shown.print(f"best instruction: {one_line(outcome.instruction)}", markup=False, highlight=False)
-    shown.print(f"report: {report}", markup=False, highlight=False)
+    shown.out(f"best policy: {run.best_path}\nreport: {report}", highlight=False)
 
 
 def _trained(

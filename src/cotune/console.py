@@ -53,7 +53,7 @@ class RunJournal:
         self._run.event(kind, step, **fields)
         line = describe_event(kind, fields)
         if line:
-            self._console.print(f"  [dim]{self._clock()}[/] {line}", highlight=False)
+            self._say(line)
 
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
         self._run.metrics(step, values)
@@ -71,9 +71,7 @@ class RunJournal:
         if "hinted_share" in values:
             shown.append(f"under hints {values['hinted_share']:.0%}")
         place = f"step {step}/{values.get('total_steps', self._total):.0f}"
-        self._console.print(
-            f"  [dim]{self._clock()}[/] [bold]{place}[/]  " + "  ".join(shown), highlight=False
-        )
+        self._say(f"[bold]{place}[/]  " + "  ".join(shown))
         none = values.get("zero_advantage_share") == 1
         self._without_gradient = self._without_gradient + 1 if none else 0
         if self._without_gradient == _WARNED_AFTER:
@@ -93,6 +91,18 @@ class RunJournal:
 
     def evolution_log(self, step: int) -> EvolutionLog:
         return self._run.evolution_log(step)
+
+    def _say(self, line: str) -> None:
+        """Shows markup behind the time: indented where a terminal wraps it, one line in a file."""
+        clock = f"  [dim]{self._clock()}[/]"
+        if not self._console.is_terminal:
+            self._console.print(f"{clock} {line}", highlight=False, soft_wrap=True)
+            return
+        row = Table.grid(padding=(0, 1, 0, 0))
+        row.add_column(no_wrap=True)
+        row.add_column()
+        row.add_row(clock, line)
+        self._console.print(row, highlight=False)
 
     def _clock(self) -> str:
         seconds = int(time.monotonic() - self._started)

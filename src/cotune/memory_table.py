@@ -38,6 +38,13 @@ def show_memory(config: RunConfig, console: Console, processes: int = 1) -> None
     )
     if memory.cache is None:
         console.print("vLLM samples: its share of the GPU is training.engine_args' to say.")
+    elif (memory.sampling or 0) > _CARD:
+        console.print(
+            "notice: sampling needs more than a GPU of 80 GB has; lower training.rows_per_call, the "
+            "rollouts that are sampled together, which changes no result",
+            markup=False,
+            highlight=False,
+        )
     dtype = shape.dtype if config.policy.dtype == "auto" else config.policy.dtype
     rate = config.training.engine_args.get("learning_rate", config.training.learning_rate)
     notice = None if config.policy.lora else rounding_notice(dtype, float(rate))
@@ -45,7 +52,7 @@ def show_memory(config: RunConfig, console: Console, processes: int = 1) -> None
         console.print(f"notice: {notice}", markup=False, highlight=False)
 
 
-_CARD = 80 * 10**9  # bytes of a GPU, where rollouts at once are reckoned
+_CARD = 80 * 10**9  # bytes of a large GPU, for what is said of one
 
 
 def _show_verl(config: RunConfig, memory: VerlMemory, console: Console) -> None:

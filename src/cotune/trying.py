@@ -17,6 +17,7 @@ from cotune.coordinator import RolloutSettings
 from cotune.experiments.evaluate import score_trajectories
 from cotune.experiments.evaluating import SPLITS
 from cotune.policies import policy_path
+from cotune.policy_folder import cached_folder
 from cotune.preflight import check_instruction, check_prompts, check_retriever
 from cotune.records import Assignment, Prompt, Trajectory
 from cotune.showing import LEGEND, OBSERVED, OWN, completion_text, outcome_lines, prompt_text
@@ -138,7 +139,7 @@ def show_prompt(config: RunConfig, console: Console) -> None:
     try:
         codec = _codec(config)
     except (ConfigError, OSError, ValueError) as error:
-        console.print(f"prompt: not shown; {one_line(str(error))[:200]}", markup=False)
+        console.print(f"prompt: not shown; {_why_not(config, error)}", markup=False)
         return
     check_prompts(
         environment, codec, instruction, config.limits, SPLITS, strategy=config.strategy.kind
@@ -152,6 +153,14 @@ def show_prompt(config: RunConfig, console: Console) -> None:
         shown.append("[what the environment answers: masked]", style=OBSERVED)
         shown.append("[the policy's next turn: trained on] …", style=OWN)
     console.print(shown, soft_wrap=True)
+
+
+def _why_not(config: RunConfig, error: Exception) -> str:
+    """Why there is no tokenizer; the hub's own words blame the network, which was not asked."""
+    path = policy_path(config.policy.path)
+    if not Path(path).is_dir() and cached_folder(str(path)) is None:
+        return f"the tokenizer of {path} is not on this machine; cotune try fetches and shows it"
+    return one_line(str(error))
 
 
 def _codec(config: RunConfig) -> "HFCodec":

@@ -14,7 +14,7 @@ from cotune.records import StopReason
 
 
 def test_what_cannot_be_loaded_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"policy.path: cannot load .*nowhere"):
+    with pytest.raises(ConfigError, match=r"policy.path: cannot load .*nowhere.*; name a folder"):
         load(tmp_path / "nowhere")
 
 

@@ -105,3 +105,19 @@ def test_formats() -> None:
     assert [duration(s) for s in (4.2, 42, 192, 18420)] == [
         "4.2 s", "42 s", "3 min 12 s", "5 h 07 min",
     ]  # fmt: skip
+
+
+def test_rewards_and_captions_of_a_run_that_was_not_evaluated_before(tmp_path: Path) -> None:
+    """As veRL's engine writes them: reward_mean, and no `reward` of TRL's."""
+    run = RunDir.create(tmp_path / "run", CONFIG)
+    told = {"split": "test", "prompt": "best", "instruction_id": "i0", "by_stratum": {}}
+    for step in (1, 2, 3):
+        run.metrics(step, {"reward_mean": step / 4})
+    run.event("evaluated", 3, em=0.5, n=8, when="after", measure="exact match", **told)
+    words = check(write_report(run)).words
+    assert "Training reward per step" in words
+    assert "Large: after training, which is not over. Below: the 95_% interval" in words
+    run.event("evaluated", 1, em=0.25, n=8, when="before", measure="exact match", **told)
+    assert "Below: before it, the change in percentage points, and the 95_% interval" in (
+        check(write_report(run)).words
+    )

@@ -73,9 +73,10 @@ def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:
 
 
 def _cannot_load(what: str, error: Exception) -> ConfigError:
-    reason = " ".join(str(error).split())[:120]
+    # Its first sentence; the hub's are followed by paragraphs of advice.
+    reason = " ".join(str(error).split()).split(". ")[0].rstrip(".")
     return ConfigError(
-        f"policy.path: cannot load {what}: {reason} …; name a folder that holds a model, "
+        f"policy.path: cannot load {what}: {reason[:300]}; name a folder that holds a model, "
         "or a model of the hub that is cached or within reach"
     )
 

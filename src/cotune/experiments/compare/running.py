@@ -93,7 +93,11 @@ def dry_run(path: Path, console: Console, assignments: Sequence[str] = ()) -> No
         for row in rows
         for i in range(len(row.method.stages))
     )
-    console.print(f"{runs} runs over {len(suite.seeds)} seeds; {done} of them are there already")
+    seeds = len(suite.seeds)
+    console.print(
+        f"{runs} run{'s' * (runs != 1)} over {seeds} seed{'s' * (seeds != 1)}; {done} of them "
+        f"{'is' if done == 1 else 'are'} there already"
+    )
 
 
 def list_methods(console: Console) -> None:
@@ -107,8 +111,9 @@ def list_methods(console: Console) -> None:
 
 
 def _heading(suite: SuiteConfig) -> str:
+    seeds = f"seed{'s' * (len(suite.seeds) != 1)} {', '.join(map(str, suite.seeds))}"
     return (
-        f"{suite.name}: {len(suite.methods)} methods, seeds {', '.join(map(str, suite.seeds))}, "
+        f"{suite.name}: {len(suite.methods)} methods, {seeds}, "
         f"{suite.budget:,} policy rollouts each; folder {suite.output}"
     )
 

@@ -65,11 +65,16 @@ _BEFORE = "resample/reward_mean_before"
 def reward_chart(arms: Sequence[Arm]) -> Chart | None:
     """Training reward of each step; as per cent where it is the share of exact matches."""
     shares = all(arm.measure == EXACT_MATCH for arm in arms)
-    key, title = "reward", "Training reward per step"
     filtered = [arm for arm in arms if any(_BEFORE in row for row in arm.metrics)]
     if filtered and len(filtered) == len(arms):
-        key, title = _BEFORE, "Training reward per step, before groups were replaced"
-    return _metric_chart(arms, key, title, percent=shares)
+        title = "Training reward per step, before groups were replaced"
+        return _metric_chart(arms, _BEFORE, title, percent=shares)
+    curves = [
+        # The field of both engines; TRL's own name is all that a run of an early version has.
+        (arm.name, values(arm.metrics, "reward_mean") or values(arm.metrics, "reward"))
+        for arm in arms
+    ]
+    return smooth_chart("Training reward per step", curves, shares)
 
 
 def zero_advantage_chart(arms: Sequence[Arm]) -> Chart | None:
