@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from cotune.contracts import LLM, Environment, Strategy, TokenRules
+from cotune.environments.description import description_of
 from cotune.environments.geo import GeoEnvironment
 from cotune.library import Evolving, GivenRewards
 from cotune.llm.client import OpenAIOptions
@@ -63,4 +64,5 @@ class GEPA(Evolving):
             evolved_room(self.limits, self.kind),
             tokens.control_tokens,
             self.environment.required,
+            description_of(self.environment),
         )
