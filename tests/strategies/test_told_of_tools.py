@@ -121,7 +121,11 @@ def test_the_library_tells_too_and_a_run_file_can_forbid_it(tmp_path: Path) -> N
 
     environment = ToolEnvironment([price], {"train": [Task("q", "How much?", ("1",))]})
     llm = ScriptedLLM([NEW])
-    options = {"population_size": 2, "evolve_every": 0, "verification_rounds": 1}
+    options: dict[str, Any] = {
+        "population_size": 2,
+        "evolve_every": 0,
+        "verification_rounds": 1,
+    }
     method = cotune.INSPO(environment=environment, llm=llm, **options)
     run(
         method.build_strategy(Words()),
