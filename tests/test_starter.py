@@ -4,8 +4,11 @@ import io
 from pathlib import Path
 
 import pytest
+import yaml
 from rich.console import Console
+from typer.testing import CliRunner
 
+from cotune.cli import app
 from cotune.config import load_config
 from cotune.contracts import ConfigError
 from cotune.importing import import_object
@@ -74,3 +77,44 @@ def test_nothing_is_overwritten(tmp_path: Path) -> None:
         write_starter("tools", tmp_path / "rewards.py")
     with pytest.raises(ConfigError, match="expected one of single-turn, tools, search"):
         write_starter("robot", tmp_path / "x")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("policy", "template_args"),
+    [
+        ("meta-llama/Llama-3.2-1B-Instruct", {}),
+        ("Qwen/Qwen3-4B", {"enable_thinking": False}),
+        ("bundled:geo", {}),
+        ("123", {}),
+        ("no: {flow} # 'or' \"comment\"", {}),
+    ],
+)
+def test_a_starter_names_the_users_policy(
+    kind: str, policy: str, template_args: dict[str, bool], tmp_path: Path
+) -> None:
+    text = write_starter(kind, tmp_path, policy)[0].read_text(encoding="utf-8")
+    section = yaml.safe_load(text)["policy"]
+    assert section == {"path": policy} | ({"template_args": template_args} if template_args else {})
+    assert "# any chat model" in text
+
+
+def test_a_policys_folder_is_named_from_everywhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "my model").mkdir()
+    monkeypatch.chdir(tmp_path)
+    (run_file, *_) = write_starter("tools", Path("agent"), "my model")
+    named = yaml.safe_load(run_file.read_text(encoding="utf-8"))["policy"]["path"]
+    assert named == str(tmp_path / "my model")
+    with pytest.raises(ConfigError, match=r"^--policy is blank"):
+        write_starter("tools", Path("other"), " ")
+    with pytest.raises(ConfigError, match="there is no such folder"):
+        write_starter("tools", Path("other"), "./mine")
+    assert not Path("other").exists()
+
+
+def test_the_command_takes_a_policy(tmp_path: Path) -> None:
+    given = ["init", str(tmp_path), "--kind", "single-turn", "--policy", "org/model"]
+    assert CliRunner().invoke(app, given).exit_code == 0
+    assert "path: org/model " in (tmp_path / "run.yaml").read_text(encoding="utf-8")

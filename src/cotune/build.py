@@ -4,6 +4,7 @@ from cotune.config import WITHOUT_LLM, RulesConfig, RunConfig
 from cotune.contracts import LLM, ConfigError, Environment, Strategy, TokenRules
 from cotune.environments.arithmetic import ArithmeticEnvironment, ArithmeticOptions
 from cotune.environments.base import TaskEnvironment
+from cotune.environments.description import description_of
 from cotune.environments.geo import GeoEnvironment, GeoOptions
 from cotune.environments.math import MathOptions, math_environment
 from cotune.environments.own import own_environment
@@ -80,19 +81,17 @@ def build_strategy(
     if tokens is not None:
         count, control = tokens.count, tokens.control_tokens
         room = evolved_room(config.limits, options.kind)
+    limits, told = (count, room, control), description_of(environment)
+    rules = (*limits, environment.required, told)
     if isinstance(options, InspoOptions):
-        return Inspo(instruction, options, config.seed, count, room, control, environment.required)
+        return Inspo(instruction, options, config.seed, *rules)
     tasks = environment.tasks("train")
     if isinstance(options, GepaOptions):
-        return Gepa(
-            instruction, tasks, options, config.seed, count, room, control, environment.required
-        )
+        return Gepa(instruction, tasks, options, config.seed, *rules)
     if isinstance(options, ComposedOptions):
-        return InspoP2O(
-            instruction, tasks, options, config.seed, count, room, control, environment.required
-        )
+        return InspoP2O(instruction, tasks, options, config.seed, *rules)
     base = StaticStrategy(instruction)
-    return P2O(base, tasks, options, config.seed, count, room, control)
+    return P2O(base, tasks, options, config.seed, *limits, told)
 
 
 def build_llm(config: RunConfig, ledger: Ledger) -> LLM:

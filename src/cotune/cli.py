@@ -39,6 +39,10 @@ def init(
         str | None,
         typer.Option(help="single-turn, tools or search; asked for where it is not given."),
     ] = None,
+    policy: Annotated[
+        str | None,
+        typer.Option(help="The model that is trained: its folder, or its name on the hub."),
+    ] = None,
 ) -> None:
     """Write a commented run file to begin with, and the files that it names."""
     from cotune.starter import KINDS, write_starter
@@ -51,7 +55,7 @@ def init(
             )
         typer.echo("\n".join(f"{name:<12} {text}" for name, text in KINDS.items()))
         kind = typer.prompt("What is to be trained?", default="single-turn")
-    for path in write_starter(str(kind), folder):
+    for path in write_starter(str(kind), folder, policy):
         typer.echo(f"wrote {path}")
     enter = "" if folder == Path() else f"cd {folder} && "
     typer.echo(f"next: {enter}cotune try run.yaml")

@@ -135,7 +135,8 @@ class Strategy(Protocol):
 class Environment(Protocol):
     """Where tasks come from, how actions are answered, how an episode is scored.
 
-    `environments.base.TaskEnvironment` has all but `respond`.
+    `environments.base.TaskEnvironment` has all but `respond`. One may also have a `description`, a
+    text for the LLM that proposes, in place of what its tools' schemas say.
     """
 
     @property

@@ -16,7 +16,7 @@ before training begins, and no environment variable is set.
 """
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 from cotune.contracts import LLM, ConfigError, Environment, State, Strategy, TokenRules
 from cotune.engine_packages import need_trl
 from cotune.environments.arithmetic import ArithmeticEnvironment
+from cotune.environments.description import description_of
 from cotune.environments.geo import GeoEnvironment
 from cotune.library_run import LibraryRun
 from cotune.llm.client import MeteredLLM, NoLLM, OpenAIClient, OpenAIOptions
@@ -173,6 +174,10 @@ class Evolving(Method, Generic[Options]):
         name = llm.model if isinstance(llm, OpenAIOptions) else type(llm).__name__
         return {**super().describe(), "strategy": asdict(self.options), "llm": {"kind": name}}
 
+    def _limits(self, tokens: TokenRules) -> tuple[Callable[[str], int], int, tuple[str, ...]]:
+        """How texts are counted, how long they may be, and what none may hold."""
+        return tokens.count, evolved_room(self.limits, self.kind), tokens.control_tokens
+
     def build_llm(self, run: LibraryRun) -> LLM:
         if isinstance(self.llm, OpenAIOptions):
             return OpenAIClient(self.llm, run)
@@ -204,16 +209,8 @@ class INSPO(Evolving[InspoOptions]):
     offline = (GeoEnvironment,)
 
     def build_strategy(self, tokens: TokenRules) -> Strategy:
-        room = evolved_room(self.limits, self.kind)
-        return Inspo(
-            self.instruction,
-            self.options,
-            self.seed,
-            tokens.count,
-            room,
-            tokens.control_tokens,
-            self.environment.required,
-        )
+        told = (self.environment.required, description_of(self.environment))
+        return Inspo(self.instruction, self.options, self.seed, *self._limits(tokens), *told)
 
 
 class GEPA(Evolving[GepaOptions]):
@@ -246,10 +243,9 @@ class GEPA(Evolving[GepaOptions]):
             self.environment.tasks("train"),
             self.options,
             self.seed,
-            tokens.count,
-            evolved_room(self.limits, self.kind),
-            tokens.control_tokens,
+            *self._limits(tokens),
             self.environment.required,
+            description_of(self.environment),
         )
 
 
@@ -288,9 +284,8 @@ class P2O(Evolving[P2OOptions]):
             self.environment.tasks("train"),
             self.options,
             self.seed,
-            tokens.count,
-            evolved_room(self.limits, self.kind),
-            tokens.control_tokens,
+            *self._limits(tokens),
+            description_of(self.environment),
         )
 
 
@@ -328,10 +323,9 @@ class INSPOWithP2O(Evolving[ComposedOptions]):
             self.environment.tasks("train"),
             self.options,
             self.seed,
-            tokens.count,
-            evolved_room(self.limits, self.kind),
-            tokens.control_tokens,
+            *self._limits(tokens),
             self.environment.required,
+            description_of(self.environment),
         )
 
 

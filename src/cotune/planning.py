@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from cotune.build import build_environment
 from cotune.config import RunConfig, TrainingConfig
 from cotune.environments.dataset import SPLITS, read_dataset
+from cotune.environments.description import DESCRIPTION_CHARS
 from cotune.environments.math import MathOptions, read_splits
 from cotune.environments.search import SearchOptions, questions_of
 from cotune.evolution.hints import dev_count
@@ -24,7 +25,8 @@ from cotune.task_config import (
     VerifiersOptions,
 )
 
-_FIXED_CHARS = 2000  # of a proposer's prompt, besides what it shows
+# Of a proposer's prompt, besides what it shows of rollouts: our words, and the environment.
+_FIXED_CHARS = 2000 + DESCRIPTION_CHARS
 _CHARS_PER_TOKEN = 4
 
 

@@ -158,6 +158,8 @@ class ToolsOptions(Model):
     """Calls that run at the same time, per process."""
     initial_instruction: str = "Answer the question. Call the tools where they help."
     """Where the run file's `instruction` has no text."""
+    description: str | None = None
+    """What the LLM that proposes is told of the environment; null: the tools, "": nothing."""
 
 
 class TrlOptions(Model):
@@ -174,6 +176,8 @@ class TrlOptions(Model):
     """Calls that run at the same time, per process."""
     initial_instruction: str = "Complete the task. Call the tools where they help."
     """Where the run file's `instruction` has no text."""
+    description: str | None = None
+    """What the LLM that proposes is told of the environment; null: the tools, "": nothing."""
 
 
 class VerifiersOptions(Model):

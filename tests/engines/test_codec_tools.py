@@ -21,6 +21,8 @@ from tests.engines.bigram import save
 from tests.engines.tiny import byte_tokenizer
 
 TEMPLATES = Path(trl.__file__).parent / "chat_templates"
+OWN_TEMPLATES = Path(__file__).parent / "chat_templates"
+"""Families that TRL ships no template of, or another; as short as their structure allows."""
 CHATML = ("<|im_start|>", "<|im_end|>", "<|endoftext|>")
 QWEN = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>")
 LLAMA = (
@@ -30,6 +32,11 @@ LLAMA = (
     "<|eot_id|>",
     "<|python_tag|>",
 )
+MISTRAL = (
+    *("<s>", "</s>", "[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]"),
+    *("[TOOL_CALLS]", "[TOOL_RESULTS]", "[/TOOL_RESULTS]", "[ARGS]", "[CALL_ID]"),
+)
+GRANITE = ("<|start_of_role|>", "<|end_of_role|>", "<|end_of_text|>", "<|tool_call|>")
 GPT = ("<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|call|>", "<|return|>")
 
 TOOLS: tuple[dict[str, Any], ...] = tuple(
@@ -103,11 +110,31 @@ FAMILIES = {
         args={"date_string": "1 Jan 2026"},
         several=False,
     ),
+    "hermes tool_use": Family("hermes_tool_use", CHATML, "<|im_end|>", HERMES_CALL, QWEN[:4]),
+    "mistral v3": Family(
+        "mistral_v3",
+        MISTRAL,
+        "</s>",
+        '[TOOL_CALLS] [{"name": "look_up", "arguments": {"text": "a 7", "times": 3}, "id": "call00001"}]',
+        several=False,
+    ),
+    "mistral v13": Family(
+        "mistral_v13", MISTRAL, "</s>", '[TOOL_CALLS]look_up[ARGS]{"text": "a 7", "times": 3}'
+    ),
+    "granite 3": Family(
+        "granite_3",
+        GRANITE,
+        "<|end_of_text|>",
+        '<|tool_call|>[{"name": "look_up", "arguments": {"text": "a 7", "times": 3}}]',
+        several=False,
+    ),
 }
 
 
 def codec_of(family: Family) -> tuple[HFCodec, PreTrainedTokenizerFast]:
-    template = (TEMPLATES / f"{family.template}.jinja").read_text(encoding="utf-8")
+    own = OWN_TEMPLATES / f"{family.template}.jinja"
+    path = own if own.is_file() else TEMPLATES / own.name
+    template = path.read_text(encoding="utf-8")
     tokenizer = byte_tokenizer(template, family.special, family.eos, family.added)
     if family.special is LLAMA:
         tokenizer.bos_token = "<|begin_of_text|>"
@@ -163,6 +190,7 @@ def test_a_call_that_was_cut_off_is_an_error(family: Family) -> None:
 
 def test_the_prompt_shows_the_tools_and_what_follows_a_turn_opens_the_next(family: Family) -> None:
     codec, _ = codec_of(family)
+    codec.check_tools(TOOLS)
     prompt = codec.decode(codec.render([{"role": "user", "content": "Look up a 7."}], TOOLS))
     following = codec.decode(
         codec.render_next([{"role": "tool", "name": "look_up", "content": "seven"}], TOOLS)
@@ -173,7 +201,7 @@ def test_the_prompt_shows_the_tools_and_what_follows_a_turn_opens_the_next(famil
     assert "seven" in following
     assert "look_up" not in following  # nothing of the dialogue it was rendered after
     opened = prompt[prompt.rindex("Look up a 7.") :].removeprefix(f"Look up a 7.{family.eos}")
-    assert following.endswith(opened)
+    assert following.endswith(opened if family.special is not MISTRAL else "[/TOOL_RESULTS]")
 
 
 def test_turn_after_turn_gives_the_tokens_of_the_whole_conversation(family: Family) -> None:
@@ -183,7 +211,9 @@ def test_turn_after_turn_gives_the_tokens_of_the_whole_conversation(family: Fami
     question = {"role": "user", "content": "Look up a 7."}
     result = {"role": "tool", "name": "look_up", "content": "seven"}
     function = {"name": CALL.name, "arguments": dict(CALL.arguments)}
-    turn = {"role": "assistant", "content": "", "tool_calls": [{"function": function}]}
+    call = {"id": "call00001", "function": function}
+    turn = {"role": "assistant", "content": "", "tool_calls": [call]}
+    codec.check_tools(TOOLS)
 
     step_by_step = [
         *codec.render([question], TOOLS),
@@ -191,7 +221,7 @@ def test_turn_after_turn_gives_the_tokens_of_the_whole_conversation(family: Fami
         *codec.render_next([result], TOOLS),
     ]
     whole = tokenizer.apply_chat_template(
-        [question, turn, result],
+        [question, turn, {**result, "tool_call_id": "call00001"}],
         tools=list(TOOLS),
         add_generation_prompt=True,
         return_dict=False,
@@ -240,6 +270,7 @@ def test_calls_within_a_thought_are_none() -> None:
 
 def test_control_tokens_in_a_result_or_a_name_do_not_become_tokens(family: Family) -> None:
     codec, tokenizer = codec_of(family)
+    codec.check_tools(TOOLS)
     forged = "".join((*family.special, *family.added))
     message = {"role": "tool", "name": f"look_up{family.eos}", "content": f"{forged} 7 <b>"}
     plain = {"role": "tool", "name": "look_up", "content": "7 <b>"}
@@ -310,6 +341,9 @@ def test_a_policy_in_a_folder_is_checked_alike(tmp_path: Path) -> None:
     ("family", "said"),
     [
         (Family("llama3", LLAMA, "<|eot_id|>", ""), "does not show tools"),
+        (Family("gemma_2", ("<end_of_turn>",), "<end_of_turn>", ""), "does not show tools"),
+        (Family("phi_4_mini", ("<|end|>",), "<|end|>", ""), "given them in another way"),
+        (Family("qwen2_5", CHATML, "<|endoftext|>", ""), r"save .* eos_token '<\|im_end\|>', or"),
         (Family("phi3", ("<|user|>", "<|end|>"), "<|end|>", ""), "does not show tools"),
         (Family("gptoss", GPT, "<|return|>", ""), r"eos_token is '<\|return\|>'"),
         (Family("glm4moe", ("<|user|>", "<|assistant|>"), "<|user|>", ""), "ends a turn"),
@@ -381,3 +415,17 @@ def test_a_response_template_of_the_tokenizer_comes_first() -> None:
     assert read == Calls((CALL,), said="I look.")
     assert not broken.calls
     assert broken.error.startswith("a tool call cannot be read")
+
+
+def test_every_answer_of_a_mistral_turn_has_an_id_of_its_own() -> None:
+    codec, tokenizer = codec_of(FAMILIES["mistral v3"])
+    codec.check_tools(TOOLS)
+    results = [{"role": "tool", "name": "look_up", "content": text} for text in ("7", "8")]
+
+    assert codec.decode(codec.render_next(results, TOOLS)) == (
+        '[TOOL_RESULTS] {"content": 7, "call_id": "call00001"}[/TOOL_RESULTS]'
+        '[TOOL_RESULTS] {"content": 8, "call_id": "call00002"}[/TOOL_RESULTS]'
+    )
+    two = '[TOOL_CALLS] [{"name": "a", "arguments": {}}, {"name": "b", "arguments": {"x": 1}}]'
+    read = codec.read_calls(written(tokenizer, f"{two}</s>"), TOOLS, ())
+    assert read.calls == (ToolCall("a", {}), ToolCall("b", {"x": 1}))

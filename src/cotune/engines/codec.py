@@ -78,6 +78,7 @@ class HFCodec:
         self._template_args = dict(template_args or {})
         self._reader: Reader | None = None
         self._ends: dict[bool, int] = {}
+        self._with_ids = False  # whether calls and answers are given ids
 
     @cached_property
     def control_tokens(self) -> tuple[str, ...]:
@@ -120,7 +121,11 @@ class HFCodec:
         """
         kept = [{k: self._neutralised(text) for k, text in m.items()} for m in messages]
         name = next((m["name"] for m in kept if m["role"] == "tool"), "")
-        dialogue = _dialogue(ToolCall(name) if name else None)
+        if self._with_ids:
+            answers = (m for m in kept if m["role"] == "tool")
+            for number, message in enumerate(answers, 1):
+                message["tool_call_id"] = _call_id(number)
+        dialogue = _dialogue(ToolCall(name) if name else None, self._with_ids)
         if bool(name) not in self._ends:
             self._ends[bool(name)] = self._closing(dialogue, tools)
         after = self._rendered([*dialogue, *kept], tools)
@@ -157,10 +162,12 @@ class HFCodec:
         prompt = self.render([{"role": "user", "content": _PROBE}], tools)
         shown = self.decode(prompt)
         if any(tool["function"]["name"] not in shown for tool in tools):
-            raise ConfigError(f"policy: its chat template does not show tools; {_MEND}")
+            raise ConfigError(
+                "policy: its chat template does not show tools: the model was trained without, or "
+                f"is given them in another way; {_MEND}"
+            )
         call = _probe_call(tools[0])
-        dialogue = _dialogue(call)
-        turn = self._rendered(dialogue, tools, opens_turn=False)
+        dialogue, turn = self._probe_turn(call, tools)
         self._closing(dialogue, tools)
         begun = _common_prefix(prompt, turn)
         written = turn[begun : len(turn) - turn[::-1].index(self.eos_id)]
@@ -183,6 +190,25 @@ class HFCodec:
                     f"policy: its chat template drops a {message['role']} message after a turn of "
                     f"the policy; {_MEND}"
                 )
+
+    def _probe_turn(
+        self, call: ToolCall, tools: Sequence[Mapping[str, Any]]
+    ) -> tuple[list[dict[str, Any]], list[int]]:
+        """A dialogue that ends with a call, and its tokens; calls get ids where the template asks."""
+        self._with_ids = False
+        dialogue = _dialogue(call)
+        try:
+            return dialogue, self._rendered(dialogue, tools, opens_turn=False)
+        except ConfigError:
+            dialogue = _dialogue(call, with_id=True)
+            try:
+                turn = self._rendered(dialogue, tools, opens_turn=False)
+            except ConfigError:
+                turn = None
+            if turn is None:
+                raise  # what it says without ids
+        self._with_ids = True
+        return dialogue, turn
 
     @property
     def _has_response_template(self) -> bool:
@@ -220,11 +246,24 @@ class HFCodec:
         after = rendered[len(rendered) - rendered[::-1].index(self.eos_id) :] if count else rendered
         if not count or self.decode(after).strip():
             end, eos = self.decode(rendered[-8:]), self._tokenizer.eos_token
+            own = self._turn_end(tools)
+            mend = (
+                f"save the policy's tokenizer with eos_token {own!r}, or {_MEND}" if own else _MEND
+            )
             raise ConfigError(
                 f"policy: its chat template ends a turn of the policy by {end!r}, but its tokenizer's "
-                f"eos_token is {eos!r}; expected that token at the end of every turn: {_MEND}"
+                f"eos_token is {eos!r}; expected that token at the end of every turn: {mend}"
             )
         return count
+
+    def _turn_end(self, tools: Sequence[Mapping[str, Any]]) -> str:
+        """The control token that ends turns with and without a call alike; "" if there is none."""
+        ends: set[str] = set()
+        for call in (_probe_call(tools[0]) if tools else None, None):
+            turn = self._rendered(_dialogue(call, self._with_ids), tools, opens_turn=False)
+            said = self.decode(turn).rstrip()
+            ends.add(next((t for t in self.control_tokens if said.endswith(t)), ""))
+        return ends.pop() if len(ends) == 1 else ""
 
     def encode(self, text: str) -> list[int]:
         # Control tokens spelt out in a passage stay text: they must not end the policy's turn.
@@ -291,12 +330,18 @@ def _without(text: str, tokens: Sequence[str]) -> str:
     return text
 
 
-def _dialogue(call: ToolCall | None) -> list[dict[str, Any]]:
-    """A question and a turn of the policy, with a tool call or an empty one."""
-    turn: dict[str, Any] = {"role": "assistant", "content": ""}
+def _call_id(number: int) -> str:
+    """Nine letters and digits, as Mistral's templates demand."""
+    return f"call{number:05d}"
+
+
+def _dialogue(call: ToolCall | None, with_id: bool = False) -> list[dict[str, Any]]:
+    """A question and a turn of the policy, with a tool call or a word (some refuse an empty turn)."""
+    turn: dict[str, Any] = {"role": "assistant", "content": "" if call else "."}
     if call is not None:
         function = {"name": call.name, "arguments": dict(call.arguments)}
-        turn["tool_calls"] = [{"type": "function", "function": function}]
+        given = {"id": _call_id(1)} if with_id else {}
+        turn["tool_calls"] = [{"type": "function", **given, "function": function}]
     return [{"role": "user", "content": _PROBE}, turn]
 
 

@@ -22,6 +22,7 @@ from cotune.engines.adapters import (
 from cotune.engines.codec import HFCodec, use_template
 from cotune.engines.sampling import policy_sampler
 from cotune.exporting.chat_template import own_templates
+from cotune.hub import only_local
 from cotune.journal import SilentJournal
 from cotune.llm.client import NoLLM
 from cotune.records import Purpose
@@ -51,8 +52,9 @@ def load(
         at = base or adapter_base(path)
     of = f", the base of {str(path)!r}" if adapter else ""
     tokenizer = load_tokenizer(path)
+    local = only_local(at)
     try:
-        model = AutoModelForCausalLM.from_pretrained(at, dtype=dtype)
+        model = AutoModelForCausalLM.from_pretrained(at, dtype=dtype, local_files_only=local)
     except (OSError, ValueError) as error:
         raise _cannot_load(f"{str(at)!r}{of}", error) from error
     if adapter:
@@ -62,8 +64,9 @@ def load(
 
 def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:
     """The tokenizer alone, as `load` gives it; raises ConfigError where it cannot be loaded."""
+    local = only_local(path)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(path)
+        tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=local)
     except (OSError, ValueError) as error:
         raise _cannot_load(repr(str(path)), error) from error
     if tokenizer.pad_token_id is None:

@@ -71,12 +71,15 @@ class TaskEnvironment:
     Attributes:
         prompt_format: how a prompt is laid out; a run file's `instruction` section replaces parts.
         needs_rewards: whether reward functions must be given, since `score` gives no reward.
+        description: what the LLM that proposes is told of the environment, in plain text; None: its
+            tools, "": nothing.
 
     Raises:
         ConfigError: a task id twice in a split.
     """
 
     needs_rewards: bool = False
+    description: str | None = None
 
     def __init__(
         self,

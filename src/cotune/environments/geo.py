@@ -87,6 +87,7 @@ class GeoEnvironment(SearchEnvironment):
             exact_match,
             options.top_k,
         )
+        self.description = ""  # the offline rules propose here; they read INSPO's prompts alone
 
 
 @cache

@@ -39,6 +39,12 @@ ANSWER_INSTRUCTION = (
 )
 """The initial instruction where there is no search engine."""
 
+DESCRIPTION_WITHOUT_SEARCH = (
+    "The agent writes one turn. It may think inside <think> and </think>; its final answer is what "
+    "stands inside the one pair of <answer> and </answer>. There is no search engine, nor any tool."
+)
+"""What proposers are told where there is no search engine."""
+
 OUT_OF_TURNS = "out of turns"
 
 ProtocolName = Literal["tags", "search-r1"]
@@ -80,6 +86,7 @@ class SearchEnvironment(TaskEnvironment):
         self._protocol = PROTOCOLS[protocol]
         super().__init__(self._asked(tasks), initial_instruction, self._protocol.prompt_format)
         self._retriever, self._reward, self._top_k = retriever, reward, top_k
+        self.description = _description(top_k) if self._searches else DESCRIPTION_WITHOUT_SEARCH
 
     @property
     def retriever(self) -> Retriever | None:
@@ -200,6 +207,8 @@ class SearchOptions:
             leaves titles out of it.
         reward: a name in `cotune.rewards.REWARDS`.
         initial_instruction: text; Search-R1's by default, without search a short one.
+        description: what the LLM that proposes is told of the environment; null: its tags and what
+            a search returns, "": nothing, as in INSPO.
     """
 
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
@@ -217,6 +226,7 @@ class SearchOptions:
     reward: Literal["exact_match", "f1_squad", "f1_hotpot"] = "exact_match"
     initial_instruction: str = SEARCH_R1_INSTRUCTION
     search: bool = True
+    description: str | None = None
 
     def __post_init__(self) -> None:
         given = [name for name in ("corpus", "retriever") if getattr(self, name) is not None]
@@ -248,13 +258,25 @@ def search_environment(options: SearchOptions) -> SearchEnvironment:
     elif options.protocol == "search-r1" and instruction == SEARCH_R1_INSTRUCTION:
         # As Search-R1's data have it, to the letter: its checkpoints were trained on that.
         instruction = instruction.replace(" as you want.", " as your want.")
-    return SearchEnvironment(
+    environment = SearchEnvironment(
         questions_of(options),
         _retriever(options) if options.search else None,
         instruction,
         REWARDS[options.reward],
         options.top_k,
         options.protocol,
+    )
+    if options.description is not None:
+        environment.description = options.description
+    return environment
+
+
+def _description(top_k: int) -> str:
+    return (
+        "The agent writes turn after turn. It may think inside <think> and </think>. A turn ends with "
+        "one action: <search> query </search> asks the search engine, which returns the "
+        f"{top_k} best passages for it between <information> and </information>; "
+        "<answer> text </answer> gives the final answer and ends the episode. There is no other tool."
     )
 
 

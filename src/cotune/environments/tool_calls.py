@@ -21,6 +21,7 @@ _FUNCTION = re.compile(r"\s*<function=([^>\n]+)>(.*)</function>\s*", re.DOTALL)
 _PARAMETER = re.compile(r"<parameter=([^>\n]+)>\n?(.*?)\n?</parameter>", re.DOTALL)
 _THOUGHT = re.compile(r"<think>.*?(?:</think>|\Z)", re.DOTALL)
 _PYTHON_TAG = "<|python_tag|>"
+_MISTRAL = "[TOOL_CALLS]"
 _SHOWN = 120  # characters of a reason
 
 
@@ -56,8 +57,7 @@ def read_llama(text: str, tools: Sequence[Schema] = ()) -> Calls:
     try:
         value = json.loads(said) if said.startswith("{") else None
     except (ValueError, RecursionError) as error:
-        problem = error.msg if isinstance(error, json.JSONDecodeError) else str(error)
-        return Calls(error=_reason(f"not JSON ({problem})")) if begun else Calls(said=text.strip())
+        return Calls(error=_reason(_problem(error))) if begun else Calls(said=text.strip())
     if not isinstance(value, dict) or not {"name", "parameters"} <= value.keys():
         return Calls(said=text.strip())
     fields = cast("dict[str, Any]", value)
@@ -67,7 +67,34 @@ def read_llama(text: str, tools: Sequence[Schema] = ()) -> Calls:
         return Calls(error=_reason(str(error)))
 
 
-READERS: tuple[Reader, ...] = (read_hermes, read_xml, read_llama)
+def read_mistral(text: str, tools: Sequence[Schema] = ()) -> Calls:
+    """[TOOL_CALLS] before a JSON list of calls, or before each `name[ARGS]{…}`: Mistral's.
+
+    The second form, of 2025's models, may hold a `[CALL_ID]` before `[ARGS]`.
+    """
+    said, *calls = spoken(text).split(_MISTRAL)
+    if not calls:
+        return Calls(said=text.strip())
+    try:
+        if len(calls) == 1 and calls[0].lstrip().startswith("["):
+            return Calls(_listed(calls[0]), said=said.strip())
+        return Calls(tuple(_with_args(call) for call in calls), said=said.strip())
+    except (ValueError, RecursionError) as error:
+        return Calls(error=_reason(_problem(error)))
+
+
+def read_granite(text: str, tools: Sequence[Schema] = ()) -> Calls:
+    """<|tool_call|> before a JSON list of calls: Granite 3, Phi-4-mini."""
+    said, mark, calls = spoken(text).partition("<|tool_call|>")
+    if not mark:
+        return Calls(said=text.strip())
+    try:
+        return Calls(_listed(calls.strip().removesuffix("<|/tool_call|>")), said=said.strip())
+    except (ValueError, RecursionError) as error:
+        return Calls(error=_reason(_problem(error)))
+
+
+READERS: tuple[Reader, ...] = (read_hermes, read_xml, read_llama, read_mistral, read_granite)
 """In the order in which they are tried on a chat template."""
 
 
@@ -124,6 +151,27 @@ def _from_xml(block: str, tools: Sequence[Schema]) -> ToolCall:
         name,
         {key.strip(): _typed(value, types.get(key)) for key, value in _PARAMETER.findall(body)},
     )
+
+
+def _listed(text: str) -> tuple[ToolCall, ...]:
+    """The calls of a JSON list; an empty one is no call."""
+    values = json.loads(text)
+    if not isinstance(values, list) or not values:
+        raise ValueError("expected a list of calls")
+    return tuple(call_from(value) for value in cast("list[object]", values))
+
+
+def _with_args(text: str) -> ToolCall:
+    name, mark, arguments = text.partition("[ARGS]")
+    if not mark:
+        raise ValueError("expected a name, [ARGS] and its arguments")
+    return call_from(
+        {"name": name.partition("[CALL_ID]")[0].strip(), "arguments": json.loads(arguments)}
+    )
+
+
+def _problem(error: Exception) -> str:
+    return f"not JSON ({error.msg})" if isinstance(error, json.JSONDecodeError) else str(error)
 
 
 def _types(name: str, tools: Sequence[Schema]) -> Mapping[str, Any]:

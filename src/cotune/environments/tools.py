@@ -93,12 +93,14 @@ def answer_of(trajectory: Trajectory) -> str | None:
 
 def tool_environment(options: ToolsOptions, tasks: Mapping[str, Sequence[Task]]) -> ToolEnvironment:
     """The environment of a run file; ConfigError for functions that cannot be had or used."""
-    return ToolEnvironment(
+    environment = ToolEnvironment(
         [(_function(tool), tool.seconds or options.seconds) for tool in options.tools],
         tasks,
         options.initial_instruction,
         concurrency=options.concurrency,
     )
+    environment.description = options.description
+    return environment
 
 
 def _function(config: ToolConfig) -> ToolFunction:

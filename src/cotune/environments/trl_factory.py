@@ -257,13 +257,15 @@ def trl_environment(options: TrlOptions, tasks: Mapping[str, Sequence[Task]]) ->
                 f"{_FIELD}: {options.factory} takes no arguments; remove environment.args"
             )
         factory = functools.partial(factory, **options.args)
-    return from_trl(
+    environment = from_trl(
         factory,
         tasks,
         options.initial_instruction,
         seconds=options.seconds,
         concurrency=options.concurrency,
     )
+    environment.description = options.description
+    return environment
 
 
 def _shown(result: Any) -> str:

@@ -47,6 +47,7 @@ class Generator:
         rounds: proposals of one phase at most.
         failures: failed rollouts in a reflection prompt.
         tasks: questions a candidate is verified on.
+        description: what the LLM is told of the environment.
     """
 
     def __init__(
@@ -59,10 +60,11 @@ class Generator:
         rounds: int,
         failures: int,
         tasks: int,
+        description: str = "",
     ) -> None:
         self._rules, self._replay, self._seed = rules, replay, seed
         self._candidates, self._rounds = candidates, rounds
-        self._failures, self._tasks = failures, tasks
+        self._failures, self._tasks, self._description = failures, tasks, description
         self._proposals = Proposals()
 
     def generate(
@@ -155,16 +157,15 @@ class Generator:
         rng: random.Random,
     ) -> str | None:
         """What the LLM is asked; None where there is no experience to learn from."""
+        how = (self._candidates, attempt, self._description)
         if proposer == "paraphrase":
-            return paraphrase_prompt(parent.text, self._candidates, attempt)
+            return paraphrase_prompt(parent.text, *how)
         if proposer == "history":
-            if not history:
-                return None
-            return history_prompt(history, self._rules.original, self._candidates, attempt)
+            return history_prompt(history, self._rules.original, *how) if history else None
         failures = self._replay.failures(self._failures, rng)
         if not failures:
             return None
-        return reflection_prompt(parent.text, failures, self._candidates, attempt)
+        return reflection_prompt(parent.text, failures, *how)
 
     def _lawful(
         self,

@@ -80,6 +80,7 @@ def evolve_hints(
     seed_key: str,
     phase: int,
     record: Recorder,
+    description: str = "",
 ) -> PhaseResult:
     """One phase. The same arguments and replies make the same calls in the same order.
 
@@ -90,6 +91,7 @@ def evolve_hints(
         llm: the reflector.
         seed_key: of all draws.
         phase: its number, for the events.
+        description: what the reflector is told of the environment.
 
     Raises:
         ValueError: there are fewer than two hard questions.
@@ -109,7 +111,7 @@ def evolve_hints(
         reflection=options.reflection,
     )
     judge = Judge(lambda hint: Prompt(instruction, hint), rollout)
-    reflector = HintReflector(llm, rules, hard, instruction, record)
+    reflector = HintReflector(llm, rules, hard, instruction, record, description)
     search = evolve_from_empty if options.reflection == "gepa" else reflect_once
     pool = search(HintSearch(dev, train, judge, reflector, options, seed_key, record))
     result = PhaseResult(
@@ -248,10 +250,14 @@ class HintEvolution:
     Args:
         rules: the contract of a hint.
         seed: of all draws, which are keyed by (seed, step).
+        description: what the reflector is told of the environment.
     """
 
-    def __init__(self, rules: HintRules, options: HintOptions, seed: int) -> None:
+    def __init__(
+        self, rules: HintRules, options: HintOptions, seed: int, description: str = ""
+    ) -> None:
         self._rules, self.options, self._seed = rules, options, seed
+        self._description = description
         self._phases = 0
         self._failed = 0  # phases in a row of which all proposals failed
         self._causes: list[str] = []  # of the failed phases in a row
@@ -307,6 +313,7 @@ class HintEvolution:
             seed_key=f"p2o/{self._seed}/hints/{step}",
             phase=self._phases,
             record=record,
+            description=self._description,
         )
         self._account(result)
         # With nothing to show for it, a phase that could not pay does not replace an earlier one.

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from cotune.contracts import LLM, Recorder
 from cotune.evolution.hint_rules import HintRules
+from cotune.evolution.proposers import surroundings
 from cotune.evolution.reflection import Record, Reflector, fenced_text
 from cotune.records import Task
 
@@ -28,6 +29,7 @@ class HintReflector(Reflector):
     Args:
         tasks: the hard questions, whose answers and solutions no hint may hold.
         instruction: what the policy is told beside the hint.
+        description: what the LLM is told of the environment, before gepa's prompt.
     """
 
     def __init__(
@@ -37,9 +39,11 @@ class HintReflector(Reflector):
         tasks: Sequence[Task],
         instruction: str,
         record: Recorder,
+        description: str = "",
     ) -> None:
         super().__init__(llm, record)
         self._rules, self._tasks, self._instruction = rules, tasks, instruction
+        self._surroundings = surroundings(description)
 
     def _prompt(self, parent: str, examples: Sequence[Record]) -> str:
         from gepa.strategies.instruction_proposal import InstructionProposalSignature
@@ -48,7 +52,7 @@ class HintReflector(Reflector):
             {"current_instruction_doc": parent, "dataset_with_feedback": list(map(dict, examples))}
         )
         assert isinstance(prompt, str)  # it is a list only where examples hold images
-        return prompt
+        return self._surroundings + prompt
 
     def _read(self, reply: str) -> str:
         return read_hint(reply)

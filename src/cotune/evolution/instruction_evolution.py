@@ -50,6 +50,7 @@ def evolve_instruction(
     seed_key: str,
     step: int,
     record: Recorder,
+    description: str = "",
 ) -> Candidates:
     """One phase from `search.seed`. The same arguments and replies make the same calls in order.
 
@@ -61,6 +62,7 @@ def evolve_instruction(
         dev: questions that instructions are scored on.
         train: questions that are reflected on.
         step: the step before which this happens.
+        description: what the LLM is told of the environment.
 
     Raises:
         EvolutionError: the LLM was asked and no reply kept to the contract, though its budget was
@@ -70,7 +72,7 @@ def evolve_instruction(
     record("gepa_phase", dev=len(dev), train=len(train), budget=search.budget)
     judge = Judge(Prompt, rollout)
     lineage = _Lineage(search, step, record)
-    reflector = InstructionReflector(llm, rules, judge.met, lineage.unlawful, record)
+    reflector = InstructionReflector(llm, rules, judge.met, lineage.unlawful, record, description)
     lineage.critiques = reflector.critiques
     found = evolve_by_gepa(dev, train, judge, reflector, search, seed_key, lineage)
     if reflector.asked and not reflector.lawful and not reflector.spent:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from cotune.contracts import LLM, Recorder
 from cotune.evolution.hint_rules import PLACEHOLDERS
 from cotune.evolution.instruction_rules import InstructionRules, protocol_tags
+from cotune.evolution.proposers import surroundings
 from cotune.evolution.reflection import Record, Reflector, fenced_text
 from cotune.records import Task
 
@@ -90,6 +91,7 @@ class InstructionReflector(Reflector):
         rules: the contract of an instruction.
         met: the questions so far, whose answers no instruction may bring in.
         reject: records what breaks the contract: text, parent, reason.
+        description: what the LLM is told of the environment.
 
     Attributes:
         critiques: by lawful instruction, what the LLM said before it.
@@ -102,16 +104,18 @@ class InstructionReflector(Reflector):
         met: Callable[[], Iterable[Task]],
         reject: Callable[[str, str, str], None],
         record: Recorder,
+        description: str = "",
     ) -> None:
         super().__init__(llm, record)
         self._rules, self._met, self._reject_text = rules, met, reject
+        self._surroundings = surroundings(description)
         self._tried.append(rules.original)
         self._critique = ""
         self.critiques: dict[str, str] = {}
 
     def _prompt(self, parent: str, examples: Sequence[Record]) -> str:
         kept = dict.fromkeys((*protocol_tags(self._rules.original), *self._rules.required))
-        return instruction_prompt(parent, examples, kept)
+        return self._surroundings + instruction_prompt(parent, examples, kept)
 
     def _read(self, reply: str) -> str:
         self._critique, text = read_instruction(reply)

@@ -53,6 +53,7 @@ class InspoP2O(P2O):
         seed: of all draws.
         count_tokens, max_tokens, control_tokens: limits of instructions and of hints alike.
         required: texts that every instruction must hold.
+        description: what the LLM that proposes is told of the environment.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class InspoP2O(P2O):
         max_tokens: int | None = None,
         control_tokens: Sequence[str] = (),
         required: Sequence[str] = (),
+        description: str = "",
     ) -> None:
         base = Inspo(
             initial_instruction,
@@ -74,8 +76,10 @@ class InspoP2O(P2O):
             max_tokens,
             control_tokens,
             required,
+            description,
         )
-        super().__init__(base, tasks, options.p2o, seed, count_tokens, max_tokens, control_tokens)
+        limits = (count_tokens, max_tokens, control_tokens)
+        super().__init__(base, tasks, options.p2o, seed, *limits, description)
         self.composition = options
         self._initial = initial_instruction
 

@@ -70,6 +70,7 @@ class Gepa(Unhinted):
         max_instruction_tokens: length limit in these tokens.
         control_tokens: the policy's special tokens as text; no instruction may hold one.
         required: texts that every instruction must hold, besides those tags.
+        description: what the LLM that proposes is told of the environment.
     """
 
     def __init__(
@@ -82,6 +83,7 @@ class Gepa(Unhinted):
         max_instruction_tokens: int | None = None,
         control_tokens: Sequence[str] = (),
         required: Sequence[str] = (),
+        description: str = "",
     ) -> None:
         check_initial(initial_instruction)
         if len(tasks) < 2:
@@ -89,7 +91,7 @@ class Gepa(Unhinted):
                 f"{len(tasks)} training questions; GEPA expects 2 or more, to score and reflect on"
             )
         self.options, self.seed = options, seed
-        self._tasks = tasks
+        self._tasks, self._description = tasks, description
         self._rules = InstructionRules(
             initial_instruction,
             options.max_instruction_chars,
@@ -131,6 +133,7 @@ class Gepa(Unhinted):
             seed_key=key,
             step=progress.step,
             record=record,
+            description=self._description,
         )
         return {
             "gepa/evaluations": float(found.evaluations),

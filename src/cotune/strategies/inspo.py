@@ -108,6 +108,7 @@ class Inspo(Unhinted):
         max_instruction_tokens: length limit in these tokens.
         control_tokens: the policy's special tokens as text; no instruction may hold one.
         required: texts that every instruction must hold, besides those tags.
+        description: what the LLM that proposes is told of the environment.
     """
 
     def __init__(
@@ -119,6 +120,7 @@ class Inspo(Unhinted):
         max_instruction_tokens: int | None = None,
         control_tokens: Sequence[str] = (),
         required: Sequence[str] = (),
+        description: str = "",
     ) -> None:
         check_initial(initial_instruction)
         self.options, self.seed = options, seed
@@ -139,6 +141,7 @@ class Inspo(Unhinted):
             rounds=options.verification_rounds,
             failures=options.failures_per_reflection,
             tasks=options.verification_tasks,
+            description=description,
         )
         self._lineage = [Instruction("i0", initial_instruction)]
         self.population.add(self._lineage[0], 0.0)
@@ -228,12 +231,8 @@ class Inspo(Unhinted):
             for candidate, start in zip(new.accepted, starts, strict=True):
                 self._join(candidate, start, step, record)
         self._notice_if_short(record)
-        count = {
-            "rounds": new.rounds,
-            "proposed": new.proposed,
-            "verified": new.verified,
-            "accepted": len(new.accepted),
-        }
+        count = {"rounds": new.rounds, "proposed": new.proposed, "verified": new.verified}
+        count["accepted"] = len(new.accepted)
         size = len(self.population)
         record("evolution", parents=[p.id for p in parents], population=size, **count)
         return {f"inspo/evolution_{name}": float(value) for name, value in count.items()}
@@ -241,7 +240,7 @@ class Inspo(Unhinted):
     def _history(self) -> list[tuple[str, float]]:
         """The best instructions so far with their last observed scores, worst first."""
         known = sorted(self.last_weights.items(), key=lambda item: item[1])[-_HISTORY:]
-        texts = {instruction.id: instruction.text for instruction in self._lineage}
+        texts = {i.id: i.text for i in self._lineage}
         return [(texts[identity], self._score(weight)) for identity, weight in known]
 
     def _score(self, weight: float) -> float:
@@ -315,13 +314,13 @@ class Inspo(Unhinted):
         members, chances = self.population.members, self.population.probabilities()
         rows = [
             {
-                "id": member.id,
-                "weight": member.weight,
+                "id": m.id,
+                "weight": m.weight,
                 "probability": chance,
-                "observed_rollouts": member.rollouts,
-                "assigned_groups": groups[member.id],
+                "observed_rollouts": m.rollouts,
+                "assigned_groups": groups[m.id],
             }
-            for member, chance in zip(members, chances, strict=True)
+            for m, chance in zip(members, chances, strict=True)
         ]
         record("population", members=rows)
         return {

@@ -85,6 +85,7 @@ class P2O:
         count_tokens: a text's length in the policy's tokens.
         max_hint_tokens: length limit of a hint in these tokens.
         control_tokens: the policy's special tokens as text; no hint may hold one.
+        description: what the LLM that proposes is told of the environment.
     """
 
     def __init__(
@@ -96,6 +97,7 @@ class P2O:
         count_tokens: Callable[[str], int] | None = None,
         max_hint_tokens: int | None = None,
         control_tokens: Sequence[str] = (),
+        description: str = "",
     ) -> None:
         self.base, self.options, self.seed = base, options, seed
         self._tasks = {task.id: task for task in tasks}
@@ -103,7 +105,7 @@ class P2O:
         rules = HintRules(
             options.hints.max_chars, count_tokens, max_hint_tokens, tuple(control_tokens)
         )
-        self._evolution = HintEvolution(rules, options.hints, seed)
+        self._evolution = HintEvolution(rules, options.hints, seed, description)
         self._pool: HintPool | None = None
         self._epoch = 0
         self._batch = 0  # rollouts of the last batch

@@ -1,0 +1,74 @@
+"""Whether the Hugging Face hub has to be asked for a policy, and whether it answers."""
+
+import logging
+from pathlib import Path
+
+from cotune.contracts import ConfigError
+from cotune.policy_folder import cached_folder, missing_parts
+
+_LOG = logging.getLogger("cotune")
+_MEND = "name a folder that holds a model, or a model of the hub that is cached or within reach"
+
+
+def only_local(path: str | Path) -> bool:
+    """Whether a policy's files are to be taken from this machine alone.
+
+    A folder is, and what is whole in the hub's cache while the hub is out of reach or switched off
+    (HF_HUB_OFFLINE). The hub is asked once, for HF_HUB_ETAG_TIMEOUT seconds at most (10 by
+    default); its own clients would try each file of a model again for half a minute.
+
+    Raises:
+        ConfigError: the hub knows no such model, or is needed and does not answer.
+    """
+    name = str(path)
+    if Path(path).is_dir():
+        return True
+    reason = _unreachable(name)
+    if reason is None:
+        return False
+    cached = cached_folder(name)
+    lacks = ["every part"] if cached is None else missing_parts(cached)
+    if lacks:
+        raise ConfigError(
+            f"policy.path: cannot load {name!r}: it is no folder here, the hub's cache lacks "
+            f"{', '.join(lacks)} of it, and {reason}; {_MEND}"
+        )
+    _LOG.warning("%s: %s is taken from the cache", reason, name)
+    return True
+
+
+def _unreachable(name: str) -> str | None:
+    """Why the hub cannot be asked for a model; None where it answers.
+
+    Raises:
+        ConfigError: it has no such model, or none can be called so.
+    """
+    from huggingface_hub import HfApi, constants
+    from huggingface_hub.errors import (
+        HfHubHTTPError,
+        HFValidationError,
+        OfflineModeIsEnabled,
+        RepositoryNotFoundError,
+    )
+
+    try:
+        HfApi().model_info(name, timeout=constants.HF_HUB_ETAG_TIMEOUT)
+    except HFValidationError:
+        raise ConfigError(
+            f"policy.path: cannot load {name!r}: it is no folder here and no model's name; {_MEND}"
+        ) from None
+    except RepositoryNotFoundError:
+        raise ConfigError(
+            f"policy.path: cannot load {name!r}: it is no folder here, and {constants.ENDPOINT} has "
+            "no such model, or shows it to its owners alone (hf auth login); correct the name, or "
+            f"{_MEND}"
+        ) from None
+    except OfflineModeIsEnabled:
+        return "HF_HUB_OFFLINE is set"
+    except HfHubHTTPError:
+        return None  # it answers; whoever loads the files tries again, and says why in vain
+    # What a connection fails with is another class in each generation of huggingface_hub.
+    except Exception as error:  # noqa: BLE001
+        said = " ".join(str(error).split())[:80]
+        return f"{constants.ENDPOINT} cannot be reached ({type(error).__name__}: {said})"
+    return None

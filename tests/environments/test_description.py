@@ -1,0 +1,136 @@
+"""What proposers are told of an environment."""
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import pytest
+
+from cotune.contracts import ConfigError
+from cotune.environments.base import SingleTurnEnvironment, TaskEnvironment
+from cotune.environments.description import (
+    DESCRIPTION_CHARS,
+    described_tools,
+    description_of,
+)
+from cotune.environments.geo import GeoEnvironment
+from cotune.environments.search import SearchEnvironment
+from cotune.environments.tools import ToolEnvironment
+from cotune.rewards import exact_match
+
+
+def price(article: str, unit: Literal["piece", "dozen"] = "piece") -> float:
+    """The price of an article.
+
+    Args:
+        article: its name,
+            such as "lamp".
+        unit: of how many pieces.
+
+    Returns:
+        In euros.
+    """
+    return 1.0
+
+
+def total(prices: list[float], currency: str | None = None) -> float:
+    """The sum.
+
+    Args:
+        prices: of all articles.
+        currency: what to convert to.
+    """
+    return sum(prices)
+
+
+def schema(name: str, said: str, parameters: int = 1) -> Mapping[str, Any]:
+    properties = {f"p{i}": {"type": "string", "description": said} for i in range(parameters)}
+    inner = {"type": "object", "properties": properties, "required": ["p0"]}
+    return {
+        "type": "function",
+        "function": {"name": name, "description": said, "parameters": inner},
+    }
+
+
+def test_tools_are_shown_with_signature_docstring_and_parameters() -> None:
+    lines = description_of(ToolEnvironment([price, total], {})).splitlines()
+
+    assert lines[0].startswith("The agent calls these tools")
+    assert lines[1:4] == [
+        "- price(article: string, unit: 'piece' or 'dozen' (optional)) -> number: "
+        "The price of an article.",
+        '    article: its name, such as "lamp".',
+        "    unit: of how many pieces.",
+    ]
+    assert lines[4] == (
+        "- total(prices: array of number, currency: string or null (optional)) -> number: The sum."
+    )
+
+
+def test_a_description_of_ones_own_stands_in_their_place() -> None:
+    environment = ToolEnvironment([price], {})
+    environment.description = "  A shop. "
+    assert description_of(environment) == "A shop."
+    environment.description = ""
+    assert description_of(environment) == ""
+
+
+def test_an_environment_without_tools_says_nothing() -> None:
+    assert description_of(SingleTurnEnvironment({}, "Answer.")) == ""
+    assert description_of(TaskEnvironment({}, "Answer.")) == ""
+
+
+def test_the_bundled_world_says_nothing_and_a_search_engine_of_ones_own_its_protocol() -> None:
+    class NoSearch:
+        def search(self, queries: list[str], top_k: int) -> list[list[str]]:
+            raise AssertionError
+
+    assert description_of(GeoEnvironment()) == ""
+    searching = description_of(SearchEnvironment({}, NoSearch(), "Go.", exact_match, top_k=5))  # type: ignore[arg-type]
+    assert "<search> query </search>" in searching
+    assert "5 best passages" in searching
+    without = description_of(SearchEnvironment({}, None, "Go.", exact_match))
+    assert "<search>" not in without
+    assert "<answer>" in without
+
+
+def test_what_is_no_text_is_refused() -> None:
+    environment = TaskEnvironment({}, "Go.")
+    environment.description = 7  # type: ignore[assignment]
+    with pytest.raises(ConfigError, match=r"^TaskEnvironment.description is int; expected a text"):
+        description_of(environment)
+
+
+@pytest.mark.parametrize(("tools", "words"), [(3, 20), (12, 60), (40, 60), (50, 200), (900, 9)])
+def test_much_is_cut_least_important_first_and_never_exceeds_the_limit(
+    tools: int, words: int
+) -> None:
+    text = described_tools([schema(f"tool_{i}", "word " * words, 3) for i in range(tools)])
+    shown = description_of_schemas(tools, words)
+
+    assert len(shown) <= DESCRIPTION_CHARS
+    if tools <= 50:  # as many as signatures fit
+        assert all(f"tool_{i}(" in shown for i in range(tools))
+        assert shown == text
+    else:
+        assert shown.endswith("…")
+
+
+def description_of_schemas(tools: int, words: int) -> str:
+    class Many(TaskEnvironment):
+        @property
+        def tools(self) -> tuple[Mapping[str, Any], ...]:
+            return tuple(schema(f"tool_{i}", "word " * words, 3) for i in range(tools))
+
+    return description_of(Many({}, "Go."))
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"type": "function", "function": {"name": "now"}},
+        {"name": "now", "parameters": None},
+        {"function": {"name": "now", "description": None, "parameters": {"properties": {}}}},
+    ],
+)
+def test_schemas_of_other_libraries_may_lack_parts(odd: Mapping[str, Any]) -> None:
+    assert described_tools([odd]).splitlines()[1] == "- now()"
