@@ -23,6 +23,7 @@ from cotune.journal import Journal, SilentJournal
 from cotune.json_files import write_atomic
 from cotune.llm.client import OpenAIOptions
 from cotune.llm.ledger import Ledger
+from cotune.locks import run_locked
 from cotune.memory_table import show_memory
 from cotune.overrides import with_overrides
 from cotune.planning import Plan, plan_run
@@ -48,7 +49,8 @@ def train(
     with _resumable(config.output):
         setup = prepare(config, config.output)
         run = _created(config)
-        _execute(config, run, setup, console, quiet, resume=False)
+        with run_locked(run.path):
+            _execute(config, run, setup, console, quiet, resume=False)
     return run.path
 
 
@@ -63,7 +65,7 @@ def resume(
     config = resumed_config(run, was, assignments)
     if config.training.engine == "verl":
         return _on_verl(config, folder, console, quiet, resume=True)
-    with _resumable(folder):
+    with _resumable(folder), run_locked(folder):
         setup = prepare(config, folder)
         if assignments:
             _replace_config(run, config)
@@ -82,14 +84,13 @@ def _on_verl(
 
     with _resumable(folder):
         setup = verl.prepare(config, RunDir(folder, attempt=1).checkpoints_path)
-        if resume:
-            run = RunDir.open(folder)
-            run.replace_config(dump_config(config))  # what was set, once it is found good
-        else:
-            run = RunDir.create(folder, dump_config(config))
         shown = Console(quiet=True) if quiet else console
-        shown.print(_headline(config, run), markup=False, highlight=False)
-        verl.train(config, run, resume, setup, shown)
+        run = RunDir.open(folder) if resume else RunDir.create(folder, dump_config(config))
+        with run_locked(folder):
+            if resume:
+                run.replace_config(dump_config(config))  # what was set, once it is found good
+            shown.print(_headline(config, run), markup=False, highlight=False)
+            verl.train(config, run, resume, setup, shown)
     return run.path
 
 

@@ -13,7 +13,7 @@ from cotune.cli import app
 from cotune.config import RunConfig, dump_config
 from cotune.contracts import ConfigError
 from cotune.experiments.compare import cells
-from cotune.experiments.compare.progress import is_worked_on, locked, summary_so_far
+from cotune.experiments.compare.progress import held, is_worked_on, summary_so_far
 from cotune.experiments.compare.running import SuiteFailed, compare
 from cotune.experiments.suite_summary import SuiteSummary
 from cotune.run_dir import RunDir
@@ -118,7 +118,7 @@ def test_a_finished_suite_is_read_from_its_summary(
     written = json.loads((out / "summary.json").read_text())
     assert summary_so_far(out) == written
     assert SuiteSummary.of(written).missing == ""
-    with locked(out):
+    with held(out):
         anew = summary_so_far(out)  # somebody works on it: what is there counts
     assert json.loads(json.dumps({**anew, "created": 0})) == {**written, "created": 0}
 

@@ -1,10 +1,9 @@
 """Where a suite stands, in its folder: what a report of a suite that is not finished is made of."""
 
-import contextlib
 import json
-import os
 import time
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -16,6 +15,7 @@ from cotune.experiments.compare.suite_file import SuiteConfig
 from cotune.experiments.suite_summary import PROGRESS, is_suite, read_suite
 from cotune.json_files import Row as Json
 from cotune.json_files import write_json_atomic
+from cotune.locks import is_locked, locked
 from cotune.run_dir import read_summary
 
 _LOCK = "suite.lock"
@@ -144,40 +144,10 @@ def _cell(row: Row, progress: _Read, working: bool) -> Cell:
 
 def is_worked_on(folder: Path) -> bool:
     """Whether a `cotune compare` holds the folder; always, where the system cannot tell."""
-    if os.name != "posix":
-        return True
-    import fcntl
-
-    try:
-        with (folder / _LOCK).open("rb") as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
-    return False
+    return is_locked(folder / _LOCK)
 
 
-@contextlib.contextmanager
-def locked(folder: Path) -> Generator[None]:
+def held(folder: Path) -> AbstractContextManager[None]:
     """Keeps a second process, and runs that a killed one left behind, off the folder."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / _LOCK).open("w") as file:
-        if os.name == "posix" and not (_lock(file.fileno()) or _lock(file.fileno(), wait=0.1)):
-            raise ConfigError(
-                f"output: {folder} is being worked on by another cotune compare; wait for it, "
-                "or stop it"
-            )
-        yield
-
-
-def _lock(descriptor: int, wait: float = 0.0) -> bool:
-    """Whether the lock was free; the second try is for one that a report held for a moment."""
-    import fcntl
-
-    time.sleep(wait)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    return True
+    busy = f"output: {folder} is being worked on by another cotune compare; wait for it, or stop it"
+    return locked(folder / _LOCK, busy)

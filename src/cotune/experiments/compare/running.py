@@ -11,7 +11,7 @@ from rich.text import Text
 from cotune.contracts import ConfigError, CotuneError, Stopped
 from cotune.experiments.compare.cells import Cell, State, run_cells
 from cotune.experiments.compare.methods import METHODS
-from cotune.experiments.compare.progress import Progress, locked
+from cotune.experiments.compare.progress import Progress, held
 from cotune.experiments.compare.stages import Setting, check_rows, rows_of
 from cotune.experiments.compare.suite_file import SuiteConfig, load_suite
 from cotune.json_files import Row as Json
@@ -45,7 +45,7 @@ def compare(path: Path, console: Console, assignments: Sequence[str] = ()) -> Js
     setting = Setting.of(rows)
     progress = Progress(suite, setting)
     console.print(_heading(suite), markup=False, highlight=False)
-    with locked(suite.output):
+    with held(suite.output):
         try:
             _watch(cells, suite.at_once, console, progress)
         except KeyboardInterrupt:
