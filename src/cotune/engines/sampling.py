@@ -255,10 +255,13 @@ def draw(
     if temperature == 0:
         tokens = scaled.argmax(-1)
     else:
-        cumulative = logprobs.double().exp().cumsum(-1)
-        target = torch.tensor(uniforms, dtype=torch.float64, device=logits.device)[:, None]
+        chances = logprobs.double().exp()
+        if torch.are_deterministic_algorithms_enabled():
+            chances = chances.cpu()  # torch refuses to add up so on a GPU then
+        cumulative = chances.cumsum(-1)
+        target = torch.tensor(uniforms, dtype=torch.float64, device=cumulative.device)[:, None]
         found = torch.searchsorted(cumulative, target * cumulative[:, -1:], right=True)
-        tokens = found[:, 0].clamp(max=logits.shape[-1] - 1)
+        tokens = found[:, 0].clamp(max=logits.shape[-1] - 1).to(logits.device)
     return tokens.tolist(), logprobs.gather(-1, tokens[:, None])[:, 0].tolist()
 
 
