@@ -17,5 +17,6 @@ WITH_TRL = (
     "exporting/test_whole_run.py",
     "test_doctor.py",
     "test_gpu_configs.py",
+    "test_hub.py",
 )
 WITH_NOTEBOOK = ("docs/test_notebook.py",)

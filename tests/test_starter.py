@@ -95,7 +95,9 @@ def test_a_starter_names_the_users_policy(
 ) -> None:
     text = write_starter(kind, tmp_path, policy)[0].read_text(encoding="utf-8")
     section = yaml.safe_load(text)["policy"]
-    assert section == {"path": policy} | ({"template_args": template_args} if template_args else {})
+    assert section == {"path": policy, "lora": {"rank": 16}} | (
+        {"template_args": template_args} if template_args else {}
+    )
     assert "# any chat model" in text
 
 

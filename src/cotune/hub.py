@@ -10,12 +10,16 @@ _LOG = logging.getLogger("cotune")
 _MEND = "name a folder that holds a model, or a model of the hub that is cached or within reach"
 
 
-def only_local(path: str | Path) -> bool:
+def only_local(path: str | Path, of: str = "") -> bool:
     """Whether a policy's files are to be taken from this machine alone.
 
     A folder is, and what is whole in the hub's cache while the hub is out of reach or switched off
     (HF_HUB_OFFLINE). The hub is asked once, for HF_HUB_ETAG_TIMEOUT seconds at most (10 by
     default); its own clients would try each file of a model again for half a minute.
+
+    Args:
+        path: the folder or name.
+        of: what it is of, for what is said of it.
 
     Raises:
         ConfigError: the hub knows no such model, or is needed and does not answer.
@@ -23,21 +27,22 @@ def only_local(path: str | Path) -> bool:
     name = str(path)
     if Path(path).is_dir():
         return True
-    reason = _unreachable(name)
+    shown = f"{name!r}{of}"
+    reason = _unreachable(name, shown)
     if reason is None:
         return False
     cached = cached_folder(name)
     lacks = ["every part"] if cached is None else missing_parts(cached)
     if lacks:
         raise ConfigError(
-            f"policy.path: cannot load {name!r}: it is no folder here, the hub's cache lacks "
+            f"policy.path: cannot load {shown}: it is no folder here, the hub's cache lacks "
             f"{', '.join(lacks)} of it, and {reason}; {_MEND}"
         )
     _LOG.warning("%s: %s is taken from the cache", reason, name)
     return True
 
 
-def _unreachable(name: str) -> str | None:
+def _unreachable(name: str, shown: str) -> str | None:
     """Why the hub cannot be asked for a model; None where it answers.
 
     Raises:
@@ -55,11 +60,11 @@ def _unreachable(name: str) -> str | None:
         HfApi().model_info(name, timeout=constants.HF_HUB_ETAG_TIMEOUT)
     except HFValidationError:
         raise ConfigError(
-            f"policy.path: cannot load {name!r}: it is no folder here and no model's name; {_MEND}"
+            f"policy.path: cannot load {shown}: it is no folder here and no model's name; {_MEND}"
         ) from None
     except RepositoryNotFoundError:
         raise ConfigError(
-            f"policy.path: cannot load {name!r}: it is no folder here, and {constants.ENDPOINT} has "
+            f"policy.path: cannot load {shown}: it is no folder here, and {constants.ENDPOINT} has "
             "no such model, or shows it to its owners alone (hf auth login); correct the name, or "
             f"{_MEND}"
         ) from None

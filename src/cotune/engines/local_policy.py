@@ -52,7 +52,7 @@ def load(
         at = base or adapter_base(path)
     of = f", the base of {str(path)!r}" if adapter else ""
     tokenizer = load_tokenizer(path)
-    local = only_local(at)
+    local = only_local(at, of)
     try:
         model = AutoModelForCausalLM.from_pretrained(at, dtype=dtype, local_files_only=local)
     except (OSError, ValueError) as error:
