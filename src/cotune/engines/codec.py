@@ -80,9 +80,13 @@ class HFCodec:
         self._ends: dict[bool, int] = {}
         self._with_ids = False  # whether calls and answers are given ids
 
-    @cached_property
+    @property
     def control_tokens(self) -> tuple[str, ...]:
         """The tokenizer's special tokens as text: whoever writes them could forge a turn."""
+        return self._special
+
+    @cached_property
+    def _special(self) -> tuple[str, ...]:
         added = self._tokenizer.added_tokens_decoder.values()
         return tuple(sorted({str(t) for t in added if t.special and str(t).strip()}))
 

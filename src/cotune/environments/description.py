@@ -83,7 +83,7 @@ def _signature(function: Schema) -> str:
         for name, schema in _parameters(function).items()
     ]
     returned = function.get("return")
-    gives = f" -> {_type(returned)}" if isinstance(returned, Mapping) else ""
+    gives = f" -> {_type(cast(Schema, returned))}" if isinstance(returned, Mapping) else ""
     return f"- {function.get('name', '')}({', '.join(parameters)}){gives}"
 
 
