@@ -175,18 +175,8 @@ def evaluate(
 @app.command()
 def plan(
     run_file: RunFile,
-    steps: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            help="Run this many steps for real, in a temporary folder, and say what they took. "
-            "LLM calls are real ones.",
-        ),
-    ] = None,
-    processes: Annotated[
-        int,
-        typer.Option(min=1, help="How many FSDP or DeepSpeed will spread it over, for the memory."),
-    ] = 1,
+    steps: options.PlanSteps = None,
+    processes: options.PlanProcesses = 1,
     set_: Overrides = None,
 ) -> None:
     """Say what a run will spend at most, before anything is spent."""

@@ -133,3 +133,20 @@ SuiteDryRun = Annotated[
 ListMethods = Annotated[
     bool, typer.Option("--methods", help="List what a suite can name, and stop.")
 ]
+PlanSteps = Annotated[
+    int | None,
+    typer.Option(
+        "--steps",
+        min=1,
+        help="Run this many steps for real, in a temporary folder, and say what they took. "
+        "LLM calls are real ones.",
+    ),
+]
+PlanProcesses = Annotated[
+    int,
+    typer.Option(
+        "--processes",
+        min=1,
+        help="How many FSDP or DeepSpeed will spread it over, for the memory.",
+    ),
+]
