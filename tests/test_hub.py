@@ -88,8 +88,12 @@ def test_what_is_cached_is_used_where_the_hub_is_out_of_reach(
 
     assert only_local("org/model")
     assert "org/model is taken from the cache" in caplog.text
+    (snapshot / "model.safetensors").unlink()
+    assert only_local("org/model", weights=False)
+    with pytest.raises(ConfigError, match="lacks weights of it"):
+        only_local("org/model")
     (snapshot / "tokenizer.json").unlink()
-    with pytest.raises(ConfigError, match="lacks tokenizer of it"):
+    with pytest.raises(ConfigError, match="lacks weights, tokenizer of it"):
         only_local("org/model")
 
 
@@ -99,12 +103,16 @@ def test_offline_mode_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         only_local("org/model")
 
 
-def test_a_model_that_the_hub_does_not_know(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_the_hub_does_not_know(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with hub(404, {"X-Error-Code": "RepoNotFound"}) as (address, asked):
         monkeypatch.setattr(constants, "ENDPOINT", address)
         with pytest.raises(ConfigError, match=r"has no such model.*correct the name"):
             only_local("org/modle")
-    assert asked == ["/api/models/org/modle"]
+        cached(tmp_path, "org/private")  # the token that fetched it has expired, say
+        assert only_local("org/private")
+    assert asked == ["/api/models/org/modle", "/api/models/org/private"]
     with pytest.raises(ConfigError, match="no folder here and no model's name"):
         only_local("runs/a/best")
 

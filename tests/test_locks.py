@@ -1,5 +1,6 @@
 """A folder that a process writes to is refused to a second one."""
 
+import errno
 import os
 import subprocess
 import sys
@@ -29,6 +30,7 @@ def test_a_run_that_another_process_trains(tmp_path: Path, monkeypatch: pytest.M
     ) as other:
         assert other.stdout is not None
         assert other.stdout.readline() == "held\n"
+        monkeypatch.setattr("cotune.locks._PATIENCE", 0.1)
         with pytest.raises(ConfigError) as caught, run_locked(tmp_path):
             pass
         # the second of two processes that train together
@@ -37,6 +39,7 @@ def test_a_run_that_another_process_trains(tmp_path: Path, monkeypatch: pytest.M
             pass
         monkeypatch.delenv("RANK")
         other.kill()
+    monkeypatch.undo()
     assert str(caught.value) == (
         f"{tmp_path} is being trained by another process; wait for it, or stop it"
     )
@@ -50,3 +53,14 @@ def test_the_lock_goes_when_what_it_kept_fails(tmp_path: Path) -> None:
         raise ValueError("inside")
     with locked(tmp_path / "new" / "lock", "busy"):
         pass
+
+
+def test_a_file_system_without_locks_keeps_nobody_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def flock(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("fcntl.flock", flock)
+    with locked(tmp_path / "lock", "busy"):
+        assert not is_locked(tmp_path / "lock")

@@ -10,7 +10,7 @@ _LOG = logging.getLogger("cotune")
 _MEND = "name a folder that holds a model, or a model of the hub that is cached or within reach"
 
 
-def only_local(path: str | Path, of: str = "") -> bool:
+def only_local(path: str | Path, of: str = "", *, weights: bool = True) -> bool:
     """Whether a policy's files are to be taken from this machine alone.
 
     A folder is, and what is whole in the hub's cache while the hub is out of reach or switched off
@@ -20,6 +20,7 @@ def only_local(path: str | Path, of: str = "") -> bool:
     Args:
         path: the folder or name.
         of: what it is of, for what is said of it.
+        weights: whether they are wanted, besides configuration and tokenizer.
 
     Raises:
         ConfigError: the hub knows no such model, or is needed and does not answer.
@@ -33,6 +34,8 @@ def only_local(path: str | Path, of: str = "") -> bool:
         return False
     cached = cached_folder(name)
     lacks = ["every part"] if cached is None else missing_parts(cached)
+    if not weights:
+        lacks = [part for part in lacks if part in ("every part", "config.json", "tokenizer")]
     if lacks:
         raise ConfigError(
             f"policy.path: cannot load {shown}: it is no folder here, the hub's cache lacks "
@@ -43,10 +46,10 @@ def only_local(path: str | Path, of: str = "") -> bool:
 
 
 def _unreachable(name: str, shown: str) -> str | None:
-    """Why the hub cannot be asked for a model; None where it answers.
+    """Why the hub does not give a model; None where it does.
 
     Raises:
-        ConfigError: it has no such model, or none can be called so.
+        ConfigError: no model can be called so.
     """
     from huggingface_hub import HfApi, constants
     from huggingface_hub.errors import (
@@ -63,11 +66,10 @@ def _unreachable(name: str, shown: str) -> str | None:
             f"policy.path: cannot load {shown}: it is no folder here and no model's name; {_MEND}"
         ) from None
     except RepositoryNotFoundError:
-        raise ConfigError(
-            f"policy.path: cannot load {shown}: it is no folder here, and {constants.ENDPOINT} has "
-            "no such model, or shows it to its owners alone (hf auth login); correct the name, or "
-            f"{_MEND}"
-        ) from None
+        return (
+            f"{constants.ENDPOINT} has no such model, or shows it to its owners alone (correct the "
+            "name, or hf auth login)"
+        )
     except OfflineModeIsEnabled:
         return "HF_HUB_OFFLINE is set"
     except HfHubHTTPError:

@@ -9,11 +9,13 @@ from pathlib import Path
 from cotune.contracts import ConfigError
 
 _RUN_LOCK = "run.lock"
+_PATIENCE = 2.0
+"""Seconds that a process which was killed may take to be gone."""
 
 
 @contextlib.contextmanager
 def run_locked(folder: Path) -> Generator[None]:
-    """Holds a run folder while it is trained; of processes that train together the first does.
+    """Holds a run folder while a command trains it; of processes that train together the first does.
 
     Raises:
         ConfigError: another process trains it.
@@ -22,23 +24,31 @@ def run_locked(folder: Path) -> Generator[None]:
         yield
         return
     busy = f"{folder} is being trained by another process; wait for it, or stop it"
-    with locked(folder / _RUN_LOCK, busy):
+    with locked(folder / _RUN_LOCK, busy, _PATIENCE):
         yield
 
 
 @contextlib.contextmanager
-def locked(path: Path, busy: str) -> Generator[None]:
+def locked(path: Path, busy: str, patience: float = 0.1) -> Generator[None]:
     """Holds the lock that a file stands for, which the system drops with the process.
 
-    Outside posix nothing is locked.
+    Outside posix, and on file systems without locks, nothing is locked.
+
+    Args:
+        path: the file; made if need be.
+        busy: what is said where another process holds it.
+        patience: seconds to try for; `is_locked` holds a lock for a moment, too.
 
     Raises:
-        ConfigError: another process holds it; `busy` is what is said.
+        ConfigError: another process holds it.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w") as file:
-        if os.name == "posix" and not (_lock(file.fileno()) or _lock(file.fileno(), wait=0.1)):
-            raise ConfigError(busy)
+        end = time.monotonic() + patience
+        while os.name == "posix" and not _lock(file.fileno()):
+            if time.monotonic() > end:
+                raise ConfigError(busy)
+            time.sleep(0.05)
         yield
 
 
@@ -58,13 +68,14 @@ def is_locked(path: Path) -> bool:
     return False
 
 
-def _lock(descriptor: int, wait: float = 0.0) -> bool:
-    """Whether the lock was free; the second try is for one that `is_locked` held for a moment."""
+def _lock(descriptor: int) -> bool:
+    """Whether the lock was free, or there is none to be had."""
     import fcntl
 
-    time.sleep(wait)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+    except BlockingIOError:
         return False
+    except OSError:  # a file system without locks
+        return True
     return True

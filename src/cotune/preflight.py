@@ -1,15 +1,17 @@
 """What can be found wrong before anything is trained or written."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
-from cotune.contracts import Codec, ConfigError, Environment
+from cotune.contracts import Codec, ConfigError, Environment, TokenRules
 from cotune.environments.base import missing_texts
+from cotune.environments.description import description_of
 from cotune.records import Assignment, Limits, Prompt, StopReason, Task, Trajectory, Turn
 from cotune.rewards.batch import of_environment
 from cotune.rewards.functions import RewardFunctions
 
 _RENDERED = 16  # tasks with the longest questions, of each split
 _EVOLVES = {"inspo": "INSPO", "inspo+p2o": "INSPO", "gepa": "GEPA"}
+_TOKENS = ("hub_token", "push_to_hub_token")
 _TRIED = ("", "I do not know.")  # completions that rewards are tried on
 
 
@@ -35,6 +37,31 @@ def check_instruction(environment: Environment, instruction: str, strategy: str 
         )
     if missing := missing_texts(instruction, environment.required):
         raise ConfigError(f"instruction {missing}")
+
+
+def check_told(environment: Environment, instruction: str, tokens: TokenRules) -> None:
+    """Raises ConfigError for texts of which prompts could not be made as they are.
+
+    Args:
+        instruction: the initial one.
+        tokens: the policy's; a control token that an instruction spells out would stay text.
+    """
+    if spelt := [token for token in tokens.control_tokens if token in instruction]:
+        raise ConfigError(
+            f"instruction spells out {', '.join(spelt)}, of the policy's control tokens; the policy "
+            "would be shown another text in its place: remove it"
+        )
+    description_of(environment)
+
+
+def check_tokens(engine_args: Mapping[str, object]) -> None:
+    """Raises ConfigError for a token in engine_args, which run files and folders would keep."""
+    for name in _TOKENS:
+        if engine_args.get(name) is not None:
+            raise ConfigError(
+                f"training.engine_args.{name}: a run file is kept with the run, and a token must not "
+                "be (what came is not shown); remove it and set the environment variable HF_TOKEN"
+            )
 
 
 def check_splits(environment: Environment, *, validates: bool) -> None:

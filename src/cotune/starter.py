@@ -19,7 +19,7 @@ KINDS = {
 
 _PATH = "  path: Qwen/Qwen3-0.6B "
 _TEMPLATE_ARGS = re.compile(r"^  (template_args: [^#\n]*)#.*\n", re.MULTILINE)
-_PLAIN = re.compile(r"[A-Za-z~./][\w./~:-]*[\w]")
+_PLAIN = re.compile(r"[A-Za-z~./][\w.~-]*[/:][\w./~:-]*[\w]")  # else YAML may read `off` as false
 
 
 def write_starter(kind: str, folder: Path, policy: str | None = None) -> list[Path]:

@@ -51,6 +51,7 @@ def test_half_of_a_utf_16_pair_in_an_observation_is_no_error() -> None:
     assert BUNDLED.encode("a\ud83db") == BUNDLED.encode("a?b")
     message = {"role": "user", "content": "a\ud83db"}
     assert BUNDLED.render_next([message]) == BUNDLED.render_next([{**message, "content": "a?b"}])
+    assert BUNDLED.render([message]) == BUNDLED.render([{**message, "content": "a?b"}])
 
 
 @given(st.text(alphabet="abcXYZ 019.,?!<>/\n'-éßĀ中", max_size=60))

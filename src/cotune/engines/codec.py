@@ -96,7 +96,12 @@ class HFCodec:
         A question of the data could end the user's turn by one, and speak as the policy.
         """
         tokens = self.control_tokens
-        return [{**m, "content": _without(m["content"], tokens)} for m in messages]
+        return [
+            {**m, "content": _without(_encodable(text), tokens)}
+            if isinstance(text := m.get("content"), str)
+            else dict(m)
+            for m in messages
+        ]
 
     def count(self, text: str) -> int:
         """Tokens of a text, without those a template adds."""

@@ -64,7 +64,7 @@ def load(
 
 def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:
     """The tokenizer alone, as `load` gives it; raises ConfigError where it cannot be loaded."""
-    local = only_local(path)
+    local = only_local(path, weights=False)
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=local)
     except (OSError, ValueError) as error:

@@ -129,9 +129,9 @@ def test_a_stage_begins_with_the_adapter_before_it_in_whole_weights(
     assert seen == [
         ("train", "first", base),
         ("export", "first", base),
-        ("train", "prompt", str(folder / "first-merged")),
-        ("export", "prompt", str(folder / "first-merged")),
-        ("train", "train", str(folder / "prompt-merged")),
+        ("train", "prompt", str(folder / "first/merged")),
+        ("export", "prompt", str(folder / "first/merged")),
+        ("train", "train", str(folder / "prompt/merged")),
     ]
     again = cells_of(tmp_path, set={"policy.lora.rank": 2}, **changes)
     run(again)

@@ -189,7 +189,7 @@ def test_a_stage_trains_on_from_an_adapter(tmp_path: Path) -> None:
     summary = json.loads((tmp_path / "out/summary.json").read_text())
     assert [row["status"] for row in summary["methods"]] == ["ok"]
     folder = tmp_path / "out/prompt-after-rl/seed-0"
-    merged = folder / "train-merged"
+    merged = folder / "train/merged"
     assert not (merged / "adapter_config.json").exists()
     second = RunDir.open(folder / "prompt").read_config()["policy"]
     assert (second["path"], second["lora"]["rank"]) == (str(merged), 2)

@@ -21,7 +21,7 @@ from cotune.engines.trl.joint import TRLJoint
 from cotune.engines.trl.tools import check_tools
 from cotune.library import Method
 from cotune.library_run import LibraryRun
-from cotune.preflight import check_context, check_prompts, check_rewards
+from cotune.preflight import check_context, check_prompts, check_rewards, check_told
 
 
 def joint_run(method: Method, tokenizer: PreTrainedTokenizerBase, args: GRPOConfig) -> TRLJoint:
@@ -34,6 +34,7 @@ def joint_run(method: Method, tokenizer: PreTrainedTokenizerBase, args: GRPOConf
     check_rewards(method.rewards, method.environment, method.instruction, ("train",))
     codec = HFCodec(tokenizer, cast("dict[str, Any] | None", args.chat_template_kwargs))
     check_tools(method.environment, codec, tokenizer)
+    check_told(method.environment, method.instruction, codec)
     check_prompts(
         method.environment,
         codec,

@@ -29,11 +29,12 @@ from cotune.preflight import (
     check_retriever,
     check_rewards,
     check_splits,
+    check_tokens,
+    check_told,
 )
 from cotune.rewards.functions import RewardFunctions
 
 _SPLITS = ("train", "validation", "test")
-_KEYS = ("hub_token",)
 
 
 @dataclass(frozen=True)
@@ -105,6 +106,7 @@ def load_checked(config: RunConfig) -> Loaded:
     )
     codec = HFCodec(tokenizer, config.policy.template_args)
     check_tools(environment, codec, tokenizer)
+    check_told(environment, instruction, codec)
     check_prompts(
         environment,
         codec,
@@ -226,17 +228,13 @@ def check_known(given: dict[str, Any], config: type) -> None:
 
 
 def check_not_ours(given: dict[str, Any]) -> None:
-    """Raises ConfigError for what a run file says elsewhere."""
+    """Raises ConfigError for what a run file says elsewhere, or must not say."""
+    check_tokens(given)
     for name in given:
         if name == "output_dir":
             raise ConfigError(
                 "training.engine_args.output_dir: a run's checkpoints are kept in its folder; "
                 "remove it and set output"
-            )
-        if name in _KEYS and given[name] is not None:
-            raise ConfigError(
-                f"training.engine_args.{name}: a run file is kept with the run, and a token must not "
-                "be (what came is not shown); remove it and set the environment variable HF_TOKEN"
             )
         if name in ("eval_strategy", "eval_on_start", "load_best_model_at_end"):
             raise ConfigError(

@@ -40,6 +40,7 @@ from cotune.preflight import (
     check_retriever,
     check_rewards,
     check_splits,
+    check_told,
 )
 from cotune.records import Distillation
 from cotune.run_dir import RunDir
@@ -80,6 +81,7 @@ def prepare(config: RunConfig, folder: Path) -> VerlSetup:
     check_retriever(environment)
     check_rewards(worker.rewards, environment, instruction, _SPLITS)  # pyright: ignore[reportArgumentType]
     check_context(worker.context_tokens, config.limits)
+    check_told(environment, instruction, worker.codec)
     check_prompts(
         environment,
         worker.codec,

@@ -14,6 +14,7 @@ from cotune.config import RunConfig
 from cotune.contracts import ConfigError
 from cotune.memory_verl import flat
 from cotune.policies import policy_path
+from cotune.preflight import check_tokens
 from cotune.records import Distillation
 
 AGENT = "cotune"
@@ -122,6 +123,7 @@ def resume_from(found: DictConfig, checkpoint: Path) -> None:
 def check_supported(config: RunConfig, distillation: Distillation) -> None:
     """Raises ConfigError for what veRL's public hooks cannot do; names the field."""
     training = config.training
+    check_tokens(training.engine_args)
     refused = {
         f"strategy.kind {config.strategy.kind}": config.strategy.kind == "sft",
         "training.frozen": training.frozen,

@@ -14,6 +14,7 @@ from cotune.config import RunConfig, parse_config
 from cotune.contracts import Environment, Rewards
 from cotune.engines.codec import HFCodec, use_template
 from cotune.engines.local_policy import load_tokenizer
+from cotune.hub import only_local
 from cotune.policies import policy_path
 from cotune.records import Task
 from cotune.run_dir import RunDir
@@ -62,9 +63,8 @@ def make_worker(config: RunConfig) -> Worker:
     environment = build_environment(config)
     if environment.tools:
         codec.check_tools(environment.tools)
-    context = getattr(
-        AutoConfig.from_pretrained(path).get_text_config(), "max_position_embeddings", None
-    )
+    found = AutoConfig.from_pretrained(path, local_files_only=only_local(path, weights=False))
+    context = getattr(found.get_text_config(), "max_position_embeddings", None)
     return Worker(config, environment, build_rewards(config), codec, tokenizer, context)
 
 

@@ -163,6 +163,8 @@ class Cell:
         if (source := self._unmerged) is not None:
             words = ("export", str(source.folder), "--format", "merged")
             self._merging = True
+            for left in source.folder.glob(".merged.*.new"):  # by one that was killed
+                shutil.rmtree(left, ignore_errors=True)
             words = (*words, "--output", str(source.merged))
             self._process = start(words, self._log, self._config.threads)
             return

@@ -15,6 +15,7 @@ from cotune.experiments.compare.methods import Method, Stage, method_named
 from cotune.experiments.compare.suite_file import MethodEntry, SuiteConfig, slug
 from cotune.exporting.serving import is_adapter
 from cotune.llm.ledger import policy_rollouts
+from cotune.preflight import check_tokens
 from cotune.run_dir import RunDir
 
 _WITHOUT_LLM = ("static", "sft")
@@ -39,7 +40,13 @@ class Finished:
         """None where the run is not finished, or was gone on with and has not ended again."""
         if not RunDir.is_run(folder) or (summary := RunDir.open(folder).read_summary()) is None:
             return None
-        return cls(folder, next(iter(summary["arms"].values())))
+        try:
+            (figures,) = summary["arms"].values()
+        except (AttributeError, KeyError, ValueError):
+            raise ConfigError(
+                f"{folder / 'summary.json'} is not that of a run; remove the folder, and run it again"
+            ) from None
+        return cls(folder, figures)
 
     @property
     def paid(self) -> int:
@@ -56,11 +63,7 @@ class Finished:
     @property
     def merged(self) -> Path | None:
         """Where its adapter is to lie in its base's weights; None where it trained whole weights."""
-        return (
-            self.folder.with_name(f"{self.folder.name}-merged")
-            if is_adapter(Path(self.policy))
-            else None
-        )
+        return self.folder / "merged" if is_adapter(Path(self.policy)) else None
 
 
 @dataclass(frozen=True)
@@ -258,7 +261,7 @@ def check_rows(rows: Sequence[Row]) -> None:
         if row.entry.method == "carried":
             _check_sources(row, by_key)
         for index in range(len(row.method.stages)):
-            row.config(index, (), {})
+            check_tokens(row.config(index, (), {}).training.engine_args)
     _check_questions(rows)
 
 
