@@ -32,7 +32,9 @@ def launched(
         timeout=540,
         check=False,
     )
-    return done, [line for line in done.stderr.splitlines() if line.startswith("cotune")]
+    return done, [
+        line for line in done.stderr.splitlines() if line.startswith(("cotune:", "cotune (rank"))
+    ]
 
 
 def run_file(folder: Path, **training: Any) -> Path:
