@@ -53,7 +53,7 @@ def locked(path: Path, busy: str, patience: float = 0.1) -> Generator[None]:
 
 
 def is_locked(path: Path) -> bool:
-    """Whether a process holds the lock; always, where the system cannot tell."""
+    """Whether a process holds the lock: always outside posix, never where files have no locks."""
     if os.name != "posix":
         return True
     import fcntl

@@ -18,7 +18,7 @@ from cotune.experiments.evaluate import score_trajectories
 from cotune.experiments.evaluating import SPLITS
 from cotune.policies import policy_path
 from cotune.policy_folder import cached_folder
-from cotune.preflight import check_instruction, check_prompts, check_retriever
+from cotune.preflight import check_instruction, check_prompts, check_retriever, check_told
 from cotune.records import Assignment, Prompt, Trajectory
 from cotune.showing import LEGEND, OBSERVED, OWN, completion_text, outcome_lines, prompt_text
 
@@ -89,13 +89,15 @@ def _rolled_out(
         chat_template=config.policy.chat_template,
         rewards=build_rewards(config),
     )
+    codec: HFCodec = coordinator.codec  # pyright: ignore[reportAssignmentType]
+    check_told(environment, instruction, codec)
     prompt = Prompt(instruction)
     assignments = [
         Assignment(task, prompt, prompt, "i0", group)
         for group, task in enumerate(environment.tasks(split)[:count])
     ]
     found = coordinator.rollout(assignments, purpose="try", greedy=greedy)
-    return found, coordinator.codec  # pyright: ignore[reportReturnType]
+    return found, codec
 
 
 def _show(number: int, trajectory: Trajectory, codec: "HFCodec", console: Console) -> None:
@@ -141,6 +143,7 @@ def show_prompt(config: RunConfig, console: Console) -> None:
     except (ConfigError, OSError, ValueError) as error:
         console.print(f"prompt: not shown; {_why_not(config, error)}", markup=False)
         return
+    check_told(environment, instruction, codec)
     check_prompts(
         environment, codec, instruction, config.limits, SPLITS, strategy=config.strategy.kind
     )

@@ -1,5 +1,6 @@
 """Cells: stages one after the other, what is finished is not run again, failures stay their own."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -137,6 +138,12 @@ def test_a_stage_begins_with_the_adapter_before_it_in_whole_weights(
     run(again)
     assert again[0].state == State.DONE
     assert len(seen) == 5
+    # A stage that was gone on with has another policy.
+    summary = folder / "prompt/summary.json"
+    summary.write_text(summary.read_text(encoding="utf-8") + "\n", encoding="utf-8")
+    shutil.rmtree(folder / "train")
+    run(cells_of(tmp_path, set={"policy.lora.rank": 2}, **changes))
+    assert [words[:2] for words in seen[5:]] == [("export", "prompt"), ("train", "train")]
 
 
 def test_an_export_that_fails_is_its_stage_s_failure(

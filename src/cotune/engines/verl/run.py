@@ -32,7 +32,9 @@ from cotune.engines.verl.cluster import check_cluster, check_copy, on_cluster
 from cotune.engines.verl.joint import VerlJoint
 from cotune.engines.verl.settings import resume_from, verl_config
 from cotune.engines.verl.worker import SECTION, Worker, make_worker, worker_of
+from cotune.hub import only_local
 from cotune.llm.ledger import Ledger, policy_rollouts
+from cotune.policies import policy_path
 from cotune.preflight import (
     check_context,
     check_instruction,
@@ -111,6 +113,8 @@ def _checked(
     auto_set_device(found)
     check_cluster(found.ray_kwargs.ray_init)
     elsewhere = on_cluster(found.ray_kwargs.ray_init)
+    if not elsewhere:
+        only_local(policy_path(config.policy.path))  # weights and all
     if found.trainer.device == "cuda" and not (elsewhere or torch.cuda.is_available()):
         raise ConfigError(
             "training.engine is verl, but there is no GPU here; start it where there is one, name a "

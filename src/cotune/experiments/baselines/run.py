@@ -172,6 +172,7 @@ def _check_free(output: Path) -> None:
 
 def _prepare(name: str, config: RunConfig, options: OpenAIOptions | None, trial: Ledger) -> _Ready:
     """Loads and checks what a baseline needs, what is cheap first; writes nothing."""
+    preflight.check_tokens(config.training.engine_args)
     kind, method = config.environment.kind, BASELINES[name]
     environment, rewards = build_environment(config), build_rewards(config)
     instruction = initial_instruction(config, environment)

@@ -129,6 +129,8 @@ class Cell:
         """What a process leaves: a finished stage, a merged policy, or a failure."""
         if self._merging:
             self._merging, well = False, status == 0
+            if well:
+                self.finished[-1].note_merged()
         else:
             found = Finished.read(self._folder) if status == 0 else None
             well = found is not None
@@ -162,9 +164,11 @@ class Cell:
         folder = self._folder
         if (source := self._unmerged) is not None:
             words = ("export", str(source.folder), "--format", "merged")
+            assert source.merged is not None
             self._merging = True
             for left in source.folder.glob(".merged.*.new"):  # by one that was killed
                 shutil.rmtree(left, ignore_errors=True)
+            shutil.rmtree(source.merged, ignore_errors=True)  # of the policy before
             words = (*words, "--output", str(source.merged))
             self._process = start(words, self._log, self._config.threads)
             return
@@ -187,7 +191,7 @@ class Cell:
         if self.row.method.stages[self.stage].policy != "before" or not self.finished:
             return None
         last = self.finished[-1]
-        return None if last.merged is None or last.merged.is_dir() else last
+        return None if last.merged is None or last.is_merged else last
 
     @staticmethod
     def _check_same(folder: Path, config: RunConfig) -> None:

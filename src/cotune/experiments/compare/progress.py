@@ -143,7 +143,7 @@ def _cell(row: Row, progress: _Read, working: bool) -> Cell:
 
 
 def is_worked_on(folder: Path) -> bool:
-    """Whether a `cotune compare` holds the folder; always, where the system cannot tell."""
+    """Whether a `cotune compare` holds the folder; see `is_locked`."""
     return is_locked(folder / _LOCK)
 
 

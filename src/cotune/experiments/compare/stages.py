@@ -1,5 +1,6 @@
 """From a row of a suite to the run file of each of its stages."""
 
+import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -14,10 +15,13 @@ from cotune.experiments.changes import expanded, merged
 from cotune.experiments.compare.methods import Method, Stage, method_named
 from cotune.experiments.compare.suite_file import MethodEntry, SuiteConfig, slug
 from cotune.exporting.serving import is_adapter
+from cotune.json_files import write_atomic
 from cotune.llm.ledger import policy_rollouts
 from cotune.preflight import check_tokens
 from cotune.run_dir import RunDir
 
+_MERGED_OF = "merged.sha256"
+"""Of the summary.json whose policy a stage's `merged` holds."""
 _WITHOUT_LLM = ("static", "sft")
 _SEARCHED = ("geo", "search")
 _APART = 1000  # between the seeds of a row's stages
@@ -64,6 +68,22 @@ class Finished:
     def merged(self) -> Path | None:
         """Where its adapter is to lie in its base's weights; None where it trained whole weights."""
         return self.folder / "merged" if is_adapter(Path(self.policy)) else None
+
+    @property
+    def is_merged(self) -> bool:
+        """Whether `merged` holds this policy: a run that is gone on with ends with another."""
+        try:
+            return (self.folder / _MERGED_OF).read_text(encoding="utf-8") == self._ended_as
+        except OSError:
+            return False
+
+    def note_merged(self) -> None:
+        """Writes down that `merged` holds this policy."""
+        write_atomic(self.folder / _MERGED_OF, self._ended_as)
+
+    @property
+    def _ended_as(self) -> str:
+        return hashlib.sha256((self.folder / "summary.json").read_bytes()).hexdigest()
 
 
 @dataclass(frozen=True)
