@@ -1,6 +1,5 @@
 """The command line. Errors that a user can mend are one line and exit status 2."""
 
-import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -18,6 +17,7 @@ from cotune.cli_options import (
     WeightsFormat,
 )
 from cotune.contracts import ConfigError, CotuneError, Stopped
+from cotune.single_process import launched_rank
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -346,11 +346,7 @@ def _console() -> "Console":
     """Where a command shows what it does: of processes that torchrun started, the first shows."""
     from rich.console import Console
 
-    return Console(quiet=_rank() != 0)
-
-
-def _rank() -> int:
-    return int(os.environ.get("RANK", "0"))
+    return Console(quiet=launched_rank() != 0)
 
 
 @app.command("serve-retriever")
@@ -380,7 +376,7 @@ def main() -> None:
     except CotuneError as error:
         status, text = _verdict(error)
         # Every process says it: the first to fail is the last that torchrun lets speak.
-        where = f" (rank {_rank()})" if _rank() else ""
+        where = f" (rank {launched_rank()})" if launched_rank() else ""
         typer.echo(f"cotune{where}: {text}", err=True)
         sys.exit(status)
 

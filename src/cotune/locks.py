@@ -7,6 +7,7 @@ from collections.abc import Generator
 from pathlib import Path
 
 from cotune.contracts import ConfigError
+from cotune.single_process import launched_rank
 
 _RUN_LOCK = "run.lock"
 _PATIENCE = 2.0
@@ -20,7 +21,7 @@ def run_locked(folder: Path) -> Generator[None]:
     Raises:
         ConfigError: another process trains it.
     """
-    if os.environ.get("RANK", "0") != "0":
+    if launched_rank():
         yield
         return
     busy = f"{folder} is being trained by another process; wait for it, or stop it"

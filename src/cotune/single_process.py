@@ -1,5 +1,6 @@
 """The comm of a run in one process."""
 
+import os
 from typing import Any
 
 
@@ -14,3 +15,8 @@ class SingleProcess:
 
     def gather(self, value: Any) -> list[Any]:
         return [value]
+
+
+def launched_rank() -> int:
+    """The number of this process among those that a launcher started together; they need not have met."""
+    return int(os.environ.get("RANK", "0"))

@@ -2,12 +2,12 @@
 
 import hashlib
 import logging
-import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from cotune.contracts import ConfigError
 from cotune.records import Task
+from cotune.single_process import launched_rank
 
 SPLITS = ("train", "validation", "test")
 SHARES = {"test": 5, "validation": 10}
@@ -112,5 +112,5 @@ def sha(text: str) -> str:
 
 def warn(text: str) -> None:
     # Every process of a run reads the data; one says what it thinks of it.
-    if os.environ.get("RANK", "0") == "0":
+    if launched_rank() == 0:
         _log.warning("%s", text)

@@ -123,10 +123,7 @@ class Generator:
                 candidates = verify(candidates, parent, tasks, rollout)
                 verified += len(candidates)
                 paid += (len(candidates) + 1) * len(tasks)
-            best, rejected = accept(candidates, wanted - len(accepted))
-            accepted += best
-            for candidate, reason in rejected:
-                _record_rejected(candidate, reason, record)
+            accepted += _accepted(candidates, wanted - len(accepted), record)
         if rounds:
             self._proposals.end_phase(last)
         return Generation(tuple(accepted), rounds, proposed, verified)
@@ -197,6 +194,14 @@ class Generator:
 
     def load_state_dict(self, state: State) -> None:
         self._proposals.load_state_dict(state)
+
+
+def _accepted(candidates: Sequence[Candidate], wanted: int, record: Recorder) -> list[Candidate]:
+    """The best of them, as many as are wanted; the others are recorded with their reasons."""
+    best, rejected = accept(candidates, wanted)
+    for candidate, reason in rejected:
+        _record_rejected(candidate, reason, record)
+    return list(best)
 
 
 def _record_rejected(candidate: Candidate, reason: str, record: Recorder) -> None:

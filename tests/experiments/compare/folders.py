@@ -115,3 +115,11 @@ class Processes:
         log.write_text("a first line\nValueError: it broke\n")
         self.made.append(Process(words, self._outcome))
         return self.made[-1]
+
+
+HALF, ALL = (1.0, 0.0, 1.0, 0.0), (1.0, 1.0, 1.0, 1.0)
+
+
+def good(config: RunConfig, _: Any = None) -> int:
+    finish(config, ALL if config.strategy.kind == "inspo" else HALF, {"train": 40})
+    return 0

@@ -17,20 +17,13 @@ from cotune.experiments.compare.progress import held, is_worked_on, summary_so_f
 from cotune.experiments.compare.running import SuiteFailed, compare
 from cotune.experiments.suite_summary import SuiteSummary
 from cotune.run_dir import RunDir
-from tests.experiments.compare.folders import Processes, finish, suite_file
-
-HALF, ALL = (1.0, 0.0, 1.0, 0.0), (1.0, 1.0, 1.0, 1.0)
+from tests.experiments.compare.folders import Processes, good, suite_file
 
 
 @pytest.fixture(autouse=True)
 def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody waits for processes that are none."""
     monkeypatch.setattr(cells.time, "sleep", lambda _: None)
-
-
-def good(config: RunConfig, _: Any = None) -> int:
-    finish(config, ALL if config.strategy.kind == "inspo" else HALF, {"train": 40})
-    return 0
 
 
 def run(file: Path) -> None:

@@ -1,6 +1,5 @@
 """A method of `cotune.library` on a user's own GRPOTrainer."""
 
-import os
 from pathlib import Path
 from typing import Any, cast
 
@@ -22,6 +21,7 @@ from cotune.engines.trl.tools import check_tools
 from cotune.library import Method
 from cotune.library_run import LibraryRun
 from cotune.preflight import check_context, check_prompts, check_rewards, check_told
+from cotune.single_process import launched_rank
 
 
 def joint_run(method: Method, tokenizer: PreTrainedTokenizerBase, args: GRPOConfig) -> TRLJoint:
@@ -45,7 +45,7 @@ def joint_run(method: Method, tokenizer: PreTrainedTokenizerBase, args: GRPOConf
     )
     steps = args.max_steps // steps_per_batch(args)
     folder = method.folder or Path(cast(str, args.output_dir)) / "cotune"
-    if int(os.environ.get("RANK", "0")) == 0:
+    if launched_rank() == 0:
         # The trainer resumes from the newest folder, whole or not.
         drop_torn(Path(cast(str, args.output_dir)))
     run = LibraryRun(folder, _config(method, tokenizer, args, steps), steps)
