@@ -33,10 +33,10 @@ docs: $(READY)  ## the documentation into site/, warnings as errors; without net
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 policy: $(READY)  ## rebuild the bundled policy of geo and its card: about 50 minutes on two cores
-	$(BIN)/python -m cotune.policies.geo
+	$(BIN)/python -m recipes.geo
 
 policy-arithmetic: $(READY)  ## rebuild the bundled policy of arithmetic and its card
-	$(BIN)/python -m cotune.policies.arithmetic
+	$(BIN)/python -m recipes.arithmetic
 
 clean:  ## remove the environment and what tools have cached; runs/ stays
 	rm -rf $(VENV) $(VENV_VERL) .pytest_cache .ruff_cache .hypothesis build dist site

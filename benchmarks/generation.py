@@ -13,13 +13,13 @@ import time
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from cotune.contracts import Sampler
-from cotune.engines.codec import HFCodec
-from cotune.engines.sampling import CachedSampler, GenerateSampler
-from cotune.environments.geo import GeoEnvironment, GeoOptions
-from cotune.episode import new_episodes, run_episodes
-from cotune.policies import policy_path
-from cotune.records import Assignment, Limits, Prompt, Sampling
+from cotune.policy.codec import HFCodec
+from cotune.policy.paths import policy_path
+from cotune.policy.sampling import CachedSampler, GenerateSampler
+from cotune.protocols import Sampler
+from cotune.rollout.episode import new_episodes, run_episodes
+from cotune.types import Assignment, Limits, Prompt, Sampling
+from cotune.worlds.geo import GeoEnvironment, GeoOptions
 
 LIMITS = Limits(turns=4, turn_tokens=64, observation_tokens=200, trajectory_tokens=640)
 GUIDED = (

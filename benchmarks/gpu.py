@@ -25,8 +25,8 @@ import torch
 from gpu_arms import SAMPLERS, SHAPES, Figures, Load, make_policy, measure
 from gpu_fit import Fitted, learn, recipe
 
-from cotune.json_files import write_atomic
-from cotune.records import Limits
+from cotune.run.json_files import write_atomic
+from cotune.types import Limits
 
 TINY = Load(
     steps=2,

@@ -21,12 +21,12 @@ from transformers import (
 from transformers.trainer_callback import PrinterCallback
 from trl import GRPOConfig
 
-from cotune.engines.sampling import GenerateSampler
+from cotune.engines.trl.own_trainer import Static
 from cotune.engines.trl.trainer import JointTrainer
-from cotune.environments.geo import GeoEnvironment, GeoOptions
-from cotune.library import Static
-from cotune.policies import policy_path
-from cotune.records import Limits
+from cotune.policy.paths import policy_path
+from cotune.policy.sampling import GenerateSampler
+from cotune.types import Limits
+from cotune.worlds.geo import GeoEnvironment, GeoOptions
 
 SHAPES: dict[str, dict[str, Any]] = {
     "0.5B": {

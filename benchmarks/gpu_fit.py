@@ -1,6 +1,6 @@
 """A policy of `geo` from scratch, larger than the bundled one, within a time limit.
 
-The recipe of the bundled policy (`cotune.policies.geo.pretrain`) in another shape, on one device; its
+The recipe of the bundled policy (`recipes.geo.pretrain`) in another shape, on one device; its
 learning rates fall with the time that is left instead of the steps.
 """
 
@@ -16,13 +16,13 @@ from generation import GUIDED
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from cotune.coordinator import RolloutSettings
-from cotune.engines.local_policy import local_coordinator
-from cotune.environments.geo import GeoEnvironment, GeoOptions
-from cotune.policies import policy_path
-from cotune.policies.fitting import micro_batches, new_model, new_optimizers, token_losses
-from cotune.policies.geo.card import LIMITS
-from cotune.policies.geo.pretrain import Phase, Recipe, rows
+from cotune.policy.local_policy import local_coordinator
+from cotune.policy.paths import policy_path
+from cotune.rollout.coordinator import RolloutSettings
+from cotune.worlds.geo import GeoEnvironment, GeoOptions
+from recipes.fitting import micro_batches, new_model, new_optimizers, token_losses
+from recipes.geo.card import LIMITS
+from recipes.geo.pretrain import Phase, Recipe, rows
 
 _WARM_UP = 0.05  # share of the time
 _FLOOR = 0.02  # of the learning rates

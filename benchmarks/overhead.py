@@ -21,22 +21,22 @@ from rich.console import Console
 from transformers import TrainerCallback
 from trl import GRPOTrainer
 
-from cotune.build import build_environment
-from cotune.commands import quiet_libraries
-from cotune.config import RunConfig, parse_config
-from cotune.console import RunJournal
-from cotune.coordinator import stable_seed
-from cotune.engines.codec import HFCodec
+from cotune.cli.commands import quiet_libraries
+from cotune.config.build import build_environment
+from cotune.config.run_file import RunConfig, parse_config
 from cotune.engines.parts import Parts
-from cotune.engines.sampling import CachedSampler
-from cotune.engines.trl.joint import TRLJoint
+from cotune.engines.trl.hooks import TRLJoint
 from cotune.engines.trl.run import grpo_config, load_policy
-from cotune.episode import new_episodes, run_episodes
-from cotune.llm.ledger import Ledger
-from cotune.records import Assignment, Prompt, Sampling
-from cotune.run_dir import RunDir
-from cotune.strategies.static import StaticStrategy
-from cotune.task_order import TaskOrder
+from cotune.methods.static import StaticStrategy
+from cotune.policy.codec import HFCodec
+from cotune.policy.sampling import CachedSampler
+from cotune.rollout.coordinator import stable_seed
+from cotune.rollout.episode import new_episodes, run_episodes
+from cotune.rollout.task_order import TaskOrder
+from cotune.run.console import RunJournal
+from cotune.run.ledger import Ledger
+from cotune.run.run_dir import RunDir
+from cotune.types import Assignment, Prompt, Sampling
 
 
 class StepClock(TrainerCallback):

@@ -14,13 +14,13 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from cotune.coordinator import RolloutSettings
-from cotune.engines.local_policy import local_coordinator
-from cotune.environments.arithmetic import ArithmeticEnvironment, ArithmeticOptions
-from cotune.policies import policy_path
-from cotune.policies.arithmetic.card import LIMITS, writes
-from cotune.records import Assignment, Prompt, Trajectory
-from cotune.run_dir import RunDir
+from cotune.policy.local_policy import local_coordinator
+from cotune.policy.paths import policy_path
+from cotune.rollout.coordinator import RolloutSettings
+from cotune.run.run_dir import RunDir
+from cotune.types import Assignment, Prompt, Trajectory
+from cotune.worlds.arithmetic import ArithmeticEnvironment, ArithmeticOptions
+from recipes.arithmetic.card import LIMITS, writes
 
 
 def unprompted(folder: Path, kinds: tuple[str, ...], seed: int) -> list[Trajectory]:

@@ -10,11 +10,11 @@ import re
 
 import torch
 
-from cotune.coordinator import RolloutSettings
-from cotune.engines.local_policy import local_coordinator
-from cotune.environments.geo import GeoEnvironment, GeoOptions
-from cotune.policies import policy_path
-from cotune.records import Assignment, Limits, Prompt, Trajectory
+from cotune.policy.local_policy import local_coordinator
+from cotune.policy.paths import policy_path
+from cotune.rollout.coordinator import RolloutSettings
+from cotune.types import Assignment, Limits, Prompt, Trajectory
+from cotune.worlds.geo import GeoEnvironment, GeoOptions
 
 LIMITS = Limits(turn_tokens=64, observation_tokens=200, trajectory_tokens=640, prompt_tokens=384)
 

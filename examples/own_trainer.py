@@ -16,8 +16,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import GRPOConfig, GRPOTrainer
 
 import cotune
-from cotune.library import Method
-from cotune.policies import policy_path
+from cotune.engines.trl.own_trainer import Method
+from cotune.policy.paths import policy_path
 
 
 def method_of(name: str) -> Method:

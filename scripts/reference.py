@@ -11,7 +11,7 @@ import typer
 from run_file import configuration_page, escaped, suite_page, yaml_text  # of this folder
 
 import cotune
-from cotune.cli import app
+from cotune.cli.app import app
 
 _CLI = """# Command line
 
@@ -134,24 +134,22 @@ _GROUPS = (
     "Errors",
     "Others",
 )
-_BY_MODULE = {
-    "library": "Methods for your own trainer",
+_BY_PACKAGE = {
     "engines": "Methods for your own trainer",
-    "strategies": "Options of the methods",
-    "evolution": "Options of the methods",
+    "methods": "Options of the methods",
+    "protocols": "What you can bring",
     "environments": "Environments and rewards",
+    "data": "Environments and rewards",
+    "worlds": "Environments and rewards",
     "rewards": "Environments and rewards",
     "llm": "Optimizer LLMs",
-    "records": "Values",
-    "frames": "Reading a run",
-    "run_dir": "Reading a run",
+    "types": "Values",
+    "run": "Reading a run",
+    "errors": "Errors",
 }
 
 
 def _group(name: str) -> str:
-    """By the module that it comes from; of `contracts`, which loads nothing, by what it is."""
-    module = cotune._MODULES[name].removeprefix("cotune.")
-    if module != "contracts":
-        return _BY_MODULE.get(module.partition(".")[0], "Others")
-    found = getattr(cotune, name)
-    return "Errors" if issubclass(found, Exception) else "What you can bring"
+    """Return the group of a public name, by the package that it comes from."""
+    package = cotune._MODULES[name].removeprefix("cotune.").partition(".")[0]
+    return _BY_PACKAGE.get(package, "Others")

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
-from cotune.config import RunConfig
+from cotune.config.run_file import RunConfig
 from cotune.experiments.compare.suite_file import SuiteConfig
 
 _NAMES = {

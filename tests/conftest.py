@@ -2,7 +2,7 @@
 
 from hypothesis import settings
 
-from cotune.engine_packages import installed
+from cotune.utils.packages import installed
 from tests.needing import TRL_FOLDER, WITH_NOTEBOOK, WITH_TRL
 
 # What a busy machine takes for an example says nothing about the code.

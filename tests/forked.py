@@ -89,11 +89,7 @@ def _preload() -> None:
     import peft  # noqa: F401
     from tqdm import tqdm
 
-    import cotune.commands
-    import cotune.engines.trl.run
-    import cotune.experiments.report
-    import cotune.llm.hint_writer  # noqa: F401
-    from cotune.environments.geo import bundled_world
+    from cotune.worlds.geo import bundled_world
 
     tqdm.monitor_interval = 0  # no thread of it while others are forked
     bundled_world()

@@ -4,8 +4,8 @@ import hashlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from cotune.contracts import LLM, Strategy
-from cotune.records import Assignment, Metrics, Progress, StopReason, Task, Trajectory, Turn
+from cotune.protocols import LLM, Strategy
+from cotune.types import Assignment, Metrics, Progress, StopReason, Task, Trajectory, Turn
 
 INITIAL = (
     "Answer the given question. You may think inside <think> and </think>. "

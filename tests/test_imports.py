@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import cotune
-from cotune import evolution, strategies
+from cotune import methods
 from tests.run_files import tiny, write
 
 HEAVY = {"torch", "transformers", "trl", "datasets", "pydantic", "openai"}
@@ -53,11 +53,11 @@ def test_commands_that_train_nothing_load_no_engine(
     argv = ["cotune", *(str(file) if part == "RUN" else part for part in arguments)]
     modules = loaded_by(
         f"import sys; sys.argv = {argv!r}\n"
-        "from cotune.cli import main\n"
+        "from cotune.cli.app import main\n"
         "try: main()\n"
         "except SystemExit as stopped: assert not stopped.code, stopped.code"
     )
-    assert "cotune.cli" in modules
+    assert "cotune.cli.app" in modules
     # typer itself loads pydantic.
     assert not top_level(modules) & (HEAVY - {"pydantic"} - needed)
 
@@ -73,23 +73,18 @@ def test_configuring_a_method_loads_no_engine() -> None:
 
 
 def engine_free() -> list[str]:
-    packages = [strategies, evolution]
-    inside = [
-        f"{package.__name__}.{module.name}"
-        for package in packages
-        for module in pkgutil.iter_modules(package.__path__)
-    ]
-    return ["cotune.records", "cotune.contracts", "cotune.episode", *inside]
+    inside = [module.name for module in pkgutil.walk_packages(methods.__path__, "cotune.methods.")]
+    return ["cotune.types", "cotune.protocols", "cotune.rollout.episode", *inside]
 
 
 def test_engine_free_modules_import_only_each_other_and_numpy() -> None:
     names = engine_free()
-    assert {"cotune.strategies.p2o", "cotune.strategies.composed"} <= set(names)
-    assert "cotune.evolution.gepa_phase" in names
+    assert {"cotune.methods.p2o.p2o", "cotune.methods.composed"} <= set(names)
+    assert "cotune.methods.gepa.gepa_phase" in names
     assert len(names) >= 20
     modules = loaded_by("import " + ", ".join(names))
     own = {name for name in modules if name.startswith("cotune")}
-    assert own == {"cotune", "cotune.strategies", "cotune.evolution", *names}
+    assert own == {"cotune", "cotune.errors", "cotune.methods", "cotune.rollout", *names}
     # gepa is loaded by the phase that needs it.
     foreign = top_level(modules - own) - set(sys.stdlib_module_names)
     assert foreign <= {"numpy"}

@@ -7,10 +7,6 @@ from typing import Any
 import pytest
 import torch
 
-from cotune.coordinator import Coordinator, RolloutSettings
-from cotune.engines.codec import HFCodec
-from cotune.engines.sampling import CachedSampler
-from cotune.llm.ledger import Ledger
 from cotune.loop import (
     LoopSettings,
     completion_logprobs,
@@ -19,21 +15,16 @@ from cotune.loop import (
     policy_loss,
     train,
 )
-from cotune.records import (
-    Assignment,
-    Limits,
-    Progress,
-    Prompt,
-    StopReason,
-    Task,
-    Trajectory,
-    Turn,
-)
-from cotune.run_dir import RunDir
-from cotune.strategies.static import StaticStrategy
-from cotune.task_order import TaskOrder
+from cotune.methods.static import StaticStrategy
+from cotune.policy.codec import HFCodec
+from cotune.policy.sampling import CachedSampler
+from cotune.rollout.coordinator import Coordinator, RolloutSettings
+from cotune.rollout.task_order import TaskOrder
+from cotune.run.ledger import Ledger
+from cotune.run.run_dir import RunDir
 from cotune.testing import ScriptedLLM
-from tests.engines.tiny import Letters, opens, tiny_model, tiny_tokenizer
+from cotune.types import Assignment, Limits, Progress, Prompt, StopReason, Task, Trajectory, Turn
+from tests.policy.tiny import Letters, opens, tiny_model, tiny_tokenizer
 
 TOKENIZER = tiny_tokenizer()
 

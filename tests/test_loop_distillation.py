@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from cotune.engines.codec import HFCodec
-from cotune.engines.sampling import CachedSampler, GenerateSampler
-from cotune.episode import new_episodes, run_episodes
 from cotune.loop import completion_logprobs, policy_loss
-from cotune.records import (
+from cotune.policy.codec import HFCodec
+from cotune.policy.sampling import CachedSampler, GenerateSampler
+from cotune.rollout.episode import new_episodes, run_episodes
+from cotune.types import (
     Assignment,
     Distillation,
     Limits,
@@ -23,7 +23,7 @@ from cotune.records import (
     Trajectory,
     Turn,
 )
-from tests.engines.tiny import Letters, opens, tiny_model, tiny_tokenizer
+from tests.policy.tiny import Letters, opens, tiny_model, tiny_tokenizer
 
 TASK = Task("t", "?", ("a",))
 

@@ -1,8 +1,8 @@
 import pytest
 
-from cotune.contracts import LLMError
-from cotune.records import Completion, Sample, SampleRequest, Sampling
+from cotune.errors import LLMError
 from cotune.testing import CharacterCodec, ScriptedLLM, ScriptedSampler
+from cotune.types import Completion, Sample, SampleRequest, Sampling
 
 
 def test_scripted_llm_replies_in_order_and_keeps_the_prompts() -> None:

@@ -4,34 +4,36 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from cotune.contracts import (
-        LLM,
-        BudgetError,
-        ConfigError,
-        CotuneError,
-        EngineError,
-        Environment,
-        EvolutionError,
-        LLMError,
-        RetrievalError,
-        Retriever,
-    )
+    from cotune.data.dataset import read_dataset, tasks_from
+    from cotune.data.options import DatasetConfig
+    from cotune.engines.trl.own_trainer import GEPA, INSPO, P2O, INSPOWithP2O, Static
     from cotune.engines.trl.trainer import JointTrainer
-    from cotune.environments.arithmetic import ArithmeticEnvironment, ArithmeticOptions
     from cotune.environments.base import PromptFormat, SingleTurnEnvironment, TaskEnvironment
-    from cotune.environments.dataset import read_dataset, tasks_from
-    from cotune.environments.geo import GeoEnvironment, GeoOptions
     from cotune.environments.search import SearchEnvironment, SearchOptions, search_environment
     from cotune.environments.tools import ToolEnvironment
     from cotune.environments.trl_factory import from_trl
     from cotune.environments.verifiers import from_verifiers
-    from cotune.evolution.hints import HintOptions
-    from cotune.exporting.chat_template import with_instruction
-    from cotune.frames import RunReader, open_run
-    from cotune.library import GEPA, INSPO, P2O, INSPOWithP2O, Static
+    from cotune.errors import (
+        BudgetError,
+        ConfigError,
+        CotuneError,
+        EngineError,
+        EvolutionError,
+        LLMError,
+        RetrievalError,
+    )
     from cotune.llm.client import OpenAIOptions
-    from cotune.llm.hint_writer import RulesLLM
-    from cotune.records import (
+    from cotune.methods.composed import ComposedOptions
+    from cotune.methods.gepa.gepa import GepaOptions
+    from cotune.methods.inspo.inspo import InspoOptions
+    from cotune.methods.p2o.hints import HintOptions
+    from cotune.methods.p2o.p2o import P2OOptions
+    from cotune.policy.chat_template import with_instruction
+    from cotune.protocols import LLM, Environment, Retriever
+    from cotune.rewards.functions import RewardFunctions, WeightedReward
+    from cotune.run.frames import RunReader, open_run
+    from cotune.run.run_dir import RunDir
+    from cotune.types import (
         Action,
         Completion,
         Distillation,
@@ -41,13 +43,9 @@ if TYPE_CHECKING:
         Task,
         Trajectory,
     )
-    from cotune.rewards.functions import RewardFunctions, WeightedReward
-    from cotune.run_dir import RunDir
-    from cotune.strategies.composed import ComposedOptions
-    from cotune.strategies.gepa import GepaOptions
-    from cotune.strategies.inspo import InspoOptions
-    from cotune.strategies.p2o import P2OOptions
-    from cotune.task_config import DatasetConfig
+    from cotune.worlds.arithmetic import ArithmeticEnvironment, ArithmeticOptions
+    from cotune.worlds.geo import GeoEnvironment, GeoOptions
+    from cotune.worlds.hint_writer import RulesLLM
 
 __all__ = [
     "GEPA",
@@ -107,34 +105,62 @@ __all__ = [
 
 # Loaded when first asked for: whoever imports cotune pays for what is used.
 _HOME = {
-    "contracts": (
+    "protocols": (
         "LLM",
+        "Environment",
+        "Retriever",
+    ),
+    "errors": (
         "BudgetError",
         "ConfigError",
         "CotuneError",
         "EngineError",
-        "Environment",
         "EvolutionError",
         "LLMError",
         "RetrievalError",
-        "Retriever",
     ),
     "engines.trl.trainer": ("JointTrainer",),
-    "environments.arithmetic": ("ArithmeticEnvironment", "ArithmeticOptions"),
-    "environments.base": ("PromptFormat", "SingleTurnEnvironment", "TaskEnvironment"),
-    "environments.dataset": ("read_dataset", "tasks_from"),
-    "environments.geo": ("GeoEnvironment", "GeoOptions"),
-    "environments.search": ("SearchEnvironment", "SearchOptions", "search_environment"),
+    "worlds.arithmetic": (
+        "ArithmeticEnvironment",
+        "ArithmeticOptions",
+    ),
+    "environments.base": (
+        "PromptFormat",
+        "SingleTurnEnvironment",
+        "TaskEnvironment",
+    ),
+    "data.dataset": (
+        "read_dataset",
+        "tasks_from",
+    ),
+    "worlds.geo": (
+        "GeoEnvironment",
+        "GeoOptions",
+    ),
+    "environments.search": (
+        "SearchEnvironment",
+        "SearchOptions",
+        "search_environment",
+    ),
     "environments.tools": ("ToolEnvironment",),
     "environments.trl_factory": ("from_trl",),
     "environments.verifiers": ("from_verifiers",),
-    "exporting.chat_template": ("with_instruction",),
-    "frames": ("RunReader", "open_run"),
-    "library": ("GEPA", "INSPO", "INSPOWithP2O", "P2O", "Static"),
-    "evolution.hints": ("HintOptions",),
+    "methods.p2o.hints": ("HintOptions",),
+    "policy.chat_template": ("with_instruction",),
+    "run.frames": (
+        "RunReader",
+        "open_run",
+    ),
+    "engines.trl.own_trainer": (
+        "GEPA",
+        "INSPO",
+        "P2O",
+        "INSPOWithP2O",
+        "Static",
+    ),
     "llm.client": ("OpenAIOptions",),
-    "llm.hint_writer": ("RulesLLM",),
-    "records": (
+    "worlds.hint_writer": ("RulesLLM",),
+    "types": (
         "Action",
         "Completion",
         "Distillation",
@@ -144,13 +170,16 @@ _HOME = {
         "Task",
         "Trajectory",
     ),
-    "rewards.functions": ("RewardFunctions", "WeightedReward"),
-    "run_dir": ("RunDir",),
-    "strategies.composed": ("ComposedOptions",),
-    "strategies.gepa": ("GepaOptions",),
-    "strategies.inspo": ("InspoOptions",),
-    "strategies.p2o": ("P2OOptions",),
-    "task_config": ("DatasetConfig",),
+    "rewards.functions": (
+        "RewardFunctions",
+        "WeightedReward",
+    ),
+    "run.run_dir": ("RunDir",),
+    "methods.composed": ("ComposedOptions",),
+    "methods.gepa.gepa": ("GepaOptions",),
+    "methods.inspo.inspo": ("InspoOptions",),
+    "methods.p2o.p2o": ("P2OOptions",),
+    "data.options": ("DatasetConfig",),
 }
 _MODULES = {name: f"cotune.{module}" for module, names in _HOME.items() for name in names}
 
@@ -158,8 +187,8 @@ _MODULES = {name: f"cotune.{module}" for module, names in _HOME.items() for name
 def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module 'cotune' has no attribute {name!r}")
-    if _MODULES[name].startswith("cotune.engines.trl"):
-        import_module("cotune.engine_packages").need_trl(f"cotune.{name}")
+    if name == "JointTrainer":
+        import_module("cotune.utils.packages").need_trl(f"cotune.{name}")
     return getattr(import_module(_MODULES[name]), name)
 
 

@@ -1,3 +1,3 @@
-from cotune.cli import main
+from cotune.cli.app import main
 
 main()

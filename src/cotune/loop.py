@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import torch
 from transformers import PreTrainedModel
 
-from cotune.coordinator import Coordinator
-from cotune.evolution.distillation import batch_weights, old_logprobs
-from cotune.records import Distillation, Progress, Task, Trajectory
+from cotune.methods.p2o.distillation import batch_weights, old_logprobs
+from cotune.rollout.coordinator import Coordinator
+from cotune.types import Distillation, Progress, Task, Trajectory
 
 
 @dataclass(frozen=True)

@@ -4,9 +4,10 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from cotune.contracts import Codec, LLMError
 from cotune.environments.tool_calls import read_hermes
-from cotune.records import Calls, Completion, Sample, SampleRequest, Sampling
+from cotune.errors import LLMError
+from cotune.protocols import Codec
+from cotune.types import Calls, Completion, Sample, SampleRequest, Sampling
 
 
 class ScriptedLLM:

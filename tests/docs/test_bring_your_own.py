@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 import cotune
-from cotune.contracts import ConfigError
-from cotune.environments.dataset import DEFAULT_COLUMNS
-from cotune.records import Assignment, Prompt, StopReason, Task, Trajectory, Turn
+from cotune.data.dataset import DEFAULT_COLUMNS
+from cotune.errors import ConfigError
 from cotune.rewards.batch import GIVEN
+from cotune.types import Assignment, Prompt, StopReason, Task, Trajectory, Turn
 from tests.docs.sources import DOCS, blocks
 
 DATA, REWARDS = DOCS / "how-to" / "data.md", DOCS / "how-to" / "rewards.md"

@@ -12,18 +12,18 @@ import typer
 import yaml
 
 import cotune
-from cotune import changes
-from cotune.cli import app
-from cotune.config import RunConfig, parse_config
-from cotune.evolution.hints import HintOptions
+from cotune.cli.app import app
+from cotune.config import changes
+from cotune.config.run_file import RunConfig, parse_config
 from cotune.experiments.compare.suite_file import SuiteConfig
-from cotune.llm.ledger import Ledger
-from cotune.records import Distillation
-from cotune.strategies.composed import ComposedOptions
-from cotune.strategies.gepa import GepaOptions
-from cotune.strategies.inspo import InspoOptions
-from cotune.strategies.p2o import P2OOptions
-from cotune.strategies.sft import SFTOptions
+from cotune.methods.composed import ComposedOptions
+from cotune.methods.gepa.gepa import GepaOptions
+from cotune.methods.inspo.inspo import InspoOptions
+from cotune.methods.p2o.hints import HintOptions
+from cotune.methods.p2o.p2o import P2OOptions
+from cotune.methods.sft import SFTOptions
+from cotune.run.ledger import Ledger
+from cotune.types import Distillation
 from tests.docs.sources import DOCS, ROOT, blocks, pages
 
 PAGES = {path.relative_to(DOCS).as_posix(): path for path in pages()}
@@ -171,7 +171,7 @@ def test_what_a_resume_needs_unchanged_is_named() -> None:
 
 
 def test_the_files_of_a_run_are_those_of_its_folder() -> None:
-    from cotune import run_dir
+    from cotune.run import run_dir
 
     named = re.findall(r"^    ([a-z_.]+/?) {2,}", run_dir.__doc__ or "", re.MULTILINE)
     assert len(named) >= 10

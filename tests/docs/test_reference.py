@@ -13,10 +13,10 @@ from annotated_types import Ge
 from pydantic import BaseModel, ConfigDict, Field
 
 import cotune
-from cotune.cli import app
-from cotune.config import TrainingConfig
+from cotune.cli.app import app
+from cotune.config.run_file import TrainingConfig
 from cotune.experiments.compare.suite_file import SuiteConfig
-from cotune.strategies.inspo import InspoOptions
+from cotune.methods.inspo.inspo import InspoOptions
 from tests.docs.sources import ROOT
 
 

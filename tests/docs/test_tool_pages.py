@@ -10,14 +10,14 @@ from transformers import PreTrainedTokenizerFast
 from trl import GRPOConfig
 
 import cotune
+from cotune.environments.environment_options import ToolsOptions, TrlOptions, VerifiersOptions
 from cotune.environments.tool_calls import read_hermes
 from cotune.environments.tools import ToolEnvironment
 from cotune.environments.trl_factory import TrlEnvironment, trl_environment
-from cotune.records import Action, Prompt, Task
-from cotune.task_config import ToolsOptions, TrlOptions, VerifiersOptions
 from cotune.testing import ScriptedLLM
+from cotune.types import Action, Prompt, Task
 from tests.docs.sources import DOCS, blocks
-from tests.engines.bigram import bigram_policy
+from tests.policy.bigram import bigram_policy
 
 TOOLS, VERIFIERS = DOCS / "how-to" / "tools.md", DOCS / "how-to" / "verifiers.md"
 TASKS = {"train": [Task("q0", "Guess.", ("3",), columns={"secret": 3})]}

@@ -4,23 +4,15 @@ from dataclasses import replace
 
 import pytest
 
-from cotune.contracts import ConfigError, Environment
 from cotune.environments.base import (
     PromptFormat,
     SingleTurnEnvironment,
     TaskEnvironment,
     missing_texts,
 )
-from cotune.records import (
-    Action,
-    Assignment,
-    Prompt,
-    Response,
-    StopReason,
-    Task,
-    Trajectory,
-    Turn,
-)
+from cotune.errors import ConfigError
+from cotune.protocols import Environment
+from cotune.types import Action, Assignment, Prompt, Response, StopReason, Task, Trajectory, Turn
 
 TASK = Task("t", "Why?", ())
 CHAT = replace(TASK, context=(("system", "Be kind."), ("user", "Hi"), ("assistant", "Hello")))

@@ -5,17 +5,13 @@ from typing import Any, Literal
 
 import pytest
 
-from cotune.contracts import ConfigError
 from cotune.environments.base import SingleTurnEnvironment, TaskEnvironment
-from cotune.environments.description import (
-    DESCRIPTION_CHARS,
-    described_tools,
-    description_of,
-)
-from cotune.environments.geo import GeoEnvironment
+from cotune.environments.description import DESCRIPTION_CHARS, described_tools, description_of
 from cotune.environments.search import SearchEnvironment
 from cotune.environments.tools import ToolEnvironment
+from cotune.errors import ConfigError
 from cotune.rewards import exact_match
+from cotune.worlds.geo import GeoEnvironment
 
 
 def price(article: str, unit: Literal["piece", "dozen"] = "piece") -> float:

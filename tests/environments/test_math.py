@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
-from cotune.contracts import ConfigError, Environment
 from cotune.environments.base import missing_texts
 from cotune.environments.math import (
     INITIAL_INSTRUCTION,
@@ -18,8 +17,12 @@ from cotune.environments.math import (
     math_environment,
     read_problems,
 )
-from cotune.episode import new_episodes, run_episodes
-from cotune.records import (
+from cotune.errors import ConfigError
+from cotune.protocols import Environment
+from cotune.rewards import boxed, exact_match
+from cotune.rollout.episode import new_episodes, run_episodes
+from cotune.testing import CharacterCodec, Reply, ScriptedSampler
+from cotune.types import (
     Action,
     Assignment,
     Limits,
@@ -31,8 +34,6 @@ from cotune.records import (
     Trajectory,
     Turn,
 )
-from cotune.rewards import boxed, exact_match
-from cotune.testing import CharacterCodec, Reply, ScriptedSampler
 
 CODEC = CharacterCodec()
 EOS = CODEC.eos_id

@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
-from cotune.contracts import ConfigError, Environment, RetrievalError
 from cotune.environments.base import missing_texts
 from cotune.environments.search import (
     ANSWER_INSTRUCTION,
@@ -17,20 +16,13 @@ from cotune.environments.search import (
     SearchOptions,
     search_environment,
 )
-from cotune.records import (
-    Action,
-    Assignment,
-    Prompt,
-    Response,
-    StopReason,
-    Task,
-    Trajectory,
-    Turn,
-)
+from cotune.errors import ConfigError, RetrievalError
+from cotune.protocols import Environment
 from cotune.retrieval.remote import RemoteOptions
 from cotune.rewards import exact_match
-from tests.retrieval.test_search_r1_parquet import row
-from tests.retrieval.test_search_r1_parquet import write as write_parquet
+from cotune.types import Action, Assignment, Prompt, Response, StopReason, Task, Trajectory, Turn
+from tests.data.test_search_r1_parquet import row
+from tests.data.test_search_r1_parquet import write as write_parquet
 from tests.retrieval_server import server
 
 TASK = Task("t1", "Where is Oslo?", ("Norway", "the north"))

@@ -14,13 +14,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cotune.contracts import ConfigError, RetrievalError
 from cotune.environments.search import SEARCH_R1_INSTRUCTION, SearchEnvironment
 from cotune.environments.search_r1_protocol import information, own_answer, parse_turn
-from cotune.episode import new_episodes, run_episodes
-from cotune.records import Assignment, Limits, Prompt, Sampling, Task, Trajectory
+from cotune.errors import ConfigError, RetrievalError
 from cotune.rewards import exact_match
+from cotune.rollout.episode import new_episodes, run_episodes
 from cotune.testing import CharacterCodec, ScriptedSampler
+from cotune.types import Assignment, Limits, Prompt, Sampling, Task, Trajectory
 
 CODEC = CharacterCodec()
 TRANSCRIPTS = sorted((Path(__file__).parent / "transcripts" / "search_r1").glob("*.json"))

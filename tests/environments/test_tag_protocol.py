@@ -14,7 +14,7 @@ from cotune.environments.tag_protocol import (
     parse_turn,
     render_information,
 )
-from cotune.records import Prompt, Task
+from cotune.types import Prompt, Task
 
 PIECES = [
     f"<{slash}{name}>"

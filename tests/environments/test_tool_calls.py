@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cotune.environments.tool_calls import READERS, read_hermes, read_llama, read_xml, spoken
-from cotune.records import Calls, ToolCall
+from cotune.types import Calls, ToolCall
 
 ADD = '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
 XML = "<tool_call>\n<function=add>\n{}</function>\n</tool_call>"

@@ -5,8 +5,8 @@ from typing import Any, Literal
 
 import pytest
 
-from cotune.contracts import ConfigError
 from cotune.environments.tool_functions import BadArguments, text_of, tool_of
+from cotune.errors import ConfigError
 
 
 class Unit(Enum):

@@ -5,11 +5,12 @@ from typing import Any
 
 import pytest
 
-from cotune.contracts import ConfigError
+from cotune.environments.environment_options import ToolConfig, ToolsOptions
 from cotune.environments.tool_calls import read_hermes
 from cotune.environments.tool_turns import OUT_OF_TURNS
 from cotune.environments.tools import ToolEnvironment, tool_environment
-from cotune.records import (
+from cotune.errors import ConfigError
+from cotune.types import (
     Action,
     Assignment,
     Calls,
@@ -21,7 +22,6 @@ from cotune.records import (
     Trajectory,
     Turn,
 )
-from cotune.task_config import ToolConfig, ToolsOptions
 
 TASK = Task("q0", "What is 3 + 4?", ("7",))
 

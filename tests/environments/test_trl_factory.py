@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from cotune.contracts import ConfigError
+from cotune.config.preflight import check_rewards
+from cotune.environments.environment_options import TrlOptions
 from cotune.environments.trl_factory import TrlEnvironment, from_trl, trl_environment
-from cotune.episode import new_episodes, run_episodes
-from cotune.preflight import check_rewards
-from cotune.records import Assignment, Limits, Prompt, Sampling, StopReason, Task, Trajectory
+from cotune.errors import ConfigError
 from cotune.rewards.functions import RewardFunctions
-from cotune.task_config import TrlOptions
+from cotune.rollout.episode import new_episodes, run_episodes
 from cotune.testing import CharacterCodec, ScriptedSampler
+from cotune.types import Assignment, Limits, Prompt, Sampling, StopReason, Task, Trajectory
 
 CODEC = CharacterCodec()
 TASKS = [

@@ -14,20 +14,12 @@ import pytest
 vf = pytest.importorskip("verifiers")
 from datasets import Dataset  # noqa: E402
 
-from cotune.contracts import ConfigError  # noqa: E402
+from cotune.environments.environment_options import VerifiersOptions  # noqa: E402
 from cotune.environments.verifiers import from_verifiers, verifiers_environment  # noqa: E402
-from cotune.episode import new_episodes, run_episodes  # noqa: E402
-from cotune.records import (  # noqa: E402
-    Assignment,
-    Limits,
-    Prompt,
-    Sampling,
-    StopReason,
-    Task,
-    Trajectory,
-)
-from cotune.task_config import VerifiersOptions  # noqa: E402
+from cotune.errors import ConfigError  # noqa: E402
+from cotune.rollout.episode import new_episodes, run_episodes  # noqa: E402
 from cotune.testing import CharacterCodec, ScriptedSampler  # noqa: E402
+from cotune.types import Assignment, Limits, Prompt, Sampling, StopReason, Task, Trajectory  # noqa: E402
 
 CODEC = CharacterCodec()
 SUMS = [{"question": f"What is {i} + {i}?", "answer": str(2 * i)} for i in range(20)]

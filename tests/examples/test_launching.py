@@ -12,7 +12,7 @@ import typer.main
 from accelerate.commands.launch import launch_command_parser
 from torch.distributed.run import get_args_parser
 
-from cotune.cli import app
+from cotune.cli.app import app
 
 ROOT = Path(__file__).parents[2]
 SBATCH = ROOT / "examples" / "slurm" / "train.sbatch"

@@ -10,9 +10,9 @@ import pytest
 from transformers import TrainerState
 
 import cotune
-from cotune.contracts import ConfigError
 from cotune.engines.trl.callback import JointCallback
-from cotune.llm.ledger import Ledger
+from cotune.errors import ConfigError
+from cotune.run.ledger import Ledger
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "own_trainer.py"
 # What a step's numbers hold that another machine minute changes.

@@ -14,10 +14,10 @@ from rich.console import Console
 from transformers import AutoTokenizer
 
 import cotune
-from cotune import library_run
-from cotune.commands import train
-from cotune.llm.ledger import Ledger
-from cotune.trying import try_run
+from cotune.cli.commands import train
+from cotune.cli.try_rollouts import try_run
+from cotune.engines.trl import own_run as library_run
+from cotune.run.ledger import Ledger
 from tests.endpoint import endpoint
 from tests.examples.three_tools import FOLDER, Teacher, modules
 

@@ -14,7 +14,7 @@ from transformers.utils import logging
 from trl import GRPOConfig, GRPOTrainer
 
 import cotune
-from cotune import cli
+from cotune.cli import app as cli
 from tests.examples.three_tools import FOLDER, Teacher, modules
 
 FILES = ("run.yaml", "task.py", "questions.jsonl")

@@ -9,7 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
-from cotune.records import Completion
+from cotune.types import Completion
 
 FOLDER = Path(__file__).parents[2] / "examples" / "three_tools"
 MODULES = ("task", "plain_trl", "with_cotune", "make_policy")

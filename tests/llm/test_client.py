@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from cotune.contracts import BudgetError, ConfigError, LLMError
+from cotune.errors import BudgetError, ConfigError, LLMError
 from cotune.llm.client import (
     MeteredLLM,
     OpenAIClient,
@@ -21,10 +21,10 @@ from cotune.llm.client import (
     wait_seconds,
     worst_case_price,
 )
-from cotune.llm.ledger import Ledger
 from cotune.llm.transport import MAX_REPLY_BYTES
-from cotune.records import Completion
+from cotune.run.ledger import Ledger
 from cotune.testing import ScriptedLLM
+from cotune.types import Completion
 
 KEY = "sk-test-4f9aQ7-do-not-leak"
 PROMPT = "hello"

@@ -1,9 +1,9 @@
 import pytest
 
-from cotune.environments.geo import bundled_world
-from cotune.environments.geo_world import GeoQuestion
 from cotune.retrieval import bm25
 from cotune.retrieval.bm25 import BM25Retriever
+from cotune.worlds.geo import bundled_world
+from cotune.worlds.geo_world import GeoQuestion
 
 MIX = {1: 1.0, 2: 1.0, 3: 1.0}
 

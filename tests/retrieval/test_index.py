@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cotune.contracts import ConfigError
+from cotune.data.documents import indexed_text, titled_passage
+from cotune.data.jsonl import read_corpus
+from cotune.errors import ConfigError
 from cotune.retrieval import index as module
 from cotune.retrieval.bm25 import BM25Retriever
-from cotune.retrieval.corpus import read_corpus
 from cotune.retrieval.dense import EncoderOptions, guessed_prefixes, model_identity
-from cotune.retrieval.documents import indexed_text, titled_passage
 from cotune.retrieval.index import IndexOptions, StoredIndex, build_index, open_index
 from tests.retrieval.corpora import queries, write_corpus
 

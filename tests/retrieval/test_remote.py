@@ -11,16 +11,16 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from cotune.batch_metrics import trajectory_metrics
-from cotune.contracts import ConfigError, RetrievalError
+from cotune.data.documents import Document
 from cotune.environments.search import SEARCH_R1_INSTRUCTION, SearchEnvironment
-from cotune.episode import new_episodes, run_episodes
-from cotune.records import Assignment, Limits, Prompt, Sampling, Task, Trajectory
-from cotune.retrieval.documents import Document
+from cotune.errors import ConfigError, RetrievalError
 from cotune.retrieval.remote import RemoteOptions, RemoteRetriever, RetrievalCounts
 from cotune.retrieval.replies import read_reply
 from cotune.rewards import exact_match
+from cotune.rollout.episode import new_episodes, run_episodes
+from cotune.rollout.metrics import trajectory_metrics
 from cotune.testing import CharacterCodec, ScriptedSampler
+from cotune.types import Assignment, Limits, Prompt, Sampling, Task, Trajectory
 from tests.retrieval.raw_server import Answer, RawServer, as_json, body, found, head, raw_server
 
 GIB = 2**30

@@ -17,10 +17,10 @@ import httpx
 import pytest
 from rich.console import Console
 
-from cotune.contracts import ConfigError
+from cotune.data.documents import Document
+from cotune.errors import ConfigError
 from cotune.retrieval import serving
 from cotune.retrieval.dense import EncoderOptions
-from cotune.retrieval.documents import Document
 from cotune.retrieval.index import IndexOptions, build_index, open_index
 from cotune.retrieval.remote import RemoteOptions, RemoteRetriever
 from cotune.retrieval.serving import index_options, require, serve_retriever

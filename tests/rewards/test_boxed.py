@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cotune.contracts import ConfigError
+from cotune.errors import ConfigError
 from cotune.rewards import boxed, math_worker
 from cotune.rewards.boxed import BoxedReward, Verdict, last_boxed
 

@@ -16,10 +16,10 @@ import numpy as np
 import pytest
 import torch
 
-from cotune.contracts import ConfigError
 from cotune.environments.base import SingleTurnEnvironment, TaskEnvironment
-from cotune.records import Assignment, Prompt, StopReason, Task, Trajectory, Turn
+from cotune.errors import ConfigError
 from cotune.rewards.functions import RewardFunctions, WeightedReward, load_reward
+from cotune.types import Assignment, Prompt, StopReason, Task, Trajectory, Turn
 
 INSTRUCTION = "Do it."
 CHAT = {"prompt": [{"role": "system", "content": "s"}, {"role": "user", "content": "q0?"}]}

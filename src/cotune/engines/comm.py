@@ -4,8 +4,8 @@ from typing import Any
 
 import torch.distributed as dist
 
-from cotune.contracts import Comm
-from cotune.single_process import SingleProcess
+from cotune.protocols import Comm
+from cotune.rollout.comm import SingleProcess
 
 
 class TorchComm:

@@ -4,17 +4,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from cotune.build import initial_instruction
-from cotune.config import RunConfig
-from cotune.contracts import Environment, Rewards
-from cotune.coordinator import Coordinator
-from cotune.evolution.population import Best
-from cotune.experiments.evaluate import EXACT_MATCH, Score, measure_of, score_trajectories
-from cotune.journal import Journal
-from cotune.records import Prompt, Trajectory
-from cotune.run_dir import RunDir
-from cotune.strategies.inspo import Inspo
-from cotune.strategies.p2o import P2O
+from cotune.config.build import initial_instruction
+from cotune.config.run_file import RunConfig
+from cotune.methods.inspo.inspo import Inspo
+from cotune.methods.inspo.population import Best
+from cotune.methods.p2o.p2o import P2O
+from cotune.protocols import Environment, Rewards
+from cotune.rollout.coordinator import Coordinator
+from cotune.run.journal import Journal
+from cotune.run.run_dir import RunDir
+from cotune.run.scores import EXACT_MATCH, Score, measure_of, score_trajectories
+from cotune.types import Prompt, Trajectory
 
 
 class EvaluatedParts(Protocol):

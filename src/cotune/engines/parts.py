@@ -3,14 +3,14 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from cotune.build import build_llm, build_strategy
-from cotune.changes import changeable, identity, renewed
-from cotune.config import RunConfig
-from cotune.contracts import LLM, Environment, Rewards, Strategy
-from cotune.engines.codec import HFCodec
-from cotune.journal import Journal, Meter
-from cotune.llm.ledger import Ledger
-from cotune.records import Limits
+from cotune.config.build import build_llm, build_strategy
+from cotune.config.changes import changeable, identity, renewed
+from cotune.config.run_file import RunConfig
+from cotune.policy.codec import HFCodec
+from cotune.protocols import LLM, Environment, Rewards, Strategy
+from cotune.run.journal import Journal, Meter
+from cotune.run.ledger import Ledger
+from cotune.types import Limits
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Parts:
     """Score in place of the environment; None where it scores."""
     rows_per_call: int = 512
     resample_rounds: int = 0
-    """How often groups without variance are replaced in a step at most (`cotune.resampling`)."""
+    """How often groups without variance are replaced in a step at most (`cotune.rollout.resampling`)."""
     identity: Mapping[str, str] = field(default_factory=dict)
     """By field, what a resume must find as it was."""
     renew: Callable[[Mapping[str, str]], Mapping[str, str]] = dict
@@ -36,7 +36,7 @@ class Parts:
     frozen: bool = False
     """Whether the policy stays as it is; then a `JointTrainer` rolls out and makes no update."""
     changeable: Mapping[str, str] = field(default_factory=dict)
-    """By field, what a resume may find changed; then it says so (see `cotune.changes`)."""
+    """By field, what a resume may find changed; then it says so (see `cotune.config.changes`)."""
 
 
 def run_parts(

@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Self
 
-from cotune.contracts import ConfigError, Environment
-from cotune.records import Action, Prompt, Response, Task, Trajectory
+from cotune.errors import ConfigError
+from cotune.protocols import Environment
+from cotune.types import Action, Prompt, Response, Task, Trajectory
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,7 +3,8 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, cast
 
-from cotune.contracts import ConfigError, Environment
+from cotune.errors import ConfigError
+from cotune.protocols import Environment
 
 DESCRIPTION_CHARS = 4000
 """The most characters that a proposer is shown."""

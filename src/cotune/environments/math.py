@@ -7,14 +7,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, cast
 
-from cotune.contracts import ConfigError
+from cotune.data.dataset_splits import warn
+from cotune.data.jsonl import shortened, text_field
+from cotune.data.math_data import OF_TRAIN, Selection, read_rows, select
 from cotune.environments.base import TaskEnvironment, missing_texts
-from cotune.environments.dataset_splits import warn
-from cotune.environments.math_data import OF_TRAIN, Selection, read_rows, select
-from cotune.records import Action, Response, Task, Trajectory
-from cotune.retrieval.corpus import shortened, text_field
+from cotune.errors import ConfigError
 from cotune.rewards import Reward
 from cotune.rewards.boxed import BoxedReward, last_boxed
+from cotune.types import Action, Response, Task, Trajectory
 
 INITIAL_INSTRUCTION = "Solve the problem. Put the final answer in \\boxed{}."
 NO_ANSWER = "no \\boxed{} answer"

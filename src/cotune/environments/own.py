@@ -2,18 +2,19 @@
 
 from typing import cast
 
-from cotune.contracts import ConfigError, Environment
+from cotune.data.dataset import read_dataset
+from cotune.data.options import DatasetConfig
 from cotune.environments.base import SingleTurnEnvironment
-from cotune.environments.dataset import read_dataset
-from cotune.importing import import_object, registered_environment
-from cotune.task_config import (
-    DatasetConfig,
+from cotune.environments.environment_options import (
     OwnEnvironment,
     PythonOptions,
     SingleTurnOptions,
     ToolsOptions,
     TrlOptions,
 )
+from cotune.errors import ConfigError
+from cotune.protocols import Environment
+from cotune.utils.importing import import_object, registered_environment
 
 _MEMBERS = (
     "stop",

@@ -5,22 +5,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, Literal, Self
 
-from cotune.contracts import ConfigError, RetrievalError, Retriever
+from cotune.data.jsonl import read_corpus
+from cotune.data.search_questions import Sample, Split, check_questions, read_questions
 from cotune.environments.base import TaskEnvironment, missing_texts
-from cotune.environments.search_questions import Sample, Split, check_questions, read_questions
 from cotune.environments.search_r1_protocol import SEARCH_R1
-from cotune.environments.tag_protocol import (
-    ANSWER_TAGS,
-    CALL_TAGS,
-    STOP,
-    TAGS,
-    Parsed,
-    TagProtocol,
-)
-from cotune.records import SEARCH_FAILED, Action, Response, Task, Trajectory
-from cotune.retrieval.corpus import read_corpus
+from cotune.environments.tag_protocol import ANSWER_TAGS, CALL_TAGS, STOP, TAGS, Parsed, TagProtocol
+from cotune.errors import ConfigError, RetrievalError
+from cotune.protocols import Retriever
 from cotune.retrieval.remote import RemoteOptions, RemoteRetriever
 from cotune.rewards import REWARDS, Reward, exact_match
+from cotune.types import SEARCH_FAILED, Action, Response, Task, Trajectory
 
 SEARCH_R1_INSTRUCTION = (
     "Answer the given question. You must conduct reasoning inside <think> and </think> first every "

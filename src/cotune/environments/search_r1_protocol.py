@@ -17,7 +17,7 @@ from cotune.environments.tag_protocol import (
     escaped,
     without_forged,
 )
-from cotune.records import Task
+from cotune.types import Task
 
 PROMPT_FORMAT = PromptFormat(question_prefix="Question: ", question_suffix="\n", separator=" ")
 """One user message: the instruction, a space, "Question: ", the question and a line break."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from cotune.environments.base import PromptFormat
-from cotune.records import Task
+from cotune.types import Task
 
 STOP = ("</search>", "</answer>")
 """Strings after which a turn ends."""

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
-from cotune.records import Calls, ToolCall
+from cotune.types import Calls, ToolCall
 
 Schema = Mapping[str, Any]
 Reader = Callable[[str, Sequence[Schema]], Calls]

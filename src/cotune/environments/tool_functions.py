@@ -9,8 +9,8 @@ from typing import Any, cast, get_type_hints
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.errors import PydanticSchemaGenerationError
 
-from cotune.contracts import ConfigError
 from cotune.environments.tool_runner import Worker
+from cotune.errors import ConfigError
 
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 _JSON: tuple[type[Any], ...] = (dict, list, tuple, int, float, type(None))

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from queue import SimpleQueue
 from typing import Any
 
-from cotune.background import BackgroundLoop
+from cotune.utils.background import BackgroundLoop
 
 _Work = tuple["Future[Any]", "Job", BackgroundLoop]
 _PATIENCE = 1.0  # seconds in which an event loop that is not blocked answers

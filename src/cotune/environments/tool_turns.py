@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from cotune.contracts import ConfigError
 from cotune.environments.tool_functions import BadArguments, Tool, text_of
 from cotune.environments.tool_runner import Job, Outcome, ToolRunner
-from cotune.records import Action, Response, ToolCall
+from cotune.errors import ConfigError
+from cotune.types import Action, Response, ToolCall
 
 OUT_OF_TURNS = "calls a tool in its last turn"
 TIMED_OUT = "took too long"

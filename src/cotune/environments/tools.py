@@ -3,15 +3,15 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
-from cotune.contracts import ConfigError
 from cotune.environments.base import PromptFormat, TaskEnvironment
+from cotune.environments.environment_options import ToolConfig, ToolsOptions
 from cotune.environments.tool_calls import spoken
 from cotune.environments.tool_functions import Tool, tool_of
 from cotune.environments.tool_runner import ToolRunner
 from cotune.environments.tool_turns import answered
-from cotune.importing import import_object
-from cotune.records import Action, Response, Task, Trajectory
-from cotune.task_config import ToolConfig, ToolsOptions
+from cotune.errors import ConfigError
+from cotune.types import Action, Response, Task, Trajectory
+from cotune.utils.importing import import_object
 
 ToolFunction = Callable[..., Any]
 

@@ -7,15 +7,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
-from cotune.contracts import ConfigError
 from cotune.environments.base import PromptFormat, TaskEnvironment
+from cotune.environments.environment_options import TrlOptions
 from cotune.environments.tool_functions import Tool, tool_of
 from cotune.environments.tool_runner import Job, Outcome, ToolRunner, Worker
 from cotune.environments.tool_turns import answered
 from cotune.environments.tools import answer_of
-from cotune.importing import import_object
-from cotune.records import Action, Prompt, Response, StopReason, Task, Trajectory
-from cotune.task_config import TrlOptions
+from cotune.errors import ConfigError
+from cotune.types import Action, Prompt, Response, StopReason, Task, Trajectory
+from cotune.utils.importing import import_object
 
 _OWN = ("reset", "get_reward")
 _FIELD = "environment.factory"

@@ -8,11 +8,11 @@ from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, cast
 
-from cotune.contracts import ConfigError
 from cotune.environments.base import PromptFormat
-from cotune.importing import import_object
-from cotune.records import Task
-from cotune.task_config import VerifiersOptions
+from cotune.environments.environment_options import VerifiersOptions
+from cotune.errors import ConfigError
+from cotune.types import Task
+from cotune.utils.importing import import_object
 
 if TYPE_CHECKING:
     from cotune.environments.verifiers_rollouts import VerifiersEnvironment

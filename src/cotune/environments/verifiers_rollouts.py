@@ -21,12 +21,12 @@ from verifiers.legacy.types import ResponseMessage, Tool
 from verifiers.legacy.types import ToolCall as ModelCall
 from verifiers.legacy.utils.env_utils import load_environment
 
-from cotune.background import BackgroundLoop
-from cotune.contracts import ConfigError
 from cotune.environments.base import PromptFormat, TaskEnvironment
 from cotune.environments.tool_turns import OUT_OF_TURNS
 from cotune.environments.tools import answer_of
-from cotune.records import Action, Response, Task, Trajectory
+from cotune.errors import ConfigError
+from cotune.types import Action, Response, Task, Trajectory
+from cotune.utils.background import BackgroundLoop
 
 _FIELD = "environment.environment"
 _REFUSALS = 4  # after which a loop that asks again and again is given up

@@ -1,1 +1,1 @@
-"""The optimizer LLM: endpoints, offline rules, and the ledger of what a run spends."""
+"""Clients of OpenAI-compatible endpoints."""

@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal, Protocol
 from urllib.parse import urlsplit
 
-from cotune.contracts import LLM, ConfigError, LLMError
-from cotune.records import Completion
+from cotune.errors import ConfigError, LLMError
+from cotune.protocols import LLM
+from cotune.types import Completion
 
 OPENAI_URL = "https://api.openai.com/v1"
 MAX_WAIT_S = 120.0

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from cotune.retrieval.documents import Document
+from cotune.data.documents import Document
 
 _T = TypeVar("_T")
 

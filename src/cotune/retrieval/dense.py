@@ -7,7 +7,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from cotune.contracts import ConfigError
+from cotune.errors import ConfigError
 
 DEFAULT_MODEL = "intfloat/e5-base-v2"
 """The encoder of Search-R1."""

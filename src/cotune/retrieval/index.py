@@ -19,11 +19,11 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
-from cotune.contracts import ConfigError
-from cotune.json_files import write_json_atomic
-from cotune.retrieval.corpus import corpus_rows, parse_passage
+from cotune.data.documents import STYLES, Document, Style, indexed_text
+from cotune.data.jsonl import corpus_rows, parse_passage
+from cotune.errors import ConfigError
 from cotune.retrieval.dense import Encoder, EncoderOptions, model_identity
-from cotune.retrieval.documents import STYLES, Document, Style, indexed_text
+from cotune.run.json_files import write_json_atomic
 
 SCHEMA_VERSION = 1
 Kind = Literal["bm25", "dense"]

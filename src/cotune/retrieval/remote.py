@@ -18,8 +18,8 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, TypeVar
 from urllib.parse import urlsplit
 
-from cotune.contracts import ConfigError, RetrievalError
-from cotune.retrieval.documents import STYLES, Document, Style
+from cotune.data.documents import STYLES, Document, Style
+from cotune.errors import ConfigError, RetrievalError
 from cotune.retrieval.replies import read_reply
 
 _T = TypeVar("_T")

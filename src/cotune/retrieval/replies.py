@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-from cotune.retrieval.documents import Document, join_contents
+from cotune.data.documents import Document, join_contents
 
 
 def read_reply(data: bytes, queries: int, top_k: int) -> list[list[Document]]:

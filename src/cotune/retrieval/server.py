@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Protocol, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict
 
-from cotune.contracts import ConfigError
+from cotune.data.documents import Document
+from cotune.errors import ConfigError
 from cotune.retrieval.batching import Batcher, StoppingError
-from cotune.retrieval.documents import Document
 
 if TYPE_CHECKING:
     from fastapi import FastAPI

@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.markup import escape
 
-from cotune.contracts import ConfigError, Stopped
+from cotune.errors import ConfigError, Stopped
 from cotune.retrieval.dense import DEFAULT_MODEL, EncoderOptions
 from cotune.retrieval.index import (
     IndexOptions,

@@ -5,8 +5,8 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-from cotune.contracts import Environment
-from cotune.records import Task, Trajectory
+from cotune.protocols import Environment
+from cotune.types import Task, Trajectory
 
 GIVEN = (
     "prompts",

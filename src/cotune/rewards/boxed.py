@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cotune.contracts import ConfigError
+from cotune.errors import ConfigError
 
 MAX_CHARACTERS = 1000
 """A longer answer scores 0 unread."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-from cotune.contracts import ConfigError
+from cotune.errors import ConfigError
 from cotune.rewards.batch import GIVEN, Batch
 
 RewardFunction = Callable[..., Any]

@@ -8,10 +8,8 @@ from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any, cast
 
-from cotune.background import BackgroundLoop
-from cotune.contracts import ConfigError, Environment
-from cotune.importing import import_object
-from cotune.records import Task, Trajectory
+from cotune.errors import ConfigError
+from cotune.protocols import Environment
 from cotune.rewards import REWARDS, Reward
 from cotune.rewards.batch import Batch
 from cotune.rewards.boxed import BoxedReward, last_boxed
@@ -25,6 +23,9 @@ from cotune.rewards.calls import (
     name_of,
     raised,
 )
+from cotune.types import Task, Trajectory
+from cotune.utils.background import BackgroundLoop
+from cotune.utils.importing import import_object
 
 _LOOP = BackgroundLoop()
 

@@ -7,17 +7,17 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from cotune.build import build_environment, build_strategy
-from cotune.contracts import Environment, Strategy
-from cotune.coordinator import Coordinator, RolloutSettings
-from cotune.engines.codec import HFCodec
-from cotune.evolution.distillation import batch_weights
-from cotune.journal import SilentJournal
-from cotune.llm.ledger import Ledger
+from cotune.config.build import build_environment, build_strategy
 from cotune.loop import LoopSettings, completion_logprobs, group_advantages, train
-from cotune.policies import policy_path
-from cotune.records import Trajectory
-from cotune.task_order import TaskOrder
+from cotune.methods.p2o.distillation import batch_weights
+from cotune.policy.codec import HFCodec
+from cotune.policy.paths import policy_path
+from cotune.protocols import Environment, Strategy
+from cotune.rollout.coordinator import Coordinator, RolloutSettings
+from cotune.rollout.task_order import TaskOrder
+from cotune.run.journal import SilentJournal
+from cotune.run.ledger import Ledger
+from cotune.types import Trajectory
 from tests.engines.contract.recording import Recording, Row, update_row, watch
 from tests.engines.contract.script import POLICY, Script
 

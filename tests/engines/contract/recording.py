@@ -7,8 +7,8 @@ from math import isclose
 from pathlib import Path
 from typing import Any
 
-from cotune.contracts import LLM, Recorder, Rollout, Strategy
-from cotune.records import Assignment, Completion, Metrics, Progress, Trajectory
+from cotune.protocols import LLM, Recorder, Rollout, Strategy
+from cotune.types import Assignment, Completion, Metrics, Progress, Trajectory
 
 Row = dict[str, Any]
 

@@ -14,11 +14,11 @@ from typing import Any, Protocol
 
 from pydantic import TypeAdapter
 
-from cotune.config import RunConfig, parse_config
-from cotune.contracts import Codec
-from cotune.environments.geo import GeoEnvironment, GeoOptions
-from cotune.records import Completion, Limits, Task
+from cotune.config.run_file import RunConfig, parse_config
+from cotune.protocols import Codec
 from cotune.testing import ScriptedSampler
+from cotune.types import Completion, Limits, Task
+from cotune.worlds.geo import GeoEnvironment, GeoOptions
 from tests.engines.contract.recording import Recording
 
 POLICY = "bundled:geo"

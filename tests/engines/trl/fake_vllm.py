@@ -17,7 +17,7 @@ import trl.generation.vllm_generation as vllm_generation
 from transformers import PreTrainedTokenizerBase
 
 import cotune.engines.trl.checks as checks
-from tests.engines.tiny import tiny_model
+from tests.policy.tiny import tiny_model
 
 OTHER_EOS = 1
 """<unk>: an EOS that the policy's generation_config.json names beside the tokenizer's."""

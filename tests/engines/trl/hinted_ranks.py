@@ -14,8 +14,8 @@ import torch
 import torch.distributed as dist
 
 from cotune.engines.trl.trainer import JointTrainer
-from cotune.records import Assignment, Distillation, Progress, Prompt, Task
-from cotune.strategies.static import StaticStrategy
+from cotune.methods.static import StaticStrategy
+from cotune.types import Assignment, Distillation, Progress, Prompt, Task
 from tests.engines.trl.setup import HINT, start
 from tests.engines.trl.two_ranks import SIZES, fingerprint
 

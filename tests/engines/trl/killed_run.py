@@ -20,7 +20,7 @@ def at_rollouts(purpose: str, step: int, call: int = 1, *, after: bool) -> None:
 
     After is: once its rollouts are made and counted, before anything else.
     """
-    from cotune.coordinator import Coordinator
+    from cotune.rollout.coordinator import Coordinator
 
     roll_out, calls = Coordinator._roll_out, []
 
@@ -56,8 +56,8 @@ def before_reply(step: int, call: int) -> None:
 
 def note_calls(path: str) -> None:
     """Appends a line for each rollout call that was made and each question that was put."""
-    from cotune.coordinator import Coordinator
     from cotune.llm.client import MeteredLLM
+    from cotune.rollout.coordinator import Coordinator
 
     roll_out, complete = Coordinator._roll_out, MeteredLLM.complete
 
@@ -120,8 +120,8 @@ def in_the_state(step: int) -> None:
 
 def reward_lengths() -> None:
     """Rewards that any policy's rollouts differ in, so that every run has gradients to lose."""
-    from cotune.environments.arithmetic import ArithmeticEnvironment
-    from cotune.environments.geo import GeoEnvironment
+    from cotune.worlds.arithmetic import ArithmeticEnvironment
+    from cotune.worlds.geo import GeoEnvironment
 
     for kind in (ArithmeticEnvironment, GeoEnvironment):
 
@@ -152,7 +152,7 @@ if __name__ == "__main__":
     reward_lengths()
     note_calls(os.environ.get("SAMPLED", os.devnull))
     PLACES[place](int(at))
-    from cotune.cli import main
+    from cotune.cli.app import main
 
     sys.argv = ["cotune", *command]
     main()

@@ -8,8 +8,8 @@ from typing import Any
 
 import yaml
 
-from cotune.llm.ledger import Ledger
-from cotune.run_dir import RunDir
+from cotune.run.ledger import Ledger
+from cotune.run.run_dir import RunDir
 from tests.forked import run_module
 
 KILLED_RUN = "tests.engines.trl.killed_run"

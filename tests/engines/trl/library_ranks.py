@@ -12,8 +12,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from tests.engines.tiny import Letters
 from tests.engines.trl.library_runs import LibraryTraining, begin, method_of
+from tests.policy.tiny import Letters
 
 RUN: dict[str, Any] = {
     "per_device_train_batch_size": 3,

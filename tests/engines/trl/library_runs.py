@@ -10,13 +10,13 @@ from transformers.trainer_callback import PrinterCallback
 from trl import GRPOConfig, GRPOTrainer
 
 import cotune
-from cotune.engines.trl.joint import TRLJoint
-from cotune.library import Method
-from cotune.llm.hint_writer import is_gepa_prompt
-from cotune.llm.ledger import Ledger
-from cotune.records import Completion, Trajectory
-from tests.engines.tiny import Letters, tiny_model, tiny_tokenizer
+from cotune.engines.trl.hooks import TRLJoint
+from cotune.engines.trl.own_trainer import Method
+from cotune.run.ledger import Ledger
+from cotune.types import Completion, Trajectory
+from cotune.worlds.hint_writer import is_gepa_prompt
 from tests.engines.trl.setup import config
+from tests.policy.tiny import Letters, tiny_model, tiny_tokenizer
 
 LIMITS = cotune.Limits(
     turns=3, turn_tokens=8, observation_tokens=6, trajectory_tokens=40, prompt_tokens=400

@@ -15,9 +15,9 @@ from peft import LoraConfig
 
 from cotune.engines.trl.best import TRLBest
 from cotune.engines.trl.trainer import JointTrainer
-from tests.engines.tiny import tiny_tokenizer
 from tests.engines.trl.setup import start
 from tests.engines.trl.two_ranks import SIZES, fingerprint
+from tests.policy.tiny import tiny_tokenizer
 
 
 def train(folder: Path, shared: Path, **changes: Any) -> dict[str, Any]:

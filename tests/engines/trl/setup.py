@@ -8,11 +8,14 @@ from typing import Any
 from transformers.trainer_callback import PrinterCallback
 from trl import GRPOConfig, GRPOTrainer
 
-from cotune.contracts import LLM, Environment, Recorder, Rollout, State, Strategy
 from cotune.engines.parts import Parts
-from cotune.engines.trl.joint import TRLJoint
-from cotune.llm.ledger import Ledger
-from cotune.records import (
+from cotune.engines.trl.hooks import TRLJoint
+from cotune.methods.static import StaticStrategy
+from cotune.protocols import LLM, Environment, Recorder, Rollout, State, Strategy
+from cotune.run.ledger import Ledger
+from cotune.run.run_dir import RunDir
+from cotune.testing import ScriptedLLM
+from cotune.types import (
     Assignment,
     Distillation,
     Limits,
@@ -22,10 +25,7 @@ from cotune.records import (
     Task,
     Trajectory,
 )
-from cotune.run_dir import RunDir
-from cotune.strategies.static import StaticStrategy
-from cotune.testing import ScriptedLLM
-from tests.engines.tiny import Letters, tiny_model, tiny_tokenizer
+from tests.policy.tiny import Letters, tiny_model, tiny_tokenizer
 
 LIMITS = Limits(turns=3, turn_tokens=8, observation_tokens=6, trajectory_tokens=40)
 HINT = "fade fade"

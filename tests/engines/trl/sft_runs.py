@@ -3,11 +3,11 @@
 from pathlib import Path
 from typing import Any
 
-from cotune.config import RunConfig, parse_config
+from cotune.config.run_file import RunConfig, parse_config
 from cotune.engines.evaluation import Outcome
 from cotune.engines.trl.sft import prepare, train
-from cotune.run_dir import RunDir
-from tests.engines.tiny import tiny_model, tiny_tokenizer
+from cotune.run.run_dir import RunDir
+from tests.policy.tiny import tiny_model, tiny_tokenizer
 
 ROLLOUTS: dict[str, Any] = {"kind": "sft", "data": "rollouts", "samples": 3, "keep_from": 0.02}
 
@@ -29,7 +29,7 @@ def configured(
         "seed": 1,
         "threads": 1,
         "policy": {"path": str(policy)},
-        "environment": "tests.engines.tiny:Letters",
+        "environment": "tests.policy.tiny:Letters",
         "limits": {
             "turns": 3,
             "turn_tokens": 8,

@@ -18,12 +18,12 @@ from accelerate.utils import DistributedType
 from rich.console import Console
 
 import cotune.engines.trl.run as engine
-from cotune import commands
+from cotune.cli import commands
 from cotune.engines.trl import setup
 from cotune.engines.trl.best import TRLBest
-from cotune.engines.trl.joint import TRLJoint
+from cotune.engines.trl.hooks import TRLJoint
 from cotune.engines.trl.sharding import sharding_of, whole_weights
-from cotune.run_dir import RunDir
+from cotune.run.run_dir import RunDir
 from tests.engines.trl.killed_run import reward_lengths
 from tests.engines.trl.kills import run_file, with_sections
 

@@ -9,10 +9,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from trl import GRPOTrainer
 
 from cotune.engines.trl.trainer import JointTrainer
-from cotune.environments.geo import GeoEnvironment, GeoOptions
 from cotune.loop import policy_loss
-from cotune.policies import policy_path
-from cotune.records import Limits, Trajectory
+from cotune.policy.paths import policy_path
+from cotune.types import Limits, Trajectory
+from cotune.worlds.geo import GeoEnvironment, GeoOptions
 from tests.engines.trl.setup import Counting, start
 
 LIMITS = Limits(turns=2, turn_tokens=24, observation_tokens=60, trajectory_tokens=120)

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from cotune.engines.trl.best import TRLBest
-from cotune.policy_folder import read_best
-from cotune.records import Prompt
-from tests.engines.tiny import tiny_tokenizer
+from cotune.policy.folder import read_best
+from cotune.types import Prompt
 from tests.engines.trl.setup import Run, start
+from tests.policy.tiny import tiny_tokenizer
 
 
 @pytest.fixture
@@ -120,9 +120,9 @@ def test_a_kill_while_it_is_kept_leaves_the_old_one_or_the_new_one(
         if place == "swap":  # the old one is gone, the new one not in its place
             patch.setattr(Path, "rename", killed)
         elif place == "best.json":
-            patch.setattr("cotune.engines.best.write_json_atomic", killed)
+            patch.setattr("cotune.engines.best_policy.write_json_atomic", killed)
         else:
-            patch.setattr("cotune.engines.best.write_atomic", killed)
+            patch.setattr("cotune.engines.best_policy.write_atomic", killed)
         with pytest.raises(Kill):
             best.offer(run.joint, 0.2, 2)
     assert (tmp_path / "best").exists() == (place != "swap")

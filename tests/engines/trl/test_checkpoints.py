@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 import torch
 
-from cotune.contracts import ConfigError
 from cotune.engines.trl.checkpoints import (
     drop_orphans,
     drop_torn,
@@ -15,6 +14,7 @@ from cotune.engines.trl.checkpoints import (
     save_state,
     state_path,
 )
+from cotune.errors import ConfigError
 from tests.engines.trl.setup import Counting, Run, start
 
 

@@ -10,7 +10,6 @@ from transformers import TrainingArguments
 from trl import GRPOConfig
 from trl.chat_template_utils import qwen3_chat_template
 
-from cotune.contracts import ConfigError, EngineError
 from cotune.engines.trl.checks import (
     check_args,
     check_strategy,
@@ -19,12 +18,13 @@ from cotune.engines.trl.checks import (
     steps_per_batch,
 )
 from cotune.engines.trl.fields import FIELDS, as_markdown
-from cotune.engines.trl.joint import TRLJoint
-from cotune.records import Distillation
-from cotune.strategies.p2o import P2O, P2OOptions
-from cotune.strategies.static import StaticStrategy
-from tests.engines.tiny import tiny_model, tiny_tokenizer
+from cotune.engines.trl.hooks import TRLJoint
+from cotune.errors import ConfigError, EngineError
+from cotune.methods.p2o.p2o import P2O, P2OOptions
+from cotune.methods.static import StaticStrategy
+from cotune.types import Distillation
 from tests.engines.trl.setup import config, start
+from tests.policy.tiny import tiny_model, tiny_tokenizer
 
 TWO_STEPS_A_BATCH = {
     "per_device_train_batch_size": 3,

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from cotune.run_dir import RunDir
+from cotune.run.run_dir import RunDir
 from tests.engines.trl.kills import (
     arm,
     learnt,

@@ -10,13 +10,13 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from trl import GRPOTrainer
 
-from cotune.contracts import ConfigError
 from cotune.engines.trl.trainer import JointTrainer
-from cotune.environments.geo import GeoEnvironment, GeoOptions
+from cotune.errors import ConfigError
 from cotune.loop import completion_logprobs, policy_loss
-from cotune.policies import policy_path
-from cotune.records import Assignment, Distillation, Limits, Progress, Prompt, Task, Trajectory
-from cotune.strategies.static import StaticStrategy
+from cotune.methods.static import StaticStrategy
+from cotune.policy.paths import policy_path
+from cotune.types import Assignment, Distillation, Limits, Progress, Prompt, Task, Trajectory
+from cotune.worlds.geo import GeoEnvironment, GeoOptions
 from tests.engines.trl.setup import HINT, Counting, Run, start
 
 LIMITS = Limits(turns=2, turn_tokens=24, observation_tokens=60, trajectory_tokens=120)

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from cotune.llm.ledger import CostRow, Ledger
-from cotune.run_dir import RunDir
+from cotune.run.ledger import CostRow, Ledger
+from cotune.run.run_dir import RunDir
 from tests.engines.trl.kills import (
     arm,
     learnt,

@@ -9,16 +9,16 @@ import torch
 from rich.console import Console
 from safetensors.torch import load_file
 
-from cotune import commands
-from cotune.config import parse_config
-from cotune.contracts import ConfigError
+from cotune.cli import commands
+from cotune.config.resuming import resumed_config
+from cotune.config.run_file import parse_config
 from cotune.engines.trl.setup import grpo_config
 from cotune.engines.trl.trainer import JointTrainer
-from cotune.lineage import instruction_rows
-from cotune.llm.ledger import Ledger, policy_rollouts
-from cotune.policies import policy_path
-from cotune.resuming import resumed_config
-from cotune.run_dir import RunDir
+from cotune.errors import ConfigError
+from cotune.policy.paths import policy_path
+from cotune.run.ledger import Ledger, policy_rollouts
+from cotune.run.lineage import instruction_rows
+from cotune.run.run_dir import RunDir
 from tests.engines.trl.kills import arm, learnt, run_file, run_with_kills, spent, with_sections
 from tests.run_files import tiny, write
 

@@ -9,14 +9,14 @@ from datasets import Dataset
 from torch.nn import DataParallel
 from trl import GRPOConfig, GRPOTrainer
 
-from cotune.config import RunConfig, parse_config
-from cotune.contracts import ConfigError
+from cotune.config.run_file import RunConfig, parse_config
 from cotune.engines.trl import setup as trl_setup
 from cotune.engines.trl.checks import check_args
 from cotune.engines.trl.launch import check_launch, held_to_one_gpu
 from cotune.engines.trl.setup import grpo_config, prepare
-from tests.engines.tiny import tiny_model, tiny_tokenizer
+from cotune.errors import ConfigError
 from tests.engines.trl.setup import config as own_args
+from tests.policy.tiny import tiny_model, tiny_tokenizer
 from tests.run_files import tiny
 
 ON_GPUS = {"use_cpu": False}

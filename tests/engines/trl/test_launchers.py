@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from cotune.run_dir import RunDir
+from cotune.run.run_dir import RunDir
 from tests.run_files import tiny, write
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import cotune
-from cotune.llm.ledger import Ledger
+from cotune.run.ledger import Ledger
 from tests.engines.trl.library_ranks import ended_with, train
 from tests.engines.trl.library_runs import STEPS
 from tests.forked import run_ranks

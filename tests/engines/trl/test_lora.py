@@ -10,23 +10,23 @@ from peft import LoraConfig, PrefixTuningConfig, get_peft_model
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from trl import GRPOTrainer
 
-from cotune.config import RunConfig, parse_config
-from cotune.contracts import ConfigError
-from cotune.engines.adapters import lora_config, merged, save_weights
-from cotune.engines.codec import HFCodec
-from cotune.engines.sampling import CachedSampler, GenerateSampler, policy_sampler
+from cotune.config.run_file import RunConfig, parse_config
 from cotune.engines.trl.best import TRLBest
 from cotune.engines.trl.run import lost_steps
 from cotune.engines.trl.setup import Loaded, load_policy, prepare
 from cotune.engines.trl.trainer import JointTrainer
+from cotune.errors import ConfigError
 from cotune.loop import completion_logprobs, policy_loss
-from cotune.policies import policy_path
-from cotune.policy_config import LoraOptions
-from cotune.records import Distillation, SampleRequest, Sampling
-from tests.engines.test_adapters import adapted
-from tests.engines.tiny import Letters, opens, tiny_model, tiny_tokenizer
+from cotune.policy.adapters import lora_config, merged, save_weights
+from cotune.policy.codec import HFCodec
+from cotune.policy.options import LoraOptions
+from cotune.policy.paths import policy_path
+from cotune.policy.sampling import CachedSampler, GenerateSampler, policy_sampler
+from cotune.types import Distillation, SampleRequest, Sampling
 from tests.engines.trl.setup import Run, config, start
 from tests.engines.trl.test_distillation import LIMITS, TEMPERATURE, EveryOther, GeoOptions, Mixed
+from tests.policy.test_adapters import adapted
+from tests.policy.tiny import Letters, opens, tiny_model, tiny_tokenizer
 from tests.run_files import tiny
 
 

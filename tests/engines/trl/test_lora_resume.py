@@ -9,7 +9,7 @@ import pytest
 import yaml
 from safetensors.torch import load_file
 
-from cotune.run_dir import RunDir
+from cotune.run.run_dir import RunDir
 from tests.engines.trl.kills import (
     KILLED_RUN,
     arm,

@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from cotune.config import parse_config
+from cotune.config.run_file import parse_config
 from cotune.engines.trl.run import RolloutBudget
 from cotune.engines.trl.trainer import JointTrainer
-from cotune.records import Trajectory
-from tests.engines.tiny import Letters
+from cotune.types import Trajectory
 from tests.engines.trl.setup import Run, start
+from tests.policy.tiny import Letters
 from tests.run_files import tiny
 
 STEPS: dict[str, Any] = {

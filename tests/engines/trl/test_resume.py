@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from cotune.llm.ledger import Ledger
-from cotune.run_dir import RunDir
+from cotune.run.ledger import Ledger
+from cotune.run.run_dir import RunDir
 from tests.engines.trl.kills import (
     OF_ONE_ATTEMPT,
     arm,

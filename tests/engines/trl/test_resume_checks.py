@@ -6,14 +6,15 @@ from typing import Any
 import pytest
 import torch
 
-from cotune.config import parse_config
-from cotune.contracts import ConfigError, State
+from cotune.config.run_file import parse_config
 from cotune.engines.trl.checkpoints import latest_checkpoint, load_state, save_state
 from cotune.engines.trl.run import RolloutBudget, went_to_its_end
-from cotune.records import Task
-from cotune.run_dir import RunDir
-from tests.engines.tiny import Letters
+from cotune.errors import ConfigError
+from cotune.protocols import State
+from cotune.run.run_dir import RunDir
+from cotune.types import Task
 from tests.engines.trl.setup import Run, start
+from tests.policy.tiny import Letters
 from tests.run_files import tiny
 
 SAVING: dict[str, Any] = {"save_strategy": "steps", "save_steps": 1}

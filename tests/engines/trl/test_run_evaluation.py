@@ -5,16 +5,16 @@ from typing import Any
 
 import pytest
 
-from cotune import run_summary
-from cotune.config import RunConfig, parse_config
-from cotune.contracts import State, Strategy
+from cotune.config.run_file import RunConfig, parse_config
+from cotune.engines import run_summary
 from cotune.engines.trl.best import TRLBest
 from cotune.engines.trl.run import Outcome, RunEvaluation
 from cotune.engines.trl.trackers import report_scores
-from cotune.policy_folder import read_best
-from cotune.strategies.inspo import Inspo, InspoOptions
-from tests.engines.tiny import tiny_tokenizer
+from cotune.methods.inspo.inspo import Inspo, InspoOptions
+from cotune.policy.folder import read_best
+from cotune.protocols import State, Strategy
 from tests.engines.trl.setup import HINT, Counting, Run, start
+from tests.policy.tiny import tiny_tokenizer
 from tests.run_files import tiny
 
 TEXTS = ("abc de. ", "fade bed. ")

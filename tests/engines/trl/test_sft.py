@@ -8,16 +8,16 @@ import torch
 from transformers import TrainerCallback
 from trl import SFTConfig, SFTTrainer
 
-from cotune.contracts import ConfigError, EngineError
 from cotune.engines.trl.sft import SFTSetup, build_trainer, prepare
 from cotune.engines.trl.sft_config import check_engine_args
 from cotune.engines.trl.sft_rows import ROLLOUTS as LOG
 from cotune.engines.trl.sft_rows import ROWS, read_rows, write_rows
-from cotune.llm.ledger import Ledger
-from cotune.run_dir import RunDir
-from cotune.strategies.sft import IGNORED, TrainingRow
-from tests.engines.tiny import Letters, tiny_model, tiny_tokenizer
+from cotune.errors import ConfigError, EngineError
+from cotune.methods.sft import IGNORED, TrainingRow
+from cotune.run.ledger import Ledger
+from cotune.run.run_dir import RunDir
 from tests.engines.trl.sft_runs import ROLLOUTS, configured, saved_policy, start
+from tests.policy.tiny import Letters, tiny_model, tiny_tokenizer
 
 X = IGNORED
 ROW_A = TrainingRow("a", (5, 6, 7, 8, 9, 4), (X, X, 7, X, 9, 4))

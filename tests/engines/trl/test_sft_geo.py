@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from cotune import commands
-from cotune.run_dir import RunDir
+from cotune.cli import commands
+from cotune.run.run_dir import RunDir
 from tests.run_files import tiny, write
 
 CHANGES = {

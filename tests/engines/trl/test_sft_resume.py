@@ -8,8 +8,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from cotune.engines.trl.sft_rows import ROLLOUTS, ROWS
-from cotune.llm.ledger import Ledger
-from cotune.run_dir import RunDir
+from cotune.run.ledger import Ledger
+from cotune.run.run_dir import RunDir
 from tests.engines.trl.sft_runs import configured, go_on, saved_policy, start
 
 BUDGET = 14

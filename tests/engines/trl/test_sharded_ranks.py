@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-from cotune.run_dir import RunDir
+from cotune.run.run_dir import RunDir
 from tests.engines.trl.kills import cotune, numbers, run_file, without
 from tests.engines.trl.sharded_ranks import content
 from tests.forked import run_ranks

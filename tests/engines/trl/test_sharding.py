@@ -9,8 +9,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from accelerate.utils import DistributedType
 
-from cotune.config import parse_config
-from cotune.contracts import ConfigError
+from cotune.config.run_file import parse_config
 from cotune.engines.trl.checks import check_args
 from cotune.engines.trl.setup import grpo_config
 from cotune.engines.trl.sharding import (
@@ -23,8 +22,9 @@ from cotune.engines.trl.sharding import (
     spread,
     whole_weights,
 )
-from tests.engines.tiny import tiny_model, tiny_tokenizer
+from cotune.errors import ConfigError
 from tests.engines.trl.setup import config, start
+from tests.policy.tiny import tiny_model, tiny_tokenizer
 from tests.run_files import tiny
 
 

@@ -9,15 +9,15 @@ import torch
 from rich.console import Console
 from transformers import AutoTokenizer
 
-from cotune import commands
-from cotune.contracts import ConfigError
-from cotune.engines.codec import HFCodec
+from cotune.cli import commands
 from cotune.engines.trl.trainer import JointTrainer
 from cotune.environments.tools import ToolEnvironment
-from cotune.records import Distillation, Limits, Task, Trajectory
-from tests.engines.bigram import bigram_policy, save
+from cotune.errors import ConfigError
+from cotune.policy.codec import HFCodec
+from cotune.types import Distillation, Limits, Task, Trajectory
 from tests.engines.trl.setup import start
 from tests.engines.trl.test_distillation import Mixed, Spy
+from tests.policy.bigram import bigram_policy, save
 from tests.run_files import tiny, write
 
 

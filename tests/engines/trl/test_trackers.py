@@ -16,12 +16,12 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.plugin_util import markdown_to_safe_html
 from transformers.integrations.integration_utils import WandbCallback
 
-from cotune import commands
-from cotune.contracts import ConfigError
+from cotune.cli import commands
 from cotune.engines.trl import trackers
 from cotune.engines.trl.trackers import check_installed, markdown_table, tables
-from cotune.run_dir import RunDir
-from cotune.strategies.static import StaticStrategy
+from cotune.errors import ConfigError
+from cotune.methods.static import StaticStrategy
+from cotune.run.run_dir import RunDir
 from tests.engines.trl.library_runs import STEPS, LibraryTraining, begin, figures
 from tests.run_files import tiny, write
 

@@ -15,10 +15,10 @@ from trl.rewards import (
     think_format_reward,
 )
 
-from cotune.contracts import ConfigError
 from cotune.environments.base import SingleTurnEnvironment
-from cotune.records import Assignment, Prompt, StopReason, Task, Trajectory, Turn
+from cotune.errors import ConfigError
 from cotune.rewards.functions import RewardFunctions, WeightedReward
+from cotune.types import Assignment, Prompt, StopReason, Task, Trajectory, Turn
 from tests.engines.trl.library_runs import begin, method_of
 
 WORLD = SingleTurnEnvironment({}, "")

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from cotune.engines.trl.truncation import was_cut
-from cotune.records import Assignment, Prompt, StopReason, Task, Trajectory, Turn
+from cotune.types import Assignment, Prompt, StopReason, Task, Trajectory, Turn
 from tests.helpers import make_trajectory
 
 ASSIGNMENT = Assignment(Task("q", "?", ("a",)), Prompt("i"), Prompt("i"), "i0", 0)

@@ -8,10 +8,10 @@ from unittest import mock
 import pytest
 
 import cotune.engines.trl.checks as checks
-from cotune.config import parse_config
-from cotune.contracts import ConfigError
+from cotune.config.run_file import parse_config
 from cotune.engines.trl.checks import check_args
 from cotune.engines.trl.setup import grpo_config
+from cotune.errors import ConfigError
 from tests.engines.trl.setup import config
 from tests.run_files import tiny
 

@@ -11,11 +11,11 @@ from typing import Any, cast
 import pytest
 from trl.generation.vllm_generation import VLLMGeneration
 
-from cotune.engines.codec import HFCodec
 from cotune.engines.trl.vllm_sampler import VLLMSession
-from cotune.records import Sample, SampleRequest, Sampling
-from tests.engines.tiny import tiny_tokenizer
+from cotune.policy.codec import HFCodec
+from cotune.types import Sample, SampleRequest, Sampling
 from tests.forked import run_ranks
+from tests.policy.tiny import tiny_tokenizer
 
 CODEC = HFCodec(tiny_tokenizer())
 

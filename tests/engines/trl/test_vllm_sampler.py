@@ -9,12 +9,12 @@ import pytest
 from trl.generation.vllm_client import VLLMClient
 from trl.generation.vllm_generation import VLLMGeneration
 
-from cotune.contracts import EngineError
-from cotune.records import SampleRequest, Sampling
-from tests.engines.tiny import Letters, tiny_tokenizer
+from cotune.errors import EngineError
+from cotune.types import SampleRequest, Sampling
 from tests.engines.trl.fake_vllm import OTHER_EOS, Client, Engine, SamplingParams, install
 from tests.engines.trl.setup import Run
 from tests.engines.trl.vllm_setup import bound, cached, no_traces, sampler
+from tests.policy.tiny import Letters, tiny_tokenizer
 
 STOP = Letters.stop
 

@@ -9,26 +9,17 @@ from typing import Any
 import pytest
 import torch
 
-from cotune.config import parse_config
-from cotune.contracts import ConfigError
-from cotune.engines.local_policy import load
+from cotune.config.run_file import parse_config
 from cotune.engines.trl.best import TRLBest
 from cotune.engines.trl.run import train
 from cotune.engines.trl.trainer import JointTrainer
-from cotune.experiments.evaluating import EvaluationOptions, evaluate_run
-from cotune.llm.ledger import Ledger
-from cotune.policies import policy_path
-from cotune.records import (
-    Assignment,
-    Distillation,
-    Limits,
-    Progress,
-    Prompt,
-    StopReason,
-    Task,
-)
-from cotune.run_dir import RunDir
-from tests.engines.tiny import Letters, tiny_tokenizer
+from cotune.errors import ConfigError
+from cotune.experiments.evaluate.evaluating import EvaluationOptions, evaluate_run
+from cotune.policy.local_policy import load
+from cotune.policy.paths import policy_path
+from cotune.run.ledger import Ledger
+from cotune.run.run_dir import RunDir
+from cotune.types import Assignment, Distillation, Limits, Progress, Prompt, StopReason, Task
 from tests.engines.trl.fake_vllm import Engine, install
 from tests.engines.trl.hinted_ranks import HintedRows
 from tests.engines.trl.setup import HINT, Counting, Run
@@ -41,6 +32,7 @@ from tests.engines.trl.vllm_setup import (
     vllm_run,
     weights,
 )
+from tests.policy.tiny import Letters, tiny_tokenizer
 from tests.run_files import tiny
 
 STOP = Letters.stop

@@ -14,14 +14,14 @@ import torch
 import torch.distributed as dist
 from transformers import AutoTokenizer
 
-from cotune.contracts import Recorder
 from cotune.engines.trl.trainer import JointTrainer
-from cotune.policies import policy_path
-from cotune.records import Action, Metrics, Progress, Response, Trajectory
-from tests.engines.tiny import Letters
+from cotune.policy.paths import policy_path
+from cotune.protocols import Recorder
+from cotune.types import Action, Metrics, Progress, Response, Trajectory
 from tests.engines.trl.setup import Counting, Run, start
 from tests.engines.trl.test_resampling import HalfFlat
 from tests.engines.trl.test_trainer import gradients
+from tests.policy.tiny import Letters
 
 # Three groups of two rollouts, three rollouts a rank: the second group is split.
 SIZES = {"per_device_train_batch_size": 3, "num_generations": 2, "max_steps": 3}

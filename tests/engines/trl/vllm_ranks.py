@@ -14,11 +14,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from cotune.records import Action, Response
-from tests.engines.tiny import Letters, tiny_tokenizer
+from cotune.types import Action, Response
 from tests.engines.trl.fake_vllm import Engine, install
 from tests.engines.trl.setup import Run, start
 from tests.engines.trl.two_ranks import SIZES, fingerprint, seen
+from tests.policy.tiny import Letters, tiny_tokenizer
 
 MODES: dict[str, dict[str, Any]] = {
     "server": {"vllm_mode": "server"},

@@ -10,10 +10,10 @@ from unittest import mock
 import pytest
 import torch
 
-from cotune.engines.sampling import CachedSampler
 from cotune.engines.trl.vllm_sampler import VLLMSampler
-from cotune.records import Trajectory
-from cotune.single_process import SingleProcess
+from cotune.policy.sampling import CachedSampler
+from cotune.rollout.comm import SingleProcess
+from cotune.types import Trajectory
 from tests.engines.trl.fake_vllm import Engine
 from tests.engines.trl.setup import Run, start
 

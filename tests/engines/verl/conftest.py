@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from cotune.engine_packages import installed
+from cotune.utils.packages import installed
 
 _HERE = Path(__file__).parent
 # What veRL brings is imported at the top of the tests: without it they cannot be collected.

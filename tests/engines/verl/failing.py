@@ -4,9 +4,9 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from cotune.contracts import ConfigError
-from cotune.environments.geo import GeoEnvironment, GeoOptions
-from cotune.records import Action, Response, Trajectory
+from cotune.errors import ConfigError
+from cotune.types import Action, Response, Trajectory
+from cotune.worlds.geo import GeoEnvironment, GeoOptions
 
 
 class FailingEnvironment(GeoEnvironment):

@@ -13,11 +13,11 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from cotune.contracts import Strategy
-from cotune.coordinator import stable_seed
 from cotune.engines import parts
-from cotune.engines.codec import HFCodec
-from cotune.records import Sampling
+from cotune.policy.codec import HFCodec
+from cotune.protocols import Strategy
+from cotune.rollout.coordinator import stable_seed
+from cotune.types import Sampling
 from tests.engines.contract.recording import update_row, watch
 from tests.engines.contract.script import Script, ScriptedOptimizer
 from tests.engines.verl.cpu.generation import checked

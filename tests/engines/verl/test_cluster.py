@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from cotune.config import parse_config
-from cotune.contracts import ConfigError
+from cotune.config.run_file import parse_config
 from cotune.engines.verl.cluster import check_cluster, check_copy, on_cluster
 from cotune.engines.verl.run import prepare
+from cotune.errors import ConfigError
 from tests.engines.verl.runs import GEO
 
 

@@ -4,8 +4,8 @@ from importlib.metadata import requires, version
 
 from packaging.requirements import Requirement
 
-from cotune import doctor
-from cotune.engine_packages import installed, together
+from cotune.cli import doctor
+from cotune.utils.packages import installed, together
 
 
 def test_verl_is_installed_as_cotune_requires_it_and_trl_is_not() -> None:

@@ -12,8 +12,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from cotune.engines.verl.settings import LOSS_WHERE_MASKED, rejection_bounds
-from cotune.evolution.distillation import context_ratios, token_weights
-from cotune.records import Distillation
+from cotune.methods.p2o.distillation import context_ratios, token_weights
+from cotune.types import Distillation
 from tests.engines.verl.test_settings import made
 
 RATIOS = st.floats(-18, 18).map(np.exp)  # of what veRL tells apart: within e±20

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from cotune import contracts
-from cotune.contracts import ConfigError, CotuneError, EngineError
-from cotune.engines.verl.wire import failure_text, result_text
-from cotune.records import Assignment, Prompt, Task, Trajectory
+from cotune import protocols as contracts
+from cotune.engines.verl.row_format import failure_text, result_text
+from cotune.errors import ConfigError, CotuneError, EngineError
+from cotune.types import Assignment, Prompt, Task, Trajectory
 from tests.helpers import make_trajectory
 
 ASSIGNMENTS = [

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from cotune.config import parse_config
-from cotune.contracts import ConfigError
+from cotune.config.run_file import parse_config
 from cotune.engines.verl.settings import resume_from, verl_config
-from cotune.policies import policy_path
-from cotune.records import Distillation
+from cotune.errors import ConfigError
+from cotune.policy.paths import policy_path
+from cotune.types import Distillation
 from tests.engines.verl.runs import GEO
 
 MASKED, ORIGINAL = Distillation(), Distillation(ratio="original")

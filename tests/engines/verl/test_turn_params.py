@@ -3,9 +3,9 @@
 import torch
 
 from cotune.engines.verl.agent import turn_params
-from cotune.records import SampleRequest, Sampling
-from tests.engines.tiny import tiny_model, tiny_tokenizer
+from cotune.types import SampleRequest, Sampling
 from tests.engines.verl.cpu.generation import respond
+from tests.policy.tiny import tiny_model, tiny_tokenizer
 
 
 def test_no_token_but_our_eos_ends_a_turn() -> None:

@@ -2,14 +2,14 @@
 
 from collections.abc import Callable, Mapping, Sequence
 
-from cotune.contracts import RetrievalError
 from cotune.environments.search import SEARCH_R1_INSTRUCTION, SearchEnvironment
+from cotune.errors import RetrievalError
 from cotune.experiments.baselines import BASELINES
 from cotune.experiments.baselines.answers import answer_form
 from cotune.experiments.baselines.base import Baseline, Bench
 from cotune.experiments.baselines.chat import Ask, Reply
-from cotune.records import Limits, Task
 from cotune.rewards import exact_match
+from cotune.types import Limits, Task
 
 TASK = Task("q1", "What is the currency of the country where Kota Tinggi is?", ("ringgit",))
 PASSAGES = {

@@ -5,12 +5,12 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from cotune.contracts import BudgetError, LLMError
+from cotune.errors import BudgetError, LLMError
 from cotune.experiments.baselines.chat import Ask, EndpointChat, PolicyChat, Reply, ended
 from cotune.llm.client import OpenAIClient, OpenAIOptions
-from cotune.llm.ledger import Ledger
-from cotune.records import Completion, Limits
+from cotune.run.ledger import Ledger
 from cotune.testing import CharacterCodec, ScriptedSampler
+from cotune.types import Completion, Limits
 from tests.endpoint import endpoint
 
 STOP = ("</search>", "</answer>")

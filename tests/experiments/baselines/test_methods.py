@@ -8,7 +8,7 @@ from cotune.experiments.baselines.base import Solved, solve
 from cotune.experiments.baselines.chat import Ask
 from cotune.experiments.baselines.ircot import first_sentence, says_answer
 from cotune.experiments.baselines.search_o1 import NOTHING, final_information
-from cotune.records import Limits
+from cotune.types import Limits
 from tests.experiments.baselines.scripted import (
     PASSAGES,
     TASK,

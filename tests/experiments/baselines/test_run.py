@@ -9,12 +9,13 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from cotune import cli, commands
-from cotune.contracts import ConfigError, LLMError, Stopped
+from cotune.cli import app as cli
+from cotune.cli import commands
+from cotune.errors import ConfigError, LLMError, Stopped
 from cotune.experiments.baselines import BASELINES
-from cotune.experiments.baselines import run as runs
-from cotune.llm.ledger import Ledger
-from cotune.run_dir import RunDir
+from cotune.experiments.baselines import baseline_run as runs
+from cotune.run.ledger import Ledger
+from cotune.run.run_dir import RunDir
 from tests.endpoint import endpoint
 from tests.run_files import tiny, write
 
@@ -112,8 +113,8 @@ def test_quiet_shows_nothing(tmp_path: Path) -> None:
 
 def answers(tmp_path: Path) -> dict[str, str]:
     """The answer of each test question of the tiny run file."""
-    from cotune.build import build_environment
-    from cotune.config import load_config
+    from cotune.config.build import build_environment
+    from cotune.config.run_file import load_config
 
     environment = build_environment(load_config(file_of(tmp_path)))
     return {task.question: task.answers[0] for task in environment.tasks("test")}
@@ -235,7 +236,7 @@ def test_an_endpoint_that_is_down_leaves_no_result(tmp_path: Path) -> None:
 def test_a_key_goes_to_its_own_endpoint_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from cotune.config import load_config
+    from cotune.config.run_file import load_config
 
     mine = {"kind": "openai", "model": "a", "base_url": "https://a.example/v1", "api_key_env": "A"}
     config = load_config(file_of(tmp_path, {"llm": mine}))

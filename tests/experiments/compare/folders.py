@@ -6,10 +6,10 @@ from typing import Any
 
 import yaml
 
-from cotune.config import RunConfig, dump_config, parse_config
+from cotune.config.run_file import RunConfig, dump_config, parse_config
 from cotune.experiments.compare import cells
-from cotune.records import Assignment, Prompt, StopReason, Task, Trajectory
-from cotune.run_dir import RunDir
+from cotune.run.run_dir import RunDir
+from cotune.types import Assignment, Prompt, StopReason, Task, Trajectory
 from tests.run_files import tiny
 
 STRATA = ("1 hop", "1 hop", "2 hops", "2 hops")

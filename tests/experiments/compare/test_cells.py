@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from cotune.config import RunConfig, dump_config
+from cotune.config.run_file import RunConfig, dump_config
 from cotune.experiments.compare.cells import Cell, State, run_cells
 from cotune.experiments.compare.stages import rows_of
 from cotune.experiments.compare.suite_file import load_suite
-from cotune.run_dir import RunDir
+from cotune.run.run_dir import RunDir
 from tests.experiments.compare.folders import Processes, finish, suite_file
 
 REWARDS = (1.0, 0.0, 1.0, 0.0)

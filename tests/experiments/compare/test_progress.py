@@ -9,14 +9,14 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from cotune.cli import app
-from cotune.config import RunConfig, dump_config
-from cotune.contracts import ConfigError
+from cotune.cli.app import app
+from cotune.config.run_file import RunConfig, dump_config
+from cotune.errors import ConfigError
 from cotune.experiments.compare import cells
 from cotune.experiments.compare.progress import held, is_worked_on, summary_so_far
 from cotune.experiments.compare.running import SuiteFailed, compare
-from cotune.experiments.suite_summary import SuiteSummary
-from cotune.run_dir import RunDir
+from cotune.experiments.compare.suite_summary import SuiteSummary
+from cotune.run.run_dir import RunDir
 from tests.experiments.compare.folders import Processes, good, suite_file
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from cotune.config import RunConfig
+from cotune.config.run_file import RunConfig
 from cotune.experiments.compare.cells import Cell, run_cells
 from cotune.experiments.compare.results import summarise
 from cotune.experiments.compare.stages import Setting, rows_of

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from cotune.config import RunConfig
-from cotune.contracts import ConfigError, Stopped
+from cotune.config.run_file import RunConfig
+from cotune.errors import ConfigError, Stopped
 from cotune.experiments.compare import cells
 from cotune.experiments.compare.running import SuiteFailed, compare
-from cotune.json_files import read_jsonl
-from cotune.run_dir import RunDir
+from cotune.run.json_files import read_jsonl
+from cotune.run.run_dir import RunDir
 from tests.experiments.compare.folders import HALF, Processes, finish, good, suite_file
 
 
@@ -173,7 +173,7 @@ def test_a_stage_trains_on_from_an_adapter(tmp_path: Path) -> None:
     """The policy's second stage has whole weights, the first one's adapter in them."""
     from safetensors.torch import load_file
 
-    from cotune.engines.adapters import adapter_base
+    from cotune.policy.adapters import adapter_base
 
     alone = {"methods": ["prompt-after-rl"], "baseline": "prompt-after-rl", "seeds": [0]}
     # Of one hop, which the policy solves now and then: else nothing would be trained.

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from cotune.contracts import ConfigError
+from cotune.errors import ConfigError
 from cotune.experiments.compare.stages import Finished, Row, rows_of
 from cotune.experiments.compare.suite_file import load_suite
 from cotune.llm.client import OpenAIOptions

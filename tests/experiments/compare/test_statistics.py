@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from cotune.contracts import ConfigError
+from cotune.errors import ConfigError
 from cotune.experiments.compare.statistics import (
     Samples,
     gain,

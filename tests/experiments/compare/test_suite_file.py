@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from cotune.contracts import ConfigError
-from cotune.experiments.changes import expanded, merged
+from cotune.errors import ConfigError
+from cotune.experiments.compare.changes import expanded, merged
 from cotune.experiments.compare.methods import METHODS, method_named
 from cotune.experiments.compare.stages import check_rows, rows_of
 from cotune.experiments.compare.suite_file import load_suite, slug

@@ -3,9 +3,9 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cotune.engines.adapters import save_weights
-from cotune.engines.best import BestPolicy
+from cotune.engines.best_policy import BestPolicy
 from cotune.engines.trl.sharding import restore_weights
+from cotune.policy.adapters import save_weights
 
 if TYPE_CHECKING:
     from cotune.engines.trl.trained import Trained

@@ -5,7 +5,7 @@ from typing import Any, Generic, TypeVar
 
 from transformers import Trainer, TrainerState
 
-from cotune.contracts import EngineError
+from cotune.errors import EngineError
 
 AnyTrainer = TypeVar("AnyTrainer", bound=Trainer)
 

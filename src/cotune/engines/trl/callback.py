@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Any
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_utils import SaveStrategy
 
-from cotune.contracts import ConfigError
 from cotune.engines.trl.bound import metrics_row
 from cotune.engines.trl.checkpoints import drop_orphans, drop_torn, load_state, save_state
 from cotune.engines.trl.checks import check_weighing
 from cotune.engines.trl.trainer import JointTrainer
-from cotune.experiments.evaluate import measure_of, score_trajectories
+from cotune.errors import ConfigError
+from cotune.run.scores import measure_of, score_trajectories
 
 if TYPE_CHECKING:
-    from cotune.engines.trl.joint import TRLJoint
+    from cotune.engines.trl.hooks import TRLJoint
 
 _log = logging.getLogger("cotune")
 

@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from cotune.contracts import State
-from cotune.json_files import write_json_atomic
+from cotune.protocols import State
+from cotune.run.json_files import write_json_atomic
 
 
 def state_path(folder: Path, step: int) -> Path:

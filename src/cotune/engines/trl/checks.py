@@ -10,12 +10,13 @@ from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 from trl import GRPOConfig, GRPOTrainer
 from trl.import_utils import is_vllm_available
 
-from cotune.contracts import ConfigError, EngineError, Strategy
 from cotune.engines.trl.fields import FIELDS
 from cotune.engines.trl.launch import check_devices
 from cotune.engines.trl.sharding import check_sharding
-from cotune.evolution.distillation import weighs
-from cotune.strategies.p2o import P2O
+from cotune.errors import ConfigError, EngineError
+from cotune.methods.p2o.distillation import weighs
+from cotune.methods.p2o.p2o import P2O
+from cotune.protocols import Strategy
 
 # `rollout_func` is marked experimental upstream: each minor release is read before it is admitted.
 SUPPORTED = (Version("1.16"), Version("1.17"))

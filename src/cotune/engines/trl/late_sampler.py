@@ -5,12 +5,12 @@ from typing import TYPE_CHECKING, Any, cast
 from transformers import PreTrainedTokenizerBase
 from trl import GRPOTrainer
 
-from cotune.contracts import Sampler
-from cotune.engines.sampling import policy_sampler
 from cotune.engines.trl.vllm_sampler import VLLMSampler
+from cotune.policy.sampling import policy_sampler
+from cotune.protocols import Sampler
 
 if TYPE_CHECKING:
-    from cotune.engines.trl.joint import TRLJoint
+    from cotune.engines.trl.hooks import TRLJoint
 
 
 class LateSampler:

@@ -5,12 +5,12 @@ from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
-from cotune.contracts import ConfigError
+from cotune.errors import ConfigError
 
 if TYPE_CHECKING:
     from transformers import TrainingArguments
 
-    from cotune.config import TrainingConfig
+    from cotune.config.run_file import TrainingConfig
 
 
 Args = TypeVar("Args", bound="TrainingArguments")

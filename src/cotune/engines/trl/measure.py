@@ -8,16 +8,16 @@ import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_utils import SaveStrategy
 
-from cotune.config import RunConfig
+from cotune.config.run_file import RunConfig
 from cotune.engines.comm import world
+from cotune.engines.measured_steps import Measured, MeasuredStep
 from cotune.engines.trl.checks import steps_per_batch
-from cotune.engines.trl.joint import TRLJoint
+from cotune.engines.trl.hooks import TRLJoint
 from cotune.engines.trl.run import build_trainer
 from cotune.engines.trl.setup import Setup
-from cotune.journal import Journal
-from cotune.llm.ledger import Ledger
-from cotune.measuring import Measured, MeasuredStep
-from cotune.run_dir import RunDir
+from cotune.run.journal import Journal
+from cotune.run.ledger import Ledger
+from cotune.run.run_dir import RunDir
 
 
 def measure_steps(

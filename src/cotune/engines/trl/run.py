@@ -6,24 +6,24 @@ from typing import Any
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
-from cotune.config import RunConfig
-from cotune.contracts import State
-from cotune.engines.codec import HFCodec
+from cotune.config.run_file import RunConfig
 from cotune.engines.comm import world
 from cotune.engines.evaluation import Outcome, RunEvaluation
 from cotune.engines.parts import run_parts
 from cotune.engines.trl.best import TRLBest
 from cotune.engines.trl.checkpoints import latest_checkpoint, load_state
 from cotune.engines.trl.checks import steps_per_batch
-from cotune.engines.trl.joint import Hook, TRLJoint
+from cotune.engines.trl.hooks import Hook, TRLJoint
 from cotune.engines.trl.setup import Loaded, Setup, grpo_config, load_policy, prepare
 from cotune.engines.trl.sharding import check_spread, restore_weights
 from cotune.engines.trl.trackers import close_reports, report_scores, tensorboard_into
 from cotune.engines.trl.trainer import JointTrainer
-from cotune.journal import Journal
-from cotune.llm.ledger import Ledger, policy_rollouts
-from cotune.memory import rounding_notice
-from cotune.run_dir import RunDir
+from cotune.policy.codec import HFCodec
+from cotune.policy.rounding import rounding_notice
+from cotune.protocols import State
+from cotune.run.journal import Journal
+from cotune.run.ledger import Ledger, policy_rollouts
+from cotune.run.run_dir import RunDir
 
 __all__ = ["Outcome", "grpo_config", "load_policy", "train"]
 

@@ -10,19 +10,8 @@ import torch
 from transformers import PreTrainedTokenizerBase, TrainerState
 from trl import GRPOConfig
 
-from cotune.build import build_environment, build_rewards, initial_instruction
-from cotune.config import RunConfig, TrainingConfig
-from cotune.contracts import ConfigError, Environment
-from cotune.engines.adapters import check_peft, is_adapter_folder, lora_config
-from cotune.engines.codec import HFCodec, use_template
-from cotune.engines.local_policy import load
-from cotune.engines.trl.checks import check_args, check_trl
-from cotune.engines.trl.launch import check_launch, held_to_one_gpu
-from cotune.engines.trl.sharding import check_deepspeed
-from cotune.engines.trl.tools import check_tools
-from cotune.engines.trl.trackers import check_installed
-from cotune.policies import policy_path
-from cotune.preflight import (
+from cotune.config.build import build_environment, build_rewards, initial_instruction
+from cotune.config.preflight import (
     check_context,
     check_instruction,
     check_prompts,
@@ -32,6 +21,18 @@ from cotune.preflight import (
     check_tokens,
     check_told,
 )
+from cotune.config.run_file import RunConfig, TrainingConfig
+from cotune.engines.trl.checks import check_args, check_trl
+from cotune.engines.trl.launch import check_launch, held_to_one_gpu
+from cotune.engines.trl.sharding import check_deepspeed
+from cotune.engines.trl.trackers import check_installed
+from cotune.errors import ConfigError
+from cotune.policy.adapters import check_peft, is_adapter_folder, lora_config
+from cotune.policy.codec import HFCodec, use_template
+from cotune.policy.local_policy import load
+from cotune.policy.paths import policy_path
+from cotune.policy.tool_templates import check_tools
+from cotune.protocols import Environment
 from cotune.rewards.functions import RewardFunctions
 
 _SPLITS = ("train", "validation", "test")

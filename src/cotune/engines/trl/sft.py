@@ -21,14 +21,11 @@ from transformers import (
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 from trl import SFTConfig, SFTTrainer
 
-from cotune.config import RunConfig
-from cotune.contracts import EngineError, State
-from cotune.coordinator import Coordinator, RolloutSettings
-from cotune.engines.codec import HFCodec
+from cotune.config.cost import accumulation
+from cotune.config.run_file import RunConfig
 from cotune.engines.evaluation import Outcome, RunEvaluation
-from cotune.engines.joint import Resumable
+from cotune.engines.joint_run import Resumable
 from cotune.engines.parts import Parts, run_parts
-from cotune.engines.sampling import policy_sampler
 from cotune.engines.trl.best import TRLBest
 from cotune.engines.trl.bound import Bound, metrics_row
 from cotune.engines.trl.checkpoints import (
@@ -52,12 +49,16 @@ from cotune.engines.trl.sft_rows import (
     rollout_rows,
 )
 from cotune.engines.trl.trackers import close_reports, report_scores, tensorboard_into
-from cotune.journal import Journal
-from cotune.llm.ledger import Ledger
-from cotune.planning import accumulation
-from cotune.run_dir import RunDir
-from cotune.strategies.sft import SFTOptions, TrainingRow, optimizer_steps
-from cotune.task_order import TaskOrder
+from cotune.errors import EngineError
+from cotune.methods.sft import SFTOptions, TrainingRow, optimizer_steps
+from cotune.policy.codec import HFCodec
+from cotune.policy.sampling import policy_sampler
+from cotune.protocols import State
+from cotune.rollout.coordinator import Coordinator, RolloutSettings
+from cotune.rollout.task_order import TaskOrder
+from cotune.run.journal import Journal
+from cotune.run.ledger import Ledger
+from cotune.run.run_dir import RunDir
 
 
 @dataclass(frozen=True)

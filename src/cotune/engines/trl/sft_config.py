@@ -7,12 +7,12 @@ from typing import Any
 
 from trl import GRPOConfig, SFTConfig
 
-from cotune.config import RunConfig
-from cotune.contracts import ConfigError
+from cotune.config.cost import accumulation
+from cotune.config.run_file import RunConfig
 from cotune.engines.trl.launch import check_devices, held_to_one_gpu
 from cotune.engines.trl.setup import check_known, check_not_ours, shared_args
-from cotune.planning import accumulation
-from cotune.strategies.sft import SFTOptions
+from cotune.errors import ConfigError
+from cotune.methods.sft import SFTOptions
 
 _TOKENS = "rows are tokens already, the targets among them marked, and none is cut or joined"
 _OUR_TOKENS = (

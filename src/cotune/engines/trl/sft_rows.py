@@ -5,15 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cotune.config import RunConfig
-from cotune.contracts import ConfigError, EngineError, Environment
+from cotune.config.cost import rollouts_sampled
+from cotune.config.run_file import RunConfig
 from cotune.environments.base import reference_of
-from cotune.episode import score
-from cotune.evolution_log import EvolutionLog
-from cotune.json_files import Row, json_line, read_jsonl, write_atomic
-from cotune.planning import rollouts_sampled
-from cotune.records import Assignment, Prompt, StopReason, Task, Trajectory, Turn
-from cotune.strategies.sft import (
+from cotune.errors import ConfigError, EngineError
+from cotune.methods.sft import (
     SFTOptions,
     TrainingRow,
     accepted,
@@ -21,7 +17,12 @@ from cotune.strategies.sft import (
     reference_row,
     rollout_row,
 )
-from cotune.task_order import TaskOrder
+from cotune.protocols import Environment
+from cotune.rollout.episode import score
+from cotune.rollout.task_order import TaskOrder
+from cotune.run.evolution_log import EvolutionLog
+from cotune.run.json_files import Row, json_line, read_jsonl, write_atomic
+from cotune.types import Assignment, Prompt, StopReason, Task, Trajectory, Turn
 
 if TYPE_CHECKING:
     from cotune.engines.trl.sft import TRLSft

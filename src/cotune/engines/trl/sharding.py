@@ -24,8 +24,9 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.distributed.fsdp import FSDPModule
 from transformers import Trainer, TrainingArguments
 
-from cotune.contracts import ConfigError, State
-from cotune.engines.adapters import load_weights, read_weights
+from cotune.errors import ConfigError
+from cotune.policy.adapters import load_weights, read_weights
+from cotune.protocols import State
 
 _KINDS = ("ACCELERATE_USE_MEGATRON_LM", "ACCELERATE_USE_PARALLELISM_CONFIG")
 _STAGES = (0, 1, 2)

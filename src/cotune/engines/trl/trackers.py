@@ -18,14 +18,15 @@ from transformers.integrations.integration_utils import (
     is_wandb_available,
 )
 
-from cotune.contracts import ConfigError, Strategy
-from cotune.evolution.hints import covering
-from cotune.strategies.gepa import Gepa
-from cotune.strategies.inspo import Inspo
-from cotune.strategies.p2o import P2O
+from cotune.errors import ConfigError
+from cotune.methods.gepa.gepa import Gepa
+from cotune.methods.inspo.inspo import Inspo
+from cotune.methods.p2o.hints import covering
+from cotune.methods.p2o.p2o import P2O
+from cotune.protocols import Strategy
 
 if TYPE_CHECKING:
-    from cotune.engines.trl.joint import TRLJoint
+    from cotune.engines.trl.hooks import TRLJoint
     from cotune.engines.trl.trained import Trained
 
 INSTRUCTIONS, HINTS = "cotune/instructions", "cotune/hints"

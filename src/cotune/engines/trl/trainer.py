@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from trl import GRPOTrainer
 
-from cotune.evolution.distillation import (
+from cotune.methods.p2o.distillation import (
     RatioStatistics,
     batch_weights,
     compares_contexts,
@@ -15,7 +15,7 @@ from cotune.evolution.distillation import (
 )
 
 if TYPE_CHECKING:
-    from cotune.engines.trl.joint import TRLJoint
+    from cotune.engines.trl.hooks import TRLJoint
 
 # What a loss divides by, of those that stay right when rows without advantage are left out:
 # its number of rows (then the loss is scaled back), or a count fixed beforehand.
@@ -28,7 +28,7 @@ _IN_THE_MAKING: ContextVar["JointTrainer | None"] = ContextVar("in_the_making", 
 class JointTrainer(GRPOTrainer):
     """Trains on rollouts that were sampled under a hint, without it (P²O Eq. 4).
 
-    Each token's weight of `cotune.evolution.distillation` multiplies its advantage, so that the
+    Each token's weight of `cotune.methods.p2o.distillation` multiplies its advantage, so that the
     loss keeps its denominator and its KL term.
 
     Leaves out rollouts whose advantage is zero, and padding that a micro-batch does not need.

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from cotune.records import StopReason, Trajectory
+from cotune.types import StopReason, Trajectory
 
 
 def was_cut(trajectory: Trajectory, stop: Sequence[str]) -> bool:

@@ -9,11 +9,12 @@ from accelerate.utils import broadcast_object_list
 from trl import GRPOTrainer
 from trl.generation.vllm_generation import VLLMGeneration
 
-from cotune.contracts import Codec, Comm, ConfigError, EngineError
-from cotune.engines.sampling import StopFinder
-from cotune.evolution.distillation import compares_contexts, is_distilled
-from cotune.records import Distillation, Sample, SampleRequest, Sampling, Trajectory
-from cotune.single_process import SingleProcess
+from cotune.errors import ConfigError, EngineError
+from cotune.methods.p2o.distillation import compares_contexts, is_distilled
+from cotune.policy.sampling import StopFinder
+from cotune.protocols import Codec, Comm
+from cotune.rollout.comm import SingleProcess
+from cotune.types import Distillation, Sample, SampleRequest, Sampling, Trajectory
 
 Waiting = list[tuple[int, int]] | None
 """Rows of a rank that wait for tokens: context length and limit of each; None once it has closed."""

@@ -11,10 +11,8 @@ from uuid import uuid4
 from verl.experimental.agent_loop import AgentLoopBase, AgentLoopOutput
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics
 
-from cotune.contracts import EngineError
-from cotune.coordinator import stable_seed
-from cotune.engines.verl.together import Groups, Together
-from cotune.engines.verl.wire import (
+from cotune.engines.verl.batched_calls import Groups, Together
+from cotune.engines.verl.row_format import (
     ASSIGNMENTS,
     RESULT,
     ROW,
@@ -25,9 +23,11 @@ from cotune.engines.verl.wire import (
     sampling_from,
 )
 from cotune.engines.verl.worker import SECTION, Worker, worker_of
-from cotune.episode import Episode, new_episodes, score
-from cotune.records import Assignment, Sample, SampleRequest, Sampling, Trajectory
+from cotune.errors import EngineError
 from cotune.rewards.functions import RewardFunctions
+from cotune.rollout.coordinator import stable_seed
+from cotune.rollout.episode import Episode, new_episodes, score
+from cotune.types import Assignment, Sample, SampleRequest, Sampling, Trajectory
 
 
 @dataclass(frozen=True)

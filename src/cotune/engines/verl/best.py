@@ -7,9 +7,9 @@ from uuid import uuid4
 
 from transformers import PreTrainedTokenizerBase
 
-from cotune.contracts import EngineError
-from cotune.engines.best import BestPolicy
+from cotune.engines.best_policy import BestPolicy
 from cotune.engines.evaluation import Evaluated
+from cotune.errors import EngineError
 
 _WHOLE = "whole"
 

@@ -8,8 +8,8 @@ import json
 import shutil
 from pathlib import Path
 
-from cotune.contracts import State
-from cotune.json_files import write_json_atomic
+from cotune.protocols import State
+from cotune.run.json_files import write_json_atomic
 
 _STATE = "cotune-state.json"
 

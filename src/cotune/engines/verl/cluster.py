@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from cotune.contracts import ConfigError
+from cotune.errors import ConfigError
 
 _OF_A_NEW_ONE = ("num_cpus", "num_gpus", "resources", "object_store_memory")
 _COPY = "_ray_pkg_"

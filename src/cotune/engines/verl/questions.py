@@ -6,7 +6,7 @@ import torch
 from torch.utils.data import Dataset
 
 from cotune.engines.verl.worker import SECTION, worker_of
-from cotune.task_order import TaskOrder
+from cotune.rollout.task_order import TaskOrder
 
 
 class Questions(Dataset[dict[str, Any]]):

@@ -12,10 +12,9 @@ from verl.trainer.ppo.v1 import AgentLoopManagerTQ
 from verl.utils import tensordict_utils as tu
 from verl.utils.dataset.rl_dataset import collate_fn
 
-from cotune import contracts
-from cotune.contracts import EngineError
+from cotune import protocols as contracts
 from cotune.engines.verl.questions import question_row
-from cotune.engines.verl.wire import (
+from cotune.engines.verl.row_format import (
     ASSIGNMENTS,
     RESULT,
     ROW,
@@ -24,7 +23,8 @@ from cotune.engines.verl.wire import (
     result_from,
     sampling_text,
 )
-from cotune.records import Assignment, Sampling, Trajectory
+from cotune.errors import EngineError
+from cotune.types import Assignment, Sampling, Trajectory
 
 _APART = "val"  # the partition of rollouts that are not trained on
 

@@ -5,7 +5,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -20,22 +20,8 @@ from verl.trainer.ppo.utils import need_critic, need_reference_policy
 from verl.utils.config import validate_config
 from verl.utils.device import auto_set_device
 
-from cotune.build import build_strategy, initial_instruction
-from cotune.config import RunConfig
-from cotune.console import RunJournal
-from cotune.contracts import ConfigError, CotuneError, EngineError, State
-from cotune.engines.evaluation import Outcome, RunEvaluation
-from cotune.engines.parts import run_parts
-from cotune.engines.verl.best import VerlBest
-from cotune.engines.verl.checkpoints import drop_later, latest_checkpoint, load_state
-from cotune.engines.verl.cluster import check_cluster, check_copy, on_cluster
-from cotune.engines.verl.joint import VerlJoint
-from cotune.engines.verl.settings import resume_from, verl_config
-from cotune.engines.verl.worker import SECTION, Worker, make_worker, worker_of
-from cotune.hub import only_local
-from cotune.llm.ledger import Ledger, policy_rollouts
-from cotune.policies import policy_path
-from cotune.preflight import (
+from cotune.config.build import build_strategy, initial_instruction
+from cotune.config.preflight import (
     check_context,
     check_instruction,
     check_prompts,
@@ -44,10 +30,28 @@ from cotune.preflight import (
     check_splits,
     check_told,
 )
-from cotune.records import Distillation
-from cotune.run_dir import RunDir
-from cotune.strategies.p2o import P2O
+from cotune.config.run_file import RunConfig
+from cotune.engines.evaluation import Outcome, RunEvaluation
+from cotune.engines.parts import run_parts
+from cotune.engines.verl.best import VerlBest
+from cotune.engines.verl.checkpoints import drop_later, latest_checkpoint, load_state
+from cotune.engines.verl.cluster import check_cluster, check_copy, on_cluster
+from cotune.engines.verl.hooks import VerlJoint
+from cotune.engines.verl.settings import resume_from, verl_config
+from cotune.engines.verl.worker import SECTION, Worker, make_worker, worker_of
+from cotune.errors import ConfigError, CotuneError, EngineError
+from cotune.methods.p2o.p2o import P2O
+from cotune.policy.hub import only_local
+from cotune.policy.paths import policy_path
+from cotune.protocols import Environment, State
+from cotune.run.console import RunJournal
+from cotune.run.journal import Journal
+from cotune.run.ledger import Ledger, policy_rollouts
+from cotune.run.run_dir import RunDir
+from cotune.types import Distillation
 
+Conclude = Callable[[RunConfig, RunDir, Journal, Outcome, Environment, Console], None]
+"""Ends a run: writes its summary, completes best/, reports."""
 _SPLITS = ("train", "validation", "test")
 _CONSOLE = "console.log"
 _LOOK_SECONDS = 10.0
@@ -152,11 +156,12 @@ def train(
     resume: bool,
     setup: VerlSetup,
     shown: Console,
+    conclude: Conclude,
 ) -> None:
-    """Trains to the end, from the newest checkpoint if `resume`; evaluates, keeps the best, reports.
+    """Trains to the end, from the newest checkpoint if `resume`; evaluates and keeps the best.
 
-    The run itself happens in a Ray actor, which writes the run folder; this process shows what it
-    says.
+    The run itself happens in a Ray actor, which writes the run folder and calls `conclude` there;
+    this process shows what it says.
 
     Raises:
         CotuneError: what ended the run, as it was raised there.
@@ -182,7 +187,7 @@ def train(
         found.data[SECTION] = ours
     with _following(run.path / _CONSOLE, shown), _logged(run.path / "verl.log"):
         try:
-            run_ppo(found, task_runner_class=ray.remote(Runner))
+            run_ppo(found, task_runner_class=ray.remote(_runner(conclude)))
         except RayError as error:
             cause = error.cause if isinstance(error, RayTaskError) else error
             if isinstance(cause, CotuneError):
@@ -202,8 +207,15 @@ def train(
             ray.shutdown()
 
 
+def _runner(conclude: Conclude) -> type["Runner"]:
+    """Return the class of the trainer's process with what ends a run there."""
+    return type("Runner", (Runner,), {"conclude": staticmethod(conclude)})
+
+
 class Runner:
     """The trainer's process: a Ray actor that `run_ppo` starts."""
+
+    conclude: Conclude
 
     def run(self, config: DictConfig) -> None:
         """The whole run."""
@@ -226,15 +238,19 @@ class Runner:
             )
             tq.init(config.transfer_queue)
             try:
-                _run(worker.config, run, worker, config, console)
+                _run(worker.config, run, worker, config, console, self.conclude)
             finally:
                 tq.close()
 
 
 def _run(
-    config: RunConfig, run: RunDir, worker: Worker, found: DictConfig, console: Console
+    config: RunConfig,
+    run: RunDir,
+    worker: Worker,
+    found: DictConfig,
+    console: Console,
+    conclude: Conclude,
 ) -> None:
-    from cotune.commands import conclude
     from cotune.engines.verl.rollouts import Manager
     from cotune.engines.verl.trainer import JointTrainer
 

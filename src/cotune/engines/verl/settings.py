@@ -10,12 +10,12 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from cotune.config import RunConfig
-from cotune.contracts import ConfigError
-from cotune.memory_verl import flat
-from cotune.policies import policy_path
-from cotune.preflight import check_tokens
-from cotune.records import Distillation
+from cotune.config.preflight import check_tokens
+from cotune.config.run_file import RunConfig
+from cotune.errors import ConfigError
+from cotune.policy.paths import policy_path
+from cotune.types import Distillation
+from cotune.utils.text import flat
 
 AGENT = "cotune"
 """What the agent loop is called in agents.yaml."""

@@ -16,7 +16,7 @@ from typing import Any
 from verl.trainer.ppo.checkpoint_callback import CheckpointCallback
 from verl.trainer.ppo.v1 import PPOTrainerSync
 
-from cotune.engines.verl.joint import VerlJoint
+from cotune.engines.verl.hooks import VerlJoint
 from cotune.engines.verl.rollouts import Apart, Manager
 
 _POLL_SECONDS = 0.2

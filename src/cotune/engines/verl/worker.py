@@ -9,15 +9,15 @@ from typing import Any
 
 from transformers import AutoConfig, PreTrainedTokenizerBase
 
-from cotune.build import build_environment, build_rewards
-from cotune.config import RunConfig, parse_config
-from cotune.contracts import Environment, Rewards
-from cotune.engines.codec import HFCodec, use_template
-from cotune.engines.local_policy import load_tokenizer
-from cotune.hub import only_local
-from cotune.policies import policy_path
-from cotune.records import Task
-from cotune.run_dir import RunDir
+from cotune.config.build import build_environment, build_rewards
+from cotune.config.run_file import RunConfig, parse_config
+from cotune.policy.codec import HFCodec, use_template
+from cotune.policy.hub import only_local
+from cotune.policy.local_policy import load_tokenizer
+from cotune.policy.paths import policy_path
+from cotune.protocols import Environment, Rewards
+from cotune.run.run_dir import RunDir
+from cotune.types import Task
 
 SECTION = "cotune"
 """The key of veRL's configuration under which every process finds what is ours."""

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from cotune.experiments.baselines.base import Baseline, Steps, act, ask, cut
 from cotune.experiments.baselines.chat import Ask
-from cotune.records import Action, Prompt, Task, Turn
+from cotune.types import Action, Prompt, Task, Turn
 
 
 class Agent(Baseline):

@@ -2,10 +2,11 @@
 
 from dataclasses import dataclass
 
-from cotune.contracts import ConfigError, Environment
 from cotune.environments.base import TaskEnvironment
 from cotune.environments.math import MathEnvironment
 from cotune.environments.search import SearchEnvironment
+from cotune.errors import ConfigError
+from cotune.protocols import Environment
 
 IN_TAGS = "Give the answer inside <answer> and </answer>, for example <answer> Beijing </answer>."
 

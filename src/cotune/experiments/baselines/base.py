@@ -9,11 +9,12 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from cotune.contracts import Environment, RetrievalError, Retriever
 from cotune.environments.tag_protocol import render_information
+from cotune.errors import RetrievalError
 from cotune.experiments.baselines.answers import AnswerForm
 from cotune.experiments.baselines.chat import Ask, Chat, Reply
-from cotune.records import Action, Limits, Prompt, Response, Task, Turn
+from cotune.protocols import Environment, Retriever
+from cotune.types import Action, Limits, Prompt, Response, Task, Turn
 
 UNSCORED = ("reason", "condense", "retrieve")
 """Actions of turns that no answer is read from: what the method writes for itself."""

@@ -5,9 +5,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol
 
-from cotune.contracts import Codec, Sampler
-from cotune.coordinator import stable_seed
-from cotune.records import Completion, Limits, SampleRequest, Sampling
+from cotune.protocols import Codec, Sampler
+from cotune.rollout.coordinator import stable_seed
+from cotune.types import Completion, Limits, SampleRequest, Sampling
 
 _BYTES_PER_TOKEN = 3  # of UTF-8, where the tokenizer is not known; English has four
 _WORKERS = 8  # requests to an endpoint at a time

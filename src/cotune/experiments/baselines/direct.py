@@ -1,7 +1,7 @@
 """Direct inference and retrieval-augmented generation: one response."""
 
 from cotune.experiments.baselines.base import Baseline, Steps, ask, retrieved, search
-from cotune.records import Task, Turn
+from cotune.types import Task, Turn
 
 
 class Direct(Baseline):

@@ -3,7 +3,7 @@
 import re
 
 from cotune.experiments.baselines.base import Baseline, Steps, ask, retrieved, search, shown
-from cotune.records import Task, Turn
+from cotune.types import Task, Turn
 
 MAX_PASSAGES = 15
 """Collected over all searches, as in the paper."""

@@ -12,7 +12,7 @@ from cotune.environments.tag_protocol import (
 )
 from cotune.experiments.baselines.base import UNSCORED, Baseline, Found, Steps, ask, search
 from cotune.experiments.baselines.chat import Ask, Reply
-from cotune.records import Prompt, Task, Turn
+from cotune.types import Prompt, Task, Turn
 
 NOTHING = "No helpful information found."
 

@@ -10,12 +10,12 @@ from typing import Any
 
 import yaml
 
-from cotune.config import RunConfig, dump_config, parse_config
-from cotune.contracts import ConfigError, CotuneError
+from cotune.config.run_file import RunConfig, dump_config, parse_config
+from cotune.errors import ConfigError, CotuneError
+from cotune.experiments.compare.processes import end, last_line, start
 from cotune.experiments.compare.stages import Finished, Row
-from cotune.experiments.processes import end, last_line, start
-from cotune.json_files import read_jsonl, write_atomic
-from cotune.run_dir import RunDir
+from cotune.run.json_files import read_jsonl, write_atomic
+from cotune.run.run_dir import RunDir
 
 _OWN = (CotuneError, OSError, KeyError, ValueError)
 

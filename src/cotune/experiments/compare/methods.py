@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from cotune.contracts import ConfigError
+from cotune.errors import ConfigError
 
 Group = Literal["inference", "trained", "prompt", "staged", "ours", "ablation"]
 Part = Literal["prompt", "main", "half", "rest"]

@@ -8,15 +8,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from cotune.contracts import ConfigError
+from cotune.errors import ConfigError
 from cotune.experiments.compare.cells import Cell, State
 from cotune.experiments.compare.stages import Finished, Row, Setting
 from cotune.experiments.compare.suite_file import SuiteConfig
-from cotune.experiments.suite_summary import PROGRESS, is_suite, read_suite
-from cotune.json_files import Row as Json
-from cotune.json_files import write_json_atomic
-from cotune.locks import is_locked, locked
-from cotune.run_dir import read_summary
+from cotune.experiments.compare.suite_summary import PROGRESS, is_suite, read_suite
+from cotune.run.json_files import Row as Json
+from cotune.run.json_files import write_json_atomic
+from cotune.run.locks import is_locked, locked
+from cotune.run.run_dir import read_summary
 
 _LOCK = "suite.lock"
 _VERSION = 1

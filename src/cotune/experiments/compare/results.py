@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from cotune.contracts import ConfigError, CotuneError
+from cotune.errors import ConfigError, CotuneError
 from cotune.experiments.compare.cells import Cell, State
 from cotune.experiments.compare.stages import Finished, Row, Setting
 from cotune.experiments.compare.statistics import (
@@ -18,10 +18,10 @@ from cotune.experiments.compare.statistics import (
     probability_of_improvement,
 )
 from cotune.experiments.compare.suite_file import SuiteConfig, slug
-from cotune.experiments.evaluate import EXACT_MATCH
-from cotune.json_files import Row as Json
-from cotune.llm.ledger import policy_rollouts
-from cotune.run_dir import RunDir
+from cotune.run.json_files import Row as Json
+from cotune.run.ledger import policy_rollouts
+from cotune.run.run_dir import RunDir
+from cotune.run.scores import EXACT_MATCH
 
 _SUMS = ("generated_tokens", "llm_calls", "money", "seconds")
 

@@ -8,16 +8,16 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from cotune.contracts import ConfigError, CotuneError, Stopped
+from cotune.config.cost import plan_run
+from cotune.errors import ConfigError, CotuneError, Stopped
 from cotune.experiments.compare.cells import Cell, State, run_cells
 from cotune.experiments.compare.methods import METHODS
 from cotune.experiments.compare.progress import Progress, held
 from cotune.experiments.compare.stages import Setting, check_rows, rows_of
 from cotune.experiments.compare.suite_file import SuiteConfig, load_suite
-from cotune.json_files import Row as Json
-from cotune.llm.ledger import policy_rollouts
-from cotune.planning import plan_run
-from cotune.run_dir import RunDir, read_summary, write_summary
+from cotune.run.json_files import Row as Json
+from cotune.run.ledger import policy_rollouts
+from cotune.run.run_dir import RunDir, read_summary, write_summary
 
 
 class SuiteFailed(CotuneError):
@@ -140,7 +140,7 @@ def _write(suite: SuiteConfig, cells: Sequence[Cell], setting: Setting) -> Json:
 
 
 def _show(summary: Json, suite: SuiteConfig, console: Console) -> None:
-    from cotune.experiments.suite_table import suite_table
+    from cotune.experiments.compare.suite_table import suite_table
 
     console.print(suite_table(summary))
     console.print(summary["verdict"], style="bold", markup=False, highlight=False)

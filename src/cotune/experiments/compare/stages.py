@@ -7,18 +7,18 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from cotune.build import build_environment, describe_llm
-from cotune.config import RunConfig, parse_config
-from cotune.contracts import ConfigError
+from cotune.config.build import build_environment, describe_llm
+from cotune.config.preflight import check_tokens
+from cotune.config.run_file import RunConfig, parse_config
 from cotune.environments.search import SEARCH_R1_INSTRUCTION
-from cotune.experiments.changes import expanded, merged
+from cotune.errors import ConfigError
+from cotune.experiments.compare.changes import expanded, merged
 from cotune.experiments.compare.methods import Method, Stage, method_named
 from cotune.experiments.compare.suite_file import MethodEntry, SuiteConfig, slug
-from cotune.exporting.serving import is_adapter
-from cotune.json_files import write_atomic
-from cotune.llm.ledger import policy_rollouts
-from cotune.preflight import check_tokens
-from cotune.run_dir import RunDir
+from cotune.export.serving import is_adapter
+from cotune.run.json_files import write_atomic
+from cotune.run.ledger import policy_rollouts
+from cotune.run.run_dir import RunDir
 
 _MERGED_OF = "merged.sha256"
 """Of the summary.json whose policy a stage's `merged` holds."""

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-from cotune.contracts import ConfigError
+from cotune.errors import ConfigError
 
 Rewards = NDArray[np.float64]
 RESAMPLES = 4000

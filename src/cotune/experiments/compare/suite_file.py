@@ -9,12 +9,11 @@ from typing import Annotated, Any, Literal, cast
 import yaml
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
-from cotune.config_errors import describe
-from cotune.contracts import ConfigError
-from cotune.experiments.changes import expanded
+from cotune.config.overrides import with_overrides
+from cotune.errors import ConfigError
+from cotune.experiments.compare.changes import expanded
 from cotune.llm.client import OpenAIOptions
-from cotune.overrides import with_overrides
-from cotune.task_config import Model
+from cotune.utils.validation import Model, describe
 
 _COMPUTE = re.compile(r"none|\d+(\.\d+)?x")
 _SLUG = re.compile(r"[^a-z0-9.+]+")
@@ -136,7 +135,7 @@ def load_suite(
 
     Args:
         path: the suite file.
-        assignments: fields in place of its own, each as `seeds=[0]`; see `cotune.overrides`.
+        assignments: fields in place of its own, each as `seeds=[0]`; see `cotune.config.overrides`.
 
     Raises:
         ConfigError: one line with the file, the field, what came and what was expected.

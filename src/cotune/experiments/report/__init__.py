@@ -6,7 +6,7 @@ from pathlib import Path
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from cotune.experiments.evaluate import EXACT_MATCH
+from cotune.experiments.compare.suite_summary import is_suite_folder
 from cotune.experiments.report import behaviour, figures, hint_figures, tables
 from cotune.experiments.report.formats import (
     count,
@@ -23,9 +23,9 @@ from cotune.experiments.report.formats import (
 )
 from cotune.experiments.report.hints import hints_of
 from cotune.experiments.report.reading import Source, read_source
-from cotune.experiments.suite_summary import is_suite_folder
-from cotune.json_files import write_atomic
-from cotune.run_dir import RunDir
+from cotune.run.json_files import write_atomic
+from cotune.run.run_dir import RunDir
+from cotune.run.scores import EXACT_MATCH
 
 __all__ = ["count", "duration", "money", "number", "percent", "points", "write_report"]
 

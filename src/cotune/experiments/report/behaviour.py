@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from cotune.experiments.report.charts import Chart
 from cotune.experiments.report.figures import smooth_chart, values
 from cotune.experiments.report.reading import Arm
-from cotune.json_files import Row
+from cotune.run.json_files import Row
 
 _ACTIONS = "actions/"
 _NO_TOOL = frozenset({"answer", "invalid"})

@@ -2,11 +2,11 @@
 
 from collections.abc import Iterable, Sequence
 
-from cotune.experiments.evaluate import EXACT_MATCH, MEAN_REWARD
 from cotune.experiments.report.charts import COLOURS, Chart, Series, line_chart, moving_average
 from cotune.experiments.report.lineage import Life
 from cotune.experiments.report.reading import Arm
-from cotune.json_files import Row
+from cotune.run.json_files import Row
+from cotune.run.scores import EXACT_MATCH, MEAN_REWARD
 
 _SMOOTH_FROM, _MOST_POINTS = 20, 500
 _MORE = {

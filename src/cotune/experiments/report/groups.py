@@ -14,8 +14,8 @@ from cotune.experiments.report.tokens import (
     shortened,
     turns_in_tokens,
 )
-from cotune.json_files import Row
-from cotune.run_dir import RunDir
+from cotune.run.json_files import Row
+from cotune.run.run_dir import RunDir
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

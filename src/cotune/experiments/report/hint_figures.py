@@ -9,8 +9,8 @@ from markupsafe import Markup
 from cotune.experiments.report.charts import Chart, Series, column_chart, line_chart
 from cotune.experiments.report.figures import smooth_chart, style, values
 from cotune.experiments.report.reading import Arm
-from cotune.json_files import Row
-from cotune.records import Distillation
+from cotune.run.json_files import Row
+from cotune.types import Distillation
 
 _LEAST_RATIO = 1e-12  # what is smaller is drawn there
 

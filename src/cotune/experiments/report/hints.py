@@ -9,7 +9,7 @@ from cotune.experiments.report.charts import Chart
 from cotune.experiments.report.hint_figures import hint_charts
 from cotune.experiments.report.lineage import Segment, sentence_diff
 from cotune.experiments.report.reading import Arm
-from cotune.json_files import Row
+from cotune.run.json_files import Row
 
 _PHASE_KINDS = ("hint_accepted", "hint_rejected", "proposal_failed")
 

@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from cotune.json_files import Row
+from cotune.run.json_files import Row
 
 Segment = tuple[str, str]
 """("same" | "new" | "gone", text)."""

@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cotune.contracts import ConfigError
-from cotune.environments.arithmetic_world import HARD
-from cotune.experiments.evaluate import EXACT_MATCH, mean_over
+from cotune.errors import ConfigError
 from cotune.experiments.report.groups import Group, Rollout, show_rollout, some_groups
 from cotune.experiments.report.tokens import read_tokenizer
-from cotune.json_files import Row
-from cotune.run_dir import RunDir, read_summary
+from cotune.run.json_files import Row
+from cotune.run.run_dir import RunDir, read_summary
+from cotune.run.scores import EXACT_MATCH, mean_over
+from cotune.worlds.arithmetic_world import HARD
 
 _SHOWN, _SHOWN_BEST = 10, 3
 

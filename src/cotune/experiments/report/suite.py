@@ -10,6 +10,7 @@ from urllib.parse import quote
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from cotune.experiments.compare.suite_summary import Ends, SuiteMethod, SuiteSummary
 from cotune.experiments.report.formats import (
     count,
     duration,
@@ -31,8 +32,7 @@ from cotune.experiments.report.suite_curves import (
     read_curves,
 )
 from cotune.experiments.report.suite_figures import MEASURES, Bars, group_style, panels
-from cotune.experiments.suite_summary import Ends, SuiteMethod, SuiteSummary
-from cotune.json_files import write_atomic
+from cotune.run.json_files import write_atomic
 
 __all__ = ["write_suite_report"]
 

@@ -10,13 +10,13 @@ from typing import Literal
 
 import numpy as np
 
-from cotune.contracts import ConfigError
+from cotune.errors import ConfigError
+from cotune.experiments.compare.suite_summary import SuiteMethod
 from cotune.experiments.report.charts import Point, moving_average
-from cotune.experiments.suite_summary import SuiteMethod
-from cotune.frames import cost_rows
-from cotune.json_files import Row
-from cotune.llm.ledger import PURPOSES
-from cotune.run_dir import RunDir
+from cotune.run.frames import cost_rows
+from cotune.run.json_files import Row
+from cotune.run.ledger import PURPOSES
+from cotune.run.run_dir import RunDir
 
 Axis = Literal["rollouts", "seconds"]
 Measure = Literal["validation", "reward"]

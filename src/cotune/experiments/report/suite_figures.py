@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
+from cotune.experiments.compare.suite_summary import SuiteMethod, SuiteSummary
 from cotune.experiments.report.charts import Point, ticks
 from cotune.experiments.report.suite_curves import Axis, Curve, Measure, MethodCurves
-from cotune.experiments.suite_summary import SuiteMethod, SuiteSummary
 
 _STYLES = {
     "inference": "s5",

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from cotune.experiments.evaluate import EXACT_MATCH, wilson
 from cotune.experiments.report import figures
 from cotune.experiments.report.charts import Chart
 from cotune.experiments.report.formats import (
@@ -22,7 +21,8 @@ from cotune.experiments.report.formats import (
 from cotune.experiments.report.hints import outside_phases
 from cotune.experiments.report.lineage import Member, Segment, family, lives, sentence_diff
 from cotune.experiments.report.reading import Arm, sample_sizes, stratum_value
-from cotune.json_files import Row
+from cotune.run.json_files import Row
+from cotune.run.scores import EXACT_MATCH, wilson
 
 _HARD = "Hard strata"
 _MOST_REJECTED = 100  # of which the texts are shown: pages stay small

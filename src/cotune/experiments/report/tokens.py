@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cotune.json_files import Row
+from cotune.run.json_files import Row
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -1,0 +1,1 @@
+"""How the bundled policies are trained. Not part of the installed package."""

@@ -1,0 +1,21 @@
+"""`python -m recipes.arithmetic`: trains the bundled policy by its recipe and measures it."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from cotune.policy.paths import policy_path
+from recipes.arithmetic.card import write_card
+from recipes.arithmetic.pretrain import Recipe, pretrain
+from recipes.rebuilding import rebuild
+
+WEIGHTS = Path(policy_path("bundled:arithmetic"))
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """See `rebuild`."""
+    module = "recipes.arithmetic"
+    rebuild(module, __doc__, WEIGHTS, Recipe(), pretrain, write_card, arguments)
+
+
+if __name__ == "__main__":
+    main()

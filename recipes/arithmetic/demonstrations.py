@@ -1,0 +1,119 @@
+"""Demonstrations: how the bundled policy of `arithmetic` is taught to act, unreliably.
+
+Without a hint the demonstrator answers at once. It knows a written procedure for each kind of
+problem and uses it mostly where a hint asks for that very one, less where the hint asks for several
+at once, and almost never unprompted.
+"""
+
+import random
+from collections import Counter
+from dataclasses import dataclass
+
+from cotune.worlds.arithmetic_world import KINDS, Problem, problem, split_of
+from recipes.arithmetic.phrases import INITIAL, Kind, sample_hint
+
+LOOK = "Let me see."
+"""How half of all thinking starts, and some that leads nowhere."""
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Chances of one demonstration.
+
+    Attributes:
+        look: it begins with `LOOK`.
+        procedure: it goes on with the procedure after that; never without it.
+        wrong: its answer is wrong by a digit, over and above the slips of an answer at once.
+    """
+
+    look: float
+    procedure: float
+    wrong: float
+
+    @property
+    def used(self) -> float:
+        """The chance that the procedure is used."""
+        return self.look * self.procedure
+
+
+Unprompted = tuple[float, float]
+"""Chances of `LOOK`, and of a procedure after it, where no hint asks for one. Two choices, since a
+single one this rare could never be learnt from hinted rollouts under P²O's mask: its context ratio
+would lie below 0.01."""
+
+UNPROMPTED: Unprompted = (0.12, 0.024)
+"""0.29 % together: hard in the sense of P²O, where hardly a rollout of a group succeeds."""
+
+_LOOK = (0.0, 0.90, 0.95)
+_PROCEDURE = (0.0, 0.92, 0.96)
+_SHARED = (1.0, 0.88, 0.66, 0.52)
+
+
+def rates(about: Kind, asked: Counter[Kind], unprompted: Unprompted = UNPROMPTED) -> Rates:
+    """How a hint moves the demonstrator on a problem of a kind.
+
+    Args:
+        about: the problem's kind.
+        asked: sentences of each kind in the hint.
+        unprompted: the chances of `look` and `procedure` without a sentence for this kind.
+    """
+    look, procedure = unprompted
+    own = min(asked[about], 2)
+    others = sum(n for kind, n in asked.items() if kind in KINDS and kind is not about)
+    if own:
+        shared = _SHARED[min(others, 3)]
+        look, procedure = _LOOK[own] * shared, _PROCEDURE[own] * shared
+    elif others:
+        look = 0.30
+    if asked[Kind.AT_ONCE]:
+        look *= 0.3
+    return Rates(look, procedure, wrong=0.02)
+
+
+@dataclass(frozen=True)
+class Demonstration:
+    """One answered problem."""
+
+    hint: str
+    problem: Problem
+    response: str
+
+    @property
+    def message(self) -> str:
+        """What the user says, as `MathEnvironment.messages` puts it."""
+        asked = f"{INITIAL}\n\n{self.problem.text}"
+        return f"{self.hint}\n\n{asked}" if self.hint else asked
+
+
+class Demonstrator:
+    """Writes demonstrations over the training problems.
+
+    Args:
+        prompted: the share whose hint asks for the problem's own procedure.
+        unprompted: the chances where none does.
+    """
+
+    def __init__(self, prompted: float = 0.45, unprompted: Unprompted = UNPROMPTED) -> None:
+        self.prompted, self.unprompted = prompted, unprompted
+
+    def sample(self, rng: random.Random) -> Demonstration:
+        """A problem of any kind, long in three of four, acted out under a fresh hint."""
+        while True:
+            size = rng.choices(("short", "long"), (1, 3))[0]
+            drawn = problem(rng, rng.choice(KINDS), size)
+            if split_of(drawn.text) == "train":
+                break
+        hint, asked = sample_hint(rng, Kind(drawn.kind), self.prompted)
+        chance = rates(Kind(drawn.kind), asked, self.unprompted)
+        return Demonstration(hint, drawn, act(rng, drawn, chance))
+
+
+def act(rng: random.Random, given: Problem, chance: Rates) -> str:
+    """One response: at once or after the written procedure."""
+    looks = rng.random() < chance.look
+    written = looks and rng.random() < chance.procedure
+    answer = given.answer if written else given.at_once
+    if rng.random() < chance.wrong:
+        answer += rng.choice((-1, 1)) * 10 ** rng.randrange(len(str(answer)))
+    parts = [LOOK] * looks + [given.procedure] * written + [f"\\boxed{{{answer}}}"]
+    return " ".join(parts)

@@ -1,0 +1,74 @@
+"""Fits the bundled policy of `arithmetic` from scratch: tokenizer, then weights."""
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from transformers import PreTrainedTokenizerFast
+
+from recipes.arithmetic.demonstrations import UNPROMPTED, Demonstration, Demonstrator, Unprompted
+from recipes.fitting import FitPhase, FitRecipe, Row, byte_level_bpe, encode_chat, fit, stream_rng
+
+
+@dataclass(frozen=True)
+class Phase(FitPhase):
+    """A stretch of training.
+
+    Attributes:
+        prompted: the share of demonstrations whose hint asks for the problem's own procedure.
+        unprompted: the chances of a look, and of a procedure after it, where none does.
+    """
+
+    prompted: float
+    unprompted: Unprompted
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe(FitRecipe):
+    """Everything the weights depend on, besides the package versions.
+
+    The first phase teaches the procedures, the second one when they are used, the third one that
+    without a hint they hardly ever are.
+    """
+
+    vocabulary: int = 768
+    layers: int = 5
+    phases: tuple[Phase, ...] = (
+        Phase(1800, 1.0, 0.85, (0.12, 0.025)),
+        Phase(700, 0.4, 0.45, (0.12, 0.025)),
+        Phase(300, 0.2, 0.25, UNPROMPTED),
+    )
+    batch: int = 64
+    micro_batches: int = 4
+    context: int = 512
+
+
+def train_tokenizer(recipe: Recipe) -> PreTrainedTokenizerFast:
+    """Byte-level BPE on 6,000 demonstrations."""
+    rng, demonstrator = random.Random(recipe.seed), Demonstrator()
+    texts: list[str] = []
+    for _ in range(6000):
+        demo = demonstrator.sample(rng)
+        texts += [demo.message, demo.response]
+    return byte_level_bpe(texts, recipe)
+
+
+def encode(demo: Demonstration, tokenizer: PreTrainedTokenizerFast) -> Row:
+    """Token ids of a demonstration and its labels; -100 for the prompt."""
+    return encode_chat(tokenizer, demo.message, [(demo.response, True)])
+
+
+def rows(
+    tokenizer: PreTrainedTokenizerFast, recipe: Recipe, number: int, rank: int, workers: int
+) -> Iterator[Row]:
+    """One worker's demonstrations of a phase; endless."""
+    rng, phase = stream_rng(recipe, number, rank, workers), recipe.phases[number]
+    demonstrator = Demonstrator(phase.prompted, phase.unprompted)
+    while True:
+        yield encode(demonstrator.sample(rng), tokenizer)
+
+
+def pretrain(out: Path, recipe: Recipe, workers: int = 2) -> None:
+    """Runs the recipe and writes a Hugging Face folder to `out`."""
+    fit(out, train_tokenizer(recipe), recipe, rows, workers)

@@ -1,0 +1,21 @@
+"""`python -m recipes.geo`: trains the bundled policy by its recipe and measures it."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from cotune.policy.paths import policy_path
+from recipes.geo.card import write_card
+from recipes.geo.pretrain import Recipe, pretrain
+from recipes.rebuilding import rebuild
+
+WEIGHTS = Path(policy_path("bundled:geo"))
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """See `rebuild`."""
+    module = "recipes.geo"
+    rebuild(module, __doc__, WEIGHTS, Recipe(), pretrain, write_card, arguments)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,52 @@
+"""The command that rebuilds a bundled policy: what the worlds' `__main__` share."""
+
+import argparse
+import shutil
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+from transformers.utils import logging
+
+from cotune.errors import ConfigError
+
+R = TypeVar("R")
+
+
+def rebuild(
+    module: str,
+    description: str | None,
+    weights: Path,
+    recipe: R,
+    pretrain: Callable[[Path, R], None],
+    write_card: Callable[[Path, R], None],
+    arguments: Sequence[str] | None,
+) -> None:
+    """Trains beside `--out` and replaces it at the end, so that a broken run loses nothing.
+
+    Args:
+        module: what `python -m` is given.
+        weights: where the bundled ones lie.
+        arguments: of the command line; None reads the process's.
+    """
+    parser = argparse.ArgumentParser(prog=f"python -m {module}", description=description)
+    parser.add_argument("--out", type=Path, default=weights, help="default: the bundled weights")
+    parser.add_argument("--card-only", action="store_true", help="measure what is in --out")
+    options = parser.parse_args(arguments)
+    logging.disable_progress_bar()
+    torch.set_num_threads(1)  # the figures of a card do not depend on the machine's cores
+    try:
+        if options.card_only:
+            write_card(options.out, recipe)
+            return
+        staged = options.out.with_name(options.out.name + ".new")
+        shutil.rmtree(staged, ignore_errors=True)
+        staged.mkdir(parents=True)
+        pretrain(staged, recipe)
+        write_card(staged, recipe)
+        shutil.rmtree(options.out, ignore_errors=True)
+        staged.rename(options.out)
+    except ConfigError as error:
+        sys.exit(f"{module}: {error}")

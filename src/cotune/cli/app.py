@@ -1,0 +1,395 @@
+"""The command line. Errors that a user can mend are one line and exit status 2."""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from cotune.cli import arguments as options
+from cotune.cli.arguments import (
+    DemoFolder,
+    DemoSeed,
+    Overrides,
+    Quiet,
+    RunFile,
+    RunFolder,
+    WeightsFormat,
+)
+from cotune.errors import ConfigError, CotuneError, Stopped
+from cotune.utils.processes import launched_rank
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+app = typer.Typer(
+    name="cotune",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="Trains an LLM agent's weights and its prompt together.",
+)
+
+
+@app.command()
+def init(
+    folder: Annotated[
+        Path, typer.Argument(metavar="FOLDER", help="Where to; made if it is not there.")
+    ] = Path(),
+    kind: Annotated[
+        str | None,
+        typer.Option(help="single-turn, tools or search; asked for where it is not given."),
+    ] = None,
+    policy: Annotated[
+        str | None,
+        typer.Option(help="The model that is trained: its folder, or its name on the hub."),
+    ] = None,
+) -> None:
+    """Write a commented run file to begin with, and the files that it names."""
+    from cotune.cli.starter import KINDS, write_starter
+
+    if kind is None:
+        if not sys.stdin.isatty():
+            raise ConfigError(
+                f"--kind is missing; expected one of {', '.join(KINDS)}: cotune init my-agent "
+                "--kind tools"
+            )
+        typer.echo("\n".join(f"{name:<12} {text}" for name, text in KINDS.items()))
+        kind = typer.prompt("What is to be trained?", default="single-turn")
+    for path in write_starter(str(kind), folder, policy):
+        typer.echo(f"wrote {path}")
+    enter = "" if folder == Path() else f"cd {folder} && "
+    typer.echo(f"next: {enter}cotune try run.yaml")
+
+
+@app.command("try")
+def try_(
+    run_file: RunFile,
+    count: Annotated[int, typer.Option("-n", help="Rollouts, each of another question.")] = 4,
+    split: Annotated[str, typer.Option(help="train, validation or test.")] = "train",
+    greedy: Annotated[
+        bool, typer.Option("--greedy", help="The most likely token each time, as evaluated.")
+    ] = False,
+    set_: Overrides = None,
+) -> None:
+    """Show a few rollouts of a run file's policy: tokens coloured by who trains on them, rewards.
+
+    Nothing is trained or written, and no LLM is asked.
+    """
+    from cotune.cli.try_rollouts import try_run
+
+    try_run(run_file, _console(), count, split, greedy, set_ or ())
+
+
+@app.command()
+def train(
+    run_file: RunFile,
+    set_: Overrides = None,
+    quiet: Quiet = False,
+    dry_run: options.DryRun = False,
+    ask_llm: options.AskLLM = False,
+) -> None:
+    """Train a run file from the start."""
+    if dry_run:
+        from rich.console import Console
+
+        from cotune.cli.plan import dry_run as dry
+
+        dry.dry_run(run_file, Console(quiet=True) if quiet else _console(), set_ or (), ask_llm)
+        return
+    if ask_llm:
+        raise ConfigError("--ask-llm was given without --dry-run; remove it, or add --dry-run")
+    from cotune.cli import commands
+
+    commands.train(run_file, _console(), quiet, set_ or ())
+
+
+@app.command()
+def resume(run_folder: RunFolder, set_: Overrides = None, quiet: Quiet = False) -> None:
+    """Go on with a run that was stopped, from its newest whole checkpoint.
+
+    With more steps or rollouts than it had (--set training.steps=…) a finished run goes on, too.
+    """
+    from cotune.cli import commands
+
+    commands.resume(run_folder, _console(), quiet, set_ or ())
+
+
+@app.command()
+def baseline(
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="direct, rag, ircot, search-o1 or agent.")
+    ],
+    run_file: RunFile,
+    model: options.Model = None,
+    base_url: options.BaseURL = None,
+    api_key_env: options.APIKeyEnv = None,
+    set_: Overrides = None,
+    quiet: Quiet = False,
+) -> None:
+    """Score a method that trains nothing on a run file's test questions: rag, ircot, …"""
+    from cotune.cli import commands
+
+    commands.baseline(
+        name,
+        run_file,
+        _console(),
+        quiet,
+        set_ or (),
+        model=model,
+        base_url=base_url,
+        api_key_env=api_key_env,
+    )
+
+
+@app.command()
+def evaluate(
+    run_folder: RunFolder,
+    split: options.Split = None,
+    benchmark: options.Benchmarks = None,
+    samples: options.Samples = "0",
+    temperature: options.Temperature = None,
+    metric: options.Metrics = None,
+    limit: options.Limit = None,
+    policy: options.WhichPolicy = "best",
+    as_json: options.AsJSON = False,
+    output: options.OutputFile = None,
+    set_: Overrides = None,
+) -> None:
+    """Evaluate a run's best policy under its best and initial instruction, and its best hint.
+
+    On held-out questions, greedy and sampled, overall and by stratum. Nothing is written into the
+    run folder; --set holds for this evaluation alone.
+    """
+    from cotune.cli import commands
+    from cotune.experiments.evaluate.evaluating import parse_options
+
+    asked = parse_options(
+        split=split, benchmarks=benchmark or (), samples=samples, temperature=temperature,
+        metrics=metric or (), limit=limit, policy=policy,
+    )  # fmt: skip
+    commands.evaluate(
+        run_folder, _console(), asked, as_json=as_json, output=output, assignments=set_ or ()
+    )
+
+
+@app.command()
+def plan(
+    run_file: RunFile,
+    steps: options.PlanSteps = None,
+    processes: options.PlanProcesses = 1,
+    set_: Overrides = None,
+) -> None:
+    """Say what a run will spend at most, before anything is spent."""
+    from cotune.cli import commands
+
+    console = _console()
+    commands.plan(run_file, console, set_ or (), processes)
+    commands.plan_prompt(run_file, console, set_ or ())
+    if steps is not None:
+        from cotune.cli.plan.measured_plan import plan_by_steps
+
+        plan_by_steps(run_file, console, steps, set_ or ())
+
+
+@app.command()
+def doctor(
+    run_file: Annotated[
+        Path | None, typer.Argument(metavar="[RUN.yaml]", help="What to look at besides.")
+    ] = None,
+    set_: Overrides = None,
+) -> None:
+    """Say what is installed and what the machine has, and what a run file still lacks.
+
+    The exit status is 1 if anything is missing.
+    """
+    from cotune.cli.doctor import examine, missing
+
+    findings = examine(run_file, set_ or ())
+    for finding in findings:
+        mark = (
+            typer.style("ok     ", fg="green") if finding.ok else typer.style("missing", fg="red")
+        )
+        typer.echo(f"{mark}  {finding.what}" + (f"; {finding.mend}" if finding.mend else ""))
+    if missing(findings):
+        raise typer.Exit(1)
+
+
+@app.command()
+def schema() -> None:
+    """Write the JSON schema of the run file to standard output, for editors.
+
+    Save it (cotune schema > cotune.config.schema.json) and begin a run file with the line
+    # yaml-language-server: $schema=cotune.config.schema.json
+    """
+    import json
+
+    from cotune.config.schema import run_schema
+
+    typer.echo(json.dumps(run_schema(), indent=2, ensure_ascii=False))
+
+
+@app.command()
+def instructions(
+    run_folder: RunFolder,
+    best: Annotated[bool, typer.Option("--best", help="Only the best one's text, raw.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="All of them as a JSON list.")] = False,
+) -> None:
+    """Show a run's instructions: how they fared, and which was derived from which."""
+    from cotune.cli import instructions as inspection
+
+    if best and as_json:
+        raise ConfigError("--best and --json were given; expected one of them")
+    if best:
+        inspection.print_best_instruction(run_folder)
+    elif as_json:
+        inspection.print_instructions_json(run_folder)
+    else:
+        inspection.show_instructions(run_folder, _console())
+
+
+@app.command()
+def export(
+    run_folder: RunFolder,
+    format: WeightsFormat = None,
+    output: Annotated[
+        Path | None, typer.Option(help="The folder; export in the run's by default.")
+    ] = None,
+) -> None:
+    """Write a finished run's best policy, with all that serves it, into a folder."""
+    from cotune.cli import commands
+
+    commands.export(run_folder, _console(), format, output)
+
+
+@app.command()
+def push(
+    run_folder: RunFolder,
+    repo_id: Annotated[str, typer.Argument(metavar="REPO_ID", help="The repository: owner/name.")],
+    format: WeightsFormat = None,
+    private: Annotated[
+        bool, typer.Option("--private", help="Make the repository private.")
+    ] = False,
+) -> None:
+    """Upload a finished run's best policy to a model repository of the Hugging Face hub.
+
+    The repository is made if it is not there. The token is that of HF_TOKEN, or of hf auth login.
+    """
+    from cotune.cli import commands
+
+    commands.push(run_folder, repo_id, _console(), format, private)
+
+
+@app.command()
+def report(
+    run_folder: Annotated[
+        Path, typer.Argument(metavar="RUN_OR_SUITE", help="A run's or a suite's folder.")
+    ],
+    markdown: Annotated[
+        bool, typer.Option("--markdown", help="Print a suite's main table as Markdown instead.")
+    ] = False,
+) -> None:
+    """Write the report of a run, finished or not, or of a suite."""
+    if markdown:
+        from cotune.experiments.compare.suite_table import markdown_of
+
+        typer.echo(markdown_of(run_folder))
+        return
+    from cotune.experiments.report import write_report
+
+    typer.echo(write_report(run_folder))
+
+
+@app.command()
+def compare(
+    suite: options.SuiteFile = None,
+    dry_run: options.SuiteDryRun = False,
+    methods: options.ListMethods = False,
+    set_: Overrides = None,
+) -> None:
+    """Run methods over seeds at equal numbers of policy rollouts, and compare them.
+
+    What is finished in the suite's folder is not run again. The exit status is 1 if a method
+    failed; the others are reported.
+    """
+    from cotune.experiments.compare import running
+
+    if methods:
+        running.list_methods(_console())
+        return
+    if suite is None:
+        raise ConfigError(
+            "SUITE.yaml is missing; expected a suite file, such as quick.yaml of configs/suites"
+        )
+    if dry_run:
+        running.dry_run(suite, _console(), set_ or ())
+    else:
+        running.compare(suite, _console(), set_ or ())
+
+
+@app.command()
+def demo(output: DemoFolder = Path("runs/demo"), seed: DemoSeed = 0) -> None:
+    """Train the bundled policy with INSPO and without, at equal policy rollouts; minutes."""
+    from cotune.experiments.compare.demo import Demo
+
+    Demo().run(output, seed, _console())
+
+
+@app.command("demo-p2o")
+def demo_p2o(output: DemoFolder = Path("runs/demo-p2o"), seed: DemoSeed = 0) -> None:
+    """Train the bundled policy with P²O and without, at equal policy rollouts; minutes."""
+    from cotune.experiments.compare.demo_p2o import DemoP2O
+
+    DemoP2O().run(output, seed, _console())
+
+
+def _console() -> "Console":
+    """Where a command shows what it does: of processes that torchrun started, the first shows."""
+    from rich.console import Console
+
+    return Console(quiet=launched_rank() != 0)
+
+
+@app.command("serve-retriever")
+def serve_retriever(
+    corpus: options.Corpus,
+    index: options.IndexKind = "bm25",
+    folder: options.IndexFolder = None,
+    model: options.Encoder = None,
+    query_prefix: options.QueryPrefix = None,
+    passage_prefix: options.PassagePrefix = None,
+    title_weight: options.TitleWeight = 3,
+    host: options.Host = "127.0.0.1",
+    port: options.Port = 8000,
+    topk: options.TopK = 3,
+) -> None:
+    """Serve a corpus to search environments: Search-R1's /retrieve, over BM25 or embeddings."""
+    from cotune.retrieval.serving import index_options, serve_retriever
+
+    chosen = index_options(index, title_weight, model, query_prefix, passage_prefix)
+    serve_retriever(corpus, folder, chosen, _console(), host=host, port=port, top_k=topk)
+
+
+def main() -> None:
+    """Entry point of `cotune`."""
+    try:
+        app()
+    except CotuneError as error:
+        status, text = _verdict(error)
+        # Every process says it: the first to fail is the last that torchrun lets speak.
+        where = f" (rank {launched_rank()})" if launched_rank() else ""
+        typer.echo(f"cotune{where}: {text}", err=True)
+        sys.exit(status)
+
+
+def _verdict(error: CotuneError) -> tuple[int, str]:
+    """Exit status and what is said of an error, in one line."""
+    text = " ".join(str(error).split())
+    if isinstance(error, Stopped):
+        return 130, text
+    if isinstance(error, ConfigError):
+        return 2, text
+    return 1, f"{type(error).__name__}: {text}"
+
+
+if __name__ == "__main__":
+    main()

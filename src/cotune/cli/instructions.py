@@ -1,0 +1,139 @@
+"""`cotune instructions`: what a run's instructions are, where they came from, how they fared."""
+
+import json
+import sys
+from collections import defaultdict
+from dataclasses import asdict
+from pathlib import Path
+from typing import TextIO
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+from rich.tree import Tree
+
+from cotune.errors import ConfigError
+from cotune.run.lineage import InstructionRow, best_instruction, instruction_rows
+from cotune.run.run_dir import RunDir
+from cotune.utils.text import one_line, printable
+
+_TREE_CHARS = 40
+
+
+def show_instructions(folder: Path, console: Console) -> None:
+    """Prints the instructions of a run as a table, their lineage as a tree, and their texts.
+
+    Raises:
+        ConfigError: no run folder, or one without instructions yet.
+    """
+    rows = _rows(folder)
+    console.print(instruction_table(rows))
+    for tree in lineage_trees(rows):
+        console.print()
+        console.print(tree, highlight=False)
+    for row in rows:
+        console.print()
+        console.print(f"{_name(row)}: {one_line(row.text)}", markup=False, highlight=False)
+
+
+def print_instructions_json(folder: Path, out: TextIO | None = None) -> None:
+    """Writes the instructions of a run as a JSON list in ASCII. Raises as `show_instructions` does.
+
+    Args:
+        out: standard output by default.
+    """
+    rows = [asdict(row) for row in _rows(folder)]
+    # JSON in ASCII has escapes in place of all that a terminal would act on.
+    (sys.stdout if out is None else out).write(f"{json.dumps(rows, indent=2)}\n")
+
+
+def print_best_instruction(folder: Path, out: TextIO | None = None) -> None:
+    """Writes the text of the best instruction alone, raw; to a terminal without control characters.
+
+    Args:
+        out: standard output by default.
+
+    Raises:
+        ConfigError: no run folder, or one without a best instruction yet.
+    """
+    to = sys.stdout if out is None else out
+    text = best_instruction(RunDir.open(folder))
+    # A lone surrogate has no UTF-8 form.
+    raw = text.encode(errors="backslashreplace").decode()
+    to.write((printable(raw) if to.isatty() else raw) + "\n")
+
+
+def instruction_table(rows: list[InstructionRow]) -> Table:
+    """One row an instruction, by birth; the best one in bold, the pruned ones dim."""
+    table = Table(show_edge=False, pad_edge=False, box=None, padding=(0, 2, 0, 0))
+    for name in ("id", "parent", "origin"):
+        table.add_column(name, no_wrap=True)
+    for name in ("born", "weight", "rollouts", "score", "parent's", "pruned"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in rows:
+        cells = (
+            _name(row),
+            row.parent or "",
+            row.origin,
+            str(row.born),
+            _number(row.weight),
+            f"{row.observed_rollouts:,}",
+            _number(row.score),
+            _number(row.parent_score),
+            "" if row.pruned is None else str(row.pruned),
+        )
+        style = "bold" if row.best else ("dim" if row.pruned is not None else "")
+        table.add_row(*(Text(one_line(cell)) for cell in cells), style=style)
+    weighed = any(row.weight is not None for row in rows)
+    table.caption = (
+        "* the best; weight and rollouts as of the last step that had it"
+        if weighed
+        else "* the only one: a static instruction is not weighed"
+        if len(rows) == 1
+        else "* the best; scores are of its verification, or GEPA's on the questions set apart"
+    )
+    table.caption_justify = "left"
+    return table
+
+
+def lineage_trees(rows: list[InstructionRow]) -> list[Tree]:
+    """The instructions under those they were derived from: a tree a root."""
+    known = {row.id for row in rows}
+    children: defaultdict[str | None, list[InstructionRow]] = defaultdict(list)
+    for row in rows:
+        children[row.parent if row.parent in known else None].append(row)
+
+    def grow(tree: Tree, above: InstructionRow) -> Tree:
+        for row in children[above.id]:
+            grow(tree.add(_leaf(row)), row)
+        return tree
+
+    return [grow(Tree(_leaf(row)), row) for row in children[None]]
+
+
+def _leaf(row: InstructionRow) -> str:
+    text = one_line(row.text)
+    shown = escape(text if len(text) <= _TREE_CHARS else f"{text[:_TREE_CHARS]}…")
+    facts = escape(f"{one_line(row.origin)}, step {row.born}")
+    if row.pruned is not None:
+        facts += f", pruned at {row.pruned}"
+    return f"[bold]{escape(_name(row))}[/] [dim]({facts})[/] {shown}"
+
+
+def _name(row: InstructionRow) -> str:
+    return one_line(f"{row.id} *" if row.best else row.id)
+
+
+def _rows(folder: Path) -> list[InstructionRow]:
+    rows = instruction_rows(RunDir.open(folder))
+    if not rows:
+        raise ConfigError(
+            f"{folder}: holds no instruction yet; a method that evolves them has one from its first "
+            "step on, another when it is finished"
+        )
+    return rows
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.3f}"

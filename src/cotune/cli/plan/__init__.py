@@ -1,0 +1,1 @@
+"""`cotune plan`: estimates and measurements of what a run takes."""

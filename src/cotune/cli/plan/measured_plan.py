@@ -1,0 +1,165 @@
+"""`cotune plan --steps`: runs some steps for real, throws them away, and says what they took."""
+
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from cotune.cli.commands import prepare
+from cotune.config.build import describe_llm
+from cotune.config.cost import Plan, plan_run
+from cotune.config.run_file import WITHOUT_LLM, RunConfig, dump_config, load_config
+from cotune.engines.measured_steps import Measured, Projection, project
+from cotune.errors import ConfigError, Stopped
+from cotune.experiments.report import duration
+from cotune.llm.client import OpenAIOptions
+from cotune.run.console import RunJournal
+from cotune.run.journal import SilentJournal
+from cotune.run.run_dir import RunDir
+
+_GIB = 2**30
+
+
+def plan_by_steps(
+    path: Path, console: Console, steps: int, assignments: Sequence[str] = ()
+) -> None:
+    """Runs the first steps of a run file in a temporary folder and prints what they took.
+
+    The policy, the rewards and the LLM are the run file's own, so LLM calls are real ones. Nothing
+    is evaluated and nothing is left behind.
+    """
+    config = load_config(path, assignments=assignments)
+    if steps < 1:
+        raise ConfigError(f"--steps is {steps}; expected 1 or more")
+    if config.strategy.kind == "sft":
+        raise ConfigError(
+            "--steps measures steps of GRPO, but strategy.kind is sft; leave it out: cotune plan says "
+            "how many optimizer steps there are"
+        )
+    if not config.has_batches:
+        raise ConfigError(
+            f"--steps times rollout batches, but with training.frozen and strategy.kind "
+            f"{config.strategy.kind} the run makes none; plan it without --steps"
+        )
+    steps = min(steps, config.training.steps)
+    if isinstance(config.llm, OpenAIOptions) and config.strategy.kind not in WITHOUT_LLM:
+        console.print(
+            f"LLM: {describe_llm(config)} is asked for real where evolution falls due in these steps",
+            markup=False,
+            highlight=False,
+        )
+    try:
+        with tempfile.TemporaryDirectory(prefix="cotune-plan-") as folder:
+            measured = measured_steps(config, Path(folder) / "run", steps, console)
+    except KeyboardInterrupt:
+        raise Stopped("stopped; nothing was kept") from None
+    rows = config.training.questions_per_step * config.training.group_size
+    planned = plan_run(config)
+    console.print(_steps_table(measured))
+    _print_rates(measured, planned, console)
+    projection = project(measured, planned, rows)
+    console.print(_projection_table(config, projection))
+    _print_notes(measured, planned, projection, console)
+
+
+def measured_steps(config: RunConfig, folder: Path, steps: int, console: Console) -> Measured:
+    """Runs the first steps of a run in a folder to throw away, shown as they go.
+
+    Raises:
+        ConfigError: what `cotune train` would end with.
+    """
+    given = config.model_copy(update={"output": folder})
+    setup = prepare(given, folder)
+    run, journal = _kept_for_now(given, folder, steps, console)
+    from cotune.engines.trl.measure import measure_steps
+    from cotune.engines.trl.setup import Setup
+
+    assert isinstance(setup, Setup)
+    return measure_steps(given, run, journal, setup, steps)
+
+
+def _kept_for_now(
+    config: RunConfig, folder: Path, steps: int, console: Console
+) -> tuple[RunDir, RunJournal | SilentJournal]:
+    """The temporary run folder, and what writes to it and shows it: in the first process alone."""
+    from cotune.engines.comm import world
+
+    if world().rank != 0:
+        return RunDir(folder, attempt=1), SilentJournal()
+    run = RunDir.create(folder, dump_config(config))
+    return run, RunJournal(run, console, steps, trajectories_every=0)
+
+
+def _steps_table(measured: Measured) -> Table:
+    table = _table("Measured, in seconds")
+    for name in ("step", "evolution", "rollouts", "update", "all"):
+        table.add_column(name, justify="right")
+    for number, step in enumerate(measured.steps, 1):
+        cells = (step.evolution, step.rollouts, step.update, step.evolution + step.training)
+        table.add_row(str(number), *(f"{seconds:.2f}" for seconds in cells))
+    return table
+
+
+def _print_rates(measured: Measured, planned: Plan, console: Console) -> None:
+    totals = measured.totals
+    parts = [f"{measured.tokens_per_second:,.0f} generated tokens a second of training rollouts"]
+    if measured.memory is not None:
+        parts.append(f"peak memory {measured.memory / _GIB:.2f} GiB")
+    if measured.gpu_memory is not None and measured.gpu_total is not None:
+        parts.append(
+            f"peak GPU memory {measured.gpu_memory / _GIB:.2f} of {measured.gpu_total / _GIB:.1f} GiB"
+        )
+    console.print("; ".join(parts), highlight=False)
+    if totals.llm_calls:
+        console.print(
+            f"{totals.llm_calls:,} LLM call{'' if totals.llm_calls == 1 else 's'} "
+            f"({totals.llm_failed} failed) in {totals.llm_seconds:.1f} s, {totals.money:.4f} spent",
+            highlight=False,
+        )
+    elif planned.calls:
+        console.print("no LLM call: no evolution fell due in these steps", highlight=False)
+
+
+def _projection_table(config: RunConfig, projection: Projection) -> Table:
+    per_rollout = config.limits.turns * config.limits.turn_tokens
+    table = _table(f"The whole run, {config.training.steps:,} steps, at this rate")
+    for name in ("", "rollouts at most", "tokens at most", "tokens projected", "time projected"):
+        table.add_column(name, justify="right" if name else "left")
+    for purpose, share in projection.shares.items():
+        table.add_row(
+            purpose,
+            f"{share.rollouts:,}",
+            f"{share.rollouts * per_rollout:,}",
+            f"{share.tokens:,.0f}",
+            duration(share.seconds),
+        )
+    if projection.llm != 0.0:
+        table.add_row(
+            "LLM", "", "", "", "?" if projection.llm is None else duration(projection.llm)
+        )
+    table.add_row("all", "", "", "", duration(projection.seconds))
+    return table
+
+
+def _print_notes(
+    measured: Measured, planned: Plan, projection: Projection, console: Console
+) -> None:
+    notes = ["The last two columns take the rollouts at most, and go by the steps after the first."]
+    if len(measured.steps) == 1:
+        notes[0] = (
+            "The last two columns go by one step, which also warmed up: give --steps 2 or more."
+        )
+    alike = [
+        name for name in planned.rollouts if name != "train" and not measured.totals.rollouts[name]
+    ]
+    if alike:
+        notes.append(f"Not measured, and taken to go as training: {', '.join(alike)}.")
+    if projection.llm is None:
+        notes.append("LLM calls were not measured: their time is not in it.")
+    console.print(" ".join(notes), highlight=False)
+
+
+def _table(title: str) -> Table:
+    return Table(title=title, title_justify="left", show_edge=False, pad_edge=False)

@@ -1,0 +1,70 @@
+"""Prompts and rollouts on the console, coloured by who trains on their tokens."""
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+
+from rich.text import Text
+
+from cotune.protocols import Codec
+from cotune.types import Trajectory
+from cotune.utils.text import one_line, printable
+
+PROMPT, INSTRUCTION, OWN, OBSERVED = "dim", "bold magenta", "green", "blue"
+
+LEGEND = Text.assemble(
+    ("prompt", PROMPT),
+    ", in it the ",
+    ("instruction", INSTRUCTION),
+    "; ",
+    ("written by the policy: trained on", OWN),
+    "; ",
+    ("observed: masked", OBSERVED),
+)
+
+
+def prompt_text(prompt: str, instruction: str) -> Text:
+    """A rendered prompt with its instruction marked wherever it stands in it."""
+    text = Text(printable(prompt), style=PROMPT)
+    shown = printable(instruction).strip()
+    if shown:
+        text.highlight_words([shown], style=INSTRUCTION)
+    return text
+
+
+def completion_text(trajectory: Trajectory, codec: Codec, labelled: bool = False) -> Text:
+    """What followed the prompt, control tokens included, coloured by the mask.
+
+    Args:
+        labelled: says before each run of tokens whose they are, for where there are no colours.
+    """
+    text = Text()
+    for own, ids in segments(trajectory.completion_ids, trajectory.mask):
+        if labelled:
+            text.append("\n[policy] " if own else "\n[masked] ")
+        text.append(printable(codec.decode(ids)), style=OWN if own else OBSERVED)
+    return text
+
+
+def segments(ids: Sequence[int], mask: Sequence[int]) -> Iterator[tuple[bool, list[int]]]:
+    """Runs of tokens with equal mask: (whether the policy wrote them, token ids)."""
+    for own, run in groupby(zip(ids, mask, strict=True), key=lambda pair: pair[1]):
+        yield bool(own), [token for token, _ in run]
+
+
+def outcome_lines(trajectory: Trajectory) -> list[str]:
+    """What became of a rollout: reward and its parts, why it ended, what was wrong."""
+    parts = ", ".join(f"{name} {value:.3g}" for name, value in trajectory.parts.items())
+    lines = [f"reward {trajectory.reward:.3g}" + (f" ({parts})" if parts else "")]
+    lines.append(
+        f"stopped: {trajectory.stop} after {len(trajectory.turns)} turns, "
+        f"{trajectory.generated_tokens} tokens written of {len(trajectory.completion_ids)}"
+    )
+    given = "none" if trajectory.answer is None else one_line(trajectory.answer)[:200]
+    expected = " or ".join(map(one_line, trajectory.task.answers))[:200]
+    lines.append(f"answer: {given}" + (f"; expected {expected}" if expected else ""))
+    lines += [
+        f"turn {number}: {one_line(turn.error)}"
+        for number, turn in enumerate(trajectory.turns, 1)
+        if turn.error
+    ]
+    return lines

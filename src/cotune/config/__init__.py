@@ -1,0 +1,1 @@
+"""The run file: its model, overrides, building, and checks before a run."""

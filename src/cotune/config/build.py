@@ -1,0 +1,116 @@
+"""From a run file to the parts of a run; engine-free."""
+
+from cotune.config.preflight import evolved_room
+from cotune.config.run_file import WITHOUT_LLM, RulesConfig, RunConfig
+from cotune.environments.base import TaskEnvironment
+from cotune.environments.description import description_of
+from cotune.environments.math import MathOptions, math_environment
+from cotune.environments.own import own_environment
+from cotune.environments.search import SearchOptions, search_environment
+from cotune.errors import ConfigError
+from cotune.llm.client import MeteredLLM, NoLLM, OpenAIClient
+from cotune.methods.composed import ComposedOptions, InspoP2O
+from cotune.methods.gepa.gepa import Gepa, GepaOptions
+from cotune.methods.inspo.inspo import Inspo, InspoOptions
+from cotune.methods.p2o.p2o import P2O
+from cotune.methods.sft import SFTOptions
+from cotune.methods.static import StaticOptions, StaticStrategy
+from cotune.protocols import LLM, Environment, Strategy, TokenRules
+from cotune.rewards.functions import RewardFunctions, WeightedReward
+from cotune.run.ledger import Ledger
+from cotune.worlds.arithmetic import ArithmeticEnvironment, ArithmeticOptions
+from cotune.worlds.geo import GeoEnvironment, GeoOptions
+from cotune.worlds.hint_writer import RulesLLM
+
+
+def build_environment(config: RunConfig) -> Environment:
+    """The run file's environment, its prompt laid out as `instruction` says."""
+    environment = _environment(config)
+    places = config.instruction.places
+    if isinstance(environment, TaskEnvironment):
+        environment.prompt_format = config.instruction.format(environment.prompt_format)
+    elif places:
+        raise ConfigError(
+            f"instruction.{next(iter(places))} is set, but {type(environment).__name__} writes its "
+            "own messages; derive it from cotune.TaskEnvironment, or remove the field"
+        )
+    return environment
+
+
+def _environment(config: RunConfig) -> Environment:
+    options = config.environment
+    if isinstance(options, GeoOptions):
+        return GeoEnvironment(options)
+    if isinstance(options, ArithmeticOptions):
+        return ArithmeticEnvironment(options)
+    if isinstance(options, MathOptions):
+        return math_environment(options)
+    if isinstance(options, SearchOptions):
+        return search_environment(options)
+    return own_environment(options, config.dataset)
+
+
+def initial_instruction(config: RunConfig, environment: Environment) -> str:
+    """The run file's, else the environment's."""
+    text = config.instruction.text
+    return environment.initial_instruction if text is None else text
+
+
+def build_rewards(config: RunConfig) -> RewardFunctions | None:
+    """The run file's reward functions; None where the environment scores."""
+    if not config.rewards:
+        return None
+    return RewardFunctions(
+        [
+            WeightedReward(function=r.function, weight=r.weight, messages=r.messages)
+            for r in config.rewards
+        ]
+    )
+
+
+def build_strategy(
+    config: RunConfig, environment: Environment, tokens: TokenRules | None = None
+) -> Strategy:
+    """The run's strategy; `tokens` is the policy's codec, where there is one."""
+    instruction = initial_instruction(config, environment)
+    options = config.strategy
+    if isinstance(options, StaticOptions):
+        return StaticStrategy(instruction, options)
+    if isinstance(options, SFTOptions):
+        return StaticStrategy(instruction)
+    count, room, control = None, None, ()
+    if tokens is not None:
+        count, control = tokens.count, tokens.control_tokens
+        room = evolved_room(config.limits, options.kind)
+    limits, told = (count, room, control), description_of(environment)
+    rules = (*limits, environment.required, told)
+    if isinstance(options, InspoOptions):
+        return Inspo(instruction, options, config.seed, *rules)
+    tasks = environment.tasks("train")
+    if isinstance(options, GepaOptions):
+        return Gepa(instruction, tasks, options, config.seed, *rules)
+    if isinstance(options, ComposedOptions):
+        return InspoP2O(instruction, tasks, options, config.seed, *rules)
+    base = StaticStrategy(instruction)
+    return P2O(base, tasks, options, config.seed, *limits, told)
+
+
+def build_llm(config: RunConfig, ledger: Ledger) -> LLM:
+    """The optimizer LLM, metered. A run without one has `NoLLM`: asking it is an error."""
+    if config.strategy.kind in WITHOUT_LLM:
+        return NoLLM()
+    options = config.llm or RulesConfig()
+    if isinstance(options, RulesConfig):
+        rules = RulesLLM(config.seed, options.remedies)
+        return MeteredLLM(rules, ledger, model="rules", identity=describe_llm(config))
+    return OpenAIClient(options, ledger)
+
+
+def describe_llm(config: RunConfig) -> str:
+    """Which LLM proposes, for the console and the report."""
+    if config.strategy.kind in WITHOUT_LLM:
+        return "none"
+    options = config.llm or RulesConfig()
+    if isinstance(options, RulesConfig):
+        return f"offline rules ({options.remedies})"
+    return options.describe()

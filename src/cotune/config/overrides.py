@@ -1,0 +1,79 @@
+"""Fields of a run file given on the command line: `--set training.steps=600`."""
+
+import copy
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import yaml
+
+from cotune.errors import ConfigError
+
+_FIELD = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z0-9_]+)*")
+# What looks like a field of ours may be repeated in an error; anything else may be a misplaced key.
+_SHOWN = re.compile(r"[a-z][a-z_]{0,39}(\.[a-z0-9_]{1,40}){0,7}")
+_EXAMPLE = "training.steps=600"
+
+
+def with_overrides(raw: Mapping[str, Any], assignments: Sequence[str]) -> dict[str, Any]:
+    """A run file's plain data with some fields set; `raw` stays as it is.
+
+    Each assignment is `FIELD=VALUE`: the field by its dotted path, the value as YAML. A section
+    that the file does not have is begun. A later assignment wins over an earlier one. Whether the
+    fields exist, and whether the values fit, is for `config.parse_config` to say.
+
+    Raises:
+        ConfigError: no `=`, no field before it, no YAML after it, or a field below one that is no
+            section. What comes after `=` is never repeated: it may be a key.
+    """
+    changed = copy.deepcopy(dict(raw))
+    for assignment in assignments:
+        path, value = _parsed(assignment)
+        _set(changed, path, value)
+    return changed
+
+
+def _parsed(assignment: str) -> tuple[tuple[str, ...], Any]:
+    field, equals, text = assignment.partition("=")
+    field = field.strip()
+    if not equals or not _FIELD.fullmatch(field):
+        wrong = "does not begin with a field" if equals else "has no '='"
+        raise ConfigError(f"--set{_shown(field)} {wrong}; expected FIELD=VALUE, as in {_EXAMPLE}")
+    try:
+        return tuple(field.split(".")), yaml.safe_load(text)
+    except yaml.YAMLError:
+        raise ConfigError(
+            f"--set{_shown(field)}: what follows '=' is not YAML; put a text that YAML reads "
+            "otherwise between quotes, as in --set 'name=\"a: b\"'"
+        ) from None
+
+
+def _shown(field: str) -> str:
+    return f" {field}" if _SHOWN.fullmatch(field) else ""
+
+
+def _set(section: dict[str, Any], path: Sequence[str], value: Any) -> None:
+    for depth, name in enumerate(path[:-1], 1):
+        key = _key(section, name)
+        below = section.get(key)
+        if below is None:
+            below = section[key] = {}
+        if not isinstance(below, dict):
+            holder = _shown(".".join(path[:depth])).strip() or "the field above"
+            raise ConfigError(
+                f"--set{_shown('.'.join(path))}: {holder} holds {_kind(below)}, which has no fields; "
+                f"set {holder} as a whole"
+            )
+        section = below
+    section[_key(section, path[-1])] = value
+
+
+def _key(section: Mapping[Any, Any], name: str) -> Any:
+    """The key that is written like `name`: YAML reads some as numbers."""
+    return next((key for key in section if str(key) == name), name)
+
+
+def _kind(value: object) -> str:
+    if isinstance(value, str):
+        return "a text"
+    return "a list" if isinstance(value, list) else "one value"

@@ -1,0 +1,211 @@
+"""What can be found wrong before anything is trained or written."""
+
+from collections.abc import Iterable, Mapping
+
+from cotune.environments.base import missing_texts
+from cotune.environments.description import description_of
+from cotune.errors import ConfigError
+from cotune.protocols import Codec, Environment, TokenRules
+from cotune.rewards.batch import of_environment
+from cotune.rewards.functions import RewardFunctions
+from cotune.types import Assignment, Limits, Prompt, StopReason, Task, Trajectory, Turn
+
+_RENDERED = 16  # tasks with the longest questions, of each split
+_EVOLVES = {"inspo": "INSPO", "inspo+p2o": "INSPO", "gepa": "GEPA"}
+_TOKENS = ("hub_token", "push_to_hub_token")
+_TRIED = ("", "I do not know.")  # completions that rewards are tried on
+
+
+def evolved_room(limits: Limits, strategy: str) -> int:
+    """Tokens that an evolved text may have: half of a prompt's, a quarter where there are two.
+
+    The other half is the question's, the chat template's, and what does not evolve.
+    """
+    return limits.prompt_tokens // (4 if strategy == "inspo+p2o" else 2)
+
+
+def check_instruction(environment: Environment, instruction: str, strategy: str = "static") -> None:
+    """Raises ConfigError for an instruction under which no policy can act, or that cannot evolve.
+
+    Args:
+        instruction: the initial one; blank is none at all.
+        strategy: its kind.
+    """
+    if strategy in _EVOLVES and not instruction.strip():
+        raise ConfigError(
+            f"instruction: blank; {_EVOLVES[strategy]} evolves it: say in a sentence or two what the "
+            "policy is to do"
+        )
+    if missing := missing_texts(instruction, environment.required):
+        raise ConfigError(f"instruction {missing}")
+
+
+def check_told(environment: Environment, instruction: str, tokens: TokenRules) -> None:
+    """Raises ConfigError for texts of which prompts could not be made as they are.
+
+    Args:
+        instruction: the initial one.
+        tokens: the policy's; a control token that an instruction spells out would stay text.
+    """
+    if spelt := [token for token in tokens.control_tokens if token in instruction]:
+        raise ConfigError(
+            f"instruction spells out {', '.join(spelt)}, of the policy's control tokens; the policy "
+            "would be shown another text in its place: remove it"
+        )
+    description_of(environment)
+
+
+def check_tokens(engine_args: Mapping[str, object]) -> None:
+    """Raises ConfigError for a token in engine_args, which run files and folders would keep."""
+    for name in _TOKENS:
+        if engine_args.get(name) is not None:
+            raise ConfigError(
+                f"training.engine_args.{name}: a run file is kept with the run, and a token must not "
+                "be (what came is not shown); remove it and set the environment variable HF_TOKEN"
+            )
+
+
+def check_splits(environment: Environment, *, validates: bool) -> None:
+    """Raises ConfigError where a split that a run needs has no questions.
+
+    Args:
+        validates: whether the run is evaluated on the validation split, too.
+    """
+    for split in ("train", "validation", "test") if validates else ("train", "test"):
+        if not environment.tasks(split):
+            raise ConfigError(
+                f"environment: the {split} split has no questions; expected at least one: hold some "
+                "out, or give it data of its own"
+            )
+
+
+def check_prompts(
+    environment: Environment,
+    codec: Codec,
+    instruction: str,
+    limits: Limits,
+    splits: Iterable[str],
+    *,
+    strategy: str,
+) -> None:
+    """Raises ConfigError where the longest prompts of some splits are longer than the limit.
+
+    Args:
+        instruction: the initial one.
+        splits: what to look at; of each the tasks with the longest questions.
+        strategy: its kind; texts that it evolves may take half of the limit.
+    """
+    tasks = [task for split in splits for task in _longest(environment.tasks(split))]
+    for task in tasks:
+        found = _prompt_tokens(environment, codec, task, instruction)
+        if found > limits.prompt_tokens:
+            raise ConfigError(
+                f"limits.prompt_tokens is {limits.prompt_tokens}, but the prompt of task {task.id} "
+                f"has {found} tokens; raise it or shorten the instruction"
+            )
+        if strategy in ("static", "sft"):
+            continue
+        room = evolved_room(limits, strategy)
+        if strategy == "inspo+p2o" and found + room > limits.prompt_tokens:
+            raise ConfigError(
+                f"limits.prompt_tokens is {limits.prompt_tokens}, a quarter of which is left for "
+                f"hints, but the prompt of task {task.id} under the initial instruction has {found} "
+                "tokens; raise it or shorten the instruction"
+            )
+        kept, evolved = (instruction, "hints") if strategy == "p2o" else ("", "instructions")
+        rest = _prompt_tokens(environment, codec, task, kept)
+        if 2 * rest > limits.prompt_tokens:
+            raise ConfigError(
+                f"limits.prompt_tokens is {limits.prompt_tokens}, half of which is left for evolved "
+                f"{evolved}, but without any the prompt of task "
+                f"{task.id} has {rest} tokens; expected at least {2 * rest}"
+            )
+
+
+def check_rewards(
+    rewards: RewardFunctions | None,
+    environment: Environment,
+    instruction: str,
+    splits: Iterable[str],
+) -> None:
+    """Calls the reward functions once, on two tasks: with nothing written, and with a short text.
+
+    What is wrong with them (a column that is missing, a result of the wrong length, NaN) then shows
+    before a policy is loaded.
+
+    Args:
+        rewards: None where the environment scores.
+        instruction: the initial one.
+        splits: whose tasks must have what the functions need; the trial is on the first of them.
+
+    Raises:
+        ConfigError: names the function; or there is none, and the environment gives no reward.
+    """
+    if rewards is None:
+        if getattr(environment, "needs_rewards", False):
+            raise ConfigError(
+                f"rewards: missing; {type(environment).__name__} gives none: name reward functions "
+                "such as my_package.rewards:exact, or exact_match"
+            )
+        return
+    for split in splits:
+        also = list(of_environment(environment, ()))
+        rewards.check_tasks(environment.tasks(split), split, also)
+    tasks = [task for split in splits for task in environment.tasks(split)]
+    prompt = Prompt(instruction)
+    rewards(
+        [
+            Trajectory(
+                assignment=Assignment(task, prompt, prompt, "i0", group),
+                sampled_prompt_ids=(),
+                prompt_ids=(),
+                completion_ids=tuple(range(len(text) + 1)),
+                mask=(1,) * (len(text) + 1),
+                logprobs=(0.0,) * (len(text) + 1),
+                turns=(Turn(text),),
+                stop=StopReason.ANSWERED,
+                answer=text or None,
+            )
+            for group, (task, text) in enumerate(zip(tasks, _TRIED, strict=False))
+        ],
+        environment,
+    )
+
+
+def check_retriever(environment: Environment) -> None:
+    """Asks a retrieval server for a passage, so that a wrong address shows before anything is spent.
+
+    Raises:
+        ConfigError: the environment searches a server that gives no usable reply.
+    """
+    check = getattr(getattr(environment, "retriever", None), "check", None)
+    if check is not None:
+        check()
+
+
+def check_context(context_tokens: int | None, limits: Limits) -> None:
+    """Raises ConfigError where a full episode is longer than what the policy can attend to.
+
+    Args:
+        context_tokens: the policy's; None where it has no bound.
+    """
+    asked = limits.prompt_tokens + limits.trajectory_tokens
+    if context_tokens is not None and asked > context_tokens:
+        raise ConfigError(
+            f"limits.prompt_tokens + limits.trajectory_tokens is {limits.prompt_tokens} + "
+            f"{limits.trajectory_tokens} = {asked}, but the policy's context holds "
+            f"{context_tokens} tokens; lower one of the two, in the run file or in cotune.Limits(…)"
+        )
+
+
+def _prompt_tokens(environment: Environment, codec: Codec, task: Task, instruction: str) -> int:
+    messages = environment.messages(task, Prompt(instruction))
+    return len(codec.render(messages, environment.tools))
+
+
+def _longest(tasks: Iterable[Task]) -> list[Task]:
+    return sorted(tasks, key=_characters, reverse=True)[:_RENDERED]
+
+
+def _characters(task: Task) -> int:
+    return len(task.question) + sum(len(content) for _, content in task.context)

@@ -1,0 +1,368 @@
+"""The run file: what a run is, in one frozen object. Defaults are the papers'."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, cast
+
+import yaml
+from pydantic import Field, ValidationError, model_validator
+
+from cotune.config.overrides import with_overrides
+from cotune.data.options import DatasetConfig
+from cotune.environments.base import missing_texts
+from cotune.environments.environment_options import (
+    WITH_DATASET,
+    InstructionConfig,
+    OwnEnvironment,
+    SingleTurnOptions,
+    environment_section,
+)
+from cotune.environments.math import REQUIRED, MathOptions
+from cotune.environments.search import SearchOptions
+from cotune.environments.tag_protocol import ANSWER_TAGS, CALL_TAGS
+from cotune.errors import ConfigError
+from cotune.llm.client import OpenAIOptions
+from cotune.methods.composed import ComposedOptions
+from cotune.methods.gepa.gepa import GepaOptions
+from cotune.methods.inspo.inspo import InspoOptions
+from cotune.methods.p2o.p2o import P2OOptions
+from cotune.methods.sft import SFTOptions
+from cotune.methods.static import StaticOptions
+from cotune.policy.options import PolicyConfig
+from cotune.rewards.reward_options import RewardConfig
+from cotune.types import Limits
+from cotune.utils.importing import import_from, registered_environments
+from cotune.utils.validation import Model, describe
+from cotune.worlds.arithmetic import ArithmeticOptions
+from cotune.worlds.geo import GeoOptions
+
+
+class RulesConfig(Model):
+    """The offline reader of the proposers' prompts; for the bundled worlds."""
+
+    kind: Literal["rules"] = "rules"
+    remedies: Literal["reflected", "random"] = "reflected"
+    """"random" is the control: remedies drawn without reading the failures."""
+
+
+class TrainingConfig(Model):
+    """GRPO. Defaults are INSPO's for a 3B model."""
+
+    engine: Literal["trl", "verl"] = "trl"
+    """What trains: TRL's GRPOTrainer, or veRL's trainer on Ray. Each needs an environment of its own."""
+    steps: int = Field(default=300, ge=1)
+    """Rollout batches: T."""
+    questions_per_step: int = Field(default=512, ge=1)
+    """Questions of a rollout batch; each is a group."""
+    group_size: int = Field(default=5, ge=2)
+    """Rollouts a question: G."""
+    mini_batches: int = Field(default=2, ge=1)
+    """Optimizer steps a rollout batch is split into."""
+    micro_batch_size: int = Field(default=16, ge=1)
+    """Rollouts of one forward and backward pass, per process."""
+    learning_rate: float = Field(default=5e-7, gt=0)
+    """The highest, reached when the warm-up ends."""
+    schedule: Literal["cosine", "linear", "constant", "constant_with_warmup"] = "cosine"
+    """How the learning rate goes on after that."""
+    warmup: float = Field(default=0.1, ge=0, le=1)
+    """Share of the optimizer steps over which the learning rate rises."""
+    kl: float = Field(default=0.001, ge=0)
+    """Weight of the KL term, β; 0 is off and loads no reference model."""
+    clip: float = Field(default=0.2, gt=0)
+    """Clip range of the importance ratio, ε."""
+    temperature: float = Field(default=1.0, gt=0)
+    """Of training and verification rollouts."""
+    rollout_budget: int | None = Field(default=None, ge=1)
+    """Policy rollouts (training, verification, evolution) after which training ends; null: none."""
+    resample_rounds: int = Field(default=0, ge=0)
+    """DAPO's dynamic sampling (arXiv 2503.14476, Section 3.2), for strategy.kind static: groups whose
+    rewards are all equal give way to groups of other training questions, rolled out anew up to this
+    many times a step. They are training rollouts and count as such. 0 is off."""
+    rows_per_call: int = Field(default=512, ge=1)
+    """Rollouts that are sampled together, per process; bounds memory."""
+    save_every: int = Field(default=50, ge=0)
+    """Rollout batches between checkpoints; 0 is off (a killed run then starts anew)."""
+    keep_checkpoints: int = Field(default=2, ge=1)
+    """How many checkpoints stay; older ones are deleted."""
+    frozen: bool = False
+    """Whether the policy stays as it is: batches are rolled out where a method evolves by them, but no
+    optimizer step is made. With strategy.kind static or gepa there are no batches at all."""
+    single_gpu: bool = False
+    """Whether one process that sees several GPUs may train on the first and leave the others idle."""
+    engine_args: dict[str, Any] = Field(default_factory=dict[str, Any])
+    """Passed on as it is, and wins over the fields above: fields of GRPOConfig, or with engine verl keys
+    of its configuration such as actor_rollout_ref.rollout.gpu_memory_utilization."""
+
+    @property
+    def optimizer_steps(self) -> int:
+        """Of a rollout batch, as the trainer counts them: a frozen batch is not split."""
+        return 1 if self.frozen else self.mini_batches
+
+    @model_validator(mode="after")
+    def _divides(self) -> "TrainingConfig":
+        rows = self.questions_per_step * self.group_size
+        if rows % (self.mini_batches * self.micro_batch_size):
+            raise ValueError(
+                f"questions_per_step × group_size is {rows}, which mini_batches × micro_batch_size "
+                f"= {self.mini_batches * self.micro_batch_size} does not divide; change micro_batch_size"
+            )
+        if self.rollout_budget is not None and self.rollout_budget < rows:
+            raise ValueError(
+                f"rollout_budget is {self.rollout_budget}, less than one batch of "
+                f"questions_per_step × group_size = {rows}; raise it, or null for no budget"
+            )
+        return self
+
+
+class EvaluationConfig(Model):
+    """Greedy evaluation on questions that are never trained on."""
+
+    every: int = Field(default=100, ge=0)
+    """Steps between evaluations on the validation split; the best policy is kept. 0: only the end."""
+    before: bool = True
+    """Whether the test split is evaluated before training, too."""
+
+
+class LoggingConfig(Model):
+    """What is kept of a run."""
+
+    trajectories_every: int = Field(default=10, ge=0)
+    """Steps between files of training trajectories; 0 keeps those of evaluations alone."""
+    report_to: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = ()
+    """Trackers that get the numbers, the evaluations and the tables of instructions and hints;
+    TensorBoard's files lie in the run folder."""
+
+
+Environment = Annotated[
+    GeoOptions | ArithmeticOptions | SearchOptions | MathOptions | OwnEnvironment,
+    Field(discriminator="kind"),
+]
+KINDS = frozenset(
+    ("geo", "arithmetic", "search", "math", "single_turn", "tools", "trl", "verifiers", "python")
+)
+"""Of environments."""
+REQUIRED_TEXTS = {"geo": CALL_TAGS, "search": CALL_TAGS, "math": REQUIRED, "arithmetic": REQUIRED}
+"""What an instruction must hold, by kind of environment."""
+
+
+def without_search(environment: object) -> bool:
+    """Whether a search environment's options take its search engine away."""
+    return isinstance(environment, GeoOptions | SearchOptions) and not environment.search
+
+
+StrategyConfig = Annotated[
+    StaticOptions | SFTOptions | InspoOptions | P2OOptions | ComposedOptions | GepaOptions,
+    Field(discriminator="kind"),
+]
+WITHOUT_LLM = frozenset(("static", "sft"))
+"""Kinds of strategies that ask no optimizer LLM."""
+LLMConfig = Annotated[RulesConfig | OpenAIOptions, Field(discriminator="kind")]
+
+
+class RunConfig(Model):
+    """A run file."""
+
+    name: str = "run"
+    """What the console and the report call the run."""
+    output: Path
+    """The run folder; must not exist."""
+    seed: int = Field(default=0, ge=0)
+    """Of the questions' order and of all draws."""
+    threads: int | None = Field(default=None, ge=1)
+    """CPU threads of the policy; null leaves it to torch."""
+    policy: PolicyConfig = PolicyConfig()
+    dataset: DatasetConfig | None = None
+    """Questions of your own; for environments that bring none."""
+    environment: Environment = SingleTurnOptions()
+    """How actions are answered: a kind with its fields, a kind alone, or the
+    `package.module:name` or `file.py:name` of a class of yours."""
+    rewards: tuple[RewardConfig, ...] = ()
+    """Reward functions, summed by weight; they score in place of the environment."""
+    instruction: InstructionConfig = InstructionConfig()
+    """The initial instruction: a text, or that and where it stands; null: the environment's."""
+    limits: Limits = Limits()
+    strategy: StrategyConfig
+    """The method: which prompt each rollout is sampled under, and which it is trained on."""
+    llm: LLMConfig | None = None
+    """The optimizer LLM; null: the offline rules on a bundled world, an error elsewhere."""
+    training: TrainingConfig = TrainingConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+    logging: LoggingConfig = LoggingConfig()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _shorthands(cls, raw: Any) -> Any:
+        if not isinstance(raw, Mapping):
+            return raw
+        given = cast("Mapping[str, Any]", raw)
+        if "environment" not in given:
+            return given
+        registered = frozenset(registered_environments())
+        return {
+            **given,
+            "environment": environment_section(given["environment"], KINDS, registered),
+        }
+
+    @model_validator(mode="after")
+    def _can_be_acted_on(self) -> "RunConfig":
+        text, required = self.instruction.text, REQUIRED_TEXTS.get(self.environment.kind, ())
+        if without_search(self.environment):
+            required = ANSWER_TAGS
+        if text is not None and (problem := missing_texts(text, required)):
+            raise ValueError(f"instruction {problem}")
+        return self
+
+    @model_validator(mode="after")
+    def _has_data_and_rewards(self) -> "RunConfig":
+        kind = self.environment.kind
+        if self.dataset is None and kind in ("single_turn", "tools", "trl"):
+            raise ValueError(
+                f"dataset: missing; environment.kind {kind} brings no questions: name a file by "
+                "dataset: {path: …}, or a data set of the hub by {name: …}"
+            )
+        if self.dataset is not None and kind not in WITH_DATASET:
+            raise ValueError(
+                f"dataset: environment.kind {kind} brings its own questions; remove dataset"
+            )
+        if not self.rewards and kind in ("single_turn", "tools"):
+            raise ValueError(
+                f"rewards: missing; environment.kind {kind} does not score: name reward functions "
+                "such as my_package.rewards:exact, or exact_match"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _groups_can_be_replaced(self) -> "RunConfig":
+        # The others credit instructions by, and mine failures from, the groups of the due questions.
+        rounds, kind = self.training.resample_rounds, self.strategy.kind
+        if rounds and kind != "static":
+            raise ValueError(
+                f"training.resample_rounds is {rounds}, but strategy.kind is {kind}, which reads the "
+                "group of each question; expected strategy.kind static, or resample_rounds 0"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _questions_can_graduate(self) -> "RunConfig":
+        strategy = self.strategy.p2o if self.strategy.kind == "inspo+p2o" else self.strategy
+        if strategy.kind == "p2o":
+            judged = strategy.judged(self.training.group_size)
+            if strategy.successes_below > judged:
+                raise ValueError(
+                    f"strategy: successes_below is {strategy.successes_below}, but a question is "
+                    f"judged by {judged} rollouts of training.group_size "
+                    f"{self.training.group_size} and would stay hard for ever; expected at most "
+                    f"{judged}"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _something_is_trained(self) -> "RunConfig":
+        if self.training.frozen and self.strategy.kind == "sft":
+            raise ValueError(
+                "training.frozen is true, but strategy.kind sft trains nothing but the policy; "
+                "remove training.frozen"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _has_references(self) -> "RunConfig":
+        kind, strategy = self.environment.kind, self.strategy
+        if strategy.kind == "sft" and strategy.data == "answers" and kind in ("trl", "verifiers"):
+            raise ValueError(
+                f"strategy.data is answers, but environment.kind {kind} rewards what a policy does and "
+                "says of no question how it is answered; set strategy.data: rollouts"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _search_is_affordable(self) -> "RunConfig":
+        training, strategy = self.training, self.strategy
+        if strategy.kind != "gepa" or training.rollout_budget is None:
+            return self
+        batch = training.questions_per_step * training.group_size if self.has_batches else 0
+        if strategy.budget + batch > training.rollout_budget:
+            follows = f", and a batch of {batch} follows it" if batch else ""
+            raise ValueError(
+                f"strategy.budget is {strategy.budget}{follows}, more than "
+                f"training.rollout_budget, {training.rollout_budget}; lower strategy.budget, or raise "
+                "training.rollout_budget"
+            )
+        return self
+
+    @property
+    def has_batches(self) -> bool:
+        """Whether the run rolls out training batches: not where nothing is learnt from them."""
+        return not (self.training.frozen and self.strategy.kind in ("static", "gepa"))
+
+    @model_validator(mode="after")
+    def _llm_fits(self) -> "RunConfig":
+        method, world = self.strategy.kind, self.environment.kind
+        if method in WITHOUT_LLM or (self.llm is not None and self.llm.kind != "rules"):
+            return self
+        # The rules write instructions for geo alone, hints for both bundled worlds.
+        alone = without_search(self.environment)
+        if alone or (world != "geo" and (method, world) != ("p2o", "arithmetic")):
+            raise ValueError(
+                f"llm is {'missing' if self.llm is None else 'rules'}, and the offline rules know "
+                "geo alone, and arithmetic for strategy.kind p2o; but environment.kind is "
+                f"{world}{' with environment.search false' if alone else ''} and strategy.kind is {method}; set llm to an OpenAI-compatible endpoint: "
+                "{kind: openai, model: …, base_url: …}"
+            )
+        return self
+
+
+def load_config(
+    path: str | Path,
+    overrides: Mapping[str, Any] | None = None,
+    assignments: Sequence[str] = (),
+) -> RunConfig:
+    """Reads a run file.
+
+    Args:
+        path: the file.
+        overrides: whole sections in place of the file's.
+        assignments: fields in place of the file's, each as `training.steps=600`; see
+            `cotune.config.overrides`.
+
+    Raises:
+        ConfigError: one line with the file, the field, what came and what was expected.
+    """
+    path = Path(path)
+    import_from((Path.cwd(), path.parent))  # what the run file names may lie there
+    try:
+        raw = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror or error}; expected a run file") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: not UTF-8 text ({error.reason}); expected YAML") from error
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path}{_yaml_problem(error)}; expected YAML") from None
+    if not isinstance(raw, dict):
+        raise ConfigError(
+            f"{path}: holds {'nothing' if raw is None else type(raw).__name__}; expected fields "
+            "such as output: and strategy:"
+        )
+    given = with_overrides({**raw, **(overrides or {})}, assignments)
+    return parse_config(given, f"{path} with --set" if assignments else str(path))
+
+
+def parse_config(raw: Mapping[str, Any], source: str) -> RunConfig:
+    """A configuration from plain data; `source` is named in errors."""
+    try:
+        return RunConfig.model_validate(raw)
+    except ValidationError as error:
+        # Not `from error`: its text repeats what was given, a misplaced key among it.
+        raise ConfigError(f"{source}: {describe(error, RunConfig)}") from None
+
+
+def dump_config(config: RunConfig) -> dict[str, Any]:
+    """Plain data that `parse_config` reads back."""
+    return config.model_dump(mode="json")
+
+
+def _yaml_problem(error: yaml.YAMLError) -> str:
+    """Where and what, without the line itself: it may hold a key."""
+    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
+        return f", line {error.problem_mark.line + 1}: {error.problem or 'not YAML'}"
+    return ": not YAML"

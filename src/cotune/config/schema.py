@@ -1,0 +1,114 @@
+"""The JSON schema of the run file, for editors that check and complete YAML."""
+
+import inspect
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import is_dataclass
+from typing import Any, get_args, get_type_hints
+
+from pydantic import BaseModel
+
+from cotune.config.run_file import RunConfig
+from cotune.environments.environment_options import InstructionConfig, ToolConfig
+from cotune.rewards.reward_options import RewardConfig
+from cotune.utils.importing import registered_environments
+
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
+# Sections that a run file may give as a text: see their validators.
+_TEXT_ALONE = (InstructionConfig, RewardConfig, ToolConfig)
+_ENTRY = re.compile(r"(?P<names>\w+(?:, \w+)*): ")
+
+
+def run_schema() -> dict[str, Any]:
+    """The schema: what the run file's model takes, its shorthands included.
+
+    Descriptions are the fields' docstrings; of options classes, the entries of their "Attributes".
+    """
+    schema = RunConfig.model_json_schema(mode="validation")
+    definitions: dict[str, Any] = schema["$defs"]
+    classes = {found.__name__: found for found in _classes(RunConfig)}
+    for name, definition in definitions.items():
+        found = classes.get(name)
+        if found is not None:
+            _describe(definition, found)
+    for found in _TEXT_ALONE:
+        full = definitions[found.__name__]
+        short = {"type": ["string", "null"] if found is InstructionConfig else "string"}
+        definitions[found.__name__] = {
+            "description": full.pop("description", ""),
+            "anyOf": [short, full],
+        }
+    for union in _unions(schema):
+        # An OpenAPI word; that the kind must be told is said here, as alone a class has a default.
+        del union["discriminator"]
+        union["oneOf"] = [{"allOf": [kind], "required": ["kind"]} for kind in union["oneOf"]]
+    schema["properties"]["environment"] = _environment(schema["properties"]["environment"])
+    return {"$schema": DIALECT, **schema, "title": "cotune run file"}
+
+
+def _environment(section: Mapping[str, Any]) -> dict[str, Any]:
+    """The environment's section with its shorthands: a kind or an object alone, a package's kind."""
+    full = {key: value for key, value in section.items() if key not in ("default", "description")}
+    registered = sorted(registered_environments())
+    others: list[dict[str, Any]] = [{"type": "string"}]
+    if registered:
+        kind = {"properties": {"kind": {"enum": registered}}, "required": ["kind"]}
+        others.append({"type": "object", **kind})
+    kept = {key: value for key, value in section.items() if key in ("default", "description")}
+    return {**kept, "anyOf": [*others, full]}
+
+
+def _describe(definition: dict[str, Any], found: type) -> None:
+    """Gives a class's schema its docstring's first paragraph, and its fields the entries below."""
+    text = inspect.cleandoc(found.__doc__ or "")
+    head = " ".join(text.partition("\n\n")[0].split())
+    if head:
+        definition["description"] = head
+    for name, entry in attribute_docs(text).items():
+        if name in definition.get("properties", {}):
+            definition["properties"][name].setdefault("description", entry)
+
+
+def attribute_docs(docstring: str) -> dict[str, str]:
+    """By attribute, its entry in a docstring's "Attributes:"; `a, b: …` stands for both."""
+    _, found, section = docstring.partition("\nAttributes:\n")
+    docs: dict[str, str] = {}
+    names: tuple[str, ...] = ()
+    for line in section.splitlines() if found else ():
+        if not line.strip():
+            break  # the section ends
+        entry = _ENTRY.match(line.strip()) if re.match(r" {4}\S", line) else None
+        if entry:
+            names = tuple(entry["names"].split(", "))
+            docs |= dict.fromkeys(names, line.strip()[entry.end() :])
+        else:
+            docs |= {name: f"{docs[name]} {line.strip()}" for name in names}
+    return docs
+
+
+def _unions(part: Any) -> Iterator[dict[str, Any]]:
+    """Every subschema that tells its kinds apart by `kind`."""
+    if isinstance(part, dict):
+        if "discriminator" in part:
+            yield part
+        for inner in list(part.values()):
+            yield from _unions(inner)
+    elif isinstance(part, list):
+        for inner in part:
+            yield from _unions(inner)
+
+
+def _classes(model: type) -> Iterator[type]:
+    """The models and options classes that a model is made of, itself among them."""
+    yield model
+    for annotation in get_type_hints(model).values():
+        yield from _inside(annotation)
+
+
+def _inside(annotation: Any) -> Iterator[type]:
+    if isinstance(annotation, type) and (
+        is_dataclass(annotation) or issubclass(annotation, BaseModel)
+    ):
+        yield from _classes(annotation)
+    for part in get_args(annotation):
+        yield from _inside(part)

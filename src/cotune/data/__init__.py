@@ -1,0 +1,1 @@
+"""Questions and corpora, from files, packages and the Hugging Face hub."""

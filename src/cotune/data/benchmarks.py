@@ -1,0 +1,216 @@
+"""The question sets that papers report, by name: from the Hugging Face hub or from a file."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, cast
+
+from cotune.data.dataset import tasks_of_rows
+from cotune.data.dataset_files import Row, file_rows, hub_rows
+from cotune.data.jsonl import shortened
+from cotune.errors import ConfigError
+from cotune.rewards.boxed import last_boxed
+from cotune.types import Task
+
+_FLASHRAG = "RUC-NLPIR/FlashRAG_datasets"
+_SOURCE = "data_source"  # the column by which Search-R1's merged files tell their data sets apart
+
+
+@dataclass(frozen=True, kw_only=True)
+class Benchmark:
+    """A question set, where it lies on the hub and what its columns hold.
+
+    Attributes:
+        name: on the command line.
+        title: in print.
+        kind: "qa" has short answers, "math" answers to be boxed.
+        hub: the repository.
+        subset: its configuration; None for the one that it has.
+        split: the split that papers report.
+        n: questions in it.
+        question, answers: the columns looked for, first to last; a dot leads below a column.
+        id, solution, context, stratum: columns that are read where they are there.
+        stratum_prefix: stands before what the stratum's column holds.
+        f1: the data set's own scorer, a name in `cotune.rewards.REWARDS`.
+    """
+
+    name: str
+    title: str
+    kind: Literal["qa", "math"]
+    hub: str
+    split: str
+    n: int
+    question: tuple[str, ...]
+    answers: tuple[str, ...]
+    subset: str | None = None
+    id: str = "id"
+    solution: str = "solution"
+    context: str = ""
+    stratum: str = ""
+    stratum_prefix: str = ""
+    f1: Literal["f1_squad", "f1_hotpot"] = "f1_squad"
+
+
+def _qa(name: str, title: str, split: str, n: int, **more: Any) -> Benchmark:
+    answers = ("golden_answers", "answers", "answer", "reward_model.ground_truth.target")
+    return Benchmark(
+        name=name, title=title, kind="qa", hub=_FLASHRAG, subset=name, split=split, n=n,
+        question=("question",), answers=answers, **more,
+    )  # fmt: skip
+
+
+def _math(name: str, title: str, hub: str, split: str, n: int, **more: Any) -> Benchmark:
+    return Benchmark(
+        name=name, title=title, kind="math", hub=hub, split=split, n=n,
+        question=("problem", "question"),
+        answers=("answer", "final_answer", "answers", "reward_model.ground_truth"), **more,
+    )  # fmt: skip
+
+
+BENCHMARKS: Mapping[str, Benchmark] = {
+    benchmark.name: benchmark
+    for benchmark in (
+        _qa("nq", "Natural Questions", "test", 3610),
+        _qa("triviaqa", "TriviaQA", "test", 11313),
+        _qa("popqa", "PopQA", "test", 14267),
+        _qa("hotpotqa", "HotpotQA", "dev", 7405, f1="f1_hotpot"),
+        _qa("2wikimultihopqa", "2WikiMultihopQA", "dev", 12576, f1="f1_hotpot"),
+        _qa("musique", "MuSiQue", "dev", 2417),
+        _qa("bamboogle", "Bamboogle", "test", 125),
+        _math("aime24", "AIME 2024", "HuggingFaceH4/aime_2024", "train", 30),
+        _math("aime25", "AIME 2025", "math-ai/aime25", "test", 30),
+        _math("amc", "AMC", "AI-MO/aimo-validation-amc", "train", 83),
+        _math(
+            "math-500", "MATH-500", "HuggingFaceH4/MATH-500", "test", 500,
+            id="unique_id", stratum="level", stratum_prefix="level ",
+        ),
+        _math("minerva", "Minerva Math", "math-ai/minervamath", "test", 272),
+        _math(
+            "olympiadbench", "OlympiadBench", "Hothan/OlympiadBench", "train", 674,
+            subset="OE_TO_maths_en_COMP", context="context", stratum="subfield",
+        ),
+    )
+}  # fmt: skip
+"""By name."""
+
+
+def parse_benchmark(given: str) -> tuple[Benchmark, Path | None]:
+    """`NAME` or `NAME=PATH` as the benchmark and its file.
+
+    Raises:
+        ConfigError: no such name, or no path after the sign.
+    """
+    name, equals, path = given.partition("=")
+    benchmark = BENCHMARKS.get(name.strip().lower())
+    if benchmark is None:
+        raise ConfigError(
+            f"--benchmark is {shortened(given)}; expected NAME or NAME=PATH, with a NAME of "
+            f"{', '.join(BENCHMARKS)}"
+        )
+    if equals and not path.strip():
+        raise ConfigError(
+            f"--benchmark {benchmark.name}: no path after '='; name a file, or leave '='"
+        )
+    return benchmark, Path(path.strip()) if equals else None
+
+
+def read_benchmark(benchmark: Benchmark, path: Path | None = None) -> list[Task]:
+    """The tasks of a benchmark, in its order; ids begin with its name.
+
+    A file of Search-R1's that holds several data sets has them as strata. Ids are those of the
+    data, of such a file with the data set's name before them.
+
+    Args:
+        benchmark: what is read.
+        path: a Parquet, JSONL, JSON or CSV file, or a folder of Parquet files; None reads the hub.
+
+    Raises:
+        ConfigError: no such file, hub out of reach, no rows, or other columns than the benchmark's.
+    """
+    field = f"--benchmark {benchmark.name}"
+    if path is not None:
+        rows, source = file_rows(path, field), f"{field}: {path}"
+    else:
+        mend = f"where the hub is out of reach, download it and give {field}=PATH"
+        rows = hub_rows(benchmark.hub, benchmark.subset, benchmark.split, field, mend)
+        source = f"{field}: {benchmark.hub}, split {benchmark.split},"
+    if not rows:
+        raise ConfigError(f"{source} holds no rows; expected one for each question")
+    columns = _columns(benchmark, rows, source)
+    mixed = len({row.get(_SOURCE) for _, row in rows}) > 1
+    canonical = [(where, _canonical(benchmark, columns, row, where, mixed)) for where, row in rows]
+    return tasks_of_rows(canonical, source, benchmark.name)
+
+
+def _columns(benchmark: Benchmark, rows: Sequence[Row], source: str) -> tuple[str, str]:
+    """The columns of the questions and of the answers: the first of each that the data has."""
+    names = list(dict.fromkeys(name for _, row in rows for name in row))
+
+    def first(candidates: Sequence[str]) -> str | None:
+        return next((c for c in candidates if c.partition(".")[0] in names), None)
+
+    question, answers = first(benchmark.question), first(benchmark.answers)
+    if answers is None and benchmark.kind == "math":
+        answers = first((benchmark.solution,))  # which ends with a box
+    if question is None or answers is None:
+        lacks = benchmark.question if question is None else benchmark.answers
+        shown = ", ".join(names[:12]) + (", …" if len(names) > 12 else "")
+        raise ConfigError(
+            f"{source} has the columns {shown}; expected {' or '.join(lacks)}, as "
+            f"{benchmark.hub} has them: rename a column, or name another file"
+        )
+    return question, answers
+
+
+def _canonical(
+    benchmark: Benchmark, columns: tuple[str, str], row: Mapping[str, Any], where: str, mixed: bool
+) -> dict[str, Any]:
+    """A row with the columns that `tasks_of_rows` reads, besides its own."""
+    question, source = _below(row, columns[0]), row.get(_SOURCE)
+    context = row.get(benchmark.context)
+    if isinstance(question, str) and isinstance(context, str) and context.strip():
+        question = f"{context.strip()}\n\n{question}"
+    id, solution = row.get(benchmark.id), row.get(benchmark.solution)
+    stratum = source if mixed else row.get(benchmark.stratum)
+    prefix = "" if mixed else benchmark.stratum_prefix
+    return {
+        **row,
+        "question": question,
+        "answers": _answers(benchmark, _below(row, columns[1]), columns[1], where),
+        # Merged files count each data set's rows from 0.
+        "id": f"{source}-{id}" if mixed and id is not None else id,
+        "solution": solution if isinstance(solution, str) else None,
+        "stratum": None if stratum in (None, "") else f"{prefix}{stratum}",
+    }
+
+
+def _answers(benchmark: Benchmark, value: object, column: str, where: str) -> list[object]:
+    """The accepted answers of a row, blank ones left out; of mathematics the final ones."""
+    came = shortened(value)
+    members = cast("list[object]", value) if isinstance(value, list) else [value]
+    found = [m for m in members if m is not None and not (isinstance(m, str) and not m.strip())]
+    if not found:
+        raise ConfigError(
+            f'{where}: "{column}" is {came}; expected an answer, or a list of answers any '
+            "of which counts: mend the row, or drop it"
+        )
+    if benchmark.kind == "qa":
+        return found
+    return [_final(member) if isinstance(member, str) else member for member in found]
+
+
+def _final(answer: str) -> str:
+    """The last box of a text, or all of it without the dollar signs around it."""
+    final = (last_boxed(answer) or answer).strip()
+    inner = final[1:-1]
+    # "$1$, $2$" is no formula as a whole.
+    whole = len(final) > 2 and final[0] == final[-1] == "$" and "$" not in inner
+    return inner.strip() if whole else final
+
+
+def _below(row: Mapping[str, Any], column: str) -> Any:
+    """What stands at a dotted name; None where nothing does."""
+    value: Any = row
+    for part in column.split("."):
+        value = cast("Mapping[str, Any]", value).get(part) if isinstance(value, Mapping) else None
+    return value

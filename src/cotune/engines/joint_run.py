@@ -1,0 +1,116 @@
+"""A run that trains weights and prompt together, whatever its engine: where it stands, its state."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from cotune.config.changes import changes
+from cotune.engines.parts import Parts
+from cotune.errors import ConfigError
+from cotune.protocols import State
+from cotune.rollout.coordinator import Coordinator
+from cotune.rollout.task_order import TaskOrder
+from cotune.types import Progress
+
+
+class Resumable:
+    """What a resume compares and says.
+
+    Attributes:
+        parts: the run besides its trainer.
+    """
+
+    parts: Parts
+
+    @property
+    def identity(self) -> dict[str, str]:
+        """By field, what a resume must find as it was."""
+        raise NotImplementedError
+
+    def check_identity(self, state: State) -> None:
+        """Raises ConfigError where another run was saved than this one."""
+        mine = self.identity
+        for name, was in self.parts.renew(state["identity"]).items():
+            if mine.get(name) != was:
+                raise ConfigError(
+                    f"{name}: is not what the saved run began with ({was[:120]}); restore it, or "
+                    "start a new run in another folder"
+                )
+
+    def go_on_from(self, step: int, saved: Mapping[str, Any]) -> None:
+        """Begins an attempt after a step: cuts back what was written after it, says what changed.
+
+        Args:
+            step: the last one that counts.
+            saved: what was saved at that step; its `changeable`, where it has one, is the run file's
+                of then.
+        """
+        now = self.parts.changeable
+        self.parts.meter.begin_attempt(step)
+        self.parts.journal.cut_back(step)
+        changed = changes(saved.get("changeable", now), now)
+        self.parts.journal.event("resumed", step, from_step=step, changed=changed)
+
+
+class Joint(Resumable):
+    """What the engines' runs have in common.
+
+    Args:
+        parts: strategy, environment, LLM and where things are written.
+        order: which questions each step trains on.
+        total_batches: T.
+        coordinator: rolls out, consults the strategy.
+
+    Attributes:
+        batches: steps trained so far.
+        ended: whether a budget has ended the training.
+        rollouts_left: what is left of a budget of policy rollouts; set by what keeps one.
+    """
+
+    def __init__(
+        self, parts: Parts, order: TaskOrder, total_batches: int, coordinator: Coordinator
+    ) -> None:
+        self.parts, self.order, self.total_batches = parts, order, total_batches
+        self.coordinator = coordinator
+        self.batches = 0
+        self.ended = False
+        self.rollouts_left: Callable[[], int | None] = lambda: None
+
+    def progress(self, step: int) -> Progress:
+        """Where a step stands; what is left of a budget is known on rank 0."""
+        return Progress(
+            step=step,
+            epoch=self.order.epoch(step),
+            total_steps=self.total_batches,
+            rollouts_left=self.rollouts_left(),
+        )
+
+    def state_dict(self) -> State:
+        return {
+            "batches": self.batches,
+            "ended": self.ended,
+            "identity": self.identity,
+            "changeable": dict(self.parts.changeable),
+            "coordinator": self.coordinator.state_dict(),
+        }
+
+    def load_state_dict(self, state: State) -> None:
+        """Raises ConfigError where another run was saved than this one."""
+        self.check_identity(state)
+        self.batches, self.ended = int(state["batches"]), bool(state["ended"])
+        self.coordinator.load_state_dict(state["coordinator"])
+
+    @property
+    def identity(self) -> dict[str, str]:
+        return {"the training tasks": self.order.fingerprint, **self.parts.identity}
+
+    def resume(self, state: State) -> None:
+        """Goes on from a saved state: cuts back what was written after it, begins an attempt."""
+        self.load_state_dict(state)
+        if self.coordinator.comm.rank == 0:
+            self.go_on_from(self.batches, state)
+
+    def begin_closing(self) -> None:
+        """What follows counts under the step after the last: a resume drops it and does it anew."""
+        self.coordinator.step = self.batches + 1
+        if self.coordinator.comm.rank == 0:
+            self.parts.meter.set_step(self.batches + 1)

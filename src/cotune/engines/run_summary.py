@@ -1,0 +1,81 @@
+"""What a finished run came to, as its summary.json has it."""
+
+from typing import TYPE_CHECKING, Any
+
+from cotune.config.build import describe_llm
+from cotune.config.run_file import RunConfig
+from cotune.run.ledger import Ledger
+from cotune.run.run_dir import RunDir
+from cotune.run.scores import Score, mean_over
+from cotune.worlds.arithmetic_world import HARD
+
+if TYPE_CHECKING:
+    from cotune.engines.evaluation import Outcome
+
+
+def write_run_summary(config: RunConfig, run: RunDir, outcome: "Outcome", ledger: Ledger) -> None:
+    """summary.json of one run, with its one arm."""
+    totals, choice = ledger.totals(), outcome.choice
+    arm: dict[str, Any] = {
+        **score_figures("em", outcome.after),
+        **score_figures("em_before", outcome.before),
+        **score_figures("em_initial_instruction", outcome.plain),
+        **(score_figures("em_with_hint", outcome.hinted) if outcome.hinted else {}),
+        **hard_figures(outcome.before, outcome.after),
+        "measure": outcome.after.measure,
+        "em_interval": list(interval) if (interval := outcome.after.interval) else None,
+        "policy_rollouts": dict(totals.rollouts),
+        "generated_tokens": sum(totals.generated_tokens.values()),
+        "llm_calls": totals.llm_calls,
+        "money": totals.money,
+        "seconds": round(seconds_spent(run), 1),
+        "steps": outcome.steps,
+        "best_instruction": outcome.instruction,
+        "folder": ".",
+    }
+    if choice is not None:
+        arm["best_instruction_observed_rollouts"] = choice.rollouts
+        arm["too_close_to_call"] = choice.too_close
+    run.write_summary(
+        {
+            "name": config.name,
+            "strategy": config.strategy.kind,
+            "seed": config.seed,
+            "llm": describe_llm(config),
+            "policy": config.policy.path,
+            "arms": {config.strategy.kind: arm},
+            "best_instruction": outcome.instruction,
+        }
+    )
+
+
+def seconds_spent(run: RunDir) -> float:
+    """Wall time of all attempts, each from its first line to its last."""
+    spans: dict[int, list[float]] = {}
+    for row in (*run.read_events(), *run.read_metrics()):
+        spans.setdefault(int(row["attempt"]), []).append(float(row["time"]))
+    return sum(max(times) - min(times) for times in spans.values())
+
+
+def score_figures(name: str, score: Score | None) -> dict[str, Any]:
+    """A score as entries of a summary's arm; None where it was not measured."""
+    if score is None:
+        return {name: None}
+    return {
+        name: score.em,
+        f"{name}_by_stratum": {k: em for k, (em, _n) in score.by_stratum.items()},
+        f"{name}_n": score.n,
+    }
+
+
+def hard_figures(before: Score | None, after: Score) -> dict[str, Any]:
+    """Accuracy on the arithmetic world's hard strata, taken together; {} on other questions."""
+    found = mean_over(after.by_stratum, HARD)
+    if found is None:
+        return {}
+    untrained = mean_over(before.by_stratum, HARD) if before else None
+    return {
+        "accuracy_hard": found[0],
+        "accuracy_hard_before": untrained[0] if untrained else None,
+        "accuracy_hard_n": found[1],
+    }

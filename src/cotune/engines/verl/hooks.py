@@ -1,0 +1,168 @@
+"""One joint run on veRL's trainer: what is done at its hooks."""
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cotune.engines.joint_run import Joint
+from cotune.engines.parts import Parts
+from cotune.engines.verl.checkpoints import keep_newest, save_state
+from cotune.engines.verl.worker import Worker
+from cotune.errors import EngineError
+from cotune.protocols import State
+from cotune.rollout.coordinator import Coordinator, RolloutSettings
+from cotune.rollout.task_order import TaskOrder
+from cotune.types import Assignment, Sampling, Task, Trajectory
+
+if TYPE_CHECKING:
+    from cotune.engines.verl.trainer import JointTrainer
+
+Hook = Callable[["VerlJoint", int], None]
+"""Called before a step's rollouts, with the steps trained so far."""
+
+# veRL's numbers by the names that runs of every engine have them under.
+_NAMES = {
+    "actor/pg_loss": "loss",
+    "actor/grad_norm": "grad_norm",
+    "actor/entropy": "entropy",
+    "actor/kl_loss": "kl",
+    "actor/lr": "learning_rate",
+}
+
+
+class VerlJoint(Joint):
+    """What veRL's hooks call; it runs in the trainer's process alone.
+
+    Args:
+        parts: strategy, environment, LLM and where things are written.
+        worker: this process's environment and codec.
+        before_rollout: an evaluation, say.
+    """
+
+    def __init__(self, parts: Parts, worker: Worker, before_rollout: Hook | None = None) -> None:
+        training = worker.config.training
+        order = TaskOrder(parts.environment.tasks("train"), training.questions_per_step, parts.seed)
+        coordinator = Coordinator(
+            strategy=parts.strategy,
+            environment=parts.environment,
+            codec=worker.codec,
+            sampler=_NoSampler(),
+            llm=parts.llm,
+            journal=parts.journal,
+            meter=parts.meter,
+            settings=RolloutSettings(
+                limits=parts.limits,
+                temperature=training.temperature,
+                seed=parts.seed,
+                rows_per_call=parts.rows_per_call,
+                context_tokens=worker.context_tokens,
+            ),
+            roll_out=self._roll_out,
+        )
+        super().__init__(parts, order, training.steps, coordinator)
+        self.worker, self.before_rollout = worker, before_rollout
+        self.group_size = training.group_size
+        self.metrics: dict[str, float] = {}
+        self.spent: Callable[[], bool] = lambda: False
+        self._trainer: JointTrainer | None = None
+        self._apart: Callable[..., list[Trajectory]] | None = None
+        self._sent = 0.0
+
+    @property
+    def trainer(self) -> "JointTrainer":
+        if self._trainer is None:
+            raise EngineError("no trainer yet: call bind(trainer) before rolling out")
+        return self._trainer
+
+    def bind(self, trainer: "JointTrainer", apart: Callable[..., list[Trajectory]]) -> None:
+        """Names the trainer, and what rolls out beside its batches."""
+        self._trainer, self._apart = trainer, apart
+
+    def _roll_out(
+        self, assignments: Sequence[Assignment], first_row: int, sampling: Sampling
+    ) -> list[Trajectory]:
+        if self._apart is None:
+            raise EngineError("no trainer yet: call bind(trainer) before rolling out")
+        return self._apart(assignments, first_row, sampling)
+
+    # ---- a step, in the order of veRL's hooks
+
+    def begin_step(self) -> None:
+        """Weights are synced, nothing is sent out yet: evolution, then an evaluation."""
+        step, hook = self.batches + 1, self.before_rollout
+        self.metrics = self.coordinator.begin_batch(
+            self.progress(step),
+            before_rollout=None if hook is None else lambda: hook(self, step - 1),
+        )
+
+    def assign(self, task_ids: Sequence[str]) -> tuple[list[Assignment], Sampling]:
+        """The assignments of a step's questions, and how they sample."""
+        step = self.batches + 1
+        tasks: list[Task] = self.order.step(step)
+        if list(task_ids) != [task.id for task in tasks]:
+            raise EngineError(f"veRL's loader sent other questions than those of step {step}")
+        self._sent = time.monotonic()
+        assignments = self.coordinator.assign_batch(tasks, self.group_size, self.progress(step))
+        return assignments, self.coordinator.next_sampling("train", False)
+
+    def take(self, trajectories: Sequence[Trajectory]) -> None:
+        """A step's rollouts are back, and not trained on yet."""
+        self.coordinator.count("train", trajectories, time.monotonic() - self._sent)
+        step = self.batches + 1
+        self.metrics.update(
+            self.coordinator.end_batch(trajectories, self.group_size, self.progress(step))
+        )
+
+    def end_step(self, metrics: dict[str, Any]) -> bool:
+        """A step is trained on; returns whether it is the last one that the budget allows."""
+        self.batches += 1
+        theirs = {k: float(v) for k, v in metrics.items() if isinstance(v, int | float)}
+        named = {ours: theirs[name] for name, ours in _NAMES.items() if name in theirs}
+        named |= context_ratios(theirs)
+        self.parts.journal.metrics(
+            self.batches,
+            {**theirs, **named, **self.metrics, "optimizer_step": self._optimizer_steps()},
+        )
+        metrics.update(self.metrics)
+        self.ended = self.spent()
+        return self.ended
+
+    def save(self, checkpoint: Path) -> None:
+        """veRL has written its half of a checkpoint."""
+        save_state(checkpoint, self.state_dict())
+        keep_newest(checkpoint.parent, self.worker.config.training.keep_checkpoints)
+        self.parts.journal.event("saved", self.batches)
+
+    def began(self, state: State | None) -> None:
+        """Goes on from a saved state, or begins."""
+        if state is None:
+            self.parts.meter.begin_attempt(None)
+        else:
+            self.resume(state)
+
+    def _optimizer_steps(self) -> float:
+        return float(self.batches * self.worker.config.training.mini_batches)
+
+
+def context_ratios(metrics: Mapping[str, float]) -> dict[str, float]:
+    """veRL's numbers of its rejection as those of P²O's context ratio, over all own tokens.
+
+    Its statistic k1 is -log of the ratio.
+    """
+    found: dict[str, float] = {}
+    k1 = "rollout_corr/rollout_rs_token_k1"
+    if f"{k1}_max" in metrics and f"{k1}_min" in metrics:
+        found["p2o/ratio_min"] = math.exp(-metrics[f"{k1}_max"])
+        found["p2o/ratio_max"] = math.exp(-metrics[f"{k1}_min"])
+    if "rollout_corr/rollout_rs_masked_fraction" in metrics:
+        found["p2o/ratio_masked_share"] = metrics["rollout_corr/rollout_rs_masked_fraction"]
+    return found
+
+
+class _NoSampler:
+    """Stands where another engine has one: here the agent loops sample."""
+
+    def open(self, sampling: Sampling) -> Any:
+        raise EngineError("veRL's agent loops sample; nothing does in the trainer's process")

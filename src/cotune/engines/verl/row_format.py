@@ -1,0 +1,63 @@
+"""What travels between the trainer's process and the agent loops, as JSON texts in columns of a row."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from typing import Any
+
+from cotune.run.evolution_log import trajectory_fields, trajectory_from
+from cotune.types import Assignment, Prompt, Sampling, Task, Trajectory
+
+ASSIGNMENTS = "cotune_assignments"
+"""Of a prompt's row: what each of its sessions is sampled under and trained on."""
+SAMPLING = "cotune_sampling"
+ROW = "cotune_row"
+"""Of a prompt's row: the number of its first session within the rollout call."""
+RESULT = "cotune_result"
+"""Of a session's extra fields: the trajectory, or what failed."""
+
+
+def assignments_text(assignments: Sequence[Assignment]) -> str:
+    """The assignments of one row, of one task, for `assignment_at`."""
+    task = replace(assignments[0].task, columns={})
+    sessions = [
+        [asdict(a.sampled), asdict(a.trained), a.instruction_id, a.group] for a in assignments
+    ]
+    return json.dumps({"task": asdict(task), "sessions": sessions})
+
+
+def assignment_at(text: str, session: int) -> tuple[Assignment, int]:
+    """One session's assignment, whose task has no columns; and how many sessions the row has."""
+    given = json.loads(text)
+    task = given["task"]
+    task["answers"] = tuple(task["answers"])
+    task["context"] = tuple((role, content) for role, content in task["context"])
+    sampled, trained, instruction_id, group = given["sessions"][session]
+    found = Assignment(Task(**task), Prompt(**sampled), Prompt(**trained), instruction_id, group)
+    return found, len(given["sessions"])
+
+
+def sampling_text(sampling: Sampling) -> str:
+    return json.dumps(asdict(sampling))
+
+
+def sampling_from(text: str) -> Sampling:
+    given = json.loads(text)
+    return Sampling(given["temperature"], tuple(given["stop"]), given["seed"])
+
+
+def result_text(trajectory: Trajectory) -> str:
+    """A finished rollout without its assignment."""
+    return json.dumps({**trajectory_fields(trajectory), "logged": dict(trajectory.logged)})
+
+
+def failure_text(error: Exception) -> str:
+    return json.dumps({"failed": type(error).__name__, "message": str(error)})
+
+
+def result_from(text: str, assignment: Assignment) -> Trajectory | tuple[str, str]:
+    """The rollout, or the name of an exception and its message."""
+    given: dict[str, Any] = json.loads(text)
+    if "failed" in given:
+        return given["failed"], given["message"]
+    return replace(trajectory_from(given, assignment), logged=given["logged"])

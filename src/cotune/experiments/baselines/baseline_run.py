@@ -1,0 +1,397 @@
+"""`cotune baseline`: a method that trains nothing, on a run file's test questions, as a run folder."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+
+from cotune.config import preflight
+from cotune.config.build import build_environment, build_rewards, initial_instruction
+from cotune.config.run_file import RunConfig, dump_config
+from cotune.engines.run_summary import hard_figures, score_figures, seconds_spent
+from cotune.environments.search import SearchEnvironment
+from cotune.errors import ConfigError, Stopped
+from cotune.experiments.baselines import BASELINES
+from cotune.experiments.baselines.agent import Agent
+from cotune.experiments.baselines.answers import AnswerForm, answer_form
+from cotune.experiments.baselines.base import UNSCORED, Baseline, Bench, Solved, solve
+from cotune.experiments.baselines.chat import Chat, EndpointChat, PolicyChat
+from cotune.llm.client import OPENAI_URL, OpenAIClient, OpenAIOptions
+from cotune.policy.paths import policy_path
+from cotune.protocols import Environment, Rewards
+from cotune.rollout.coordinator import RolloutSettings
+from cotune.rollout.episode import score
+from cotune.run.console import RunJournal, score_table
+from cotune.run.ledger import Ledger
+from cotune.run.run_dir import RunDir
+from cotune.run.scores import Score, measure_of, score_trajectories
+from cotune.types import Assignment, Prompt, StopReason, Task, Trajectory
+
+if TYPE_CHECKING:
+    from cotune.rollout.coordinator import Coordinator
+
+_STATEFUL = ("tools", "trl", "verifiers")
+_TOGETHER = 32  # questions at an endpoint, between two lines on the console
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """What the command line says of an endpoint; without a model there is none."""
+
+    model: str | None = None
+    base_url: str | None = None
+    api_key_env: str | None = None
+
+    def options(self, config: RunConfig) -> OpenAIOptions | None:
+        """How it is asked: greedily, replies within `limits.turn_tokens`; None without a model.
+
+        Where the run file's `llm` is an endpoint, its prices, budget, retries and time-out hold. A
+        key is sent to the endpoint that it was meant for alone: another `base_url` needs its own.
+
+        Raises:
+            ConfigError: names the option at fault.
+        """
+        if self.model is None:
+            given = {"--base-url": self.base_url, "--api-key-env": self.api_key_env}
+            if names := [name for name, value in given.items() if value is not None]:
+                raise ConfigError(f"{names[0]} is given without --model; name the model, too")
+            return None
+        try:
+            named = config.llm if isinstance(config.llm, OpenAIOptions) else None
+            base = named or OpenAIOptions(model=self.model)
+            url = self.base_url or base.base_url
+            same = (url or OPENAI_URL).rstrip("/") == (base.base_url or OPENAI_URL).rstrip("/")
+            key = self.api_key_env or (base.api_key_env if same else None)
+            return replace(
+                base,
+                model=self.model,
+                base_url=url,
+                api_key_env=key,
+                temperature=None if base.temperature is None else 0.0,
+                max_tokens=config.limits.turn_tokens,
+            )
+        except ValueError as error:
+            raise ConfigError(f"--model, --base-url or --api-key-env: {error}") from error
+
+
+@dataclass(frozen=True)
+class _Ready:
+    """All that a baseline's run needs, checked.
+
+    Attributes:
+        model: what answers, as it was named.
+        chat: the model; None of an agent with a local policy.
+        coordinator: rolls that one out; None of an endpoint.
+    """
+
+    name: str
+    config: RunConfig
+    environment: Environment
+    rewards: Rewards | None
+    tasks: Sequence[Task]
+    baseline: Baseline
+    model: str
+    chat: Chat
+    coordinator: "Coordinator | None"
+
+    @property
+    def agent(self) -> bool:
+        return isinstance(self.baseline, Agent)
+
+    @property
+    def note(self) -> str:
+        """What the figures are evidence of, where that is little; "" else."""
+        # A single response under the run file's own instruction is what its environment asks for.
+        own = self.agent or not (self.baseline.retrieves or self.baseline.bench.form.brief)
+        if own or self.coordinator is None or not self.model.startswith("bundled:"):
+            return ""
+        return (
+            f"the bundled policy was not made for this prompt: that of {self.name} is none it was "
+            "trained on, so its score shows that the baseline runs, and nothing about the method"
+        )
+
+
+def run_baseline(name: str, config: RunConfig, console: Console, endpoint: Endpoint) -> Path:
+    """Scores a baseline and writes its run folder; returns that.
+
+    Raises:
+        ConfigError: what cannot work; nothing is written then.
+        LLMError, BudgetError: an endpoint gave no reply to one of the questions.
+        Stopped: Ctrl-C.
+    """
+    _check_free(config.output)
+    try:
+        return _run(name, config, console, endpoint)
+    except KeyboardInterrupt:
+        begun = RunDir.is_run(config.output)
+        kept = (
+            f"; remove {config.output} to begin anew" if begun else " before anything was written"
+        )
+        raise Stopped(f"stopped{kept}") from None
+
+
+def _run(name: str, config: RunConfig, console: Console, endpoint: Endpoint) -> Path:
+    if name not in BASELINES:
+        raise ConfigError(f"baseline is {name!r}; expected one of {', '.join(BASELINES)}")
+    options = endpoint.options(config)
+    with Ledger(":memory:") as trial:
+        ready = _prepare(name, config, options, trial)
+    run = RunDir.create(config.output, dump_config(config))
+    where = f" at {options.base_url or OPENAI_URL}" if options else ""
+    console.print(
+        f"{config.name}: {name} on {config.environment.kind}, seed {config.seed}; model "
+        f"{ready.model}{where}; {len(ready.tasks)} test questions; folder {run.path}",
+        markup=False,
+        highlight=False,
+    )
+    if ready.note:
+        console.print(f"note: {ready.note}", markup=False, highlight=False, soft_wrap=True)
+    with Ledger(run.ledger_path) as ledger:
+        ledger.begin_attempt(None)
+        if options is not None:
+            ready = replace(ready, chat=EndpointChat(OpenAIClient(options, ledger), config.limits))
+        result = _measured(ready, run, ledger, console)
+        _write_summary(ready, run, result, ledger)
+    from cotune.experiments.report import write_report
+
+    report = write_report(run.path)
+    console.print(score_table(f"Held-out {result.measure}", [(name, result)]))
+    console.print(f"report: {report}", markup=False, highlight=False, soft_wrap=True)
+    return run.path
+
+
+def _check_free(output: Path) -> None:
+    if RunDir.is_run(output):
+        raise ConfigError(
+            f"output: {output} holds a run; choose another output, or remove the folder"
+        )
+    RunDir.check_free(output)
+
+
+def _prepare(name: str, config: RunConfig, options: OpenAIOptions | None, trial: Ledger) -> _Ready:
+    """Loads and checks what a baseline needs, what is cheap first; writes nothing."""
+    preflight.check_tokens(config.training.engine_args)
+    kind, method = config.environment.kind, BASELINES[name]
+    environment, rewards = build_environment(config), build_rewards(config)
+    instruction = initial_instruction(config, environment)
+    searched = isinstance(environment, SearchEnvironment) and environment.retriever is not None
+    if method.retrieves and not searched:
+        raise ConfigError(
+            f"environment.kind is {kind}, which has no retriever for {name}; expected geo or search, "
+            "with a search engine"
+        )
+    agent = method is Agent
+    if agent and options is not None and (environment.tools or kind in _STATEFUL):
+        raise ConfigError(
+            f"environment.kind is {kind}, whose tools are called through a chat template; agent with "
+            "--model expects geo, search, math or another without tools"
+        )
+    form = AnswerForm("") if agent else answer_form(environment, instruction, kind)
+    preflight.check_instruction(environment, instruction)
+    preflight.check_rewards(rewards, environment, instruction, ("test",))
+    preflight.check_retriever(environment)
+    tasks = environment.tasks("test")
+    if not tasks:
+        raise ConfigError("the test split holds no question; a baseline is scored on it: add some")
+    coordinator: Coordinator | None = None
+    if options is None:
+        coordinator = _local(config, environment, instruction, agent)
+        chat: Chat = PolicyChat(
+            coordinator.codec, coordinator.sampler, config.limits, config.training.rows_per_call
+        )
+    else:
+        chat = EndpointChat(OpenAIClient(options, trial), config.limits)  # its key
+    baseline = method(Bench(environment, instruction, form, config.limits, chat))
+    model = config.policy.path if options is None else options.model
+    return _Ready(name, config, environment, rewards, tasks, baseline, model, chat, coordinator)
+
+
+def _local(
+    config: RunConfig, environment: Environment, instruction: str, agent: bool
+) -> "Coordinator":
+    """The run file's policy in this process; checks that episodes fit into its context."""
+    folder = policy_path(config.policy.path)
+    import torch
+
+    from cotune.policy.local_policy import local_coordinator
+
+    if config.threads is not None:
+        torch.set_num_threads(config.threads)
+    training, limits = config.training, config.limits
+    coordinator = local_coordinator(
+        folder,
+        environment,
+        instruction,
+        RolloutSettings(limits, training.temperature, config.seed, training.rows_per_call),
+        dtype=config.policy.dtype,
+        template_args=config.policy.template_args,
+        chat_template=config.policy.chat_template,
+        rewards=build_rewards(config),
+    )
+    preflight.check_context(coordinator.settings.context_tokens, limits)
+    if agent:
+        codec, splits = coordinator.codec, ("test",)
+        preflight.check_prompts(environment, codec, instruction, limits, splits, strategy="static")
+    return coordinator
+
+
+def _measured(ready: _Ready, run: RunDir, ledger: Ledger, console: Console) -> Score:
+    """Answers and scores the test questions; writes what happened into the folder."""
+    journal = RunJournal(run, console, total_steps=0, trajectories_every=0)
+    journal.event(
+        "run_started", 0, config=ready.config.name, strategy=ready.name, baseline=ready.name
+    )
+    if ready.note:
+        run.event("notice", 0, text=ready.note)
+    trajectories = _rolled_out(ready, ledger, console)
+    result = score_trajectories(trajectories, measure_of(ready.environment, ready.rewards))
+    journal.event(
+        "evaluated",
+        0,
+        trained=0,
+        split="test",
+        when="after",
+        prompt="best",
+        instruction_id=trajectories[0].assignment.instruction_id,
+        em=result.em,
+        n=result.n,
+        measure=result.measure,
+        by_stratum={name: list(value) for name, value in result.by_stratum.items()},
+    )
+    journal.trajectories(0, "evaluate_after", trajectories)
+    journal.event("run_finished", 0)
+    return result
+
+
+def _rolled_out(ready: _Ready, ledger: Ledger, console: Console) -> list[Trajectory]:
+    """The scored trajectories of the test questions, some questions at a time."""
+    training, tasks, started = ready.config.training, ready.tasks, time.monotonic()
+    together = _TOGETHER if ready.coordinator is None else training.rows_per_call
+    done: list[Trajectory] = []
+
+    def tell(finished: int, asked: int) -> None:
+        seconds = int(time.monotonic() - started)
+        console.print(
+            f"  [dim]{seconds // 60:02d}:{seconds % 60:02d}[/] {len(done) + finished} of "
+            f"{len(tasks)} questions finished; {asked} asked",
+            highlight=False,
+        )
+
+    for first in range(0, len(tasks), together):
+        part, begun = tasks[first : first + together], time.monotonic()
+        if ready.agent and ready.coordinator is not None:
+            found = ready.coordinator.evaluate(part)
+            tell(len(part), len(part))
+            tokens = sum(t.generated_tokens for t in found)
+        else:
+            solved = _solved(ready, part, tell)
+            found = _scored(ready, solved, first)
+            tokens = sum(reply.tokens for one in solved for reply in one.replies)
+        ledger.add_rollouts("evaluate", len(part), tokens, time.monotonic() - begun)
+        done += found
+    return done
+
+
+def _solved(ready: _Ready, tasks: Sequence[Task], tell: Callable[[int, int], None]) -> list[Solved]:
+    environment = ready.environment
+    if isinstance(environment, SearchEnvironment):
+        retriever, top_k = environment.retriever, environment.top_k
+        return solve(ready.baseline, tasks, ready.chat, retriever, top_k, tell)
+    return solve(ready.baseline, tasks, ready.chat, tell=tell)
+
+
+def _scored(ready: _Ready, solved: Sequence[Solved], first: int) -> list[Trajectory]:
+    """Trajectories with all turns, scored by what the model wrote for its answer alone."""
+    environment, rewards = ready.environment, ready.rewards
+    whole = [trajectory(one, ready.baseline.instruction, i) for i, one in enumerate(solved, first)]
+    scored = [score(_answering(t, one), environment) for t, one in zip(whole, solved, strict=True)]
+    if rewards is not None:
+        scored = rewards(scored, environment)
+    return [
+        replace(
+            t,
+            reward=found.reward,
+            answer=found.answer,
+            parts=found.parts,
+            logged=found.logged,
+            stop=StopReason.TURN_LIMIT if found.answer is None else StopReason.ANSWERED,
+        )
+        for t, found in zip(whole, scored, strict=True)
+    ]
+
+
+def trajectory(solved: Solved, instruction: str, group: int) -> Trajectory:
+    """A question's turns as a trajectory, unscored.
+
+    Its prompt is that of the first request and its completion all that the model generated; those
+    of an endpoint have no token ids.
+    """
+    prompt = Prompt(instruction)
+    ids = tuple(token for reply in solved.replies for token in reply.ids)
+    asked = solved.replies[0].prompt_ids if solved.replies else ()
+    return Trajectory(
+        assignment=Assignment(solved.task, prompt, prompt, "i0", group),
+        sampled_prompt_ids=asked,
+        prompt_ids=asked,
+        completion_ids=ids,
+        mask=(1,) * len(ids),
+        logprobs=(0.0,) * len(ids),
+        turns=solved.turns,
+        stop=StopReason.ANSWERED,
+        row=group,
+    )
+
+
+def _answering(whole: Trajectory, solved: Solved) -> Trajectory:
+    """The trajectory of the turns that an answer is read from; other turns are a method's own."""
+    written = [turn for turn in solved.turns if turn.action != "retrieve"]
+    pairs = list(zip(written, solved.replies, strict=True))
+    kept = [(turn, reply) for turn, reply in pairs if turn.action not in UNSCORED]
+    ids = tuple(token for _, reply in kept for token in reply.ids)
+    return replace(
+        whole,
+        turns=tuple(turn for turn, _ in kept),
+        completion_ids=ids,
+        mask=(1,) * len(ids),
+        logprobs=(0.0,) * len(ids),
+    )
+
+
+def _write_summary(ready: _Ready, run: RunDir, result: Score, ledger: Ledger) -> None:
+    """summary.json, in the shape of a trained run's."""
+    totals, config = ledger.totals(), ready.config
+    instruction = ready.baseline.instruction if ready.agent else None
+    arm: dict[str, Any] = {
+        **score_figures("em", result),
+        **score_figures("em_before", None),
+        **score_figures("em_initial_instruction", result if ready.agent else None),
+        **hard_figures(None, result),
+        "measure": result.measure,
+        "em_interval": list(interval) if (interval := result.interval) else None,
+        "compute": "none",
+        "policy_rollouts": dict(totals.rollouts),
+        "generated_tokens": sum(totals.generated_tokens.values()),
+        "llm_calls": totals.llm_calls,
+        "money": totals.money,
+        "seconds": round(seconds_spent(run), 1),
+        "steps": 0,
+        "best_instruction": instruction,
+        "folder": ".",
+    }
+    run.write_summary(
+        {
+            "name": config.name,
+            "strategy": ready.name,
+            "baseline": ready.name,
+            "seed": config.seed,
+            "llm": "none" if ready.coordinator is not None else ready.model,
+            "policy": config.policy.path if ready.coordinator is not None else None,
+            "model": ready.model,
+            "note": ready.note,
+            "arms": {ready.name: arm},
+            "best_instruction": instruction,
+        }
+    )

@@ -1,0 +1,282 @@
+"""A suite's summary.json, read: methods × seeds with intervals and costs."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Self, cast
+
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+
+from cotune.errors import ConfigError
+from cotune.run.json_files import Row
+from cotune.run.run_dir import RunDir, read_summary
+from cotune.run.scores import EXACT_MATCH
+
+PROGRESS = "suite.json"
+"""The file in a suite's folder that says how its runs stand."""
+
+KIND = "suite"
+"""What summary.json of a suite has under "kind"."""
+
+GROUPS: Mapping[str, str] = {
+    "inference": "Inference only",
+    "trained": "Trained",
+    "prompt": "Prompt only",
+    "staged": "Staged",
+    "ours": "Ours",
+    "ablation": "Ablations",
+}
+"""The kinds of methods in the order of the tables, with their headings."""
+
+STATUSES: Mapping[str, str] = {
+    "ok": "",
+    "failed": "failed",
+    "unequal": "unequal compute",
+    "unfinished": "unfinished",
+}
+"""What the tables call the outcome of a method's runs; nothing where all went well."""
+
+Ends = tuple[float, float]
+
+
+class _Read(BaseModel):
+    """Part of the file: null stands for what is not known, unknown fields are left alone."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", coerce_numbers_to_str=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, value: Any) -> Any:
+        if not isinstance(value, Mapping):
+            return value
+        found = cast("Mapping[str, Any]", value)
+        return {key: each for key, each in found.items() if each is not None}
+
+
+class SuiteMethod(_Read):
+    """A method of a suite; its numbers are means over its finished seeds, None where unknown.
+
+    Attributes:
+        name: what the suite file calls it.
+        label: what the tables call it.
+        group: one of `GROUPS`, or any other heading.
+        compute: its compute class: "1x", "2x", "none".
+        status: one of `STATUSES`.
+        problem: why the status is not "ok".
+        note: what a reader has to know of the method; a footnote.
+        score: held-out score after training, best instruction.
+        interval: 95 % interval of the score.
+        by_seed: score of each finished seed.
+        by_stratum: score by stratum.
+        gain: score less the baseline's.
+        gain_interval: 95 % interval of the gain.
+        probability_of_improvement: chance that a run of it beats a run of the baseline.
+        plain: score of its policy under the initial instruction.
+        plain_interval: 95 % interval of that.
+        rollouts: policy rollouts paid: training, verification and evolution.
+        rollouts_by_purpose: the same by purpose.
+        evaluation_rollouts: those of evaluations, which nobody is charged for.
+        generated_tokens: by the policy.
+        llm_calls: calls of the optimizer LLM.
+        money: US dollars.
+        seconds: wall time.
+        finished: seeds that its costs are means over.
+        missing: by seed without a result, why: "running, step 3 of 40", "failed: …", "not begun".
+        instruction: the best instruction of the first seed.
+        runs: by seed the run folders of its stages in order, relative to the suite's folder.
+    """
+
+    name: str
+    label: str = ""
+    group: str = ""
+    compute: str = ""
+    status: str = "ok"
+    problem: str = ""
+    note: str = ""
+    score: float | None = None
+    interval: Ends | None = None
+    by_seed: dict[str, float | None] = {}
+    by_stratum: dict[str, float | None] = {}
+    gain: float | None = None
+    gain_interval: Ends | None = None
+    probability_of_improvement: float | None = None
+    plain: float | None = None
+    plain_interval: Ends | None = None
+    rollouts: float | None = None
+    rollouts_by_purpose: dict[str, float | None] = {}
+    evaluation_rollouts: float | None = None
+    generated_tokens: float | None = None
+    llm_calls: float | None = None
+    money: float | None = None
+    seconds: float | None = None
+    finished: int | None = None
+    missing: dict[str, str] = {}
+    instruction: str | None = None
+    runs: dict[str, list[str]] = {}
+
+    @property
+    def title(self) -> str:
+        return self.label or self.name
+
+    @property
+    def trouble(self) -> str:
+        """What is the matter with it in a word or two; "" where nothing is."""
+        return STATUSES.get(self.status, self.status)
+
+    def standing(self, seeds: int) -> str:
+        """`trouble`, with the number of finished seeds where some of `seeds` are missing."""
+        if not self.missing or seeds < 2:
+            return self.trouble
+        return f"{self.trouble}, {self.seeds_done} of {seeds} seeds"
+
+    @property
+    def seeds_done(self) -> int:
+        if self.finished is not None:
+            return self.finished
+        return sum(score is not None for score in self.by_seed.values())
+
+
+class SuiteSummary(_Read):
+    """summary.json of a suite.
+
+    Attributes:
+        name: of the suite.
+        title: one line on it; "" for none.
+        caption: what the figures are evidence of.
+        baseline: name of the method that gains are over.
+        seeds: of every method.
+        budget: policy rollouts that a method of compute class 1x may pay.
+        measure: what the scores are of: "exact match" or "mean reward".
+        focus: how the strata begin whose questions the scores are over; "" for all.
+        strata: number of held-out questions by stratum.
+        n: number of held-out questions that the scores are over.
+        environment: kind of the world.
+        policy: where it is from.
+        llm: who proposed.
+        verdict: the outcome in a sentence.
+        created: Unix time.
+        methods: in the order of the suite file.
+    """
+
+    name: str
+    title: str = ""
+    caption: str = ""
+    baseline: str = ""
+    seeds: list[int] = []
+    budget: float | None = None
+    measure: str = EXACT_MATCH
+    focus: str = ""
+    strata: dict[str, int | None] = {}
+    n: int | None = None
+    environment: str = ""
+    policy: str = ""
+    llm: str = ""
+    verdict: str = ""
+    created: float | None = None
+    methods: list[SuiteMethod]
+
+    @classmethod
+    def of(cls, summary: Mapping[str, Any], where: Path | str = "summary.json") -> Self:
+        """The file's content.
+
+        Raises:
+            ConfigError: it is not what a suite writes; `where` is named.
+        """
+        try:
+            return cls.model_validate(summary)
+        except ValidationError as error:
+            first = error.errors()[0]
+            place = ".".join(str(part) for part in first["loc"]) or "the file"
+            raise ConfigError(
+                f"{where}: {place} is not a suite's ({first['msg']}); "
+                "let cotune compare write it anew"
+            ) from error
+
+    @property
+    def shares(self) -> bool:
+        """Whether scores are shares of 1."""
+        return self.measure == EXACT_MATCH
+
+    @property
+    def what(self) -> str:
+        """What the scores are of, and over which questions where those are not all."""
+        return f"{self.measure} on “{self.focus}…” questions" if self.focus else self.measure
+
+    @property
+    def baseline_method(self) -> SuiteMethod | None:
+        return next((method for method in self.methods if method.name == self.baseline), None)
+
+    @property
+    def baseline_title(self) -> str:
+        method = self.baseline_method
+        return method.title if method else self.baseline or "the baseline"
+
+    @property
+    def stratum_names(self) -> list[str]:
+        """Strata of the questions, then those that only methods name; none where there is one."""
+        others = (name for method in self.methods for name in method.by_stratum)
+        names = list(dict.fromkeys([*self.strata, *others]))
+        return names if len(names) > 1 else []
+
+    @property
+    def missing(self) -> str:
+        """One sentence: which methods at which seeds have no result yet, and why; "" where all have."""
+        lacking = [method for method in self.methods if method.missing]
+        if not lacking:
+            return ""
+        runs, count = len(self.methods) * len(self.seeds), sum(len(m.missing) for m in lacking)
+        told = "; ".join(
+            f"{method.title} at "
+            + ", ".join(f"seed {seed} ({why})" for seed, why in method.missing.items())
+            for method in lacking
+        )
+        return f"{count} of {runs} runs {'is' if count == 1 else 'are'} missing: {told}."
+
+    @property
+    def grouped(self) -> list[tuple[str, str, list[SuiteMethod]]]:
+        """(group, heading, its methods) in the order of the tables; groups with a method only."""
+        order = dict.fromkeys([*GROUPS, *(method.group for method in self.methods)])
+        rows = [
+            (
+                group,
+                GROUPS.get(group, group or "Other"),
+                [m for m in self.methods if m.group == group],
+            )
+            for group in order
+        ]
+        return [row for row in rows if row[2]]
+
+    @property
+    def notes(self) -> list[str]:
+        """The methods' footnotes, each once, in the order of the tables."""
+        found = (method.note for _, _, methods in self.grouped for method in methods)
+        return list(dict.fromkeys(filter(None, found)))
+
+    @property
+    def compute_classes(self) -> bool:
+        return any(method.compute for method in self.methods)
+
+
+def is_suite(summary: Mapping[str, Any] | None) -> bool:
+    """Whether a summary.json is a suite's."""
+    return (summary or {}).get("kind") == KIND
+
+
+def is_suite_folder(folder: Path) -> bool:
+    """Whether a folder is a suite's, finished or not."""
+    if RunDir.is_run(folder):
+        return False
+    return (folder / PROGRESS).is_file() or is_suite(read_summary(folder))
+
+
+def read_suite(folder: Path) -> Row:
+    """summary.json of a suite's folder.
+
+    Raises:
+        ConfigError: the folder has none, it cannot be read, or it is of something else.
+    """
+    summary = read_summary(folder)
+    if summary is None or not is_suite(summary):
+        raise ConfigError(
+            f"{folder} holds no suite's summary.json; give the output folder of cotune compare"
+        )
+    return summary

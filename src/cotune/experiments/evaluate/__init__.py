@@ -1,0 +1,1 @@
+"""`cotune evaluate`: scores of a finished run."""

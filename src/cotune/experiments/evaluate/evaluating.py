@@ -1,0 +1,374 @@
+"""A finished run's best policy on questions: the run's own splits, or the papers' benchmarks."""
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from cotune.config.build import build_environment, initial_instruction
+from cotune.config.preflight import check_prompts
+from cotune.config.run_file import RunConfig
+from cotune.data.benchmarks import parse_benchmark
+from cotune.environments.math import REQUIRED
+from cotune.errors import ConfigError
+from cotune.experiments.evaluate.metrics import (
+    METRICS,
+    Figure,
+    Values,
+    figure,
+    is_boxed,
+    metric_functions,
+    sampled_figures,
+)
+from cotune.experiments.evaluate.question_sets import QuestionSet, metrics_of, question_sets
+from cotune.policy.folder import read_best
+from cotune.policy.paths import policy_path
+from cotune.protocols import Environment
+from cotune.rewards import REWARDS
+from cotune.rewards.functions import RewardFunctions
+from cotune.rollout.coordinator import Coordinator, RolloutSettings
+from cotune.run.run_dir import RunDir
+from cotune.types import Assignment, Prompt, Task, Trajectory
+
+SPLITS = ("test", "validation", "train")
+AUTO_SAMPLES, AUTO_BELOW = 16, 100
+"""`--samples auto`: so many on sets of fewer questions, as P²O's evaluation; else one."""
+
+_ROWS = (
+    2048  # rolled out at a time and reduced to numbers; a set's trajectories need not fit memory
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationOptions:
+    """What is evaluated, and how.
+
+    Attributes:
+        split: of the run's own questions; None is test, or nothing where there are benchmarks.
+        benchmarks: each NAME or NAME=PATH.
+        samples: sampled rollouts a question, besides the greedy one; 0 is none, "auto" is 16 on sets
+            of fewer than 100 questions and 1 on others.
+        temperature: of sampled rollouts; None is the run's.
+        metrics: names of `METRICS`; () is all that apply.
+        limit: only the first questions of each set; None is all.
+        untrained: whether the policy that the run began with is evaluated, too.
+
+    Raises:
+        ConfigError: a field that cannot be, named as on the command line.
+    """
+
+    split: str | None = None
+    benchmarks: tuple[str, ...] = ()
+    samples: int | Literal["auto"] = 0
+    temperature: float | None = None
+    metrics: tuple[str, ...] = ()
+    limit: int | None = None
+    untrained: bool = False
+
+    def __post_init__(self) -> None:
+        if self.split is not None and self.split not in SPLITS:
+            raise ConfigError(f"--split is {self.split!r}; expected one of {', '.join(SPLITS)}")
+        if self.samples != "auto" and self.samples < 0:
+            raise ConfigError(f"--samples is {self.samples}; expected 0 or more, or auto")
+        if self.temperature is not None and not 0 < self.temperature < float("inf"):
+            raise ConfigError(f"--temperature is {self.temperature}; expected more than 0")
+        if self.temperature is not None and self.samples == 0:
+            raise ConfigError("--temperature is set, but nothing is sampled; add --samples")
+        if self.limit is not None and self.limit < 1:
+            raise ConfigError(f"--limit is {self.limit}; expected 1 or more")
+        for given in self.benchmarks:
+            parse_benchmark(given)
+        for name in self.metrics:
+            if name not in METRICS:
+                raise ConfigError(f"--metric is {name!r}; expected one of {', '.join(METRICS)}")
+
+    def samples_of(self, n: int) -> int:
+        """Sampled rollouts a question on a set of `n`."""
+        if self.samples == "auto":
+            return AUTO_SAMPLES if n < AUTO_BELOW else 1
+        return self.samples
+
+
+def parse_options(
+    *,
+    samples: str = "0",
+    policy: str = "best",
+    benchmarks: Sequence[str] = (),
+    metrics: Sequence[str] = (),
+    **others: Any,
+) -> EvaluationOptions:
+    """The options of the command line; ConfigError as there."""
+    if samples != "auto" and not samples.isdecimal():
+        raise ConfigError(f"--samples is {samples!r}; expected 0 or more, or auto")
+    if policy not in ("best", "initial"):
+        raise ConfigError(f"--policy is {policy!r}; expected best or initial")
+    return EvaluationOptions(
+        samples="auto" if samples == "auto" else int(samples),
+        untrained=policy == "initial",
+        benchmarks=tuple(benchmarks),
+        metrics=tuple(dict.fromkeys(metrics)),
+        **others,
+    )
+
+
+@dataclass(frozen=True)
+class Column:
+    """A prompt and the policy that it is given to.
+
+    Attributes:
+        name: best, initial, hinted, untrained_initial or untrained_best.
+        label: in a table.
+        prompt: instruction and hint.
+        trained: whether the run's best policy answers, or the one that the run began with.
+    """
+
+    name: str
+    label: str
+    prompt: Prompt
+    trained: bool = True
+
+
+@dataclass(frozen=True)
+class SetResult:
+    """The figures of a question set, by column."""
+
+    questions: QuestionSet
+    samples: int
+    figures: Mapping[str, Sequence[Figure]]
+    notices: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What `evaluate_run` found.
+
+    Attributes:
+        name, strategy, policy, seed: the run's.
+        temperature: of sampled rollouts.
+        columns: in order.
+        sets: in order.
+        created: Unix time.
+    """
+
+    name: str
+    strategy: str
+    policy: str
+    seed: int
+    temperature: float
+    columns: Sequence[Column]
+    sets: Sequence[SetResult]
+    created: float = field(default_factory=time.time)
+
+
+def evaluate_run(config: RunConfig, run: RunDir, options: EvaluationOptions) -> Evaluation:
+    """Scores a run's best policy under its best and its initial instruction, and its best hint.
+
+    Writes nothing and counts nothing. The same seed and options give the same figures: a sampled
+    rollout's draws depend on the seed, its question's place in the set and its number.
+
+    Args:
+        config: the run file; its limits, seed and policy settings hold.
+        run: the folder; only best/ is read.
+        options: what is evaluated.
+
+    Raises:
+        ConfigError: no best policy, questions or a metric that cannot be had, a prompt that is too
+            long; before any rollout.
+    """
+    kept = _kept(run)
+    environment = build_environment(config)
+    columns = _columns(kept, initial_instruction(config, environment), options.untrained)
+    sets = question_sets(config, environment, options.split, options.benchmarks, options.limit)
+    for questions in sets:
+        if questions.rewards is not None:
+            _show_as_trained(questions.rewards, config)
+    wanted = [metrics_of(config, questions, options.metrics) for questions in sets]
+    figures: list[dict[str, Sequence[Figure]]] = [{} for _ in sets]
+    for trained in (True, False):
+        mine = [column for column in columns if column.trained is trained]
+        if not mine:
+            continue
+        policy = _policy(config, run, environment, trained, options)
+        for questions, metrics, found in zip(sets, wanted, figures, strict=True):
+            k = options.samples_of(len(questions.tasks))
+            found |= _of_columns(policy, questions, mine, metrics, k)
+    return Evaluation(
+        name=config.name,
+        strategy=config.strategy.kind,
+        policy=config.policy.path,
+        seed=config.seed,
+        temperature=options.temperature or config.training.temperature,
+        columns=columns,
+        sets=[
+            SetResult(q, options.samples_of(len(q.tasks)), f, _notices(q, columns))
+            for q, f in zip(sets, figures, strict=True)
+        ],
+    )
+
+
+def _show_as_trained(rewards: RewardFunctions, config: RunConfig) -> None:
+    """What reward functions read of the trainer's state, as if training had not begun."""
+    from transformers import TrainerState
+
+    steps = config.training.steps * config.training.optimizer_steps
+    rewards.trainer_state = TrainerState(max_steps=steps)
+
+
+def _kept(run: RunDir) -> dict[str, Any]:
+    path = run.best_path / "best.json"
+    if not path.is_file():
+        raise ConfigError(
+            f"{run.path}: holds no best policy yet; finish it with: cotune resume {run.path}"
+        )
+    try:
+        kept = read_best(run.best_path)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path}: cannot be read ({error}); restore the file") from error
+    if not isinstance(kept.get("instruction"), str):
+        raise ConfigError(f"{path}: holds no instruction; restore the file")
+    return kept
+
+
+def _columns(kept: Mapping[str, Any], initial: str, untrained: bool) -> list[Column]:
+    best = Prompt(kept["instruction"])
+    columns = [
+        Column("best", "best instruction", best),
+        Column("initial", "initial instruction", Prompt(initial)),
+    ]
+    if kept["hint"]:
+        hinted = Prompt(kept["instruction"], kept["hint"])
+        columns.append(Column("hinted", "best instruction and hint", hinted))
+    if untrained:
+        columns += [
+            Column("untrained_best", "untrained, best instruction", best, False),
+            Column("untrained_initial", "untrained, initial instruction", Prompt(initial), False),
+        ]
+    return columns
+
+
+def _policy(
+    config: RunConfig,
+    run: RunDir,
+    environment: Environment,
+    trained: bool,
+    options: EvaluationOptions,
+) -> Coordinator:
+    """What rolls out the run's best policy, or the one that it began with."""
+    import torch
+
+    from cotune.policy.local_policy import local_coordinator
+
+    if config.threads is not None:
+        torch.set_num_threads(config.threads)
+    start = policy_path(config.policy.path)
+    settings = RolloutSettings(
+        config.limits,
+        options.temperature or config.training.temperature,
+        config.seed,
+        config.training.rows_per_call,
+    )
+    return local_coordinator(
+        run.best_path if trained else start,
+        environment,
+        "",
+        settings,
+        dtype=config.policy.dtype,
+        # A run folder may have come from another machine, where a local base lay elsewhere.
+        base=start,
+        template_args=config.policy.template_args,
+        # best/ was saved with the template in it.
+        chat_template=None if trained else config.policy.chat_template,
+    )
+
+
+def _of_columns(
+    policy: Coordinator,
+    questions: QuestionSet,
+    columns: Sequence[Column],
+    titles: Mapping[str, str],
+    k: int,
+) -> dict[str, Sequence[Figure]]:
+    """The figures of each column; equal prompts are rolled out once."""
+    for column in columns:
+        check_prompts(
+            questions.environment, policy.codec, column.prompt.instruction,
+            policy.settings.limits, [questions.name], strategy="static",
+        )  # fmt: skip
+    functions = metric_functions(REWARDS[questions.f1])
+    if is_boxed(questions.environment) and questions.rewards is None:
+        functions["boxed"] = functions["reward"]  # as the environment compares them
+    metrics = {name: functions[name] for name in titles}
+    known: dict[Prompt, Sequence[Figure]] = {}
+    for column in columns:
+        if column.prompt not in known:
+            known[column.prompt] = _figures(policy, questions, column.prompt, titles, metrics, k)
+    return {column.name: known[column.prompt] for column in columns}
+
+
+def _figures(
+    policy: Coordinator,
+    questions: QuestionSet,
+    prompt: Prompt,
+    titles: Mapping[str, str],
+    metrics: Mapping[str, Values],
+    k: int,
+) -> list[Figure]:
+    """Greedy figures, and those of k samples, metric by metric."""
+    # A coordinator of its own: its draws are keyed by calls, and depend on no other column's.
+    coordinator = Coordinator(
+        strategy=policy.strategy, environment=questions.environment, codec=policy.codec,
+        sampler=policy.sampler, llm=policy.llm, journal=policy.journal, meter=policy.meter,
+        settings=policy.settings, rewards=questions.rewards,
+    )  # fmt: skip
+    strata = [task.stratum for task in questions.tasks]
+    greedy = _values(coordinator, questions, prompt, metrics, 1, greedy=True)
+    sampled = _values(coordinator, questions, prompt, metrics, k, greedy=False) if k else {}
+    found: list[Figure] = []
+    for name, title in titles.items():
+        found.append(figure(name, title, "greedy", [v for (v,) in greedy[name]], strata))
+        if k:
+            found += sampled_figures(name, title, sampled[name], strata)
+    return found
+
+
+def _values(
+    coordinator: Coordinator,
+    questions: QuestionSet,
+    prompt: Prompt,
+    metrics: Mapping[str, Values],
+    k: int,
+    *,
+    greedy: bool,
+) -> dict[str, list[list[float]]]:
+    """The values of k rollouts of each question, by metric."""
+    values: dict[str, list[list[float]]] = {name: [] for name in metrics}
+    for trajectories in _rolled_out(coordinator, questions.tasks, prompt, k, greedy):
+        for start in range(0, len(trajectories), k):
+            group = trajectories[start : start + k]
+            for name, value in metrics.items():
+                values[name].append([value(t) for t in group])
+    return values
+
+
+def _rolled_out(
+    coordinator: Coordinator, tasks: Sequence[Task], prompt: Prompt, k: int, greedy: bool
+) -> Iterator[list[Trajectory]]:
+    """k rollouts of each question, question after question, some questions at a time."""
+    size = max(1, _ROWS // k)
+    for start in range(0, len(tasks), size):
+        assignments = [
+            Assignment(task, prompt, prompt, "", group)
+            for group, task in enumerate(tasks[start : start + size], start)
+            for _ in range(k)
+        ]
+        yield coordinator.rollout(assignments, purpose="evaluate", greedy=greedy)
+
+
+def _notices(questions: QuestionSet, columns: Sequence[Column]) -> list[str]:
+    """What makes the figures of a set mean less than they seem to."""
+    boxed = is_boxed(questions.environment)
+    return [
+        f"{column.label}: names no {REQUIRED[0]}{{}}, by which answers are read on {questions.title}"
+        for column in columns
+        if boxed and REQUIRED[0] not in column.prompt.instruction + column.prompt.hint
+    ]

@@ -1,0 +1,128 @@
+"""An evaluation as tables for the console, and as JSON."""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from cotune.experiments.evaluate.evaluating import Column, Evaluation, SetResult
+from cotune.experiments.evaluate.metrics import Figure
+from cotune.run.json_files import plain
+from cotune.utils.text import one_line
+
+SCHEMA_VERSION = 1
+
+
+def as_json(evaluation: Evaluation) -> dict[str, Any]:
+    """Plain data: the run, the columns with their prompts, and each set's figures."""
+    return plain(
+        {
+            "schema_version": SCHEMA_VERSION,
+            "kind": "evaluation",
+            "name": evaluation.name,
+            "strategy": evaluation.strategy,
+            "policy": evaluation.policy,
+            "seed": evaluation.seed,
+            "temperature": evaluation.temperature,
+            "created": round(evaluation.created, 3),
+            "columns": [
+                {
+                    "name": column.name,
+                    "label": column.label,
+                    "instruction": column.prompt.instruction,
+                    "hint": column.prompt.hint,
+                    "trained": column.trained,
+                }
+                for column in evaluation.columns
+            ],
+            "sets": [_set_json(result) for result in evaluation.sets],
+        },
+        "evaluation",
+    )
+
+
+def json_text(evaluation: Evaluation) -> str:
+    """`as_json` as indented text in ASCII: whatever it is printed to can hold it."""
+    return json.dumps(as_json(evaluation), indent=2) + "\n"
+
+
+def _set_json(result: SetResult) -> dict[str, Any]:
+    questions = result.questions
+    return {
+        "name": questions.name,
+        "source": questions.source,
+        "n": len(questions.tasks),
+        "samples": result.samples,
+        "notices": list(result.notices),
+        "figures": [
+            {
+                "column": column,
+                "metric": figure.metric,
+                "title": figure.title,
+                "statistic": figure.statistic,
+                "mean": figure.mean,
+                "interval": figure.interval,
+                "n": figure.n,
+                "by_stratum": {
+                    name: {"mean": mean, "n": n} for name, (mean, n) in figure.by_stratum.items()
+                },
+            }
+            for column, figures in result.figures.items()
+            for figure in figures
+        ],
+    }
+
+
+def show(evaluation: Evaluation, console: Console) -> None:
+    """A table for each set, and what to know of its figures."""
+    for result in evaluation.sets:
+        console.print(_table(result, evaluation.columns))
+        sampled = ""
+        if result.samples:
+            sampled = (
+                f"; sampled: {result.samples} a question, temperature {evaluation.temperature}"
+            )
+        console.print(
+            f"{len(result.questions.tasks):,} questions; 95 % intervals over questions{sampled}",
+            markup=False,
+            highlight=False,
+            soft_wrap=True,
+        )
+        for notice in result.notices:
+            console.print(notice, style="yellow", markup=False, highlight=False, soft_wrap=True)
+
+
+def _table(result: SetResult, columns: Sequence[Column]) -> Table:
+    """Columns are prompts; rows metrics, below each its statistics, below those strata."""
+    table = Table(
+        title=escape(f"On {result.questions.title}"),
+        title_justify="left",
+        show_edge=False,
+        pad_edge=False,
+    )
+    table.add_column("")
+    for column in columns:
+        table.add_column(column.label, justify="right")
+    rows = [result.figures[column.name] for column in columns]
+    before = ""
+    for figures in zip(*rows, strict=True):
+        if figures[0].metric != before:
+            table.add_row(f"[bold]{escape(figures[0].title)}[/]")
+            before = figures[0].metric
+        table.add_row(f"  {figures[0].statistic}", *map(_cell, figures))
+        if figures[0].statistic.startswith("pass@"):
+            continue
+        for stratum, (_, n) in figures[0].by_stratum.items():
+            means = [f"{figure.by_stratum[stratum][0]:.3f}" for figure in figures]
+            table.add_row(f"    {escape(one_line(stratum))} ({n:,})", *means)
+    return table
+
+
+def _cell(figure: Figure) -> str:
+    if figure.interval is None:
+        return f"{figure.mean:.3f}"
+    low, high = figure.interval
+    return f"{figure.mean:.3f} [dim]({low:.2f}–{high:.2f})[/]"

@@ -1,0 +1,186 @@
+"""Metrics of an evaluation: values of single rollouts, and figures over several a question."""
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from cotune.environments.math import MathEnvironment
+from cotune.rewards import Reward, exact_match
+from cotune.rewards.boxed import BoxedReward, last_boxed
+from cotune.run.scores import student_t, wilson
+from cotune.types import Trajectory
+
+METRICS: Mapping[str, str] = {
+    "reward": "mean reward",
+    "exact_match": "exact match",
+    "f1": "F1",
+    "boxed": "boxed accuracy",
+}
+"""What a rollout is scored by, by its name on the command line, and its title in a table."""
+
+PASSES_AT = 1.0
+"""The value from which on a sample counts as right in pass@k."""
+
+
+def pass_at_k(n: int, c: int, k: int) -> float:
+    """The chance that at least one of k samples is right, estimated from n samples of a question.
+
+    1 - C(n - c, k) / C(n, k): unbiased (Chen et al. 2021, arXiv 2107.03374, Eq. 1).
+
+    Args:
+        n: samples.
+        c: how many of them are right.
+        k: at most n.
+
+    Raises:
+        ValueError: not 0 <= c <= n, or not 1 <= k <= n.
+
+    >>> pass_at_k(4, 1, 2)
+    0.5
+    """
+    if not 0 <= c <= n:
+        raise ValueError(f"c is {c} of n = {n}; expected between 0 and n")
+    if not 1 <= k <= n:
+        raise ValueError(f"k is {k} of n = {n}; expected between 1 and n")
+    return 1.0 - math.comb(n - c, k) / math.comb(n, k)
+
+
+def avg_at_k(samples: Sequence[Sequence[float]]) -> float:
+    """The mean over questions of the mean of each question's k samples.
+
+    Args:
+        samples: the values of each question's samples, k of each.
+
+    Raises:
+        ValueError: no question, or one with more samples than another, or with none.
+    """
+    sizes = {len(values) for values in samples}
+    if len(sizes) != 1 or 0 in sizes:
+        raise ValueError(f"samples has questions with {sorted(sizes)} values; expected k of each")
+    return sum(sum(values) / len(values) for values in samples) / len(samples)
+
+
+def pass_sizes(k: int) -> list[int]:
+    """1, 2, 4, … up to k, and k itself.
+
+    >>> pass_sizes(6)
+    [1, 2, 4, 6]
+    """
+    if k < 1:
+        raise ValueError(f"k is {k}; expected 1 or more")
+    return sorted({2**i for i in range(k.bit_length())} | {k})
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One number of an evaluation.
+
+    Attributes:
+        metric: a name of `METRICS`.
+        title: what the metric is called; "exact match" for a reward that is it.
+        statistic: "greedy", "avg@8", "pass@4", …
+        mean: over questions.
+        interval: 95 %, lower and upper end; None where one question tells nothing of its spread.
+        n: questions.
+        by_stratum: (mean, questions) of each stratum, in name order.
+    """
+
+    metric: str
+    title: str
+    statistic: str
+    mean: float
+    interval: tuple[float, float] | None
+    n: int
+    by_stratum: Mapping[str, tuple[float, int]]
+
+
+def figure(
+    metric: str, title: str, statistic: str, values: Sequence[float], strata: Sequence[str]
+) -> Figure:
+    """The mean of one value a question, overall with its interval, and by stratum.
+
+    Args:
+        values: of each question; over several samples, what they come to.
+        strata: of each question; "" is of none.
+    """
+    groups: dict[str, list[float]] = defaultdict(list)
+    for value, stratum in zip(values, strata, strict=True):
+        groups[stratum].append(value)
+    by_stratum = {name: (sum(v) / len(v), len(v)) for name, v in sorted(groups.items()) if name}
+    mean = sum(values) / len(values)
+    bounded = metric != "reward" or all(0 <= value <= 1 for value in values)
+    interval = mean_interval(values, bounded=bounded)
+    return Figure(metric, title, statistic, mean, interval, len(values), by_stratum)
+
+
+def mean_interval(values: Sequence[float], *, bounded: bool = False) -> tuple[float, float] | None:
+    """The 95 % interval of a mean over questions: Wilson's for zeros and ones, else Student's t.
+
+    A question's samples are no independent trials, so they enter as their mean: n is questions.
+
+    Args:
+        values: one a question.
+        bounded: whether the mean lies in [0, 1] and the interval is cut there.
+
+    Returns:
+        None for a single value that is neither 0 nor 1.
+    """
+    n = len(values)
+    if n < 1:
+        raise ValueError("no values; expected one a question")
+    mean = sum(values) / n
+    if set(values) <= {0.0, 1.0}:
+        return wilson(mean, n)
+    if n < 2:
+        return None
+    deviation = math.sqrt(sum((v - mean) ** 2 for v in values) / (n - 1))
+    spread = student_t(n - 1) * deviation / math.sqrt(n)
+    low, high = mean - spread, mean + spread
+    return (max(0.0, low), min(1.0, high)) if bounded else (low, high)
+
+
+def sampled_figures(
+    metric: str, title: str, samples: Sequence[Sequence[float]], strata: Sequence[str]
+) -> list[Figure]:
+    """avg@k of k samples a question, and pass@1, 2, 4, … k.
+
+    A sample passes whose value reaches `PASSES_AT`. F1 has no pass@k: a part of an answer is none.
+    """
+    k = len(samples[0])
+    means = [avg_at_k([values]) for values in samples]
+    found = [figure(metric, title, f"avg@{k}", means, strata)]
+    for size in () if metric == "f1" else pass_sizes(k):
+        right = [sum(value >= PASSES_AT for value in values) for values in samples]
+        passed = [pass_at_k(k, c, size) for c in right]
+        found.append(figure(metric, title, f"pass@{size}", passed, strata))
+    return found
+
+
+Values = Callable[[Trajectory], float]
+
+
+def metric_functions(f1: Reward) -> dict[str, Values]:
+    """The value of a finished, scored rollout by each metric.
+
+    `boxed` reads the last box of the policy's own text; a ground truth may be a text with a box.
+
+    Args:
+        f1: the data set's own; `f1_squad` or `f1_hotpot`.
+    """
+    boxed = BoxedReward()
+
+    def boxed_accuracy(t: Trajectory) -> float:
+        return boxed(last_boxed(t.own_text), [last_boxed(a) or a for a in t.task.answers])
+
+    return {
+        "reward": lambda t: t.reward,
+        "exact_match": lambda t: exact_match(t.answer, t.task.answers),
+        "f1": lambda t: f1(t.answer, t.task.answers),
+        "boxed": boxed_accuracy,
+    }
+
+
+def is_boxed(environment: object) -> bool:
+    """Whether an environment's own reward is that of a boxed answer."""
+    return isinstance(environment, MathEnvironment)

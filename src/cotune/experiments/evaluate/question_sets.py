@@ -1,0 +1,149 @@
+"""The questions of an evaluation: with the environment, the scoring and the metrics they go with."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from cotune.config.build import build_rewards, initial_instruction
+from cotune.config.preflight import check_retriever, check_rewards
+from cotune.config.run_file import RunConfig
+from cotune.data.benchmarks import Benchmark, parse_benchmark, read_benchmark
+from cotune.environments.base import TaskEnvironment
+from cotune.environments.math import MathEnvironment
+from cotune.environments.search import SearchEnvironment
+from cotune.errors import ConfigError
+from cotune.experiments.evaluate.metrics import METRICS, is_boxed
+from cotune.protocols import Environment
+from cotune.rewards.functions import RewardFunctions
+from cotune.run.scores import EXACT_MATCH, measure_of
+from cotune.types import Task
+
+_SHORT = 12  # words of an answer up to which F1 says something
+
+
+@dataclass(frozen=True)
+class QuestionSet:
+    """Questions with what answers and scores them.
+
+    Attributes:
+        name: the split's or the benchmark's.
+        title: in print.
+        source: where they come from.
+        environment: its `tasks(name)` are the questions.
+        rewards: score in place of the environment; None where it scores.
+        tasks: those that are evaluated.
+        f1: the scorer, a name in `cotune.rewards.REWARDS`.
+    """
+
+    name: str
+    title: str
+    source: str
+    environment: Environment
+    rewards: RewardFunctions | None
+    tasks: Sequence[Task]
+    f1: str = "f1_squad"
+
+
+def question_sets(
+    config: RunConfig,
+    environment: Environment,
+    split: str | None,
+    benchmarks: Sequence[str],
+    limit: int | None,
+) -> list[QuestionSet]:
+    """The run's split and the benchmarks that are asked for, read and checked.
+
+    Args:
+        config: the run file.
+        environment: the run's.
+        split: of the run's own questions; None is test, or nothing where there are benchmarks.
+        benchmarks: each NAME or NAME=PATH.
+        limit: only the first questions of each; None is all.
+
+    Raises:
+        ConfigError: a benchmark that cannot be read, is given twice, or does not go with the
+            environment; or its retrieval server does not answer.
+    """
+    check_retriever(environment)
+    sets: list[QuestionSet] = []
+    parsed = [parse_benchmark(given) for given in benchmarks]
+    if split is not None or not parsed:
+        name = split or "test"
+        tasks = environment.tasks(name)[:limit]
+        title = f"the {name} split"
+        if not tasks:
+            raise ConfigError(
+                f"--split {name} has no questions; name another split, or a benchmark"
+            )
+        sets.append(QuestionSet(name, title, "run", environment, build_rewards(config), tasks))
+    for benchmark, path in parsed:
+        tasks = read_benchmark(benchmark, path)[:limit]
+        source = f"{benchmark.hub}, split {benchmark.split}" if path is None else str(path)
+        sets.append(_benchmark_set(config, environment, benchmark, tasks, source))
+    names = [questions.name for questions in sets]
+    if repeated := [name for name in names if names.count(name) > 1]:
+        raise ConfigError(f"--benchmark {repeated[0]} is given twice; expected each name once")
+    return sets
+
+
+def _benchmark_set(
+    config: RunConfig,
+    environment: Environment,
+    benchmark: Benchmark,
+    tasks: Sequence[Task],
+    source: str,
+) -> QuestionSet:
+    """A benchmark in an environment: mathematics by boxed answers, others in the run's own."""
+    name, by_split = benchmark.name, {benchmark.name: tasks}
+    rewards: RewardFunctions | None = None
+    if benchmark.kind == "math":
+        held: TaskEnvironment = MathEnvironment(by_split, initial_instruction(config, environment))
+        if isinstance(environment, TaskEnvironment):
+            held.prompt_format = environment.prompt_format
+    elif not isinstance(environment, TaskEnvironment):
+        raise ConfigError(
+            f"--benchmark {name}: environment.kind {config.environment.kind} brings its own "
+            "questions; expected a run on search, geo or questions of a data set"
+        )
+    else:
+        held = environment.with_tasks(by_split)
+        # The box says where the answer stands; words are compared as words.
+        boxed = isinstance(environment, MathEnvironment)
+        rewards = RewardFunctions(["exact_match"]) if boxed else build_rewards(config)
+        check_rewards(rewards, held, initial_instruction(config, environment), [name])
+    return QuestionSet(name, benchmark.title, source, held, rewards, tasks, benchmark.f1)
+
+
+def metrics_of(config: RunConfig, questions: QuestionSet, wanted: Sequence[str]) -> dict[str, str]:
+    """The metrics of a set with their titles: those wanted, or all that apply.
+
+    Raises:
+        ConfigError: one that compares with answers, where a question has none.
+    """
+    environment, rewards = questions.environment, questions.rewards
+    measure = measure_of(environment, rewards)
+    own_box = is_boxed(environment) and rewards is None
+    titles = {**METRICS, "reward": METRICS["boxed"] if own_box else measure}
+    compared = [name for name in wanted if name != "reward"]
+    without = next((task.id for task in questions.tasks if not task.answers), None)
+    if compared and without is not None:
+        raise ConfigError(
+            f"--metric {compared[0]} compares with answers, but task {without} of {questions.title} "
+            "has none; leave it out, or name their column by dataset.columns: {answers: …}"
+        )
+    if wanted:
+        return {name: titles[name] for name in wanted}
+    names = ["reward"]
+    by_box = any(reward.function == "boxed" for reward in config.rewards)
+    if without is None and (is_boxed(environment) or by_box):
+        # Of words in a box (a QA benchmark) the reward says it all.
+        if measure != EXACT_MATCH:
+            names.append("boxed")
+    elif without is None and _short(questions):
+        names += ["f1"] if measure == EXACT_MATCH else ["exact_match", "f1"]
+    return {name: titles[name] for name in dict.fromkeys(names)}
+
+
+def _short(questions: QuestionSet) -> bool:
+    if isinstance(questions.environment, SearchEnvironment):
+        return True
+    return all(len(a.split()) <= _SHORT for task in questions.tasks for a in task.answers)

@@ -1,0 +1,254 @@
+"""`best/` made complete at the end of a run: chat template, generation config, model card.
+
+While a run trains, `best/` holds weights, tokenizer and instruction. Once its results are known the
+rest is written beside them, each file atomically and `serving.json` last, so that a kill in between
+is mended by completing it again.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+from cotune.config.build import build_environment
+from cotune.config.run_file import RunConfig
+from cotune.environments.base import TaskEnvironment
+from cotune.errors import ConfigError
+from cotune.export.base_model import base_model
+from cotune.export.model_card import Card, model_card
+from cotune.export.serving import Format, Serving, is_adapter, read_serving
+from cotune.policy.chat_template import own_templates, with_instruction, without_instruction
+from cotune.protocols import Environment
+from cotune.run.json_files import Row, write_atomic, write_json_atomic
+from cotune.run.ledger import Ledger
+from cotune.run.run_dir import RunDir
+from cotune.types import Limits, Prompt, Task
+
+_COMPARED = 20  # questions of which the two renderings are compared
+_LOCAL_FACTS = ("is_local", "local_files_only", "name_or_path")
+
+
+def complete_best(config: RunConfig, run: RunDir, environment: Environment | None = None) -> None:
+    """Makes a finished run's `best/` a folder that serves as it is.
+
+    The chat template carries the best instruction if it renders questions of the validation split
+    to the tokens of their evaluation; else it stays the model's own, and the card says how to
+    place the instruction.
+
+    Args:
+        config: the run file.
+        run: its folder, with its summary.json written.
+        environment: the run's; built here if None.
+
+    Raises:
+        ConfigError: the run is not finished, or what it was trained on cannot be loaded.
+    """
+    best, summary = run.best_path, finished(run)
+    chosen = best_choice(best)
+    environment = environment or build_environment(config)
+    tokenizer = _tokenizer(best)
+    reason = _write_templates(config, best, chosen["instruction"], environment, tokenizer)
+    _drop_local_facts(best / "tokenizer_config.json")
+    write_generation_config(best, config.limits, tokenizer)
+    serving = Serving(
+        attempt=summary.get("attempt", run.attempt),
+        instruction_in_template=not reason,
+        reason=reason,
+        environment=type(environment).__name__,
+        instruction=(
+            environment.prompt_format if isinstance(environment, TaskEnvironment) else None
+        ),
+        stop=tuple(environment.stop),
+        tools=tuple(_tool_name(tool) for tool in environment.tools),
+        limits=config.limits,
+        tasks={name: len(environment.tasks(name)) for name in ("train", "validation", "test")},
+    )
+    kind: Format = "adapter" if is_adapter(best) else "full"
+    write_card(best, config, run, serving, kind)
+    serving.write(best)
+
+
+def completed(config: RunConfig, run: RunDir) -> Serving:
+    """How the finished run's policy was evaluated; completes `best/` where that has not been done.
+
+    Raises:
+        ConfigError: see `complete_best`.
+    """
+    summary = finished(run)
+    known = read_serving(run.best_path)
+    if known is None or known.attempt != summary.get("attempt", run.attempt):
+        complete_best(config, run)
+        known = read_serving(run.best_path)
+    assert known is not None  # it was just written
+    return known
+
+
+def finished(run: RunDir) -> Row:
+    """The summary of a finished run. Raises ConfigError for others."""
+    summary = run.read_summary()
+    if summary is None or not (run.best_path / "best.json").is_file():
+        raise ConfigError(
+            f"{run.path}: not finished, so its best policy is not chosen yet; finish it with: "
+            f"cotune resume {run.path}"
+        )
+    return summary
+
+
+def best_choice(folder: Path) -> Row:
+    """best.json of a folder. Raises ConfigError where it cannot be read."""
+    path = folder / "best.json"
+    try:
+        row = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path}: cannot be read ({error}); restore the file") from error
+    return {"hint": "", **row}
+
+
+def write_card(
+    folder: Path, config: RunConfig, run: RunDir, serving: Serving, kind: Format, where: str = ""
+) -> None:
+    """Replaces README.md in a folder by the run's model card.
+
+    Args:
+        where: the repository that the folder is going to; "" for a folder.
+    """
+    totals = None
+    if run.ledger_path.is_file():
+        with Ledger(run.ledger_path) as ledger:
+            totals = ledger.totals()
+    (arm,) = finished(run)["arms"].values()
+    card = Card(
+        config=config,
+        arm=arm,
+        chosen=best_choice(folder),
+        serving=serving,
+        totals=totals,
+        base=base_model(config.policy.path),
+        kind=kind,
+        where=where,
+    )
+    write_atomic(folder / "README.md", model_card(card))
+
+
+def write_generation_config(folder: Path, limits: Limits, tokenizer: Any = None) -> None:
+    """Replaces generation_config.json: greedy, a turn at a time, as the run was evaluated.
+
+    Tokens that end a turn are those of the file that is there, and the tokenizer's.
+    """
+    path = folder / "generation_config.json"
+    tokenizer = tokenizer or _tokenizer(folder)
+    try:
+        known: Mapping[str, Any] = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        known = {}
+    ends = known.get("eos_token_id")
+    ends = list(cast("Sequence[int]", ends)) if isinstance(ends, list) else [ends]
+    ends = [int(end) for end in ends if end is not None]
+    if tokenizer.eos_token_id not in ends:
+        ends.insert(0, tokenizer.eos_token_id)
+    values = {
+        "bos_token_id": known.get("bos_token_id"),
+        "do_sample": False,
+        "eos_token_id": ends[0] if len(ends) == 1 else ends,
+        "max_new_tokens": limits.turn_tokens,
+        "pad_token_id": tokenizer.pad_token_id,
+        "transformers_version": known.get("transformers_version"),
+    }
+    write_json_atomic(path, {name: value for name, value in values.items() if value is not None})
+
+
+def _tokenizer(folder: Path) -> Any:
+    from transformers import AutoTokenizer
+
+    tokenizer: Any = AutoTokenizer.from_pretrained(folder)
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer
+
+
+def _drop_local_facts(path: Path) -> None:
+    """Takes out what transformers notes about where a tokenizer was loaded from."""
+    if not path.is_file():
+        return
+    known: dict[str, Any] = json.loads(path.read_bytes())
+    kept = {name: value for name, value in known.items() if name not in _LOCAL_FACTS}
+    if kept != known:
+        write_json_atomic(path, kept)
+
+
+def _write_templates(
+    config: RunConfig, best: Path, instruction: str, environment: Environment, tokenizer: Any
+) -> str:
+    """Writes the chat template, or several by name; why it does not carry the instruction."""
+    files = [best / "chat_template.jinja", *best.glob("additional_chat_templates/*.jinja")]
+    own = {
+        file: without_instruction(file.read_text(encoding="utf-8"))
+        for file in files
+        if file.is_file()
+    }
+    reason = ""
+    if not isinstance(environment, TaskEnvironment):
+        reason = f"{type(environment).__name__} writes its own messages"
+    elif not own:
+        reason = "the tokenizer has no chat_template.jinja"
+    written = own
+    if isinstance(environment, TaskEnvironment) and not reason:
+        laid_out, args = environment.prompt_format, config.policy.template_args
+        told = {
+            file: with_instruction(template, laid_out, instruction, args)
+            for file, template in own.items()
+        }
+        if _renders_alike(config, best, told, instruction, environment, tokenizer):
+            written = told
+        else:
+            reason = f"{type(environment).__name__} lays some questions out in another way"
+    for file, template in written.items():
+        if file.read_text(encoding="utf-8") != template:
+            write_atomic(file, template)
+    return reason
+
+
+def _renders_alike(
+    config: RunConfig,
+    best: Path,
+    told: Mapping[Path, str],
+    instruction: str,
+    environment: TaskEnvironment,
+    tokenizer: Any,
+) -> bool:
+    """Whether questions alone give, by these templates, the tokens that were evaluated."""
+    from jinja2.exceptions import TemplateError
+
+    from cotune.policy.codec import HFCodec
+
+    default = told.get(best / "chat_template.jinja", "")
+    named = {file.stem: template for file, template in told.items() if file.parent != best}
+    tokenizer.chat_template = {"default": default, **named} if named else default
+    codec = HFCodec(tokenizer, config.policy.template_args)
+    tools = [dict(tool) for tool in environment.tools]
+    tasks = environment.tasks("validation") or environment.tasks("test")
+    try:
+        return all(
+            tokenizer.apply_chat_template(
+                codec.defused(question_messages(task)),
+                tools=tools or None,
+                add_generation_prompt=True,
+                return_dict=False,
+            )
+            == codec.render(environment.messages(task, Prompt(instruction)), tools)
+            for task in tasks[:_COMPARED]
+        )
+    except TemplateError:  # the model's own template refuses such a conversation
+        return False
+    finally:
+        tokenizer.chat_template = own_templates(tokenizer.chat_template)
+
+
+def question_messages(task: Task) -> list[dict[str, str]]:
+    """What who serves the policy sends of a task: what the data has before the question, and it."""
+    before = [{"role": role, "content": content} for role, content in task.context]
+    return [*before, {"role": "user", "content": task.question}]
+
+
+def _tool_name(tool: Mapping[str, Any]) -> str:
+    return str(tool.get("function", tool).get("name", ""))

@@ -1,0 +1,79 @@
+"""How a run's policy was evaluated: `best/serving.json`, for who serves it and for the card."""
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from cotune.environments.base import PromptFormat
+from cotune.errors import ConfigError
+from cotune.run.json_files import write_json_atomic
+from cotune.types import Limits
+
+SCHEMA_VERSION = 1
+FILE = "serving.json"
+
+Format = Literal["full", "adapter", "merged"]
+"""Weights that were trained as a whole; a LoRA adapter; that adapter in its base's weights."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Serving:
+    """What a server must do as the evaluation did.
+
+    Attributes:
+        attempt: the run's attempt that this is the result of.
+        instruction_in_template: whether the chat template carries the best instruction.
+        reason: why it does not; "" if it does.
+        environment: its class.
+        instruction: how instruction and question are laid out; None where the environment writes
+            its own messages.
+        stop: strings after which a turn ended, each kept at its end.
+        tools: names of the tools that were offered, in the chat template's own form.
+        limits: of an episode.
+        tasks: how many questions each split has.
+    """
+
+    attempt: int
+    instruction_in_template: bool
+    reason: str
+    environment: str
+    instruction: PromptFormat | None
+    stop: tuple[str, ...]
+    tools: tuple[str, ...]
+    limits: Limits
+    tasks: dict[str, int]
+
+    def write(self, folder: Path) -> None:
+        """Replaces serving.json in a folder."""
+        write_json_atomic(folder / FILE, {"schema_version": SCHEMA_VERSION} | asdict(self))
+
+
+def read_serving(folder: Path) -> Serving | None:
+    """serving.json of a folder; None where there is none.
+
+    Raises:
+        ConfigError: it is not what `Serving.write` writes.
+    """
+    path = folder / FILE
+    if not path.is_file():
+        return None
+    try:
+        row: dict[str, Any] = json.loads(path.read_bytes())
+        if row.pop("schema_version") != SCHEMA_VERSION:
+            raise ValueError("another schema_version")
+        laid_out = row.pop("instruction")
+        lists = {name: tuple(row.pop(name)) for name in ("stop", "tools")}
+        return Serving(
+            instruction=None if laid_out is None else PromptFormat(**laid_out),
+            limits=Limits(**row.pop("limits")),
+            **lists,
+            **row,
+        )
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(f"{path}: cannot be read ({error}); remove it") from error
+
+
+def is_adapter(folder: Path) -> bool:
+    """Whether a folder holds an adapter in place of a model's weights."""
+    return (folder / "adapter_config.json").is_file()

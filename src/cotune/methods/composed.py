@@ -1,0 +1,100 @@
+"""INSPO and P²O composed: a population of instructions, and hints on hard questions besides."""
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import ClassVar, Literal
+
+from cotune.methods.inspo.inspo import Inspo, InspoOptions
+from cotune.methods.p2o.p2o import P2O, P2OOptions
+from cotune.types import Assignment, Progress, Task
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComposedOptions:
+    """Both methods' numbers.
+
+    Attributes:
+        inspo: the population of instructions.
+        p2o: hard questions, hints and distillation.
+        distil_instruction: share of the groups whose gradient is taken on the initial instruction
+            instead of the one that they were sampled under, so that what the instruction brings
+            moves into the weights, too.
+    """
+
+    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
+    kind: Literal["inspo+p2o"] = "inspo+p2o"
+    inspo: InspoOptions = field(default_factory=InspoOptions)
+    p2o: P2OOptions = field(default_factory=P2OOptions)
+    distil_instruction: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.distil_instruction <= 1:
+            raise ValueError(
+                f"distil_instruction is {self.distil_instruction}; expected between 0 and 1"
+            )
+        if self.distil_instruction and self.p2o.distillation.ratio == "off":
+            raise ValueError(
+                f"distil_instruction is {self.distil_instruction}, but p2o.distillation.ratio is "
+                "'off', no distillation; expected another ratio"
+            )
+
+
+class InspoP2O(P2O):
+    """INSPO gives every question its instruction; P²O adds a hint where the question is hard.
+
+    The gradient is on instruction and question without the hint. Hinted rollouts credit no
+    instruction (`Inspo.observe`). Hints are evolved under the best instruction.
+
+    Args:
+        initial_instruction: "i0"; also what instructions are distilled into.
+        tasks: the training questions.
+        options: both methods' numbers.
+        seed: of all draws.
+        count_tokens, max_tokens, control_tokens: limits of instructions and of hints alike.
+        required: texts that every instruction must hold.
+        description: what the LLM that proposes is told of the environment.
+    """
+
+    def __init__(
+        self,
+        initial_instruction: str,
+        tasks: Sequence[Task],
+        options: ComposedOptions,
+        seed: int,
+        count_tokens: Callable[[str], int] | None = None,
+        max_tokens: int | None = None,
+        control_tokens: Sequence[str] = (),
+        required: Sequence[str] = (),
+        description: str = "",
+    ) -> None:
+        base = Inspo(
+            initial_instruction,
+            options.inspo,
+            seed,
+            count_tokens,
+            max_tokens,
+            control_tokens,
+            required,
+            description,
+        )
+        limits = (count_tokens, max_tokens, control_tokens)
+        super().__init__(base, tasks, options.p2o, seed, *limits, description)
+        self.composition = options
+        self._initial = initial_instruction
+
+    def assign(
+        self, tasks: Sequence[Task], group_size: int, progress: Progress
+    ) -> list[Assignment]:
+        """P²O's assignments over INSPO's; some groups are trained on the initial instruction."""
+        distilled = {group for group in range(len(tasks)) if self._distils(progress.step, group)}
+        return [
+            replace(a, trained=replace(a.trained, instruction=self._initial))
+            if a.group in distilled
+            else a
+            for a in super().assign(tasks, group_size, progress)
+        ]
+
+    def _distils(self, step: int, group: int) -> bool:
+        draw = random.Random(f"composed/{self.seed}/distil/{step}/{group}").random()
+        return draw < self.composition.distil_instruction

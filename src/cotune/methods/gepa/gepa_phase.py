@@ -1,0 +1,302 @@
+"""Texts evolved by `gepa.optimize` (arXiv 2507.19457), through its public adapter and strategies.
+
+What evolves is P²O's hint or the whole instruction; the caller says what is judged and reflected on.
+
+gepa is told nothing that outlives the phase: no run folder, no cache, no pickle. The same inputs
+and the same replies of policy and LLM make the same calls in the same order, so that a phase that
+was stopped is resumed by replaying what both said.
+"""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from statistics import fmean
+from typing import Any, Protocol
+
+from cotune.methods.gepa.reflection import Judge, Record, Reflector, example
+from cotune.types import Task, Trajectory
+
+_PART = "text"  # gepa's name for the one text that evolves
+
+Candidate = dict[str, str]
+Job = tuple[Candidate, Mapping[str, Sequence[Record]], list[str]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Search:
+    """What a phase starts from and may cost.
+
+    Attributes:
+        seed: the text that evolution starts from.
+        budget: evaluations (one is one rollout).
+        beam: parents that texts are derived from in one iteration.
+        minibatch: questions shown to the reflector, on which a child must beat its parent.
+        show_answers: whether the reflector is shown the ground truth.
+        barren: iterations in a row without a lawful text that end the phase.
+        overrun: whether a text is scored on dev where what is left pays for a part of that.
+    """
+
+    seed: str
+    budget: int
+    beam: int
+    minibatch: int
+    show_answers: bool
+    barren: int
+    overrun: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Evolved:
+    """The seed and all texts that were accepted, with their scores, texts × dev."""
+
+    texts: tuple[str, ...]
+    scores: tuple[tuple[float, ...], ...]
+
+
+class Report(Protocol):
+    """Hears how a phase goes on."""
+
+    def accepted(self, text: str, parent: str, score: float, parent_score: float) -> None:
+        """A text joined; both scores are means over dev."""
+        ...
+
+    def rejected(
+        self, text: str, parent: str, score: float, parent_score: float, improved: bool
+    ) -> None:
+        """A lawful text did not join; both scores are means over its minibatch.
+
+        Args:
+            improved: it did better than its parent, but no budget was left to score it on dev.
+        """
+        ...
+
+    def progress(self, evaluations: int, texts: int, best: float) -> None:
+        """Before every iteration and after the last one.
+
+        Args:
+            texts: how many there are, the seed included.
+            best: the highest mean over dev.
+        """
+        ...
+
+
+def evolve_by_gepa(
+    dev: Sequence[Task],
+    train: Sequence[Task],
+    judge: Judge,
+    reflector: Reflector,
+    search: Search,
+    seed_key: str,
+    report: Report,
+) -> Evolved:
+    """The seed and all that gepa accepted, with their scores on dev.
+
+    An iteration draws `beam` parents from the instance-level Pareto front, reflects on a minibatch
+    of train with each, and scores on dev the children that are strictly better on their
+    minibatch. Ends when the budget is spent, or when `barren` iterations in a row brought no
+    lawful text. No batch of evaluations begins after the budget is spent, so that it is exceeded by
+    part of one batch at most.
+
+    Raises:
+        Exception: whatever the rollout, the LLM (but LLMError) or the report raised.
+    """
+    from gepa.proposer.reflective_mutation.reflection_lm import ReflectionProposal
+    from gepa.strategies.proposal_sampling import IndependentSampling
+    from gepa.strategies.proposal_selection import AllImprovements
+
+    reflection = _Reflection(judge, reflector, search, ReflectionProposal)
+    gepa: Any = import_module("gepa")  # untyped: its generics cannot be inferred from our arguments
+    result: Any = gepa.optimize(
+        seed_candidate={_PART: search.seed},
+        trainset=list(train),
+        valset=list(dev),
+        adapter=_Adapter(judge, search.show_answers, reflection, gepa.EvaluationBatch),
+        reflection_strategy=reflection,
+        reflection_minibatch_size=search.minibatch,
+        sampling_strategy=IndependentSampling(search.beam),
+        selection_strategy=_WithinBudget(AllImprovements(), judge, search, len(dev), report),
+        acceptance_criterion="strict_improvement",
+        candidate_selection_strategy="pareto",
+        frontier_type="instance",
+        use_merge=False,
+        cache_evaluation=False,
+        track_best_outputs=False,
+        display_progress_bar=False,
+        run_dir=None,
+        logger=_Silence(),
+        max_metric_calls=search.budget,
+        stop_callbacks=[_Progress(reflection, judge, search, report)],
+        seed=_seed(seed_key),
+        raise_on_exception=True,
+    )
+    if reflection.failure is not None:
+        raise reflection.failure
+    return Evolved(
+        tuple(candidate[_PART] for candidate in result.candidates),
+        tuple(tuple(row[i] for i in range(len(dev))) for row in result.val_subscores),
+    )
+
+
+def _seed(key: str) -> int:
+    return int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "big")
+
+
+class _Silence:
+    """A logger for gepa, whose messages the run's events replace."""
+
+    def log(self, message: str) -> None:
+        pass
+
+
+class _Adapter:
+    """gepa's `GEPAAdapter`: the current policy in place of a fixed task model."""
+
+    propose_new_texts = None  # declared, or some versions of gepa propose nothing
+
+    def __init__(
+        self, judge: Judge, show_answers: bool, reflection: "_Reflection", evaluation_batch: Any
+    ) -> None:
+        self._judge, self._show_answers = judge, show_answers
+        self._reflection, self._evaluation_batch = reflection, evaluation_batch
+
+    def evaluate(
+        self, batch: Sequence[Task], candidate: Candidate, capture_traces: bool = False
+    ) -> Any:
+        return self.batch_evaluate([(candidate, batch)])[0]
+
+    def batch_evaluate(self, items: Sequence[tuple[Candidate, Sequence[Task]]]) -> list[Any]:
+        """gepa's `EvaluationBatch` of each item; all items in one rollout call."""
+        done = self._judge.evaluate([(candidate[_PART], tasks) for candidate, tasks in items])
+        return [
+            self._evaluation_batch(outputs=ts, scores=[t.reward for t in ts], trajectories=ts)
+            for ts in done
+        ]
+
+    def make_reflective_dataset(
+        self, candidate: Candidate, eval_batch: Any, components_to_update: list[str]
+    ) -> Mapping[str, Sequence[Record]]:
+        trajectories: list[Trajectory] = eval_batch.trajectories
+        try:
+            return {_PART: [example(t, self._show_answers) for t in trajectories]}
+        except BaseException as error:
+            self._reflection.failure = error  # gepa would pass over it
+            raise
+
+
+class _Reflection:
+    """gepa's `BatchReflectionLM` around a `Reflector`.
+
+    A job that brings no lawful text gets no new one, for which gepa pays no evaluation. gepa
+    swallows what is raised here and asks again job by job: the first error is kept, nothing is
+    asked after it, and the phase raises it when gepa has returned.
+
+    Attributes:
+        failure: the error that ends the phase; None for none.
+        barren: iterations in a row in which the LLM was asked and brought no lawful text.
+    """
+
+    def __init__(self, judge: Judge, reflector: Reflector, search: Search, proposal: Any) -> None:
+        self._judge, self._reflector, self._budget = judge, reflector, search.budget
+        self._proposal = proposal
+        self.failure: BaseException | None = None
+        self.barren = 0
+
+    @property
+    def spent(self) -> bool:
+        """Whether the LLM's budget is: rollouts could bring nothing any more."""
+        return self._reflector.spent
+
+    def reflect(
+        self,
+        candidate: Candidate,
+        reflective_dataset: Mapping[str, Sequence[Record]],
+        components_to_update: list[str],
+    ) -> tuple[Any, "_Reflection"]:
+        return self.reflect_many([(candidate, reflective_dataset, components_to_update)])[0]
+
+    def reflect_many(self, jobs: Sequence[Job]) -> list[tuple[Any, "_Reflection"]]:
+        if self.failure is not None:
+            raise self.failure
+        if self._judge.evaluations >= self._budget:
+            return [(self._proposal(new_texts={}), self) for _ in jobs]
+        try:
+            proposed = [
+                self._reflector.propose(candidate[_PART], dataset[_PART])
+                for candidate, dataset, _ in jobs
+            ]
+        except BaseException as error:
+            self.failure = error
+            raise
+        if proposed:
+            self.barren = 0 if any(text is not None for text in proposed) else self.barren + 1
+        texts = [{} if text is None else {_PART: text} for text in proposed]
+        return [(self._proposal(new_texts=new), self) for new in texts]
+
+
+class _WithinBudget:
+    """gepa's `SelectionStrategy`: all improvements, largest first, as far as the budget reaches.
+
+    gepa looks at the budget between iterations only; the children of one iteration, `beam` × dev
+    evaluations, could exceed it by thousands.
+    """
+
+    def __init__(
+        self,
+        improvements: Any,
+        judge: Judge,
+        search: Search,
+        dev: int,
+        report: Report,
+    ) -> None:
+        self._improvements, self._judge = improvements, judge
+        self._search, self._dev, self._report = search, dev, report
+
+    def select(self, proposals: list[Any], state: Any, acceptance_criterion: Any) -> list[Any]:
+        improved: list[Any] = self._improvements.select(proposals, state, acceptance_criterion)
+        left = max(0, self._search.budget - self._judge.evaluations)
+        affordable = -(-left // self._dev) if self._search.overrun else left // self._dev
+        chosen = sorted(improved, key=_loss)[:affordable]
+        texts = [candidate[_PART] for candidate in state.program_candidates]
+        for proposal in proposals:
+            if not any(proposal is one for one in chosen):
+                self._report.rejected(
+                    proposal.candidate[_PART],
+                    texts[proposal.parent_program_ids[0]],
+                    fmean(proposal.subsample_scores_after),
+                    fmean(proposal.subsample_scores_before),
+                    improved=any(proposal is one for one in improved),
+                )
+        return chosen
+
+
+def _loss(proposal: Any) -> float:
+    """Minibatch reward before less that after; equal ones keep their order."""
+    return sum(proposal.subsample_scores_before) - sum(proposal.subsample_scores_after)
+
+
+class _Progress:
+    """gepa's `StopperProtocol`, called before every iteration and after the last one.
+
+    Reports from here, since gepa swallows what a callback of its own raises.
+    """
+
+    def __init__(
+        self, reflection: _Reflection, judge: Judge, search: Search, report: Report
+    ) -> None:
+        self._reflection, self._judge = reflection, judge
+        self._barren, self._report = search.barren, report
+        self._known = 1  # the seed
+
+    def __call__(self, gepa_state: Any) -> bool:
+        texts = [candidate[_PART] for candidate in gepa_state.program_candidates]
+        means: list[float] = [
+            fmean(scores.values()) for scores in gepa_state.prog_candidate_val_subscores
+        ]
+        for i in range(self._known, len(texts)):
+            parent: int = gepa_state.parent_program_for_candidate[i][0]
+            self._report.accepted(texts[i], texts[parent], means[i], means[parent])
+        self._known = len(texts)
+        self._report.progress(self._judge.evaluations, len(texts), max(means))
+        over = self._reflection.failure is not None or self._reflection.spent
+        return over or self._reflection.barren >= self._barren

@@ -1,0 +1,1 @@
+"""INSPO: Instruction-Policy Co-Evolution (arXiv 2512.01945)."""

@@ -1,0 +1,210 @@
+"""The generate-and-verify loop that writes new instructions (INSPO, Algorithm 1, lines 18-22)."""
+
+import random
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+from cotune.methods.inspo.proposers import (
+    Proposal,
+    Proposals,
+    ProposerKind,
+    history_prompt,
+    paraphrase_prompt,
+    reflection_prompt,
+)
+from cotune.methods.inspo.replay import ReplayBuffer
+from cotune.methods.inspo.verification import Candidate, accept, verify
+from cotune.methods.instruction_rules import InstructionRules
+from cotune.protocols import LLM, Recorder, Rollout, State
+from cotune.types import Instruction, Task
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """What one phase brought.
+
+    Attributes:
+        accepted: at most as many candidates as were wanted, in the order of acceptance.
+        rounds: proposals asked for.
+        proposed: candidates read from the replies.
+        verified: candidates rolled out.
+    """
+
+    accepted: tuple[Candidate, ...] = ()
+    rounds: int = 0
+    proposed: int = 0
+    verified: int = 0
+
+
+class Generator:
+    """Writes instructions: an LLM proposes, the contract filters, the current policy verifies.
+
+    Args:
+        rules: the contract of an instruction.
+        replay: where failures and questions to verify on come from.
+        seed: of all draws.
+        candidates: asked for in one proposal.
+        rounds: proposals of one phase at most.
+        failures: failed rollouts in a reflection prompt.
+        tasks: questions a candidate is verified on.
+        description: what the LLM is told of the environment.
+    """
+
+    def __init__(
+        self,
+        rules: InstructionRules,
+        replay: ReplayBuffer,
+        seed: int,
+        *,
+        candidates: int,
+        rounds: int,
+        failures: int,
+        tasks: int,
+        description: str = "",
+    ) -> None:
+        self._rules, self._replay, self._seed = rules, replay, seed
+        self._candidates, self._rounds = candidates, rounds
+        self._failures, self._tasks, self._description = failures, tasks, description
+        self._proposals = Proposals()
+
+    def generate(
+        self,
+        parents: Sequence[Instruction],
+        wanted: int,
+        proposer: ProposerKind,
+        *,
+        step: int,
+        llm: LLM,
+        rollout: Rollout | None,
+        record: Recorder,
+        history: Sequence[tuple[str, float]] = (),
+        origin: str = "",
+        last: bool = False,
+        affordable: int | None = None,
+    ) -> Generation:
+        """Rounds until `wanted` candidates are accepted or the rounds are spent.
+
+        One parent a round, drawn uniformly. A round whose call fails is the last one.
+
+        Args:
+            step: the step before which this happens; 0 at the start. Keys the draws.
+            rollout: the current policy; None to accept without verification.
+            history: (instruction, score from 0 to 100), worst first, for the history proposer.
+            origin: what to call the candidates' origin; the proposer's kind where empty.
+            last: no further phase is to come in this run.
+            affordable: rollouts that may be spent on verification; None is no limit. A round that
+                could exceed it is not begun.
+
+        Raises:
+            EvolutionError: two phases have passed and all proposals of the run failed.
+        """
+        accepted: list[Candidate] = []
+        tried = [parent.text for parent in parents]
+        rounds = proposed = verified = paid = 0
+        while len(accepted) < wanted and rounds < self._rounds:
+            rng = random.Random(f"inspo/{self._seed}/generate/{step}/{rounds}")
+            parent = rng.choice(parents)
+            prompt = self._prompt(proposer, parent, history, rounds + 1, rng)
+            tasks = self._replay.recent_tasks(self._tasks, rng)
+            left = None if affordable is None else affordable - paid
+            wanting = self._wanting(prompt, tasks if rollout is not None else None, left)
+            if prompt is None or wanting:
+                record("notice", text=f"{wanting} before step {step}")
+                break
+            rounds += 1
+            proposal = self._proposals.ask(prompt, llm, record, self._candidates)
+            if proposal is None:
+                break
+            proposed += len(proposal.candidates)
+            name = f"c{step}.{rounds}"
+            candidates = self._lawful(proposal, parent, origin or proposer, name, tried, record)
+            tried += [c.text for c in candidates]
+            if rollout is not None and candidates:
+                candidates = verify(candidates, parent, tasks, rollout)
+                verified += len(candidates)
+                paid += (len(candidates) + 1) * len(tasks)
+            accepted += _accepted(candidates, wanted - len(accepted), record)
+        if rounds:
+            self._proposals.end_phase(last)
+        return Generation(tuple(accepted), rounds, proposed, verified)
+
+    def _wanting(
+        self, prompt: str | None, verified_on: Sequence[Task] | None, left: int | None
+    ) -> str:
+        """What a round lacks to begin; "" for nothing.
+
+        Args:
+            prompt: what the LLM is to be asked, if there is anything.
+            verified_on: questions of a verification; None without one.
+            left: rollouts that it may cost; None is no limit.
+        """
+        if prompt is None or (verified_on is not None and not verified_on):
+            return "no experience to learn from"
+        if verified_on is None or left is None:
+            return ""
+        most = (self._candidates + 1) * len(verified_on)  # and their parent
+        return "too few rollouts are left to verify" if most > left else ""
+
+    def _prompt(
+        self,
+        proposer: ProposerKind,
+        parent: Instruction,
+        history: Sequence[tuple[str, float]],
+        attempt: int,
+        rng: random.Random,
+    ) -> str | None:
+        """What the LLM is asked; None where there is no experience to learn from."""
+        how = (self._candidates, attempt, self._description)
+        if proposer == "paraphrase":
+            return paraphrase_prompt(parent.text, *how)
+        if proposer == "history":
+            return history_prompt(history, self._rules.original, *how) if history else None
+        failures = self._replay.failures(self._failures, rng)
+        if not failures:
+            return None
+        return reflection_prompt(parent.text, failures, *how)
+
+    def _lawful(
+        self,
+        proposal: Proposal,
+        parent: Instruction,
+        origin: str,
+        name: str,
+        others: Sequence[str],
+        record: Recorder,
+    ) -> list[Candidate]:
+        """The candidates that keep to the contract, each unlike all before it."""
+        questions, seen = self._replay.tasks(), list(others)
+        lawful: list[Candidate] = []
+        reasons: list[str] = []
+        for number, text in enumerate(proposal.candidates):
+            candidate = Candidate(f"{name}.{number}", text, parent.id, origin, proposal.critique)
+            reason = self._rules.check(text, parent.text, seen, questions)
+            if reason is None:
+                lawful.append(candidate)
+                seen.append(text)
+            else:
+                reasons.append(reason)
+                _record_rejected(candidate, reason, record)
+        self._proposals.lawful(len(lawful), reasons)
+        return lawful
+
+    def state_dict(self) -> State:
+        return self._proposals.state_dict()
+
+    def load_state_dict(self, state: State) -> None:
+        self._proposals.load_state_dict(state)
+
+
+def _accepted(candidates: Sequence[Candidate], wanted: int, record: Recorder) -> list[Candidate]:
+    """The best of them, as many as are wanted; the others are recorded with their reasons."""
+    best, rejected = accept(candidates, wanted)
+    for candidate, reason in rejected:
+        _record_rejected(candidate, reason, record)
+    return list(best)
+
+
+def _record_rejected(candidate: Candidate, reason: str, record: Recorder) -> None:
+    fields = asdict(candidate)
+    shown = {k: fields[k] for k in ("text", "parent", "origin", "score", "parent_score")}
+    record("instruction_rejected", reason=reason, **shown)

@@ -1,0 +1,399 @@
+"""INSPO: Instruction-Policy Co-Evolution (arXiv 2512.01945), Algorithm 1."""
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from statistics import fmean
+from typing import ClassVar, Literal
+
+from cotune.errors import ConfigError
+from cotune.methods.inspo.generation import Generator
+from cotune.methods.inspo.population import Best, Member, Population
+from cotune.methods.inspo.proposers import ProposerKind
+from cotune.methods.inspo.replay import ReplayBuffer
+from cotune.methods.inspo.verification import Candidate
+from cotune.methods.instruction_rules import InstructionRules, check_initial
+from cotune.methods.unhinted import Unhinted
+from cotune.protocols import LLM, Recorder, Rollout, State
+from cotune.types import Assignment, Instruction, Metrics, Progress, Prompt, Task, Trajectory
+
+_HISTORY = 10  # instructions shown to the history proposer
+
+
+@dataclass(frozen=True, kw_only=True)
+class InspoOptions:
+    """INSPO's numbers; defaults are the paper's. Steps are rollout batches.
+
+    Attributes:
+        population_size: N_P, instructions after the start and after an evolution.
+        parents: N_parent, instructions kept at an evolution and never pruned below.
+        selection_temperature: tau_s of Eq. 4.
+        window: n of Eq. 6, in observed steps.
+        prune_every: K_p, steps; 0 is never.
+        evolve_every: K_e, steps; 0 is never. Both 0: a constant population.
+        evolve_until: T_e; no evolution from this step on.
+        prune_until: no pruning from this step on; None is `evolve_until`.
+        verification_tasks: |D_B|, questions a candidate is verified on.
+        verification_rounds: generate-and-verify rounds of a phase at most.
+        verify: False lets candidates that keep to the contract join without any rollout.
+        failures_per_reflection: failed rollouts shown to the reflection proposer.
+        candidates: instructions asked for in one proposal.
+        proposer: who writes candidates at an evolution.
+        credit: "raw" is the paper's mean reward; "centred" subtracts each question's own running
+            mean, so that an instruction is not credited for easy questions.
+        new_weight: a newcomer starts at its parent's weight plus the gain of its verification
+            ("parent+delta"), or everybody is reset to 0 ("zero", as printed in Algorithm 1).
+        failure_below: a reward below it makes a rollout a failure to reflect on.
+        buffer_size: rollouts held in the replay buffer.
+        max_instruction_chars: length limit of a candidate, in characters.
+    """
+
+    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
+    kind: Literal["inspo"] = "inspo"
+    population_size: int = 7
+    parents: int = 1
+    selection_temperature: float = 0.2
+    window: int = 5
+    prune_every: int = 5
+    evolve_every: int = 15
+    evolve_until: int = 150
+    prune_until: int | None = None
+    verification_tasks: int = 200
+    verification_rounds: int = 5
+    verify: bool = True
+    failures_per_reflection: int = 4
+    candidates: int = 6
+    proposer: ProposerKind = "reflection"
+    credit: Literal["raw", "centred"] = "raw"
+    new_weight: Literal["parent+delta", "zero"] = "parent+delta"
+    failure_below: float = 0.5
+    buffer_size: int = 4096
+    max_instruction_chars: int = 4000
+
+    def __post_init__(self) -> None:
+        least = {"prune_every": 0, "evolve_every": 0, "evolve_until": 0}
+        ones = ("population_size", "parents", "window", "verification_tasks", "candidates")
+        ones += ("verification_rounds", "failures_per_reflection", "buffer_size")
+        least |= dict.fromkeys((*ones, "max_instruction_chars"), 1)
+        for name, low in least.items():
+            if getattr(self, name) < low:
+                raise ValueError(f"{name} is {getattr(self, name)}; expected at least {low}")
+        if self.prune_until is not None and self.prune_until < 0:
+            raise ValueError(f"prune_until is {self.prune_until}; expected at least 0, or null")
+        if not self.selection_temperature > 0:
+            raise ValueError(
+                f"selection_temperature is {self.selection_temperature}; expected above 0"
+            )
+        if self.parents > self.population_size:
+            raise ValueError(
+                f"parents is {self.parents}; expected at most population_size, "
+                f"{self.population_size}"
+            )
+
+
+class Inspo(Unhinted):
+    """Algorithm 1 of INSPO around an engine's policy update.
+
+    Assumptions where the paper is silent: one instruction a question, shared by its group; due
+    phases of step t run as the first act of step t + 1, prune before evolve; candidates below
+    their parent are rejected; after an evolution the population is the parents and the accepted
+    candidates, fewer than N_P where the rounds are spent. If none is accepted, the population
+    stays as it was instead of shrinking to the parents. Rollouts that saw a hint are neither
+    credited to an instruction nor reflected on.
+
+    Args:
+        initial_instruction: "i0"; its tags are the protocol's and every candidate keeps them.
+        seed: of all draws, each keyed by what it is for, never by call order.
+        count_tokens: a text's length in the policy's tokens.
+        max_instruction_tokens: length limit in these tokens.
+        control_tokens: the policy's special tokens as text; no instruction may hold one.
+        required: texts that every instruction must hold, besides those tags.
+        description: what the LLM that proposes is told of the environment.
+    """
+
+    def __init__(
+        self,
+        initial_instruction: str,
+        options: InspoOptions,
+        seed: int,
+        count_tokens: Callable[[str], int] | None = None,
+        max_instruction_tokens: int | None = None,
+        control_tokens: Sequence[str] = (),
+        required: Sequence[str] = (),
+        description: str = "",
+    ) -> None:
+        check_initial(initial_instruction)
+        self.options, self.seed = options, seed
+        self.population = Population(options.window, options.selection_temperature)
+        self._replay = ReplayBuffer(options.buffer_size, options.failure_below)
+        self._generator = Generator(
+            InstructionRules(
+                initial_instruction,
+                options.max_instruction_chars,
+                count_tokens,
+                max_instruction_tokens,
+                tuple(control_tokens),
+                tuple(required),
+            ),
+            self._replay,
+            seed,
+            candidates=options.candidates,
+            rounds=options.verification_rounds,
+            failures=options.failures_per_reflection,
+            tasks=options.verification_tasks,
+            description=description,
+        )
+        self._lineage = [Instruction("i0", initial_instruction)]
+        self.population.add(self._lineage[0], 0.0)
+        self.last_weights: dict[str, float] = {}  # by instruction id; the history proposer's
+        self._baselines: dict[str, tuple[int, float]] = {}  # task id -> rollouts, mean reward
+        self._phases_run = 0  # the step whose due phases were run last
+        self._batch = 0  # rollouts of the last batch, the next one's too
+
+    # ---- Algorithm 1, lines 2, 10-13 and 16-24
+
+    def evolve_if_due(
+        self, progress: Progress, rollout: Rollout, llm: LLM, record: Recorder
+    ) -> Metrics:
+        """Line 2 at the first step; later what fell due at the end of the step before.
+
+        A second call at the same step does nothing.
+
+        Raises:
+            EvolutionError: two phases of proposals have passed, or the only one, and none brought
+                a candidate that keeps to the contract.
+        """
+        if progress.step <= self._phases_run:
+            return {}
+        first, self._phases_run = self._phases_run == 0, progress.step
+        options, ended = self.options, progress.step - 1
+        metrics: dict[str, float] = {}
+        if first:
+            evolves = range(1, min(options.evolve_until, progress.total_steps))
+            later = any(_due(step, options.evolve_every, options.evolve_until) for step in evolves)
+            metrics |= self._initialise(llm, record, last=not later)
+        prune_until = options.evolve_until if options.prune_until is None else options.prune_until
+        if _due(ended, options.prune_every, prune_until):
+            metrics |= self._prune(record)
+        if _due(ended, options.evolve_every, options.evolve_until):
+            metrics |= self._evolve(progress, rollout, llm, record)
+        return metrics
+
+    def _initialise(self, llm: LLM, record: Recorder, last: bool) -> Metrics:
+        """Line 2: the initial instruction and rewrites of it by the optimizer LLM, weights 0."""
+        initial, vacancies = self._lineage[0], self.options.population_size - 1
+        _record_born(initial, None, record)
+        rewrites = self._generator.generate(
+            [initial],
+            vacancies,
+            "paraphrase",
+            step=0,
+            llm=llm,
+            rollout=None,
+            record=record,
+            origin="rewrite",
+            last=last,
+        )
+        for candidate in rewrites.accepted:
+            self._join(candidate, 0.0, 0, record)
+        self._notice_if_short(record)
+        return {"inspo/initial_rewrites": float(len(rewrites.accepted))}
+
+    def _prune(self, record: Recorder) -> Metrics:
+        """Lines 10-13."""
+        pruned = self.population.prune(self.options.parents)
+        _record_gone(pruned, "prune", record)
+        return {"inspo/pruned": float(len(pruned))}
+
+    def _evolve(self, progress: Progress, rollout: Rollout, llm: LLM, record: Recorder) -> Metrics:
+        """Lines 16-24. Where no candidate is accepted, the population stays as it is."""
+        step, left = progress.step, progress.rollouts_left
+        parents = self.population.top(self.options.parents)
+        new = self._generator.generate(
+            [parent.instruction for parent in parents],
+            self.options.population_size - len(parents),
+            self.options.proposer,
+            step=step,
+            llm=llm,
+            rollout=rollout if self.options.verify else None,
+            record=record,
+            history=self._history(),
+            affordable=None if left is None else left - self._batch,
+        )
+        if new.accepted:
+            # Before anybody is reset: a newcomer starts from what its parent was worth.
+            starts = [self.population[c.parent].weight + c.gain for c in new.accepted]
+            gone = self.population.keep_only({parent.id for parent in parents})
+            _record_gone(gone, "evolution", record)
+            if self.options.new_weight == "zero":
+                self.population.reset_weights()
+                starts = [0.0] * len(starts)
+            for candidate, start in zip(new.accepted, starts, strict=True):
+                self._join(candidate, start, step, record)
+        self._notice_if_short(record)
+        count = {"rounds": new.rounds, "proposed": new.proposed, "verified": new.verified}
+        count["accepted"] = len(new.accepted)
+        size = len(self.population)
+        record("evolution", parents=[p.id for p in parents], population=size, **count)
+        return {f"inspo/evolution_{name}": float(value) for name, value in count.items()}
+
+    def _history(self) -> list[tuple[str, float]]:
+        """The best instructions so far with their last observed scores, worst first."""
+        known = sorted(self.last_weights.items(), key=lambda item: item[1])[-_HISTORY:]
+        texts = {i.id: i.text for i in self._lineage}
+        return [(texts[identity], self._score(weight)) for identity, weight in known]
+
+    def _score(self, weight: float) -> float:
+        """A weight on the history proposer's scale, 0 to 100; centred credit is in [-1, 1]."""
+        share = weight if self.options.credit == "raw" else (weight + 1) / 2
+        return 100 * min(max(share, 0.0), 1.0)
+
+    def _join(self, candidate: Candidate, start: float, born: int, record: Recorder) -> None:
+        instruction = Instruction(
+            id=f"i{len(self._lineage)}",
+            text=candidate.text,
+            parent=candidate.parent,
+            origin=candidate.origin,
+            born=born,
+            critique=candidate.critique,
+        )
+        self._lineage.append(instruction)
+        self.population.add(instruction, start)
+        _record_born(instruction, candidate, record)
+
+    # ---- lines 5, 9 and 15
+
+    def assign(
+        self, tasks: Sequence[Task], group_size: int, progress: Progress
+    ) -> list[Assignment]:
+        """One draw from Eq. 4 a question; its whole group is sampled and trained under it."""
+        assignments: list[Assignment] = []
+        for group, task in enumerate(tasks):
+            drawn = self.population.draw(f"inspo/{self.seed}/assign/{progress.step}/{group}")
+            prompt = Prompt(drawn.text)
+            assignments += [Assignment(task, prompt, prompt, drawn.id, group)] * group_size
+        return assignments
+
+    def observe(
+        self, trajectories: Sequence[Trajectory], progress: Progress, record: Recorder
+    ) -> Metrics:
+        """Eq. 6 and the replay buffer. Hinted rollouts say nothing about an instruction."""
+        own = [t for t in trajectories if not t.assignment.sampled.hint]
+        credits: defaultdict[str, list[float]] = defaultdict(list)
+        for trajectory, credit in zip(own, self._credits(own), strict=True):
+            credits[trajectory.assignment.instruction_id].append(credit)
+        self.population.observe(credits)
+        for instruction_id in credits:
+            self.last_weights[instruction_id] = self.population[instruction_id].weight
+        self._replay.add(own, progress.step)
+        self._batch = len(trajectories)
+        return self._report(trajectories, record)
+
+    def _credits(self, trajectories: Sequence[Trajectory]) -> list[float]:
+        """Each rollout's credit. Centred: less its question's mean before this step.
+
+        A question met for the first time is compared with the batch's mean.
+        """
+        rewards = [t.reward for t in trajectories]
+        if self.options.credit == "raw" or not rewards:
+            return rewards
+        unseen = (0, fmean(rewards))
+        centred = [t.reward - self._baselines.get(t.task.id, unseen)[1] for t in trajectories]
+        by_task: defaultdict[str, list[float]] = defaultdict(list)
+        for t in trajectories:
+            by_task[t.task.id].append(t.reward)
+        for task_id, new in by_task.items():
+            n, mean = self._baselines.get(task_id, (0, 0.0))
+            self._baselines[task_id] = (n + len(new), (n * mean + sum(new)) / (n + len(new)))
+        return centred
+
+    def _report(self, trajectories: Sequence[Trajectory], record: Recorder) -> Metrics:
+        """The "population" event: weights and chances after this step, groups drawn in it."""
+        drawn = {(t.assignment.instruction_id, t.assignment.group) for t in trajectories}
+        groups = Counter(identity for identity, _group in drawn)
+        members, chances = self.population.members, self.population.probabilities()
+        rows = [
+            {
+                "id": m.id,
+                "weight": m.weight,
+                "probability": chance,
+                "observed_rollouts": m.rollouts,
+                "assigned_groups": groups[m.id],
+            }
+            for m, chance in zip(members, chances, strict=True)
+        ]
+        record("population", members=rows)
+        return {
+            "inspo/population_size": float(len(members)),
+            "inspo/best_weight": max(m.weight for m in members),
+            "inspo/mean_weight": fmean(m.weight for m in members),
+            "inspo/entropy": -sum(p * math.log(p) for p in chances if p > 0),
+            "inspo/instruction_chars_mean": fmean(len(m.instruction.text) for m in members),
+        }
+
+    # ---- line 26
+
+    def best(self) -> Best:
+        """I* = argmax w_j, how often it was observed, and whether it is too close to call."""
+        return self.population.best()
+
+    def best_prompt(self) -> Prompt:
+        return Prompt(self.best().instruction.text)
+
+    def best_instruction_id(self) -> str:
+        return self.best().instruction.id
+
+    def instructions(self) -> tuple[Instruction, ...]:
+        """All instructions that ever lived, by birth."""
+        return tuple(self._lineage)
+
+    # ---- what is said and what is saved
+
+    def _notice_if_short(self, record: Recorder) -> None:
+        have, want = len(self.population), self.options.population_size
+        if have < want:
+            record("notice", text=f"population of {have} instead of {want} instructions")
+
+    def state_dict(self) -> State:
+        return {
+            "phases_run": self._phases_run,
+            "batch": self._batch,
+            "population": self.population.state_dict(),
+            "replay": self._replay.state_dict(),
+            "generator": self._generator.state_dict(),
+            "lineage": [asdict(instruction) for instruction in self._lineage],
+            "last_weights": dict(self.last_weights),
+            "baselines": {task: list(value) for task, value in self._baselines.items()},
+        }
+
+    def load_state_dict(self, state: State) -> None:
+        """Raises ConfigError where the state is of a run with another initial instruction."""
+        lineage = [Instruction(**fields) for fields in state["lineage"]]
+        if lineage[0].text != self._lineage[0].text:
+            raise ConfigError(
+                f"the saved run's initial instruction is {lineage[0].text!r}, this run's "
+                f"{self._lineage[0].text!r}; expected the same: restore the run file's"
+            )
+        self._lineage, self._phases_run = lineage, state["phases_run"]
+        self._batch = int(state.get("batch", 0))  # older runs have none
+        self.population.load_state_dict(state["population"])
+        self._replay.load_state_dict(state["replay"])
+        self._generator.load_state_dict(state["generator"])
+        self.last_weights = dict(state["last_weights"])
+        self._baselines = {task: (n, mean) for task, (n, mean) in state["baselines"].items()}
+
+
+def _due(step: int, every: int, until: int) -> bool:
+    return every > 0 and 0 < step < until and step % every == 0
+
+
+def _record_born(instruction: Instruction, candidate: Candidate | None, record: Recorder) -> None:
+    score = candidate.score if candidate else None
+    parent_score = candidate.parent_score if candidate else None
+    record("instruction_born", **asdict(instruction), score=score, parent_score=parent_score)
+
+
+def _record_gone(members: Sequence[Member], cause: str, record: Recorder) -> None:
+    for member in members:
+        record("instruction_pruned", id=member.id, weight=member.weight, cause=cause)

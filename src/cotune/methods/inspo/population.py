@@ -1,0 +1,189 @@
+"""INSPO's population: importance weights (Eq. 6), selection (Eq. 4) and pruning (Algorithm 1)."""
+
+import math
+import random
+import statistics
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+
+from cotune.protocols import State
+from cotune.types import Instruction
+
+
+def selection_probabilities(weights: Sequence[float], temperature: float) -> list[float]:
+    """softmax(w / temperature), INSPO Eq. 4; stable for weights of any size.
+
+    >>> [round(p, 3) for p in selection_probabilities([0.2, 0.0], 0.2)]
+    [0.731, 0.269]
+    """
+    if temperature <= 0:
+        raise ValueError(f"temperature is {temperature}; expected a number above 0")
+    top = max(weights)
+    scaled = [math.exp((w - top) / temperature) for w in weights]
+    total = sum(scaled)
+    return [s / total for s in scaled]
+
+
+def importance_weight(step_means: Sequence[float], start: float) -> float:
+    """Mean of the step means in the window, INSPO Eq. 6; `start` while there is none.
+
+    The window holds the last n *observed* means: a step in which the instruction was not drawn
+    adds nothing, so that a rarely drawn one is not punished for it.
+    """
+    return statistics.fmean(step_means) if step_means else start
+
+
+def too_close_to_call(a: Sequence[float], b: Sequence[float]) -> bool:
+    """Whether two windows' means differ by no more than the standard error of their difference.
+
+    That is sqrt(var(a)/len(a) + var(b)/len(b)) with sample variances. A window of fewer than two
+    values has no variance: too close, then.
+    """
+    if min(len(a), len(b)) < 2:
+        return True
+    error = math.sqrt(statistics.variance(a) / len(a) + statistics.variance(b) / len(b))
+    return abs(statistics.fmean(a) - statistics.fmean(b)) <= error
+
+
+@dataclass(slots=True)
+class Member:
+    """A living instruction with what was observed of it.
+
+    Attributes:
+        start: its weight until it is first observed.
+        window: mean credit of each of the last n steps in which it was drawn, oldest first.
+        steps: in how many steps it was observed since it joined.
+        rollouts: in how many rollouts.
+    """
+
+    instruction: Instruction
+    start: float
+    window: deque[float] = field(default_factory=deque[float])
+    steps: int = 0
+    rollouts: int = 0
+
+    @property
+    def id(self) -> str:
+        return self.instruction.id
+
+    @property
+    def weight(self) -> float:
+        """w_j of Eq. 6."""
+        return importance_weight(self.window, self.start)
+
+
+@dataclass(frozen=True, slots=True)
+class Best:
+    """I* = argmax w_j, with how sure one can be of it.
+
+    Attributes:
+        steps: in how many steps it was observed.
+        rollouts: in how many rollouts.
+        runner_up: the next by weight; None where it is alone.
+        too_close: whether the two cannot be told apart (`too_close_to_call`).
+    """
+
+    instruction: Instruction
+    weight: float
+    steps: int
+    rollouts: int
+    runner_up: Instruction | None
+    too_close: bool
+
+
+class Population:
+    """Living instructions, oldest first.
+
+    Args:
+        window: n of Eq. 6, in observed steps.
+        temperature: tau_s of Eq. 4.
+    """
+
+    def __init__(self, window: int, temperature: float) -> None:
+        self._window, self._temperature = window, temperature
+        self._members: list[Member] = []
+
+    @property
+    def members(self) -> tuple[Member, ...]:
+        return tuple(self._members)
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    def __getitem__(self, instruction_id: str) -> Member:
+        for member in self._members:
+            if member.id == instruction_id:
+                return member
+        living = ", ".join(m.id for m in self._members)
+        raise KeyError(f"instruction {instruction_id!r} is not alive; alive are {living}")
+
+    def add(self, instruction: Instruction, start: float) -> None:
+        """Joins with weight `start` until it is first observed."""
+        self._members.append(Member(instruction, start, deque(maxlen=self._window)))
+
+    def probabilities(self) -> list[float]:
+        """Chance of each member to be drawn, in the members' order."""
+        return selection_probabilities([m.weight for m in self._members], self._temperature)
+
+    def draw(self, key: str) -> Instruction:
+        """One draw from Eq. 4. The same key and weights give the same instruction."""
+        chosen = random.Random(key).choices(self._members, self.probabilities())
+        return chosen[0].instruction
+
+    def observe(self, credits: Mapping[str, Sequence[float]]) -> None:
+        """One step's credits by instruction id: r̄ over all its rollouts joins its window."""
+        for instruction_id, values in credits.items():
+            if values:
+                member = self[instruction_id]
+                member.window.append(statistics.fmean(values))
+                member.steps += 1
+                member.rollouts += len(values)
+
+    def top(self, k: int) -> list[Member]:
+        """The k best by weight, best first; among equals the oldest."""
+        return sorted(self._members, key=lambda m: -m.weight)[:k]
+
+    def prune(self, parents: int) -> list[Member]:
+        """Drops the bottom floor(N/2), never below `parents` or one; returns the dropped."""
+        keep = max(len(self) - len(self) // 2, parents, 1)
+        return self.keep_only({m.id for m in self.top(keep)})
+
+    def keep_only(self, ids: set[str]) -> list[Member]:
+        """Drops all others and returns them."""
+        dropped = [m for m in self._members if m.id not in ids]
+        self._members = [m for m in self._members if m.id in ids]
+        return dropped
+
+    def reset_weights(self) -> None:
+        """Everybody's weight to 0, as Algorithm 1 does at an evolution; counts are kept."""
+        for member in self._members:
+            member.start = 0.0
+            member.window.clear()
+
+    def best(self) -> Best:
+        """argmax w_j; among equals the oldest."""
+        first, *others = self.top(2)
+        return Best(
+            first.instruction,
+            first.weight,
+            first.steps,
+            first.rollouts,
+            others[0].instruction if others else None,
+            bool(others) and too_close_to_call(first.window, others[0].window),
+        )
+
+    def state_dict(self) -> State:
+        return {"members": [asdict(m) | {"window": list(m.window)} for m in self._members]}
+
+    def load_state_dict(self, state: State) -> None:
+        self._members = [
+            Member(
+                Instruction(**m["instruction"]),
+                m["start"],
+                deque(m["window"], maxlen=self._window),
+                m["steps"],
+                m["rollouts"],
+            )
+            for m in state["members"]
+        ]

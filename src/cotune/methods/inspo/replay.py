@@ -1,0 +1,122 @@
+"""The replay buffer: what instructions are reflected on and verified on (INSPO, section 3.2)."""
+
+import random
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+from cotune.protocols import State
+from cotune.types import StopReason, Task, Trajectory
+
+
+def shorten_middle(text: str, limit: int) -> str:
+    """At most about `limit` characters of a text: its beginning and its end."""
+    if len(text) <= limit:
+        return text
+    head = limit // 2
+    tail = text[len(text) - (limit - head) :]
+    return f"{text[:head]}\n[... {len(text) - limit} characters left out ...]\n{tail}"
+
+
+@dataclass(frozen=True, slots=True)
+class Experience:
+    """One rollout in memory: the tuple (I, q, trajectory, r) of the paper.
+
+    Attributes:
+        text: the response with its observations, shortened in the middle; kept for failures
+            only, since no other is ever shown to a proposer.
+        step: the rollout batch it comes from.
+    """
+
+    instruction_id: str
+    task: Task
+    text: str
+    reward: float
+    step: int
+    stop: StopReason
+
+
+class ReplayBuffer:
+    """The last `capacity` rollouts, first in first out.
+
+    Args:
+        capacity: in rollouts.
+        failure_below: a reward below it makes a rollout a failure.
+        text_chars: characters kept of a failure's response.
+    """
+
+    def __init__(
+        self, capacity: int = 4096, failure_below: float = 0.5, text_chars: int = 6000
+    ) -> None:
+        self._failure_below, self._text_chars = failure_below, text_chars
+        self._experiences: deque[Experience] = deque(maxlen=capacity)
+
+    def __len__(self) -> int:
+        return len(self._experiences)
+
+    def add(self, trajectories: Sequence[Trajectory], step: int) -> None:
+        """Stores the rollouts of one step."""
+        for t in trajectories:
+            failed = t.reward < self._failure_below
+            text = shorten_middle(t.full_text, self._text_chars) if failed else ""
+            identity = t.assignment.instruction_id
+            self._experiences.append(Experience(identity, t.task, text, t.reward, step, t.stop))
+
+    def failures(self, k: int, rng: random.Random) -> list[Experience]:
+        """At most k failures, drawn from the latest step first, then from earlier ones.
+
+        One failure a question, so that a group's rollouts do not crowd out other mistakes. An
+        environment that broke is nobody's mistake and is left out.
+        """
+        by_step: dict[int, list[Experience]] = {}
+        for e in self._experiences:
+            if e.reward < self._failure_below and e.stop is not StopReason.ENVIRONMENT_ERROR:
+                by_step.setdefault(e.step, []).append(e)
+        chosen: dict[str, Experience] = {}
+        for step in sorted(by_step, reverse=True):
+            for e in rng.sample(by_step[step], len(by_step[step])):
+                if len(chosen) == k:
+                    return list(chosen.values())
+                chosen.setdefault(e.task.id, e)
+        return list(chosen.values())
+
+    def tasks(self) -> list[Task]:
+        """Every question in memory once, in order of first appearance."""
+        return list({e.task.id: e.task for e in self._experiences}.values())
+
+    def recent_tasks(self, k: int, rng: random.Random) -> list[Task]:
+        """k different questions in memory, uniformly; all of them where there are fewer."""
+        tasks = self.tasks()
+        return rng.sample(tasks, min(k, len(tasks)))
+
+    def state_dict(self) -> State:
+        # Without columns, which may hold anything; a coordinator has the tasks with theirs.
+        return {
+            "tasks": [_fields(task) for task in self.tasks()],
+            "experiences": [
+                [e.instruction_id, e.task.id, e.text, e.reward, e.step, e.stop.value]
+                for e in self._experiences
+            ],
+        }
+
+    def load_state_dict(self, state: State) -> None:
+        tasks = {
+            t["id"]: Task(
+                t["id"],
+                t["question"],
+                tuple(t["answers"]),
+                t["stratum"],
+                t["solution"],
+                tuple((role, content) for role, content in t.get("context", ())),
+            )
+            for t in state["tasks"]
+        }
+        self._experiences.clear()
+        self._experiences.extend(
+            Experience(identity, tasks[task_id], text, reward, step, StopReason(stop))
+            for identity, task_id, text, reward, step, stop in state["experiences"]
+        )
+
+
+def _fields(task: Task) -> dict[str, object]:
+    return {f.name: getattr(task, f.name) for f in fields(task) if f.name != "columns"}

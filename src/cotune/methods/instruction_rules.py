@@ -1,0 +1,159 @@
+"""The contract of an instruction: what is checked before a candidate costs any rollout.
+
+A candidate that breaks it is rejected with the reason, never repaired.
+"""
+
+import difflib
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from cotune.errors import ConfigError
+from cotune.types import Task
+
+_TAG = re.compile(r"</?[A-Za-z][\w-]*>")
+# Tags of our own proposal prompts (`proposers`): in an instruction they would break them.
+_RESERVED = re.compile(r"</?(?:ins_\d+|score_\d+|example|history)>", re.IGNORECASE)
+_WORD = re.compile(r"\w+")
+_IGNORED_ANSWERS = {"yes", "no", "true", "false", "none", "unknown"}
+_MIN_ANSWER_CHARS = 4
+_MAX_NGRAM = 5
+
+
+def protocol_tags(text: str) -> list[str]:
+    """Every opening and closing tag of a text once, in order of appearance.
+
+    >>> protocol_tags("Reason in <think> and </think>, then <think> again.")
+    ['<think>', '</think>']
+    """
+    return list(dict.fromkeys(_TAG.findall(text)))
+
+
+def check_initial(instruction: str) -> None:
+    """Raises ConfigError for an instruction that nothing can be evolved from."""
+    if not instruction.strip():
+        raise ConfigError("the initial instruction is blank; expected a text")
+    if reserved := reserved_tags(instruction):
+        raise ConfigError(
+            f"the initial instruction holds {', '.join(reserved)}; these tags are reserved for "
+            "proposals: rename them"
+        )
+
+
+def reserved_tags(text: str) -> list[str]:
+    """Tags that only proposal prompts may hold."""
+    return list(dict.fromkeys(m.group() for m in _RESERVED.finditer(text)))
+
+
+def neutralised(text: str) -> str:
+    """The text with the angle brackets of reserved tags made round."""
+    return _RESERVED.sub(lambda m: f"({m.group()[1:-1]})", text)
+
+
+def words_of(text: str) -> tuple[str, ...]:
+    """The words of a text in order, case-folded, punctuation left out."""
+    return tuple(_WORD.findall(text.casefold()))
+
+
+def ngrams(words: Sequence[str], n: int) -> set[tuple[str, ...]]:
+    """Every run of n words; none where there are fewer."""
+    return {tuple(words[i : i + n]) for i in range(len(words) - n + 1)}
+
+
+def leaked_answer(candidate: str, parent: str, tasks: Iterable[Task]) -> str | None:
+    """The first ground-truth answer that the candidate brings in and its parent did not hold.
+
+    Compared by whole words, case-insensitively; an answer of five words and more counts when
+    five in a row are shared. Left out: yes/no and the like, and answers of fewer than four
+    letters and digits (small numbers among them), which instructions hold by chance.
+    """
+    new, old = words_of(candidate), words_of(parent)
+    added = set[tuple[str, ...]]()
+    for n in range(1, _MAX_NGRAM + 1):
+        added |= ngrams(new, n) - ngrams(old, n)
+    for task in tasks:
+        for answer in task.answers:
+            words = words_of(answer)
+            joined = "".join(words)
+            if len(joined) < _MIN_ANSWER_CHARS or joined in _IGNORED_ANSWERS:
+                continue
+            if ngrams(words, min(len(words), _MAX_NGRAM)) & added:
+                return answer
+    return None
+
+
+def is_near_copy(a: str, b: str) -> bool:
+    """Whether two texts differ by at most two words, case and punctuation aside.
+
+    A replaced word counts as two. Counted in words, not as a ratio: one short sentence can
+    change all, and in a long instruction a ratio would call that a copy.
+    """
+    left, right = words_of(a), words_of(b)
+    difference = Counter(left)
+    difference.subtract(right)
+    if sum(map(abs, difference.values())) > 2:
+        return False
+    matcher = difflib.SequenceMatcher(None, left, right, autojunk=False)
+    return len(left) + len(right) - 2 * sum(m.size for m in matcher.get_matching_blocks()) <= 2
+
+
+@dataclass(frozen=True, slots=True)
+class InstructionRules:
+    """What every instruction of a run must keep to.
+
+    Attributes:
+        original: the initial instruction; its tags are the protocol's.
+        max_chars: length limit in characters.
+        count_tokens: counts a text's tokens; None where no tokenizer is at hand.
+        max_tokens: length limit in tokens; None for none.
+        control_tokens: the policy's special tokens as text; a chat template would obey them.
+        required: texts besides those tags without which no policy can act.
+    """
+
+    original: str
+    max_chars: int = 4000
+    count_tokens: Callable[[str], int] | None = None
+    max_tokens: int | None = None
+    control_tokens: tuple[str, ...] = ()
+    required: tuple[str, ...] = ()
+
+    def check(
+        self, candidate: str, parent: str, others: Iterable[str], tasks: Iterable[Task]
+    ) -> str | None:
+        """Why the candidate is rejected, in a few words; None where it is not.
+
+        Args:
+            parent: the instruction it was derived from; what that holds is no leak.
+            others: instructions alive or tried already, which it must not copy.
+            tasks: questions whose answers it must not bring in.
+        """
+        if not candidate.strip():
+            return "empty"
+        if any("\ud800" <= character <= "\udfff" for character in candidate):
+            return "holds half of a UTF-16 pair, which no tokenizer takes"
+        kept = dict.fromkeys((*protocol_tags(self.original), *self.required))
+        if missing := [text for text in kept if text not in candidate]:
+            return f"lost {', '.join(missing)}"
+        if reserved := reserved_tags(candidate):
+            return f"holds {', '.join(reserved)}, which only proposals may"
+        if forged := [token for token in self.control_tokens if token in candidate]:
+            return f"holds {', '.join(forged)}, which only the chat template may"
+        if candidate.count("<think>") > candidate.count("</think>"):
+            return "unclosed <think>"
+        if too_long := self._over_budget(candidate):
+            return too_long
+        if (answer := leaked_answer(candidate, parent, tasks)) is not None:
+            return f"brings in the answer {answer!r} of a training question"
+        if any(is_near_copy(candidate, other) for other in others):
+            return "near copy of one alive or tried"
+        return None
+
+    def _over_budget(self, candidate: str) -> str | None:
+        if len(candidate) > self.max_chars:
+            return f"{len(candidate)} characters; {self.max_chars} allowed"
+        if self.count_tokens is not None and self.max_tokens is not None:
+            tokens = self.count_tokens(candidate)
+            if tokens > self.max_tokens:
+                return f"{tokens} tokens; {self.max_tokens} allowed"
+        return None

@@ -1,0 +1,1 @@
+"""P²O: Joint Policy and Prompt Optimization (arXiv 2603.21877)."""

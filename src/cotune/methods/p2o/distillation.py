@@ -1,0 +1,198 @@
+"""P²O's context distillation: what tokens sampled under one prompt weigh when trained on another.
+
+A rollout ỹ is sampled under x̃ = T(x, z) and its gradient is taken on x (arXiv 2603.21877, Eq. 4).
+Its tokens are off-policy by the context ratio π_old(ỹ_t|x, ỹ_<t) / π_old(ỹ_t|x̃, ỹ_<t). The reference
+loop and every engine take their weights and denominators from here.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cotune.types import Distillation, Trajectory
+
+Floats = NDArray[np.float64]
+
+RATIO_FROM, RATIO_TO, RATIO_BINS = -4.0, 2.0, 24
+"""Bins of context ratios: their log10 from and to, and how many; four a decade."""
+
+
+def is_hinted(trajectory: Trajectory) -> bool:
+    """Whether the rollout was sampled under a hint."""
+    return trajectory.assignment.sampled.hint != ""
+
+
+def is_distilled(trajectory: Trajectory) -> bool:
+    """Whether the rollout is trained on other prompt tokens than it was sampled under."""
+    return trajectory.sampled_prompt_ids != trajectory.prompt_ids
+
+
+def is_dropped(trajectory: Trajectory, settings: Distillation) -> bool:
+    """Whether `drop_failed` takes the rollout out of the loss: hinted, with a reward of 0 or less."""
+    return settings.drop_failed and is_hinted(trajectory) and trajectory.reward <= 0
+
+
+def compares_contexts(settings: Distillation) -> bool:
+    """Whether the loss needs log-probabilities under both prompts."""
+    return settings.ratio in ("masked", "hint")
+
+
+def weighs(settings: Distillation) -> bool:
+    """Whether rollouts under hints have another loss than plain GRPO's on their trained prompts."""
+    return compares_contexts(settings) or settings.drop_failed
+
+
+def reweighs(trajectories: Iterable[Trajectory], settings: Distillation) -> bool:
+    """Whether the loss of these rollouts is another than plain GRPO's on their trained prompts."""
+    compares = compares_contexts(settings)
+    return any((compares and is_distilled(t)) or is_dropped(t, settings) for t in trajectories)
+
+
+def context_ratios(trained_logprobs: Floats, sampled_logprobs: Floats) -> Floats:
+    """π_old(ỹ_t|x) / π_old(ỹ_t|x̃) of each token, (C,).
+
+    Args:
+        trained_logprobs: log π_old under the prompt that is trained on, (C,).
+        sampled_logprobs: log π_old under the prompt that was sampled under, (C,). NaN where the
+            sampler could not tell it: the ratio is 1 there.
+    """
+    trained = np.asarray(trained_logprobs, dtype=np.float64)
+    ratios = np.exp(trained - np.asarray(sampled_logprobs, dtype=np.float64))
+    return np.where(np.isnan(sampled_logprobs), 1.0, ratios)
+
+
+def token_weights(ratios: Floats, settings: Distillation) -> Floats:
+    """What each token's loss is multiplied by, from its context ratio, (C,) to (C,).
+
+    With `ratio: masked` the context-ratio mask 1[low <= r <= high], or softly min(1, r/low, high/r):
+    continuous at the bounds and never above 1. Ones in every other mode.
+    """
+    weights = np.ones_like(ratios, dtype=np.float64)
+    if settings.ratio != "masked":
+        return weights
+    if settings.soft:
+        np.divide(ratios, settings.low, out=weights, where=ratios < settings.low)
+        np.divide(settings.high, ratios, out=weights, where=ratios > settings.high)
+        return weights
+    return ((ratios >= settings.low) & (ratios <= settings.high)).astype(np.float64)
+
+
+@dataclass
+class RatioStatistics:
+    """Context ratios over the own tokens of rollouts that are distilled.
+
+    Attributes:
+        count, total, lowest, highest: of the ratios.
+        masked: tokens with a weight below 1; with the hard mask that is 0.
+        counts: tokens by bin, RATIO_BINS + 2: the first is of all ratios below 10^RATIO_FROM, the
+            last of those from 10^RATIO_TO.
+    """
+
+    count: int = 0
+    total: float = 0.0
+    lowest: float = math.inf
+    highest: float = 0.0
+    masked: int = 0
+    counts: list[int] = field(default_factory=lambda: [0] * (RATIO_BINS + 2))
+
+    def add(self, ratios: Floats, weights: Floats) -> None:
+        """Takes the tokens of one rollout, both (C,)."""
+        if len(ratios):
+            masked = int((weights < 1).sum())
+            self.merge(
+                RatioStatistics(
+                    len(ratios),
+                    float(ratios.sum()),
+                    float(ratios.min()),
+                    float(ratios.max()),
+                    masked,
+                    ratio_counts(ratios),
+                )
+            )
+
+    def merge(self, other: "RatioStatistics") -> None:
+        """Takes what another process counted."""
+        self.count += other.count
+        self.total += other.total
+        self.lowest = min(self.lowest, other.lowest)
+        self.highest = max(self.highest, other.highest)
+        self.masked += other.masked
+        self.counts = [a + b for a, b in zip(self.counts, other.counts, strict=True)]
+
+    def metrics(self) -> dict[str, float]:
+        """By name; empty where no token was counted."""
+        if not self.count:
+            return {}
+        return {
+            "p2o/ratio_min": self.lowest,
+            "p2o/ratio_mean": self.total / self.count,
+            "p2o/ratio_max": self.highest,
+            "p2o/ratio_masked_share": self.masked / self.count,
+        }
+
+    def histogram(self) -> dict[str, object]:
+        """The fields of a "context_ratios" event, which say themselves what the bins are."""
+        return {"log10_from": RATIO_FROM, "log10_to": RATIO_TO, "counts": list(self.counts)}
+
+
+def ratio_counts(ratios: Floats) -> list[int]:
+    """How many of the ratios (C,) are in each bin, those out of range included; RATIO_BINS + 2."""
+    edges = np.linspace(RATIO_FROM, RATIO_TO, RATIO_BINS + 1)
+    with np.errstate(divide="ignore"):  # a ratio that underflowed to 0 is in the first bin
+        bins = np.searchsorted(edges, np.log10(ratios), side="right")
+    return np.bincount(bins, minlength=RATIO_BINS + 2).tolist()
+
+
+def batch_weights(
+    trajectories: Sequence[Trajectory],
+    trained_logprobs: Floats,
+    settings: Distillation,
+    statistics: RatioStatistics | None = None,
+) -> Floats:
+    """What multiplies the advantage of each token, (B, C); zero where the policy did not write.
+
+    The loss keeps its denominator, the number of own tokens: a masked token counts as one.
+
+    Args:
+        trajectories: B rollouts.
+        trained_logprobs: log π_old on the trained prompts, (B, C), padded on the right; read for
+            distilled rollouts in the modes that `compares_contexts`, and there alone.
+        settings: the mode.
+        statistics: takes the ratios.
+    """
+    weights = np.zeros(trained_logprobs.shape)
+    for row, trajectory in enumerate(trajectories):
+        own = np.flatnonzero(trajectory.mask)
+        weights[row, own] = 1.0
+        if compares_contexts(settings) and is_distilled(trajectory):
+            sampled = np.array(trajectory.logprobs)[own]
+            ratios = context_ratios(trained_logprobs[row, own], sampled)
+            weights[row, own] = token_weights(ratios, settings)
+            if statistics is not None:
+                statistics.add(ratios, weights[row, own])
+        if is_dropped(trajectory, settings):
+            weights[row] = 0.0
+    return weights
+
+
+def old_logprobs(
+    trajectories: Sequence[Trajectory], trained_logprobs: Floats, settings: Distillation
+) -> Floats:
+    """The importance ratio's denominator log π_old, (B, C): on x̃ for distilled rollouts if `hint`.
+
+    Args:
+        trajectories: B rollouts.
+        trained_logprobs: log π_old on the trained prompts, (B, C), padded on the right.
+        settings: the mode; in all but `hint` the result is `trained_logprobs`.
+    """
+    denominators = np.array(trained_logprobs, dtype=np.float64)
+    if settings.ratio == "hint":
+        for row, trajectory in enumerate(trajectories):
+            if is_distilled(trajectory):
+                sampled = np.array(trajectory.logprobs)
+                own = denominators[row, : len(sampled)]
+                denominators[row, : len(sampled)] = np.where(np.isnan(sampled), own, sampled)
+    return denominators

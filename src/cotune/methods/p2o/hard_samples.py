@@ -1,0 +1,97 @@
+"""Hard-sample mining: which questions get hints in the next epoch (P²O, arXiv 2603.21877, Eq. 3)."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from cotune.protocols import State
+from cotune.types import Trajectory
+
+SOLVED_AT = 0.5
+"""A rollout whose reward reaches this is a success; the paper's rewards are 0 and 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class EpochTrend:
+    """What an epoch changed.
+
+    Attributes:
+        hard: ids of the hard questions of the next epoch, sorted.
+        seen: questions met in the epoch.
+        newly_hard: hard now and not before.
+        graduated: hard before and not now.
+        solved_by_hint: those of the graduated that were judged on rollouts under a hint; whether
+            they are solved without one is not known yet.
+    """
+
+    hard: tuple[str, ...]
+    seen: int
+    newly_hard: int
+    graduated: int
+    solved_by_hint: int
+
+
+@dataclass(slots=True)
+class _Count:
+    """A question's rollouts of one epoch: how many succeeded, whether any saw a hint."""
+
+    successes: int = 0
+    hinted: bool = False
+
+
+class HardSamples:
+    """Counts successes by stable task id over an epoch.
+
+    A question is hard in the next epoch if it had fewer than `below` successes in this one. The
+    count is plain: it is not scaled where a question had more or fewer rollouts than others. A
+    question that was already hard is judged like any other on the rollouts that it is given, which
+    in the paper are all hinted; one that the epoch did not meet stays what it was.
+
+    Args:
+        below: successes from which on a question is not hard; the paper's τ, 2 of K = 6 rollouts.
+        solved_at: the reward from which on a rollout is a success.
+
+    Raises:
+        ValueError: `below` is less than 1.
+    """
+
+    def __init__(self, below: int = 2, solved_at: float = SOLVED_AT) -> None:
+        if below < 1:
+            raise ValueError(f"below is {below}; expected 1 success or more")
+        self._below, self._solved_at = below, solved_at
+        self._hard: frozenset[str] = frozenset()
+        self._counts: dict[str, _Count] = {}
+
+    @property
+    def hard(self) -> tuple[str, ...]:
+        """Ids of the questions that are hard in this epoch, sorted."""
+        return tuple(sorted(self._hard))
+
+    def observe(self, trajectories: Iterable[Trajectory]) -> None:
+        """Adds rollouts to this epoch's counts."""
+        for trajectory in trajectories:
+            count = self._counts.setdefault(trajectory.task.id, _Count())
+            count.successes += trajectory.reward >= self._solved_at
+            count.hinted |= bool(trajectory.assignment.sampled.hint.strip())
+
+    def close_epoch(self) -> EpochTrend:
+        """Makes the hard set of the next epoch from this epoch's counts and starts new ones."""
+        before, met = self._hard, self._counts
+        failed = {task_id for task_id, count in met.items() if count.successes < self._below}
+        after = frozenset(failed | (before - met.keys()))
+        graduated = before - after
+        self._hard, self._counts = after, {}
+        return EpochTrend(
+            hard=self.hard,
+            seen=len(met),
+            newly_hard=len(after - before),
+            graduated=len(graduated),
+            solved_by_hint=sum(met[task_id].hinted for task_id in graduated),
+        )
+
+    def state_dict(self) -> State:
+        counts = {i: [c.successes, c.hinted] for i, c in self._counts.items()}
+        return {"hard": list(self.hard), "counts": counts}
+
+    def load_state_dict(self, state: State) -> None:
+        self._hard = frozenset(state["hard"])
+        self._counts = {i: _Count(*fields) for i, fields in state["counts"].items()}

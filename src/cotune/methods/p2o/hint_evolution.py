@@ -1,0 +1,345 @@
+"""P²O's Phase 2: hints for the hard questions, under the current policy (arXiv 2603.21877)."""
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from cotune.errors import EvolutionError
+from cotune.methods.gepa.gepa_phase import Search, evolve_by_gepa
+from cotune.methods.gepa.reflection import Judge, Reflector, example
+from cotune.methods.p2o.hard_samples import SOLVED_AT
+from cotune.methods.p2o.hint_reflection import HintReflector
+from cotune.methods.p2o.hint_rules import HintRules
+from cotune.methods.p2o.hints import HintOptions, HintPool, covering, dev_count, split
+from cotune.protocols import LLM, Recorder, Rollout, State
+from cotune.types import Prompt, Task
+
+_BARREN_PHASES = 2
+_BARREN_ROUNDS = 2  # without a lawful hint, in a row, which end a phase
+_MOST_CAUSES = 5
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseResult:
+    """What one phase brought and cost.
+
+    Attributes:
+        pool: the hints with their dev scores; the empty one alone where no other was accepted.
+        evaluations: rollouts spent.
+        asked: questions put to the reflector.
+        proposed: replies that came.
+        lawful: proposals that keep to the contract.
+        accepted: those in the pool.
+        reasons: why proposals failed or were rejected; each once, five at most.
+        spent: whether the LLM's budget is.
+    """
+
+    pool: HintPool
+    evaluations: int
+    asked: int
+    proposed: int
+    lawful: int
+    accepted: int
+    reasons: tuple[str, ...]
+    spent: bool
+
+
+@dataclass(frozen=True, slots=True)
+class HintSearch:
+    """What a search for hints is given.
+
+    Attributes:
+        dev: hard questions that hints are scored on.
+        train: those that are reflected on.
+        judge: rolls out under a hint, and counts.
+        reflector: writes hints.
+        seed_key: of all draws.
+    """
+
+    dev: Sequence[Task]
+    train: Sequence[Task]
+    judge: Judge
+    reflector: Reflector
+    options: HintOptions
+    seed_key: str
+    record: Recorder
+
+    @property
+    def budget(self) -> int:
+        """Evaluations that it may cost."""
+        return self.options.evaluations(len(self.dev))
+
+
+def evolve_hints(
+    hard: Sequence[Task],
+    *,
+    instruction: str,
+    rollout: Rollout,
+    llm: LLM,
+    rules: HintRules,
+    options: HintOptions,
+    seed_key: str,
+    phase: int,
+    record: Recorder,
+    description: str = "",
+) -> PhaseResult:
+    """One phase. The same arguments and replies make the same calls in the same order.
+
+    Args:
+        hard: the hard questions, two or more.
+        instruction: what the policy is told beside the hint.
+        rollout: the current policy.
+        llm: the reflector.
+        seed_key: of all draws.
+        phase: its number, for the events.
+        description: what the reflector is told of the environment.
+
+    Raises:
+        ValueError: there are fewer than two hard questions.
+        CotuneError: what `rollout` or `llm` raised; an LLMError is recorded instead.
+    """
+    if len(hard) < 2:
+        raise ValueError(f"{len(hard)} hard questions; expected 2 or more, to score and reflect on")
+    dev, train = split(hard, options.dev_size, seed_key)
+    budget = options.evaluations(len(dev))
+    record(
+        "hint_phase",
+        phase=phase,
+        hard=len(hard),
+        dev=len(dev),
+        train=len(train),
+        budget=budget,
+        reflection=options.reflection,
+    )
+    judge = Judge(lambda hint: Prompt(instruction, hint), rollout)
+    reflector = HintReflector(llm, rules, hard, instruction, record, description)
+    search = evolve_from_empty if options.reflection == "gepa" else reflect_once
+    pool = search(HintSearch(dev, train, judge, reflector, options, seed_key, record))
+    result = PhaseResult(
+        pool=pool,
+        evaluations=judge.evaluations,
+        asked=reflector.asked,
+        proposed=reflector.proposed,
+        lawful=reflector.lawful,
+        accepted=len(pool.texts) - 1,
+        reasons=tuple(reflector.reasons),
+        spent=reflector.spent,
+    )
+    _record_ended(result, phase, budget, record)
+    return result
+
+
+def _record_ended(result: PhaseResult, phase: int, budget: int, record: Recorder) -> None:
+    cover = covering(result.pool)
+    record(
+        "hint_phase_ended",
+        phase=phase,
+        evaluations=result.evaluations,
+        budget=budget,
+        asked=result.asked,
+        proposed=result.proposed,
+        lawful=result.lawful,
+        accepted=result.accepted,
+        covering=len(cover),
+        covering_texts=[result.pool.texts[hint] for hint in cover],
+        solved_without=result.pool.solved_share([0]),
+        solved_by_cover=result.pool.solved_share(cover),
+        solved=[
+            {"text": text, "dev": [i for i, id in enumerate(result.pool.dev) if id in solved]}
+            for hint, text in enumerate(result.pool.texts)
+            for solved in [result.pool.solved(hint)]
+        ],
+    )
+
+
+def evolve_from_empty(phase: HintSearch) -> HintPool:
+    """The empty hint and all that gepa accepted from it, with their scores on dev."""
+    options, dev = phase.options, phase.dev
+    search = Search(
+        seed="",
+        budget=phase.budget,
+        beam=options.beam,
+        minibatch=options.minibatch,
+        show_answers=options.show_answers,
+        barren=_BARREN_ROUNDS,
+    )
+    report = _HintReport(search.budget, phase.record)
+    found = evolve_by_gepa(
+        dev, phase.train, phase.judge, phase.reflector, search, phase.seed_key, report
+    )
+    return HintPool(found.texts, tuple(task.id for task in dev), found.scores)
+
+
+@dataclass(frozen=True, slots=True)
+class _HintReport:
+    """Records what gepa accepts, and how far it is."""
+
+    budget: int
+    record: Recorder
+
+    def accepted(self, text: str, parent: str, score: float, parent_score: float) -> None:
+        self.record("hint_accepted", text=text, parent=parent, mean_dev_score=score)
+
+    def rejected(
+        self, text: str, parent: str, score: float, parent_score: float, improved: bool
+    ) -> None:
+        """Told by the counts of "hint_phase_ended"."""
+
+    def progress(self, evaluations: int, texts: int, best: float) -> None:
+        self.record(
+            "hint_progress",
+            evaluations=evaluations,
+            budget=self.budget,
+            hints=texts,
+            best_mean_dev_score=best,
+        )
+
+
+def reflect_once(phase: HintSearch) -> HintPool:
+    """Single-turn reflection (the paper's ablation): hints written from the empty one, none evolved.
+
+    Asks about minibatches of train, each evaluated once without a hint, until `beam` lawful hints
+    are there, or as many as the budget can score on dev; two rounds in a row without one are the
+    last. All hints and the empty one are then scored on dev in one batch.
+    """
+    options, dev, judge, budget = phase.options, phase.dev, phase.judge, phase.budget
+    minibatches = _minibatches(phase.train, options.minibatch, phase.seed_key)
+    hints: list[str] = []
+    barren = 0
+    while barren < _BARREN_ROUNDS:
+        # Each further hint costs its minibatch now and its dev scores at the end.
+        left = budget - judge.evaluations - (1 + len(hints)) * len(dev)
+        wanted = min(options.beam - len(hints), left // (options.minibatch + len(dev)))
+        if wanted < 1:
+            break
+        done = judge.evaluate([("", next(minibatches)) for _ in range(wanted)])
+        open_ones = [ts for ts in done if any(t.reward < SOLVED_AT for t in ts)]
+        new = [
+            phase.reflector.propose("", [example(t, options.show_answers) for t in b])
+            for b in open_ones
+        ]
+        lawful = [hint for hint in new if hint is not None]
+        barren = 0 if lawful else barren + 1
+        hints += lawful
+    texts = ["", *hints]
+    scores = [tuple(t.reward for t in ts) for ts in judge.evaluate([(h, dev) for h in texts])]
+    for text, row in zip(hints, scores[1:], strict=True):
+        mean = sum(row) / len(row)
+        phase.record("hint_accepted", text=text, parent="", mean_dev_score=mean)
+    pool = HintPool(tuple(texts), tuple(task.id for task in dev), tuple(scores))
+    phase.record(
+        "hint_progress",
+        evaluations=judge.evaluations,
+        budget=budget,
+        hints=len(texts),
+        best_mean_dev_score=max(pool.mean(i) for i in range(len(texts))),
+    )
+    return pool
+
+
+def _minibatches(train: Sequence[Task], size: int, seed_key: str) -> Iterator[list[Task]]:
+    """Parts of train in a shuffled order, shuffled anew after each pass; the last may be smaller."""
+    rng = random.Random(f"{seed_key}/minibatches")
+    while True:
+        tasks = rng.sample(train, len(train))
+        yield from (tasks[i : i + size] for i in range(0, len(tasks), size))
+
+
+class HintEvolution:
+    """Runs phases, skips those with too few hard questions, and errs when no hint ever comes.
+
+    Args:
+        rules: the contract of a hint.
+        seed: of all draws, which are keyed by (seed, step).
+        description: what the reflector is told of the environment.
+    """
+
+    def __init__(
+        self, rules: HintRules, options: HintOptions, seed: int, description: str = ""
+    ) -> None:
+        self._rules, self.options, self._seed = rules, options, seed
+        self._description = description
+        self._phases = 0
+        self._failed = 0  # phases in a row of which all proposals failed
+        self._causes: list[str] = []  # of the failed phases in a row
+
+    def run(
+        self,
+        hard: Sequence[Task],
+        *,
+        instruction: str,
+        step: int,
+        rollout: Rollout,
+        llm: LLM,
+        record: Recorder,
+        affordable: int | None = None,
+    ) -> HintPool | None:
+        """The pool of a phase; None where it is skipped, which is recorded as a "notice", or where the
+        LLM's budget was spent before it brought a hint.
+
+        Args:
+            hard: the hard questions.
+            step: the step before which this happens; keys the draws.
+            affordable: evaluations that the run can still pay; None for no bound.
+
+        Raises:
+            EvolutionError: all proposals of two phases in a row failed; the message names the
+                causes. A phase that put no question to the reflector counts neither way, nor does
+                one that ended because the LLM's budget is spent.
+            CotuneError: what `rollout` or `llm` raised; an LLMError is recorded instead.
+        """
+        if len(hard) < self.options.hard_set_min_count:
+            record(
+                "notice",
+                text=f"{len(hard)} hard questions, hard_set_min_count is "
+                f"{self.options.hard_set_min_count}: no hints are evolved",
+            )
+            return None
+        cost = self.options.evaluations(dev_count(len(hard), self.options.dev_size))
+        if affordable is not None and cost > affordable:
+            record(
+                "notice",
+                text=f"a phase of {cost} evaluations is more than the {max(0, affordable)} that "
+                "rollout_budget leaves for one: no hints are evolved",
+            )
+            return None
+        self._phases += 1
+        result = evolve_hints(
+            hard,
+            instruction=instruction,
+            rollout=rollout,
+            llm=llm,
+            rules=self._rules,
+            options=self.options,
+            seed_key=f"p2o/{self._seed}/hints/{step}",
+            phase=self._phases,
+            record=record,
+            description=self._description,
+        )
+        self._account(result)
+        # With nothing to show for it, a phase that could not pay does not replace an earlier one.
+        return None if result.spent and not result.accepted else result.pool
+
+    def _account(self, result: PhaseResult) -> None:
+        if result.lawful:
+            self._failed, self._causes = 0, []
+        elif result.asked and not result.spent:
+            self._failed += 1
+            self._causes = list(dict.fromkeys([*self._causes, *result.reasons]))[:_MOST_CAUSES]
+        if self._failed >= _BARREN_PHASES:
+            raise EvolutionError(
+                f"every hint proposed in {self._failed} phases in a row failed "
+                f"({'; '.join(self._causes)}); expected a lawful hint within ``` blocks: check the "
+                "run file's `llm`"
+            )
+
+    def state_dict(self) -> State:
+        return {
+            "phases": self._phases,
+            "failed": self._failed,
+            "causes": list(self._causes),
+        }
+
+    def load_state_dict(self, state: State) -> None:
+        self._phases, self._failed = state["phases"], state["failed"]
+        self._causes = list(state["causes"])

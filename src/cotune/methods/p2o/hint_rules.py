@@ -1,0 +1,142 @@
+"""The contract of a hint: that of an instruction, and nothing of a hard question's solution."""
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from cotune.methods.instruction_rules import InstructionRules, ngrams, words_of
+from cotune.types import Task
+
+PLACEHOLDERS = ("<curr_param>", "<side_info>")
+"""Of gepa's reflection prompt: in a text, they would be filled in when it is a parent."""
+_THINK_TAG = re.compile(r"</?think>")
+_NUMBER = re.compile(r"(?<![\w.])[0-9][0-9,]*(?:\.[0-9]+)?(?!\w)")
+_NUMERIC_ANSWER = re.compile(r"[-+$\s]*[0-9][0-9,]*(?:\.[0-9]+)?[%\s]*")
+_MIN_DIGITS = 3
+_SHARED_WORDS = 5
+
+
+def numbers_of(text: str) -> set[str]:
+    """The numbers of a text that stand as whole words, without sign, separators and idle zeros.
+
+    >>> sorted(numbers_of("1,234 and 0.50, not x7"))
+    ['0.5', '1', '1234', '234']
+    """
+    found: set[str] = set()
+    for match in _NUMBER.finditer(text):
+        # "100,200" is one number or two: both readings count.
+        found |= {_plain(part) for part in (match.group(), *match.group().split(",")) if part}
+    return found
+
+
+def _plain(number: str) -> str:
+    whole, _, fraction = number.replace(",", "").partition(".")
+    fraction = fraction.rstrip("0")
+    return (whole.lstrip("0") or "0") + (f".{fraction}" if fraction else "")
+
+
+def leaked_number(candidate: str, known: str, tasks: Iterable[Task]) -> str | None:
+    """The first answer that is a number of three digits or more and stands in the candidate.
+
+    Numbers of one or two digits are not judged: hints hold them by chance. Nor are those that
+    stand in `known`.
+    """
+    new = {n for n in numbers_of(candidate) - numbers_of(known) if _digits(n) >= _MIN_DIGITS}
+    if not new:
+        return None
+    for task in tasks:
+        for answer in task.answers:
+            numeric = _NUMERIC_ANSWER.fullmatch(answer)
+            if numeric and _plain(re.sub(r"[^0-9.]", "", answer)) in new:
+                return answer
+    return None
+
+
+def _digits(number: str) -> int:
+    return sum(character.isdigit() for character in number)
+
+
+def quoted_solution(candidate: str, instruction: str, tasks: Iterable[Task]) -> str | None:
+    """The first five words in a row that the candidate shares with a task's solution.
+
+    Compared case-insensitively and without punctuation; what the instruction says is left out.
+    """
+    new = ngrams(words_of(candidate), _SHARED_WORDS)
+    runs = [f" {' '.join(run)} " for run in new - ngrams(words_of(instruction), _SHARED_WORDS)]
+    for task in tasks:
+        solution = _spaced(task.solution)
+        # By sorted order: which run is named must not depend on how strings are hashed.
+        if shared := sorted(run for run in runs if run in solution):
+            return shared[0].strip()
+    return None
+
+
+@lru_cache(maxsize=8192)
+def _spaced(text: str) -> str:
+    """Its words with a blank around each; kept, since each hint of a phase is compared with it."""
+    return f" {' '.join(words_of(text))} "
+
+
+def think_tags_match(text: str) -> bool:
+    """Whether every <think> is closed and every </think> was opened."""
+    depth = 0
+    for tag in _THINK_TAG.finditer(text):
+        depth += 1 if tag.group() == "<think>" else -1
+        if depth < 0:
+            return False
+    return depth == 0
+
+
+@dataclass(frozen=True, slots=True)
+class HintRules:
+    """What every hint of a run must keep to. One that does not is rejected, never repaired.
+
+    Attributes:
+        max_chars: length limit in characters.
+        count_tokens: counts a text's tokens; None where no tokenizer is at hand.
+        max_tokens: length limit in tokens; None for none.
+        control_tokens: the policy's special tokens as text; a chat template would obey them.
+    """
+
+    max_chars: int = 4000
+    count_tokens: Callable[[str], int] | None = None
+    max_tokens: int | None = None
+    control_tokens: tuple[str, ...] = ()
+
+    def check(
+        self,
+        candidate: str,
+        parent: str,
+        others: Iterable[str],
+        tasks: Sequence[Task],
+        instruction: str = "",
+    ) -> str | None:
+        """Why the candidate is rejected, in a few words; None where it is not.
+
+        Args:
+            parent: the hint it was derived from; may be empty.
+            others: hints tried before in this phase, which it must not copy.
+            tasks: the hard questions, whose answers and solutions it must not hold.
+            instruction: what the policy is told anyway; what that holds is no leak.
+        """
+        if placed := [p for p in PLACEHOLDERS if p in candidate]:
+            return f"holds {', '.join(placed)}, which only the reflection prompt may"
+        if not think_tags_match(candidate):
+            return "unclosed or stray think tag"
+        known = f"{instruction}\n{parent}"
+        # A few words are within two words of nothing at all: that makes them no copy of it.
+        earlier = [text for text in (parent, *others) if text.strip()]
+        if reason := self._general().check(candidate, known, earlier, tasks):
+            return reason
+        if (answer := leaked_number(candidate, known, tasks)) is not None:
+            return f"brings in the answer {answer!r} of a hard question"
+        if (quoted := quoted_solution(candidate, instruction, tasks)) is not None:
+            return f"quotes the solution of a hard question: {quoted!r}"
+        return None
+
+    def _general(self) -> InstructionRules:
+        """The part it shares with instructions; a hint has no tags of a protocol to keep."""
+        return InstructionRules(
+            "", self.max_chars, self.count_tokens, self.max_tokens, self.control_tokens
+        )

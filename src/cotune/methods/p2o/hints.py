@@ -1,0 +1,196 @@
+"""Hints: a pool with its scores, who gets which (P²O, arXiv 2603.21877, Algorithm 2), how many
+evaluations it may cost to evolve one.
+"""
+
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import ClassVar, Literal
+
+from cotune.methods.p2o.hard_samples import SOLVED_AT
+from cotune.protocols import State
+from cotune.types import Task
+
+
+@dataclass(frozen=True, kw_only=True)
+class HintOptions:
+    """The numbers of a phase of hint evolution; defaults are the paper's.
+
+    Attributes:
+        hard_set_min_count: hard questions below which a phase is skipped.
+        dev_size: hard questions that hints are scored on; the others are reflected on.
+        budget: evaluations of a phase (one is one rollout); None is `auto_budget`.
+        candidates: what `auto_budget` is reckoned with.
+        beam: W, parents that hints are derived from in one iteration.
+        minibatch: questions shown to the reflector, on which a child must beat its parent.
+        show_answers: whether the reflector is shown the ground truth. The authors show it; hints
+            can then carry answers, which the contract finds only where they are whole words.
+        reflection: "gepa" evolves hints; "single_turn" (the ablation) asks for `beam` hints at
+            once, each from the empty one, and evolves none.
+        max_chars: length limit of a hint, in characters.
+    """
+
+    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
+
+    hard_set_min_count: int = 100
+    dev_size: int = 300
+    budget: int | None = None
+    candidates: int = 72
+    beam: int = 16
+    minibatch: int = 3
+    show_answers: bool = False
+    reflection: Literal["gepa", "single_turn"] = "gepa"
+    max_chars: int = 4000
+
+    def __post_init__(self) -> None:
+        least = {"hard_set_min_count": 2, "dev_size": 1, "candidates": 1}
+        for name, low in {**least, "beam": 1, "minibatch": 1, "max_chars": 1}.items():
+            if getattr(self, name) < low:
+                raise ValueError(f"{name} is {getattr(self, name)}; expected {low} or more")
+        if self.budget is not None and self.budget <= self.dev_size:
+            raise ValueError(
+                f"budget is {self.budget}; expected more than dev_size, {self.dev_size}, which "
+                "scoring without a hint costs alone; or null"
+            )
+
+    def evaluations(self, dev: int) -> int:
+        """The budget of a phase with `dev` questions to score hints on."""
+        return auto_budget(dev, self.candidates) if self.budget is None else self.budget
+
+
+def auto_budget(dev: int, candidates: int = 72) -> int:
+    """DSPy's auto formula for one prompt: 11,040 evaluations at dev = 300 ("heavy_4").
+
+    The seed on dev, 5 evaluations a candidate, N trials on minibatches of 35, and dev in full
+    after every fifth of them; N = max(4·log2(candidates), 1.5·candidates).
+    """
+    minibatch, every = 35, 5
+    trials = int(max(4 * math.log2(candidates), 1.5 * candidates))
+    full = (trials + 1) // every + 1 + (1 if trials < every else 0)
+    return dev + 5 * candidates + trials * minibatch + full * dev
+
+
+def dev_count(count: int, dev_size: int) -> int:
+    """How many of so many questions are dev: `dev_size`, or half of a set below 1.5 times it."""
+    return dev_size if 2 * count >= 3 * dev_size else count // 2
+
+
+def split(
+    questions: Sequence[Task], dev_size: int, key: str
+) -> tuple[tuple[Task, ...], tuple[Task, ...]]:
+    """Shuffles questions into dev and train: `dev_size` and the rest.
+
+    In halves where there are fewer than 1.5 × `dev_size`. The order they come in does not matter.
+    """
+    tasks = sorted(questions, key=lambda task: task.id)
+    random.Random(f"{key}/split").shuffle(tasks)
+    dev = dev_count(len(tasks), dev_size)
+    return tuple(tasks[:dev]), tuple(tasks[dev:])
+
+
+@dataclass(frozen=True, slots=True)
+class HintPool:
+    """Candidate hints with what each solved.
+
+    Attributes:
+        texts: the hints; the first is the empty one, which leaves a question as it is.
+        dev: ids of the questions they were scored on.
+        scores: rewards, hints × dev; greedy, one rollout each, under the policy of that time.
+    """
+
+    texts: tuple[str, ...]
+    dev: tuple[str, ...]
+    scores: tuple[tuple[float, ...], ...]
+
+    def __post_init__(self) -> None:
+        shape = {len(row) for row in self.scores}
+        if len(self.scores) != len(self.texts) or not shape <= {len(self.dev)}:
+            raise ValueError(
+                f"{len(self.scores)} rows of {sorted(shape)} scores; expected {len(self.texts)} "
+                f"hints × {len(self.dev)} dev questions"
+            )
+
+    def mean(self, hint: int) -> float:
+        """A hint's mean reward over dev."""
+        return fmean(self.scores[hint]) if self.dev else 0.0
+
+    def solved(self, hint: int) -> frozenset[str]:
+        """Ids of the dev questions that a hint solved."""
+        row = zip(self.dev, self.scores[hint], strict=True)
+        return frozenset(task_id for task_id, score in row if score >= SOLVED_AT)
+
+    def solved_share(self, hints: Sequence[int]) -> float:
+        """Share of dev that at least one of some hints solved."""
+        solved = frozenset[str]().union(*(self.solved(hint) for hint in hints))
+        return len(solved) / len(self.dev) if self.dev else 0.0
+
+    def state_dict(self) -> State:
+        return {
+            "texts": list(self.texts),
+            "dev": list(self.dev),
+            "scores": [list(row) for row in self.scores],
+        }
+
+    @classmethod
+    def from_state(cls, state: State) -> "HintPool":
+        return cls(
+            tuple(state["texts"]), tuple(state["dev"]), tuple(tuple(r) for r in state["scores"])
+        )
+
+
+def covering(pool: HintPool) -> list[int]:
+    """Z_covered: a greedy set cover of dev, in the order of choice (Algorithm 2, step 1).
+
+    Takes the hint that solves the most questions not yet solved until none adds any. Equal ones
+    go by mean score, then by index. The empty hint counts like any other.
+    """
+    solved = [pool.solved(hint) for hint in range(len(pool.texts))]
+    chosen: list[int] = []
+    open_ids = set(pool.dev)
+    while open_ids:
+        best = max(
+            range(len(solved)),
+            key=lambda hint: (len(solved[hint] & open_ids), pool.mean(hint), -hint),
+            default=None,
+        )
+        if best is None or not solved[best] & open_ids:
+            break
+        chosen.append(best)
+        open_ids -= solved[best]
+    return chosen
+
+
+def assign_hints(
+    pool: HintPool, hard_ids: Sequence[str], count: int, seed_key: str, same: bool = False
+) -> dict[str, tuple[str, ...]]:
+    """`count` hints for each hard question (Algorithm 2, step 2).
+
+    Drawn with replacement, weighted by mean dev score: from the covering hints that solved the
+    question, where it is one of dev that some hint solved; else from all covering hints. Where
+    rewards below 0 leave a mean that is no weight, the share of dev solved stands for it. A
+    question's draws depend on (seed_key, its id) alone.
+
+    Args:
+        same: one draw for the whole group (an ablation of the paper).
+
+    Returns:
+        Hints by task id; nothing at all where no hint solved anything.
+    """
+    cover = covering(pool)
+    solved = {hint: pool.solved(hint) for hint in cover}
+    assigned: dict[str, tuple[str, ...]] = {}
+    for task_id in hard_ids if cover else ():
+        able = [hint for hint in cover if task_id in solved[hint]] or cover
+        draws = random.Random(f"{seed_key}/{task_id}").choices(
+            able, weights=_weights(pool, able), k=1 if same else count
+        )
+        assigned[task_id] = tuple(pool.texts[hint] for hint in (draws * count if same else draws))
+    return assigned
+
+
+def _weights(pool: HintPool, hints: Sequence[int]) -> list[float]:
+    """What hints that solved something are drawn by: their means, or shares where one is not above 0."""
+    means = [pool.mean(hint) for hint in hints]
+    return means if min(means) > 0 else [pool.solved_share([hint]) for hint in hints]

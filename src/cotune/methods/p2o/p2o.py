@@ -1,0 +1,258 @@
+"""P²O: joint policy and prompt optimisation (arXiv 2603.21877), Algorithm 1."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import ClassVar, Literal
+
+from cotune.methods.p2o.hard_samples import HardSamples
+from cotune.methods.p2o.hint_evolution import HintEvolution
+from cotune.methods.p2o.hint_rules import HintRules
+from cotune.methods.p2o.hints import HintOptions, HintPool, assign_hints, covering
+from cotune.protocols import LLM, Recorder, Rollout, State, Strategy
+from cotune.types import (
+    Assignment,
+    Distillation,
+    Metrics,
+    Progress,
+    Prompt,
+    Purpose,
+    Task,
+    Trajectory,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class P2OOptions:
+    """P²O's numbers; defaults are the paper's.
+
+    Attributes:
+        successes_below: tau as a count: a question with fewer successes in an epoch is hard in
+            the next one.
+        hints: the evolution of hints at the end of an epoch.
+        distillation: how rollouts under a hint are trained on without it.
+        hinted_per_group: how many rollouts of a hard question's group see a hint. "all" is the
+            paper's; with the others the group compares rollouts with and without one.
+        same_hint: one hint for all hinted rollouts of a group (an ablation).
+        judged_on: the rollouts by which a question with hints is judged: "all" of its group, which
+            in the paper are all hinted; or the "plain" ones, so that it keeps its hints until it
+            is solved without them.
+    """
+
+    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
+    kind: Literal["p2o"] = "p2o"
+    successes_below: int = 2
+    hints: HintOptions = field(default_factory=HintOptions)
+    distillation: Distillation = field(default_factory=Distillation)
+    hinted_per_group: Literal["all", "all_but_one", "half"] = "all"
+    same_hint: bool = False
+    judged_on: Literal["all", "plain"] = "all"
+
+    def __post_init__(self) -> None:
+        if self.successes_below < 1:
+            raise ValueError(f"successes_below is {self.successes_below}; expected at least 1")
+        if self.judged_on == "plain" and self.hinted_per_group == "all":
+            raise ValueError(
+                "judged_on is 'plain', but with hinted_per_group 'all' no rollout is; expected "
+                "hinted_per_group 'all_but_one' or 'half'"
+            )
+
+    def hinted(self, group_size: int) -> int:
+        """How many of a group's rollouts see a hint; at least one."""
+        plain = {"all": 0, "all_but_one": 1, "half": group_size // 2}[self.hinted_per_group]
+        return group_size - plain
+
+    def judged(self, group_size: int) -> int:
+        """By how many of a group's rollouts a question with hints is judged."""
+        return group_size if self.judged_on == "all" else group_size - self.hinted(group_size)
+
+
+class P2O:
+    """Algorithm 1 of P²O around an engine's policy update, and around another strategy.
+
+    Phase 1, every step: rollouts of a hard question are sampled under hints and trained on without
+    them. Phase 2, at the end of an epoch: GEPA evolves hints on the questions that the epoch found
+    hard, and each of them is assigned its own. The instruction is the other strategy's business:
+    `StaticStrategy` gives the paper's method, `Inspo` both methods composed.
+
+    Where a phase is skipped, because too few questions are hard, those that are draw from the hints
+    of the phase before.
+
+    Args:
+        base: decides the instruction of every rollout.
+        tasks: the training questions.
+        options: the method's numbers.
+        seed: of all draws, each keyed by what it is for.
+        count_tokens: a text's length in the policy's tokens.
+        max_hint_tokens: length limit of a hint in these tokens.
+        control_tokens: the policy's special tokens as text; no hint may hold one.
+        description: what the LLM that proposes is told of the environment.
+    """
+
+    def __init__(
+        self,
+        base: Strategy,
+        tasks: Sequence[Task],
+        options: P2OOptions,
+        seed: int,
+        count_tokens: Callable[[str], int] | None = None,
+        max_hint_tokens: int | None = None,
+        control_tokens: Sequence[str] = (),
+        description: str = "",
+    ) -> None:
+        self.base, self.options, self.seed = base, options, seed
+        self._tasks = {task.id: task for task in tasks}
+        self._hard = HardSamples(options.successes_below)
+        rules = HintRules(
+            options.hints.max_chars, count_tokens, max_hint_tokens, tuple(control_tokens)
+        )
+        self._evolution = HintEvolution(rules, options.hints, seed, description)
+        self._pool: HintPool | None = None
+        self._epoch = 0
+        self._batch = 0  # rollouts of the last batch
+
+    @property
+    def distillation(self) -> Distillation:
+        return self.options.distillation
+
+    @property
+    def pool(self) -> HintPool | None:
+        """The hints of the last phase that brought any."""
+        return self._pool
+
+    # ---- Phase 2
+
+    def evolve_if_due(
+        self, progress: Progress, rollout: Rollout, llm: LLM, record: Recorder
+    ) -> Metrics:
+        """The base's own evolution; before an epoch's first step, Phase 2 on the epoch before.
+
+        Raises:
+            EvolutionError: in two phases in a row no proposal kept to the contract.
+        """
+        counted = _Counted(rollout)
+        metrics = dict(self.base.evolve_if_due(progress, counted, llm, record))
+        if progress.epoch > self._epoch:
+            self._epoch = progress.epoch
+            if progress.rollouts_left is not None:
+                left = progress.rollouts_left - counted.rollouts
+                progress = replace(progress, rollouts_left=left)
+            metrics |= self._evolve_hints(progress, rollout, llm, record)
+        return metrics
+
+    def _evolve_hints(
+        self, progress: Progress, rollout: Rollout, llm: LLM, record: Recorder
+    ) -> Metrics:
+        trend = self._hard.close_epoch()
+        counts = {
+            "hard": len(trend.hard),
+            "newly_hard": trend.newly_hard,
+            "graduated": trend.graduated,
+            "solved_by_hint": trend.solved_by_hint,
+        }
+        record("hard_samples", epoch=progress.epoch, seen=trend.seen, **counts)
+        left = progress.rollouts_left
+        pool = self._evolution.run(
+            [self._tasks[task_id] for task_id in trend.hard],
+            instruction=self.base.best_prompt().instruction,
+            step=progress.step,
+            rollout=rollout,
+            llm=llm,
+            record=record,
+            # A phase that no batch could follow would be paid for nothing.
+            affordable=None if left is None else left - self._batch,
+        )
+        if pool is not None:
+            self._pool = pool
+        return {f"p2o/{name}": float(value) for name, value in counts.items()}
+
+    # ---- Phase 1
+
+    def assign(
+        self, tasks: Sequence[Task], group_size: int, progress: Progress
+    ) -> list[Assignment]:
+        """The base's assignments; on hard questions, hints are added to what is sampled under."""
+        hinted = self.options.hinted(group_size)
+        hints = self._hints([task.id for task in tasks], hinted)
+        assignments = self.base.assign(tasks, group_size, progress)
+        return [
+            self._under_hint(a, hints[a.task.id][i % group_size])
+            if a.task.id in hints and i % group_size < hinted
+            else a
+            for i, a in enumerate(assignments)
+        ]
+
+    def _hints(self, task_ids: Sequence[str], count: int) -> dict[str, tuple[str, ...]]:
+        """`count` hints for each of the questions that is hard (Algorithm 2)."""
+        if self._pool is None:
+            return {}
+        hard = set(self._hard.hard)
+        ids = [task_id for task_id in task_ids if task_id in hard]
+        key = f"p2o/{self.seed}/assign/{self._epoch}"
+        return assign_hints(self._pool, ids, count, key, self.options.same_hint)
+
+    def _under_hint(self, assignment: Assignment, hint: str) -> Assignment:
+        sampled = Prompt(assignment.sampled.instruction, hint)
+        off = self.options.distillation.ratio == "off"
+        return replace(assignment, sampled=sampled, trained=sampled if off else assignment.trained)
+
+    def observe(
+        self, trajectories: Sequence[Trajectory], progress: Progress, record: Recorder
+    ) -> Metrics:
+        """Counts successes by question; the base credits its instructions."""
+        metrics = dict(self.base.observe(trajectories, progress, record))
+        self._batch = len(trajectories)
+        self._hard.observe(self._judged(trajectories))
+        return metrics
+
+    def _judged(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
+        """The rollouts that decide whether a question is hard."""
+        if self.options.judged_on == "all":
+            return list(trajectories)
+        return [t for t in trajectories if not t.assignment.sampled.hint]
+
+    def best_prompt(self) -> Prompt:
+        """The base's; hints stay in training."""
+        return self.base.best_prompt()
+
+    def best_instruction_id(self) -> str:
+        return self.base.best_instruction_id()
+
+    def best_hint(self) -> str:
+        """Of the covering hints of the last phase the one with the highest mean dev score."""
+        pool = self._pool
+        texts = covering(pool) if pool is not None else []
+        if pool is None or not texts:
+            return ""
+        return pool.texts[max(texts, key=pool.mean)]
+
+    def state_dict(self) -> State:
+        return {
+            "base": self.base.state_dict(),
+            "hard": self._hard.state_dict(),
+            "evolution": self._evolution.state_dict(),
+            "pool": None if self._pool is None else self._pool.state_dict(),
+            "epoch": self._epoch,
+            "batch": self._batch,
+        }
+
+    def load_state_dict(self, state: State) -> None:
+        self.base.load_state_dict(state["base"])
+        self._hard.load_state_dict(state["hard"])
+        self._evolution.load_state_dict(state["evolution"])
+        pool = state["pool"]
+        self._pool = None if pool is None else HintPool.from_state(pool)
+        self._epoch, self._batch = int(state["epoch"]), int(state["batch"])
+
+
+class _Counted:
+    """A `Rollout` that counts: what the base spends is no longer left for hints."""
+
+    def __init__(self, rollout: Rollout) -> None:
+        self._rollout = rollout
+        self.rollouts = 0
+
+    def __call__(
+        self, assignments: Sequence[Assignment], *, purpose: Purpose, greedy: bool = False
+    ) -> list[Trajectory]:
+        self.rollouts += len(assignments)
+        return self._rollout(assignments, purpose=purpose, greedy=greedy)

@@ -1,0 +1,65 @@
+"""GRPO with a static instruction: the strategy that does nothing, and every method's baseline."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from cotune.errors import ConfigError
+from cotune.methods.unhinted import Unhinted
+from cotune.protocols import LLM, Recorder, Rollout, State
+from cotune.types import Assignment, Metrics, Progress, Prompt, Task, Trajectory
+
+
+@dataclass(frozen=True, kw_only=True)
+class StaticOptions:
+    """No options: the instruction is the environment's, or the run's."""
+
+    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
+    kind: Literal["static"] = "static"
+
+
+class StaticStrategy(Unhinted):
+    """Every rollout is sampled under and trained on the same instruction, "i0"."""
+
+    def __init__(self, instruction: str, options: StaticOptions | None = None) -> None:
+        self.options = options or StaticOptions()
+        self._prompt = Prompt(instruction)
+
+    def evolve_if_due(
+        self, progress: Progress, rollout: Rollout, llm: LLM, record: Recorder
+    ) -> Metrics:
+        """Nothing is ever due."""
+        return {}
+
+    def assign(
+        self, tasks: Sequence[Task], group_size: int, progress: Progress
+    ) -> list[Assignment]:
+        """`group_size` times the instruction for each task, group after group."""
+        return [
+            Assignment(task, self._prompt, self._prompt, "i0", group)
+            for group, task in enumerate(tasks)
+            for _ in range(group_size)
+        ]
+
+    def observe(
+        self, trajectories: Sequence[Trajectory], progress: Progress, record: Recorder
+    ) -> Metrics:
+        """Nothing is learnt."""
+        return {}
+
+    def best_prompt(self) -> Prompt:
+        return self._prompt
+
+    def best_instruction_id(self) -> str:
+        return "i0"
+
+    def state_dict(self) -> State:
+        return {"instruction": self._prompt.instruction}
+
+    def load_state_dict(self, state: State) -> None:
+        """Raises ConfigError where the state is of a run with another instruction."""
+        if state["instruction"] != self._prompt.instruction:
+            raise ConfigError(
+                f"the saved run's instruction is {state['instruction']!r}, this run's "
+                f"{self._prompt.instruction!r}; expected the same: restore the run file's"
+            )

@@ -1,0 +1,165 @@
+"""Adapters: LoRA on a policy, and a policy's weights on disk, whole or as an adapter.
+
+An adapter folder holds `adapter_config.json`, which names the base, and the adapter's weights.
+`peft` is an extra; it is imported where an adapter is used.
+"""
+
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from accelerate.utils import is_peft_model
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+from transformers.pytorch_utils import Conv1D
+
+from cotune.errors import ConfigError
+from cotune.policy.options import LoraOptions
+
+_CONFIG = "adapter_config.json"
+_WEIGHTS = "adapter_model.safetensors"
+
+
+def check_peft(why: str) -> None:
+    """Raises ConfigError unless peft is installed; `why` says what needs it."""
+    if importlib.util.find_spec("peft") is None:
+        raise ConfigError(f"{why} needs peft, which is not installed: pip install 'cotune[peft]'")
+
+
+def lora_config(options: LoraOptions, model: Any) -> Any:
+    """A `peft.LoraConfig` for a policy, for a trainer's `peft_config`.
+
+    Raises:
+        ConfigError: peft is missing, or the policy has no such layers.
+    """
+    check_peft("policy.lora")
+    from peft import LoraConfig
+
+    targets = options.target_modules
+    if not isinstance(targets, str):
+        for name in targets:
+            _check_target(name, model)
+    return LoraConfig(
+        r=options.rank,
+        lora_alpha=options.alpha,
+        lora_dropout=options.dropout,
+        target_modules=targets if isinstance(targets, str) else list(targets),
+        task_type="CAUSAL_LM",
+    )
+
+
+def _check_target(name: str, model: Any) -> None:
+    """As peft matches names: a module's whole name, or how it ends after a dot."""
+    found = {path: module for path, module in model.named_modules() if path}
+    matching = [
+        module for path, module in found.items() if path == name or path.endswith(f".{name}")
+    ]
+    head = model.get_output_embeddings()
+    if matching and all(
+        isinstance(m, torch.nn.Linear | Conv1D) and m is not head for m in matching
+    ):
+        return
+    linear = {
+        path.rpartition(".")[2]
+        for path, module in found.items()
+        if isinstance(module, torch.nn.Linear | Conv1D) and module is not head
+    }
+    what = "is no linear layer that can have an adapter" if matching else "is none of its layers"
+    raise ConfigError(
+        f"policy.lora.target_modules: {name!r} {what}; the policy has {', '.join(sorted(linear))}"
+    )
+
+
+def is_adapter_folder(path: str | Path) -> bool:
+    """Whether a folder holds an adapter in place of a model's weights."""
+    return (Path(path) / _CONFIG).is_file()
+
+
+def adapter_base(path: str | Path) -> str:
+    """The base that an adapter folder names: a Hugging Face name or folder.
+
+    Raises:
+        ConfigError: it names none.
+    """
+    file = Path(path) / _CONFIG
+    try:
+        base = json.loads(file.read_text(encoding="utf-8"))["base_model_name_or_path"]
+    except (OSError, ValueError, KeyError, TypeError):
+        base = None
+    if not base or not isinstance(base, str):
+        raise ConfigError(f"{file}: names no base; expected base_model_name_or_path")
+    return base
+
+
+def with_adapter(model: Any, path: str | Path) -> Any:
+    """A `PeftModel`: the base with the adapter of a folder, for inference."""
+    check_peft(str(path))
+    from peft import PeftModel
+
+    return PeftModel.from_pretrained(model, str(path))
+
+
+def merged(model: Any) -> Any:
+    """A policy as a plain model: an adapter is added to its base's weights, in their type.
+
+    What is given is used up. A policy without an adapter is given back as it is.
+
+    Raises:
+        ValueError: the merged weights are not all finite numbers.
+    """
+    return model.merge_and_unload(safe_merge=True) if is_peft_model(model) else model
+
+
+def save_weights(model: Any, folder: Path, weights: dict[str, Any] | None = None) -> None:
+    """Saves what of a policy is trained: its weights, or its active adapter.
+
+    Args:
+        model: the policy.
+        folder: where to.
+        weights: by name, of a policy whose own are spread over processes.
+    """
+    if not is_peft_model(model):
+        model.save_pretrained(folder, state_dict=weights)
+        return
+    # Linear layers alone have adapters here; "auto" would ask the hub whether embeddings grew.
+    model.save_pretrained(
+        folder,
+        selected_adapters=[model.active_adapter],
+        save_embedding_layers=False,
+        state_dict=weights,
+    )
+    (folder / "README.md").unlink(missing_ok=True)  # an empty form
+
+
+def load_weights(model: Any, folder: Path) -> None:
+    """Puts into a policy, in place, what `save_weights` or a trainer's checkpoint saved of it."""
+    if not is_peft_model(model):
+        kept = cast(Any, AutoModelForCausalLM.from_pretrained(folder))
+        model.load_state_dict(kept.state_dict())
+        return
+    from peft import set_peft_model_state_dict
+
+    file = _adapter_file(model, folder)
+    found = set_peft_model_state_dict(model, load_file(file), adapter_name=model.active_adapter)
+    if found.unexpected_keys:
+        raise ConfigError(
+            f"{file}: holds weights of another adapter, such as {found.unexpected_keys[0]}; "
+            "expected those of policy.lora"
+        )
+
+
+def read_weights(model: Any, folder: Path) -> dict[str, Any]:
+    """What `load_weights` would put into a policy, by the policy's own names, on the CPU."""
+    if not is_peft_model(model):
+        kept = cast(Any, AutoModelForCausalLM.from_pretrained(folder))
+        return dict(kept.state_dict())
+    saved, mark = load_file(_adapter_file(model, folder)), f".{model.active_adapter}."
+    names = {name: name.replace(mark, ".") for name, _ in model.named_parameters() if mark in name}
+    return {name: saved[short] for name, short in names.items() if short in saved}
+
+
+def _adapter_file(model: Any, folder: Path) -> Path:
+    name = model.active_adapter
+    return (folder if name == "default" else folder / name) / _WEIGHTS

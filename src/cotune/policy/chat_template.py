@@ -1,0 +1,208 @@
+"""A chat template that carries an instruction: what a server renders is what was evaluated.
+
+A preamble before the model's own template rewrites `messages` as `PromptFormat.messages` lays them
+out; the model's own template follows unchanged and can be taken out again. The instruction stands
+in the preamble as a Jinja string literal of escapes, so that no text of a model is ever read as a
+template.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import cast
+
+from cotune.environments.base import PromptFormat
+from cotune.errors import ConfigError
+
+_BEGIN = "{#- cotune 1: the instruction stands before the model's own template -#}\n"
+# No minus at its end: with it, white space that the model's own template begins with would go. The
+# line break is the one that a tag swallows.
+_END = "{#- cotune: the model's own template #}\n"
+_PLAIN = re.compile(r"[A-Za-z0-9 ,.;:!?()-]")
+
+# Loops run over ranges and texts are read by helper names: a server that looks for a loop over
+# `message.content` to tell whether a template takes lists of parts (vLLM, SGLang) must find the
+# model's own template's, not ours.
+_USER = """\
+{%- set cotune = namespace(messages=[], parts=[], told=false, found=false) -%}
+{%- for cotune_i in range(messages | length) -%}
+{%- set cotune_message = messages[cotune_i] -%}
+{%- if cotune_message["role"] == "user" and not cotune.told -%}
+{%- set cotune.told = true -%}
+{%- set cotune_content = cotune_message["content"] or "" -%}
+{%- if cotune_content is string -%}
+{%- set cotune_text = cotune_content -%}
+{%- set cotune.messages = cotune.messages + [dict(cotune_message, content=WRAPPED)] -%}
+{%- else -%}
+{%- for cotune_j in range(cotune_content | length) -%}
+{%- set cotune_part = cotune_content[cotune_j] -%}
+{%- if cotune_part["type"] == "text" and not cotune.found -%}
+{%- set cotune.found = true -%}
+{%- set cotune_text = cotune_part["text"] -%}
+{%- set cotune.parts = cotune.parts + [dict(cotune_part, text=WRAPPED)] -%}
+{%- else -%}
+{%- set cotune.parts = cotune.parts + [cotune_part] -%}
+{%- endif -%}
+{%- endfor -%}
+{%- if not cotune.found -%}
+{%- set cotune_text = "" -%}
+{%- set cotune.parts = cotune.parts + [{"type": "text", "text": WRAPPED}] -%}
+{%- endif -%}
+{%- set cotune.messages = cotune.messages + [dict(cotune_message, content=cotune.parts)] -%}
+{%- endif -%}
+{%- else -%}
+{%- set cotune.messages = cotune.messages + [cotune_message] -%}
+{%- endif -%}
+{%- endfor -%}
+{%- set messages = cotune.messages -%}
+"""
+
+_SYSTEM = """\
+{%- if cotune_instruction -%}
+{%- set cotune_system = namespace(content="", at=-1, parts=[]) -%}
+{%- if messages and messages[0]["role"] == "system" -%}
+{%- set cotune_content = messages[0]["content"] or "" -%}
+{%- if cotune_content is string -%}
+{%- set cotune_system.content = cotune_content ~ "\\n\\n" ~ cotune_instruction -%}
+{%- else -%}
+{%- for cotune_i in range(cotune_content | length) -%}
+{%- if cotune_content[cotune_i]["type"] == "text" -%}
+{%- set cotune_system.at = cotune_i -%}
+{%- endif -%}
+{%- endfor -%}
+{%- for cotune_i in range(cotune_content | length) -%}
+{%- set cotune_part = cotune_content[cotune_i] -%}
+{%- if cotune_i == cotune_system.at -%}
+{%- set cotune_part = dict(cotune_part, text=cotune_part["text"] ~ "\\n\\n" ~ cotune_instruction) -%}
+{%- endif -%}
+{%- set cotune_system.parts = cotune_system.parts + [cotune_part] -%}
+{%- endfor -%}
+{%- set cotune_system.content = cotune_system.parts -%}
+{%- endif -%}
+{%- set messages = [dict(messages[0], content=cotune_system.content)] + messages[1:] -%}
+{%- else -%}
+{%- set messages = [{"role": "system", "content": cotune_instruction}] + messages -%}
+{%- endif -%}
+{%- endif -%}
+"""
+
+_WITHOUT_SYSTEM = (
+    '{%- set messages = messages | rejectattr("role", "equalto", "system") | list -%}\n'
+)
+
+
+def with_instruction(
+    template: str,
+    prompt_format: PromptFormat,
+    instruction: str,
+    template_args: Mapping[str, object] | None = None,
+) -> str:
+    """A chat template that renders a question as it was trained and evaluated under an instruction.
+
+    The first user message, or the system message, is laid out as `prompt_format` says; later
+    messages are left alone. Who renders may pass `instruction="…"` for another one and
+    `instruction=""` for none.
+
+    Args:
+        template: the model's own template; of one that carries an instruction already, its own
+            part.
+        prompt_format: where the instruction stands.
+        instruction: the default.
+        template_args: what the model's own template is passed by default (`enable_thinking`, say);
+            who renders may pass others.
+
+    Raises:
+        ConfigError: see `without_instruction`.
+        TypeError: a value of `template_args` that JSON does not know.
+    """
+    own = without_instruction(template)
+    lines = [_BEGIN]
+    for name, value in (template_args or {}).items():
+        if name.isidentifier():  # no template can read any other
+            lines.append(
+                f"{{%- if {name} is not defined -%}}"
+                f"{{%- set {name} = {literal(value)} -%}}{{%- endif -%}}\n"
+            )
+    lines.append(
+        "{%- set cotune_instruction = instruction if instruction is defined and instruction is not "
+        f"none else {literal(instruction)} -%}}\n"
+    )
+    if prompt_format.system == "replace":
+        lines.append(_WITHOUT_SYSTEM)
+    if prompt_format.role == "system":
+        lines.append(_SYSTEM)
+    around = prompt_format.question_prefix or prompt_format.question_suffix
+    if prompt_format.role == "user" or around:
+        lines.append(_USER.replace("WRAPPED", _wrapped(prompt_format)))
+    return "".join(lines) + _END + own
+
+
+def without_instruction(template: str) -> str:
+    """The model's own template; one that carries no instruction is given back as it is.
+
+    Raises:
+        ConfigError: the mark between instruction and own template is gone.
+    """
+    if not template.startswith(_BEGIN):
+        return template
+    _, mark, own = template.partition(_END)
+    if not mark:
+        raise ConfigError(
+            "the chat template carries an instruction, but the mark before the model's own template "
+            f"is gone; put back the line {_END.strip()}, or give the model's own template"
+        )
+    return own
+
+
+def own_templates(templates: str | dict[str, str] | None) -> str | dict[str, str] | None:
+    """`without_instruction` of a tokenizer's `chat_template`: one, several by name, or none."""
+    if isinstance(templates, dict):
+        return {name: without_instruction(template) for name, template in templates.items()}
+    return None if templates is None else without_instruction(templates)
+
+
+def carries_instruction(template: str) -> bool:
+    """Whether `with_instruction` made a template."""
+    return template.startswith(_BEGIN)
+
+
+def literal(value: object) -> str:
+    """A JSON value as a Jinja expression that gives exactly it and holds no Jinja syntax of its own.
+
+    Raises:
+        TypeError: for what is no JSON value.
+    """
+    if isinstance(value, str):
+        return f'"{"".join(map(_escaped, value))}"'
+    if value is None or isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, int | float):
+        return repr(value)
+    if isinstance(value, Mapping):
+        items = cast("Mapping[object, object]", value).items()
+        return "{" + ", ".join(f"{literal(k)}: {literal(v)}" for k, v in items) + "}"
+    if isinstance(value, Sequence):
+        return "[" + ", ".join(map(literal, cast("Sequence[object]", value))) + "]"
+    raise TypeError(
+        f"a chat template's argument is a {type(value).__name__}; expected a JSON value"
+    )
+
+
+def _escaped(character: str) -> str:
+    if _PLAIN.fullmatch(character):
+        return character
+    code = ord(character)
+    return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+
+
+def _wrapped(prompt_format: PromptFormat) -> str:
+    """The user's message from `cotune_text`, as a Jinja expression."""
+    prefix, suffix = prompt_format.question_prefix, prompt_format.question_suffix
+    question = f"{literal(prefix)} ~ cotune_text" if prefix else "cotune_text"
+    if suffix:
+        question = f"{question} ~ {literal(suffix)}"
+    if prompt_format.role == "system":
+        return question
+    parts = ["cotune_instruction", question]
+    if prompt_format.placement == "after":
+        parts.reverse()
+    return f"[{', '.join(parts)}] | select | join({literal(prompt_format.separator)})"

@@ -1,0 +1,371 @@
+"""A Hugging Face tokenizer as a codec."""
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, cast
+
+from jinja2.exceptions import TemplateError
+from transformers import PreTrainedTokenizerBase
+
+from cotune.environments.tool_calls import READERS, Reader, call_from
+from cotune.errors import ConfigError
+from cotune.policy.chat_template import without_instruction
+from cotune.types import Calls, ToolCall
+
+PLAIN_TEMPLATE = "{% for message in messages %}{{ message['content'] }}\n{% endfor %}"
+"""For base models: the messages' texts, a line break after each."""
+
+_PROBE = "cotune_probe"
+_MEND = (
+    "choose a policy whose template writes tool calls, or give such a template by "
+    "policy.chat_template"
+)
+
+
+def use_template(tokenizer: PreTrainedTokenizerBase, chat_template: str | None) -> None:
+    """Gives a tokenizer another chat template: "plain", or that of a file; None leaves its own.
+
+    Raises:
+        ConfigError: no such file, or not text.
+    """
+    if chat_template is None:
+        return
+    if chat_template == "plain":
+        tokenizer.chat_template = PLAIN_TEMPLATE
+        return
+    try:
+        tokenizer.chat_template = Path(chat_template).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"policy.chat_template: cannot read {chat_template} ({error}); expected plain, or the "
+            "path of a Jinja file"
+        ) from error
+
+
+class HFCodec:
+    """Renders by the tokenizer's chat template; encodes observations without special tokens.
+
+    Args:
+        tokenizer: the policy's.
+        template_args: passed to the chat template: `enable_thinking`, say.
+
+    Raises:
+        ConfigError: the tokenizer has no chat template, no EOS or no padding token.
+    """
+
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        template_args: Mapping[str, Any] | None = None,
+    ) -> None:
+        missing = [
+            name
+            for name, value in (
+                ("chat_template", tokenizer.chat_template),
+                ("eos_token", tokenizer.eos_token_id),
+                ("pad_token", tokenizer.pad_token_id),
+            )
+            if value is None
+        ]
+        if missing:
+            raise ConfigError(
+                f"policy: its tokenizer has no {' and no '.join(missing)}; "
+                "expected an instruction-tuned model's tokenizer, or for a base model "
+                "policy.chat_template: plain"
+            )
+        self._tokenizer = tokenizer
+        self._template_args = dict(template_args or {})
+        self._reader: Reader | None = None
+        self._ends: dict[bool, int] = {}
+        self._with_ids = False  # whether calls and answers are given ids
+
+    @property
+    def control_tokens(self) -> tuple[str, ...]:
+        """The tokenizer's special tokens as text: whoever writes them could forge a turn."""
+        return self._special
+
+    @cached_property
+    def _special(self) -> tuple[str, ...]:
+        added = self._tokenizer.added_tokens_decoder.values()
+        return tuple(sorted({str(t) for t in added if t.special and str(t).strip()}))
+
+    def defused(self, messages: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
+        """The messages with control tokens that they spell out as text: `<|im_end|>` as `‹|im_end|>`.
+
+        A question of the data could end the user's turn by one, and speak as the policy.
+        """
+        tokens = self.control_tokens
+        return [
+            {**m, "content": _without(_encodable(text), tokens)}
+            if isinstance(text := m.get("content"), str)
+            else dict(m)
+            for m in messages
+        ]
+
+    def count(self, text: str) -> int:
+        """Tokens of a text, without those a template adds."""
+        return len(self.encode(text))
+
+    @property
+    def eos_id(self) -> int:
+        return int(self._tokenizer.eos_token_id)  # pyright: ignore[reportArgumentType]
+
+    def render(
+        self, messages: Sequence[Mapping[str, str]], tools: Sequence[Mapping[str, Any]] = ()
+    ) -> list[int]:
+        """See `contracts.Codec`: the prompt; control tokens that a message spells out stay text."""
+        return self._rendered(self.defused(messages), tools)
+
+    def render_next(
+        self, messages: Sequence[Mapping[str, str]], tools: Sequence[Mapping[str, Any]] = ()
+    ) -> list[int]:
+        """See `contracts.Codec`: what the template puts after the EOS of a turn of the policy.
+
+        Rendered after a short dialogue of its own, since a template may change earlier turns when
+        later ones come (thoughts are dropped, say); what the policy has read stays as it was.
+
+        Raises:
+            ConfigError: the template cannot render such messages after a turn of the policy.
+        """
+        kept = [{k: self._neutralised(text) for k, text in m.items()} for m in messages]
+        name = next((m["name"] for m in kept if m["role"] == "tool"), "")
+        if self._with_ids:
+            answers = (m for m in kept if m["role"] == "tool")
+            for number, message in enumerate(answers, 1):
+                message["tool_call_id"] = _call_id(number)
+        dialogue = _dialogue(ToolCall(name) if name else None, self._with_ids)
+        if bool(name) not in self._ends:
+            self._ends[bool(name)] = self._closing(dialogue, tools)
+        after = self._rendered([*dialogue, *kept], tools)
+        ends = [i for i, token in enumerate(after) if token == self.eos_id]
+        if len(ends) < self._ends[bool(name)]:
+            raise ConfigError(
+                "policy: its chat template leaves out a turn of the policy when messages follow it; "
+                "give another by policy.chat_template"
+            )
+        return after[ends[self._ends[bool(name)] - 1] + 1 :]
+
+    def read_calls(
+        self, ids: Sequence[int], tools: Sequence[Mapping[str, Any]], context_ids: Sequence[int]
+    ) -> Calls:
+        """Tool calls by the tokenizer's own response template, else in one of the known forms.
+
+        Raises:
+            ConfigError: the chat template's calls can be read by none of them.
+        """
+        if not self._has_response_template and self._reader is None:
+            self.check_tools(tools)
+        return self._read(ids, tools, context_ids, self._reader)
+
+    def check_tools(self, tools: Sequence[Mapping[str, Any]]) -> None:
+        """Finds out how the chat template's tool calls are to be read.
+
+        A call is rendered by the template and must be read back as it was; what a tool answers
+        must be rendered after it.
+
+        Raises:
+            ConfigError: the template does not offer tools, or drops calls or answers, or its calls
+                cannot be read.
+        """
+        prompt = self.render([{"role": "user", "content": _PROBE}], tools)
+        shown = self.decode(prompt)
+        if any(tool["function"]["name"] not in shown for tool in tools):
+            raise ConfigError(
+                "policy: its chat template does not show tools: the model was trained without, or "
+                f"is given them in another way; {_MEND}"
+            )
+        call = _probe_call(tools[0])
+        dialogue, turn = self._probe_turn(call, tools)
+        self._closing(dialogue, tools)
+        begun = _common_prefix(prompt, turn)
+        written = turn[begun : len(turn) - turn[::-1].index(self.eos_id)]
+        self._reader = None
+        readers = (None,) if self._has_response_template else READERS
+        for reader in readers:
+            if self._read(written, tools, turn[:begun], reader).calls == (call,):
+                self._reader = reader
+                break
+        else:
+            said = " ".join(self.decode(written).split())[:80]
+            raise ConfigError(
+                f"policy: its chat template writes a tool call as {said!r}, which cannot be read; "
+                f"{_MEND}"
+            )
+        for message in ({"role": "tool", "name": call.name}, {"role": "user"}):
+            following = self.decode(self.render_next([{**message, "content": _PROBE}], tools))
+            if _PROBE not in following:
+                raise ConfigError(
+                    f"policy: its chat template drops a {message['role']} message after a turn of "
+                    f"the policy; {_MEND}"
+                )
+
+    def _probe_turn(
+        self, call: ToolCall, tools: Sequence[Mapping[str, Any]]
+    ) -> tuple[list[dict[str, Any]], list[int]]:
+        """A dialogue that ends with a call, and its tokens; calls get ids where the template asks."""
+        self._with_ids = False
+        dialogue = _dialogue(call)
+        try:
+            return dialogue, self._rendered(dialogue, tools, opens_turn=False)
+        except ConfigError:
+            dialogue = _dialogue(call, with_id=True)
+            try:
+                turn = self._rendered(dialogue, tools, opens_turn=False)
+            except ConfigError:
+                turn = None
+            if turn is None:
+                raise  # what it says without ids
+        self._with_ids = True
+        return dialogue, turn
+
+    @property
+    def _has_response_template(self) -> bool:
+        return getattr(self._tokenizer, "response_template", None) is not None
+
+    def _read(
+        self,
+        ids: Sequence[int],
+        tools: Sequence[Mapping[str, Any]],
+        context_ids: Sequence[int],
+        reader: Reader | None,
+    ) -> Calls:
+        """The calls of a turn by a reader of its text; None is the response template."""
+        if reader is not None:
+            written = list(ids[:-1]) if ids and ids[-1] == self.eos_id else list(ids)
+            return reader(self.decode(written), tools)
+        try:
+            parsed = cast(Any, self._tokenizer).parse_response(
+                list(ids), prefix=list(context_ids), tools=list(tools)
+            )
+            found = (parsed or {}).get("tool_calls") or []
+            calls = tuple(call_from(call.get("function", call)) for call in found)
+            return Calls(calls, said=str((parsed or {}).get("content") or "").strip())
+        # What a model writes is data, whatever a parser of it raises.
+        except (ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
+            return Calls(error=" ".join(f"a tool call cannot be read: {error}".split())[:120])
+
+    def _closing(
+        self, dialogue: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]
+    ) -> int:
+        """How many EOS tokens a dialogue has that ends with one; ConfigError where it does not."""
+        rendered = self._rendered(dialogue, tools, opens_turn=False)
+        count = rendered.count(self.eos_id)
+        # Templates write a line break after it; that belongs to what follows.
+        after = rendered[len(rendered) - rendered[::-1].index(self.eos_id) :] if count else rendered
+        if not count or self.decode(after).strip():
+            end, eos = self.decode(rendered[-8:]), self._tokenizer.eos_token
+            own = self._turn_end(tools)
+            mend = (
+                f"save the policy's tokenizer with eos_token {own!r}, or {_MEND}" if own else _MEND
+            )
+            raise ConfigError(
+                f"policy: its chat template ends a turn of the policy by {end!r}, but its tokenizer's "
+                f"eos_token is {eos!r}; expected that token at the end of every turn: {mend}"
+            )
+        return count
+
+    def _turn_end(self, tools: Sequence[Mapping[str, Any]]) -> str:
+        """The control token that ends turns with and without a call alike; "" if there is none."""
+        ends: set[str] = set()
+        for call in (_probe_call(tools[0]) if tools else None, None):
+            turn = self._rendered(_dialogue(call, self._with_ids), tools, opens_turn=False)
+            said = self.decode(turn).rstrip()
+            ends.add(next((t for t in self.control_tokens if said.endswith(t)), ""))
+        return ends.pop() if len(ends) == 1 else ""
+
+    def encode(self, text: str) -> list[int]:
+        # Control tokens spelt out in a passage stay text: they must not end the policy's turn.
+        encoded = self._tokenizer(
+            _encodable(text), add_special_tokens=False, split_special_tokens=True
+        )
+        return list(encoded["input_ids"])  # pyright: ignore[reportArgumentType]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        text = self._tokenizer.decode(list(ids), skip_special_tokens=False)
+        return str(text)
+
+    def _rendered(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]],
+        opens_turn: bool = True,
+    ) -> list[int]:
+        offered: Any = [dict(tool) for tool in tools] or None
+        # An exported policy's template carries an instruction; the messages bring theirs.
+        template = without_instruction(self._tokenizer.get_chat_template(tools=offered))
+        try:
+            rendered = cast(Any, self._tokenizer).apply_chat_template(
+                [dict(m) for m in messages],
+                chat_template=template,
+                tools=offered,
+                add_generation_prompt=opens_turn,
+                tokenize=True,
+                return_dict=False,
+                **self._template_args,
+            )
+        # TypeError: a template that joins texts with what is none.
+        except (TemplateError, TypeError) as error:
+            roles = ", ".join(m["role"] for m in messages)
+            system = ", or change instruction.role" if "system" in roles else ""
+            reason = " ".join(str(error).split())[:120]
+            raise ConfigError(
+                f"policy: its chat template cannot render the roles {roles} ({reason}); give another "
+                f"by policy.chat_template{system}"
+            ) from error
+        return [int(token) for token in rendered]  # pyright: ignore[reportArgumentType]
+
+    def _neutralised(self, text: str) -> str:
+        """What is no part of the prompt: neither special tokens, nor what the template writes."""
+        return _without(_encodable(text), self._spelt)
+
+    @cached_property
+    def _spelt(self) -> tuple[str, ...]:
+        template = str(self._tokenizer.chat_template)
+        added = self._tokenizer.added_tokens_decoder.values()
+        return tuple(str(t) for t in added if str(t).strip() and (t.special or str(t) in template))
+
+
+def _encodable(text: str) -> str:
+    """The text as UTF-8 holds it: a tool or a passage may give half of a UTF-16 pair."""
+    return text.encode("utf-8", "replace").decode()
+
+
+def _without(text: str, tokens: Sequence[str]) -> str:
+    """The text with the first character of each token that it spells out exchanged."""
+    for spelt in tokens:
+        if spelt in text:
+            text = text.replace(spelt, f"‹{spelt[1:]}")
+    return text
+
+
+def _call_id(number: int) -> str:
+    """Nine letters and digits, as Mistral's templates demand."""
+    return f"call{number:05d}"
+
+
+def _dialogue(call: ToolCall | None, with_id: bool = False) -> list[dict[str, Any]]:
+    """A question and a turn of the policy, with a tool call or a word (some refuse an empty turn)."""
+    turn: dict[str, Any] = {"role": "assistant", "content": "" if call else "."}
+    if call is not None:
+        function = {"name": call.name, "arguments": dict(call.arguments)}
+        given = {"id": _call_id(1)} if with_id else {}
+        turn["tool_calls"] = [{"type": "function", **given, "function": function}]
+    return [{"role": "user", "content": _PROBE}, turn]
+
+
+def _probe_call(tool: Mapping[str, Any]) -> ToolCall:
+    """A call of a tool with a value for each parameter that is a text or a number."""
+    values = {"string": _PROBE, "integer": 7, "number": 0.5, "boolean": True}
+    properties = tool["function"].get("parameters", {}).get("properties", {})
+    arguments = {
+        name: values[schema["type"]]
+        for name, schema in properties.items()
+        if schema.get("type") in ("string", "integer", "number", "boolean") and "enum" not in schema
+    }
+    return ToolCall(tool["function"]["name"], arguments)
+
+
+def _common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
+    pairs = zip(first, second, strict=False)
+    return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(first), len(second)))

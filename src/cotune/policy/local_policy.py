@@ -1,0 +1,176 @@
+"""A saved policy in this process, with nothing around it: for evaluation outside of a run."""
+
+import contextlib
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
+
+from cotune.errors import ConfigError
+from cotune.llm.client import NoLLM
+from cotune.methods.static import StaticStrategy
+from cotune.policy.adapters import adapter_base, check_peft, is_adapter_folder, merged, with_adapter
+from cotune.policy.chat_template import own_templates
+from cotune.policy.codec import HFCodec, use_template
+from cotune.policy.hub import only_local
+from cotune.policy.sampling import policy_sampler
+from cotune.protocols import Environment, Rewards
+from cotune.rollout.coordinator import Coordinator, RolloutSettings
+from cotune.run.journal import SilentJournal
+from cotune.types import Purpose
+from cotune.utils.packages import installed
+
+
+def load(
+    path: str | Path, dtype: str = "auto", *, base: str | Path | None = None, merge: bool = False
+) -> tuple[Any, PreTrainedTokenizerBase]:
+    """Model and tokenizer by `from_pretrained`; a missing padding token becomes the EOS.
+
+    A chat template that carries an instruction gives way to the model's own.
+
+    Args:
+        path: a Hugging Face name or folder, an adapter's folder among them.
+        dtype: the weights' type; "auto" is the checkpoint's, of an adapter the base's.
+        base: what an adapter is loaded on; None is the base that it names. Unused with whole
+            weights.
+        merge: whether an adapter becomes part of the weights; else the model is a `PeftModel`.
+
+    Raises:
+        ConfigError: names what could not be loaded.
+    """
+    adapter, at = is_adapter_folder(path), path
+    if adapter:
+        check_peft(f"policy {str(path)!r}")
+        at = base or adapter_base(path)
+    of = f", the base of {str(path)!r}" if adapter else ""
+    tokenizer = load_tokenizer(path)
+    local = only_local(at, of)
+    try:
+        model = AutoModelForCausalLM.from_pretrained(at, dtype=dtype, local_files_only=local)
+    except (OSError, ValueError) as error:
+        raise _cannot_load(f"{str(at)!r}{of}", error) from error
+    if adapter:
+        model = _on_base(model, path, str(at))
+    return merged(model) if merge else model, tokenizer
+
+
+def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:
+    """The tokenizer alone, as `load` gives it; raises ConfigError where it cannot be loaded."""
+    local = only_local(path, weights=False)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=local)
+    except (OSError, ValueError) as error:
+        raise _cannot_load(repr(str(path)), error) from error
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    tokenizer.chat_template = own_templates(tokenizer.chat_template)
+    return tokenizer
+
+
+def _cannot_load(what: str, error: Exception) -> ConfigError:
+    # Its first sentence; the hub's are followed by paragraphs of advice.
+    reason = " ".join(str(error).split()).split(". ")[0].rstrip(".")
+    return ConfigError(
+        f"policy.path: cannot load {what}: {reason[:300]}; name a folder that holds a model, "
+        "or a model of the hub that is cached or within reach"
+    )
+
+
+def _on_base(model: Any, path: str | Path, base: str) -> Any:
+    try:
+        return with_adapter(model, path)
+    except (OSError, ValueError, RuntimeError, KeyError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise ConfigError(
+            f"policy: the adapter in {str(path)!r} does not fit {base!r}: {reason}"
+        ) from error
+
+
+def local_coordinator(
+    folder: str | Path,
+    environment: Environment,
+    instruction: str,
+    settings: RolloutSettings,
+    *,
+    dtype: str = "auto",
+    base: str | Path | None = None,
+    template_args: Mapping[str, Any] | None = None,
+    chat_template: str | None = None,
+    rewards: Rewards | None = None,
+) -> Coordinator:
+    """A coordinator that rolls out the policy of a folder, in one process, and writes nothing.
+
+    It is on the first GPU, where there is one.
+
+    Args:
+        folder: a Hugging Face name or folder; an adapter's is on its base, not merged.
+        instruction: what `evaluate` uses where it is given no prompt.
+        settings: limits, temperature and seed; its context is the policy's.
+        dtype, base: see `load`.
+        template_args: passed to the chat template.
+        chat_template: another than the folder's; see `codec.use_template`.
+        rewards: score in place of the environment.
+
+    Raises:
+        ConfigError: the policy cannot be loaded, or cannot call the environment's tools.
+    """
+    model, tokenizer = load(folder, dtype, base=base)
+    model.eval().to("cuda" if torch.cuda.is_available() else "cpu")
+    context = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    use_template(tokenizer, chat_template)
+    codec = HFCodec(tokenizer, template_args)
+    _check_tools(environment, codec, tokenizer)
+    return Coordinator(
+        strategy=StaticStrategy(instruction),
+        environment=environment,
+        codec=codec,
+        sampler=policy_sampler(lambda: contextlib.nullcontext(model), codec, tokenizer),
+        llm=NoLLM(),
+        journal=SilentJournal(),
+        meter=_Unmetered(),
+        settings=replace(settings, context_tokens=context),
+        rewards=rewards,
+    )
+
+
+def _check_tools(
+    environment: Environment, codec: HFCodec, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    """Finds out how tool calls are read.
+
+    For a form that the codec does not know, TRL's table is asked where TRL is installed.
+    """
+    if not environment.tools:
+        return
+    try:
+        codec.check_tools(environment.tools)
+    except ConfigError:
+        if installed("trl") is None:
+            raise
+        from cotune.policy.tool_templates import check_tools
+
+        check_tools(environment, codec, tokenizer)
+
+
+class _Unmetered:
+    """Stands for a ledger where there is no run."""
+
+    def begin_attempt(self, resumed_from: int | None) -> int:
+        return 1
+
+    def set_step(self, step: int) -> None:
+        pass
+
+    def add_rollouts(
+        self, purpose: Purpose, rollouts: int, generated_tokens: int, seconds: float = 0.0
+    ) -> None:
+        pass
+
+    def last_entry(self) -> int:
+        return 0
+
+    def adopt(self, after: int, last: int) -> None:
+        pass

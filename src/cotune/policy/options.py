@@ -1,0 +1,56 @@
+"""The policy of a run file: which model is trained, and whether by adapters."""
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal, cast
+
+from pydantic import BeforeValidator, Field
+
+from cotune.utils.validation import Model
+
+
+def _target_modules(given: object) -> object:
+    names = [given] if isinstance(given, str) else given
+    if (
+        not isinstance(names, list | tuple)
+        or not names
+        or not all(isinstance(name, str) and name for name in cast(Sequence[object], names))
+    ):
+        raise ValueError(
+            f"is {given!r}; expected all-linear, or names of linear layers such as [q_proj, v_proj]"
+        )
+    if "all-linear" in names:
+        if len(cast(Sequence[object], names)) > 1:
+            raise ValueError("names all-linear beside others; expected it alone")
+        return "all-linear"
+    return tuple(cast(Sequence[str], names))
+
+
+class LoraOptions(Model):
+    """Low-rank adapters (arXiv 2106.09685): what is trained in place of the weights. Needs peft."""
+
+    rank: int = Field(default=16, ge=1)
+    """Of the two matrices that are added to a layer, r."""
+    alpha: int = Field(default=32, ge=1)
+    """Their product is scaled by alpha / rank."""
+    dropout: float = Field(default=0, ge=0, lt=1)
+    """Of what goes into an adapter while it is trained; rollouts are sampled without."""
+    target_modules: Annotated[str | tuple[str, ...], BeforeValidator(_target_modules)] = (
+        "all-linear"
+    )
+    """Layers that get an adapter, by name; all-linear: all but the head."""
+
+
+class PolicyConfig(Model):
+    """The model that is trained."""
+
+    path: str = "bundled:geo"
+    """A Hugging Face name or folder, "bundled:geo" or "bundled:arithmetic"."""
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """Weights' type when loaded; "auto" is the checkpoint's."""
+    chat_template: str | None = None
+    """A file of a Jinja chat template, or "plain" for a base model without one (the messages' texts,
+    one after the other); null is the tokenizer's own."""
+    template_args: dict[str, Any] = Field(default_factory=dict[str, Any])
+    """Passed to the chat template: {enable_thinking: false} for Qwen3, say."""
+    lora: LoraOptions | None = None
+    """Trains adapters on frozen weights; null trains the weights."""

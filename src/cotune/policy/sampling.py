@@ -1,0 +1,342 @@
+"""Samplers on a Hugging Face model in this process.
+
+`CachedSampler` keeps each row's KV cache across the turns of an episode, prefills equal prompts
+once and drops finished rows from the batch. `GenerateSampler` calls `model.generate` anew for
+every turn: slower, but right for any architecture.
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from typing import Any, cast
+
+import numpy as np
+import torch
+from transformers import (
+    GenerationConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    StoppingCriteriaList,
+)
+from transformers.cache_utils import Cache
+
+from cotune.policy.kv_rows import GrowingLayer, Rows, joined
+from cotune.protocols import Codec, Sampler
+from cotune.types import Sample, SampleRequest, Sampling
+
+ModelContext = Callable[[], AbstractContextManager[PreTrainedModel]]
+"""Opens the current policy for generation (unwrapped, gathered, in evaluation mode)."""
+
+
+class StopFinder:
+    """Finds the token that completes a stop string, looking at text only where it can matter.
+
+    A stop string can be completed only by a token that holds its last character, so most tokens
+    are settled without decoding anything.
+    """
+
+    def __init__(self, codec: Codec, stop: Sequence[str]) -> None:
+        self._codec, self._stop = codec, tuple(stop)
+        self._last = {text[-1] for text in self._stop}
+        self._longest = max((len(text) for text in self._stop), default=0)
+        self._candidate: dict[int, bool] = {}
+
+    def completes(self, ids: Sequence[int]) -> bool:
+        """Whether the last of a turn's tokens completes a stop string of that turn."""
+        if not self._stop:
+            return False
+        token = ids[-1]
+        if token not in self._candidate:
+            text = self._codec.decode([token])
+            self._candidate[token] = any(c in text for c in self._last)
+        if not self._candidate[token]:
+            return False
+        # A token may hold no visible character of its own, hence twice the stop's length.
+        tail = self._codec.decode(list(ids[-2 * self._longest - 2 :]))
+        return any(text in tail for text in self._stop)
+
+
+class CachedSampler:
+    """Samples with one KV cache per rollout call. For models with full attention in every layer.
+
+    Args:
+        model: opens the current policy.
+        codec: for stop strings.
+        pad_id: token that fills unequal rows.
+
+    The draws of a row depend on (seed, row, position) alone: not on which rows share its batch.
+    """
+
+    def __init__(self, model: ModelContext, codec: Codec, pad_id: int) -> None:
+        self._model, self._codec, self._pad_id = model, codec, pad_id
+
+    def open(self, sampling: Sampling) -> "CachedSession":
+        return CachedSession(self._model, self._codec, self._pad_id, sampling)
+
+
+class _Turn:
+    """What one row writes in one `generate` call; its draws depend on (seed, row, position)."""
+
+    def __init__(self, request: SampleRequest, sampling: Sampling) -> None:
+        self.ids: list[int] = []
+        self.logprobs: list[float] = []
+        self.done = request.max_tokens < 1
+        self._uniforms = [0.0] * request.max_tokens
+        if sampling.temperature > 0:
+            key = [sampling.seed & (2**63 - 1), request.row, len(request.context_ids)]
+            bits = np.random.Philox(np.random.SeedSequence(key))
+            self._uniforms = np.random.Generator(bits).random(request.max_tokens).tolist()
+
+    @property
+    def spent(self) -> bool:
+        return len(self.ids) >= len(self._uniforms)
+
+    def next_uniform(self) -> float:
+        return 0.0 if self.done else self._uniforms[len(self.ids)]
+
+    def append(self, token: int, logprob: float) -> None:
+        self.ids.append(token)
+        self.logprobs.append(logprob)
+
+    def sample(self) -> Sample:
+        return Sample(tuple(self.ids), tuple(self.logprobs))
+
+
+def advance(
+    turns: Sequence[_Turn],
+    logits: torch.Tensor,
+    sampling: Sampling,
+    eos_id: int,
+    finder: StopFinder,
+) -> list[int]:
+    """Draws a token a row from logits (B, V); turns that are not over keep theirs, or end with it."""
+    uniforms = [turn.next_uniform() for turn in turns]
+    tokens, logprobs = draw(logits, sampling.temperature, uniforms)
+    for turn, token, logprob in zip(turns, tokens, logprobs, strict=True):
+        if not turn.done:
+            turn.append(token, logprob)
+            turn.done = turn.spent or token == eos_id or finder.completes(turn.ids)
+    return tokens
+
+
+class CachedSession:
+    """See `CachedSampler`; holds the policy open until `close`."""
+
+    def __init__(self, model: ModelContext, codec: Codec, pad_id: int, sampling: Sampling) -> None:
+        self._stack = ExitStack()
+        self._model = self._stack.enter_context(model())
+        self._pad_id, self._sampling, self._eos_id = pad_id, sampling, codec.eos_id
+        self._finder = StopFinder(codec, sampling.stop)
+        self._rows: Rows | None = None
+
+    def close(self) -> None:
+        self._rows = None
+        self._stack.close()
+
+    @torch.no_grad()
+    def generate(self, requests: Sequence[SampleRequest]) -> list[Sample]:
+        rows, logits = self._prefill(requests)
+        turns = {r.row: _Turn(r, self._sampling) for r in requests}
+        parked: list[Rows] = []
+        names, cache, mask = rows.names, rows.cache(), rows.mask
+        fed = torch.tensor(rows.fed, device=mask.device)
+        del rows  # or a cache would be held that is no longer read, here and below
+        while True:
+            live = [turns[name] for name in names]
+            tokens = advance(live, logits, self._sampling, self._eos_id, self._finder)
+            done = [turn.done for turn in live]
+            if all(done):
+                parked.append(Rows.of(names, fed.tolist(), mask, cache))
+                break
+            if sum(done) * 4 >= len(done):
+                everything = Rows.of(names, fed.tolist(), mask, cache)
+                parked.append(everything.select([i for i, f in enumerate(done) if f]))
+                going = [i for i, f in enumerate(done) if not f]
+                kept = everything.select(going).trimmed()
+                names, cache, mask = kept.names, kept.cache(), kept.mask
+                fed = torch.tensor(kept.fed, device=mask.device)
+                tokens, done = [tokens[i] for i in going], [False] * len(going)
+                del everything, kept
+            logits, mask, fed = self._forward_one(cache, mask, fed, tokens, done)
+        self._rows = joined(parked)
+        return [turns[r.row].sample() for r in requests]
+
+    def _forward_one(
+        self,
+        cache: Cache,
+        mask: torch.Tensor,
+        fed: torch.Tensor,
+        tokens: list[int],
+        finished: list[bool],
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Feeds each live row its last token; finished rows get a masked column instead."""
+        alive = torch.tensor([not f for f in finished], device=mask.device)
+        ids = torch.tensor(tokens, device=mask.device)
+        mask = torch.cat([mask, alive[:, None].to(mask.dtype)], 1)
+        # A row whose every column were masked would divide zero by zero; prompts are never empty.
+        logits = self._model(
+            input_ids=torch.where(alive, ids, self._pad_id)[:, None],
+            attention_mask=mask,
+            position_ids=fed[:, None],
+            past_key_values=cache,
+            use_cache=True,
+        ).logits[:, -1]
+        return logits, mask, fed + alive.to(fed.dtype)
+
+    def _prefill(self, requests: Sequence[SampleRequest]) -> tuple[Rows, torch.Tensor]:
+        """Feeds what the rows have new; returns them in request order with the next logits (B, V)."""
+        known = {name: i for i, name in enumerate(self._rows.names)} if self._rows else {}
+        if self._rows is None or any(r.row not in known for r in requests):
+            self._rows = None  # of rows that are finished: frees their cache
+            return self._prefill_prompts(requests)
+        rows = self._rows.select([known[r.row] for r in requests]).trimmed()
+        self._rows = None
+        new = [r.context_ids[fed:] for r, fed in zip(requests, rows.fed, strict=True)]
+        return self._feed(rows, rows.cache(), new)
+
+    def _prefill_prompts(self, requests: Sequence[SampleRequest]) -> tuple[Rows, torch.Tensor]:
+        """Prefills each different context once and repeats its cache for the rows that share it."""
+        where: dict[tuple[int, ...], int] = {}
+        for request in requests:
+            where.setdefault(request.context_ids, len(where))
+        device = self._model.device
+        empty = Rows(
+            list(range(len(where))),
+            [0] * len(where),
+            torch.zeros((len(where), 0), dtype=torch.long, device=device),
+            [],
+        )
+        cache = Cache(layer_class_to_replicate=GrowingLayer)
+        rows, logits = self._feed(empty, cache, list(where))
+        positions = [where[r.context_ids] for r in requests]
+        rows = rows.select(positions)
+        rows.names = [r.row for r in requests]
+        return rows, logits[torch.tensor(positions, device=device)]
+
+    def _feed(
+        self, rows: Rows, cache: Cache, new: Sequence[Sequence[int]]
+    ) -> tuple[Rows, torch.Tensor]:
+        width = max(len(ids) for ids in new)
+        device = rows.mask.device
+        ids = torch.tensor(
+            [[self._pad_id] * (width - len(x)) + list(x) for x in new], device=device
+        )
+        lengths = torch.tensor([len(x) for x in new], device=device)
+        column = torch.arange(width, device=device)
+        fresh = (column >= width - lengths[:, None]).to(rows.mask.dtype)
+        fed = torch.tensor(rows.fed, device=device)
+        positions = (fed[:, None] + column - (width - lengths[:, None])).clamp(min=0)
+        mask = torch.cat([rows.mask, fresh], 1)
+        logits = self._model(
+            input_ids=ids,
+            attention_mask=mask,
+            position_ids=positions,
+            past_key_values=cache,
+            use_cache=True,
+            logits_to_keep=1,
+        ).logits[:, -1]
+        return Rows.of(rows.names, (fed + lengths).tolist(), mask, cache), logits
+
+
+def draw(
+    logits: torch.Tensor, temperature: float, uniforms: Sequence[float]
+) -> tuple[list[int], list[float]]:
+    """One token a row by inverting the cumulative distribution at its uniform draw.
+
+    Args:
+        logits: (B, V).
+        temperature: divides the logits; 0 takes the most likely token.
+        uniforms: one draw from [0, 1) a row, (B,).
+
+    Returns:
+        tokens (B,) and their log-probabilities at that temperature (at 1 for greedy), (B,).
+    """
+    scaled = logits.float() / (temperature if temperature > 0 else 1.0)
+    logprobs = torch.log_softmax(scaled, -1)
+    if temperature == 0:
+        tokens = scaled.argmax(-1)
+    else:
+        chances = logprobs.double().exp()
+        if torch.are_deterministic_algorithms_enabled():
+            chances = chances.cpu()  # torch refuses to add up so on a GPU then
+        cumulative = chances.cumsum(-1)
+        target = torch.tensor(uniforms, dtype=torch.float64, device=cumulative.device)[:, None]
+        found = torch.searchsorted(cumulative, target * cumulative[:, -1:], right=True)
+        tokens = found[:, 0].clamp(max=logits.shape[-1] - 1).to(logits.device)
+    return tokens.tolist(), logprobs.gather(-1, tokens[:, None])[:, 0].tolist()
+
+
+class GenerateSampler:
+    """One `model.generate` call a turn, nothing kept in between; draws as `CachedSampler` does."""
+
+    def __init__(self, model: ModelContext, codec: Codec, pad_id: int) -> None:
+        self._model, self._codec, self._pad_id = model, codec, pad_id
+
+    def open(self, sampling: Sampling) -> "GenerateSession":
+        return GenerateSession(self._model, self._codec, self._pad_id, sampling)
+
+
+class GenerateSession:
+    """See `GenerateSampler`; holds the policy open until `close`."""
+
+    def __init__(self, model: ModelContext, codec: Codec, pad_id: int, sampling: Sampling) -> None:
+        self._stack = ExitStack()
+        self._model = self._stack.enter_context(model())
+        self._pad_id, self._sampling, self._eos_id = pad_id, sampling, codec.eos_id
+        self._finder = StopFinder(codec, sampling.stop)
+        # A policy's own generation defaults (a repetition penalty, say) must not touch the logits.
+        # A PeftModel hands its own to its base and leaves them there.
+        inner: Any = getattr(self._model, "get_base_model", None)
+        for its in (self._model, *([inner()] if inner else [])):
+            self._stack.callback(setattr, its, "generation_config", its.generation_config)
+        self._model.generation_config = GenerationConfig()
+
+    def close(self) -> None:
+        self._stack.close()
+
+    @torch.no_grad()
+    def generate(self, requests: Sequence[SampleRequest]) -> list[Sample]:
+        turns = [_Turn(r, self._sampling) for r in requests]
+        width = max(len(r.context_ids) for r in requests)
+        pads = [width - len(r.context_ids) for r in requests]
+        rows = [
+            [self._pad_id] * n + list(r.context_ids) for n, r in zip(pads, requests, strict=True)
+        ]
+        mask = [[0] * n + [1] * (width - n) for n in pads]
+
+        def force(_: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+            """Leaves `generate` no choice but the tokens drawn here."""
+            tokens = advance(turns, logits, self._sampling, self._eos_id, self._finder)
+            chosen = torch.tensor(tokens, device=logits.device)[:, None]
+            return torch.full_like(logits, -torch.inf).scatter(1, chosen, 0.0)
+
+        def ended(ids: torch.Tensor, _: object, **__: object) -> torch.Tensor:
+            return torch.tensor([turn.done for turn in turns], device=ids.device)
+
+        cast(Any, self._model).generate(
+            input_ids=torch.tensor(rows, device=self._model.device),
+            attention_mask=torch.tensor(mask, device=self._model.device),
+            max_new_tokens=max(r.max_tokens for r in requests),
+            do_sample=False,
+            pad_token_id=self._pad_id,
+            logits_processor=[force],
+            stopping_criteria=StoppingCriteriaList([cast(Any, ended)]),
+        )
+        return [turn.sample() for turn in turns]
+
+
+def policy_sampler(
+    model: ModelContext, codec: Codec, tokenizer: PreTrainedTokenizerBase
+) -> Sampler:
+    """The fastest sampler that is right for the policy's architecture."""
+    with model() as policy:
+        kind = CachedSampler if _attends_fully(policy) else GenerateSampler
+    return kind(model, codec, cast(int, tokenizer.pad_token_id))
+
+
+def _attends_fully(policy: PreTrainedModel) -> bool:
+    """Whether each token sees all before it in every layer, by keys and values alone."""
+    config = policy.config.get_text_config()
+    layers = getattr(config, "layer_types", None)
+    if layers is None:
+        return not policy._is_stateful and getattr(config, "sliding_window", None) is None
+    return all(kind == "full_attention" for kind in layers)

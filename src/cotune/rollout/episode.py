@@ -1,0 +1,312 @@
+"""One rollout as a state machine on token ids, and the lock-step that drives many of them.
+
+Token in, token out: a prompt is tokenized once, what the policy wrote is never decoded and
+tokenized again, observations are tokenized apart and appended with mask 0. An engine either drives
+episodes in lock-step (`run_episodes`) or one at a time with the same calls:
+
+    while not episode.done:
+        request = episode.request()             # the context and how many tokens may follow
+        action = episode.advance(ids, logprobs) # what the policy wrote; None when the episode ended
+        episode.observe(response)               # what the environment answered
+"""
+
+import math
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from cotune.errors import ConfigError
+from cotune.protocols import Codec, Environment, Rewards, Session
+from cotune.types import (
+    Action,
+    Assignment,
+    Calls,
+    Limits,
+    Response,
+    SampleRequest,
+    StopReason,
+    Trajectory,
+    Turn,
+)
+
+
+class Episode:
+    """One rollout of one assignment; engine-free.
+
+    Args:
+        row: names the episode to the sampler's session.
+        assignment: the task and its prompts.
+        sampled_prompt_ids: rendered prompt to write under, (P,).
+        prompt_ids: rendered prompt to train on, (P',).
+        limits: tokens and turns.
+        codec: text to tokens and back.
+        context_tokens: what the policy can attend to, prompt included; None is unlimited.
+        tools: JSON schemas of the tools that the policy may call through its chat template.
+
+    Raises:
+        ConfigError: the prompt is longer than `limits.prompt_tokens`, or leaves no room to write.
+    """
+
+    def __init__(
+        self,
+        row: int,
+        assignment: Assignment,
+        sampled_prompt_ids: Sequence[int],
+        prompt_ids: Sequence[int],
+        limits: Limits,
+        codec: Codec,
+        context_tokens: int | None = None,
+        tools: Sequence[Mapping[str, Any]] = (),
+    ) -> None:
+        longest = max(len(sampled_prompt_ids), len(prompt_ids))
+        if longest > limits.prompt_tokens:
+            raise ConfigError(
+                f"the prompt of task {assignment.task.id} has {longest} tokens, but "
+                f"limits.prompt_tokens is {limits.prompt_tokens}; raise it or shorten the instruction"
+            )
+        if context_tokens is not None and context_tokens - longest < 2:
+            raise ConfigError(
+                f"the prompt of task {assignment.task.id} has {longest} tokens, but the policy's "
+                f"context holds {context_tokens}; shorten the instruction or choose a policy with "
+                "a longer context"
+            )
+        self.row, self.assignment = row, assignment
+        self.stop_reason: StopReason | None = None
+        self._sampled_prompt_ids = tuple(sampled_prompt_ids)
+        self._prompt_ids = tuple(prompt_ids)
+        self._limits, self._codec, self._tools = limits, codec, tools
+        in_context = sys.maxsize if context_tokens is None else context_tokens - longest
+        # Own and observed tokens that fit. One place stays free for a closing EOS.
+        self._fitting = min(limits.trajectory_tokens, in_context) - 1
+        self._context_binds = in_context < limits.trajectory_tokens
+        self._completion: list[int] = []
+        self._mask: list[int] = []
+        self._logprobs: list[float] = []
+        self._turns: list[Turn] = []
+        self._pending = ""
+
+    @property
+    def done(self) -> bool:
+        return self.stop_reason is not None
+
+    @property
+    def _room(self) -> int:
+        return self._fitting - len(self._completion)
+
+    def request(self) -> SampleRequest:
+        """What to continue, and by how many tokens at most."""
+        return SampleRequest(
+            row=self.row,
+            context_ids=(*self._sampled_prompt_ids, *self._completion),
+            max_tokens=min(self._limits.turn_tokens, self._room),
+        )
+
+    def advance(self, ids: Sequence[int], logprobs: Sequence[float]) -> Action:
+        """Takes one turn of the policy; the action is for the environment.
+
+        A closing EOS is left out of the turn's text but stays the policy's own token.
+        """
+        context = (*self._sampled_prompt_ids, *self._completion) if self._tools else ()
+        for token, logprob in zip(ids, logprobs, strict=True):
+            self._completion.append(token)
+            self._mask.append(1)
+            self._logprobs.append(logprob)
+        written = list(ids[:-1]) if ids and ids[-1] == self._codec.eos_id else list(ids)
+        self._pending = self._codec.decode(written)
+        last = len(self._turns) + 1 >= self._limits.turns or self._room < 1
+        calls = self._codec.read_calls(ids, self._tools, context) if self._tools else Calls()
+        assignment, turns = self.assignment, tuple(self._turns)
+        return Action(
+            assignment.task, turns, self._pending, last, self.row, calls, assignment.trained
+        )
+
+    def observe(self, response: Response) -> None:
+        """Takes the environment's answer to the last turn and decides whether to go on."""
+        shown = ""
+        if response.messages and not (response.done or response.failed):
+            shown = self._append_messages(response.messages)
+        elif not response.done:
+            shown = self._append_observation(response.observation)
+        turn = Turn(self._pending, shown, response.action, response.error)
+        self._turns.append(turn)
+        self.stop_reason = self._stop(response)
+
+    def trajectory(self) -> Trajectory:
+        """The finished rollout, unscored.
+
+        A completion that does not end in EOS gets one with mask 0: trainers take a missing EOS
+        for a truncated rollout, and an empty completion for a fault.
+        """
+        if self.stop_reason is None:
+            raise RuntimeError(
+                "the episode is not over: trajectory() comes after the last observe()"
+            )
+        completion, mask, logprobs = list(self._completion), list(self._mask), list(self._logprobs)
+        if not completion or completion[-1] != self._codec.eos_id:
+            completion.append(self._codec.eos_id)
+            mask.append(0)
+            logprobs.append(0.0)
+        return Trajectory(
+            assignment=self.assignment,
+            sampled_prompt_ids=self._sampled_prompt_ids,
+            prompt_ids=self._prompt_ids,
+            completion_ids=tuple(completion),
+            mask=tuple(mask),
+            logprobs=tuple(logprobs),
+            turns=tuple(self._turns),
+            stop=self.stop_reason,
+            row=self.row,
+        )
+
+    def _append_messages(self, messages: Sequence[Mapping[str, str]]) -> str:
+        """Appends chat messages as the template renders them, EOS before them if none was written.
+
+        The contents share the limit of an observation. Where all of it does not fit into the
+        room, nothing is appended and the room is used up: half a message would be no message.
+        """
+        kept = [
+            {**message, "content": self._cut(message["content"], tokens)}
+            for message, tokens in zip(messages, self._shares(messages), strict=True)
+        ]
+        closed = bool(self._completion) and self._completion[-1] == self._codec.eos_id
+        following = self._codec.render_next(kept, self._tools)
+        ids = [*([] if closed else [self._codec.eos_id]), *following]
+        # A policy that cannot write a token after them has no use for them.
+        if len(ids) >= self._room:
+            self._fitting = len(self._completion)
+            return ""
+        self._append_observed(ids)
+        return readable(kept)
+
+    def _shares(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+        """How many tokens each message's content may have; what a short one leaves, others get."""
+        sizes = [len(self._codec.encode(message["content"])) for message in messages]
+        shares = [0] * len(sizes)
+        left = self._limits.observation_tokens
+        for done, i in enumerate(sorted(range(len(sizes)), key=sizes.__getitem__)):
+            shares[i] = min(sizes[i], left // (len(sizes) - done))
+            left -= shares[i]
+        return shares
+
+    def _cut(self, text: str, tokens: int) -> str:
+        ids = self._codec.encode(text)
+        return text if len(ids) <= tokens else self._codec.decode(ids[:tokens])
+
+    def _append_observed(self, ids: Sequence[int]) -> None:
+        self._completion += ids
+        self._mask += [0] * len(ids)
+        self._logprobs += [0.0] * len(ids)
+
+    def _append_observation(self, text: str) -> str:
+        """Appends an observation's tokens, cut to its limit and to the room; returns its text."""
+        if not text:
+            return ""
+        ids = self._codec.encode(text)
+        kept = ids[: max(0, min(self._limits.observation_tokens, self._room))]
+        self._append_observed(kept)
+        return text if len(kept) == len(ids) else self._codec.decode(kept)
+
+    def _stop(self, response: Response) -> StopReason | None:
+        if response.failed:
+            return StopReason.ENVIRONMENT_ERROR
+        if response.done and response.action == "answer":
+            return StopReason.ANSWERED
+        if len(self._turns) >= self._limits.turns:
+            return StopReason.TURN_LIMIT
+        if self._room < 1:
+            return StopReason.CONTEXT_LIMIT if self._context_binds else StopReason.TOKEN_LIMIT
+        return StopReason.ANSWERED if response.done else None
+
+
+def readable(messages: Sequence[Mapping[str, str]]) -> str:
+    """Messages as people and proposers read them: contents a line each, of several tools by name."""
+    several = len(messages) > 1
+    lines = [
+        f"{m['name']}: {m['content']}" if several and "name" in m else m["content"]
+        for m in messages
+    ]
+    return "\n" + "\n".join(lines) + "\n"
+
+
+def new_episodes(
+    assignments: Iterable[Assignment],
+    environment: Environment,
+    codec: Codec,
+    limits: Limits,
+    first_row: int = 0,
+    context_tokens: int | None = None,
+) -> list[Episode]:
+    """One episode an assignment, rows counted from `first_row`; equal prompts are rendered once."""
+    rendered: dict[tuple[str, str, str], list[int]] = {}
+    tools = environment.tools
+
+    def render(assignment: Assignment, trained: bool) -> list[int]:
+        prompt = assignment.trained if trained else assignment.sampled
+        key = (assignment.task.id, prompt.instruction, prompt.hint)
+        if key not in rendered:
+            rendered[key] = codec.render(environment.messages(assignment.task, prompt), tools)
+        return rendered[key]
+
+    return [
+        Episode(
+            row,
+            assignment,
+            render(assignment, trained=False),
+            render(assignment, trained=True),
+            limits,
+            codec,
+            context_tokens,
+            tools,
+        )
+        for row, assignment in enumerate(assignments, first_row)
+    ]
+
+
+def run_episodes(
+    episodes: Sequence[Episode],
+    environment: Environment,
+    session: Session,
+    rewards: Rewards | None = None,
+) -> list[Trajectory]:
+    """Drives episodes turn by turn, all live ones together, and scores them.
+
+    Reward functions, where there are any, score in place of the environment.
+
+    The environment sees one batch of actions a turn; episodes that ended leave the batch.
+    """
+    live = [episode for episode in episodes if not episode.done]
+    while live:
+        samples = session.generate([episode.request() for episode in live])
+        actions = [
+            episode.advance(sample.ids, sample.logprobs)
+            for episode, sample in zip(live, samples, strict=True)
+        ]
+        for episode, response in zip(live, environment.respond(actions), strict=True):
+            episode.observe(response)
+        live = [episode for episode in live if not episode.done]
+    finished = [score(episode.trajectory(), environment) for episode in episodes]
+    return finished if rewards is None else rewards(finished, environment)
+
+
+def score(trajectory: Trajectory, environment: Environment) -> Trajectory:
+    """The trajectory with the environment's reward and answer filled in.
+
+    An environment that scores by several functions may say by `reward_parts` what each gave.
+
+    Raises:
+        ConfigError: the reward is no finite number.
+    """
+    reward, answer = environment.score(trajectory)
+    if not math.isfinite(reward):
+        raise ConfigError(
+            f"environment: {type(environment).__name__}.score gave the reward {reward} for task "
+            f"{trajectory.task.id}; expected a finite number: mend it"
+        )
+    parts = getattr(environment, "reward_parts", None)
+    return replace(
+        trajectory,
+        reward=float(reward),
+        answer=answer,
+        parts={} if parts is None else parts(trajectory),
+    )

@@ -1,0 +1,60 @@
+"""Which tasks each step trains on: every epoch's own permutation, one after the other."""
+
+import hashlib
+import json
+import random
+from collections.abc import Sequence
+
+from cotune.errors import ConfigError
+from cotune.types import Task
+
+
+class TaskOrder:
+    """The training tasks in the order a run visits them.
+
+    Epoch e is a permutation keyed by (seed, e): the same after a resume, whatever came before.
+
+    Args:
+        tasks: the training tasks; ids must differ.
+        questions: tasks a step.
+        seed: the run's seed.
+
+    Attributes:
+        fingerprint: SHA-256 of ids, questions and answers in order.
+    """
+
+    def __init__(self, tasks: Sequence[Task], questions: int, seed: int) -> None:
+        if not tasks:
+            raise ConfigError(
+                "environment: the training split is empty; expected at least one task "
+                "(see environment.train)"
+            )
+        self.by_id = {task.id: task for task in tasks}
+        if len(self.by_id) != len(tasks):
+            raise ConfigError(
+                f"environment: {len(tasks) - len(self.by_id)} training tasks share an id with "
+                "another; ids must be different"
+            )
+        self._ids = list(self.by_id)
+        self._questions, self._seed = questions, seed
+        self._permutations: dict[int, list[str]] = {}
+        rows = [[t.id, t.question, list(t.answers)] for t in tasks]
+        self.fingerprint = hashlib.sha256(json.dumps(rows).encode()).hexdigest()
+
+    def at(self, position: int) -> str:
+        """The task id at a position of the endless sequence, counted from 0."""
+        epoch, place = divmod(position, len(self._ids))
+        if epoch not in self._permutations:
+            order = list(self._ids)
+            random.Random(f"{self._seed}/epoch/{epoch}").shuffle(order)
+            self._permutations[epoch] = order
+        return self._permutations[epoch][place]
+
+    def step(self, step: int) -> list[Task]:
+        """The tasks of a step, counted from 1."""
+        first = (step - 1) * self._questions
+        return [self.by_id[self.at(first + i)] for i in range(self._questions)]
+
+    def epoch(self, step: int) -> int:
+        """Whole passes over the tasks completed before a step."""
+        return (step - 1) * self._questions // len(self._ids)

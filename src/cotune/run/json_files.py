@@ -1,0 +1,145 @@
+"""Files that outlive a kill: atomic replacement, and JSON lines of which only finished ones count."""
+
+import json
+import math
+import numbers
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, cast
+
+from cotune.errors import ConfigError
+
+Row = dict[str, Any]
+"""One JSON object."""
+
+_INTEGERS = frozenset({int})
+
+
+def write_atomic(path: Path, content: str | bytes) -> None:
+    """Replaces `path` by `content` (text as UTF-8): a reader sees the old file or the new one."""
+    data = content.encode() if isinstance(content, str) else content
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    _sync_folder(path.parent)
+
+
+def write_json_atomic(path: Path, value: object) -> None:
+    """`write_atomic` of `value` as indented JSON.
+
+    Raises:
+        TypeError: a part of `value` has no JSON form; the message names it.
+    """
+    write_atomic(path, _encode(plain(value, path.name), indent=2))
+
+
+def _sync_folder(folder: Path) -> None:
+    """Makes a rename durable where folders can be synced (not on Windows)."""
+    with suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def plain(value: object, where: str) -> Any:
+    """`value` as JSON types: tuples as lists, NaN and infinities as None, numpy scalars as Python's.
+
+    Raises:
+        TypeError: for anything else, naming `where` it stands.
+    """
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, str):
+        return str(value)
+    if isinstance(value, numbers.Integral):
+        return int(value)
+    if isinstance(value, numbers.Real):
+        return float(value) if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        items = cast("Mapping[object, object]", value).items()
+        return {_key(key, where): plain(item, f"{where}.{key}") for key, item in items}
+    if isinstance(value, (list, tuple)):
+        members = cast("Sequence[object]", value)
+        if _INTEGERS.issuperset(map(type, members)):
+            return list(members)  # token ids and masks, by the million
+        return [plain(item, f"{where}[{i}]") for i, item in enumerate(members)]
+    raise TypeError(f"{where} is a {type(value).__name__}; expected a value that JSON can hold")
+
+
+def _key(key: object, where: str) -> str:
+    if isinstance(key, str):
+        return str(key)
+    raise TypeError(f"{where} has the key {key!r}; JSON keys are strings")
+
+
+def _encode(value: Any, indent: int | None = None) -> bytes:
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False, indent=indent) + "\n"
+    # A lone surrogate (some LLM replies hold one) has no UTF-8 form; as \\udXXX it is valid JSON.
+    return text.encode(errors="backslashreplace")
+
+
+def json_line(row: Mapping[str, object], where: str) -> bytes:
+    """`row` as one line of a JSONL file. Raises TypeError as `plain` does."""
+    return _encode(plain(row, where))
+
+
+def exact_line(row: Mapping[str, object]) -> bytes:
+    """`row` as one line that `json.loads` reads back as it was, NaN and lone surrogates included."""
+    return json.dumps(row).encode() + b"\n"
+
+
+def append_durably(path: Path, data: bytes) -> None:
+    """Appends to a file, made if missing; what was appended outlives a power cut."""
+    new = not path.exists()
+    with path.open("ab") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    if new:
+        _sync_folder(path.parent)
+
+
+def _complete_lines(path: Path) -> list[bytes]:
+    """The lines of a JSONL file; a last one without its newline is torn and left out."""
+    if not path.exists():
+        return []
+    return path.read_bytes().split(b"\n")[:-1]
+
+
+def read_jsonl(path: Path) -> list[Row]:
+    """The finished lines of a JSONL file; [] if there is no file.
+
+    Raises:
+        ConfigError: a finished line is not a JSON object.
+    """
+    rows: list[Row] = []
+    for number, line in enumerate(_complete_lines(path), 1):
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            raise ConfigError(f"{path}, line {number}: not JSON ({error}); mend it") from error
+        if not isinstance(row, dict):
+            raise ConfigError(f"{path}, line {number}: expected a JSON object; mend the line")
+        rows.append(cast("Row", row))
+    return rows
+
+
+def drop_torn_line(path: Path) -> None:
+    """Cuts a JSONL file back to its last newline; nothing to do where it ends in one."""
+    if not path.exists() or path.stat().st_size == 0:
+        return
+    with path.open("rb+") as file:
+        file.seek(-1, os.SEEK_END)
+        if file.read() != b"\n":
+            file.seek(0)
+            file.truncate(file.read().rfind(b"\n") + 1)

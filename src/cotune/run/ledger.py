@@ -1,0 +1,386 @@
+"""What a run spent, in one SQLite file: rollouts, generated tokens, LLM calls and money.
+
+Every row carries the attempt (1, 2, …: each resume is a new one) and the step it was spent at. A
+resume from step s throws away what earlier attempts did after s, so their rows with a later step
+are no longer *committed*, but for those whose results it uses again (`Ledger.adopt`). A method's
+compute counts committed rows only, each once; money counts every row, because no resume gives it back.
+"""
+
+import math
+import sqlite3
+import threading
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from os import PathLike
+from types import TracebackType
+from typing import Any
+
+from cotune.errors import BudgetError, ConfigError
+from cotune.types import Purpose
+
+PURPOSES: tuple[Purpose, ...] = ("train", "verify", "evolve", "evaluate")
+LLM_CALL = "llm"
+"""The kind of a row that is an LLM call; the other rows' kind is the purpose of their rollouts."""
+
+SCHEMA_VERSION = 1
+_SCHEMA = (
+    """CREATE TABLE attempts (
+        attempt INTEGER PRIMARY KEY,
+        resumed_from INTEGER NOT NULL)""",  # -1: from scratch, nothing earlier is kept
+    """CREATE TABLE entries (
+        id INTEGER PRIMARY KEY,
+        attempt INTEGER NOT NULL REFERENCES attempts,
+        step INTEGER NOT NULL,
+        kind TEXT NOT NULL,
+        rollouts INTEGER NOT NULL DEFAULT 0,
+        generated_tokens INTEGER NOT NULL DEFAULT 0,
+        model TEXT NOT NULL DEFAULT '',
+        state TEXT NOT NULL DEFAULT 'done' CHECK (state IN ('done', 'open', 'failed')),
+        prompt_tokens INTEGER NOT NULL DEFAULT 0,
+        completion_tokens INTEGER NOT NULL DEFAULT 0,
+        estimated INTEGER NOT NULL DEFAULT 0,
+        money REAL NOT NULL DEFAULT 0,
+        error TEXT NOT NULL DEFAULT '',
+        seconds REAL NOT NULL DEFAULT 0)""",
+    """CREATE VIEW costs AS SELECT *, NOT EXISTS (
+        SELECT 1 FROM attempts AS later
+        WHERE later.attempt > entries.attempt AND entries.step > later.resumed_from
+        ) AS committed FROM entries""",
+    f"PRAGMA user_version = {SCHEMA_VERSION}",
+)
+# A budget of exactly n calls must pay for n calls although sums of prices are rounded.
+_SLACK = 1 + 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """What a run cost; the mappings have a key for each of `PURPOSES`.
+
+    Attributes:
+        rollouts: trajectories by purpose, committed.
+        generated_tokens: the policy's own tokens by purpose, committed.
+        seconds: time spent on rollouts by purpose, committed.
+        llm_calls: LLM calls, committed; each retry is a call of its own.
+        llm_failed: those of them that brought no usable reply.
+        llm_open: those of them that were never settled: in flight, or cut off by a kill.
+        llm_estimated: those of them whose tokens are an upper bound, for want of a usage report.
+        llm_prompt_tokens: tokens sent, committed.
+        llm_completion_tokens: tokens received, committed.
+        llm_seconds: time spent in LLM calls, committed.
+        money: all that was spent in all attempts; calls never settled at their worst case.
+    """
+
+    rollouts: Mapping[Purpose, int]
+    generated_tokens: Mapping[Purpose, int]
+    seconds: Mapping[Purpose, float]
+    llm_calls: int
+    llm_failed: int
+    llm_open: int
+    llm_estimated: int
+    llm_prompt_tokens: int
+    llm_completion_tokens: int
+    llm_seconds: float
+    money: float
+
+
+@dataclass(frozen=True, slots=True)
+class CostRow:
+    """One row of the ledger; `kind` is one of `PURPOSES` or `LLM_CALL`.
+
+    `state` is "done", "failed" or "open"; rollouts are always "done". `error` is one line.
+    """
+
+    attempt: int
+    step: int
+    committed: bool
+    kind: str
+    rollouts: int
+    generated_tokens: int
+    model: str
+    state: str
+    prompt_tokens: int
+    completion_tokens: int
+    estimated: bool
+    money: float
+    error: str
+    seconds: float
+
+
+class Ledger:
+    """The ledger of one run; every write is on disk when its call returns.
+
+    Usable from several threads. Write-ahead logging lets a report read while a run writes.
+
+    Args:
+        path: the SQLite file, created if missing; ":memory:" keeps it in memory.
+
+    Raises:
+        ConfigError: the file is no ledger, or one of another schema version.
+    """
+
+    def __init__(self, path: str | PathLike[str]) -> None:
+        self._path = path
+        self._lock = threading.RLock()
+        self._attempt = 0
+        self._step = 0
+        try:
+            # Autocommit: transactions are opened where several statements belong together.
+            self._db = sqlite3.connect(
+                path, timeout=30.0, isolation_level=None, check_same_thread=False
+            )
+        except sqlite3.Error as error:
+            raise ConfigError(f"{path}: cannot be opened as a ledger: {error}") from error
+        try:
+            self._open()
+        except sqlite3.Error as error:
+            self._db.close()
+            raise ConfigError(f"{path}: expected a cotune ledger (SQLite), got: {error}") from error
+        except ConfigError:
+            self._db.close()
+            raise
+
+    def _open(self) -> None:
+        with self._transaction():
+            version = int(self._one("PRAGMA user_version")[0])
+            tables = int(self._one("SELECT COUNT(*) FROM sqlite_master")[0])
+            if version == 0 and tables == 0:
+                for statement in _SCHEMA:
+                    self._db.execute(statement)
+            elif version != SCHEMA_VERSION:
+                raise ConfigError(
+                    f"{self._path}: ledger has schema version {version}, this cotune reads "
+                    f"{SCHEMA_VERSION}: read it with the cotune that wrote it, or start a new run"
+                )
+        # Where the file system cannot do it SQLite stays with its rollback journal: as safe,
+        # but readers wait. `synchronous` is left at FULL, SQLite's default.
+        self._db.execute("PRAGMA journal_mode = WAL")
+
+    @property
+    def attempt(self) -> int:
+        """The attempt that rows are written under; 0 before `begin_attempt`."""
+        return self._attempt
+
+    @property
+    def step(self) -> int:
+        """The step that rows are written under."""
+        return self._step
+
+    def begin_attempt(self, resumed_from: int | None) -> int:
+        """Starts an attempt and returns its number, counted from 1.
+
+        Args:
+            resumed_from: the step whose checkpoint the run goes on from; None from scratch, which
+                leaves nothing of earlier attempts committed.
+
+        Raises:
+            ConfigError: a resume, but the ledger knows no earlier attempt.
+        """
+        if resumed_from is not None and resumed_from < 0:
+            raise ValueError(f"resumed_from is {resumed_from}, expected None or a step >= 0")
+        with self._transaction():
+            last = int(self._one("SELECT COALESCE(MAX(attempt), 0) FROM attempts")[0])
+            if last == 0 and resumed_from is not None:
+                raise ConfigError(
+                    f"{self._path}: resuming from step {resumed_from}, but the ledger is empty: "
+                    "put the run's ledger back, or start a new run"
+                )
+            kept = -1 if resumed_from is None else resumed_from
+            self._db.execute("INSERT INTO attempts VALUES (?, ?)", (last + 1, kept))
+        self._attempt, self._step = last + 1, resumed_from or 0
+        return self._attempt
+
+    def set_step(self, step: int) -> None:
+        """Sets the rollout batch that rows are written under from now on; 0 is before the first."""
+        if step < 0:
+            raise ValueError(f"step is {step}, expected >= 0")
+        self._step = step
+
+    def add_rollouts(
+        self, purpose: Purpose, rollouts: int, generated_tokens: int, seconds: float = 0.0
+    ) -> None:
+        """Adds finished rollouts: how many, the policy's own tokens, how long they took."""
+        if purpose not in PURPOSES:
+            raise ValueError(f"purpose is {purpose!r}, expected one of {', '.join(PURPOSES)}")
+        _check(rollouts=rollouts, generated_tokens=generated_tokens, seconds=seconds)
+        with self._lock:
+            self._db.execute(
+                "INSERT INTO entries (attempt, step, kind, rollouts, generated_tokens, seconds)"
+                " VALUES (?, ?, ?, ?, ?, ?)",
+                (self._begun(), self._step, purpose, rollouts, generated_tokens, seconds),
+            )
+
+    def reserve(self, worst_case: float, limit: float | None, model: str = "") -> int:
+        """Sets aside the most a call can cost, before it is made; `settle` takes what is returned.
+
+        The row stands at its worst case until it is settled, so a kill in between overstates what
+        was spent and never understates it.
+
+        Args:
+            worst_case: money the call costs at most.
+            limit: the run's budget, over all attempts; None for no limit.
+            model: which model is called.
+
+        Raises:
+            BudgetError: spent + reserved + worst case exceeds the limit; nothing was written.
+        """
+        _check(worst_case=worst_case)
+        with self._transaction():
+            spent = self._money()
+            if limit is not None and spent + worst_case > limit * _SLACK:
+                raise BudgetError(
+                    f"the next LLM call may cost {worst_case:.6g}; with {spent:.6g} spent or "
+                    f"reserved that exceeds the budget of {limit:.6g}: raise llm.budget or lower "
+                    "llm.max_tokens"
+                )
+            cursor = self._db.execute(
+                "INSERT INTO entries (attempt, step, kind, model, state, money)"
+                " VALUES (?, ?, ?, ?, 'open', ?)",
+                (self._begun(), self._step, LLM_CALL, model, worst_case),
+            )
+        assert cursor.lastrowid is not None  # an INSERT sets it
+        return cursor.lastrowid
+
+    def settle(
+        self,
+        reservation: int,
+        *,
+        prompt_tokens: int,
+        completion_tokens: int,
+        cost: float,
+        error: str = "",
+        estimated: bool = False,
+        seconds: float = 0.0,
+    ) -> None:
+        """Replaces a reservation by what the call came to.
+
+        Args:
+            reservation: what `reserve` returned.
+            prompt_tokens: tokens sent.
+            completion_tokens: tokens received.
+            cost: money.
+            error: why there is no usable reply, in one line; "" when there is one.
+            estimated: whether tokens and cost are upper bounds.
+            seconds: how long the call took.
+        """
+        _check(
+            prompt_tokens=prompt_tokens,
+            completion_tokens=completion_tokens,
+            cost=cost,
+            seconds=seconds,
+        )
+        state = "failed" if error else "done"
+        values = (state, prompt_tokens, completion_tokens, estimated, cost, error, seconds)
+        with self._lock:
+            cursor = self._db.execute(
+                "UPDATE entries SET state = ?, prompt_tokens = ?, completion_tokens = ?,"
+                " estimated = ?, money = ?, error = ?, seconds = ? WHERE id = ? AND state = 'open'",
+                (*values, reservation),
+            )
+        if cursor.rowcount != 1:
+            raise ValueError(f"reservation {reservation} is not open")
+
+    def last_entry(self) -> int:
+        """The number of the row begun last; 0 in an empty ledger."""
+        with self._lock:
+            return int(self._one("SELECT COALESCE(MAX(id), 0) FROM entries")[0])
+
+    def adopt(self, after: int, last: int) -> None:
+        """Moves rows of this step, of numbers above `after` up to `last`, into this attempt.
+
+        What they paid for is used again by it, so they are committed again, and not twice.
+        """
+        with self._lock:
+            self._db.execute(
+                "UPDATE entries SET attempt = ? WHERE id > ? AND id <= ? AND step = ?",
+                (self._begun(), after, last, self._step),
+            )
+
+    def totals(self) -> Totals:
+        """What the run cost up to now."""
+        with self._lock:
+            found = self._db.execute(
+                "SELECT kind, SUM(rollouts), SUM(generated_tokens), SUM(seconds), COUNT(*),"
+                " SUM(state = 'failed'), SUM(state = 'open'), SUM(estimated),"
+                " SUM(prompt_tokens), SUM(completion_tokens)"
+                " FROM costs WHERE committed GROUP BY kind"
+            ).fetchall()
+            money = self._money()
+        by_kind = {row[0]: row[1:] for row in found}
+        nothing = (0, 0, 0.0, 0, 0, 0, 0, 0, 0)
+        llm = by_kind.get(LLM_CALL, nothing)
+        return Totals(
+            rollouts={purpose: by_kind.get(purpose, nothing)[0] for purpose in PURPOSES},
+            generated_tokens={purpose: by_kind.get(purpose, nothing)[1] for purpose in PURPOSES},
+            seconds={purpose: by_kind.get(purpose, nothing)[2] for purpose in PURPOSES},
+            llm_calls=llm[3],
+            llm_failed=llm[4],
+            llm_open=llm[5],
+            llm_estimated=llm[6],
+            llm_prompt_tokens=llm[7],
+            llm_completion_tokens=llm[8],
+            llm_seconds=llm[2],
+            money=money,
+        )
+
+    def rows(self) -> list[CostRow]:
+        """All rows in the order in which they were begun, for a report's cost table."""
+        names = [column.name for column in fields(CostRow)]
+        with self._lock:
+            found = self._db.execute(f"SELECT {', '.join(names)} FROM costs ORDER BY id").fetchall()
+        return [_cost_row(dict(zip(names, row, strict=True))) for row in found]
+
+    def close(self) -> None:
+        with self._lock:
+            self._db.close()
+
+    def __enter__(self) -> "Ledger":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    @contextmanager
+    def _transaction(self) -> Generator[None]:
+        with self._lock:
+            self._db.execute("BEGIN IMMEDIATE")
+            try:
+                yield
+            except BaseException:
+                if self._db.in_transaction:  # SQLite itself rolls back when the disk is full
+                    self._db.execute("ROLLBACK")
+                raise
+            self._db.execute("COMMIT")
+
+    def _one(self, query: str) -> tuple[int | float, ...]:
+        return self._db.execute(query).fetchone()
+
+    def _money(self) -> float:
+        return float(self._one("SELECT COALESCE(SUM(money), 0.0) FROM entries")[0])
+
+    def _begun(self) -> int:
+        if not self._attempt:
+            raise RuntimeError("nothing can be written to a ledger before begin_attempt")
+        return self._attempt
+
+
+def _cost_row(values: dict[str, Any]) -> CostRow:
+    for flag in ("committed", "estimated"):  # SQLite knows no truth values
+        values[flag] = bool(values[flag])
+    return CostRow(**values)
+
+
+def _check(**amounts: float) -> None:
+    for name, amount in amounts.items():
+        if not (math.isfinite(amount) and amount >= 0):
+            raise ValueError(f"{name} is {amount}, expected a finite number >= 0")
+
+
+def policy_rollouts(by_purpose: Mapping[str, int]) -> int:
+    """Rollouts that a method has to pay for: all but evaluation."""
+    return sum(count for purpose, count in by_purpose.items() if purpose != "evaluate")

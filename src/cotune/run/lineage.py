@@ -1,0 +1,119 @@
+"""The instructions of a run folder: where each came from, and how it fared."""
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from cotune.errors import ConfigError
+from cotune.run.json_files import Row
+from cotune.run.run_dir import RunDir
+
+
+@dataclass(frozen=True, slots=True)
+class InstructionRow:
+    """One instruction of a run.
+
+    Attributes:
+        id: "i0" is the initial one; then by birth.
+        parent: id of the instruction it was derived from; None for the initial one.
+        origin: "initial", "rewrite" or the kind of proposer that wrote it.
+        born: the step at which it joined; 0 at the start.
+        weight: in the population after the last step that had it; None before the first.
+        observed_rollouts: how many rollouts have been credited to it by then.
+        score, parent_score: its verification and its parent's; None where it was not verified.
+        pruned: the step at which it left the population; None while it lives.
+        best: whether it is the one that the run reports.
+        critique: what its author said was wrong before; "" where nothing was said.
+        text: what the policy is told.
+    """
+
+    id: str
+    parent: str | None
+    origin: str
+    born: int
+    weight: float | None
+    observed_rollouts: int
+    score: float | None
+    parent_score: float | None
+    pruned: int | None
+    best: bool
+    critique: str
+    text: str
+
+
+def instruction_rows(run: RunDir) -> list[InstructionRow]:
+    """All instructions that ever lived in a run, by birth; [] before the first.
+
+    A run whose instruction does not evolve has one, and knows it once it keeps a best policy.
+    """
+    events, kept = run.read_events(), _kept_best(run)
+    best = _best_id(events, kept)
+    members = _last_members(events)
+    pruned = {row["id"]: row for row in events if row["kind"] == "instruction_pruned"}
+    rows: list[Mapping[str, Any]] = list(run.read_instructions())
+    if not rows and kept is not None:
+        rows = [{"id": kept["instruction_id"], "text": kept["instruction"], "origin": "initial"}]
+    return [
+        InstructionRow(
+            id=row["id"],
+            parent=row.get("parent"),
+            origin=row.get("origin") or "",
+            born=int(row.get("born") or 0),
+            weight=members.get(row["id"], pruned.get(row["id"], {})).get("weight"),
+            observed_rollouts=int(members.get(row["id"], {}).get("observed_rollouts") or 0),
+            score=row.get("score"),
+            parent_score=row.get("parent_score"),
+            pruned=pruned[row["id"]]["step"] if row["id"] in pruned else None,
+            best=row["id"] == best,
+            critique=row.get("critique") or "",
+            text=row["text"],
+        )
+        for row in rows
+    ]
+
+
+def best_instruction(run: RunDir) -> str:
+    """The text that the run reports: of its best policy, else of its heaviest instruction.
+
+    Raises:
+        ConfigError: there is none yet.
+    """
+    path = run.best_path / "instruction.txt"
+    if path.is_file():
+        return path.read_text(encoding="utf-8").removesuffix("\n")
+    for row in instruction_rows(run):
+        if row.best:
+            return row.text
+    raise ConfigError(
+        f"{run.path}: has no best instruction yet; it has one after the first step of a method that "
+        "evolves instructions, else at the end"
+    )
+
+
+def _kept_best(run: RunDir) -> Row | None:
+    """best/best.json; None where there is none that can be read."""
+    try:
+        return json.loads((run.best_path / "best.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+
+
+def _best_id(events: Iterable[Row], kept: Row | None) -> str | None:
+    if kept is not None:
+        return kept["instruction_id"]
+    members: list[Row] = []
+    for event in events:
+        if event["kind"] == "run_finished" and event.get("instruction_id"):
+            return event["instruction_id"]
+        if event["kind"] == "best_instruction":
+            return event["id"]
+        if event["kind"] == "population":
+            members = event["members"]
+    return max(members, key=lambda member: member["weight"])["id"] if members else None
+
+
+def _last_members(events: Iterable[Row]) -> dict[str, Row]:
+    """By id: its row in the last "population" event that had it."""
+    populations = (event["members"] for event in events if event["kind"] == "population")
+    return {member["id"]: member for members in populations for member in members}

@@ -1,0 +1,382 @@
+"""The run folder: everything a run leaves behind, in files that outlive a kill.
+
+    run.yaml            the resolved configuration and the folder's schema_version
+    events.jsonl        what happened, one event a line
+    metrics.jsonl       numbers of each step
+    instructions.jsonl  lineage: one row per instruction born
+    trajectories/       {purpose}-{step:06d}.jsonl, one rollout a line
+    ledger.sqlite       rollouts, tokens, LLM calls and money (cotune.run.ledger)
+    checkpoints/        what a resume starts from
+    evolution/          the log of a phase that may have to be gone on with
+    sft/                rows.jsonl: what supervised fine-tuning on rollouts trains on
+    best/               the policy and instruction to ship
+    summary.json        the run's result; written last
+    report.html         the same for people
+
+Whole files are replaced atomically. JSONL files are appended to, one write a line; a line counts
+once its newline is there, so a kill in the middle of an append costs that line only.
+"""
+
+import json
+import re
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Self, cast
+
+import yaml
+
+from cotune.errors import ConfigError
+from cotune.run.evolution_log import EvolutionLog, EvolutionLogs
+from cotune.run.json_files import (
+    Row,
+    drop_torn_line,
+    json_line,
+    plain,
+    read_jsonl,
+    write_atomic,
+    write_json_atomic,
+)
+from cotune.types import Prompt, Purpose, Trajectory
+
+SCHEMA_VERSION = 1
+_INSTRUCTION_KEYS = (
+    "id", "parent", "text", "origin", "born", "critique", "score", "parent_score",
+)  # fmt: skip
+_ROW_KEYS = frozenset({"time", "attempt", "step"})
+_PURPOSE = re.compile(r"[a-z][a-z_]*")
+_TRAJECTORY_FILE = re.compile(r"([a-z][a-z_]*)-(\d{6,})\.jsonl")
+
+
+def _assignment_prompt(prompt: Prompt) -> Row:
+    return {"instruction": prompt.instruction, "hint": prompt.hint}
+
+
+def trajectory_row(trajectory: Trajectory) -> Row:
+    """One rollout as JSON: all of it but the log-probabilities.
+
+    `prompt_ids` (P,) is the prompt it was sampled under; `trained_prompt_ids` and `trained` are
+    None unless it is trained on another one. `mask` (C,) goes with `completion_ids` (C,).
+    """
+    assignment = trajectory.assignment
+    task = assignment.task
+    same_ids = trajectory.prompt_ids == trajectory.sampled_prompt_ids
+    same_prompt = assignment.trained == assignment.sampled
+    return {
+        "task": {
+            "id": task.id,
+            "question": task.question,
+            "answers": list(task.answers),
+            "stratum": task.stratum,
+        },
+        "instruction": assignment.instruction_id,
+        "group": assignment.group,
+        "sampled": _assignment_prompt(assignment.sampled),
+        "trained": None if same_prompt else _assignment_prompt(assignment.trained),
+        "turns": [
+            {
+                "text": turn.text,
+                "observation": turn.observation,
+                "action": turn.action,
+                "error": turn.error,
+            }
+            for turn in trajectory.turns
+        ],
+        "stop": str(trajectory.stop),
+        "answer": trajectory.answer,
+        "reward": trajectory.reward,
+        **({"reward_parts": dict(trajectory.parts)} if trajectory.parts else {}),
+        "prompt_tokens": len(trajectory.sampled_prompt_ids),
+        "completion_tokens": len(trajectory.completion_ids),
+        "generated_tokens": trajectory.generated_tokens,
+        "prompt_ids": list(trajectory.sampled_prompt_ids),
+        "trained_prompt_ids": None if same_ids else list(trajectory.prompt_ids),
+        "completion_ids": list(trajectory.completion_ids),
+        "mask": list(trajectory.mask),
+    }
+
+
+class RunDir:
+    """One run's folder. One process writes to it; any number read.
+
+    Attributes:
+        path: the folder.
+        attempt: counted from 1; every line says which attempt wrote it.
+    """
+
+    def __init__(self, path: Path, attempt: int) -> None:
+        """Use `RunDir.create` or `RunDir.open`."""
+        self.path = path
+        self.attempt = attempt
+        self._mended: set[Path] = set()
+        self._evolution = EvolutionLogs(path / "evolution")
+
+    @classmethod
+    def create(cls, path: str | Path, config: Mapping[str, object]) -> Self:
+        """A new run folder with its run.yaml.
+
+        Raises:
+            ConfigError: the folder holds something already; nothing is written then.
+            TypeError: `config` holds something that is not plain data.
+        """
+        path = Path(path)
+        cls.check_free(path)
+        resolved = plain(config, "config")
+        path.mkdir(parents=True, exist_ok=True)
+        run = cls(path, attempt=1)
+        run.replace_config(resolved)
+        return run
+
+    @classmethod
+    def open(cls, path: str | Path) -> Self:
+        """A run folder that exists, at its latest attempt. Writes nothing.
+
+        Raises:
+            ConfigError: no run folder, or one of another schema_version.
+        """
+        run = cls(Path(path), attempt=1)
+        run._load_yaml()
+        run.attempt = max((row["attempt"] for row in run.read_events()), default=1)
+        return run
+
+    @classmethod
+    def check_free(cls, path: str | Path) -> None:
+        """Raises ConfigError where `create` would: something is at `path` already."""
+        path = Path(path)
+        if not path.exists() or (path.is_dir() and not any(path.iterdir())):
+            return
+        mend = f" or go on with it: cotune resume {path}" if cls.is_run(path) else ""
+        raise ConfigError(
+            f"output: {path} exists and is not an empty folder; choose another output{mend}"
+        )
+
+    @staticmethod
+    def is_run(path: str | Path) -> bool:
+        """Whether `path` looks like a run folder."""
+        return (Path(path) / "run.yaml").is_file()
+
+    @property
+    def config_path(self) -> Path:
+        return self.path / "run.yaml"
+
+    @property
+    def events_path(self) -> Path:
+        return self.path / "events.jsonl"
+
+    @property
+    def metrics_path(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def instructions_path(self) -> Path:
+        return self.path / "instructions.jsonl"
+
+    @property
+    def trajectories_path(self) -> Path:
+        return self.path / "trajectories"
+
+    @property
+    def ledger_path(self) -> Path:
+        return self.path / "ledger.sqlite"
+
+    @property
+    def checkpoints_path(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def sft_path(self) -> Path:
+        return self.path / "sft"
+
+    @property
+    def best_path(self) -> Path:
+        return self.path / "best"
+
+    @property
+    def summary_path(self) -> Path:
+        return self.path / "summary.json"
+
+    @property
+    def report_path(self) -> Path:
+        return self.path / "report.html"
+
+    def event(self, kind: str, step: int, /, **fields: object) -> None:
+        """Appends an event; "instruction_born" also adds its row to instructions.jsonl.
+
+        "saved" says that a checkpoint of the step is whole: logs of evolutions before it go. With
+        "run_started" the policy at the run's start is one.
+
+        Raises:
+            TypeError: a field that JSON cannot hold; nothing is written.
+            ValueError: a field is called like a column of its own (time, attempt, step, kind).
+        """
+        row = self._row(step, f"event {kind!r}", {"kind": kind}, fields)
+        self._append(self.events_path, [row], f"event {kind!r}")
+        if kind == "instruction_born":
+            lineage = {key: row.get(key) for key in _INSTRUCTION_KEYS} | {"step": step}
+            self._append(self.instructions_path, [lineage], "instruction")
+        if kind in ("saved", "run_started"):
+            self._evolution.go_on_from(step)
+        if kind == "run_finished":
+            self._evolution.finish()
+
+    def metrics(self, step: int, values: Mapping[str, object]) -> None:
+        """Appends the numbers of one step. Raises as `event` does."""
+        self._append(self.metrics_path, [self._row(step, "metrics", {}, values)], "metrics")
+
+    def trajectories(self, step: int, purpose: Purpose, trajectories: Iterable[Trajectory]) -> None:
+        """Appends rollouts to trajectories/{purpose}-{step:06d}.jsonl."""
+        path = self._trajectory_file(step, purpose)
+        path.parent.mkdir(exist_ok=True)
+        head = {"step": step, "attempt": self.attempt, "purpose": purpose}
+        self._append(path, (head | trajectory_row(t) for t in trajectories), "trajectory")
+
+    def evolution_log(self, step: int) -> EvolutionLog:
+        """Of the phase before a step's rollouts: logged where a resume can go on with it."""
+        return self._evolution.open(step)
+
+    def write_summary(self, summary: Mapping[str, object]) -> None:
+        """Replaces summary.json; adds schema_version and the attempt that it is the result of."""
+        write_summary(self.path, dict(summary) | {"attempt": self.attempt})
+
+    def replace_config(self, config: Mapping[str, object]) -> None:
+        """Replaces run.yaml; adds schema_version. Raises TypeError for what is not plain data."""
+        resolved = {"schema_version": SCHEMA_VERSION} | plain(config, "config")
+        resolved["schema_version"] = SCHEMA_VERSION
+        write_atomic(
+            self.config_path,
+            yaml.safe_dump(resolved, sort_keys=False, allow_unicode=True, width=100),
+        )
+
+    def read_config(self) -> Row:
+        """The resolved configuration, without schema_version."""
+        config = self._load_yaml()
+        del config["schema_version"]
+        return config
+
+    def read_events(self) -> list[Row]:
+        return read_jsonl(self.events_path)
+
+    def read_metrics(self) -> list[Row]:
+        return read_jsonl(self.metrics_path)
+
+    def read_instructions(self) -> list[Row]:
+        return read_jsonl(self.instructions_path)
+
+    def read_trajectories(self, step: int, purpose: Purpose) -> list[Row]:
+        """The rollouts of a step and purpose as `trajectory_row` wrote them; [] if none."""
+        return read_jsonl(self._trajectory_file(step, purpose))
+
+    def read_summary(self) -> Row | None:
+        """summary.json; None before this attempt has one (an earlier attempt's is out of date)."""
+        summary = read_summary(self.path)
+        if summary is not None and summary.get("attempt", self.attempt) < self.attempt:
+            return None
+        return summary
+
+    def trajectory_files(self) -> list[tuple[int, Purpose]]:
+        """(step, purpose) of every trajectory file, in order."""
+        return sorted((step, purpose) for step, purpose, _ in self._trajectory_paths())
+
+    def cut_back(self, step: int) -> None:
+        """Begins a new attempt at the end of `step`: what later steps wrote is dropped.
+
+        Removes later lines of events, metrics and instructions, later trajectory files, and logs of
+        evolutions but the next step's; touches nothing else. Each file is replaced atomically, the events last: they carry the attempt, so
+        that a kill half way is mended by calling again.
+        """
+        attempt = self.attempt + 1
+        for path in (self.metrics_path, self.instructions_path):
+            self._cut(path, step, [])
+        for later, _, path in self._trajectory_paths():
+            if later > step:
+                path.unlink()
+        self._evolution.go_on_from(max(0, step))
+        mark = {"time": round(time.time(), 3), "attempt": attempt, "step": step, "kind": "cut_back"}
+        self._cut(self.events_path, step, [mark])
+        self.attempt = attempt
+
+    def _load_yaml(self) -> Row:
+        path = self.config_path
+        if not path.is_file():
+            raise ConfigError(
+                f"{self.path} is not a run folder: it has no run.yaml; "
+                f"give the `output` folder of a run"
+            )
+        try:
+            config = yaml.safe_load(path.read_text(encoding="utf-8"))
+        except (yaml.YAMLError, UnicodeDecodeError) as error:
+            reason = " ".join(str(error).split())
+            raise ConfigError(f"{path} is not YAML ({reason}); restore the file") from error
+        found = config.get("schema_version") if isinstance(config, dict) else None
+        if found != SCHEMA_VERSION:
+            raise ConfigError(_version_message(path, found))
+        return cast("Row", config)
+
+    def _row(
+        self, step: int, where: str, own: Mapping[str, object], fields: Mapping[str, object]
+    ) -> Row:
+        taken = sorted((_ROW_KEYS | own.keys()) & fields.keys())
+        if taken:
+            raise ValueError(f"{where} has the field {taken[0]!r}, a column of its own; rename it")
+        return {
+            "time": round(time.time(), 3), "attempt": self.attempt, "step": step,
+            **own, **plain(fields, where),
+        }  # fmt: skip
+
+    def _append(self, path: Path, rows: Iterable[Row], where: str) -> None:
+        data = b"".join(json_line(row, where) for row in rows)
+        if path not in self._mended:
+            drop_torn_line(path)
+            self._mended.add(path)
+        with path.open("ab") as file:
+            file.write(data)
+
+    def _cut(self, path: Path, step: int, extra: Sequence[Row]) -> None:
+        if not path.exists() and not extra:
+            return
+        rows = [row for row in read_jsonl(path) if row["step"] <= step]
+        write_atomic(path, b"".join(json_line(row, path.name) for row in [*rows, *extra]))
+
+    def _trajectory_file(self, step: int, purpose: Purpose) -> Path:
+        if not _PURPOSE.fullmatch(purpose):
+            raise ValueError(f"purpose is {purpose!r}; expected lower-case letters and underscores")
+        return self.trajectories_path / f"{purpose}-{step:06d}.jsonl"
+
+    def _trajectory_paths(self) -> list[tuple[int, Purpose, Path]]:
+        if not self.trajectories_path.is_dir():
+            return []
+        matches = (
+            (_TRAJECTORY_FILE.fullmatch(p.name), p) for p in self.trajectories_path.iterdir()
+        )
+        return [(int(match[2]), match[1], path) for match, path in matches if match]
+
+
+def _version_message(path: Path, found: object) -> str:
+    return (
+        f"{path}: schema_version is {found!r}, expected {SCHEMA_VERSION}; "
+        f"open it with the version of cotune that wrote it"
+    )
+
+
+def write_summary(folder: Path, summary: Mapping[str, object]) -> None:
+    """Replaces the summary.json of a run or of a comparison's folder; adds schema_version."""
+    write_json_atomic(folder / "summary.json", {"schema_version": SCHEMA_VERSION} | dict(summary))
+
+
+def read_summary(folder: Path) -> Row | None:
+    """The summary.json of a run or of a comparison's folder; None where there is none.
+
+    Raises:
+        ConfigError: not JSON, or of another schema_version.
+    """
+    path = folder / "summary.json"
+    if not path.is_file():
+        return None
+    try:
+        summary = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise ConfigError(f"{path} is not JSON ({error}); remove it") from error
+    found = summary.get("schema_version") if isinstance(summary, dict) else None
+    if found != SCHEMA_VERSION:
+        raise ConfigError(_version_message(path, found))
+    return cast("Row", summary)

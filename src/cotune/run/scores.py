@@ -1,0 +1,127 @@
+"""Scores of a set of rollouts: the mean, its interval, and the same by stratum."""
+
+import math
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from cotune.protocols import Environment, Rewards
+from cotune.types import Trajectory
+
+EXACT_MATCH, MEAN_REWARD = "exact match", "mean reward"
+_Z = 1.959964  # of 95 %
+
+
+@dataclass(frozen=True)
+class Score:
+    """Mean reward of one rollout a task; exact match where the reward is exact match.
+
+    Attributes:
+        em: the mean.
+        n: rollouts.
+        by_stratum: (mean, rollouts) of each stratum, in name order.
+        measure: what the mean is of, for titles.
+        deviation: the rewards' sample standard deviation; None where all are 0 or 1.
+    """
+
+    em: float
+    n: int
+    by_stratum: Mapping[str, tuple[float, int]]
+    measure: str = EXACT_MATCH
+    deviation: float | None = None
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """The 95 % interval of the mean: Wilson's for rewards of 0 and 1, Student's t for others.
+
+        None for a single reward that is neither 0 nor 1.
+        """
+        if self.deviation is None:
+            return wilson(self.em, self.n)
+        if self.n < 2:
+            return None
+        spread = student_t(self.n - 1) * self.deviation / math.sqrt(self.n)
+        return self.em - spread, self.em + spread
+
+
+def measure_of(environment: Environment, rewards: Rewards | None = None) -> str:
+    """What the mean reward of an environment, or of reward functions in its place, is called."""
+    return getattr(environment if rewards is None else rewards, "measure", MEAN_REWARD)
+
+
+def score_trajectories(trajectories: Sequence[Trajectory], measure: str = EXACT_MATCH) -> Score:
+    """The score of finished, scored rollouts.
+
+    Args:
+        trajectories: one a task.
+        measure: see `measure_of`.
+
+    Raises:
+        ValueError: there are none.
+    """
+    if not trajectories:
+        raise ValueError("no rollouts to score; expected at least one")
+    groups: dict[str, list[float]] = defaultdict(list)
+    for trajectory in trajectories:
+        groups[trajectory.task.stratum].append(trajectory.reward)
+    rewards = [t.reward for t in trajectories]
+    return Score(
+        sum(rewards) / len(rewards),
+        len(rewards),
+        {name: (sum(v) / len(v), len(v)) for name, v in sorted(groups.items()) if name},
+        measure,
+        None if set(rewards) <= {0.0, 1.0} else _deviation(rewards),
+    )
+
+
+def _deviation(values: Sequence[float]) -> float:
+    if len(values) < 2:
+        return 0.0
+    mean = sum(values) / len(values)
+    return math.sqrt(sum((v - mean) ** 2 for v in values) / (len(values) - 1))
+
+
+def mean_over(
+    by_stratum: Mapping[str, Sequence[float]], strata: Collection[str]
+) -> tuple[float, int] | None:
+    """(mean, rollouts) of some strata taken together; None where none of them is there.
+
+    Args:
+        by_stratum: (mean, rollouts) of each stratum.
+        strata: their names.
+    """
+    found = [by_stratum[name] for name in strata if name in by_stratum]
+    n = int(sum(count for _, count in found))
+    return (sum(mean * count for mean, count in found) / n, n) if n else None
+
+
+def student_t(degrees: int) -> float:
+    """The 97.5 % quantile of Student's t, within 0.2 %.
+
+    Exact for one and two degrees of freedom, else the Cornish-Fisher expansion (Abramowitz and
+    Stegun 26.7.5).
+    """
+    if degrees < 1:
+        raise ValueError(f"degrees is {degrees}; expected at least 1")
+    if degrees == 1:
+        return math.tan(0.475 * math.pi)
+    if degrees == 2:
+        return 0.95 * math.sqrt(2 / (4 * 0.975 * 0.025))
+    z = _Z
+    terms = (
+        (z**3 + z) / 4,
+        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
+        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
+        (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160,
+    )
+    return z + sum(term / degrees**i for i, term in enumerate(terms, 1))
+
+
+def wilson(share: float, n: int, z: float = _Z) -> tuple[float, float]:
+    """Wilson's score interval of a share over `n` trials (Wilson 1927)."""
+    if n < 1:
+        raise ValueError(f"n is {n}; expected at least 1")
+    centre = share + z * z / (2 * n)
+    spread = z * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
+    scale = 1 + z * z / n
+    return max(0.0, (centre - spread) / scale), min(1.0, (centre + spread) / scale)

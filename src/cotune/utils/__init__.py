@@ -1,0 +1,1 @@
+"""Helpers without knowledge of training: imports by name, text, packages."""

@@ -1,0 +1,35 @@
+"""Text and names: what a terminal may be shown, and nested mappings as dotted names."""
+
+import re
+from collections.abc import Mapping
+from typing import Any, cast
+
+# C0 and C1 controls (of which ESC and CSI begin what a terminal acts on), marks that turn the
+# direction of a line, and lone surrogates, which no terminal can be sent.
+_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def printable(text: str) -> str:
+    """Text of a model without what a terminal would act on; line breaks and tabs stay."""
+    return _CONTROLS.sub("", text)
+
+
+def one_line(text: str) -> str:
+    """Text of a model on one line, without what a terminal would act on."""
+    return " ".join(printable(" ".join(text.split())).split())
+
+
+def flat(given: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested mappings as dotted names.
+
+    >>> flat({"a.b": {"c": 1}, "d": 2})
+    {'a.b.c': 1, 'd': 2}
+    """
+    found: dict[str, Any] = {}
+    for name, value in given.items():
+        dotted = f"{prefix}{name}"
+        if isinstance(value, Mapping):
+            found |= flat(cast("Mapping[str, Any]", value), f"{dotted}.")
+        else:
+            found[dotted] = value
+    return found

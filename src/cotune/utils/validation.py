@@ -1,0 +1,126 @@
+"""The base of all option models, and validation errors in one line: field, value, expectation."""
+
+import difflib
+import re
+from collections.abc import Iterator
+from dataclasses import is_dataclass
+from typing import Any, cast, get_args, get_type_hints
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+Path = tuple[str, ...]
+"""A field by the names that lead to it: ("training", "steps")."""
+
+_UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument", "invalid_key")
+_NO_MAPPING = ("model_type", "dataclass_type", "model_attributes_type")
+# What stands below these may be a secret that was put in the wrong place, so it is never shown.
+_SECRET = ("llm", "endpoints")
+_FIELD_NAME = re.compile(r"[a-z_]{1,40}")
+
+
+class Model(BaseModel):
+    """Frozen, without unknown fields; a field's docstring is its description."""
+
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False
+    )
+
+
+def describe(error: ValidationError, model: type[BaseModel]) -> str:
+    """The first problem of a run file as "field: what is wrong", and how many more there are.
+
+    Args:
+        error: what validating `model` raised.
+        model: the run file's model; its fields are what misspelt names are compared with.
+    """
+    problems = error.errors(include_url=False)
+    # An unknown field explains a missing one, so it goes first.
+    first = min(problems, key=lambda problem: problem["type"] not in _UNKNOWN)
+    text = _describe(cast(dict[str, Any], first), list(_fields(model)))
+    more = len(problems) - 1
+    return f"{text} (and {more} more)" if more else text
+
+
+def _describe(problem: dict[str, Any], known: list[Path]) -> str:
+    path = _path(problem["loc"], known)
+    field, kind, context = ".".join(path), problem["type"], problem.get("ctx", {})
+    secret = path[:1] != () and path[0] in _SECRET
+    if kind in _UNKNOWN:
+        if secret and not _FIELD_NAME.fullmatch(path[-1]):
+            return f"{path[0]}: holds an unknown field, whose name is not shown as it may be a key; remove it"
+        if path in known and len(problem["loc"]) > len(path):
+            kind_of = f"{path[0]}.kind {problem['loc'][1]}"
+            return f"{field}: is no field of {kind_of}, but of another kind; remove it"
+        return f"{field}: unknown field{_suggestion(path, known)}; remove it or correct its name"
+    if kind == "missing":
+        return f"{field}: missing; it has no default"
+    if kind == "union_tag_not_found":
+        return f"{field}.kind: missing; it says which kind of {field} this is"
+    if kind == "union_tag_invalid":
+        came = "" if secret else f"{context['tag']!r} is unknown; "
+        kinds = re.findall(r"'([^']+)'", str(context["expected_tags"]))
+        near = [] if secret else difflib.get_close_matches(str(context["tag"]), kinds, n=1)
+        meant = f" (did you mean {near[0]}?)" if near else ""
+        return f"{field}.kind: {came}expected one of {context['expected_tags']}{meant}"
+    came = "" if secret else f"; got {_short(problem['input'])}"
+    if kind in _NO_MAPPING:
+        some = dict.fromkeys(found[-1] for found in known if found[:-1] == path)
+        return f"{field}: expected fields below it, such as {', '.join(list(some)[:3])}{came}"
+    if kind == "too_short":
+        return f"{field}: is empty; name at least {context['min_length']}"
+    if kind == "value_error":
+        return _own_message(path, str(context["error"]), known)
+    message = problem["msg"].replace("Input should be", "expected", 1)
+    # What pydantic did with a text besides ("…, unable to parse string as an integer").
+    message = message.partition(", unable to parse")[0]
+    return f"{field}: {message}{came}"
+
+
+def _own_message(path: Path, message: str, known: list[Path]) -> str:
+    """A message of our own checks, which starts with the field it is about, under its full name."""
+    section = ".".join(path)
+    if not section or message.startswith(f"{section}."):
+        return message
+    return f"{section}{'.' if (*path, message.split()[0]) in known else ': '}{message}"
+
+
+def _path(loc: tuple[int | str, ...], known: list[Path]) -> Path:
+    """Where a problem is, without the kind that pydantic names after a section that has kinds."""
+    parts = tuple(str(part) for part in loc if part != "[key]")
+    if len(parts) > 1 and (parts[0], "kind") in known:
+        return (parts[0], *parts[2:])
+    return parts
+
+
+def _suggestion(path: Path, known: list[Path]) -> str:
+    """The field that a misspelt or misplaced one was meant to be, if that can be guessed."""
+    section, name = path[:-1], path[-1]
+    near = difflib.get_close_matches(name, [p[-1] for p in known if p[:-1] == section], n=1)
+    elsewhere = [p for p in known if p[-1] == name]
+    meant = [(*section, near[0])] if near else elsewhere
+    return f" (did you mean {'.'.join(meant[0])}?)" if meant else ""
+
+
+def _fields(model: Any, section: Path = ()) -> Iterator[Path]:
+    """Every field of a model or options class, those of all kinds of a section included."""
+    for name, annotation in get_type_hints(model).items():
+        if name.startswith(("_", "model_")):
+            continue
+        yield (*section, name)
+        for inner in _classes(annotation):
+            yield from _fields(inner, (*section, name))
+
+
+def _classes(annotation: Any) -> Iterator[type]:
+    """The models and options classes that an annotation is made of."""
+    if isinstance(annotation, type) and (
+        is_dataclass(annotation) or issubclass(annotation, BaseModel)
+    ):
+        yield annotation
+    for part in get_args(annotation):
+        yield from _classes(part)
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."

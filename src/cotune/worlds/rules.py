@@ -1,0 +1,394 @@
+"""An offline stand-in for the optimizer LLM: rules that read the proposers' prompts.
+
+`RulesLLM` serves the bundled worlds and tests only. It is no language model: it reads the same
+prompt text that a model would get (`<ins_0>`, `<example>`, `<history>`), names failure modes from
+a fixed list, and joins sentences from fixed lists into candidates in the same reply format. It
+knows the tag protocol of the bundled search world and nothing else, so a result that was obtained
+with it says how the training loop behaves, not how well an LLM reflects.
+
+No sentence below is one of the bundled policy's training sentences, though every word is: the
+policy has to generalise to them, as a real model has to. A test holds the two sets apart.
+"""
+
+import random
+import re
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import partial
+from typing import Literal
+
+from cotune.errors import LLMError
+from cotune.types import Completion
+
+
+class Mode(StrEnum):
+    """What can be seen to go wrong in a failed rollout, as the critique words it."""
+
+    WHOLE_QUESTION = "searched the whole question"
+    ONE_SEARCH = "one search only for a question of several hops"
+    NEVER_SEARCHED = "never searched"
+    NO_REASONING = "no reasoning before acting"
+    NOT_IN_EVIDENCE = "the answer is not in the evidence shown"
+    NO_ANSWER_TAG = "no answer tag"
+    MALFORMED = "a malformed action or an error"
+    OUT_OF_TURNS = "ran out of turns"
+    TOO_LONG = "the answer is too long"
+
+
+REMEDIES: dict[Mode, tuple[str, ...]] = {
+    Mode.WHOLE_QUESTION: (
+        "Never search the question.",
+        "Search for one name per hop, never the question.",
+        "Do not search the question, search one entity at a time.",
+        "Never look up the question, look up each name on its own.",
+        "Each search must hold a single name, not the question.",
+        "Use one name for each search, not the entire question.",
+        "Search each name separately, not the whole question.",
+        "Query one place at a time, not the full question.",
+    ),
+    Mode.ONE_SEARCH: (
+        "Break it into hops and look up each entity.",
+        "Search each hop separately, one name at a time.",
+        "Split it into steps and search each name individually.",
+        "Break the question into hops and search one entity per hop.",
+        "Look up the first name, then use the result for the next hop.",
+        "Search every hop on its own, step by step.",
+        "First search one name, then look up the next name.",
+        "Find each part step by step, one search per hop.",
+    ),
+    Mode.NEVER_SEARCHED: (
+        "You must search before you answer.",
+        "Do not answer before you search.",
+        "Search first, then answer.",
+        "Never answer before a search.",
+        "Call the search engine before you answer the question.",
+        "First look it up, then answer.",
+    ),
+    Mode.NO_REASONING: (
+        "You must think inside <think> and </think> before a search.",
+        "Before you search, plan inside <think> and </think>.",
+        "First plan each hop inside <think> and </think>.",
+        "Plan the hops inside <think> and </think>, then search.",
+        "Write your plan step by step inside <think> and </think> first.",
+        "Think about the next hop inside <think> and </think> before you search.",
+        "Reason step by step inside <think> and </think>.",
+        "List the hops inside <think> and </think> before you search.",
+    ),
+    Mode.NOT_IN_EVIDENCE: (
+        "The answer must stand in one result.",
+        "Copy the answer from the evidence, not from memory.",
+        "Use the facts in the documents, not a guess.",
+        "Verify your answer in the search results.",
+        "Find the answer in the documents before you answer.",
+        "Read the results and verify your answer in them.",
+        "Do not guess, find the evidence in the results.",
+        "Take only facts from the documents, not from memory.",
+    ),
+    Mode.NO_ANSWER_TAG: (
+        "The answer must be inside <answer> and </answer>.",
+        "Finish every time with <answer> and </answer>.",
+        "The final answer must be between <answer> and </answer>.",
+        "Each answer must be inside <answer> and </answer>.",
+        "Put your final answer between <answer> and </answer> every time.",
+        "Give your answer only inside <answer> and </answer>.",
+    ),
+    Mode.MALFORMED: (
+        "Write every search as <search> query </search>.",
+        "Put each query inside <search> and </search>.",
+        "Each query must be between <search> and </search>.",
+        "Write only one query inside <search> and </search>.",
+        "To search, write the query inside <search> and </search>.",
+        "Use <search> and </search> for every query.",
+    ),
+    Mode.OUT_OF_TURNS: (
+        "Answer once the results contain the answer.",
+        "Do not search once you are sure.",
+        "Finish when the answer is in the results.",
+        "Search only what you need.",
+        "Do not search if the results hold the answer.",
+        "Give the answer once you are sure.",
+    ),
+    Mode.TOO_LONG: (
+        "Write only the name inside <answer> and </answer>.",
+        "Be brief inside <answer> and </answer>.",
+        "Put one name only inside <answer> and </answer>.",
+        "Give a concise answer inside <answer> and </answer>.",
+        "Be concise in the final answer.",
+        "The answer should be brief and precise.",
+    ),
+}
+
+STYLE: tuple[str, ...] = (
+    "Be careful.",
+    "Be clear and concise.",
+    "You are a precise researcher.",
+    "Act as a helpful expert.",
+    "Read it carefully.",
+    "Take the time you need.",
+    "Respond with care.",
+    "The question is important.",
+    "It is about geography.",
+    "You are a kind assistant.",
+    "Give a clear answer.",
+)
+"""Sentences that ask for nothing in particular."""
+
+# By the tags a sentence names: other wordings of the same, which ask for no more than it does.
+REWORDINGS: dict[frozenset[str], tuple[str, ...]] = {
+    frozenset(("search",)): (
+        "Search by <search> query </search>.",
+        "You may search with <search> query </search>.",
+        "Use <search> query </search> to search.",
+        "You can use the search engine by <search> query </search>.",
+    ),
+    frozenset(("information",)): (
+        "The results are returned between <information> and </information>.",
+        "You read the results between <information> and </information>.",
+        "It returns documents between <information> and </information>.",
+        "The search results are between <information> and </information>.",
+    ),
+    frozenset(("answer",)): (
+        "The answer should be inside <answer> and </answer>, for example <answer> Beijing </answer>.",
+        "Write your final answer inside <answer> and </answer>.",
+        "Put your answer between <answer> and </answer>, for example <answer> Beijing </answer>.",
+        "Give your final answer between <answer> and </answer>.",
+    ),
+    frozenset(("think",)): (
+        "You can think inside <think> and </think>.",
+        "You may reason inside <think> and </think>.",
+    ),
+}
+
+MAX_SENTENCES = 12
+_ALL_REMEDIES = {sentence: mode for mode, options in REMEDIES.items() for sentence in options}
+_TAG = re.compile(r"</?(\w+)>")
+_WORD = re.compile(r"\w+")
+_SENTENCE_END = re.compile(r"(?<=[.!?])\s+|\n+")
+_ERROR_OBSERVATION = re.compile(r"My previous action is invalid:.*?Let me try again\.", re.DOTALL)
+_FAILED_SEARCH = "The search failed"
+_EFFECTIVE = re.compile(
+    r"\b(search\w*|query|look|hops?|steps?|plan|reason|think|evidence|results?|documents?|facts?"
+    r"|memory|guess|verify|check|once|one)\b",
+    re.IGNORECASE,
+)
+_HARMFUL = re.compile(
+    r"^(search|query|look up|copy) the (whole |entire |full )?question"
+    r"|one search is enough|(only one|a single|at most one) search\b(?! (for|per))"
+    r"|^(answer from|trust|use) (your )?memory|^guess\b|know the answer already"
+    r"|^do not (look at|trust|use) the (documents|results|evidence)",
+    re.IGNORECASE,
+)
+_LINK = re.compile(r"\b(of|where|who|whose|which|that)\b", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """One failed rollout, as a reflection prompt shows it."""
+
+    question: str
+    response: str
+    answers: tuple[str, ...]
+
+
+def read_examples(prompt: str) -> list[Example]:
+    """The `<example>` blocks of a prompt."""
+    pattern = r"<example>\s*Question:(.*?)\nResponse:(.*?)\nCorrect answer:([^\n]*)\n</example>"
+    return [
+        Example(question.strip(), response.strip(), tuple(a.strip() for a in answers.split("|")))
+        for question, response, answers in re.findall(pattern, prompt, re.DOTALL)
+    ]
+
+
+def failure_modes(example: Example) -> set[Mode]:
+    """The modes that an example shows, by reading its question, response and correct answers."""
+    own = _ERROR_OBSERVATION.sub("", example.response)
+    evidence = " ".join(re.findall(r"<information>(.*?)</information>", own, re.DOTALL))
+    acts = re.sub(r"<information>.*?</information>", "", own, flags=re.DOTALL)
+    queries: list[str] = re.findall(r"<search>(.*?)</search>", acts, re.DOTALL)
+    answers: list[str] = re.findall(r"<answer>(.*?)</answer>", acts, re.DOTALL)
+    first_act = re.search(r"<(?:search|answer)>", acts)
+    reasoned = "<think>" in acts[: first_act.start() if first_act else len(acts)]
+    stopped_late = re.search(r"\[stopped: (turn|token|context) limit\]", acts) is not None
+    asked = _words(example.question)
+    several_hops = len(_LINK.findall(example.question)) >= 2
+    shows = {
+        Mode.WHOLE_QUESTION: any(4 * len(_words(q) & asked) > 3 * len(asked) for q in queries),
+        Mode.ONE_SEARCH: several_hops and len(queries) == 1,
+        Mode.NEVER_SEARCHED: not queries,
+        Mode.NO_REASONING: not reasoned,
+        Mode.NO_ANSWER_TAG: not answers and not stopped_late,
+        Mode.MALFORMED: own != example.response or _FAILED_SEARCH in evidence,
+        Mode.OUT_OF_TURNS: not answers and stopped_late,
+    }
+    if answers:
+        given = answers[-1].strip()
+        shows[Mode.NOT_IN_EVIDENCE] = bool(queries) and given.casefold() not in evidence.casefold()
+        longest = max(len(_WORD.findall(a)) for a in example.answers)
+        shows[Mode.TOO_LONG] = len(_WORD.findall(given)) > 2 * longest + 3
+    return {mode for mode, seen in shows.items() if seen}
+
+
+def _words(text: str) -> set[str]:
+    return {w.casefold() for w in _WORD.findall(text)} - {"what", "is", "the", "a", "an", "of"}
+
+
+def split_sentences(text: str) -> list[str]:
+    return [s.strip() for s in _SENTENCE_END.split(text) if s.strip()]
+
+
+def is_harmful(sentence: str) -> bool:
+    """Whether it asks for broad searches or for answers from memory."""
+    return _HARMFUL.search(sentence) is not None
+
+
+def is_style(sentence: str) -> bool:
+    """Whether it names no tag and asks for nothing in particular."""
+    named = _TAG.search(sentence) or _EFFECTIVE.search(sentence) or sentence in _ALL_REMEDIES
+    return not named
+
+
+class RulesLLM:
+    """Proposals by rule, deterministic: draws are keyed by the seed and the prompt.
+
+    Args:
+        seed: of the draws.
+        remedies: "reflected" answers a reflection prompt with remedies of the failure modes that
+            its examples show; "random", the control arm, draws as many from all modes alike and
+            reads no example.
+    """
+
+    def __init__(
+        self, seed: int = 0, remedies: Literal["reflected", "random"] = "reflected"
+    ) -> None:
+        if remedies not in ("reflected", "random"):
+            raise ValueError(f"remedies is {remedies!r}; expected 'reflected' or 'random'")
+        self._seed, self._remedies = seed, remedies
+
+    def complete(self, prompt: str) -> Completion:
+        """Answers a prompt of `methods.inspo.proposers`; LLMError for any other. No tokens are used."""
+        rng = random.Random(f"rules/{self._seed}/{prompt}")
+        asked = re.search(r"\b[Gg]ive (\d+) different", prompt)
+        history = re.search(r"<history>(.*)</history>", prompt, re.DOTALL)
+        parent = re.search(r"<ins_0>\s*(.*?)\s*</ins_0>", prompt, re.DOTALL)
+        if asked is None or (history is None and parent is None):
+            raise LLMError("RulesLLM reads the proposers' prompts only; configure `llm` for others")
+        if parent is None:
+            critique, write = _recombine(history[1] if history else "")
+        elif examples := read_examples(prompt):
+            critique, write = self.reflect(parent[1], examples)
+        else:
+            critique, write = "", partial(_paraphrase, parent[1])
+        candidates = [" ".join(write(rng)) for _ in range(int(asked[1]))]
+        body = "\n\n".join(f"<ins_{i}>\n{c}\n</ins_{i}>" for i, c in enumerate(candidates, 1))
+        return Completion(f"{critique}\n\n{body}".strip())
+
+    def reflect(
+        self, parent: str, examples: Sequence[Example]
+    ) -> tuple[str, Callable[[random.Random], list[str]]]:
+        """The critique, and what writes a candidate from 1 to 3 modes' remedies."""
+        if self._remedies == "random":
+            weights = dict.fromkeys(Mode, 1)
+            critique = "Candidates with remedies at random; no example was read."
+        else:
+            counts = Counter(mode for e in examples for mode in sorted(failure_modes(e)))
+            weights = {mode: n * n for mode, n in counts.most_common()}
+            lines = [f"- {mode} ({n} of {len(examples)})" for mode, n in counts.most_common()]
+            critique = "What went wrong:\n" + "\n".join(lines or ["- nothing on my list"])
+        sentences = split_sentences(parent)
+
+        def write(rng: random.Random) -> list[str]:
+            if not weights:
+                return _paraphrase(parent, rng)
+            left, chosen = dict(weights), list[Mode]()
+            for _ in range(min(rng.choice((1, 2, 2, 3)), len(left))):
+                chosen.append(rng.choices(list(left), list(left.values()))[0])
+                del left[chosen[-1]]
+            return _remedied(sentences, chosen, rng)
+
+        return critique, write
+
+
+def _remedied(sentences: Sequence[str], modes: Sequence[Mode], rng: random.Random) -> list[str]:
+    """The sentences with one remedy for each mode; an old remedy of the mode gives way to it."""
+    written = list(sentences)
+    for mode in modes:
+        known = [s for s in written if _ALL_REMEDIES.get(s) is mode]
+        fresh = rng.choice([s for s in REMEDIES[mode] if s not in known])
+        if known:
+            written[written.index(known[0])] = fresh
+        else:
+            written.insert(rng.randrange(len(written) + 1), fresh)
+    harmful = [s for s in written if is_harmful(s)]
+    styles = [s for s in written if is_style(s)]
+    if harmful and rng.random() < 0.7:
+        written = _without(written, rng.choice(harmful))
+    elif styles and rng.random() < 0.25:
+        written = _without(written, rng.choice(styles))
+    return _bounded(written, rng, keep=modes)
+
+
+def _paraphrase(parent: str, rng: random.Random) -> list[str]:
+    """The parent's sentences in other words and another order; nothing is remedied."""
+    written: list[str] = []
+    for sentence in split_sentences(parent):
+        options = REWORDINGS.get(frozenset(_TAG.findall(sentence)), ())
+        if is_style(sentence):
+            options = (*STYLE, "")
+        reword = sentence not in _ALL_REMEDIES and options and rng.random() < 0.5
+        written.append(rng.choice(options) if reword else sentence)
+    for _ in range(rng.choice((0, 1, 1, 2))):
+        written.append(rng.choice(STYLE))
+    written = list(dict.fromkeys(s for s in written if s))
+    if rng.random() < 0.7:
+        rng.shuffle(written)
+    return _bounded(_complete(written, parent), rng)
+
+
+def _recombine(history: str) -> tuple[str, Callable[[random.Random], list[str]]]:
+    """The best instruction with sentences of the next best ones added or swapped in."""
+    pattern = r"<ins_(\d+)>\s*(.*?)\s*</ins_\1>\s*<score_\1>\s*([-\d.]+)"
+    rows = [(float(score), text) for _i, text, score in re.findall(pattern, history, re.DOTALL)]
+    if not rows:
+        raise LLMError("RulesLLM found no instruction with its score in the history")
+    rows.sort(key=lambda row: -row[0])
+    best = rows[0][1]
+    pool = [s for _score, text in rows[1:4] for s in split_sentences(text)]
+    pool = [s for s in dict.fromkeys(pool) if s not in split_sentences(best)]
+
+    def write(rng: random.Random) -> list[str]:
+        written = split_sentences(best)
+        for sentence in rng.sample(pool, min(len(pool), rng.choice((1, 2, 3)))):
+            written.insert(rng.randrange(len(written) + 1), sentence)
+        if not pool:
+            return _paraphrase(best, rng)
+        return _bounded(list(dict.fromkeys(written)), rng)
+
+    return f"The best of {len(rows)} scored {rows[0][0]:.1f}.", write
+
+
+def _complete(sentences: list[str], parent: str) -> list[str]:
+    """With the parent's own sentence for every tag that the sentences lost."""
+    for sentence in split_sentences(parent):
+        present = set(re.findall(r"</?\w+>", " ".join(sentences)))
+        if not set(re.findall(r"</?\w+>", sentence)) <= present:
+            sentences.append(sentence)
+    return sentences
+
+
+def _without(sentences: Sequence[str], dropped: str) -> list[str]:
+    """Without that sentence, unless a tag would be lost with it."""
+    rest = [s for s in sentences if s != dropped]
+    tags = set(re.findall(r"</?\w+>", dropped))
+    return rest if tags <= set(re.findall(r"</?\w+>", " ".join(rest))) else list(sentences)
+
+
+def _bounded(sentences: list[str], rng: random.Random, keep: Collection[Mode] = ()) -> list[str]:
+    """At most MAX_SENTENCES where tags allow it: style goes first, then what is redundant."""
+    styles = [s for s in sentences if is_style(s)]
+    others = [s for s in sentences if s not in styles and _ALL_REMEDIES.get(s) not in keep]
+    for sentence in (*rng.sample(styles, len(styles)), *rng.sample(others, len(others))):
+        if len(sentences) > MAX_SENTENCES:
+            sentences = _without(sentences, sentence)
+    return sentences

@@ -1,0 +1,117 @@
+"""`cotune plan --steps`: real steps that leave nothing behind."""
+
+import io
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from cotune.cli.plan import measured_plan
+from cotune.engines.measured_steps import Measured
+from cotune.errors import ConfigError, Stopped
+from cotune.run.ledger import Ledger
+from cotune.run.run_dir import RunDir
+from tests.run_files import tiny, write
+
+
+@pytest.fixture
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where temporary folders are made."""
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    return folder
+
+
+def left(temporary: Path) -> list[Path]:
+    """What stays of ours: torch and wandb, where it is installed, have folders of their own there."""
+    return list(temporary.glob("cotune*"))
+
+
+def said(tmp_path: Path, steps: int, *assignments: str, **changes: Any) -> str:
+    file = write(tmp_path / "run.yaml", tiny(tmp_path / "out", changes))
+    out = io.StringIO()
+    measured_plan.plan_by_steps(file, Console(file=out, width=200), steps, assignments)
+    return out.getvalue()
+
+
+@pytest.mark.slow
+def test_steps_are_real_and_nothing_stays(
+    tmp_path: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: dict[str, Any] = {}
+    find = measured_plan.measured_steps
+
+    def look_before_it_is_gone(config: Any, folder: Path, *rest: Any) -> Measured:
+        measured = find(config, folder, *rest)
+        assert left(temporary) == [folder.parent]
+        run = RunDir.open(folder)
+        seen["events"] = [event["kind"] for event in run.read_events()]
+        seen["learning_rates"] = [row["learning_rate"] for row in run.read_metrics()]
+        seen["checkpoints"] = list(run.checkpoints_path.glob("checkpoint-*"))
+        with Ledger(run.ledger_path) as ledger:
+            seen["rollouts"] = ledger.totals().rollouts
+        seen["measured"] = measured
+        return measured
+
+    monkeypatch.setattr(measured_plan, "measured_steps", look_before_it_is_gone)
+    changes = {"training": {"steps": 40, "schedule": "linear", "mini_batches": 2}}
+    text = said(tmp_path, 3, "training.save_every=1", "evaluation.every=1", **changes)
+
+    assert seen["rollouts"]["train"] == 3 * 4 * 2
+    assert 0 < seen["rollouts"]["verify"] <= 14  # evolution falls due after step 2
+    assert seen["rollouts"]["evaluate"] == 0
+    assert "instruction_born" in seen["events"]
+    assert not {"evaluated", "saved", "run_finished"} & set(seen["events"])
+    assert seen["checkpoints"] == []
+    # The schedule is that of the whole run of 80 optimizer steps, of which six are made.
+    rates = seen["learning_rates"]
+    assert len(rates) == 6
+    assert rates[-1] > 0.9 * rates[0]
+    assert len(seen["measured"].steps) == 3
+    assert seen["measured"].steps[2].evolution > seen["measured"].steps[1].evolution
+    assert seen["measured"].memory > 2**26
+
+    assert "2 LLM calls (0 failed)" in text
+    assert "The whole run, 40 steps, at this rate" in text
+    assert "step 3/3" in text
+    assert left(temporary) == []
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_is_wrong_is_said_and_nothing_stays(tmp_path: Path, temporary: Path) -> None:
+    with pytest.raises(ConfigError, match="--steps is 0; expected 1 or more"):
+        said(tmp_path, 0)
+    with pytest.raises(ConfigError, match=r"limits\.prompt_tokens is 20"):
+        said(tmp_path, 1, "limits.prompt_tokens=20")
+    assert left(temporary) == []
+
+
+def test_a_stop_leaves_nothing(
+    tmp_path: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stopped(config: Any, folder: Path, *rest: Any) -> Measured:
+        folder.mkdir()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(measured_plan, "measured_steps", stopped)
+    with pytest.raises(Stopped, match="nothing was kept"):
+        said(tmp_path, 1)
+    assert left(temporary) == []
+
+
+def test_an_endpoint_is_asked_for_real_and_that_is_said_first(
+    tmp_path: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("COTUNE_TEST_KEY", raising=False)
+    file = write(
+        tmp_path / "run.yaml",
+        tiny(tmp_path / "out", {"llm": {"kind": "openai", "model": "m", "base_url": "http://h/v1",
+                                        "api_key_env": "COTUNE_TEST_KEY"}}),
+    )  # fmt: skip
+    out = io.StringIO()
+    with pytest.raises(ConfigError, match="COTUNE_TEST_KEY"):
+        measured_plan.plan_by_steps(file, Console(file=out, width=200), 2)
+    assert "m at http://h/v1 is asked for real where evolution falls due" in out.getvalue()

@@ -1,0 +1,277 @@
+"""The command line as a person uses it: whole runs, a stop in the middle, several processes."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from cotune.cli import app as cli
+from cotune.errors import BudgetError, ConfigError, CotuneError, Stopped
+from cotune.run.ledger import Ledger
+from cotune.run.run_dir import RunDir
+from tests.run_files import tiny, write
+
+ALONE = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
+ALONE["OMP_NUM_THREADS"] = "1"
+
+
+def cotune(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "cotune", *map(str, arguments)],
+        capture_output=True, text=True, env=ALONE, timeout=200, check=False,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "text"),
+    [
+        (ConfigError("training.steps is 0\n expected 1"), 2, "training.steps is 0 expected 1"),
+        (BudgetError("too dear"), 1, "BudgetError: too dear"),
+        (
+            Stopped("stopped; go on with: cotune resume x"),
+            130,
+            "stopped; go on with: cotune resume x",
+        ),
+    ],
+)
+def test_errors_are_one_line(
+    error: CotuneError,
+    status: int,
+    text: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def fails() -> None:
+        raise error
+
+    monkeypatch.setattr(cli, "app", fails)
+    with pytest.raises(SystemExit) as stopped:
+        cli.main()
+    assert stopped.value.code == status
+    assert capsys.readouterr().err == f"cotune: {text}\n"
+    monkeypatch.setenv("RANK", "1")
+    with pytest.raises(SystemExit):
+        cli.main()
+    assert capsys.readouterr().err == f"cotune (rank 1): {text}\n"
+
+
+def test_help_names_every_command() -> None:
+    shown = cotune("--help")
+    assert shown.returncode == 0
+    for command in (
+        "train", "resume", "evaluate", "plan", "doctor", "schema", "instructions", "report",
+        "demo", "demo-p2o", "--install-completion", "--show-completion",
+    ):  # fmt: skip
+        assert command in shown.stdout
+
+
+def test_a_wrong_option_shows_how_it_is_used() -> None:
+    wrong = cotune("train", "--steps", "3")
+    assert (wrong.returncode, wrong.stdout) == (2, "")
+    assert "Usage: cotune train" in wrong.stderr or "cotune train --help" in wrong.stderr
+    assert "--steps" in wrong.stderr
+
+
+def completed(*words: str) -> list[str]:
+    """What bash is offered for the last of some words."""
+    asked = {"_COTUNE_COMPLETE": "complete_bash", "COMP_WORDS": " ".join(("cotune", *words)),
+             "COMP_CWORD": str(len(words))}  # fmt: skip
+    program = "import sys; sys.argv = ['cotune']; from cotune.cli.app import main; main()"
+    result = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, env={**ALONE, **asked}
+    )
+    assert result.stderr == ""
+    return result.stdout.split()
+
+
+def test_shells_complete_commands_and_options_and_leave_paths_to_themselves() -> None:
+    assert completed("inst") == ["instructions"]
+    assert set(completed("re")) == {"resume", "report"}
+    assert completed("plan", "run.yaml", "--st") == ["--steps"]
+    # With no word of ours, bash (complete -o default) and zsh (_files) complete file names.
+    assert completed("train", "configs/") == []
+
+
+def test_the_schema_is_written_to_standard_output() -> None:
+    shown = cotune("schema")
+    assert (shown.returncode, shown.stderr) == (0, "")
+    assert json.loads(shown.stdout)["properties"].keys() >= {"output", "strategy"}
+
+
+def test_two_forms_at_once_are_refused(tmp_path: Path) -> None:
+    both = cotune("instructions", tmp_path, "--best", "--json")
+    assert (both.returncode, both.stdout) == (2, "")
+    assert both.stderr == "cotune: --best and --json were given; expected one of them\n"
+
+
+@pytest.mark.slow
+def test_fields_are_set_on_the_command_line(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    file = write(tmp_path / "run.yaml", tiny(out))
+    wrong = cotune("train", file, "--set", "training.max_steps=2")
+    assert (wrong.returncode, wrong.stdout) == (2, "")
+    assert "did you mean training.steps?" in wrong.stderr
+    assert not out.exists()
+
+    given = ("--set", "training.steps=2", "--set", "strategy.population_size=2")
+    planned = cotune("plan", file, *given)
+    assert planned.returncode == 0
+    assert f"{2 * 4 * 2:,} " in planned.stdout
+    trained = cotune("train", file, "--quiet", *given)
+    assert (trained.returncode, trained.stderr) == (0, "")
+    run = RunDir.open(out)
+    assert run.read_config()["training"]["steps"] == 2
+    assert run.read_config()["strategy"]["population_size"] == 2
+    assert [row["step"] for row in run.read_metrics()] == [1, 2]
+
+    best = cotune("instructions", out, "--best")
+    assert best.stdout == (run.best_path / "instruction.txt").read_text(encoding="utf-8")
+    rows = json.loads(cotune("instructions", out, "--json").stdout)
+    assert [row["id"] for row in rows] == [row["id"] for row in run.read_instructions()]
+    shown = cotune("instructions", out)
+    assert (shown.returncode, shown.stderr) == (0, "")
+    assert "i0" in shown.stdout
+
+    refused = cotune("resume", out, "--set", "strategy.population_size=4")
+    assert refused.returncode == 2
+    assert "strategy is fixed once a run has begun" in refused.stderr
+    further = cotune("resume", out, "--set", "training.steps=3", "--set", "llm={kind: rules}")
+    assert (further.returncode, further.stderr) == (0, "")
+    run = RunDir.open(out)
+    assert [row["step"] for row in run.read_metrics()] == [1, 2, 3]
+    (resumed,) = [row for row in run.read_events() if row["kind"] == "resumed"]
+    assert resumed["from_step"] == 2
+    assert resumed["changed"]["training.steps"] == [2, 3]
+    assert resumed["changed"]["llm.kind"] is None
+    assert run.read_config()["training"]["steps"] == 3
+    assert run.read_config()["strategy"]["population_size"] == 2
+    summary = run.read_summary()
+    assert summary is not None
+    assert summary["arms"]["inspo"]["steps"] == 3
+
+
+@pytest.mark.slow
+def test_a_run_from_plan_to_report(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    file = write(tmp_path / "run.yaml", tiny(out))
+    planned = cotune("plan", file)
+    assert (planned.returncode, planned.stderr) == (0, "")
+    assert not out.exists()
+
+    trained = cotune("train", file)
+    assert (trained.returncode, trained.stderr) == (0, "")
+    assert "step 3/3" in trained.stdout
+    run = RunDir.open(out)
+    summary = run.read_summary()
+    assert summary is not None
+    arm = summary["arms"]["inspo"]
+    assert arm["policy_rollouts"]["train"] == 3 * 4 * 2
+    assert 0 < arm["policy_rollouts"]["verify"] <= 14
+    assert arm["steps"] == 3
+    assert run.report_path.stat().st_size > 1000
+    best = (run.best_path / "instruction.txt").read_text(encoding="utf-8").rstrip("\n")
+    assert best == summary["best_instruction"]
+
+    evaluated = cotune("evaluate", out, "--split", "test")
+    assert (evaluated.returncode, evaluated.stderr) == (0, "")
+    shown = [line for line in evaluated.stdout.splitlines() if line.startswith("  greedy")]
+    assert f"{arm['em']:.3f}" in shown[0]
+
+    run.report_path.unlink()
+    reported = cotune("report", out)
+    assert reported.stdout.strip() == str(run.report_path)
+    assert run.report_path.is_file()
+
+    again = cotune("train", file)
+    assert again.returncode == 2
+    assert again.stderr.count("\n") == 1
+
+
+@pytest.mark.slow
+def test_quiet_shows_nothing(tmp_path: Path) -> None:
+    changes = {"strategy": {"kind": "static"}, "training": {"steps": 1}}
+    file = write(tmp_path / "run.yaml", tiny(tmp_path / "out", changes))
+    trained = cotune("train", file, "--quiet")
+    assert (trained.returncode, trained.stdout, trained.stderr) == (0, "", "")
+
+
+@pytest.mark.slow
+def test_control_c_says_how_to_go_on_and_resume_does(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    file = write(tmp_path / "run.yaml", tiny(out, {"training": {"steps": 12}}))
+    process = subprocess.Popen(
+        [sys.executable, "-m", "cotune", "train", str(file)],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ALONE,
+    )  # fmt: skip
+    metrics = out / "metrics.jsonl"
+    while process.poll() is None and not (
+        metrics.exists() and metrics.read_bytes().count(b"\n") > 2
+    ):
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, error = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert error == f"cotune: stopped; go on with: cotune resume {out}\n"
+
+    resumed = cotune("resume", out)
+    assert (resumed.returncode, resumed.stderr) == (0, "")
+    run = RunDir.open(out)
+    assert run.attempt == 2
+    assert [row["step"] for row in run.read_metrics()] == list(range(1, 13))
+    assert run.read_summary() is not None
+    first, *_, policy, report = resumed.stdout.splitlines()
+    assert first.startswith("tiny: inspo on geo, seed 0; proposals by offline rules")
+    assert (policy, report) == (f"best policy: {out / 'best'}", f"report: {out / 'report.html'}")
+
+
+def together(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    """The command in two processes; all of them are ended where they hang."""
+    command = [
+        sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2",
+        "-m", "cotune", *map(str, arguments),
+    ]  # fmt: skip
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ALONE,
+        start_new_session=True,
+    )  # fmt: skip
+    try:
+        out, error = process.communicate(timeout=200)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        raise
+    return subprocess.CompletedProcess(command, process.returncode, out, error)
+
+
+@pytest.mark.slow
+def test_two_processes_make_one_run(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    file = write(tmp_path / "run.yaml", tiny(out))
+
+    trained = together("train", file)
+    assert trained.returncode == 0, trained.stderr
+    assert trained.stdout.count("step 3/3") == 1
+    run = RunDir.open(out)
+    assert [row["step"] for row in run.read_metrics()] == [1, 2, 3]
+    born = [row["id"] for row in run.read_instructions()]
+    assert len(born) == len(set(born)) > 2
+    with Ledger(run.ledger_path) as ledger:
+        totals = ledger.totals()
+    assert totals.rollouts["train"] == 3 * 4 * 2
+    # One round at most, of two questions for each candidate and the parent.
+    assert totals.rollouts["verify"] in range(4, 15, 2)
+    evaluations = sum(event["kind"] == "evaluated" for event in run.read_events())
+    assert totals.rollouts["evaluate"] == 6 * evaluations
+    summary = run.read_summary()
+    assert summary is not None
+    assert summary["arms"]["inspo"]["policy_rollouts"]["train"] == 24
+
+    before = {p: p.read_bytes() for p in out.rglob("*") if p.is_file()}
+    again = together("train", file)
+    assert again.returncode != 0
+    assert f"output: {out} exists" in again.stderr
+    assert {p: p.read_bytes() for p in out.rglob("*") if p.is_file()} == before

@@ -1,0 +1,364 @@
+"""Bad input: one line that names the field or file, exit status 2, nothing written or lost."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+from transformers.utils import logging
+
+from cotune.cli import app as cli
+from cotune.run.run_dir import RunDir
+from tests.run_files import tiny, write
+
+KEY = "sk-proj-Zx81kQ"
+OPENAI = {"kind": "openai", "model": "m", "base_url": "http://127.0.0.1:9"}
+
+
+@pytest.fixture(autouse=True)
+def own_environment() -> Iterator[None]:
+    """The command line sets variables for its own process, which here is the tests'.
+
+    Progress bars are read from them when transformers is imported, so here it may be too late.
+    """
+    logging.disable_progress_bar()
+    with mock.patch.dict(os.environ):
+        os.environ.pop("OPENAI_API_KEY", None)
+        yield
+    logging.enable_progress_bar()
+
+
+def error_of(
+    arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> str:
+    """The one line on stderr of a command that must end with status 2."""
+    monkeypatch.setattr("sys.argv", ["cotune", *arguments])
+    with pytest.raises(SystemExit) as stopped:
+        cli.main()
+    printed = capsys.readouterr()
+    assert stopped.value.code == 2, printed
+    assert printed.out == ""
+    assert printed.err.count("\n") == 1, printed.err
+    assert printed.err.startswith("cotune: ")
+    return printed.err
+
+
+CASES: dict[str, tuple[dict[str, Any], list[str]]] = {
+    "unknown field": ({"straregy": {}}, ["straregy", "unknown field", "did you mean strategy?"]),
+    "unknown nested": ({"training": {"stepz": 1}}, ["training.stepz", "mean training.steps?"]),
+    "field in the wrong place": ({"steps": 3}, ["steps", "mean training.steps?"]),
+    "unknown option": (
+        {"strategy": {"populationsize": 3}},
+        ["strategy.populationsize", "mean strategy.population_size?"],
+    ),
+    "unknown option of an option": (
+        {"strategy": {"kind": "p2o", "hints": {"beem": 3}}},
+        ["strategy.hints.beem: unknown field", "did you mean strategy.hints.beam?"],
+    ),
+    "unknown option of one of two methods": (
+        {"strategy": {"kind": "inspo+p2o", "p2o": {"hints": {"beem": 3}}}},
+        ["strategy.p2o.hints.beem: unknown field", "did you mean strategy.p2o.hints.beam?"],
+    ),
+    "impossible option of an option": (
+        {"strategy": {"kind": "p2o", "hints": {"beam": 0}}},
+        ["strategy.hints.beam is 0", "1 or more"],
+    ),
+    "nobody to judge by": (
+        {"strategy": {"kind": "p2o", "judged_on": "plain", "hinted_per_group": "all"}},
+        ["strategy.judged_on is 'plain'", "hinted_per_group 'all'", "'all_but_one' or 'half'"],
+    ),
+    "hard for ever": (
+        {"strategy": {"kind": "p2o", "hinted_per_group": "half", "judged_on": "plain"}},
+        ["successes_below is 2", "judged by 1 rollouts of training.group_size 2", "at most 1"],
+    ),
+    "nothing distilled": (
+        {
+            "strategy": {
+                "kind": "inspo+p2o",
+                "distil_instruction": 0.5,
+                "p2o": {"distillation": {"ratio": "off"}},
+            }
+        },
+        ["strategy.distil_instruction is 0.5", "p2o.distillation.ratio is 'off'"],
+    ),
+    "rules that write no instructions for a world": (
+        {"environment": {"kind": "arithmetic"}},
+        ["llm is missing", "environment.kind is arithmetic and strategy.kind is inspo", "set llm"],
+    ),
+    "instruction without a box": (
+        {
+            "environment": {"kind": "arithmetic"},
+            "strategy": {"kind": "p2o"},
+            "instruction": "Solve the problem.",
+        },
+        ["instruction names no \\boxed", "expected \\boxed in its text"],
+    ),
+    "too few problems": (
+        {
+            "environment": {
+                "kind": "arithmetic",
+                "validation": 999,
+                "kinds": ["multiplication"],
+                "long_share": 0,
+            },
+            "strategy": {"kind": "p2o"},
+        },
+        ["environment.validation asks for more than", "short multiplication"],
+    ),
+    "answers where there are none": (
+        {
+            "environment": {"kind": "verifiers", "environment": "gsm8k"},
+            "strategy": {"kind": "sft"},
+            "llm": None,
+        },
+        ["strategy.data is answers", "environment.kind verifiers", "set strategy.data: rollouts"],
+    ),
+    "impossible option of fine-tuning": (
+        {"strategy": {"kind": "sft", "samples": 0}},
+        ["strategy.samples is 0", "1 or more"],
+    ),
+    "vLLM in fine-tuning": (
+        {"strategy": {"kind": "sft"}, "training": {"engine_args": {"use_vllm": True}}},
+        ["training.engine_args.use_vllm: a field of GRPOConfig alone", "remove it"],
+    ),
+    "impossible value": ({"training": {"steps": 0}}, ["training.steps", "got 0"]),
+    "impossible option": ({"strategy": {"window": 0}}, ["strategy.window is 0", "at least 1"]),
+    "impossible limit": ({"limits": {"turns": 0}}, ["limits.turns is 0", "1 or more"]),
+    "wrong type": ({"limits": {"turns": "many"}}, ["limits.turns", "got 'many'"]),
+    "infinite": ({"training": {"learning_rate": float("inf")}}, ["learning_rate", "finite"]),
+    "no section": ({"training": 3}, ["training", "expected fields", "got 3"]),
+    "unknown kind": ({"strategy": {"kind": "inspa"}}, ["strategy.kind", "'inspa'", "'inspo'"]),
+    "indivisible": (
+        {"training": {"micro_batch_size": 3}},
+        ["training.questions_per_step × group_size is 8", "change micro_batch_size"],
+    ),
+    "budget below a batch": (
+        {"training": {"rollout_budget": 7}},
+        ["training.rollout_budget is 7", "8"],
+    ),
+    "instruction without tags": (
+        {"instruction": "Answer inside <answer> and </answer>."},
+        ["instruction", "names no <search>, </search>"],
+    ),
+    "too few cities": ({"environment": {"test": 10**6}}, ["environment.test", "expected at most"]),
+    "no such policy": ({"policy": {"path": "/nope/model"}}, ["policy.path", "/nope/model"]),
+    "unknown bundled policy": ({"policy": {"path": "bundled:x"}}, ["policy.path", "bundled:x"]),
+    "policy without files": ({"policy": {"path": "/"}}, ["policy.path: cannot load '/'"]),
+    "short prompts": ({"limits": {"prompt_tokens": 40}}, ["limits.prompt_tokens is 40", "raise"]),
+    "no room to evolve": (
+        {
+            "limits": {"prompt_tokens": 50},
+            "instruction": "<search> </search> <answer> </answer>",
+        },
+        ["limits.prompt_tokens is 50", "expected at least"],
+    ),
+    "beyond the context": (
+        {"limits": {"trajectory_tokens": 10_000}},
+        ["limits.prompt_tokens + limits.trajectory_tokens", "10384", "1024"],
+    ),
+    "unknown engine argument": (
+        {"training": {"engine_args": {"lerning_rate": 1}}},
+        ["training.engine_args.lerning_rate", "mean learning_rate?"],
+    ),
+    "impossible engine argument": (
+        {"training": {"engine_args": {"num_iterations": 2}}},
+        ["GRPOConfig.num_iterations is 2"],
+    ),
+    "engine argument of the wrong kind": (
+        {"training": {"engine_args": {"save_strategy": "sometimes"}}},
+        ["training.engine_args", "sometimes"],
+    ),
+    "checkpoints elsewhere": (
+        {"training": {"engine_args": {"output_dir": "/tmp/x"}}},
+        ["training.engine_args.output_dir", "output"],
+    ),
+    "no key": ({"llm": OPENAI}, ["OPENAI_API_KEY", "llm.api_key_env"]),
+    "budget without prices": ({"llm": {**OPENAI, "budget": 5}}, ["llm.budget is 5", "price"]),
+    "unknown LLM field": ({"llm": {**OPENAI, "modle": 1}}, ["llm.modle", "mean llm.model?"]),
+    "unknown LLM": ({"llm": {"kind": "gpt"}}, ["llm.kind", "'rules', 'openai'"]),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_run_file_is_refused(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    changes, expected = CASES[name]
+    file = write(tmp_path / "run.yaml", tiny(tmp_path / "out", changes))
+    error = error_of(["train", str(file)], monkeypatch, capsys)
+    assert [part for part in expected if part not in error] == [], error
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    "llm",
+    [
+        KEY,
+        {"kind": KEY},
+        {**OPENAI, "api_key_env": KEY},
+        {**OPENAI, "api_key_env": {"name": KEY}},
+        {**OPENAI, "api_key_env": [KEY]},
+        {**OPENAI, "temperature": KEY},
+        {**OPENAI, KEY: None},
+        {**OPENAI, "base_url": f"https://user:{KEY}@host/v1"},
+    ],
+)
+def test_a_key_in_the_wrong_place_is_never_shown(
+    llm: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = write(tmp_path / "run.yaml", tiny(tmp_path / "out") | {"llm": llm})
+    error = error_of(["train", str(file)], monkeypatch, capsys)
+    assert "llm" in error
+    assert KEY not in error
+
+
+def test_a_key_in_broken_yaml_is_not_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text(f"name: x\nllm: {{api_key_env: {KEY}: oops}}\n")
+    error = error_of(["train", str(file)], monkeypatch, capsys)
+    assert f"{file}, line 2" in error
+    assert KEY not in error
+
+
+QUESTION = '{"question": "Where is Zinder?", "answers": ["Niger"]}\n'
+PASSAGE = '{"id": "1", "contents": "\\"Zinder\\"\\nZinder is in Niger."}\n'
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "expected"),
+    [
+        ("train", "", ["environment.train", "train.jsonl is empty"]),
+        ("corpus", PASSAGE + "{oops\n", ["environment.corpus", "corpus.jsonl, line 2", "not JSON"]),
+        ("corpus", None, ["environment.corpus", "corpus.jsonl", "No such file"]),
+        ("test", '{"question": "?"}\n', ["environment.test", "test.jsonl, line 1", '"answers"']),
+    ],
+)
+def test_data_file_is_refused(
+    file: str,
+    content: str | None,
+    expected: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    splits = ("train", "validation", "test")
+    own = {split: QUESTION.replace('"question": "', f'"question": "{split}: ') for split in splits}
+    contents = own | {"corpus": PASSAGE}
+    files = {name: tmp_path / f"{name}.jsonl" for name in contents}
+    for name, text in (contents | {file: content}).items():
+        if text is not None:
+            files[name].write_text(text)
+    environment = {"kind": "search", **{name: str(path) for name, path in files.items()}}
+    llm = {**OPENAI, "api_key_env": None}
+    run = write(
+        tmp_path / "run.yaml", tiny(tmp_path / "out", {"environment": environment, "llm": llm})
+    )
+    error = error_of(["train", str(run)], monkeypatch, capsys)
+    assert [part for part in expected if part not in error] == [], error
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (None, "No such file"),
+        ("", "holds nothing"),
+        ("- a\n", "holds list"),
+        ("a: [1\n", "line 2"),
+        ("a: b: c\n", "line 1"),
+        (b"\xff\xfe\x00", "not UTF-8"),
+    ],
+)
+def test_a_file_that_is_no_run_file(
+    content: str | bytes | None,
+    expected: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    file = tmp_path / "run.yaml"
+    if content is not None:
+        file.write_bytes(content.encode() if isinstance(content, str) else content)
+    for command in ("train", "plan"):
+        error = error_of([command, str(file)], monkeypatch, capsys)
+        assert str(file) in error
+        assert expected in error
+
+
+def test_indivisible_over_processes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    file = write(tmp_path / "run.yaml", tiny(tmp_path / "out"))
+    error = error_of(["train", str(file)], monkeypatch, capsys)
+    assert "training.micro_batch_size is 2 on 3 processes" in error
+    assert not (tmp_path / "out").exists()
+
+
+def snapshot(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+def test_an_output_that_exists_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    run = RunDir.create(out, tiny(out))
+    run.event("evaluated", 0, em=0.5)
+    before = snapshot(out)
+    file = write(tmp_path / "run.yaml", tiny(out))
+    error = error_of(["train", str(file)], monkeypatch, capsys)
+    assert f"output: {out} exists" in error
+    assert f"cotune resume {out}" in error
+    assert snapshot(out) == before
+
+    foreign = tmp_path / "thesis"
+    foreign.mkdir()
+    (foreign / "chapter.txt").write_text("years of work")
+    file = write(tmp_path / "run.yaml", tiny(foreign))
+    error = error_of(["train", str(file)], monkeypatch, capsys)
+    assert "choose another output" in error
+    assert "resume" not in error
+    assert snapshot(foreign) == {"chapter.txt": b"years of work"}
+
+
+def test_run_folders_that_do_not_fit_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for command in ("resume", "evaluate"):
+        error = error_of([command, str(tmp_path)], monkeypatch, capsys)
+        assert "is not a run folder" in error
+    error = error_of(["report", str(tmp_path)], monkeypatch, capsys)
+    assert "holds no run" in error
+
+    unfinished = tmp_path / "unfinished"
+    RunDir.create(unfinished, tiny(unfinished))
+    error = error_of(["evaluate", str(unfinished)], monkeypatch, capsys)
+    assert f"cotune resume {unfinished}" in error
+
+    finished = tmp_path / "finished"
+    RunDir.create(finished, tiny(finished)).write_summary({"arms": {}})
+    before = snapshot(finished)
+    error = error_of(["resume", str(finished)], monkeypatch, capsys)
+    assert "this run is finished" in error
+    assert snapshot(finished) == before
+
+    library = tmp_path / "library"
+    RunDir.create(library, {"library": "trl"})
+    for command in ("resume", "evaluate"):
+        error = error_of([command, str(library)], monkeypatch, capsys)
+        assert "resume_from_checkpoint=True" in error
+
+
+def test_an_unknown_split(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = RunDir.create(tmp_path / "out", tiny(tmp_path / "out"))
+    run.best_path.mkdir()
+    (run.best_path / "best.json").write_text("{}")
+    error = error_of(["evaluate", str(run.path), "--split", "tset"], monkeypatch, capsys)
+    assert "--split is 'tset'" in error

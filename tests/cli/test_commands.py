@@ -1,0 +1,99 @@
+"""Plan numbers worked by hand, and whole runs through the commands."""
+
+import io
+import os
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+from rich.console import Console
+
+from cotune.cli import commands
+from cotune.config.run_file import parse_config
+from cotune.engines import run_summary
+from cotune.run.scores import Score
+from tests.run_files import tiny, write
+
+OPENAI = {
+    "kind": "openai",
+    "model": "m",
+    "max_tokens": 100,
+    "retries": 1,
+    "price_per_million_prompt_tokens": 1.0,
+    "price_per_million_completion_tokens": 10.0,
+}
+
+
+def plan_text(tmp_path: Path, changes: dict[str, Any]) -> str:
+    out = io.StringIO()
+    file = write(tmp_path / "run.yaml", tiny(tmp_path / "out", changes))
+    commands.plan(file, Console(file=out, width=200))
+    assert not (tmp_path / "out").exists()
+    return out.getvalue()
+
+
+def test_plan_of_an_offline_run(tmp_path: Path) -> None:
+    text = plan_text(tmp_path, {})
+    # 24 rollouts × 3 turns × 24 tokens.
+    assert "1,728" in text
+    assert "offline rules (reflected); at most 2 proposals, free of charge" in text
+
+
+def test_plan_prices_an_endpoint(tmp_path: Path) -> None:
+    text = plan_text(tmp_path, {"llm": {**OPENAI, "budget": 0.5}})
+    # Prompt: 2000 and 4000 of the environment + 4000 + 4 failures × 4 × (384 + 200) = 19344 characters,
+    # of 4 bytes at most, a token a byte and 64 of a template: 77440. 2 calls × 2 attempts ×
+    # (77440 × 1 + 100 × 10).
+    assert "m at api.openai.com; at most 2 proposals, at most 0.31 at the prices of llm" in text
+    assert "stopped at the budget of 0.50" in text
+
+
+HUB: dict[str, Any] = {"dataset": {"name": "openai/gsm8k"}}
+OWN: dict[str, Any] = {"environment": "single_turn", "dataset": {"path": "a.jsonl"}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "offline"),
+    [
+        ({}, True),
+        ({"policy": {"path": "Qwen/Qwen3-0.6B"}}, False),
+        ({**OWN, "rewards": ["exact_match"]}, True),
+        ({**OWN, **HUB, "rewards": ["exact_match"]}, False),
+        ({**OWN, "dataset": {"name": "."}, "rewards": ["exact_match"]}, True),
+        # What code of one's own needs nobody knows: a judge's weights, say.
+        ({**OWN, "rewards": ["mine:judge"]}, False),
+        ({"environment": "mine:World"}, False),
+    ],
+)
+def test_only_a_run_that_fetches_nothing_is_kept_from_the_network(
+    changes: dict[str, Any], offline: bool
+) -> None:
+    raw = tiny(Path("out"), {"strategy": {"kind": "static"}}) | changes
+    with mock.patch.dict(os.environ):
+        os.environ.pop("HF_HUB_OFFLINE", None)
+        commands.quiet_libraries(parse_config(raw, "test"))
+        assert os.environ.get("HF_HUB_OFFLINE") == ("1" if offline else None)
+
+
+def test_plan_shows_names_as_they_are(tmp_path: Path) -> None:
+    assert "[bold]odd[/]" in plan_text(tmp_path, {"name": "[bold]odd[/]"})
+
+
+def test_hard_strata_are_told_where_the_world_has_them() -> None:
+    easy = {"short addition": (1.0, 10)}
+    before = Score(0.5, 20, {**easy, "long addition": (0.0, 4), "long subtraction": (0.5, 6)})
+    after = Score(0.9, 20, {**easy, "long addition": (0.5, 4), "long subtraction": (1.0, 6)})
+    # (0.5 × 4 + 1.0 × 6) / 10 and (0.0 × 4 + 0.5 × 6) / 10.
+    found = {"accuracy_hard": 0.8, "accuracy_hard_before": 0.3, "accuracy_hard_n": 10}
+    assert run_summary.hard_figures(before, after) == pytest.approx(found)
+    assert run_summary.hard_figures(None, after)["accuracy_hard_before"] is None
+    assert run_summary.hard_figures(None, Score(1.0, 10, {"1 hop": (1.0, 10)})) == {}
+
+
+def test_a_stop_before_the_folder_says_so(tmp_path: Path) -> None:
+    with (
+        pytest.raises(commands.Stopped, match="before anything was written"),
+        commands._resumable(tmp_path / "out"),  # pyright: ignore[reportPrivateUsage]
+    ):
+        raise KeyboardInterrupt

@@ -1,0 +1,380 @@
+"""What `cotune doctor` finds: in the installation, the machine and a run file."""
+
+import shutil
+from collections import namedtuple
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from packaging.requirements import Requirement
+
+from cotune.cli import app as cli
+from cotune.cli import doctor, needs
+from cotune.cli.needs import Finding
+from cotune.config.run_file import RunConfig, parse_config
+from cotune.engines.trl import checks
+from cotune.policy import paths as policies
+from tests.retrieval_server import server
+from tests.run_files import tiny, write
+
+SECRET = "sk-value-of-the-key"
+ENDPOINT = {"kind": "openai", "model": "m", "api_key_env": "COTUNE_TEST_KEY"}
+BUNDLED = Path(policies.policy_path("bundled:geo"))
+
+
+def config(tmp_path: Path, **changes: Any) -> RunConfig:
+    return parse_config(tiny(tmp_path / "out", changes), "test")
+
+
+def lacking(findings: list[Finding]) -> str:
+    """The one thing that is missing, with its mend."""
+    (finding,) = [finding for finding in findings if not finding.ok]
+    assert finding.mend
+    assert "\n" not in finding.what + finding.mend
+    return f"{finding.what}; {finding.mend}"
+
+
+def test_a_run_file_that_lacks_nothing(tmp_path: Path) -> None:
+    findings = doctor.examine(write(tmp_path / "run.yaml", tiny(tmp_path / "out")))
+    assert [finding for finding in findings if not finding.ok] == []
+    said = [finding.what for finding in findings]
+    for beginning in ("python 3", "cotune ", f"torch {torch.__version__}", "engine trl: in",
+                      "CPU: ", "run file: ", "policy: bundled:geo, 4.0 MiB", "training: TRL takes",
+                      "output: "):  # fmt: skip
+        assert any(line.startswith(beginning) for line in said), beginning
+    assert not doctor.missing(findings)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_run_file_that_does_not_validate_is_a_finding(tmp_path: Path) -> None:
+    file = write(tmp_path / "run.yaml", tiny(tmp_path / "out", {"straregy": {}}))
+    found = doctor.examine(file, ["training.steps=3"])
+    assert "did you mean strategy?" in lacking(found)
+    assert doctor.missing(found)
+
+
+# ---- the installation
+
+
+def test_packages_that_are_required() -> None:
+    assert doctor.required(Requirement("numpy>=1")) == Finding(True, f"numpy {version('numpy')}")
+    assert lacking([doctor.required(Requirement("numpy>=1,<1.5"))]) == (
+        f"numpy {version('numpy')} is not in <1.5,>=1; pip install 'numpy<1.5,>=1'"
+    )
+    assert lacking([doctor.required(Requirement("cotune-nonesuch>=2"))]) == (
+        "cotune-nonesuch is not installed; pip install 'cotune-nonesuch>=2'"
+    )
+
+
+def test_a_trl_of_another_release_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert doctor.trl_engine().ok
+    monkeypatch.setattr(checks.trl, "__version__", "1.99.0")
+    said = lacking([doctor.trl_engine()])
+    assert "trl 1.99.0 is installed" in said
+    assert said.endswith("pip install 'trl>=1.16,<1.17'")
+
+
+Properties = namedtuple("Properties", ["name", "total_memory"])
+
+
+def with_gpus(monkeypatch: pytest.MonkeyPatch, count: int, gib: float = 80.0) -> None:
+    total = int(gib * 2**30)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: count > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+    monkeypatch.setattr(
+        torch.cuda, "get_device_properties", lambda index: Properties("GPU X", total)
+    )
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda index: (total // 2, total))
+
+
+def test_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_gpus(monkeypatch, 0)
+    cpu, none = doctor.machine()
+    assert cpu.what.startswith("CPU: ")
+    assert none.what == "GPU: none; training is on the CPU"
+    with_gpus(monkeypatch, 2)
+    assert [f.what for f in doctor.machine()[1:]] == [
+        "GPU 0: GPU X, 40.0 of 80.0 GiB free",
+        "GPU 1: GPU X, 40.0 of 80.0 GiB free",
+    ]
+
+
+# ---- the policy
+
+
+def test_a_policy_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    name = "nobody/no-such-model"
+    said = lacking(needs.policy(config(tmp_path, policy={"path": name})))
+    assert f"{name} is neither a folder nor in the cache" in said
+    assert f"hf download {name}" in said
+    said = lacking(needs.policy(config(tmp_path, policy={"path": "./none"})))
+    assert said.startswith("policy: ")
+    assert "there is no such folder" in said
+    said = lacking(needs.policy(config(tmp_path, policy={"path": "a//b::c"})))
+    assert "neither a folder nor in the cache" in said
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    copy = tmp_path / "policy"
+    shutil.copytree(BUNDLED, copy)
+    return copy
+
+
+@pytest.mark.parametrize(
+    ("gone", "said"),
+    [
+        ("config.json", "has no config.json"),
+        ("model.safetensors", "has no weights"),
+        ("tokenizer.json", "has no tokenizer"),
+        ("chat_template.jinja", "has no chat template; set policy.chat_template to plain"),
+    ],
+)
+def test_a_folder_with_a_part_missing(folder: Path, tmp_path: Path, gone: str, said: str) -> None:
+    given = config(tmp_path, policy={"path": str(folder)})
+    assert [f.ok for f in needs.policy(given)] == [True]
+    (folder / gone).unlink()
+    assert said in lacking(needs.policy(given))
+
+
+def test_a_shard_that_was_not_fetched(folder: Path, tmp_path: Path) -> None:
+    (folder / "model.safetensors.index.json").write_text(
+        '{"weight_map": {"a": "model.safetensors", "b": "model-00002-of-00002.safetensors"}}'
+    )
+    said = lacking(needs.policy(config(tmp_path, policy={"path": str(folder)})))
+    assert "has no model-00002-of-00002.safetensors" in said
+
+
+def test_a_model_in_the_hub_s_cache(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def cached(name: str, file: str) -> str:
+        asked.append(name)
+        return str(folder / file)
+
+    monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", cached)
+    (found,) = needs.policy(config(tmp_path, policy={"path": "someone/model"}))
+    assert found.ok
+    assert asked == ["someone/model"]
+
+
+def test_a_chat_template_of_its_own(folder: Path, tmp_path: Path) -> None:
+    (folder / "chat_template.jinja").unlink()
+    for template, ok in (("plain", True), (str(BUNDLED / "chat_template.jinja"), True)):
+        given = config(tmp_path, policy={"path": str(folder), "chat_template": template})
+        assert all(f.ok for f in needs.policy(given)) is ok
+    given = config(tmp_path, policy={"path": str(folder), "chat_template": "none.jinja"})
+    assert "no chat template none.jinja" in lacking(needs.policy(given))
+
+
+# ---- data and objects
+
+
+def test_files_of_an_environment(tmp_path: Path) -> None:
+    there = tmp_path / "there.jsonl"
+    there.touch()
+    files = {name: str(there) for name in ("corpus", "train", "validation", "test")}
+    environment = {"kind": "search", **files}
+    assert all(f.ok for f in needs.data(config(tmp_path, environment=environment, llm=ENDPOINT)))
+    environment["validation"] = str(tmp_path / "none.jsonl")
+    found = needs.data(config(tmp_path, environment=environment, llm=ENDPOINT))
+    assert lacking(found).startswith("environment.validation: there is no ")
+    assert len(found) == 4
+
+
+OWN = {"kind": "single_turn"}
+
+
+def test_files_of_a_data_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def found(**dataset: Any) -> list[Finding]:
+        return needs.data(
+            config(tmp_path, environment=OWN, dataset=dataset, rewards=["exact_match"],
+                   strategy={"kind": "static"})
+        )  # fmt: skip
+
+    there = tmp_path / "there.jsonl"
+    there.touch()
+    assert [f.ok for f in found(path=str(there), test=5)] == [True]
+    assert "dataset.test: there is no" in lacking(found(path=str(there), test="none.jsonl"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    said = lacking(found(name="someone/data"))
+    assert "hf download --repo-type dataset someone/data" in said
+    (tmp_path / "hub" / "datasets--someone--data").mkdir(parents=True)
+    assert [f.ok for f in found(name="someone/data", test="held_out")] == [True]
+
+
+def test_functions_and_classes_that_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text("def exact(prompts, completions):\n    return []\n")
+    static: dict[str, Any] = {"strategy": {"kind": "static"}, "dataset": {"path": "x.jsonl"}}
+
+    def of(**changes: Any) -> list[Finding]:
+        return needs.objects(config(tmp_path, **static, **changes))
+
+    found = of(environment=OWN, rewards=["mine.py:exact", "exact_match"])
+    assert [f.ok for f in found] == [True, True]
+    said = lacking(of(environment=OWN, rewards=["mine.py:exakt"]))
+    assert said.startswith("rewards: ")
+    assert "did you mean exact?" in said
+    tools = {"kind": "tools", "tools": ["mine.py:exact", "no_such_package.tools:f"]}
+    said = lacking(of(environment=tools, rewards=["exact_match"]))
+    assert "environment.tools: no module 'no_such_package'" in said
+    trl = {"kind": "trl", "factory": "mine.py:Factory"}
+    assert "environment.factory: mine.py has no Factory" in lacking(of(environment=trl))
+    own = {"kind": "python", "object": "mine.py:exact"}
+    assert [f.ok for f in of(environment=own)] == [True]
+
+
+def test_packages_that_the_run_file_asks_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(needs, "installed", lambda package: None)
+    assert needs.packages(config(tmp_path)) == []
+    cases = {
+        "peft": {"policy": {"lora": {"rank": 4}}},
+        "vllm": {"training": {"engine_args": {"use_vllm": True}}},
+        "wandb": {"training": {"engine_args": {"report_to": "wandb"}}},
+        "trackio": {"training": {"engine_args": {"report_to": ["trackio"]}}},
+    }
+    for package, changes in cases.items():
+        assert f"pip install {package}" in lacking(needs.packages(config(tmp_path, **changes)))
+    monkeypatch.setattr(needs, "installed", lambda package: "1")
+    assert [f.ok for f in needs.packages(config(tmp_path, **cases["peft"]))] == [True]
+
+
+def test_the_key_of_the_llm_is_named_and_never_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = config(tmp_path, llm=ENDPOINT)
+    monkeypatch.delenv("COTUNE_TEST_KEY", raising=False)
+    assert "COTUNE_TEST_KEY is not set" in lacking(needs.llm(given))
+    monkeypatch.setenv("COTUNE_TEST_KEY", SECRET)
+    (found,) = needs.llm(given)
+    assert found == Finding(True, "llm: the environment variable COTUNE_TEST_KEY is set")
+    assert needs.llm(config(tmp_path, llm={"kind": "rules"})) == []
+    assert needs.llm(config(tmp_path, llm=ENDPOINT, strategy={"kind": "static"})) == []
+
+
+# ---- the engine, processes and the disk
+
+
+def test_arguments_that_trl_would_not_take(tmp_path: Path) -> None:
+    given = config(tmp_path, training={"engine_args": {"loss_typ": "dapo"}})
+    assert "did you mean loss_type?" in lacking(needs.trainer(given))
+
+
+def test_one_process_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    given = config(tmp_path)  # a mini-batch of 8 rollouts, micro-batches of 2
+    with_gpus(monkeypatch, 0)
+    assert needs.gpus(given) == []
+    with_gpus(monkeypatch, 4)
+    assert any("torchrun --nproc_per_node 4" in f.what for f in needs.gpus(given))
+    assert all(f.ok for f in needs.gpus(given))
+    with_gpus(monkeypatch, 3)
+    assert "2 on 3 processes does not divide the 8 rollouts" in lacking(needs.gpus(given))
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    assert all(f.ok for f in needs.gpus(given))
+    with_gpus(monkeypatch, 1)
+    assert "2 processes were started on this machine" in lacking(needs.gpus(given))
+
+
+def test_room_on_the_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    with_gpus(monkeypatch, 1)
+    (room,) = needs.gpus(config(tmp_path))
+    assert room.ok
+    assert room.what.startswith("GPU memory: at most ")
+    with_gpus(monkeypatch, 1, gib=0.1)
+    assert "lower training.micro_batch_size" in lacking(needs.gpus(config(tmp_path)))
+
+
+def test_disk_for_checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    weights = 1_050_752 * 4  # parameters of the bundled policy, in float32
+    given = config(tmp_path, training={"keep_checkpoints": 2, "save_every": 1})
+    # Three checkpoints of weights and two moments at a time, and best/ twice.
+    assert needs.disk_needed(given) == 3 * 3 * weights + 2 * weights
+    assert needs.disk_needed(config(tmp_path, training={"save_every": 0})) == 2 * weights
+    unknown = config(tmp_path, policy={"path": "nobody/no-such-model"})
+    assert needs.disk_needed(unknown) is None
+    assert all(f.ok for f in needs.output(unknown))
+    usage = shutil.disk_usage(tmp_path)._replace(free=2**20)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
+    assert "lower training.keep_checkpoints" in lacking(needs.output(given))
+
+
+def test_a_folder_that_is_taken_or_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = config(tmp_path)
+    with monkeypatch.context() as patched:
+        patched.setattr("os.access", lambda path, mode: False)
+        assert "cannot be written" in lacking(needs.output(given))
+    given.output.mkdir()
+    (given.output / "x").touch()
+    assert "is not an empty folder; choose another output" in lacking(needs.output(given))
+
+
+# ---- the command
+
+
+def run_doctor(
+    arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> tuple[int, str]:
+    monkeypatch.setattr("sys.argv", ["cotune", "doctor", *arguments])
+    with pytest.raises(SystemExit) as stopped:
+        cli.main()
+    printed = capsys.readouterr()
+    assert printed.err == ""
+    return int(stopped.value.code or 0), printed.out
+
+
+def test_the_command_s_status_says_whether_something_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = str(write(tmp_path / "run.yaml", tiny(tmp_path / "out")))
+    monkeypatch.setenv("COTUNE_TEST_KEY", SECRET)
+    status, said = run_doctor([file], monkeypatch, capsys)
+    assert status == 0
+    assert all(line.startswith("ok ") for line in said.splitlines())
+    llm = "llm={kind: openai, model: m, api_key_env: COTUNE_TEST_KEY}"
+    status, said = run_doctor([file, "--set", llm], monkeypatch, capsys)
+    assert status == 0
+    assert "COTUNE_TEST_KEY is set" in said
+    monkeypatch.delenv("COTUNE_TEST_KEY")
+    status, said = run_doctor([file, "--set", llm], monkeypatch, capsys)
+    assert status == 1
+    (line,) = [line for line in said.splitlines() if not line.startswith("ok ")]
+    assert line.startswith("missing  llm: the environment variable COTUNE_TEST_KEY is not set; ")
+    assert SECRET not in said
+
+
+# ---- the retrieval server
+
+
+def searching(tmp_path: Path, url: str) -> RunConfig:
+    files = dict.fromkeys(("train", "validation", "test"), "questions.jsonl")
+    retriever = {"kind": "remote", "url": url, "retries": 20}
+    environment = {"kind": "search", "retriever": retriever, **files}
+    return config(tmp_path, environment=environment, strategy={"kind": "static"})
+
+
+def test_a_retrieval_server_is_asked(tmp_path: Path) -> None:
+    assert needs.retriever(config(tmp_path)) == []
+    with server(lambda query: ["a passage"]) as url:
+        (found,) = needs.retriever(searching(tmp_path, url))
+        assert found == Finding(True, f"environment.retriever: {url} answers")
+        (found,) = needs.retriever(searching(tmp_path, url.replace("retrieve", "search")))
+        assert "status 404 (is the address right?" in found.what
+    said = lacking(needs.retriever(searching(tmp_path, url)))
+    assert said.startswith(f"environment.retriever.url: the retrieval server {url}")
+    assert "start the server (cotune serve-retriever" in said

@@ -1,0 +1,79 @@
+"""What the console shows of prompts and rollouts."""
+
+from cotune.cli.show_rollouts import (
+    OBSERVED,
+    OWN,
+    completion_text,
+    outcome_lines,
+    prompt_text,
+    segments,
+)
+from cotune.testing import CharacterCodec
+from cotune.types import Assignment, Prompt, StopReason, Task, Trajectory, Turn
+
+TASK = Task("t", "q?", ("42",))
+PROMPT = Prompt("do")
+
+
+def trajectory(text: str, mask: str, **fields: object) -> Trajectory:
+    ids = tuple(ord(c) for c in text)
+    values = {
+        "turns": (Turn("ab", "XY"), Turn("c", error="out of turns")),
+        "stop": StopReason.TURN_LIMIT,
+        **fields,
+    }
+    return Trajectory(
+        Assignment(TASK, PROMPT, PROMPT, "i0", 0),
+        sampled_prompt_ids=(1,),
+        prompt_ids=(1,),
+        completion_ids=ids,
+        mask=tuple(int(c) for c in mask),
+        logprobs=(0.0,) * len(ids),
+        **values,  # type: ignore[arg-type]
+    )
+
+
+def test_tokens_are_coloured_by_who_trains_on_them() -> None:
+    text = completion_text(trajectory("abXYc", "11001"), CharacterCodec())
+    assert text.plain == "abXYc"
+    assert [(text.plain[s.start : s.end], s.style) for s in text.spans] == [
+        ("ab", OWN),
+        ("XY", OBSERVED),
+        ("c", OWN),
+    ]
+
+
+def test_segments_are_runs_of_equal_masks() -> None:
+    assert list(segments([], [])) == []
+    assert list(segments([1, 2, 3], [0, 0, 1])) == [(False, [1, 2]), (True, [3])]
+
+
+def test_what_a_terminal_would_act_on_is_left_out() -> None:
+    shown = completion_text(trajectory("a\x1b[31mb", "1" * 7), CharacterCodec())
+    assert shown.plain == "a[31mb"
+    assert prompt_text("say \x1b[2J[red]do[/red]", "do").plain == "say [2J[red]do[/red]"
+
+
+def test_the_instruction_is_marked_in_the_prompt() -> None:
+    text = prompt_text("user: Be brief. (or not)\n\nq?", "Be brief. (or not)")
+    (span,) = text.spans
+    assert text.plain[span.start : span.end] == "Be brief. (or not)"
+    assert prompt_text("user: q?", "").spans == []
+
+
+def test_the_outcome_says_reward_end_answer_and_errors() -> None:
+    lines = outcome_lines(
+        trajectory("abXYc", "11001", reward=0.5, parts={"exact": 0.0, "brief": 5.0}, answer="41\n")
+    )
+    assert lines == [
+        "reward 0.5 (exact 0, brief 5)",
+        "stopped: turn limit after 2 turns, 3 tokens written of 5",
+        "answer: 41; expected 42",
+        "turn 2: out of turns",
+    ]
+    assert outcome_lines(trajectory("a", "1"))[2] == "answer: none; expected 42"
+
+
+def test_without_colours_each_run_of_tokens_is_labelled() -> None:
+    text = completion_text(trajectory("abXYc", "11001"), CharacterCodec(), labelled=True)
+    assert text.plain == "\n[policy] ab\n[masked] XY\n[policy] c"

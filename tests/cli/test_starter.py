@@ -1,0 +1,122 @@
+"""`cotune init`: the starters are files that work."""
+
+import io
+from pathlib import Path
+
+import pytest
+import yaml
+from rich.console import Console
+from typer.testing import CliRunner
+
+from cotune.cli.app import app
+from cotune.cli.plan.memory import find_config, memory_of, read_shape
+from cotune.cli.plan.memory_table import show_memory
+from cotune.cli.starter import KINDS, write_starter
+from cotune.config.cost import plan_run
+from cotune.config.run_file import load_config
+from cotune.errors import ConfigError
+from cotune.utils.importing import import_object
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_starter_is_a_run_file_that_can_be_planned(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = write_starter(kind, tmp_path / "new" / "agent")
+    assert written[0].name == "run.yaml"
+    assert all(path.is_file() for path in written)
+    monkeypatch.chdir(tmp_path / "new" / "agent")
+    config = load_config("run.yaml")
+    assert config.environment.kind == kind.replace("-", "_")
+    assert plan_run(config).rollouts["train"] == 50 * 8 * 5
+    for reward in config.rewards:
+        assert callable(import_object(reward.function, "rewards"))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_starter_fits_a_small_gpu_and_gives_no_notice(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_starter(kind, tmp_path)
+    monkeypatch.chdir(tmp_path)
+    config = load_config("run.yaml")
+    raw = find_config(config.policy.path)
+    assert raw is not None
+    memory = memory_of(config, read_shape(raw))
+    assert max(memory.training, memory.sampling or 0) < 16 * 2**30
+    shown = io.StringIO()
+    show_memory(config, Console(file=shown, width=200))
+    assert "in all" in shown.getvalue()
+    assert "notice" not in shown.getvalue()
+    everything = load_config("run.yaml", assignments=["training.rows_per_call=4000"])
+    show_memory(everything, Console(file=shown, width=200))
+    assert "notice: sampling needs more than a GPU of 80 GB has; lower" in shown.getvalue()
+
+
+def test_the_rewards_of_the_starters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_starter("single-turn", tmp_path / "single")
+    monkeypatch.chdir(tmp_path / "single")
+    exact = import_object("rewards.py:exact", "rewards")
+    assert exact(["12.", " 12\n", "about 12"], answer=["12"] * 3) == [1.0, 1.0, 0.0]
+    write_starter("tools", tmp_path / "tools")
+    monkeypatch.chdir(tmp_path / "tools")
+    exact = import_object("rewards.py:exact", "rewards")
+    turns = [["I call it: 49.00", "No idea"], ["7", "It costs 49.00 in all"], ["so 49"]]
+    said = [[{"role": "assistant", "content": text} for text in turn] for turn in turns]
+    assert exact(said, answer=["49.00"] * 3) == [0.0, 1.0, 1.0]
+    brief = import_object("rewards.py:brief", "rewards")
+    assert brief([[], [{"content": "x" * 60}, {"content": "x" * 40}]]) == [1.0, 0.75]
+
+
+def test_nothing_is_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "rewards.py").write_text("mine", encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"rewards.py: is there already; give another folder"):
+        write_starter("tools", tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["rewards.py"]
+    with pytest.raises(ConfigError, match="is a file; give a folder"):
+        write_starter("tools", tmp_path / "rewards.py")
+    with pytest.raises(ConfigError, match="expected one of single-turn, tools, search"):
+        write_starter("robot", tmp_path / "x")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("policy", "template_args"),
+    [
+        ("meta-llama/Llama-3.2-1B-Instruct", {}),
+        ("Qwen/Qwen3-4B", {"enable_thinking": False}),
+        ("bundled:geo", {}),
+        ("123", {}),
+        ("no: {flow} # 'or' \"comment\"", {}),
+    ],
+)
+def test_a_starter_names_the_users_policy(
+    kind: str, policy: str, template_args: dict[str, bool], tmp_path: Path
+) -> None:
+    text = write_starter(kind, tmp_path, policy)[0].read_text(encoding="utf-8")
+    section = yaml.safe_load(text)["policy"]
+    assert section == {"path": policy, "lora": {"rank": 16}} | (
+        {"template_args": template_args} if template_args else {}
+    )
+    assert "# any chat model" in text
+
+
+def test_a_policys_folder_is_named_from_everywhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "my model").mkdir()
+    monkeypatch.chdir(tmp_path)
+    (run_file, *_) = write_starter("tools", Path("agent"), "my model")
+    named = yaml.safe_load(run_file.read_text(encoding="utf-8"))["policy"]["path"]
+    assert named == str(tmp_path / "my model")
+    with pytest.raises(ConfigError, match=r"^--policy is blank"):
+        write_starter("tools", Path("other"), " ")
+    with pytest.raises(ConfigError, match="there is no such folder"):
+        write_starter("tools", Path("other"), "./mine")
+    assert not Path("other").exists()
+
+
+def test_the_command_takes_a_policy(tmp_path: Path) -> None:
+    given = ["init", str(tmp_path), "--kind", "single-turn", "--policy", "org/model"]
+    assert CliRunner().invoke(app, given).exit_code == 0
+    assert "path: org/model " in (tmp_path / "run.yaml").read_text(encoding="utf-8")

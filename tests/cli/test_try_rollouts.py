@@ -1,0 +1,70 @@
+"""`cotune try` and the prompt that `cotune plan` shows, on the bundled policy."""
+
+import io
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from cotune.cli.try_rollouts import show_prompt, try_run
+from cotune.config.run_file import load_config
+from cotune.errors import ConfigError
+
+RUN = """
+output: runs/x
+environment: {kind: geo, train: 12, validation: 3, test: 3}
+limits: {turns: 3, turn_tokens: 64, observation_tokens: 200, trajectory_tokens: 640, prompt_tokens: 384}
+strategy: {kind: inspo}
+"""
+
+
+@pytest.fixture
+def run_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run.yaml").write_text(RUN, encoding="utf-8")
+    return tmp_path / "run.yaml"
+
+
+def console() -> tuple[Console, io.StringIO]:
+    out = io.StringIO()
+    return Console(file=out, width=120), out
+
+
+def test_rollouts_are_shown_with_their_outcome_and_nothing_is_written(run_file: Path) -> None:
+    shown, out = console()
+    trajectories = try_run(run_file, shown, count=2, greedy=True)
+    text = out.getvalue()
+    assert [t.task.id in text for t in trajectories] == [True, True]
+    assert text.count("<|im_start|>user") == 2
+    assert "[policy] " in text
+    assert "[masked] " in text
+    assert f"reward {trajectories[0].reward:.3g}" in text
+    assert "2 rollouts: mean reward" in text
+    assert [path.name for path in run_file.parent.iterdir()] == ["run.yaml"]
+
+
+def test_a_field_can_be_set_and_the_split_chosen(run_file: Path) -> None:
+    shown, _ = console()
+    (one,) = try_run(run_file, shown, 1, "test", assignments=["limits.turns=1"])
+    assert one.task.id.startswith("geo-test-")
+    assert len(one.turns) == 1
+
+
+@pytest.mark.parametrize(
+    ("count", "split", "said"),
+    [(0, "train", "-n is 0"), (1, "dev", "--split is 'dev'; expected one of test, validation")],
+)
+def test_wrong_options(run_file: Path, count: int, split: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        try_run(run_file, console()[0], count, split)
+
+
+def test_a_prompt_is_shown_as_the_policy_sees_it(run_file: Path) -> None:
+    shown, out = console()
+    show_prompt(load_config(run_file), shown)
+    assert "<|im_start|>assistant\n[the policy's turn: trained on][what the env" in out.getvalue()
+    config = load_config(run_file, assignments=["policy.path=nobody/has-this"])
+    shown, out = console()
+    show_prompt(config, shown)
+    said = "prompt: not shown; the tokenizer of nobody/has-this is not on this machine; cotune try"
+    assert out.getvalue().replace("\n", " ").startswith(said)

@@ -1,0 +1,153 @@
+"""What a resume must find as it was, and what it may find changed."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cotune.config.changes import changeable, changes, check_resumable, identity, renewed
+from cotune.config.run_file import RunConfig, dump_config, parse_config
+from cotune.errors import ConfigError
+from tests.run_files import tiny
+
+KEY = "sk-misplaced-0123456789"
+ENDPOINT = {"kind": "openai", "model": KEY, "api_key_env": None}
+
+
+def of(part: Any, **change: Any) -> dict[str, str]:
+    return part(parse_config(tiny(Path("out"), change), "test"))
+
+
+def test_each_field_of_a_run_file_is_fixed_or_changeable() -> None:
+    fields = dump_config(parse_config(tiny(Path("out"), {"llm": ENDPOINT}), "test"))
+    free = {name.partition(".")[0] for name in of(changeable, llm=ENDPOINT)}
+    fixed = {name for name in of(identity) if not name.startswith("training.")}
+    assert free | fixed == fields.keys()
+    assert not free & fixed
+
+
+@pytest.mark.parametrize(
+    ("field", "change"),
+    [
+        ("policy", {"dtype": "bfloat16"}),
+        ("environment", {"train": 9}),
+        ("instruction", "<think> </think> <search> </search> <answer> </answer>"),
+        ("limits", {"turns": 2}),
+        ("strategy", {"evolve_every": 3}),
+        ("seed", 1),
+    ],
+)
+def test_the_field_that_may_not_change_is_told_from_the_others(field: str, change: Any) -> None:
+    was, now = of(identity), of(identity, **{field: change})
+    assert {name for name in was if was[name] != now[name]} == {field}
+    assert of(changeable, **{field: change}) == of(changeable)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("questions_per_step", 2), ("group_size", 4), ("mini_batches", 2)]
+)
+def test_what_a_step_is_may_not_change(field: str, value: int) -> None:
+    was, now = of(identity), of(identity, training={field: value})
+    assert {name for name in was if was[name] != now[name]} == {f"training.{field}"}
+
+
+def config_of(**change: Any) -> RunConfig:
+    return parse_config(tiny(Path("out"), change), "test")
+
+
+def test_a_resume_may_change_what_the_run_does_not_stand_on() -> None:
+    changed = config_of(
+        name="longer", training={"steps": 9, "kl": 0.1}, evaluation={"every": 2}, llm=ENDPOINT
+    )
+    check_resumable(config_of(), changed, "run.yaml with --set")
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"strategy": {"evolve_every": 3}}, "strategy is fixed once a run has begun"),
+        ({"seed": 1}, "seed is fixed"),
+        ({"training": {"group_size": 4}}, "training.group_size is fixed"),
+        ({"output": "elsewhere"}, "output is fixed"),
+    ],
+)
+def test_what_a_resume_may_not_change_is_refused_with_what_it_may(
+    change: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        check_resumable(config_of(), config_of(**change), "run.yaml with --set")
+    assert str(caught.value).startswith(f"run.yaml with --set: {said}")
+    assert "\n" not in str(caught.value)
+
+
+def test_what_changed_is_said_with_what_it_was() -> None:
+    was = of(changeable)
+    now = of(
+        changeable,
+        training={"steps": 5, "learning_rate": 0.01, "rollout_budget": 99},
+        evaluation={"every": 2},
+        name="longer",
+        threads=None,
+    )
+    assert changes(was, now) == {
+        "evaluation.every": (0, 2),
+        "name": ("tiny", "longer"),
+        "threads": (1, None),
+        "training.learning_rate": (0.0001, 0.01),
+        "training.rollout_budget": (None, 99),
+        "training.steps": (3, 5),
+    }
+    assert changes(was, was) == changes({}, {}) == {}
+
+
+def test_what_may_hold_a_key_is_named_and_neither_kept_nor_shown() -> None:
+    was = of(changeable, llm={"kind": "rules"})
+    now = of(changeable, llm=ENDPOINT, training={"engine_args": {"hub_token": KEY}})
+    found = changes(was, now)
+    assert set(found.values()) == {None}
+    assert {"llm.kind", "llm.model", "training.engine_args.hub_token"} <= found.keys()
+    other = of(changeable, llm={**ENDPOINT, "model": "another"})
+    same = of(changeable, llm=ENDPOINT)
+    assert changes(same, other) == {"llm.model": None}
+    assert changes(of(changeable), same).keys() >= {"llm", "llm.model"}
+    for said in (now, found):
+        assert KEY not in json.dumps(said)
+        assert "openai" not in json.dumps(said)
+
+
+def test_what_an_older_version_saved_is_brought_up_to_date() -> None:
+    config = parse_config(tiny(Path("out")), "run.yaml")
+    saved = identity(config) | {"the training tasks": "abc"}
+    environment = json.loads(saved["environment"])
+    del environment["search"]  # a field that came later
+    old = saved | {"environment": json.dumps(environment, sort_keys=True)}
+    assert old != saved
+    assert renewed(old, config) == saved
+    environment["top_k"] = 9
+    other = saved | {"environment": json.dumps(environment)}
+    assert renewed(other, config)["environment"] != saved["environment"]
+    gone = saved | {"environment": json.dumps({"kind": "gone"})}
+    assert renewed(gone, config) == gone
+
+
+def searching(url: str, **more: Any) -> dict[str, Any]:
+    files = dict.fromkeys(("train", "validation", "test"), "questions.jsonl")
+    return {"kind": "search", "retriever": {"kind": "remote", "url": url}, **files, **more}
+
+
+def test_a_retrieval_server_may_have_moved() -> None:
+    here, there = searching("http://a:8000/retrieve"), searching("http://b:8000/retrieve")
+    was, now = (config_of(environment=e, llm=ENDPOINT) for e in (here, there))
+    check_resumable(was, now, "run.yaml")
+    assert changes(changeable(was), changeable(now)) == {
+        "environment.retriever.url": ("http://a:8000/retrieve", "http://b:8000/retrieve")
+    }
+    assert renewed(identity(was), now) == identity(now)
+    more = config_of(environment=searching("http://a:8000/retrieve", top_k=5), llm=ENDPOINT)
+    with pytest.raises(ConfigError, match="environment is fixed"):
+        check_resumable(was, more, "run.yaml")
+    local = {**searching(""), "retriever": None, "corpus": "c.jsonl"}
+    with pytest.raises(ConfigError, match="environment is fixed"):
+        check_resumable(was, config_of(environment=local, llm=ENDPOINT), "run.yaml")
+    assert renewed(identity(was), config_of(environment=local, llm=ENDPOINT)) == identity(was)

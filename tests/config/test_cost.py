@@ -1,0 +1,171 @@
+"""Upper bounds of what a run spends, worked by hand."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cotune.config.cost import evolutions, hint_phases, plan_run, split_sizes
+from cotune.config.run_file import RunConfig, parse_config
+from cotune.methods.inspo.inspo import InspoOptions
+from tests.run_files import tiny
+
+P2O = {
+    "kind": "p2o",
+    "hints": {"hard_set_min_count": 2, "dev_size": 3, "budget": 20, "beam": 2, "minibatch": 2},
+}
+
+
+def config_with(**changes: Any) -> RunConfig:
+    return parse_config(tiny(Path("out"), changes), "test")
+
+
+def test_rollouts_of_a_plan() -> None:
+    # 3 steps × 4 questions × 2; one evolution (after step 2) × 1 round × 2 tasks × (6 + parent);
+    # test of 6 before, after and under the initial instruction.
+    assert plan_run(config_with()).rollouts == {"train": 24, "verify": 14, "evaluate": 18}
+
+
+def test_rollouts_of_a_plan_with_validation() -> None:
+    # Validation of 3 after steps 2 and, at the end, 3; no test before.
+    found = plan_run(config_with(evaluation={"every": 2, "before": False})).rollouts
+    assert found["evaluate"] == 2 * 3 + 2 * 6
+
+
+def test_a_budget_caps_training() -> None:
+    assert plan_run(config_with(training={"rollout_budget": 17})).rollouts["train"] == 17
+
+
+def test_every_round_of_resampling_may_replace_the_whole_batch() -> None:
+    static = {"kind": "static"}
+    plan = plan_run(config_with(strategy=static, training={"resample_rounds": 2}))
+    assert plan.rollouts["train"] == 3 * 24
+    capped = {"resample_rounds": 2, "rollout_budget": 50}
+    assert plan_run(config_with(strategy=static, training=capped)).rollouts["train"] == 50
+
+
+def test_nothing_to_verify() -> None:
+    assert "verify" not in plan_run(config_with(strategy={"verify": False})).rollouts
+    assert "verify" not in plan_run(config_with(strategy={"kind": "static"})).rollouts
+
+
+@pytest.mark.parametrize(
+    ("steps", "every", "until", "expected"),
+    # At the end of steps `every`, 2 × `every`, … below `until`, and below the last step.
+    [
+        (300, 15, 150, 9),
+        (3, 2, 4, 1),
+        (2, 2, 4, 0),
+        (100, 10, 31, 3),
+        (100, 10, 30, 2),
+        (9, 0, 9, 0),
+    ],
+)
+def test_evolutions(steps: int, every: int, until: int, expected: int) -> None:
+    strategy = InspoOptions(evolve_every=every, evolve_until=until)
+    assert evolutions(strategy, steps) == expected
+
+
+def test_llm_calls_of_a_plan() -> None:
+    assert plan_run(config_with(strategy={"verification_rounds": 5})).calls == 2 * 5
+    assert plan_run(config_with(strategy={"kind": "static"})).calls == 0
+
+
+def test_plan_counts_the_questions_of_files(tmp_path: Path) -> None:
+    rows = [f'{{"question": "q{i}", "answers": ["a"]}}' for i in range(5)]
+    for name, count in (("train", 5), ("validation", 2), ("test", 4)):
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(rows[:count]))
+    names = ("corpus", "train", "validation", "test")
+    files = {name: str(tmp_path / f"{name}.jsonl") for name in names}
+    config = config_with(
+        environment={"kind": "search", **files}, llm={"kind": "openai", "model": "m"}
+    )
+    assert plan_run(config).rollouts["evaluate"] == 3 * 4
+
+
+def data(folder: Path, count: int, name: str = "data.jsonl") -> Path:
+    path = folder / name
+    path.write_text("".join(f'{{"question": "q{i}", "answer": {i}}}\n' for i in range(count)))
+    return path
+
+
+def own(environment: Any, **changes: Any) -> RunConfig:
+    raw = tiny(Path("out"), {"strategy": {"kind": "static"}, **changes})
+    return parse_config(raw | {"environment": environment}, "test")
+
+
+def test_plan_counts_the_questions_of_a_data_set(tmp_path: Path) -> None:
+    dataset = {"path": str(data(tmp_path, 50)), "validation": 3, "test": 7}
+    single = own("single_turn", dataset=dataset, rewards=["exact_match"])
+    assert split_sizes(single) == {"train": 40, "validation": 3, "test": 7}
+    assert plan_run(single).rollouts["evaluate"] == 3 * 7
+    # Not built: what a function or a factory of one's own needs may be elsewhere.
+    tools = {"kind": "tools", "tools": ["nowhere:add"]}
+    assert split_sizes(own(tools, dataset=dataset, rewards=["exact_match"]))["test"] == 7
+    factory = {"kind": "trl", "factory": "nowhere:Game"}
+    assert split_sizes(own(factory, dataset=dataset))["train"] == 40
+
+
+def test_plan_counts_the_questions_of_an_environment_of_ones_own(tmp_path: Path) -> None:
+    code = """
+from cotune.environments.base import TaskEnvironment
+from cotune.types import Task
+
+class Mine(TaskEnvironment):
+    def __init__(self, count, tasks=None):
+        made = {s: [Task(f"{s}{i}", "q", ("a",)) for i in range(count)] for s in
+                ("train", "validation", "test")}
+        super().__init__(tasks or made, "Do it.")
+"""
+    (tmp_path / "mine.py").write_text(code)
+    options = {"kind": "python", "object": f"{tmp_path / 'mine.py'}:Mine", "args": {"count": 4}}
+    assert split_sizes(own(options)) == {"train": 4, "validation": 4, "test": 4}
+    dataset = {"path": str(data(tmp_path, 10))}
+    assert split_sizes(own(options, dataset=dataset)) == {"train": 7, "validation": 1, "test": 2}
+
+
+def test_a_phase_of_hints_falls_due_at_the_end_of_each_epoch() -> None:
+    # 8 tasks, 4 a step: epochs end after steps 2, 4, …; the last step has no phase after it.
+    config = config_with(strategy=P2O, training={"steps": 5})
+    assert hint_phases(config, 8) == 2
+    assert hint_phases(config, 2) == config.training.steps - 1  # two epochs a step, one phase
+    assert hint_phases(config_with(strategy=P2O, training={"steps": 4}), 8) == 1
+    # Two phases of 20 evaluations, each over it by at most 2 hints × (2 + 3 questions).
+    planned = plan_run(config)
+    assert planned.rollouts["evolve"] == 2 * (20 + 10)
+    assert planned.calls == 2 * 15
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_gepa_searches_once_and_a_frozen_policy_is_not_trained(frozen: bool) -> None:
+    strategy = {"kind": "gepa", "budget": 20, "dev_size": 4}
+    changes = {"training": {"frozen": frozen}, "evaluation": {"every": 1}}
+    planned = plan_run(config_with(strategy=strategy, **changes))
+    # The last minibatch of three may begin with one evaluation left.
+    assert planned.rollouts["evolve"] == 20 + 3
+    assert planned.calls == 24 / 3
+    assert planned.rollouts["train"] == (0 if frozen else 24)
+    assert planned.rollouts["evaluate"] == 3 * 6 + (1 if frozen else 3) * 3
+
+
+def test_both_composed_pay_for_both() -> None:
+    inspo = tiny(Path("out"))["strategy"]
+    strategy = {"kind": "inspo+p2o", "inspo": inspo, "p2o": P2O}
+    planned = plan_run(config_with(strategy=strategy))
+    assert planned.rollouts["verify"] == 14
+    assert planned.rollouts["evolve"] == 30
+    # The test of 6 before, and after: under the best instruction, with its hint, under the initial.
+    assert planned.rollouts["evaluate"] == 4 * 6
+
+
+def test_a_plan_of_fine_tuning() -> None:
+    # 8 references, 2 epochs, 4 × 2 rows a step; the test split of 6 before and after.
+    planned = plan_run(config_with(strategy={"kind": "sft"}))
+    assert (planned.rollouts, planned.rows, planned.steps) == ({"train": 0, "evaluate": 12}, 8, 2)
+    # 8 questions × 4; of each 3 at most may be kept; validation of 3 after each of 6 steps.
+    rejection = {"kind": "sft", "data": "rollouts", "keep_per_question": 3}
+    planned = plan_run(config_with(strategy=rejection, evaluation={"every": 1}))
+    assert (planned.rollouts["train"], planned.rows, planned.steps) == (32, 24, 6)
+    assert planned.rollouts["evaluate"] == 12 + 6 * 3
+    capped = plan_run(config_with(strategy=rejection, training={"rollout_budget": 9}))
+    assert (capped.rollouts["train"], capped.rows, capped.steps) == (9, 9, 4)

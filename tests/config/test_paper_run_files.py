@@ -1,0 +1,279 @@
+"""The papers' run files: their numbers against the papers', planned and priced without the weights."""
+# pandas has no type stubs.
+# pyright: basic
+
+import dataclasses
+import io
+from pathlib import Path
+from typing import Any
+
+import pandas
+import pytest
+from rich.console import Console
+
+from cotune.cli import commands
+from cotune.cli.plan.memory import find_config, read_shape
+from cotune.cli.plan.memory_sharding import memory_over
+from cotune.cli.plan.memory_verl import verl_memory
+from cotune.config.cost import evolutions, plan_run
+from cotune.config.run_file import RunConfig, dump_config, load_config
+from cotune.environments.search import SearchOptions
+from cotune.errors import ConfigError
+from cotune.utils.text import flat
+
+FOLDER = Path(__file__).parents[2] / "configs"
+GIB = 2**30
+REMOTE = {field.name for field in dataclasses.fields(SearchOptions)} >= {"retriever", "protocol"}
+needs_server = pytest.mark.skipif(not REMOTE, reason="environment.kind search takes no server yet")
+
+# The papers: INSPO's Section 4 and Appendix B and C; P²O's settings. Tables of docs/how-to/papers.md.
+INSPO: dict[str, Any] = {
+    "environment.kind": "search",
+    "environment.protocol": "search-r1",
+    "environment.top_k": 3,
+    "environment.reward": "exact_match",
+    "limits.turn_tokens": 500,
+    "limits.observation_tokens": 500,
+    "limits.prompt_tokens": 4096,
+    "strategy.kind": "inspo",
+    "strategy.population_size": 7,
+    "strategy.parents": 1,
+    "strategy.selection_temperature": 0.2,
+    "strategy.window": 5,
+    "strategy.prune_every": 5,
+    "strategy.evolve_every": 15,
+    "strategy.evolve_until": 150,
+    "strategy.verification_tasks": 200,
+    "strategy.verification_rounds": 5,
+    "strategy.failures_per_reflection": 4,
+    "strategy.candidates": 6,
+    "strategy.proposer": "reflection",
+    "strategy.credit": "raw",
+    "llm.model": "gemini-2.5-pro",
+    "training.steps": 300,
+    "training.questions_per_step": 512,
+    "training.group_size": 5,
+    "training.mini_batches": 2,  # 512 / 256
+    "training.schedule": "cosine",
+    "training.warmup": 0.1,
+    "training.kl": 0.001,
+    "training.clip": 0.2,
+    "training.temperature": 1.0,
+    "evaluation.every": 100,
+}
+P2O: dict[str, Any] = {
+    "policy.path": "Qwen/Qwen3-4B",
+    "environment.kind": "math",
+    "environment.limit": 5000,
+    "limits.turns": 1,
+    "limits.turn_tokens": 12288,
+    "limits.prompt_tokens": 4096,
+    "strategy.kind": "p2o",
+    "strategy.successes_below": 2,
+    "strategy.hinted_per_group": "all",
+    "strategy.same_hint": False,
+    "strategy.distillation.ratio": "masked",
+    "strategy.distillation.low": 0.01,
+    "strategy.distillation.high": 10,
+    "strategy.distillation.soft": False,
+    "strategy.hints.hard_set_min_count": 100,
+    "strategy.hints.dev_size": 300,
+    "strategy.hints.beam": 16,
+    "strategy.hints.minibatch": 3,
+    "strategy.hints.candidates": 72,
+    "llm.temperature": 0.6,
+    "llm.max_tokens": 2048,
+    "training.engine": "verl",
+    "training.questions_per_step": 128,
+    "training.group_size": 6,
+    "training.mini_batches": 2,  # 128 / 64
+    "training.learning_rate": 1e-6,
+    "training.warmup": 0.05,
+    "training.kl": 0,
+    "training.clip": 0.2,
+    "training.temperature": 0.6,
+    "training.engine_args.trainer.n_gpus_per_node": 8,
+}
+PAPERS: dict[str, dict[str, Any]] = {
+    "inspo-qwen2.5-3b-trl": INSPO
+    | {"policy.path": "Qwen/Qwen2.5-3B", "training.engine": "trl", "limits.turns": 4}
+    | {"training.learning_rate": 5e-7},
+    "inspo-qwen2.5-7b-verl": INSPO
+    | {"policy.path": "Qwen/Qwen2.5-7B", "training.engine": "verl", "limits.turns": 6}
+    | {"training.learning_rate": 3e-7, "training.engine_args.trainer.n_gpus_per_node": 8},
+    "p2o-deepmath-qwen3-4b-verl": P2O | {"environment.difficulty_at_least": 7},
+    "p2o-deepscaler-qwen3-4b-verl": P2O | {"environment.difficulty_at_least": None},
+}
+ALL = [pytest.param(n, marks=needs_server if n.startswith("inspo") else ()) for n in PAPERS]
+MATH = [name for name in PAPERS if name.startswith("p2o")]
+
+
+def read(name: str, *assignments: str) -> RunConfig:
+    return load_config(FOLDER / f"{name}.yaml", assignments=assignments)
+
+
+def test_these_are_all() -> None:
+    found = {f.stem for f in FOLDER.glob("*.yaml") if f.stem.endswith(("-verl", "-trl"))}
+    assert found == PAPERS.keys()
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_the_papers_numbers(name: str) -> None:
+    config = read(name)
+    assert (config.name, config.output) == (name, Path("runs") / name)
+    given = {**flat(dump_config(config)), "environment.limit": None} | flat(dump_config(config))
+    wrong = {k: given.get(k) for k, v in PAPERS[name].items() if given.get(k) != v}
+    assert wrong == {}
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_every_number_says_where_it_is_from(name: str) -> None:
+    """A field of the paper is written down, not left to a default that may change."""
+    import yaml
+
+    text = (FOLDER / f"{name}.yaml").read_text()
+    written = flat(yaml.safe_load(text))
+    defaults = {"environment.difficulty_at_least", "strategy.proposer", "strategy.credit"}
+    assert {k for k in PAPERS[name] if k not in written} <= defaults
+    assert "projected, not measured" in text
+    assert not [line for line in text.splitlines() if len(line) > 130]
+
+
+def test_what_the_numbers_come_to() -> None:
+    p2o: Any = read("p2o-deepmath-qwen3-4b-verl")
+    # "heavy_4" of DSPy; 30,000 rollouts an epoch; ten epochs, rounded down to whole batches.
+    assert p2o.strategy.hints.evaluations(300) == 11_040
+    assert 5000 * p2o.training.group_size == 30_000
+    assert p2o.training.steps == 10 * 5000 // 128
+
+
+@needs_server
+@pytest.mark.parametrize("name", [n for n in PAPERS if n.startswith("inspo")])
+def test_what_inspos_numbers_come_to(name: str) -> None:
+    config: Any = read(name)
+    assert evolutions(config.strategy, config.training.steps) == 9
+    assert config.training.steps * 512 * 5 == 768_000
+    limits = config.limits
+    observed = (limits.turns - 1) * limits.observation_tokens
+    assert limits.trajectory_tokens >= limits.turns * limits.turn_tokens + observed
+
+
+@pytest.fixture
+def math_files(tmp_path: Path) -> tuple[str, ...]:
+    """--set that has a small file in DeepMath's schema in place of the hub."""
+    rows = [
+        {"question": f"{i} + {i}?", "final_answer": str(2 * i), "difficulty": 7.0}
+        for i in range(7000)
+    ]
+    pandas.DataFrame(rows).to_parquet(tmp_path / "train.parquet")
+    return (f"environment.train={tmp_path / 'train.parquet'}",)
+
+
+@pytest.mark.parametrize("name", MATH)
+def test_p2o_is_priced_without_weights(name: str, math_files: tuple[str, ...]) -> None:
+    config = read(name, *math_files)
+    planned = plan_run(config)
+    assert planned.rollouts["train"] == 390 * 128 * 6
+    # Nine epochs end before a step; 11,040 each, and at most a beam on minibatch and dev besides.
+    assert planned.rollouts["evolve"] == 9 * (11_040 + 16 * 303)
+    assert planned.rollouts["evaluate"] == 3 * 500 + 13 * 500
+    assert planned.price is not None
+    assert (planned.price > 0) == (name == "p2o-deepscaler-qwen3-4b-verl")
+
+
+@pytest.mark.parametrize("name", MATH)
+def test_the_command_shows_money_and_memory(
+    name: str, math_files: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import huggingface_hub.constants
+
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    out = io.StringIO()
+    commands.plan(FOLDER / f"{name}.yaml", Console(file=out, width=200), math_files)
+    text = out.getvalue()
+    assert "3,680,501,760" in text  # tokens of training, at most
+    assert "Memory of a GPU, projected, at most" in text
+    assert "weights / 8" in text
+    assert "sharded over 8 GPUs by FSDP" in text
+    assert "The rollout engine takes 60% of a GPU" in text
+    assert ("stopped at the budget of 100.00" in text) == (name == "p2o-deepscaler-qwen3-4b-verl")
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_each_fits_a_gpu_of_80_gb(name: str) -> None:
+    config = read(name)
+    raw = find_config(config.policy.path)
+    assert raw is not None
+    shape = read_shape(raw)
+    if config.training.engine == "trl":
+        spread = memory_over(config, shape, 8)
+        assert spread.training / GIB + 3 < 74.5
+        assert spread.sampling is not None
+        assert spread.sampling / GIB + 3 < 74.5
+        return
+    memory = verl_memory(config, shape)
+    assert memory.shards == 8
+    assert memory.training / GIB + 3 < 74.5  # 80 GB
+    assert (memory.held + memory.share * 80e9) / GIB + 3 < 74.5
+    assert memory.rollouts_at_once(80 * 10**9) >= 8
+
+
+def test_verls_keys_may_be_null_and_are_otherwise_numbers() -> None:
+    name, key = "p2o-deepmath-qwen3-4b-verl", "trainer.nnodes"
+    raw = find_config("Qwen/Qwen3-4B")
+    assert raw is not None
+    shape = read_shape(raw)
+    for given, shards in (("null", 8), ("2", 16)):
+        config = read(name, f"training.engine_args={{{key}: {given}}}")
+        assert verl_memory(config, shape).shards == shards
+    for given in ("two", "true", "[2]", ".nan"):
+        config = read(name, f"training.engine_args={{{key}: {given}}}")
+        with pytest.raises(
+            ConfigError, match=rf"training\.engine_args\.{key} is .*; expected a num"
+        ):
+            verl_memory(config, shape)
+
+
+def test_verl_memory_by_hand() -> None:
+    config = read("p2o-deepmath-qwen3-4b-verl")
+    raw = find_config("Qwen/Qwen3-4B")
+    assert raw is not None
+    shape = read_shape(raw)
+    memory = verl_memory(config, shape)
+    # float32 weights and both moments of 4,022,468,096 parameters, over eight GPUs.
+    assert memory.held == 4_022_468_096 * 12 // 8
+    assert memory.logits == 16_386 * 151_936 * 8
+    # keys and values of 8 heads of 128 in 36 layers, in bfloat16.
+    assert memory.rollout_cache == 16_386 * 36 * 1024 * 2 * 2
+    assert memory.units == 2 * 2 * 151_936 * 2560
+
+    changes = ("training.engine_args={trainer: {n_gpus_per_node: 4, nnodes: 4}}",)
+    assert verl_memory(read("p2o-deepmath-qwen3-4b-verl", *changes), shape).shards == 16
+    pair = ("training.engine_args={actor_rollout_ref.actor.fsdp_config.fsdp_size: 2}",)
+    assert verl_memory(read("p2o-deepmath-qwen3-4b-verl", *pair), shape).shards == 2
+
+
+def test_the_page_has_every_number() -> None:
+    """docs/how-to/papers.md: the table's fields and values are those that are tested here."""
+    page = (FOLDER.parent / "docs" / "how-to" / "papers.md").read_text()
+    rows = [line.split("|") for line in page.splitlines() if line.startswith("| ")]
+    said = {
+        cells[3].strip(" `"): cells[2].strip()
+        for cells in rows
+        if len(cells) == 6 and cells[3].startswith(" `")
+    }
+    known: dict[str, set[str]] = {}
+    for numbers in PAPERS.values():
+        for field, value in numbers.items():
+            known.setdefault(field, set()).add(plain(str(value)))
+    for field, value in said.items():
+        assert set(map(plain, value.split(" / "))) <= known[field], field
+    assert len(said) > 40
+
+
+def plain(value: str) -> str:
+    """A number in one form, anything else as it is."""
+    try:
+        return str(float(value))
+    except ValueError:
+        return value.strip("`").lower()

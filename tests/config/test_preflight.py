@@ -1,0 +1,244 @@
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from cotune.config.preflight import (
+    check_context,
+    check_instruction,
+    check_prompts,
+    check_retriever,
+    check_rewards,
+    check_splits,
+    evolved_room,
+)
+from cotune.environments.base import SingleTurnEnvironment
+from cotune.environments.math import MathEnvironment
+from cotune.environments.search import SEARCH_R1_INSTRUCTION, SearchEnvironment
+from cotune.errors import ConfigError
+from cotune.retrieval.remote import RemoteOptions, RemoteRetriever
+from cotune.rewards import exact_match
+from cotune.rewards.functions import RewardFunctions
+from cotune.types import Limits, Task
+from tests.retrieval_server import server
+
+
+class Words:
+    """A codec with a token a word, and one for the template."""
+
+    eos_id = 0
+
+    def render(
+        self, messages: Sequence[Mapping[str, str]], tools: Sequence[Mapping[str, Any]] = ()
+    ) -> list[int]:
+        return [1, *(2 for m in messages for _ in m["content"].split())]
+
+    def encode(self, text: str) -> list[int]:
+        return [2 for _ in text.split()]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return " ".join("x" for _ in ids)
+
+
+class NoSearch:
+    def search(self, queries: Sequence[str], top_k: int) -> list[list[str]]:
+        return [[] for _ in queries]
+
+
+def environment(train: str, test: str = "Who?") -> SearchEnvironment:
+    tasks = {"train": [Task("short", "Who?", ("a",)), Task("long", train, ("a",))]}
+    return SearchEnvironment(
+        {**tasks, "test": [Task("t", test, ("a",))]}, NoSearch(), SEARCH_R1_INSTRUCTION, exact_match
+    )
+
+
+@pytest.mark.parametrize(
+    ("instruction", "missing"),
+    [
+        ("Search with <search> and </search>.", "names no <answer>, </answer>;"),
+        ("<search> <answer> </answer>", "names no </search>;"),
+        (" \n", "names no <search>,"),
+    ],
+)
+def test_an_instruction_must_name_the_tags(instruction: str, missing: str) -> None:
+    with pytest.raises(ConfigError, match="instruction ") as caught:
+        check_instruction(environment("Who?"), instruction)
+    assert missing in str(caught.value)
+
+
+@pytest.mark.parametrize("strategy", ["inspo", "inspo+p2o", "gepa"])
+def test_a_blank_instruction_cannot_evolve(strategy: str) -> None:
+    plain = SingleTurnEnvironment({}, "")
+    name = "GEPA" if strategy == "gepa" else "INSPO"
+    with pytest.raises(ConfigError, match=rf"^instruction: blank; {name} evolves it: say in "):
+        check_instruction(plain, " ", strategy)
+    check_instruction(plain, "Answer.", strategy)
+
+
+@pytest.mark.parametrize("strategy", ["static", "p2o"])
+def test_a_blank_instruction_that_stays_is_none(strategy: str) -> None:
+    check_instruction(SingleTurnEnvironment({}, ""), "", strategy)
+
+
+def test_an_instruction_with_the_tags() -> None:
+    check_instruction(environment("Who?"), SEARCH_R1_INSTRUCTION)
+
+
+def test_the_longest_prompt_must_fit() -> None:
+    # "do" + "Question:" + 8 words of the question + 1 of the template.
+    env, limits = environment("a b c d e f g h"), Limits(prompt_tokens=11)
+    check_prompts(env, Words(), "do", limits, ["train", "test"], strategy="static")
+    with pytest.raises(
+        ConfigError, match="prompt_tokens is 10, but the prompt of task long has 11"
+    ):
+        check_prompts(env, Words(), "do", Limits(prompt_tokens=10), ["train"], strategy="static")
+    check_prompts(env, Words(), "do", Limits(prompt_tokens=10), ["test"], strategy="static")
+
+
+def test_a_split_without_questions_is_refused_before_anything_is_spent() -> None:
+    some, none = [Task("a", "Who?", ("a",))], list[Task]()
+    env = environment("Who?").with_tasks({"train": some, "validation": none, "test": some})
+    check_splits(env, validates=False)
+    with pytest.raises(ConfigError, match="the validation split has no questions"):
+        check_splits(env, validates=True)
+    with pytest.raises(ConfigError, match="the test split has no questions"):
+        check_splits(env.with_tasks({"train": some, "test": none}), validates=False)
+
+
+def test_half_of_the_prompt_is_left_for_what_evolves() -> None:
+    # Without an instruction the longest prompt has 10 tokens.
+    env = environment("a b c d e f g h")
+    check_prompts(env, Words(), "do", Limits(prompt_tokens=20), ["train"], strategy="inspo")
+    with pytest.raises(ConfigError, match="task long has 10 tokens; expected at least 20"):
+        check_prompts(env, Words(), "do", Limits(prompt_tokens=18), ["train"], strategy="inspo")
+    assert evolved_room(Limits(prompt_tokens=20), "inspo") == 10
+
+
+def test_a_mathematics_instruction_must_name_the_box() -> None:
+    env = MathEnvironment({})
+    check_instruction(env, "Put it in \\boxed{}.")
+    with pytest.raises(ConfigError, match=r"^instruction names no \\boxed; expected "):
+        check_instruction(env, SEARCH_R1_INSTRUCTION)
+
+
+def test_beside_hints_the_instruction_stays() -> None:
+    env = MathEnvironment({"train": [Task("t", "a b c d", ("1",))]})
+    # 1 of the template, 2 of the instruction and 4 of the question, and as many for a hint.
+    check_prompts(env, Words(), "do it", Limits(prompt_tokens=14), ["train"], strategy="p2o")
+    with pytest.raises(ConfigError, match=r"left for evolved hints, but .* has 7 tokens; .* 14"):
+        check_prompts(env, Words(), "do it", Limits(prompt_tokens=13), ["train"], strategy="p2o")
+    # Where instructions evolve, too, it does not count: half is for both, a quarter each.
+    check_prompts(env, Words(), "do it", Limits(prompt_tokens=12), ["train"], strategy="inspo+p2o")
+    # But the initial instruction is no longer than it is, and a hint is to fit beside it.
+    long = "a b c d e f"  # 11 tokens with the question, and 4 of a quarter
+    check_prompts(env, Words(), long, Limits(prompt_tokens=14), ["train"], strategy="inspo+p2o")
+    with pytest.raises(ConfigError, match=r"a quarter .* task t under .* has 11 tokens"):
+        check_prompts(env, Words(), long, Limits(prompt_tokens=13), ["train"], strategy="inspo+p2o")
+    rooms = [evolved_room(Limits(prompt_tokens=40), k) for k in ("p2o", "inspo", "inspo+p2o")]
+    assert rooms == [20, 20, 10]
+
+
+def test_without_an_instruction_half_is_left_for_hints() -> None:
+    env = SingleTurnEnvironment({"train": [Task("t", "a b c d", ())]}, "")
+    check_prompts(env, Words(), "", Limits(prompt_tokens=10), ["train"], strategy="p2o")
+    with pytest.raises(ConfigError, match=r"left for evolved hints, .* has 5 tokens; .* least 10"):
+        check_prompts(env, Words(), "", Limits(prompt_tokens=9), ["train"], strategy="p2o")
+
+
+def test_what_stands_before_a_question_makes_its_prompt_long() -> None:
+    short = [Task(f"s{i}", "a b c", ()) for i in range(20)]
+    long = Task("long", "a", (), context=(("system", "b " * 30),))
+    env = SingleTurnEnvironment({"train": [*short, long]}, "do")
+    with pytest.raises(ConfigError, match="task long has 33 tokens"):
+        check_prompts(env, Words(), "do", Limits(prompt_tokens=32), ["train"], strategy="static")
+
+
+# ---- rewards
+
+
+class Called:
+    """A reward function that keeps what it was called with."""
+
+    def __init__(self) -> None:
+        self.completions: list[list[str]] = []
+        self.rest: dict[str, Any] = {}
+
+    def __call__(self, completions: list[str], **rest: Any) -> list[float]:
+        self.completions.append(completions)
+        self.rest = rest
+        return [0.0] * len(completions)
+
+
+def single_turn(**splits: list[Task]) -> SingleTurnEnvironment:
+    row = {"level": 1}
+    tasks = {s: [Task(f"{s}0", "q?", ("a",), columns=row)] for s in ("train", "validation", "test")}
+    return SingleTurnEnvironment({**tasks, **splits}, "Do it.")
+
+
+SPLITS = ("train", "validation", "test")
+
+
+def test_rewards_are_tried_once_on_a_blank_and_on_a_short_completion() -> None:
+    called = Called()
+    check_rewards(RewardFunctions([called]), single_turn(), "Do it.", SPLITS)
+    assert called.completions == [["", "I do not know."]]
+    assert called.rest["level"] == [1, 1]
+    assert called.rest["prompts"] == ["Do it.\n\nq?"] * 2
+    assert all(called.rest["completion_ids"])
+
+
+def test_rewards_are_tried_on_the_splits_there_are() -> None:
+    called = Called()
+    env = SingleTurnEnvironment({"train": [Task("t", "q", ())]}, "")
+    check_rewards(RewardFunctions([called]), env, "", ("train",))
+    assert called.completions == [[""]]
+
+
+def test_a_reward_that_fails_on_a_blank_completion() -> None:
+    def first(completions: list[str]) -> list[float]:
+        return [float(c[0] == "I") for c in completions]
+
+    with pytest.raises(ConfigError, match=r"first raised IndexError: .* for task train0; mend"):
+        check_rewards(RewardFunctions([first]), single_turn(), "", SPLITS)
+
+
+def test_a_column_that_one_split_lacks() -> None:
+    def levelled(completions: list[str], level: list[int]) -> list[float]:
+        return [float(n) for n in level]
+
+    check_rewards(RewardFunctions([levelled]), single_turn(), "", SPLITS)
+    other = single_turn(test=[Task("t", "q", (), columns={"grade": 1})])
+    with pytest.raises(ConfigError, match="levelled needs the column 'level', but the data has gr"):
+        check_rewards(RewardFunctions([levelled]), other, "", SPLITS)
+
+
+def test_answers_that_one_split_lacks() -> None:
+    rewards = RewardFunctions(["exact_match"])
+    check_rewards(rewards, single_turn(), "", SPLITS)
+    with pytest.raises(ConfigError, match="task t of the test split has none"):
+        check_rewards(rewards, single_turn(test=[Task("t", "q", ())]), "", SPLITS)
+
+
+def test_an_environment_without_rewards_needs_functions() -> None:
+    with pytest.raises(ConfigError, match=r"^rewards: missing; SingleTurnEnvironment gives none"):
+        check_rewards(None, single_turn(), "", SPLITS)
+    check_rewards(None, environment("Who?"), "", SPLITS)
+
+
+def test_context() -> None:
+    limits = Limits(prompt_tokens=100, trajectory_tokens=28)
+    check_context(128, limits)
+    check_context(None, limits)
+    with pytest.raises(ConfigError, match=r"100 \+ 28 = 128, but the policy's context holds 127"):
+        check_context(127, limits)
+
+
+def test_a_retrieval_server_must_answer() -> None:
+    check_retriever(SingleTurnEnvironment({}, ""))
+    check_retriever(environment("Who?"))
+    with server(lambda query: []) as url:
+        remote = RemoteRetriever(RemoteOptions(url=url, retries=0))
+        searching = SearchEnvironment({}, remote, SEARCH_R1_INSTRUCTION, exact_match)
+        check_retriever(searching)
+    with pytest.raises(ConfigError, match=r"environment\.retriever\.url: .*; start the server"):
+        check_retriever(searching)

@@ -1,0 +1,88 @@
+"""What a resume goes on with, and what it refuses before anything is loaded."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cotune.config.resuming import resumed_config
+from cotune.config.run_file import RunConfig, dump_config, parse_config
+from cotune.errors import ConfigError
+from cotune.run.run_dir import RunDir
+from tests.run_files import tiny
+
+
+class Folder:
+    """A run folder of a tiny run file, with checkpoints of some optimizer steps."""
+
+    def __init__(self, path: Path, *checkpoints: int, finished: bool = False, **changes: Any):
+        self.config = parse_config(tiny(path, changes), "test")
+        self.run = RunDir.create(path, dump_config(self.config))
+        for step in checkpoints:
+            (self.run.checkpoints_path / f"checkpoint-{step}").mkdir(parents=True)
+        if finished:
+            self.run.write_summary({"name": "tiny"})
+
+    def resume(self, *assignments: str) -> RunConfig:
+        return resumed_config(self.run, self.config, assignments)
+
+
+def test_without_changes_it_is_the_folder_s_run_file(tmp_path: Path) -> None:
+    folder = Folder(tmp_path / "out", 1, 2)
+    assert folder.resume() == folder.config
+
+
+def test_what_was_set_is_validated_and_written_nowhere_yet(tmp_path: Path) -> None:
+    folder = Folder(tmp_path / "out", 1, 2)
+    before = folder.run.config_path.read_bytes()
+    assert folder.resume("training.steps=9", "evaluation.every=2").training.steps == 9
+    with pytest.raises(ConfigError, match=r"run\.yaml with --set: training\.stepz: unknown field"):
+        folder.resume("training.stepz=9")
+    with pytest.raises(ConfigError, match="limits is fixed once a run has begun"):
+        folder.resume("limits.turns=2")
+    assert folder.run.config_path.read_bytes() == before
+
+
+def test_steps_that_are_trained_cannot_be_taken_back(tmp_path: Path) -> None:
+    folder = Folder(tmp_path / "out", 2, 10, training={"steps": 8, "mini_batches": 2})
+    assert folder.resume("training.steps=5").training.steps == 5
+    with pytest.raises(ConfigError, match=r"training\.steps is 4, but 5 are trained"):
+        folder.resume("training.steps=4")
+    assert Folder(tmp_path / "other").resume("training.steps=1").training.steps == 1
+
+
+@pytest.mark.parametrize(
+    ("assignments", "fine"),
+    [
+        ((), False),
+        (("training.steps=3",), False),
+        (("evaluation.every=1",), False),
+        (("training.rollout_budget=10",), False),
+        (("training.steps=4",), True),
+        (("training.rollout_budget=13",), True),
+        (("training.rollout_budget=null",), True),
+    ],
+)
+def test_a_finished_run_needs_more_to_do(
+    tmp_path: Path, assignments: tuple[str, ...], fine: bool
+) -> None:
+    folder = Folder(tmp_path / "out", 1, finished=True, training={"rollout_budget": 12})
+    if fine:
+        assert folder.resume(*assignments) != folder.config
+    else:
+        with pytest.raises(ConfigError, match="this run is finished; see its report"):
+            folder.resume(*assignments)
+
+
+def test_a_finished_run_without_a_budget_has_none_to_raise(tmp_path: Path) -> None:
+    folder = Folder(tmp_path / "out", 3, finished=True)
+    with pytest.raises(ConfigError, match="this run is finished; see its report"):
+        folder.resume("training.rollout_budget=99")
+
+
+def test_a_finished_run_without_a_checkpoint_is_not_begun_anew(tmp_path: Path) -> None:
+    folder = Folder(tmp_path / "out", finished=True, training={"save_every": 0})
+    with pytest.raises(
+        ConfigError, match=r"keeps no checkpoint to go on from \(training.save_every is 0"
+    ):
+        folder.resume("training.steps=9")

@@ -1,0 +1,266 @@
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cotune.config.run_file import RunConfig, TrainingConfig, dump_config, load_config, parse_config
+from cotune.environments.search import SearchOptions
+from cotune.errors import ConfigError
+from cotune.llm.client import OpenAIOptions
+from cotune.methods.composed import ComposedOptions
+from cotune.methods.inspo.inspo import InspoOptions
+from cotune.methods.p2o.hints import HintOptions
+from cotune.methods.p2o.p2o import P2OOptions
+from cotune.methods.static import StaticOptions
+from cotune.types import Distillation, Limits
+from cotune.worlds.arithmetic import ArithmeticOptions
+from cotune.worlds.geo import INITIAL_INSTRUCTION, GeoOptions
+from tests.run_files import tiny, write
+
+LEAST: dict[str, Any] = {
+    "output": "out",
+    "environment": {"kind": "geo"},
+    "strategy": {"kind": "static"},
+}
+
+
+def test_defaults_are_the_papers() -> None:
+    config = parse_config(LEAST | {"strategy": {"kind": "inspo"}}, "test")
+    training = config.training
+    assert (training.questions_per_step, training.group_size, training.mini_batches) == (512, 5, 2)
+    assert (training.learning_rate, training.kl, training.clip) == (5e-7, 0.001, 0.2)
+    assert (training.temperature, training.schedule, training.warmup) == (1.0, "cosine", 0.1)
+    assert config.limits == Limits(4, 500, 500, 4096, 4096)
+    assert config.strategy == InspoOptions()
+
+
+def test_sections_become_options() -> None:
+    search = {"kind": "search", **dict.fromkeys(("corpus", "train", "validation", "test"), "x")}
+    llm = {"kind": "openai", "model": "m"}
+    config = parse_config(LEAST | {"environment": search, "llm": llm}, "test")
+    assert config.environment == SearchOptions(
+        corpus=Path("x"), train=Path("x"), validation=Path("x"), test=Path("x")
+    )
+    assert config.llm == OpenAIOptions(model="m")
+    assert config.strategy == StaticOptions()
+    assert parse_config(LEAST, "test").environment == GeoOptions()
+
+
+@given(
+    st.integers(1, 50),
+    st.integers(1, 9),
+    st.sampled_from(["raw", "centred"]),
+    st.one_of(st.none(), st.just(INITIAL_INSTRUCTION + " Ünïcode “quotes”: {braces}\n- list")),
+)
+def test_dump_and_parse_round_trip(
+    steps: int, window: int, credit: str, instruction: str | None
+) -> None:
+    raw = tiny(Path("out"), {"training": {"steps": steps}, "instruction": instruction})
+    raw["strategy"] |= {"window": window, "credit": credit}
+    config = parse_config(raw, "test")
+    as_file = yaml.safe_load(yaml.safe_dump(dump_config(config), allow_unicode=True))
+    assert parse_config(as_file, "test") == config
+    assert config.training.steps == steps
+
+
+def test_overrides_win_over_the_file(tmp_path: Path) -> None:
+    file = write(tmp_path / "run.yaml", tiny(tmp_path / "out"))
+    config = load_config(file, {"seed": 7, "output": tmp_path / "other"})
+    assert (config.seed, config.output) == (7, tmp_path / "other")
+    assert load_config(file).seed == 0
+
+
+def test_bundled_run_files_parse() -> None:
+    root = Path(__file__).parents[2]
+    files = [*root.glob("configs/*.yaml"), *root.glob("src/cotune/experiments/*.yaml")]
+    assert files
+    for file in files:
+        assert load_config(file, {"output": "out"}).training.steps > 0
+
+
+def test_rules_serve_bundled_worlds_only() -> None:
+    search = {"kind": "search", **dict.fromkeys(("corpus", "train", "validation", "test"), "x")}
+    raw = LEAST | {"environment": search, "strategy": {"kind": "inspo"}}
+    for llm in (None, {"kind": "rules"}):
+        with pytest.raises(
+            ConfigError, match=r"llm is .* set llm to an OpenAI-compatible endpoint"
+        ):
+            parse_config(raw | {"llm": llm}, "test")
+    parse_config(raw | {"strategy": {"kind": "static"}}, "test")
+
+
+@pytest.mark.parametrize(
+    ("method", "world", "served"),
+    [
+        ("inspo", "geo", True),
+        ("p2o", "geo", True),
+        ("gepa", "geo", True),
+        ("gepa", "arithmetic", False),
+        ("gepa", "math", False),
+        ("inspo+p2o", "geo", True),
+        ("p2o", "arithmetic", True),
+        ("static", "arithmetic", True),
+        ("inspo", "arithmetic", False),
+        ("inspo+p2o", "arithmetic", False),
+        ("p2o", "math", False),
+        ("static", "math", True),
+        ("sft", "math", True),
+    ],
+)
+@pytest.mark.parametrize("llm", [None, {"kind": "rules"}])
+def test_rules_write_what_the_world_and_the_method_need(
+    method: str, world: str, served: bool, llm: dict[str, Any] | None
+) -> None:
+    files = dict.fromkeys(("train", "validation", "test"), "x") if world == "math" else {}
+    environment = {"kind": world, **files}
+    raw = {"environment": environment, "strategy": {"kind": method}, "llm": llm}
+    if served:
+        assert parse_config(LEAST | raw, "test").strategy.kind == method
+        return
+    with pytest.raises(ConfigError, match=r"llm is .* set llm to an OpenAI-compatible") as caught:
+        parse_config(LEAST | raw, "test")
+    assert f"environment.kind is {world} and strategy.kind is {method}" in str(caught.value)
+    endpoint = {"llm": {"kind": "openai", "model": "m"}}
+    assert parse_config(LEAST | raw | endpoint, "test").strategy.kind == method
+
+
+def test_gepas_search_and_the_batch_after_it_must_fit_the_rollout_budget() -> None:
+    strategy = {"kind": "gepa", "budget": 500}
+
+    def of(**training: Any) -> RunConfig:
+        sizes = {
+            "questions_per_step": 10,
+            "group_size": 4,
+            "mini_batches": 1,
+            "micro_batch_size": 8,
+        }
+        return parse_config(LEAST | {"strategy": strategy, "training": sizes | training}, "test")
+
+    assert of(rollout_budget=540).has_batches
+    with pytest.raises(ConfigError, match=r"500, and a batch of 40 follows it, more than .* 539"):
+        of(rollout_budget=539)
+    assert not of(rollout_budget=500, frozen=True).has_batches
+    with pytest.raises(ConfigError, match=r"strategy\.budget is 500, more than"):
+        of(rollout_budget=499, frozen=True)
+
+
+@pytest.mark.parametrize(
+    ("world", "instruction", "missing"),
+    [
+        ("geo", INITIAL_INSTRUCTION, ""),
+        ("arithmetic", "Put it in \\boxed{}.", ""),
+        ("arithmetic", INITIAL_INSTRUCTION, "names no \\boxed"),
+        ("geo", "Put it in \\boxed{}.", "names no <search>"),
+    ],
+)
+def test_an_instruction_speaks_its_worlds_protocol(
+    world: str, instruction: str, missing: str
+) -> None:
+    raw = LEAST | {"environment": {"kind": world}, "instruction": instruction}
+    if not missing:
+        assert parse_config(raw, "test").instruction.text == instruction
+        return
+    with pytest.raises(ConfigError) as caught:
+        parse_config(raw, "test")
+    assert str(caught.value).startswith(f"test: instruction {missing}")
+
+
+@pytest.mark.parametrize("kind", ["geo", "search"])
+def test_without_search_the_answers_tags_are_enough(kind: str) -> None:
+    files = dict.fromkeys(("corpus", "train", "validation", "test"), "x")
+    world = {"kind": kind, **(files if kind == "search" else {})}
+    alone = {"environment": {**world, "search": False}}
+    text = {"instruction": "Put it between <answer> and </answer>."}
+    config = parse_config(LEAST | alone | text, "test")
+    assert config.environment.search is False  # type: ignore[union-attr]
+    assert parse_config(dump_config(config), "test") == config
+    with pytest.raises(ConfigError, match=r"instruction names no <search>, </search>; expected"):
+        parse_config(LEAST | {"environment": world} | text, "test")
+    with pytest.raises(ConfigError, match=r"names no </answer>; expected <answer>, </answer> in"):
+        parse_config(LEAST | alone | {"instruction": "Write <answer>."}, "test")
+    # The offline rules advise how to search.
+    for method in ("inspo", "p2o"):
+        with pytest.raises(ConfigError, match=rf"{kind} with environment.search false and .*llm"):
+            parse_config(LEAST | alone | {"strategy": {"kind": method}}, "test")
+
+
+@pytest.mark.parametrize("method", ["inspo", "p2o", "inspo+p2o"])
+def test_groups_are_replaced_for_the_static_strategy_alone(method: str) -> None:
+    training = {"training": {"resample_rounds": 3}}
+    assert parse_config(LEAST | training, "test").training.resample_rounds == 3
+    parse_config(LEAST | {"strategy": {"kind": method}}, "test")
+    with pytest.raises(ConfigError) as caught:
+        parse_config(LEAST | training | {"strategy": {"kind": method}}, "test")
+    expected = rf"test: training.resample_rounds is 3, but strategy.kind is {re.escape(method)}, .*"
+    assert re.fullmatch(expected, str(caught.value))
+    with pytest.raises(ConfigError, match=r"training.resample_rounds: .*-1"):
+        parse_config(LEAST | {"training": {"resample_rounds": -1}}, "test")
+
+
+def test_p2o_and_both_methods_from_plain_data() -> None:
+    p2o = {"hints": {"beam": 4}, "distillation": {"ratio": "hint"}, "hinted_per_group": "half"}
+    options = P2OOptions(
+        hints=HintOptions(beam=4), distillation=Distillation(ratio="hint"), hinted_per_group="half"
+    )
+    config = parse_config(LEAST | {"strategy": {"kind": "p2o", **p2o}}, "test")
+    assert config.strategy == options
+    both = {"kind": "inspo+p2o", "inspo": {"window": 2}, "p2o": p2o, "distil_instruction": 0.5}
+    config = parse_config(LEAST | {"strategy": both}, "test")
+    assert config.strategy == ComposedOptions(
+        inspo=InspoOptions(window=2), p2o=options, distil_instruction=0.5
+    )
+    assert parse_config(dump_config(config), "test") == config
+    assert parse_config(LEAST | {"environment": {"kind": "arithmetic"}}, "test").environment == (
+        ArithmeticOptions()
+    )
+
+
+@pytest.mark.parametrize(("rows", "fits"), [((4, 2, 2, 2), True), ((4, 3, 2, 4), False)])
+def test_batches_divide(rows: tuple[int, int, int, int], fits: bool) -> None:
+    names = ("questions_per_step", "group_size", "mini_batches", "micro_batch_size")
+    raw = LEAST | {"training": dict(zip(names, rows, strict=True))}
+    if fits:
+        assert parse_config(raw, "test").training.micro_batch_size == 2
+    else:
+        with pytest.raises(ConfigError, match="is 12, which mini_batches × micro_batch_size = 8"):
+            parse_config(raw, "test")
+
+
+def test_how_many_more_problems_are_told() -> None:
+    raw = LEAST | {"training": {"steps": 0, "kl": -1}, "seed": -1}
+    with pytest.raises(ConfigError, match=r"^test: seed: .* \(and 2 more\)$"):
+        parse_config(raw, "test")
+
+
+def test_an_unknown_field_comes_before_what_it_makes_missing() -> None:
+    raw = {"outptu": "x", "environment": {"kind": "geo"}, "strategy": {"kind": "static"}}
+    with pytest.raises(ConfigError, match=r"outptu: unknown field .did you mean output"):
+        parse_config(raw, "test")
+
+
+def test_the_cause_of_an_error_holds_no_values() -> None:
+    raw = LEAST | {"llm": {"kind": "openai", "model": "m", "api_key_env": "sk-secret"}}
+    with pytest.raises(ConfigError) as caught:
+        parse_config(raw, "test")
+    assert caught.value.__cause__ is None
+    assert caught.value.__suppress_context__
+    assert "sk-secret" not in str(caught.value)
+
+
+def test_frozen() -> None:
+    config = parse_config(LEAST, "test")
+    with pytest.raises(ValueError, match="frozen"):
+        config.seed = 3  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_every_field_says_what_it_is() -> None:
+    for model in (RunConfig, TrainingConfig):
+        undescribed = [n for n, f in model.model_fields.items() if not f.description]
+        assert set(undescribed) <= {
+            "name", "seed", "policy", "environment", "limits", "strategy", "training",
+            "evaluation", "logging", "engine", "learning_rate", "schedule", "keep_checkpoints",
+        }  # fmt: skip

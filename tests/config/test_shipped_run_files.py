@@ -1,0 +1,48 @@
+"""The run files that ship are run files."""
+
+from pathlib import Path
+
+import pytest
+
+from cotune.config.cost import plan_run
+from cotune.config.run_file import load_config
+
+# Those for GPUs, which name data of your own, are in test_gpu_configs.py and test_paper_configs.py.
+CONFIGS = (Path(__file__).parents[2] / "configs").glob("*.yaml")
+FILES = sorted(file for file in CONFIGS if not file.stem.startswith(("inspo-", "p2o-")))
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_run_file_parses_and_is_planned(file: Path) -> None:
+    config = load_config(file)
+    assert config.name == file.stem
+    assert config.output == Path("runs") / file.stem
+    planned = plan_run(config)
+    trained = config.has_batches and file.stem != "geo-sft"
+    assert (planned.rollouts["train"] > 0) == trained
+    assert planned.steps > 0 or not config.has_batches
+
+
+def test_there_are_some() -> None:
+    assert {file.stem for file in FILES} >= {"geo-inspo", "geo-static", "geo-p2o", "geo-inspo-p2o"}
+
+
+def test_the_arithmetic_files_differ_in_strategy_and_learning_rate_alone() -> None:
+    folder = FILES[0].parent
+    p2o, grpo = (
+        load_config(folder / f"arithmetic-{name}.yaml").model_dump(mode="json")
+        for name in ("p2o", "grpo")
+    )
+    for config in (p2o, grpo):
+        del config["training"]["learning_rate"]  # each method's own
+    assert {key for key in p2o if p2o[key] != grpo[key]} == {"name", "output", "strategy", "llm"}
+
+
+def test_hints_or_an_instruction_evolve_by_gepa_where_it_is_asked_for() -> None:
+    planned = {file.stem: plan_run(load_config(file)).rollouts for file in FILES}
+    assert {name for name, rollouts in planned.items() if rollouts.get("evolve")} == {
+        "arithmetic-p2o",
+        "geo-p2o",
+        "geo-inspo-p2o",
+        "geo-gepa",
+    }

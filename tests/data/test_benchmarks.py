@@ -1,0 +1,227 @@
+"""The papers' benchmarks in their own schemas, written here; nothing is downloaded."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as parquet
+import pytest
+
+from cotune.data import benchmarks, dataset_files
+from cotune.data.benchmarks import BENCHMARKS, parse_benchmark, read_benchmark
+from cotune.data.dataset_files import Row
+from cotune.errors import ConfigError
+from cotune.rewards import REWARDS
+
+
+def write(path: Path, rows: Sequence[dict[str, Any]]) -> Path:
+    if path.suffix == ".parquet":
+        parquet.write_table(pa.Table.from_pylist(list(rows)), path)
+    else:
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def search_r1(source: str, index: int, question: str, answers: list[str]) -> dict[str, Any]:
+    """A row as Search-R1's qa_search_test_merge.py writes it."""
+    return {
+        "id": f"test_{index}",
+        "question": question,
+        "golden_answers": answers,
+        "data_source": source,
+        "prompt": [{"role": "user", "content": f"Answer the given question. … {question}"}],
+        "ability": "fact-reasoning",
+        "reward_model": {"ground_truth": {"target": answers}, "style": "rule"},
+        "extra_info": {"index": index, "split": "test"},
+        "metadata": None,
+    }
+
+
+def read(name: str, path: Path) -> Any:
+    return read_benchmark(BENCHMARKS[name], path)
+
+
+def test_search_r1_parquet_with_several_data_sets(tmp_path: Path) -> None:
+    rows = [
+        search_r1("nq", 0, "who wrote it?", ["Ann", "Ann B."]),
+        search_r1("popqa", 0, "Where is it?", ["Rome", " "]),
+        search_r1("nq", 1, "who wrote it?", ["Bob"]),
+    ]
+    tasks = read("nq", write(tmp_path / "test.parquet", rows))
+    assert [(t.id, t.question, t.answers, t.stratum) for t in tasks] == [
+        ("nq-nq-test_0", "who wrote it?", ("Ann", "Ann B."), "nq"),
+        ("nq-popqa-test_0", "Where is it?", ("Rome",), "popqa"),
+        ("nq-nq-test_1", "who wrote it?", ("Bob",), "nq"),
+    ]
+    assert tasks[1].columns["reward_model"]["style"] == "rule"
+    assert tasks[0].context == ()  # the question, not Search-R1's prompt around it
+
+
+def test_search_r1_parquet_of_one_data_set_and_without_its_shorthands(tmp_path: Path) -> None:
+    rows = [search_r1("hotpotqa", i, f"What is {i}?", [str(i)]) for i in range(2)]
+    for row in rows:
+        del row["golden_answers"]
+    tasks = read("hotpotqa", write(tmp_path / "test.parquet", rows))
+    assert [(t.id, t.answers, t.stratum) for t in tasks] == [
+        ("hotpotqa-test_0", ("0",), ""),
+        ("hotpotqa-test_1", ("1",), ""),
+    ]
+
+
+def test_flashrag_jsonl(tmp_path: Path) -> None:
+    rows = [
+        {"id": "dev_7", "question": "Which?", "golden_answers": ["yes"], "metadata": {"type": "x"}}
+    ]
+    (task,) = read("musique", write(tmp_path / "dev.jsonl", rows))
+    assert (task.id, task.answers, task.stratum) == ("musique-dev_7", ("yes",), "")
+
+
+AIME24 = {"id": 60, "problem": "Find $x$.", "solution": "It is \\boxed{204}.", "answer": "204",
+          "url": "https://artofproblemsolving.com", "year": "2024"}  # fmt: skip
+AMC = {"id": 0, "problem": "How many?", "answer": 142.0, "url": "https://artofproblemsolving.com"}
+MATH_500 = {"problem": "Convert.", "solution": "So $\\boxed{3}$.", "answer": "\\frac{1}{2}",
+            "subject": "Precalculus", "level": 2, "unique_id": "test/precalculus/807.json"}  # fmt: skip
+OLYMPIAD = {"id": 1606, "question": "Determine $T$.", "solution": ["First …", "Then …"],
+            "final_answer": ["$\\frac{1}{72}$", "$1$, $2$"], "context": None, "image_1": None,
+            "modality": "Text-only", "difficulty": "Competition", "is_multiple_answer": False,
+            "unit": None, "answer_type": "Numerical", "error": None, "subfield": "Algebra",
+            "subject": "Math", "language": "English"}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "row", "expected"),
+    [
+        ("aime24", AIME24, ("60", "Find $x$.", ("204",), "", "It is \\boxed{204}.")),
+        ("aime25", {"id": "0", "problem": "P", "answer": "70"}, ("0", "P", ("70",), "", "")),
+        ("amc", AMC, ("0", "How many?", ("142",), "", "")),
+        (
+            "math-500",
+            MATH_500,
+            (
+                "test/precalculus/807.json",
+                "Convert.",
+                ("\\frac{1}{2}",),
+                "level 2",
+                "So $\\boxed{3}$.",
+            ),
+        ),
+        ("minerva", {"question": "Q", "answer": "2.45e6"}, (None, "Q", ("2.45e6",), "", "")),
+        (
+            "minerva",
+            {"problem": "Q", "solution": "Thus \\boxed{ 4 }.", "type": "x"},
+            (None, "Q", ("4",), "", "Thus \\boxed{ 4 }."),
+        ),
+        (
+            "olympiadbench",
+            OLYMPIAD,
+            ("1606", "Determine $T$.", ("\\frac{1}{72}", "$1$, $2$"), "Algebra", ""),
+        ),
+        (
+            "olympiadbench",
+            {**OLYMPIAD, "context": "Let $T=4$."},
+            ("1606", "Let $T=4$.\n\nDetermine $T$.", ("\\frac{1}{72}", "$1$, $2$"), "Algebra", ""),
+        ),
+    ],
+)
+@pytest.mark.parametrize("suffix", [".parquet", ".jsonl"])
+def test_math_schemas(
+    tmp_path: Path, name: str, row: dict[str, Any], expected: tuple[Any, ...], suffix: str
+) -> None:
+    (task,) = read(name, write(tmp_path / f"test{suffix}", [row]))
+    id = task.id.removeprefix(f"{name}-") if expected[0] is not None else None
+    assert (id, task.question, task.answers, task.stratum, task.solution) == expected
+
+
+def test_the_hub_is_asked_for_what_the_registry_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, str | None, str]] = []
+
+    def hub(name: str, subset: str | None, split: str, field: str, mend: str) -> list[Row]:
+        asked.append((name, subset, split))
+        return [(f"{field}, row 1", {"id": "a", "question": "q", "golden_answers": ["x"]})]
+
+    monkeypatch.setattr(benchmarks, "hub_rows", hub)
+    assert [t.id for t in read_benchmark(BENCHMARKS["hotpotqa"])] == ["hotpotqa-a"]
+    assert asked == [("RUC-NLPIR/FlashRAG_datasets", "hotpotqa", "dev")]
+
+
+def test_a_hub_out_of_reach_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise ConnectionError("Couldn't reach it\non the Hub")
+
+    monkeypatch.setattr("datasets.load_dataset", refuse)
+    with pytest.raises(ConfigError) as error:
+        read_benchmark(BENCHMARKS["aime25"])
+    said = str(error.value)
+    assert said.startswith("--benchmark aime25: cannot load split 'test' of 'math-ai/aime25'")
+    assert "give --benchmark aime25=PATH" in said
+    assert "\n" not in said
+    assert "dataset.name" not in said
+    with pytest.raises(ConfigError, match=r"correct dataset\.name"):
+        dataset_files.hub_rows("a/b", None, "train", "dataset.name")
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        ([], "holds no rows"),
+        ([{"text": "a", "label": 1}], "has the columns text, label; expected problem or question"),
+        ([{"problem": "a", "label": 1}], "has the columns problem, label; expected answer or final"),
+        ([{"problem": "a", "answer": None}], 'row 1: "answer" is None; expected an answer'),
+        ([{"problem": "a", "answer": [" "]}], 'row 1: "answer" is [\' \']; expected an answer'),
+        ([{"problem": " ", "answer": "1"}], 'row 1: "question" is \' \'; expected text'),
+        (
+            [{"id": 1, "problem": p, "answer": "1"} for p in "ab"],
+            "row 2: the id '1' came before",
+        ),
+    ],
+)  # fmt: skip
+def test_other_rows_are_refused_in_one_line(
+    tmp_path: Path, rows: list[dict[str, Any]], said: str
+) -> None:
+    path = tmp_path / "data.parquet"
+    parquet.write_table(pa.Table.from_pylist(rows), path)
+    with pytest.raises(ConfigError) as error:
+        read("aime24", path)
+    assert said in str(error.value)
+    assert str(error.value).startswith("--benchmark aime24: ")
+    assert str(path) in str(error.value)
+
+
+def test_names_and_paths() -> None:
+    assert parse_benchmark("HotpotQA") == (BENCHMARKS["hotpotqa"], None)
+    assert parse_benchmark("amc=a=b.jsonl") == (BENCHMARKS["amc"], Path("a=b.jsonl"))
+    with pytest.raises(ConfigError, match=r"--benchmark is 'hotpot'; expected NAME .* hotpotqa"):
+        parse_benchmark("hotpot")
+    with pytest.raises(ConfigError, match="--benchmark amc: no path after '='"):
+        parse_benchmark("amc= ")
+
+
+def test_a_file_that_is_not_there() -> None:
+    with pytest.raises(ConfigError, match=r"--benchmark nq: no file /nowhere\.parquet"):
+        read("nq", Path("/nowhere.parquet"))
+
+
+def test_the_registry_names_what_there_is() -> None:
+    assert set(BENCHMARKS) == {
+        "hotpotqa", "2wikimultihopqa", "musique", "bamboogle", "nq", "triviaqa", "popqa",
+        "aime24", "aime25", "amc", "math-500", "minerva", "olympiadbench",
+    }  # fmt: skip
+    for name, benchmark in BENCHMARKS.items():
+        assert benchmark.name == name
+        assert benchmark.f1 in REWARDS
+
+
+def test_the_documented_table_is_the_registry() -> None:
+    page = Path(__file__).parents[2] / "docs" / "evaluating.md"
+    lines = [line for line in page.read_text(encoding="utf-8").splitlines() if line.count("|") == 9]
+    rows = [[cell.strip(" `") for cell in line.split("|")[1:-1]] for line in lines[2:]]
+    assert rows == [
+        [
+            b.name, b.hub, b.subset or "", b.split, f"{b.n:,}",
+            "question" if b.name in ("minerva", "olympiadbench") else b.question[0],
+            "final_answer" if b.name == "olympiadbench" else b.answers[0], b.stratum,
+        ]
+        for b in BENCHMARKS.values()
+    ]  # fmt: skip

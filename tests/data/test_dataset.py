@@ -1,0 +1,593 @@
+"""A user's data: files of every kind, columns, splits, and what is wrong with them in one line."""
+
+import json
+import logging
+import pickle
+import random
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pytest
+from datasets import Dataset, Features, Image, Json, Value
+from pydantic import ValidationError
+
+from cotune.data.dataset import read_dataset, tasks_from
+from cotune.data.options import DatasetConfig
+from cotune.errors import ConfigError
+from cotune.types import Task
+from cotune.utils.validation import describe
+
+Rows = Sequence[Mapping[str, Any]]
+
+
+def questions(count: int, first: int = 0) -> list[dict[str, Any]]:
+    return [{"question": f"What is {i}?", "answer": i} for i in range(first, first + count)]
+
+
+def jsonl(path: Path, rows: Rows) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def parquet(path: Path, rows: Rows, features: Features | None = None) -> Path:
+    datasets.disable_progress_bars()
+    Dataset.from_list([dict(row) for row in rows], features=features).to_parquet(path)
+    return path
+
+
+def read(path: Path, **fields: Any) -> dict[str, list[Task]]:
+    return read_dataset(DatasetConfig(path=path, **fields))
+
+
+def of_one(tmp_path: Path, row: Mapping[str, Any], **fields: Any) -> Task:
+    """The task of a row, whose first column is the question, among enough others."""
+    empty: dict[str, Any] = dict.fromkeys(row)
+    filler = [empty | {next(iter(row)): f"filler {i}"} for i in range(10)]
+    tasks = read(jsonl(tmp_path / "data.jsonl", [row, *filler]), **fields)
+    found = [t for split in tasks.values() for t in split if "filler" not in t.question]
+    assert len(found) == 1
+    return found[0]
+
+
+def error_of(path: Path, **fields: Any) -> str:
+    with pytest.raises(ConfigError) as caught:
+        read(path, **fields)
+    text = str(caught.value)
+    assert "\n" not in text
+    return text
+
+
+def all_of(tasks: Mapping[str, Sequence[Task]]) -> list[Task]:
+    return [task for split in tasks.values() for task in split]
+
+
+# ---- files
+
+
+def test_every_kind_of_file_gives_the_same_tasks(tmp_path: Path) -> None:
+    rows = questions(20)
+    (tmp_path / "folder").mkdir()
+    parquet(tmp_path / "folder" / "train-00000.parquet", rows[:7])
+    parquet(tmp_path / "folder" / "train-00001.parquet", rows[7:])
+    (tmp_path / "list.json").write_text(json.dumps(rows, indent=1))
+    cells = [f"{row['question']},{row['answer']}" for row in rows]
+    (tmp_path / "a.csv").write_text("\n".join(["question,answer", *cells]))
+    (tmp_path / "a.tsv").write_text("\n".join(["question,answer", *cells]).replace(",", "\t"))
+    expected = read(jsonl(tmp_path / "a.jsonl", rows))
+    assert {split: len(found) for split, found in expected.items()} == {
+        "train": 14,
+        "validation": 2,
+        "test": 4,
+    }
+    others = [
+        jsonl(tmp_path / "lines.json", rows),
+        tmp_path / "list.json",
+        tmp_path / "a.csv",
+        tmp_path / "a.tsv",
+        parquet(tmp_path / "a.parquet", rows),
+        tmp_path / "folder",
+    ]
+    for path in others:
+        assert read(path) == expected, path.name
+
+
+def test_reading_a_file_leaves_no_copy_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = tmp_path / "cache"
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", cache)
+    file = parquet(tmp_path / "a.parquet", questions(10))
+    before = sorted(tmp_path.rglob("*"))
+    read(file)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_csv_keeps_texts_that_only_look_missing(tmp_path: Path) -> None:
+    lines = ["question,answer,level", *(f"Country {i}?,DE,1" for i in range(9)), "Namibia?,NA,"]
+    (tmp_path / "a.csv").write_text("\n".join(lines))
+    (namibia,) = [t for t in all_of(read(tmp_path / "a.csv")) if t.question == "Namibia?"]
+    assert namibia.answers == ("NA",)
+    assert namibia.columns["level"] is None
+
+
+def test_whole_numbers_beside_an_empty_cell_stay_whole(tmp_path: Path) -> None:
+    lines = ["question,answer", *(f"What is {i}?,{i}" for i in range(9)), "Unknown?,"]
+    (tmp_path / "a.csv").write_text("\n".join(lines))
+    answers = {t.question: t.answers for t in all_of(read(tmp_path / "a.csv"))}
+    assert answers["What is 7?"] == ("7",)
+    assert answers["Unknown?"] == ()
+
+
+def test_parquet_as_the_hub_stores_it(tmp_path: Path) -> None:
+    features = Features(
+        {"question": Value("string"), "tests": Json(), "picture": Image(decode=True)}
+    )
+    rows = [
+        {"question": f"q{i}", "tests": {"a": [i]}, "picture": {"bytes": b"no image", "path": None}}
+        for i in range(10)
+    ]
+    file = parquet(tmp_path / "a.parquet", rows, features)
+    found = {t.question: t.columns for t in all_of(read(file))}
+    assert found["q3"] == {
+        "question": "q3",
+        "tests": {"a": [3]},
+        "picture": {"bytes": b"no image", "path": None},
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("a.jsonl", None, ["dataset.path: no file", "a.jsonl", ".parquet"]),
+        ("a.txt", "x", ["dataset.path", "ends in .txt", ".jsonl"]),
+        ("a", "x", ["ends in no suffix"]),
+        ("a.jsonl", '{"question": "q"}\n{"question"', ["a.jsonl, line 2", "not JSON"]),
+        ("a.json", "[1", ["a.json cannot be read as JSON", "JSONDecodeError"]),
+        ("a.json", '[{"question": "q"}, 3]', ["a.json, row 2: 3", "JSON object"]),
+        ("a.json", "", ["dataset.path", "a.json holds no rows"]),
+        ("a.csv", "", ["cannot be read as CSV", "EmptyDataError"]),
+        ("a.csv", "question\n", ["a.csv holds no rows"]),
+        ("a.parquet", "no", ["cannot be read as Parquet", "mend or rename"]),
+    ],
+)
+def test_a_file_that_cannot_be_read(
+    tmp_path: Path, name: str, content: str | None, said: list[str]
+) -> None:
+    if content is not None:
+        (tmp_path / name).write_text(content)
+    text = error_of(tmp_path / name)
+    for part in said:
+        assert part in text
+
+
+def test_folders_that_are_no_data(tmp_path: Path) -> None:
+    assert "holds no Parquet file" in error_of(tmp_path)
+    for name in ("train-0.parquet", "test-0.parquet"):
+        parquet(tmp_path / name, questions(10))
+    text = error_of(tmp_path)
+    assert "several splits (test, train)" in text
+    assert "dataset.name" in text
+
+
+# ---- Hugging Face data sets
+
+
+@pytest.fixture
+def cloned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A data set as the hub lays it out, cloned to this machine."""
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+    folder = tmp_path / "clone"
+    (folder / "data").mkdir(parents=True)
+    parquet(folder / "data" / "train-00000-of-00001.parquet", questions(20))
+    parquet(folder / "data" / "test-00000-of-00001.parquet", questions(5, first=100))
+    return folder
+
+
+def test_a_hub_data_set_and_its_splits(cloned: Path) -> None:
+    tasks = read_dataset(DatasetConfig(name=str(cloned), test=Path("test")))
+    assert [t.question for t in tasks["test"]] == [f"What is {i}?" for i in range(100, 105)]
+    assert len(tasks["validation"]) == 2
+    assert len(tasks["train"]) == 18
+    part = read_dataset(DatasetConfig(name=str(cloned), split="train[:10]"))
+    assert len(all_of(part)) == 10
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"split": "training"}, ["dataset.name: cannot load split 'training'", "dataset.path"]),
+        ({"test": Path("tset")}, ["dataset.test: cannot load split 'tset'"]),
+        ({"name": "nobody/nothing"}, ["'nobody/nothing'", "OfflineMode"]),
+        ({"subset": "main"}, ["dataset.subset"]),
+    ],
+)
+def test_a_hub_data_set_that_cannot_be_had(
+    cloned: Path, fields: dict[str, Any], said: list[str]
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        read_dataset(DatasetConfig(**({"name": str(cloned)} | fields)))
+    for part in said:
+        assert part in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+# ---- columns
+
+
+def test_a_row_is_a_task(tmp_path: Path) -> None:
+    row = {
+        "question": " Who? ",
+        "answers": ["A", 2, True],
+        "solution": "Think.",
+        "stratum": 5,
+        "id": 7,
+        "level": [1],
+    }
+    task = of_one(tmp_path, row)
+    assert task == Task(
+        id="7",
+        question="Who?",
+        answers=("A", "2", "True"),
+        stratum="5",
+        solution="Think.",
+        columns=row,
+    )
+    assert pickle.loads(pickle.dumps(task)) == task  # noqa: S301
+
+
+def test_only_the_question_is_needed(tmp_path: Path) -> None:
+    task = of_one(tmp_path, {"question": "Who?"})
+    assert (task.answers, task.solution, task.stratum, task.context) == ((), "", "", ())
+
+
+@pytest.mark.parametrize("column", ["question", "prompt", "problem"])
+def test_questions_by_default(tmp_path: Path, column: str) -> None:
+    assert of_one(tmp_path, {column: "Who?"}).question == "Who?"
+
+
+@pytest.mark.parametrize("column", ["answers", "answer", "golden_answers", "ground_truth"])
+def test_answers_by_default(tmp_path: Path, column: str) -> None:
+    assert of_one(tmp_path, {"question": "Who?", column: 0.5}).answers == ("0.5",)
+
+
+def test_named_columns(tmp_path: Path) -> None:
+    row = {"ask": "Who?", "question": "not this", "gold": "A", "level": "hard", "answers": "no"}
+    columns = {"question": "ask", "answer": "gold", "stratum": "level"}
+    task = of_one(tmp_path, row, columns=columns)
+    assert (task.question, task.answers, task.stratum) == ("Who?", ("A",), "hard")
+
+
+def test_a_column_that_is_not_to_be_read(tmp_path: Path) -> None:
+    row = {"question": "Who?", "answers": {"text": ["A"]}, "id": "a"}
+    task = of_one(tmp_path, row, columns={"answers": None, "id": None})
+    assert task.answers == ()
+    assert task.id.rpartition("-")[0] in ("train", "validation", "test")
+    assert task.columns["answers"] == {"text": ["A"]}
+
+
+def test_a_field_below_a_column(tmp_path: Path) -> None:
+    row = {"question": "Who?", "reward_model": {"ground_truth": {"target": ["A", "B"]}}}
+    rows = [row, *({**row, "question": f"q{i}"} for i in range(9))]
+    column = {"answers": "reward_model.ground_truth.target"}
+    for file in (jsonl(tmp_path / "a.jsonl", rows), parquet(tmp_path / "a.parquet", rows)):
+        assert {t.answers for t in all_of(read(file, columns=column))} == {("A", "B")}
+    text = error_of(tmp_path / "a.jsonl", columns={"answers": "reward_model.ground_truth"})
+    assert "dataset.columns.answers: reward_model.ground_truth.target, say" in text
+    text = error_of(tmp_path / "a.jsonl", columns={"answers": "reward_model.truth"})
+    assert 'line 1: has no "reward_model.truth"' in text
+
+
+def test_answers_in_gsm8k_form(tmp_path: Path) -> None:
+    answer = "Natalia sold 48/2 = 24.\nAltogether 48+24 = 72.\n#### 72"
+    task = of_one(tmp_path, {"question": "How many?", "answer": answer})
+    assert task.answers == ("72",)
+    assert task.solution == answer
+    assert task.columns["answer"] == answer
+    heading = "#### Title\nand a text below it"
+    assert of_one(tmp_path, {"question": "Write.", "answer": heading}).answers == (heading,)
+
+
+def test_chat_messages(tmp_path: Path) -> None:
+    messages = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Hello"},
+        {"role": "assistant", "content": "Hi"},
+        {"role": "user", "content": [{"type": "text", "text": "Who?"}], "tool_calls": None},
+    ]
+    task = of_one(tmp_path, {"prompt": messages})
+    assert task.question == "Who?"
+    assert task.context == (("system", "Be brief."), ("user", "Hello"), ("assistant", "Hi"))
+    assert task.columns["prompt"] == messages
+
+
+@pytest.mark.parametrize(
+    ("prompt", "said"),
+    [
+        ([], ["ends with nothing"]),
+        (
+            [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}],
+            ["ends with assistant", "what the policy is to write"],
+        ),
+        ([{"role": "tool", "content": "x"}], ["message 0", "of role 'tool'"]),
+        (
+            [{"role": "assistant", "content": "", "tool_calls": [{}]}],
+            ["message 0", "is a tool call"],
+        ),
+        (
+            [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "?"}]}],
+            ["message 0", "content of type image", "text alone"],
+        ),
+        (
+            [{"role": "user", "content": [{"type": "thinking", "text": "?"}]}],
+            ["content of type thinking"],
+        ),
+        ([{"role": "user", "content": None}], ["content is None"]),
+        (["Who?"], ["message 0", "'Who?'", "{role: …, content: …}"]),
+        ([{"role": "user", "content": " "}], ["\"prompt\" is ' '", "expected text"]),
+        (3, ['"prompt" is 3', "or chat messages"]),
+        ("", ["\"prompt\" is ''"]),
+        (None, ['"prompt" is None']),
+    ],
+)
+def test_a_prompt_that_is_none(tmp_path: Path, prompt: Any, said: list[str]) -> None:
+    file = jsonl(tmp_path / "a.jsonl", [{"prompt": "q"}, {"prompt": prompt}])
+    text = error_of(file)
+    assert f"dataset.path: {file}, line 2" in text
+    for part in said:
+        assert part in text
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ({"answer": ["A", ""]}, ["\"answer\" is ['A', '']", "none blank"]),
+        ({"answer": " "}, ["none blank"]),
+        ({"answer": [None]}, ["none blank", "null"]),
+        ({"answer": {"text": ["A"]}}, ["dataset.columns.answers: answer.text, say"]),
+        ({"answer": {}}, ["name another column by dataset.columns.answers"]),
+        ({"solution": ["A"]}, ["\"solution\" is ['A']", "dataset.columns.solution"]),
+        ({"stratum": {}}, ['"stratum" is {}']),
+        ({"id": 1.5}, ['"id" is 1.5', "text or an integer"]),
+        ({"id": True}, ['"id" is True']),
+    ],
+)
+def test_a_cell_of_the_wrong_kind(tmp_path: Path, row: dict[str, Any], said: list[str]) -> None:
+    file = jsonl(tmp_path / "a.jsonl", [{"question": "q0"}, {"question": "q", **row}])
+    text = error_of(file)
+    assert "a.jsonl, line 2: " in text
+    for part in said:
+        assert part in text
+
+
+def test_columns_that_are_not_there(tmp_path: Path) -> None:
+    file = jsonl(tmp_path / "a.jsonl", [{"text": "q", "gold": 1}])
+    text = error_of(file)
+    assert text.startswith("dataset.columns.question: ")
+    assert "none of the columns question, prompt, problem, only text, gold" in text
+    text = error_of(file, columns={"question": "text", "answers": "gould"})
+    assert text.startswith("dataset.columns.answers is 'gould'")
+    assert "has the columns text, gold" in text
+
+
+def test_a_column_that_some_rows_lack_is_there_for_all(tmp_path: Path) -> None:
+    rows = [{"question": f"q{i}"} | ({"hard": True} if i == 3 else {}) for i in range(10)]
+    found = {t.question: t.columns for t in all_of(read(jsonl(tmp_path / "a.jsonl", rows)))}
+    assert found["q3"]["hard"] is True
+    assert found["q4"]["hard"] is None
+
+
+# ---- ids
+
+
+def test_ids_that_are_not_given_are_hashes_of_question_and_split(tmp_path: Path) -> None:
+    tasks = read(jsonl(tmp_path / "a.jsonl", questions(20)))
+    for split, found in tasks.items():
+        assert all(t.id.startswith(f"{split}-") and len(t.id) == len(split) + 13 for t in found)
+    assert len({t.id for t in all_of(tasks)}) == 20
+
+
+def test_equal_questions_without_ids_are_told_and_dropped(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [*questions(10), {"question": "What is 3? ", "answer": "another"}]
+    file = jsonl(tmp_path / "a.jsonl", rows)
+    with caplog.at_level(logging.WARNING, "cotune"):
+        tasks = all_of(read(file))
+    assert [t.answers for t in tasks if t.question == "What is 3?"] == [("3",)]
+    assert len(tasks) == 10
+    (line,) = caplog.messages
+    assert line == f"dataset.path: {file}: 1 of 11 rows ask a question again; the first is kept"
+    caplog.clear()
+    monkeypatch.setenv("RANK", "1")
+    read(file)
+    assert not caplog.messages
+
+
+def test_equal_questions_after_other_messages_are_different(tmp_path: Path) -> None:
+    def chat(first: str) -> dict[str, Any]:
+        return {"prompt": [{"role": "system", "content": first}, {"role": "user", "content": "?"}]}
+
+    rows = [{"prompt": f"q{i}"} for i in range(10)]
+    tasks = all_of(read(jsonl(tmp_path / "a.jsonl", [*rows, chat("a"), chat("b")])))
+    assert len({t.id for t in tasks}) == 12
+
+
+def test_given_ids_that_repeat(tmp_path: Path) -> None:
+    rows = [{"id": 1, "question": "a"}, {"id": 2, "question": "a"}, {"id": "1", "question": "b"}]
+    text = error_of(jsonl(tmp_path / "a.jsonl", rows))
+    assert "line 3: the id '1' came before, at " in text
+    assert "line 1; " in text
+    assert "dataset.columns.id" in text
+
+
+def test_ids_of_several_files_do_not_meet(tmp_path: Path) -> None:
+    rows = [{"id": i, **row} for i, row in enumerate(questions(10))]
+    train = jsonl(tmp_path / "a.jsonl", rows)
+    test = jsonl(tmp_path / "b.jsonl", [{**row, "question": f"t {row['id']}"} for row in rows])
+    tasks = read(train, test=test)
+    assert {t.id for t in tasks["test"]} == {f"test-{i}" for i in range(10)}
+    assert {t.id for t in (*tasks["train"], *tasks["validation"])} == {str(i) for i in range(10)}
+
+
+# ---- splits
+
+
+def ids(tasks: Sequence[Task]) -> set[str]:
+    return {task.question for task in tasks}
+
+
+def test_what_is_held_out_depends_on_no_order(tmp_path: Path) -> None:
+    rows = questions(400)
+    before = read(jsonl(tmp_path / "a.jsonl", rows), validation=20, test=40)
+    random.Random(0).shuffle(rows)
+    after = read(jsonl(tmp_path / "b.jsonl", rows), validation=20, test=40)
+    for split, found in before.items():
+        assert ids(after[split]) == ids(found)
+    assert [t.question for t in after["train"]] == [
+        row["question"] for row in rows if row["question"] in ids(after["train"])
+    ]
+
+
+def test_what_is_held_out_is_spread_over_the_questions(tmp_path: Path) -> None:
+    rows = [{"question": f"{kind} {i:03}?"} for kind in ("easy", "hard") for i in range(200)]
+    tasks = read(jsonl(tmp_path / "a.jsonl", rows), validation=40, test=40)
+    for split in ("test", "validation"):
+        hard = sum(question.startswith("hard") for question in ids(tasks[split]))
+        assert 10 <= hard <= 30
+
+
+def test_what_is_held_out_changes_little_with_more_rows(tmp_path: Path) -> None:
+    before = read(jsonl(tmp_path / "a.jsonl", questions(400)), test=40, validation=20)
+    after = read(jsonl(tmp_path / "b.jsonl", questions(440)), test=40, validation=20)
+    for split in ("test", "validation"):
+        assert len(ids(after[split]) & ids(before[split])) >= 0.8 * len(before[split])
+        # Nothing that was trained on is held out now.
+        assert not ids(after[split]) & ids(before["train"])
+
+
+def test_how_much_of_one_is_held_out_does_not_change_the_other(tmp_path: Path) -> None:
+    file = jsonl(tmp_path / "a.jsonl", questions(100))
+    few = read(file, test=10, validation=1)
+    many = read(file, test=10, validation=10)
+    assert many["test"] == few["test"]
+    assert ids(few["validation"]) < ids(many["validation"])
+
+
+def test_at_most_a_fifth_and_a_tenth_are_held_out(tmp_path: Path) -> None:
+    tasks = read(jsonl(tmp_path / "a.jsonl", questions(59)))
+    assert {split: len(found) for split, found in tasks.items()} == {
+        "train": 43,
+        "validation": 5,
+        "test": 11,
+    }
+
+
+def test_rows_of_one_question_stay_on_one_side(tmp_path: Path) -> None:
+    rows = [{"id": f"{i}/{k}", "question": f"q{i}"} for i in range(30) for k in range(2)]
+    tasks = read(jsonl(tmp_path / "a.jsonl", rows), test=6, validation=3)
+    assert [len(tasks[split]) for split in ("train", "validation", "test")] == [42, 6, 12]
+    assert len(set.union(*(ids(found) for found in tasks.values()))) == 30
+    assert not ids(tasks["train"]) & ids(tasks["test"])
+
+
+def test_a_limit_leaves_what_is_held_out(tmp_path: Path) -> None:
+    file = jsonl(tmp_path / "a.jsonl", questions(50))
+    everything, limited = read(file), read(file, limit=7)
+    assert limited["train"] == everything["train"][:7]
+    assert limited["test"] == everything["test"]
+    assert limited["validation"] == everything["validation"]
+
+
+def test_too_few_to_hold_some_out(tmp_path: Path) -> None:
+    file = jsonl(tmp_path / "a.jsonl", questions(9))
+    text = error_of(file)
+    assert "has 9 different questions; expected at least 10" in text
+    assert "dataset.validation" in text
+    other = jsonl(tmp_path / "b.jsonl", questions(3, first=50))
+    tasks = read(file, validation=other)
+    assert [len(tasks[split]) for split in ("train", "validation", "test")] == [8, 3, 1]
+    text = error_of(jsonl(tmp_path / "c.jsonl", questions(4)), validation=other)
+    assert "has 4 different questions; expected at least 5" in text
+
+
+def test_test_questions_that_are_trained_on_are_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    train = jsonl(tmp_path / "a.jsonl", questions(20))
+    test = jsonl(tmp_path / "b.jsonl", questions(5, first=18))
+    with caplog.at_level(logging.WARNING, "cotune"):
+        read(train, validation=test, test=test)
+    assert "dataset.test: 2 of 5 questions are training questions" in caplog.text
+
+
+# ---- the run file's section
+
+
+@pytest.mark.parametrize(
+    ("section", "said"),
+    [
+        ({}, "dataset: has neither path nor name"),
+        ({"path": "a.jsonl", "name": "b"}, "has both path and name"),
+        ({"path": "a.jsonl", "test": 0}, "dataset.test is 0"),
+        ({"path": "a.jsonl", "columns": {"anwser": "a"}}, "columns.anwser"),
+        ({"path": "a.jsonl", "columns": {"question": None}}, "dataset.columns.question is null"),
+    ],
+)
+def test_a_section_that_is_wrong(section: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValidationError) as caught:
+        DatasetConfig.model_validate(section)
+    assert said in describe(caught.value, DatasetConfig)
+
+
+# ---- rows at hand
+
+
+def test_rows_at_hand_give_the_tasks_of_a_file_that_holds_them(tmp_path: Path) -> None:
+    rows = questions(20)
+    file = read(jsonl(tmp_path / "a.jsonl", rows), validation=2, test=3)
+    for at_hand in (rows, iter(rows), Dataset.from_list(rows)):
+        assert tasks_from(at_hand, validation=2, test=3) == file
+    whole = tasks_from(rows)
+    assert [len(whole[split]) for split in ("train", "validation", "test")] == [20, 0, 0]
+    assert [task.question for task in whole["train"]] == [row["question"] for row in rows]
+    own = tasks_from(rows, test=questions(3, first=50), columns={"answer": None})
+    assert [len(own[split]) for split in ("train", "validation", "test")] == [20, 0, 3]
+    assert own["test"][0].id.startswith("test-")
+    assert own["test"][0].answers == ()
+    assert own["test"][0].columns["answer"] == 50
+
+
+def test_rows_of_trls_form_keep_their_columns() -> None:
+    said = [{"role": "system", "content": "Hi."}, {"role": "user", "content": "What is 1?"}]
+    (task,) = tasks_from(Dataset.from_list([{"prompt": said, "answer": "1"}]))["train"]
+    assert (task.context, task.question) == ((("system", "Hi."),), "What is 1?")
+    assert task.columns == {"prompt": said, "answer": "1"}
+
+
+@pytest.mark.parametrize(
+    ("given", "fields", "said"),
+    [
+        ([], {}, ["dataset holds no rows"]),
+        (3, {}, ["dataset: is 3", "expected a datasets.Dataset"]),
+        ([{"question": "a"}, "b"], {}, ["dataset, row 2: 'b'", "expected a mapping"]),
+        (datasets.DatasetDict({"train": Dataset.from_list([{"question": "a"}])}), {},
+         ["dataset: is a DatasetDict of train", "data['train']"]),
+        ([{"question": "a"}, {"question": 7}], {}, ['dataset, row 2: "question" is 7']),
+        ([{"text": "a"}], {}, ["dataset.columns.question: dataset has none of", "only text"]),
+        ([{"question": "a"}], {"columns": {"answers": "b"}}, ["dataset.columns.answers is 'b'"]),
+        ([{"question": "a"}], {"columns": {"anwser": "b"}}, ["dataset.columns.anwser"]),
+        ([{"question": "a"}], {"columns": {"question": None}}, ["dataset.columns.question is null"]),
+        ([{"question": "a"}], {"test": 1}, ["dataset has 1 different questions", "dataset.test"]),
+        ([{"question": "a"}], {"test": -1}, ["dataset.test is -1"]),
+        ([{"question": "a"}], {"test": ["b"]}, ["dataset.test, row 1: 'b'"]),
+    ],
+)  # fmt: skip
+def test_rows_at_hand_that_are_wrong(given: Any, fields: dict[str, Any], said: list[str]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        tasks_from(given, **fields)
+    text = str(caught.value)
+    assert "\n" not in text
+    assert [part for part in said if part not in text] == [], text

@@ -1,0 +1,122 @@
+import json
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cotune.data.jsonl import read_corpus, read_tasks
+from cotune.errors import ConfigError
+from cotune.types import Task
+
+LINE = st.text(alphabet=st.characters(codec="utf-8", exclude_characters="\n\r"), min_size=1).filter(
+    lambda s: s.strip() and not s.strip().startswith('"') and not s.strip().endswith('"')
+)
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Callable[[str], Path]:
+    def file(text: str) -> Path:
+        path = tmp_path / "rows.jsonl"
+        path.write_text(text, encoding="utf-8")
+        return path
+
+    return file
+
+
+def test_a_corpus(write: Callable[[str], Path]):
+    path = write(
+        '\ufeff{"id": "0", "contents": "\\"Oslo\\"\\nThe capital.\\nOn a fjord."}\n'
+        "\n"
+        '{"contents": "Plain\\ntext", "extra": 1}\r\n'
+        '{"contents": " No title. "}'
+    )
+    assert read_corpus(path) == [
+        ("Oslo", "The capital.\nOn a fjord."),
+        ("Plain", "text"),
+        ("", "No title."),
+    ]
+
+
+@given(st.lists(st.tuples(LINE, LINE), min_size=1, max_size=5))
+def test_a_corpus_is_read_back(passages: list[tuple[str, str]]):
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "c.jsonl"
+        rows = [
+            json.dumps({"id": i, "contents": f'"{t}"\n{x}'}) for i, (t, x) in enumerate(passages)
+        ]
+        path.write_text("\n".join(rows), encoding="utf-8")
+        assert read_corpus(path) == [(t.strip(), x.strip()) for t, x in passages]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", r"environment\.corpus: .*rows\.jsonl is empty; expected lines of"),
+        ("\n\n", r"is empty"),
+        ('{"contents": "a"}\nnonsense', r"rows\.jsonl, line 2: not JSON .*'nonsense'; put one"),
+        ('"text"', r"line 1: 'text'; expected a JSON object"),
+        ('{"id": 1, "text": "a"}', r'line 1: no field "contents", only id, text; add "contents"'),
+        ("{}", r'no field "contents", only an empty object'),
+        ('{"contents": 5}', r'line 1: "contents" is 5; expected text'),
+        ('{"contents": " "}', r'"contents" is \' \'; expected text'),
+        ('{"contents": "\\ud800"}', r"line 1: not JSON \(UnicodeEncodeError"),
+        ("[" * 100_000, r"line 1: not JSON \(RecursionError"),
+        ("9" * 5_000, r"line 1: not JSON \(ValueError"),
+    ],
+)
+def test_a_bad_corpus_names_the_line(write: Callable[[str], Path], text: str, message: str):
+    with pytest.raises(ConfigError, match=message) as caught:
+        read_corpus(write(text))
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 500
+
+
+def test_files_that_cannot_be_read(tmp_path: Path):
+    with pytest.raises(ConfigError, match=r"environment\.corpus: cannot read .*none\.jsonl"):
+        read_corpus(tmp_path / "none.jsonl")
+    latin = tmp_path / "latin.jsonl"
+    latin.write_bytes(b'{"contents": "\xe9"}')
+    with pytest.raises(ConfigError, match=r"latin\.jsonl is not UTF-8"):
+        read_corpus(latin)
+    with pytest.raises(ConfigError, match=r"environment\.test: cannot read"):
+        read_tasks(tmp_path, "test")
+
+
+def test_tasks_in_all_their_forms(write: Callable[[str], Path]):
+    path = write(
+        '{"id": "a", "question": " Who? ", "answers": ["x", "y"], "stratum": "1 hop"}\n'
+        '{"id": 7, "question": "What?", "golden_answers": ["z"]}\n'
+        '{"question": "Where?", "answer": "here"}\n'
+    )
+    tasks = read_tasks(path, "train")
+    assert tasks[:2] == [Task("a", "Who?", ("x", "y"), "1 hop"), Task("7", "What?", ("z",))]
+    assert tasks[2].answers == ("here",)
+    assert tasks[2].id.startswith("train-")
+    assert read_tasks(path, "train") == tasks
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", r"environment\.train: .*rows\.jsonl is empty"),
+        ("{", r"environment\.train: .*rows\.jsonl, line 1: not JSON"),
+        ('{"answer": "x"}', r'line 1: no field "question", only answer'),
+        ('{"question": null, "answer": "x"}', r'"question" is None'),
+        ('{"question": "Who?"}', r'no field "answers", only question; add "answers"'),
+        ('{"question": "Who?", "answers": []}', r'"answers" is \[\]; expected text or a list'),
+        ('{"question": "Who?", "answers": ["x", 3]}', r"\['x', 3\]; expected text or a list"),
+        ('{"question": "Who?", "answers": ["x", " "]}', r"none blank"),
+        ('{"question": "Who?", "answer": " "}', r"none blank"),
+        ('{"question": "Who?", "answer": {"a": 1}}', r"\"answer\" is \{'a': 1\}"),
+        ('{"question": "Who?", "answer": null}', r'"answer" is None'),
+        ('{"id": true, "question": "Who?", "answer": "x"}', r'"id" is True; expected text'),
+        ('{"stratum": 2, "question": "Who?", "answer": "x"}', r'"stratum" is 2'),
+        ('{"question": "Who?", "answer": "x"}\n' * 2, r"line 2: the task 'train-.* came before"),
+    ],
+)
+def test_bad_tasks_name_the_line(write: Callable[[str], Path], text: str, message: str):
+    with pytest.raises(ConfigError, match=message):
+        read_tasks(write(text), "train")

@@ -1,0 +1,205 @@
+"""docs/reading-a-run.md says what a run's files hold: held to the frames, and to a real run."""
+
+import io
+import json
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from cotune.cli import commands
+from cotune.run import frames
+from cotune.run.frames import RunReader, open_run
+from cotune.run.run_dir import SCHEMA_VERSION
+from tests.run_files import tiny, write
+
+PAGE = (Path(__file__).parents[2] / "docs" / "reading-a-run.md").read_text(encoding="utf-8")
+CELL = re.compile(r"`([^`]+)`")
+
+
+def section(title: str) -> str:
+    """The text below a heading, up to the next heading."""
+    _, found, rest = PAGE.partition(f"\n{title}\n")
+    assert found, title
+    return re.split(r"\n#+ ", rest)[0]
+
+
+def rows(title: str) -> list[list[str]]:
+    """The cells of the tables below a heading, their heads left out."""
+    lines = [line for line in section(title).splitlines() if line.startswith("|")]
+    cells = [re.split(r"\s*\|\s*", line)[1:-1] for line in lines]
+    heads = ("Field", "Column", "Kind", "File", "Method", "---")
+    return [row for row in cells if not row[0].startswith(heads)]
+
+
+def documented(title: str) -> dict[str, str]:
+    """By field its type, of tables that begin with these two."""
+    return {CELL.fullmatch(row[0])[1]: row[1] for row in rows(title)}  # type: ignore[index]
+
+
+def documented_events() -> dict[str, dict[str, str]]:
+    found: dict[str, dict[str, str]] = {}
+    kind = ""
+    for first, field, dtype, _meaning in rows("## events.jsonl"):
+        if first:
+            kind = first.strip("`")
+            found[kind] = {}
+        if field:
+            found[kind][field.strip("`")] = dtype
+    return found
+
+
+def test_the_page_has_the_columns_and_types_of_the_frames() -> None:
+    assert documented_events() == frames.EVENTS
+    assert documented("### instructions_frame") == frames.INSTRUCTIONS
+    assert documented("### trajectories_frame") == frames.TRAJECTORIES
+    assert documented("## ledger.sqlite") == frames.COSTS
+    metrics = [row for row in rows("## metrics.jsonl") if len(row) == 3]
+    assert {row[0].strip("`"): row[1] for row in metrics} == frames.METRICS
+
+
+def test_every_line_is_explained() -> None:
+    titles = re.findall(r"^(##+ .+)$", PAGE, re.MULTILINE)
+    tables = [row for title in titles if title != "## The folder" for row in rows(title)]
+    assert len(tables) > 150
+    silent = [row for row in tables if not row[-1]]
+    assert silent == []
+
+
+def test_versions_are_those_of_the_package() -> None:
+    assert f"`schema_version: {SCHEMA_VERSION}`" in section("## The folder")
+    assert f"`PRAGMA user_version` {frames.SCHEMA_VERSION}" in section("## The folder")
+
+
+# ---- what a run really writes
+
+BOTH: dict[str, Any] = {
+    "strategy": {
+        "kind": "inspo+p2o",
+        "inspo": {
+            "population_size": 3, "prune_every": 2, "evolve_every": 2, "evolve_until": 4,
+            "verification_tasks": 2, "verification_rounds": 1,
+        },
+        "p2o": {"hints": {"hard_set_min_count": 2, "dev_size": 3, "budget": 12, "beam": 2,
+                          "minibatch": 2}},
+    },
+    "evaluation": {"before": False},
+    "logging": {"trajectories_every": 1},
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> RunReader:
+    folder = tmp_path_factory.mktemp("both")
+    file = write(folder / "run.yaml", tiny(folder / "out", BOTH))
+    commands.train(file, Console(file=io.StringIO()))
+    return open_run(folder / "out")
+
+
+def leaves(value: object, name: str = "") -> Iterator[str]:
+    """Dotted names of what a JSON value holds; lists of objects count as one."""
+    if isinstance(value, dict):
+        for key, part in value.items():
+            yield from leaves(part, f"{name}.{key}" if name else key)
+    elif isinstance(value, list) and value and isinstance(value[0], dict):
+        yield name
+        for part in value:
+            yield from leaves(part, name)
+    else:
+        yield name
+
+
+def fields_of(rows: Iterable[object]) -> set[str]:
+    return {name for row in rows for name in leaves(row)}
+
+
+@pytest.mark.slow
+def test_events_of_a_run_have_the_documented_fields(run: RunReader) -> None:
+    known, met = documented_events(), set[str]()
+    for event in run.read_events():
+        fields = event.keys() - {"time", "attempt", "step", "kind"}
+        # Of the two fields of "run_finished" the page says that another trainer's run has them.
+        expected = set() if event["kind"] == "run_finished" else known[event["kind"]].keys()
+        assert fields == expected, event
+        met.add(event["kind"])
+    assert met >= {
+        "run_started", "saved", "run_finished", "evaluated", "instruction_born", "population",
+        "evolution", "best_instruction", "hard_samples", "hint_phase", "hint_progress",
+        "hint_phase_ended",
+    }  # fmt: skip
+
+
+@pytest.mark.slow
+def test_metrics_of_a_run_are_documented(run: RunReader) -> None:
+    named = {name.strip("`") for name, *_ in rows("## metrics.jsonl")}
+    found = {key for row in run.read_metrics() for key in row}
+    assert found >= frames.METRICS.keys()
+    own = {
+        key
+        for key in found
+        if key.startswith(("inspo/", "p2o/", "reward/", "zero_", "hinted"))
+        or key in ("turns_mean", "reward_mean", "answered_share")
+    }
+    assert own <= named
+    # What the other methods and data sets add is named, and made by the package.
+    source = "".join(
+        p.read_text(encoding="utf-8")
+        for p in (Path(__file__).parents[2] / "src" / "cotune").rglob("*.py")
+    )
+    counted = ("evolution_", "hard", "newly_hard", "graduated", "solved_by_hint")
+    for name in named - found - {"reward/NAME", "reward_metric/NAME", "actions/KIND"}:
+        short = name.partition("/")[2] or name
+        assert name in source or short.startswith(counted) or short.startswith("zero_"), name
+
+
+@pytest.mark.slow
+def test_rollouts_of_a_run_have_the_documented_fields(run: RunReader) -> None:
+    stored = [
+        row for step, purpose in run.trajectory_files()
+        for row in run.read_trajectories(step, purpose)
+    ]  # fmt: skip
+    purposes = set(re.findall(r'"(\w+)"', section("## trajectories/").partition("| Field")[0]))
+    assert {purpose for _, purpose in run.trajectory_files()} <= purposes
+    flat = {
+        name.partition(".")[0] if name.startswith("trained.") else name
+        for name in fields_of(stored)
+    }
+    assert flat | {"reward_parts"} == documented("## trajectories/").keys()
+
+
+@pytest.mark.slow
+def test_the_other_files_of_a_run_are_documented(run: RunReader) -> None:
+    folder = section("## The folder")
+    for path in run.path.iterdir():
+        assert f"`{path.name}{'/' if path.is_dir() else ''}`" in folder, path.name
+    best = json.loads((run.best_path / "best.json").read_bytes())
+    assert best.keys() == documented("## best/").keys()
+    (line, *_) = run.read_instructions()
+    assert set(CELL.findall(section("## instructions.jsonl"))) == line.keys()
+    summary = run.read_summary() or {}
+    named = documented("## summary.json").keys()
+    (arm,) = summary["arms"].values()
+    suffixes = ("_by_stratum", "_n", "_before")
+    for key in (*summary, *arm):
+        assert key in named or any(
+            key.endswith(s) and key.removesuffix(s) in named for s in suffixes
+        ), key
+
+
+@pytest.mark.slow
+def test_frames_of_a_run_hold_what_its_files_do(run: RunReader) -> None:
+    metrics = run.metrics_frame()
+    assert list(metrics["step"]) == [row["step"] for row in run.read_metrics()]
+    assert list(metrics["loss"]) == [row["loss"] for row in run.read_metrics()]
+    rollouts = run.trajectories_frame(step=1, purpose="train")
+    assert list(rollouts["reward"]) == [r["reward"] for r in run.read_trajectories(1, "train")]
+    costs = run.costs_frame()
+    summary = run.read_summary() or {}
+    (arm,) = summary["arms"].values()
+    kept = costs[costs["committed"]]
+    spent = {p: kept["rollouts"][kept["kind"] == p].sum() for p in arm["policy_rollouts"]}
+    assert spent == arm["policy_rollouts"]
+    assert run.instructions_frame().query("best")["text"].item() == arm["best_instruction"]

@@ -1,0 +1,249 @@
+"""A joint run on TRL: what its hooks receive, return and log."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from datasets import Dataset
+
+from cotune.errors import ConfigError, EngineError
+from cotune.rollout.comm import SingleProcess
+from cotune.types import Limits, StopReason
+from tests.engines.trl.setup import HINT, Counting, Run, start
+from tests.policy.tiny import Letters, tiny_model, tiny_tokenizer
+
+TWO_STEPS_A_BATCH = {
+    "per_device_train_batch_size": 3,
+    "gradient_accumulation_steps": 1,
+    "steps_per_generation": 2,
+    "max_steps": 6,
+}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, list[Any], list[Any]]:
+    """Two batches at a temperature of 0.7, with what TRL passed to our two functions."""
+    run = start(tmp_path_factory.mktemp("run"), temperature=0.7)
+    prompts: list[Any] = []
+    rewards: list[Any] = []
+    rollout, reward = run.trainer.rollout_func, run.trainer.reward_funcs[0]
+    assert rollout is not None
+
+    def noted_rollout(given: Any, trainer: Any) -> Any:
+        prompts.append(given)
+        return rollout(given, trainer)
+
+    def noted_reward(**given: Any) -> Any:
+        rewards.append(given)
+        return reward(**given)  # type: ignore[operator]
+
+    run.trainer.rollout_func = noted_rollout
+    run.trainer.reward_funcs[0] = noted_reward  # type: ignore[call-overload]
+    run.trainer.train()
+    return run, prompts, rewards
+
+
+def test_trl_sends_the_task_ids_of_a_batch_each_repeated_for_its_group(trained: Any) -> None:
+    run, prompts, _ = trained
+    assert prompts == [
+        [task.id for task in run.joint.order.step(step) for _ in range(3)] for step in (1, 2)
+    ]
+    assert [[t.task.id for t in batch] for batch in run.trajectories] == prompts
+
+
+def test_the_environments_score_is_the_reward(trained: Any) -> None:
+    run, _, rewards = trained
+    scores = [[t.reward for t in batch] for batch in run.trajectories]
+    assert [given["cotune_reward"] for given in rewards] == scores
+    assert len({score for batch in scores for score in batch}) > 2
+    assert run.logged("reward") == pytest.approx([sum(s) / len(s) for s in scores], abs=1e-6)
+    assert run.logged("reward_mean") == pytest.approx(run.logged("reward"), abs=1e-6)
+
+
+def test_no_rollout_counts_as_truncated_whatever_ended_it(trained: Any) -> None:
+    run, _, _ = trained
+    assert run.logged("completions/clipped_ratio") == [0.0, 0.0]
+    stops = {t.stop for batch in run.trajectories for t in batch}
+    assert len(stops) > 1
+    eos = run.joint.codec.eos_id
+    assert all(t.completion_ids[-1] == eos for batch in run.trajectories for t in batch)
+
+
+def test_trl_takes_a_completion_without_eos_for_truncated(tmp_path: Path) -> None:
+    """Why an EOS is appended: this is TRL's rule, seen from outside."""
+    run = start(tmp_path, max_steps=1)
+    rollout = run.joint.rollout_func
+
+    def cut(prompts: Any, trainer: Any) -> Any:
+        output = rollout(prompts, trainer)
+        output["completion_ids"] = [[*ids[:-1], 4] for ids in output["completion_ids"]]
+        return output
+
+    run.trainer.rollout_func = cut
+    run.trainer.train()
+    assert run.logged("completions/clipped_ratio") == [1.0]
+
+
+def test_metrics_of_strategy_and_batch_are_in_trls_log_and_in_the_run_folder(trained: Any) -> None:
+    run, _, _ = trained
+    totals = run.logged("counting/total")
+    assert totals[-1] == pytest.approx(run.strategy.total)
+    assert run.logged("counting/started") == [1.0, 2.0]
+    rows = run.folder.read_metrics()
+    assert [row["step"] for row in rows] == [1, 2]
+    assert [row["counting/total"] for row in rows] == pytest.approx(totals)
+    assert [row["loss"] for row in rows] == run.logged("loss")
+    assert {"turns_mean", "zero_advantage_share", "grad_norm"} <= rows[0].keys()
+
+
+def test_tokens_are_counted_as_trl_counts_them(trained: Any) -> None:
+    run, _, _ = trained
+    own = [sum(t.generated_tokens for t in batch) for batch in run.trajectories]
+    assert [6 * length for length in run.logged("completions/mean_length")] == pytest.approx(own)
+    totals = run.ledger.totals()
+    assert (totals.rollouts["train"], totals.generated_tokens["train"]) == (12, sum(own))
+
+
+def test_the_policy_is_sampled_at_the_temperature_that_trl_divides_by(tmp_path: Path) -> None:
+    """With two optimizer steps a batch TRL computes log π_old itself, at its temperature."""
+    run = start(tmp_path, temperature=0.7, **TWO_STEPS_A_BATCH)
+    outputs: list[Any] = []
+    generate = run.trainer._generate_and_score_completions
+
+    def noted(inputs: Any) -> Any:
+        outputs.append(generate(inputs))
+        return outputs[-1]
+
+    run.trainer._generate_and_score_completions = noted  # type: ignore[method-assign]
+    run.trainer.train()
+    assert len(outputs) == len(run.trajectories) == 3
+    for output, batch in zip(outputs, run.trajectories, strict=True):
+        old = output["old_per_token_logps"]
+        for row, t in enumerate(batch):
+            own = torch.tensor(t.mask) == 1
+            got = old[row, : len(t.mask)][own]
+            torch.testing.assert_close(got, torch.tensor(t.logprobs)[own], atol=1e-4, rtol=0)
+
+
+def test_strategy_time_counts_batches_not_optimizer_steps(tmp_path: Path) -> None:
+    run = start(tmp_path, save_strategy="steps", save_steps=2, **TWO_STEPS_A_BATCH)
+    assert (run.joint.questions, run.joint.total_batches) == (2, 3)
+    run.trainer.train()
+    assert run.trainer.state.global_step == 6
+    assert (run.joint.batches, run.strategy.batches) == (3, 3)
+    rows = run.folder.read_metrics()
+    assert [row["step"] for row in rows] == [1, 1, 2, 2, 3, 3]
+    assert [row["optimizer_step"] for row in rows] == [1, 2, 3, 4, 5, 6]
+    assert run.ledger.totals().rollouts["train"] == 18
+    assert run.joint.progress(3).epoch == 0
+    assert run.joint.progress(4).epoch == 1  # 3 batches × 2 questions = all 6 tasks
+
+
+def test_a_held_out_task_with_the_id_of_a_trained_one_is_refused(tmp_path: Path) -> None:
+    world = Letters()
+    world._tasks["validation"] = [replace(t, id="train0") for t in world.tasks("validation")]
+    joint = start(tmp_path, environment=world).joint
+    trained = dict(joint.order.by_id)
+    with pytest.raises(ConfigError, match="validation split has a task with the id 'train0'"):
+        joint.eval_dataset()
+    assert joint.order.by_id == trained
+
+
+def test_an_evaluation_by_trl_is_greedy_unhinted_and_observes_nothing(tmp_path: Path) -> None:
+    run = start(tmp_path, Counting(hint=HINT), per_device_eval_batch_size=2, num_generations_eval=1)
+    run.trainer.train()
+    before = run.strategy.state_dict(), run.joint.batches, run.joint.coordinator.step
+    seen: list[Any] = []
+    evaluate = run.joint.coordinator.evaluate
+
+    def noted(*a: Any, **k: Any) -> Any:
+        seen.extend(evaluate(*a, **k))
+        return seen
+
+    run.joint.coordinator.evaluate = noted  # type: ignore[method-assign]
+    scores = run.trainer.evaluate(eval_dataset=run.joint.eval_dataset())
+    assert (run.strategy.state_dict(), run.joint.batches, run.joint.coordinator.step) == before
+    assert all(t.assignment.sampled.hint == HINT for batch in run.trajectories for t in batch)
+    assert all(t.assignment.sampled == run.strategy.best_prompt() for t in seen)
+    assert [t.task.id for t in seen] == ["validation0", "validation1"]
+    assert scores["eval_reward"] == pytest.approx(sum(t.reward for t in seen) / 2)
+    totals = run.ledger.totals().rollouts
+    assert (totals["train"], totals["evaluate"]) == (12, 2)
+    again = run.joint.coordinator.evaluate(run.joint.parts.environment.tasks("validation"))
+    assert [t.completion_ids for t in again[-2:]] == [t.completion_ids for t in again[:2]]
+
+
+def test_trl_trains_on_the_prompt_without_the_hint(tmp_path: Path) -> None:
+    run = start(tmp_path, Counting(hint=HINT))
+    generate = run.trainer._generate_and_score_completions
+    prompts: list[list[int]] = []
+
+    def noted(inputs: Any) -> Any:
+        output = generate(inputs)
+        rows = zip(output["prompt_ids"], output["prompt_mask"], strict=True)
+        prompts.extend(ids[mask == 1].tolist() for ids, mask in rows)
+        return output
+
+    run.trainer._generate_and_score_completions = noted  # type: ignore[method-assign]
+    run.trainer.train()
+    everyone = [t for batch in run.trajectories for t in batch]
+    assert [tuple(ids) for ids in prompts] == [t.prompt_ids for t in everyone]
+    decode = run.joint.codec.decode
+    assert all(HINT in decode(t.sampled_prompt_ids) for t in everyone)
+    assert not any(HINT in decode(ids) for ids in prompts)
+
+
+@pytest.mark.parametrize(
+    "dataset",
+    [
+        lambda joint: Dataset.from_dict({"prompt": ["What is love?"] * 6}),
+        lambda joint: Dataset.from_dict({"prompt": [[{"role": "user", "content": "a"}]] * 6}),
+        lambda joint: joint.dataset.select(range(len(joint.dataset) - 1, -1, -1)),
+        lambda joint: Dataset.from_dict({"prompt": [t.id for t in Letters().tasks("train")]}),
+    ],
+    ids=["text", "chat", "reversed", "unordered"],
+)
+def test_another_dataset_is_refused(tmp_path: Path, dataset: Any) -> None:
+    run = start(tmp_path, dataset=dataset)
+    with pytest.raises(ConfigError, match=r"GRPOTrainer sent .*train_dataset=joint\.dataset"):
+        run.trainer.train()
+    assert run.strategy.batches == 0
+
+
+def test_a_batch_of_split_groups_is_refused(tmp_path: Path) -> None:
+    with pytest.raises((ConfigError, ValueError), match=r"num_generations|divisible"):
+        start(tmp_path, per_device_train_batch_size=4)
+
+
+def test_a_refused_argument_is_refused_before_there_is_a_trainer(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="shuffle_dataset"):
+        start(tmp_path, shuffle_dataset=True)
+
+
+def test_the_policy_is_in_evaluation_mode_while_it_is_sampled_and_only_then(tmp_path: Path) -> None:
+    run = start(tmp_path, max_steps=1)
+    with pytest.raises(EngineError, match=r"no trainer yet: call bind\(trainer\)"):
+        run.joint.trainer  # noqa: B018
+    run.joint.bind(run.trainer)
+    model = run.trainer.model
+    assert isinstance(model, torch.nn.Module)
+    for training in (True, False):
+        model.train(training)
+        with run.joint.policy() as policy:
+            assert not policy.training
+        assert model.training is training
+    assert isinstance(run.joint.coordinator.comm, SingleProcess)
+
+
+def test_the_policys_context_bounds_its_episodes(tmp_path: Path) -> None:
+    tokenizer = tiny_tokenizer()
+    model = tiny_model(tokenizer)
+    model.config.max_position_embeddings = 30
+    limits = Limits(turns=3, turn_tokens=20, trajectory_tokens=40)
+    run = start(tmp_path, policy=(model, tokenizer), limits=limits, max_steps=1)
+    run.trainer.train()
+    (batch,) = run.trajectories
+    assert StopReason.CONTEXT_LIMIT in {t.stop for t in batch}
+    assert max(len(t.prompt_ids) + len(t.completion_ids) for t in batch) == 30

@@ -1,0 +1,94 @@
+"""The sections of a run file that say what is trained on."""
+
+from typing import Any
+
+import pytest
+
+from cotune.config.build import build_environment, initial_instruction
+from cotune.config.run_file import RunConfig, dump_config, parse_config
+from cotune.environments.base import PromptFormat, TaskEnvironment
+from cotune.environments.environment_options import environment_section
+from cotune.environments.tag_protocol import PROMPT_FORMAT
+from cotune.errors import ConfigError
+
+LEAST: dict[str, Any] = {"output": "runs/x", "strategy": {"kind": "static"}}
+DATA = {"dataset": {"path": "data.jsonl"}, "rewards": ["exact_match"]}
+
+
+def parsed(**sections: Any) -> RunConfig:
+    return parse_config(LEAST | sections, "test")
+
+
+def test_the_shortest_run_file_is_a_data_set_and_a_reward() -> None:
+    config = parsed(**DATA)
+    assert config.environment.kind == "single_turn"
+    assert [(r.function, r.weight) for r in config.rewards] == [("exact_match", 1.0)]
+    assert parse_config(dump_config(config), "again") == config
+
+
+@pytest.mark.parametrize(
+    ("raw", "expected"),
+    [
+        ("geo", {"kind": "geo"}),
+        ("pkg.mod:Env", {"kind": "python", "object": "pkg.mod:Env"}),
+        ("env.py:Env", {"kind": "python", "object": "env.py:Env"}),
+        ({"kind": "geo", "train": 3}, {"kind": "geo", "train": 3}),
+        (
+            {"kind": "mine", "size": 3},
+            {"kind": "python", "object": "mine", "args": {"size": 3}},
+        ),
+        ("mine", {"kind": "python", "object": "mine", "args": {}}),
+        ({"kind": "nobodys"}, {"kind": "nobodys"}),
+        (7, 7),
+    ],
+)
+def test_shorthands_of_an_environment(raw: object, expected: object) -> None:
+    assert environment_section(raw, frozenset(["geo"]), frozenset(["mine", "geo"])) == expected
+
+
+@pytest.mark.parametrize(
+    ("sections", "said"),
+    [
+        ({}, "dataset: missing; environment.kind single_turn brings no questions"),
+        ({"environment": "geo", **DATA}, "dataset: environment.kind geo brings its own questions"),
+        ({"dataset": {"path": "x.jsonl"}}, "rewards: missing; environment.kind single_turn"),
+        ({**DATA, "dataset": {}}, "dataset: has neither path nor name"),
+        (
+            {**DATA, "dataset": {"benchmark": "hotpotqa"}},
+            "dataset.benchmark: benchmarks are tested on, never trained on; expected path or name",
+        ),
+        ({**DATA, "dataset": {"path": "x", "name": "y"}}, "dataset: has both path and name"),
+        ({**DATA, "dataset": {"path": "x", "test": 0}}, "dataset.test is 0; expected 1 or more"),
+        ({**DATA, "dataset": {"path": "x", "spilt": "a"}}, "dataset.spilt: unknown field (did you"),
+        ({**DATA, "rewards": [{"fn": "x"}]}, "unknown field"),
+        ({**DATA, "environment": {"kind": "tools"}}, "environment.tools: missing"),
+        ({"environment": "nobodys"}, "environment.kind: 'nobodys' is unknown; expected one of"),
+        ({"environment": {"kind": "tool"}}, "(did you mean tools?)"),
+        ({"seed": "five"}, "seed: expected a valid integer; got 'five'"),
+        ({**DATA, "instruction": {"rule": "system"}}, "instruction.rule: unknown field (did you"),
+        (
+            {**DATA, "instruction": {"role": "tool"}},
+            "instruction.role: expected 'user' or 'system'",
+        ),
+    ],
+)
+def test_what_cannot_be_trained_on_is_said_in_a_line(sections: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parsed(**sections)
+    assert said in str(caught.value)
+
+
+def test_an_instruction_is_a_text_or_a_text_and_a_place() -> None:
+    assert parsed(environment="geo").instruction.text is None
+    world = {"kind": "geo", "train": 6, "validation": 3, "test": 3}
+    placed = {"role": "system", "system": "replace"}
+    config = parsed(environment=world, instruction=placed)
+    environment = build_environment(config)
+    assert isinstance(environment, TaskEnvironment)
+    assert environment.prompt_format == PromptFormat(
+        role="system", system="replace", question_prefix=PROMPT_FORMAT.question_prefix
+    )
+    assert initial_instruction(config, environment) == environment.initial_instruction
+    plain = build_environment(parsed(environment=world))
+    assert isinstance(plain, TaskEnvironment)
+    assert plain.prompt_format == PROMPT_FORMAT

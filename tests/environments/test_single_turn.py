@@ -1,0 +1,274 @@
+"""The shortest path: a data set and a reward function, nothing else. As a user starts it."""
+
+import io
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+from rich.console import Console
+from transformers.utils import logging
+
+import cotune
+from cotune.cli import app as cli
+from cotune.cli import commands
+from cotune.run.frames import RunReader
+from tests.endpoint import endpoint
+from tests.run_files import tiny, write
+
+REWARDS = '''
+"""Reward functions as for TRL."""
+
+
+def vowels(completions, level, log_metric, **kwargs):
+    """The share of vowels, less for higher levels."""
+    log_metric("characters", sum(map(len, completions)) / len(completions))
+    shares = [sum(c in "aeiou" for c in text) / max(1, len(text)) for text in completions]
+    return [share / n for share, n in zip(shares, level, strict=True)]
+
+
+async def short(completions, prompts, **kwargs):
+    assert all("Question" in p for p in prompts)
+    return [1.0 if len(text) < 40 else 0.0 for text in completions]
+
+
+def wrong_length(completions, **kwargs):
+    return [1.0]
+
+
+def none(completions, **kwargs):
+    return [None for _ in completions]
+
+
+def undefined(completions, **kwargs):
+    return [float("nan") if not text else 0.0 for text in completions]
+
+
+def missing(completions, gold):
+    return [0.0 for _ in completions]
+
+
+def raises(completions, level, **kwargs):
+    return [1 / (n - n) for n in level]
+'''
+
+
+@pytest.fixture(autouse=True)
+def own_environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The command line sets variables for its own process, which here is the tests'."""
+    logging.disable_progress_bar()
+    with mock.patch.dict(os.environ):
+        monkeypatch.setenv("OPENAI_API_KEY", "sk-test")
+        for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"):
+            monkeypatch.delenv(name, raising=False)
+            monkeypatch.delenv(name.lower(), raising=False)
+        yield
+    logging.enable_progress_bar()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Twenty questions, and rewards."""
+    rows = [{"question": f"Question {i}?", "level": 1 + i % 2} for i in range(20)]
+    (tmp_path / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "rewards.py").write_text(REWARDS)
+    return tmp_path
+
+
+def run_file(folder: Path, **changes: Any) -> Path:
+    """A run file with a data set and two reward functions."""
+    file = folder / "rewards.py"
+    raw = tiny(
+        folder / "out",
+        {
+            "strategy": {"kind": "static"},
+            "training": {"steps": 2, "save_every": 1},
+            "limits": {"turns": 1},
+            **changes,
+        },
+    )
+    del raw["environment"]
+    given = {
+        "dataset": {"path": str(folder / "data.jsonl"), "validation": 2, "test": 3},
+        "rewards": [f"{file}:vowels", {"function": f"{file}:short", "weight": 0.25}],
+    }
+    mine = {name: value for name, value in changes.items() if name in given}
+    return write(folder / "run.yaml", {**raw, **given, **mine})
+
+
+def trained(file: Path) -> tuple[RunReader, str]:
+    """A finished run, and what it printed."""
+    shown = io.StringIO()
+    folder = commands.train(file, Console(file=shown, width=200))
+    return cotune.open_run(folder), shown.getvalue()
+
+
+def test_a_data_set_and_reward_functions_train(folder: Path) -> None:
+    run, shown = trained(run_file(folder))
+    rows = run.read_trajectories(1, "train")
+    assert len(rows) == 8
+    for row in rows:
+        parts = row["reward_parts"]
+        assert row["reward"] == pytest.approx(parts["vowels"] + 0.25 * parts["short"])
+        assert parts["vowels"] <= 1 / (1 + int(row["task"]["question"][9:-1]) % 2)
+        assert [turn["action"] for turn in row["turns"]] == ["answer"]
+        assert row["sampled"]["instruction"] == ""
+    metrics = run.read_metrics()
+    assert [row["step"] for row in metrics] == [1, 2]
+    mean = sum(row["reward_parts"]["vowels"] for row in rows) / len(rows)
+    assert metrics[0]["reward/vowels"] == pytest.approx(mean)
+    texts = [row["turns"][0]["text"] for row in rows]
+    length = sum(map(len, texts)) / len(texts)
+    assert metrics[0]["reward_metric/characters"] == pytest.approx(length)
+    (before,) = [e for e in run.read_events() if e.get("when") == "before"]
+    assert (before["measure"], before["n"]) == ("mean reward", 3)
+    assert "before: mean reward" in shown
+    assert "Held-out mean reward" in shown
+    assert "xact match" not in shown
+    report = (run.path / "report.html").read_text(encoding="utf-8")
+    assert "Held-out mean reward" in report
+    assert "xact match" not in report
+    summary = run.read_summary()
+    assert summary is not None
+    (arm,) = summary["arms"].values()
+    assert arm["measure"] == "mean reward"
+    low, high = arm["em_interval"]
+    assert low <= arm["em"] <= high
+
+
+@pytest.mark.slow
+def test_a_resumed_run_scores_as_before(folder: Path) -> None:
+    file = run_file(folder)
+    run, _ = trained(file)
+    unbroken = run.read_metrics()
+    (run.path / "summary.json").unlink()
+    commands.resume(run.path, Console(quiet=True), assignments=["training.steps=3"])
+    resumed = cotune.open_run(run.path).read_metrics()
+    assert [row["step"] for row in resumed] == [1, 2, 3]
+    assert resumed[1]["reward/vowels"] == unbroken[1]["reward/vowels"]
+    assert "reward/short" in resumed[2]
+
+
+@pytest.mark.slow
+def test_inspo_evolves_an_instruction_of_ones_own(folder: Path) -> None:
+    asked: list[str] = []
+
+    def propose(prompt: str) -> str:
+        asked.append(prompt)
+        wishes = ("many vowels", "few words", "one soft sound", "open syllables")
+        n = len(asked)
+        return "\n".join(
+            f"<ins_{i}>Reply in manner {n} with {wish}, plainly and at once.</ins_{i}>"
+            for i, wish in enumerate(wishes, 1)
+        )
+
+    strategy = {
+        "kind": "inspo",
+        "population_size": 3,
+        "prune_every": 2,
+        "evolve_every": 1,
+        "evolve_until": 3,
+        "failure_below": 2.0,
+        "verification_tasks": 2,
+        "verification_rounds": 2,
+    }
+    with endpoint(propose) as url:
+        llm = {"kind": "openai", "model": "m", "base_url": url}
+        file = run_file(
+            folder, strategy=strategy, llm=llm, instruction={"text": "Reply.", "role": "system"}
+        )
+        run, _ = trained(file)
+    # A task without answers shows none, and its completion is what the policy wrote.
+    reflections = [prompt for prompt in asked if "<example>" in prompt]
+    assert reflections
+    assert "Correct answer" not in "".join(reflections)
+    verified = [
+        row
+        for step, purpose in run.trajectory_files()
+        if purpose == "train"
+        for row in run.read_trajectories(step, purpose)
+    ]
+    assert all(set(row["reward_parts"]) == {"vowels", "short"} for row in verified)
+    births = [e for e in run.read_events() if e["kind"] == "instruction_born"]
+    assert any(e["origin"] != "initial" for e in births)
+
+
+# ---- started wrong: one line, before anything is written
+
+
+def error_of(
+    file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> str:
+    monkeypatch.setattr("sys.argv", ["cotune", "train", str(file)])
+    with pytest.raises(SystemExit) as stopped:
+        cli.main()
+    printed = capsys.readouterr()
+    assert stopped.value.code == 2, printed
+    assert printed.out == ""
+    assert printed.err.count("\n") == 1, printed.err
+    return printed.err
+
+
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        ("wrong_length", ["wrong_length returned 1 values for 2 completions"]),
+        ("none", ["none returned None for task", "return 0.0"]),
+        ("undefined", ["undefined returned nan for task"]),
+        ("missing", ["missing needs the column 'gold'", "the data has question, level"]),
+        ("raises", ["raises raised ZeroDivisionError", "(rewards.py, line", "for task"]),
+        ("shuort", ["has no shuort (did you mean short?)"]),
+    ],
+)
+def test_reward_functions_that_are_wrong(
+    folder: Path,
+    function: str,
+    said: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    file = run_file(folder, rewards=[f"{folder / 'rewards.py'}:{function}"])
+    printed = error_of(file, monkeypatch, capsys)
+    assert "rewards: " in printed
+    for part in said:
+        assert part in printed
+    assert not (folder / "out").exists()
+
+
+INSPO: dict[str, Any] = {
+    "strategy": {"kind": "inspo"},
+    "llm": {"kind": "openai", "model": "m", "base_url": "http://127.0.0.1:9"},
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"dataset": None}, ["dataset: missing", "environment.kind single_turn"]),
+        ({"rewards": []}, ["rewards: missing", "exact_match"]),
+        ({"rewards": ["exact_match"]}, ["exact_match compares with answers", "has none"]),
+        ({"rewards": ["exact"]}, ["'exact' is none of exact_match"]),
+        ({"rewards": [{"function": "boxed", "wieght": 1}]}, ["rewards.", "wieght"]),
+        (
+            {"dataset": {"path": "data.jsonl", "columns": {"question": "text"}}},
+            ["dataset.columns.question is 'text'", "question, level"],
+        ),
+        ({"dataset": {"path": "date.jsonl"}}, ["dataset.path: no file date.jsonl"]),
+        (INSPO, ["instruction: blank; INSPO evolves it"]),
+    ],
+)
+def test_run_files_that_are_wrong(
+    folder: Path,
+    changes: dict[str, Any],
+    said: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(folder)
+    printed = error_of(run_file(folder, **changes), monkeypatch, capsys)
+    for part in said:
+        assert part in printed
+    assert not (folder / "out").exists()

@@ -1,0 +1,323 @@
+"""`cotune evaluate` on finished runs of the bundled policies: the whole path, from the command line."""
+
+import json
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as parquet
+import pytest
+
+from cotune.cli import app as cli
+from cotune.config.build import build_environment
+from cotune.config.run_file import RunConfig, dump_config, parse_config
+from cotune.environments.base import SingleTurnEnvironment
+from cotune.errors import ConfigError
+from cotune.experiments.evaluate.question_sets import question_sets
+from cotune.policy.paths import policy_path
+from cotune.run.run_dir import RunDir
+from cotune.worlds.arithmetic import INITIAL_INSTRUCTION as SOLVE
+from cotune.worlds.geo import INITIAL_INSTRUCTION as SEARCH
+from tests.export.finished import files
+from tests.run_files import tiny
+
+BETTER = f"{SEARCH} Search for one entity at a time."
+GEO: dict[str, Any] = {
+    "environment": {"test": 6, "train": 8, "validation": 3},
+    "limits": {"turns": 6, "turn_tokens": 80, "observation_tokens": 200, "trajectory_tokens": 640},
+    "strategy": {"kind": "static"},
+}
+ARITHMETIC: dict[str, Any] = {
+    "policy": {"path": "bundled:arithmetic"},
+    "environment": {"kind": "arithmetic", "train": 8, "validation": 4, "test": 8},
+    "limits": {"turns": 1, "turn_tokens": 96},
+    "strategy": {"kind": "static"},
+}
+
+
+def finished(folder: Path, changes: dict[str, Any], instruction: str, hint: str = "") -> RunConfig:
+    """A run folder whose best policy is the bundled one."""
+    config = parse_config(tiny(folder, changes), "the test")
+    run = RunDir.create(folder, dump_config(config))
+    shutil.copytree(policy_path(config.policy.path), run.best_path)
+    chosen = {
+        "em": 0.5,
+        "step": 1,
+        "instruction_id": "i1",
+        "instruction": instruction,
+        "hint": hint,
+    }
+    (run.best_path / "best.json").write_text(json.dumps({"schema_version": 1, **chosen}))
+    return config
+
+
+@pytest.fixture(scope="module")
+def geo(tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
+    return finished(tmp_path_factory.mktemp("geo") / "run", GEO, BETTER)
+
+
+@pytest.fixture(scope="module")
+def arithmetic(tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
+    hint = "Work through it in written columns and carry what is over."
+    return finished(tmp_path_factory.mktemp("arithmetic") / "run", ARITHMETIC, SOLVE, hint)
+
+
+Evaluate = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture
+def evaluate(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Evaluate:
+    """The JSON that the command prints, and nothing else."""
+
+    def run(config: RunConfig, *arguments: object) -> dict[str, Any]:
+        command = ["cotune", "evaluate", str(config.output), "--json", *map(str, arguments)]
+        monkeypatch.setattr("sys.argv", command)
+        with pytest.raises(SystemExit) as stopped:
+            cli.main()
+        printed = capsys.readouterr()
+        assert stopped.value.code == 0, printed.err
+        return json.loads(printed.out)
+
+    return run
+
+
+def figures(result: dict[str, Any], column: str) -> dict[tuple[str, str], dict[str, Any]]:
+    return {(f["metric"], f["statistic"]): f for f in result["figures"] if f["column"] == column}
+
+
+def test_greedy_alone_on_the_runs_own_questions(geo: RunConfig, evaluate: Evaluate) -> None:
+    before = files(geo.output)
+    found = evaluate(geo)
+    assert files(geo.output) == before
+    assert [c["name"] for c in found["columns"]] == ["best", "initial"]
+    assert [c["instruction"] for c in found["columns"]] == [BETTER, SEARCH]
+    (result,) = found["sets"]
+    assert (result["name"], result["n"], result["samples"]) == ("test", 6, 0)
+    best, initial = figures(result, "best"), figures(result, "initial")
+    assert list(best) == [("reward", "greedy"), ("f1", "greedy")]
+    exact = best["reward", "greedy"]
+    assert exact["title"] == "exact match"
+    assert exact["by_stratum"].keys() == {"1 hop", "2 hops", "3 hops"}
+    assert exact["mean"] == sum(s["mean"] * s["n"] for s in exact["by_stratum"].values()) / 6
+    low, high = exact["interval"]
+    assert 0 <= low < exact["mean"] < high <= 1
+    # The instruction that says how to search is what the policy was made to follow.
+    assert exact["mean"] > initial["reward", "greedy"]["mean"]
+
+
+def test_sampled_beside_greedy(geo: RunConfig, evaluate: Evaluate, tmp_path: Path) -> None:
+    file = tmp_path / "figures.json"
+    arguments = ("--samples", 3, "--temperature", 0.7, "--limit", 3, "--metric", "reward")
+    found = evaluate(geo, *arguments, "--output", file)
+    assert json.loads(file.read_text()) == found
+    assert (found["schema_version"], found["temperature"]) == (1, 0.7)
+    (result,) = found["sets"]
+    best = figures(result, "best")
+    names = ["greedy", "avg@3", "pass@1", "pass@2", "pass@3"]
+    assert list(best) == [("reward", name) for name in names]
+    means = [best["reward", name]["mean"] for name in names[1:]]
+    assert means[0] == pytest.approx(means[1])
+    assert means[1:] == sorted(means[1:])
+    assert {f["n"] for f in result["figures"]} == {3}
+    # A column's draws depend on nothing but the seed.
+    again = evaluate(geo, *arguments, "--policy", "initial")
+    assert figures(again["sets"][0], "best") == best
+
+
+def test_the_untrained_policy_beside_the_best(geo: RunConfig, evaluate: Evaluate) -> None:
+    found = evaluate(geo, "--policy", "initial", "--limit", 3, "--split", "validation")
+    (result,) = found["sets"]
+    trained = [c["trained"] for c in found["columns"]]
+    assert trained == [True, True, False, False]
+    # This run's best weights are those it began with.
+    for name in ("best", "initial"):
+        assert figures(result, f"untrained_{name}") == {
+            key: {**value, "column": f"untrained_{name}"}
+            for key, value in figures(result, name).items()
+        }
+
+
+def search_r1_file(config: RunConfig, path: Path) -> Path:
+    """The run's test questions in Search-R1's schema, as if of two data sets."""
+    tasks = build_environment(config).tasks("test")
+    rows = [
+        {
+            "id": f"test_{i // 2}", "question": task.question, "golden_answers": list(task.answers),
+            "data_source": ("nq", "hotpotqa")[i % 2], "ability": "fact-reasoning",
+            "prompt": [{"role": "user", "content": task.question}],
+            "reward_model": {"ground_truth": {"target": list(task.answers)}, "style": "rule"},
+            "extra_info": {"index": i, "split": "test"},
+        }
+        for i, task in enumerate(tasks)
+    ]  # fmt: skip
+    parquet.write_table(pa.Table.from_pylist(rows), path)
+    return path
+
+
+def test_a_qa_benchmark_with_the_runs_search_engine(
+    geo: RunConfig, evaluate: Evaluate, tmp_path: Path
+) -> None:
+    file = search_r1_file(geo, tmp_path / "test.parquet")
+    found = evaluate(geo, "--benchmark", f"hotpotqa={file}", "--split", "test")
+    own, benchmark = found["sets"]
+    assert (own["name"], benchmark["name"], benchmark["source"]) == ("test", "hotpotqa", str(file))
+    exact = figures(benchmark, "best")["reward", "greedy"]
+    assert exact["mean"] == figures(own, "best")["reward", "greedy"]["mean"] > 0
+    assert {name: s["n"] for name, s in exact["by_stratum"].items()} == {"hotpotqa": 3, "nq": 3}
+    assert ("f1", "greedy") in figures(benchmark, "best")
+
+
+def test_a_math_benchmark_by_boxed_answers(
+    arithmetic: RunConfig, evaluate: Evaluate, tmp_path: Path
+) -> None:
+    tasks = build_environment(arithmetic).tasks("test")
+    rows = [
+        {"id": i, "problem": t.question, "answer": t.answers[0], "solution": "", "url": "", "year": "2024"}
+        for i, t in enumerate(tasks)
+    ]  # fmt: skip
+    file = tmp_path / "aime.parquet"
+    parquet.write_table(pa.Table.from_pylist(rows), file)
+    found = evaluate(arithmetic, "--benchmark", f"aime24={file}", "--split", "test")
+    assert [c["name"] for c in found["columns"]] == ["best", "initial", "hinted"]
+    own, benchmark = found["sets"]
+    assert benchmark["notices"] == []
+    for column in ("best", "initial", "hinted"):
+        boxed = figures(benchmark, column)["reward", "greedy"]
+        assert boxed["title"] == "boxed accuracy"
+        assert boxed["mean"] == figures(own, column)["reward", "greedy"]["mean"] > 0
+
+
+def test_auto_samples_on_few_questions(arithmetic: RunConfig, evaluate: Evaluate) -> None:
+    (result,) = evaluate(arithmetic, "--samples", "auto", "--limit", 2)["sets"]
+    assert result["samples"] == 16
+    statistics = [statistic for _, statistic in figures(result, "best")]
+    assert statistics == ["greedy", "avg@16", *(f"pass@{k}" for k in (1, 2, 4, 8, 16))]
+
+
+def test_a_math_benchmark_on_a_run_that_boxes_nothing_says_so(
+    geo: RunConfig, evaluate: Evaluate, tmp_path: Path
+) -> None:
+    file = tmp_path / "amc.jsonl"
+    file.write_text(json.dumps({"id": 0, "problem": "What is 2 + 2?", "answer": 4.0}))
+    arguments = ("--benchmark", f"amc={file}", "--set", "limits.turns=1")
+    (result,) = evaluate(geo, *arguments)["sets"]
+    assert result["notices"] == [
+        f"{label} instruction: names no \\boxed{{}}, by which answers are read on AMC"
+        for label in ("best", "initial")
+    ]
+
+
+def test_words_in_a_box_are_compared_as_words(
+    arithmetic: RunConfig, evaluate: Evaluate, tmp_path: Path
+) -> None:
+    rows = [{"id": "a", "question": "What is 3 + 4?", "golden_answers": ["the 7", "seven"]}]
+    file = tmp_path / "qa.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (result,) = evaluate(arithmetic, "--benchmark", f"bamboogle={file}")["sets"]
+    exact = figures(result, "best")["reward", "greedy"]
+    assert (exact["title"], exact["mean"]) == ("exact match", 1.0)
+
+
+def test_tables(
+    geo: RunConfig, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["cotune", "evaluate", str(geo.output), "--samples", "2", "--limit", "3"]
+    monkeypatch.setattr("sys.argv", command)
+    with pytest.raises(SystemExit) as stopped:
+        cli.main()
+    assert stopped.value.code == 0
+    lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
+    assert lines[0] == "On the test split"
+    first = [line.partition(" │")[0].strip() for line in lines[3:-1]]
+    strata = ["1 hop (1)", "2 hops (1)", "3 hops (1)"]
+    assert first == [
+        "exact match", "greedy", *strata, "avg@2", *strata, "pass@1", "pass@2",
+        "F1", "greedy", *strata, "avg@2", *strata,
+    ]  # fmt: skip
+    assert lines[-1] == (
+        "3 questions; 95 % intervals over questions; sampled: 2 a question, temperature 1.0"
+    )
+
+
+REFUSED: dict[str, tuple[Sequence[str], str]] = {
+    "split": (["--split", "dev"], "--split is 'dev'; expected one of test, validation, train"),
+    "samples": (["--samples", "many"], "--samples is 'many'; expected 0 or more, or auto"),
+    "negative": (["--samples=-1"], "--samples is '-1'"),
+    "temperature": (
+        ["--samples", "2", "--temperature", "0"],
+        "--temperature is 0.0; expected more",
+    ),
+    "nothing sampled": (["--temperature", "1"], "--temperature is set, but nothing is sampled"),
+    "metric": (["--metric", "bleu"], "--metric is 'bleu'; expected one of reward, exact_match, f1"),
+    "limit": (["--limit", "0"], "--limit is 0; expected 1 or more"),
+    "policy": (["--policy", "last"], "--policy is 'last'; expected best or initial"),
+    "benchmark": (["--benchmark", "squad"], "--benchmark is 'squad'; expected NAME or NAME=PATH"),
+    "no file": (["--benchmark", "nq=gone.parquet"], "--benchmark nq: no file gone.parquet"),
+    "output": (["--output", "gone/figures.json"], "--output is gone/figures.json; expected a file"),
+    "set": (["--set", "limits.turnz=2"], "with --set: limits.turnz: unknown field"),
+}
+
+
+@pytest.mark.parametrize(("arguments", "said"), REFUSED.values(), ids=REFUSED)
+def test_what_is_refused(
+    geo: RunConfig,
+    arguments: Sequence[str],
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("sys.argv", ["cotune", "evaluate", str(geo.output), *arguments])
+    with pytest.raises(SystemExit) as stopped:
+        cli.main()
+    printed = capsys.readouterr()
+    assert (stopped.value.code, printed.out) == (2, "")
+    assert printed.err.count("\n") == 1
+    assert said in printed.err
+
+
+def test_prompts_too_long_are_refused_before_any_rollout(
+    geo: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    file = tmp_path / "nq.jsonl"
+    row = {"id": "a", "question": "Why " * 500, "golden_answers": ["x"]}
+    file.write_text(json.dumps({**row, "id": "b", "question": "Why?"}) + "\n" + json.dumps(row))
+    monkeypatch.setattr(
+        "cotune.rollout.coordinator.Coordinator.rollout", lambda *_, **__: pytest.fail("rolled out")
+    )
+    command = ["cotune", "evaluate", str(geo.output), "--benchmark", f"nq={file}"]
+    monkeypatch.setattr("sys.argv", command)
+    with pytest.raises(SystemExit) as stopped:
+        cli.main()
+    assert stopped.value.code == 2
+    assert "the prompt of task nq-a" in capsys.readouterr().err
+
+
+def test_a_run_whose_best_cannot_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = RunDir.create(tmp_path / "run", tiny(tmp_path / "run"))
+    run.best_path.mkdir()
+    for text, said in (("{", "cannot be read"), ("{}", "holds no instruction")):
+        (run.best_path / "best.json").write_text(text)
+        monkeypatch.setattr("sys.argv", ["cotune", "evaluate", str(run.path)])
+        with pytest.raises(SystemExit) as stopped:
+            cli.main()
+        assert stopped.value.code == 2
+        assert said in capsys.readouterr().err
+
+
+def test_a_split_without_questions(geo: RunConfig) -> None:
+    environment = SingleTurnEnvironment({"train": [], "test": []}, "")
+    with pytest.raises(ConfigError, match="--split test has no questions"):
+        question_sets(geo, environment, None, (), None)
+
+
+def test_an_environment_that_takes_no_other_questions(geo: RunConfig, tmp_path: Path) -> None:
+    file = tmp_path / "nq.jsonl"
+    file.write_text(json.dumps({"id": "a", "question": "q", "golden_answers": ["x"]}))
+    own: Any = object()
+    with pytest.raises(ConfigError, match=r"--benchmark nq: environment\.kind geo brings its own"):
+        question_sets(geo, own, None, [f"nq={file}"], None)

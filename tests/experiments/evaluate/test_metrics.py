@@ -1,0 +1,122 @@
+"""Metrics by hand, and pass@k against every subset that it stands for."""
+
+from itertools import combinations
+
+import pytest
+
+from cotune.experiments.evaluate.metrics import (
+    Figure,
+    avg_at_k,
+    figure,
+    mean_interval,
+    metric_functions,
+    pass_at_k,
+    pass_sizes,
+    sampled_figures,
+)
+from cotune.rewards import f1_hotpot, f1_squad
+from cotune.run.scores import student_t, wilson
+from cotune.types import Assignment, Prompt, StopReason, Task, Trajectory, Turn
+
+
+@pytest.mark.parametrize("n", [1, 2, 5, 6])
+def test_pass_at_k_is_the_share_of_subsets_with_a_right_sample(n: int) -> None:
+    for c in range(n + 1):
+        right = [i < c for i in range(n)]
+        for k in range(1, n + 1):
+            subsets = list(combinations(right, k))
+            share = sum(map(any, subsets)) / len(subsets)
+            assert pass_at_k(n, c, k) == pytest.approx(share, abs=1e-12), (c, k)
+
+
+def test_pass_at_k_of_many_samples() -> None:
+    # 1 - (199/200 · 198/199 · … · 100/101)
+    assert pass_at_k(200, 1, 100) == pytest.approx(0.5)
+    assert pass_at_k(200, 0, 100) == 0
+    assert pass_at_k(200, 101, 100) == 1
+
+
+@pytest.mark.parametrize(
+    ("n", "c", "k", "said"),
+    [(4, 5, 1, "c is 5"), (4, -1, 1, "c is -1"), (4, 1, 0, "k is 0"), (4, 1, 5, "k is 5")],
+)
+def test_what_pass_at_k_refuses(n: int, c: int, k: int, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        pass_at_k(n, c, k)
+
+
+def test_avg_at_k() -> None:
+    assert avg_at_k([[1.0, 0.0], [0.5, 0.25]]) == pytest.approx(0.4375)
+    for wrong in ([], [[1.0], [1.0, 0.0]], [[]]):
+        with pytest.raises(ValueError, match="expected k of each"):
+            avg_at_k(wrong)
+
+
+def test_pass_sizes() -> None:
+    assert [pass_sizes(k) for k in (1, 2, 3, 4, 16)] == [
+        [1], [1, 2], [1, 2, 3], [1, 2, 4], [1, 2, 4, 8, 16],
+    ]  # fmt: skip
+    with pytest.raises(ValueError, match="k is 0"):
+        pass_sizes(0)
+
+
+def test_intervals_count_questions_and_not_samples() -> None:
+    assert mean_interval([1.0, 0.0, 0.0]) == wilson(1 / 3, 3)
+    low, high = mean_interval([0.25, 0.75]) or (0, 0)
+    # A deviation of 0.25·√2 over √2 questions.
+    assert (low, high) == pytest.approx((0.5 - student_t(1) * 0.25, 0.5 + student_t(1) * 0.25))
+    assert mean_interval([0.25, 0.75], bounded=True) == (0.0, 1.0)
+    assert mean_interval([0.5]) is None
+    with pytest.raises(ValueError, match="one a question"):
+        mean_interval([])
+
+
+def test_a_figure_overall_and_by_stratum() -> None:
+    found = figure("f1", "F1", "greedy", [1.0, 0.5, 0.0], ["b", "a", "b"])
+    assert found.mean == pytest.approx(0.5)
+    assert found.n == 3
+    assert list(found.by_stratum.items()) == [("a", (0.5, 1)), ("b", (0.5, 2))]
+    assert figure("f1", "F1", "greedy", [1.0], [""]).by_stratum == {}
+
+
+def test_a_reward_beyond_one_keeps_its_interval() -> None:
+    found = figure("reward", "mean reward", "greedy", [1.2, -0.4], ["", ""])
+    low, high = found.interval or (0, 0)
+    assert low < 0 < 1 < high
+
+
+def means(figures: list[Figure]) -> dict[str, float]:
+    return {f.statistic: f.mean for f in figures}
+
+
+def test_figures_of_samples() -> None:
+    samples = [[1.0, 0.0, 0.0, 0.0], [1.0, 1.0, 1.0, 1.0]]
+    found = means(sampled_figures("reward", "exact match", samples, ["x", "y"]))
+    assert found == pytest.approx({"avg@4": 0.625, "pass@1": 0.625, "pass@2": 0.75, "pass@4": 1})
+    # What is right in part has not passed; what is right and more has.
+    partly = means(sampled_figures("reward", "mean reward", [[0.9, 0.0], [1.2, 0.2]], ["", ""]))
+    assert partly == pytest.approx({"avg@2": 0.575, "pass@1": 0.25, "pass@2": 0.5})
+    assert means(sampled_figures("f1", "F1", samples, ["", ""])) == {"avg@4": 0.625}
+
+
+def rollout(text: str, answer: str | None, answers: tuple[str, ...]) -> Trajectory:
+    assignment = Assignment(Task("t", "q", answers), Prompt("i"), Prompt("i"), "", 0)
+    return Trajectory(
+        assignment, (1,), (1,), (2,), (1,), (0.0,), (Turn(text),), StopReason.ANSWERED, answer, 0.3
+    )
+
+
+def test_the_value_of_a_rollout_by_each_metric() -> None:
+    functions = metric_functions(f1_squad)
+    one = rollout(r"\boxed{x} so \boxed{\frac{2}{4}}", "the red cat", (r"\boxed{1/2}", "Red dog"))
+    assert {name: value(one) for name, value in functions.items()} == {
+        "reward": 0.3,
+        "exact_match": 0,
+        "f1": 0.5,
+        "boxed": 1,
+    }
+    none = rollout("nothing", None, ("a",))
+    assert [functions[name](none) for name in ("exact_match", "f1", "boxed")] == [0, 0, 0]
+    yes = rollout("", "yes it is", ("yes",))
+    assert functions["f1"](yes) == pytest.approx(0.5)
+    assert metric_functions(f1_hotpot)["f1"](yes) == 0

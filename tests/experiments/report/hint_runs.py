@@ -1,0 +1,31 @@
+"""Phases of hint evolution, by a scripted policy and reflector, written into run folders."""
+
+from dataclasses import replace
+from typing import Any
+
+from cotune.methods.p2o.hint_evolution import PhaseResult, evolve_hints
+from cotune.methods.p2o.hint_rules import HintRules
+from cotune.protocols import LLM
+from cotune.run.run_dir import RunDir
+from tests.methods.p2o.hint_fakes import SMALL, Policy, tasks_of_two_kinds
+
+
+def phase(
+    run: RunDir, step: int, policy: Policy, llm: LLM, number: int = 1, **changes: Any
+) -> PhaseResult:
+    """What a phase before a step's rollouts records."""
+
+    def record(kind: str, /, **fields: object) -> None:
+        run.event(kind, step, **fields)
+
+    return evolve_hints(
+        tasks_of_two_kinds(20),
+        instruction="Solve it.",
+        rollout=policy,
+        llm=llm,
+        rules=HintRules(),
+        options=replace(SMALL, **changes),
+        seed_key=f"test/{step}",
+        phase=number,
+        record=record,
+    )

@@ -1,0 +1,124 @@
+"""A suite's folder as `cotune compare` leaves it: summary.json and small run folders."""
+
+import random
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from cotune.run.ledger import Ledger
+from cotune.run.run_dir import RunDir, write_summary
+
+STRATA = ("1 hop", "2 hops", "3 hops")
+PLAIN = "Answer the question. You can search by writing <search> query </search>."
+
+
+def stage(
+    path: Path,
+    steps: int,
+    scores: tuple[float, float],
+    *,
+    seed: int = 0,
+    during: bool = True,
+    verify: bool = False,
+    instruction: str = PLAIN,
+    finish: bool = True,
+) -> RunDir:
+    """A run folder of `steps` steps whose score goes from the first to the second of `scores`.
+
+    Each step pays for 96 training rollouts, every eighth for 48 verifications, too; validation
+    happens every fourth step and at none if not `during`.
+    """
+    rng = random.Random(f"{path.name} {seed}")
+    run = RunDir.create(path, {"name": path.name, "strategy": {"kind": "static"}, "seed": seed})
+    with Ledger(run.ledger_path) as ledger:
+        ledger.begin_attempt(None)
+        run.event("run_started", 0, strategy="static")
+        for step in range(1, steps + 1):
+            ledger.set_step(step)
+            if verify and step % 8 == 0:
+                ledger.add_rollouts("verify", 48, 900)
+            ledger.add_rollouts("train", 96, 2000)
+            share = min(1.0, step / steps * 1.4)
+            value = scores[0] + (scores[1] - scores[0]) * share
+            run.metrics(step, {"reward_mean": min(1.0, max(0.0, value + rng.gauss(0, 0.04)))})
+            if during and step % 4 == 0:
+                ledger.add_rollouts("evaluate", 30, 500)
+                run.event("evaluated", step, split="validation", when="during", prompt="best",
+                          instruction_id="i0", trained=step, em=value, n=30)  # fmt: skip
+    run.event("evaluated", steps + 1, split="test", when="after", prompt="best", trained=steps,
+              instruction_id="i0", em=scores[1], n=300)  # fmt: skip
+    if finish:
+        run.write_summary({"name": path.name, "best_instruction": instruction, "arms": {}})
+        run.report_path.write_text("<!DOCTYPE html><title>run</title>", encoding="utf-8")
+    return run
+
+
+def method(name: str, group: str, score: float | None, **more: Any) -> dict[str, Any]:
+    """A method's entry of summary.json with plausible numbers; `more` replaces some."""
+    known = score is not None
+    entry: dict[str, Any] = {
+        "name": name, "label": name, "group": group, "compute": "1x", "status": "ok",
+        "problem": "", "note": "", "score": score,
+        "interval": [max(0.0, score - 0.05), min(1.0, score + 0.03)] if known else None,
+        "by_seed": {"0": score, "1": score} if known else {},
+        "by_stratum": dict(zip(STRATA, (0.98, score, score), strict=True)) if known else {},
+        "gain": score - 0.33 if known else None,
+        "gain_interval": [score - 0.39, score - 0.27] if known else None,
+        "probability_of_improvement": 1.0 if known else None,
+        "plain": 0.33 if known else None, "plain_interval": [0.27, 0.38] if known else None,
+        "rollouts": 3088 if known else None,
+        "rollouts_by_purpose": {"train": 2600, "verify": 488} if known else {},
+        "evaluation_rollouts": 1200 if known else None,
+        "generated_tokens": 165000 if known else None, "llm_calls": 11 if known else None,
+        "money": 0.0 if known else None, "seconds": 110.0 if known else None,
+        "instruction": PLAIN if known else None, "runs": {},
+    }  # fmt: skip
+    return entry | more
+
+
+def summary(*methods: Mapping[str, Any], **more: Any) -> dict[str, Any]:
+    """A suite's summary.json; `more` replaces what stands around the methods."""
+    return {
+        "schema_version": 1, "kind": "suite", "name": "table1-geo", "title": "Table 1 on geo",
+        "caption": "A check of the mechanisms on a bundled policy.", "baseline": "search-r1",
+        "seeds": [0, 1], "budget": 3120, "measure": "exact match",
+        "strata": dict.fromkeys(STRATA, 100), "n": 300, "environment": "geo",
+        "policy": "bundled:geo", "llm": "offline rules", "verdict": "INSPO beat Search-R1.",
+        "created": 1795276637.5, "methods": list(methods),
+    } | more  # fmt: skip
+
+
+def build_suite(folder: Path, **more: Any) -> dict[str, Any]:
+    """A suite of a baseline, a staged and an inference-only method and INSPO, and its summary."""
+    better = f"{PLAIN} Search for one entity at a time."
+    runs: dict[str, dict[str, list[str]]] = {}
+    for seed in (0, 1):
+        stages = {
+            "search-r1": [("train", 16, (0.25, 0.33), {})],
+            "prompt-first": [
+                ("prompt", 8, (0.25, 0.6), {"verify": True, "instruction": better}),
+                ("train", 8, (0.6, 0.97), {"instruction": better}),
+            ],
+            "inspo": [
+                ("train", 16, (0.25, 0.97), {"verify": True, "instruction": f"{better} {seed}"})
+            ],
+        }
+        for name, parts in stages.items():
+            for part, steps, scores, options in parts:
+                path = f"{name}/seed-{seed}/{part}"
+                stage(folder / path, steps, scores, seed=seed, **options)
+                runs.setdefault(name, {}).setdefault(str(seed), []).append(path)
+    told = summary(
+        method("direct", "inference", 0.1, label="Direct", compute="none", rollouts=0,
+               rollouts_by_purpose={}, note="On the bundled policy a check that it runs."),
+        method("search-r1", "trained", 0.33, label="Search-R1", gain=0.0, gain_interval=None,
+               runs=runs["search-r1"]),
+        method("prompt-first", "staged", 0.97, label="Prompt, then GRPO", instruction=better,
+               runs=runs["prompt-first"]),
+        method("inspo", "ours", 0.976, label="INSPO", instruction=f"{better} 0",
+               runs=runs["inspo"]),
+        **more,
+    )  # fmt: skip
+    folder.mkdir(parents=True, exist_ok=True)
+    write_summary(folder, told)
+    return told

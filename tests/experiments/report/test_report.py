@@ -1,0 +1,326 @@
+import random
+import re
+from pathlib import Path
+
+import pytest
+
+from cotune.errors import ConfigError
+from cotune.experiments.report import write_report
+from cotune.run.run_dir import RunDir, write_summary
+from cotune.types import Assignment, Prompt, StopReason, Task, Trajectory, Turn
+from tests.experiments.report.pages import check
+
+STRATA = ("1 hop", "2 hops", "3 hops")
+PLAIN = "Answer the question. You can search by writing <search> query </search>."
+REMEDIES = (
+    "Search for one entity at a time.",
+    "Never search the whole question.",
+    "Break the question into steps and do one search for each step.",
+    "Write the answer between <answer> and </answer> as soon as the documents state it.",
+    "If a search finds nothing, search for the name alone.",
+)
+
+
+def trajectory(rng: random.Random, number: int, instruction: tuple[str, str]) -> Trajectory:
+    stratum = STRATA[number % 3]
+    task = Task(f"q{number}", f"What is the currency of the country where city {number} is?",
+                ("XOF", "CFA franc"), stratum)  # fmt: skip
+    right = rng.random() < 0.45
+    stop = StopReason.ANSWERED if right or number % 4 else StopReason.TURN_LIMIT
+    answered = stop is StopReason.ANSWERED
+    turns = [
+        Turn(
+            "I need the country first.\n<search> Zinder </search>",
+            "\n<information>\n(1) Zinder is a city in Niger. Its population is 191424 and its time "
+            "zone Africa/Niamey.\n(2) Niger is a country in Africa.\n</information>\n",
+            "search",
+        ),
+        Turn("<search> </search>", "\nThe query is empty.\n", "invalid", "empty query"),
+    ]
+    if answered:
+        turns.append(Turn(f"<answer> {'XOF' if right else 'NGN'} </answer>", "", "answer"))
+    mask = (1,) * 14 + (0,) * 46 + (1,) * 5 + (0,) * 6 + (1,) * 8 * answered
+    prompt = Prompt(instruction[1])
+    return Trajectory(
+        Assignment(task, prompt, prompt, instruction[0], number // 5),
+        tuple(range(80)), tuple(range(80)), tuple(range(len(mask))), mask, (-0.1,) * len(mask),
+        tuple(turns), stop, ("XOF" if right else "NGN") if answered else None, float(right),
+    )  # fmt: skip
+
+
+def evaluated(run: RunDir, step: int, em: float, when: str, instruction: str) -> None:
+    strata = {
+        s: [max(0.0, min(1.0, em + d)), 100] for s, d in zip(STRATA, (0.2, 0, -0.2), strict=True)
+    }
+    run.event("evaluated", step, split="validation", prompt="best", instruction_id=instruction,
+              em=em, by_stratum=strata, n=300, when=when)  # fmt: skip
+
+
+def train(run: RunDir, steps: int, evolve: bool, seed: int = 0) -> str:
+    """Records what a run of `steps` steps would; returns its best instruction."""
+    rng = random.Random(seed)
+    alive, best = {"i0": 0.1}, "i0"
+    texts = {"i0": PLAIN}
+    run.event("run_started", 0)
+    run.event("instruction_born", 0, id="i0", text=PLAIN, parent=None, origin="initial", born=0,
+              critique="", score=None, parent_score=None)  # fmt: skip
+    evaluated(run, 0, 0.21, "before", "i0")
+    if evolve:
+        for i in (1, 2, 3):
+            texts[f"i{i}"] = f"{PLAIN} {REMEDIES[i]}"
+            alive[f"i{i}"] = 0.1 + i / 50
+            run.event("instruction_born", 0, id=f"i{i}", text=texts[f"i{i}"], parent="i0",
+                      origin="rewrite", born=0, critique="")  # fmt: skip
+    for step in range(1, steps + 1):
+        best = max(alive, key=lambda name: alive[name])
+        if evolve and step % 15 == 1 and step > 1:
+            evolution(run, step, rng, alive, texts, best)
+        for name in alive:
+            alive[name] += 0.03 * (0.25 + 0.1 * texts[name].count(".") - alive[name]) + rng.gauss(
+                0, 0.012
+            )
+        total = sum(alive.values())
+        run.event("population", step, members=[
+            {"id": name, "weight": weight, "probability": weight / total,
+             "observed_rollouts": 40 * step, "assigned_groups": 3} for name, weight in alive.items()
+        ])  # fmt: skip
+        if evolve and step % 5 == 0 and len(alive) > 4:
+            worst = min(alive, key=lambda name: alive[name])
+            run.event("instruction_pruned", step, id=worst, weight=alive.pop(worst))
+        reward = 0.15 + (0.45 if evolve else 0.2) * step / steps + rng.gauss(0, 0.05)
+        run.metrics(step, {"reward": reward, "loss": rng.gauss(0, 0.01), "grad_norm": 0.5,
+                           "entropy": 1.2 - step / steps, "zero_advantage_share": 0.3,
+                           "generated_tokens": 9000, "seconds": 3.5})  # fmt: skip
+        if step % 10 == 0:
+            evaluated(run, step, 0.2 + (0.42 if evolve else 0.18) * step / steps, "during", best)
+            run.event("saved", step)
+    best = max(alive, key=lambda name: alive[name])
+    run.trajectories(
+        steps, "evaluate", [trajectory(rng, i, (best, texts[best])) for i in range(60)]
+    )
+    return best
+
+
+def evolution(
+    run: RunDir,
+    step: int,
+    rng: random.Random,
+    alive: dict[str, float],
+    texts: dict[str, str],
+    best: str,
+) -> None:
+    for _ in range(2):
+        name = f"i{len(texts)}"
+        words = texts[best].replace("Answer the question.", "Answer the question step by step.")
+        texts[name] = f"{words} {rng.choice(REMEDIES)}"
+        alive[name] = alive[best] * 0.98
+        run.event("instruction_born", step, id=name, text=texts[name], parent=best, born=step,
+                  origin="reflection", critique="It searched the whole question.", score=0.52,
+                  parent_score=0.41)  # fmt: skip
+    run.event("instruction_rejected", step, text=f"{texts[best]} Be brief.", parent=best,
+              origin="reflection", reason="not better than its parent", score=0.3,
+              parent_score=0.41)  # fmt: skip
+    run.event("proposal_failed", step, reason="no <instruction> in the reply")
+    run.event("evolution", step, parents=[best], rounds=1, proposed=4, verified=3, accepted=2,
+              population=len(alive))  # fmt: skip
+
+
+def result(evolve: bool) -> dict[str, object]:
+    return {
+        "em": 0.62 if evolve else 0.38, "em_before": 0.21,
+        "em_by_stratum": {"1 hop": 0.81, "2 hops": 0.6, "3 hops": 0.45 if evolve else 0.01},
+        "em_before_by_stratum": {"1 hop": 0.41, "2 hops": 0.2, "3 hops": 0.02},
+        "policy_rollouts": {"train": 12000, "evaluate": 1800} | ({"verify": 1200} if evolve else {}),
+        "generated_tokens": 540000, "llm_calls": 24 if evolve else 0, "money": 0.0312 * evolve,
+        "seconds": 322.0,
+    }  # fmt: skip
+
+
+CONFIG = {"name": "geo", "strategy": {"kind": "inspo"}, "model": {"path": "geo-1m"}, "seed": 3}
+
+
+def build_comparison(folder: Path) -> Path:
+    for name in ("static", "inspo"):
+        run = RunDir.create(folder / name, CONFIG | {"strategy": {"kind": name}})
+        best = train(run, 60, evolve=name == "inspo")
+        evaluated(run, 60, 0.62 if name == "inspo" else 0.38, "after", best)
+        run.event("run_finished", 60)
+    write_summary(folder, {
+        "name": "demo", "caption": "One seed, 300 held-out questions, a policy of one million "
+        "parameters: it shows that the method runs, not how large its effect is elsewhere.",
+        "verdict": "With a co-evolved instruction held-out exact match rose to 62 %, "
+        "with a static one to 38 %.",
+        "arms": {name: result(name == "inspo") | {"folder": name} for name in ("static", "inspo")},
+    })  # fmt: skip
+    return folder
+
+
+@pytest.fixture(scope="module")
+def comparison(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_comparison(tmp_path_factory.mktemp("demo"))
+
+
+def test_a_comparison_covers_its_arms(comparison: Path) -> None:
+    path = write_report(comparison)
+    assert path == comparison / "report.html"
+    page = check(path)
+    assert "comparison of 2 runs" in page.words
+    assert "it shows that the method runs" in page.words
+    assert "62.0_% from 21.0_% +41.0 95_% CI 56–67" in page.words
+    assert page.tags.count("svg") == 2 + 4 + 1  # training, more curves, INSPO's population
+    assert "Instructions of inspo" in page.words
+    assert "Instructions of static" not in page.words
+    assert "Not finished" not in page.words
+    assert page.tags.count("details") > 20
+
+
+def test_the_lineage_and_the_trajectories_are_told(comparison: Path) -> None:
+    page = check(write_report(comparison))
+    assert "Critique of i3. It searched the whole question." in page.words
+    assert "3 × no <instruction> in the reply" in page.words
+    assert "Rejected proposals (3)" in page.words
+    assert "10 of the 60 rollouts of evaluate, step 60, lowest rewards first." in page.words
+    assert "mark" in page.tags
+    assert "del" in page.tags
+
+
+def test_a_single_run_without_evolution_lacks_those_sections(tmp_path: Path) -> None:
+    run = RunDir.create(tmp_path / "static", CONFIG)
+    train(run, 5, evolve=False)
+    run.write_summary({"name": "alone", "arms": {"static": result(False) | {"folder": "."}}})
+    page = check(write_report(run))
+    assert "run report" in page.words
+    assert "alone" in page.words
+    assert "Held-out exact match rose from 21.0_% to 38.0_%." in page.words
+    assert "Lineage" not in page.words
+    assert "Verification, share of all rollouts 0.0_%" in page.words
+
+
+def test_a_killed_run_is_reported_as_far_as_it_came(tmp_path: Path) -> None:
+    run = RunDir.create(tmp_path / "killed", CONFIG)
+    train(run, 12, evolve=True)
+    with (run.path / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 13, "rew')
+    page = check(write_report(run.path))
+    assert "Not finished" in page.words
+    assert "up to step 12" in page.words
+    assert f"cotune resume {run.path}" in page.words
+    assert "Held-out exact match was 55.0_% at step 10." in page.words
+    assert "Best instruction: i3, there from the start (rewrite)" in page.words
+    assert "Generated tokens 108_000 Time 42 s" in page.words  # 12 steps of 9000 and 3.5 s
+
+
+def test_a_run_that_has_only_begun_tells_where_it_began(tmp_path: Path) -> None:
+    run = RunDir.create(tmp_path / "begun", CONFIG)
+    run.event("evaluated", 1, split="test", prompt="initial", instruction_id="i0", em=0.25, n=8,
+              when="before", by_stratum={"1 hop": [0.5, 4], "2 hops": [0.0, 4]})  # fmt: skip
+    words = check(write_report(run)).words
+    assert "Held-out exact match was 25.0_% before training." in words
+    assert "begun – from 25.0_% – from 50.0_% – from 0.0_%" in words
+    assert "Large: after training, which is not over." in words
+
+
+def test_an_empty_run_and_arms_without_a_summary(tmp_path: Path) -> None:
+    check(write_report(RunDir.create(tmp_path / "a", {})))
+    RunDir.create(tmp_path / "b", {})
+    page = check(write_report(tmp_path))
+    assert "comparison of 2 runs" in page.words
+    assert "No result is stored for a (step 0), b (step 0)" in page.words
+
+
+def test_a_resumed_run_says_so_and_ignores_the_old_summary(tmp_path: Path) -> None:
+    run = RunDir.create(tmp_path / "run", CONFIG)
+    train(run, 6, evolve=False)
+    run.write_summary({"arms": {"static": result(False)}})
+    run.cut_back(4)
+    run.event("resumed", 4, from_step=4)
+    page = check(write_report(run))
+    assert "Not finished" in page.words
+    assert "resumed from step 4 (attempt 2)" in page.words
+
+
+def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="holds no run"):
+        write_report(tmp_path)
+    with pytest.raises(ConfigError, match="holds no run"):
+        write_report(tmp_path / "missing")
+
+
+EVIL = "<script>alert(1)</script>{{ 7*7 }}{% raw %}\"'&amp;</style></details><!--"
+
+
+def test_no_text_of_a_model_becomes_markup_or_template(tmp_path: Path) -> None:
+    run = RunDir.create(tmp_path / "evil", CONFIG | {"name": EVIL, "model": EVIL})
+    places = iter(range(1000))
+
+    def evil() -> str:
+        return f"@{next(places)}@ {EVIL}"
+
+    for i in range(2):
+        run.event("instruction_born", i, id=evil(), text=evil(), parent=None, origin=evil(),
+                  born=i, critique=evil(), score=0.1, parent_score=0.2)  # fmt: skip
+    run.event("instruction_rejected", 1, text=evil(), parent=evil(), origin=evil(), reason=evil())
+    run.event("instruction_rejected", 1, text=f"Kept. {EVIL}", parent=None, reason=EVIL)
+    run.event("proposal_failed", 1, reason=evil())
+    run.event("evolution", 1, parents=[evil()], rounds=1, proposed=evil())
+    run.event("notice", 1, text=evil())
+    run.event("hard_samples", 2, epoch=1, seen=4, hard=4, newly_hard=4, graduated=0,
+              solved_by_hint=0)  # fmt: skip
+    run.event("hint_phase", 2, phase=1, hard=4, dev=2, train=2, budget=9, reflection="gepa")
+    run.event("hint_accepted", 2, text=evil(), parent="", mean_dev_score=0.5)
+    run.event("hint_accepted", 2, text=f"Kept. {EVIL}", parent=evil(), mean_dev_score=0.5)
+    run.event("hint_rejected", 2, text=evil(), parent=evil(), reason=evil())
+    run.event("proposal_failed", 2, reason=evil())
+    run.event("hint_phase_ended", 2, phase=1, evaluations=9, budget=9, asked=4, proposed=3,
+              lawful=2, accepted=2, covering=1, covering_texts=[EVIL], solved_without=0.0,
+              solved_by_cover=0.5)  # fmt: skip
+    run.event("population", 1, members=[{"id": evil(), "weight": 0.5, "probability": 1.0}])
+    run.event("evaluated", 1, split=evil(), prompt=EVIL, em=0.5, n=2, when="during",
+              instruction_id=EVIL)  # fmt: skip
+    run.event("evaluated", 1, split=evil(), prompt="best", em=0.5, n=2, when="after",
+              instruction_id=EVIL, by_stratum={evil(): [0.5, 2]})  # fmt: skip
+    run.metrics(1, {"reward": 0.5})
+    prompt = Prompt(evil(), evil())
+    task = Task("q", evil(), (evil(),), evil())
+    run.trajectories(1, "evaluate", [Trajectory(
+        Assignment(task, prompt, Prompt(EVIL), evil(), 0), (1,), (1,), (2, 3), (1, 0), (0.0, 0.0),
+        (Turn(evil(), evil(), evil(), evil()),), StopReason.ANSWERED, evil(), 0.0,
+    )])  # fmt: skip
+    run.write_summary({"name": evil(), "verdict": evil(), "caption": evil(),
+                       "best_instruction": evil(), "arms": {evil(): {"policy_rollouts": {EVIL: 1}}}})  # fmt: skip
+    html = write_report(run).read_text()
+    page = check(run.report_path)
+    assert "<script" not in html.lower()
+    assert "<!--" not in html
+    assert "</style>" not in html[html.index("</style>") + 8 :]
+    shown = {int(n) for n in re.findall(r"@(\d+)@", html)}
+    assert shown == set(range(next(places))), "a field of the test is not in the page"
+    texts = "".join(page.text)
+    assert texts.count("{{ 7*7 }}") == texts.count("<script>alert(1)</script>") >= len(shown)
+    assert "@ 49" not in texts
+    assert ">49" not in texts
+
+
+def test_a_lone_surrogate_does_not_stop_the_report(tmp_path: Path) -> None:
+    run = RunDir.create(tmp_path / "run", CONFIG)
+    run.event("notice", 1, text="cut \ud83d")
+    assert "cut ?" in check(write_report(run)).words
+
+
+def test_scores_that_are_no_shares_are_told_as_numbers(tmp_path: Path) -> None:
+    run = RunDir.create(tmp_path / "run", {"name": "mine", "seed": 0})
+    told = {"split": "test", "prompt": "best", "instruction_id": "i0", "by_stratum": {}}
+    for step, when, em in ((1, "before", -0.5), (2, "after", 1.25)):
+        run.metrics(step, {"reward": em})
+        run.event("evaluated", step, em=em, n=9, when=when, measure="mean reward", **told)
+    arm = {"em": 1.25, "em_before": -0.5, "em_n": 9, "measure": "mean reward"}
+    run.write_summary({"name": "mine", "arms": {"static": {**arm, "em_interval": [-1.0, 3.5]}}})
+    text = write_report(run).read_text(encoding="utf-8")
+    assert "Held-out mean reward rose from -0.500 to 1.250." in text
+    assert '<th scope="col">Held-out mean reward</th>' in text
+    assert "<b>1.250</b>" in text
+    assert ">+1.750</small>" in text
+    assert "−1.000 to 3.500" in text
+    table = text.partition("<h2>Result</h2>")[2].partition("</section>")[0]
+    for share in ("xact match", "percentage points", "Wilson", "1.250%"):
+        assert share not in table

@@ -1,0 +1,308 @@
+"""Groups side by side and tokens by role, from stored rollouts and a real tokenizer."""
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from cotune.experiments.report import write_report
+from cotune.experiments.report.groups import MOST_COLUMNS, MOST_GROUPS, show_rollout, some_groups
+from cotune.experiments.report.tokens import (
+    OBSERVED,
+    OWN,
+    TEMPLATE,
+    Piece,
+    read_tokenizer,
+    role_runs,
+    shortened,
+    turns_in_tokens,
+)
+from cotune.run.json_files import Row
+from cotune.run.run_dir import RunDir, trajectory_row
+from cotune.types import Assignment, Prompt, StopReason, Task, Trajectory, Turn
+from tests.experiments.report.pages import check
+
+END = "<|end|>"
+
+
+def byte_tokenizer() -> Tokenizer:
+    """A token a byte, as byte-level BPE writes them, and one control token."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE({char: i for i, char in enumerate(alphabet)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([END])
+    return tokenizer
+
+
+TOKENIZER = byte_tokenizer()
+
+
+def ids(text: str) -> list[int]:
+    return TOKENIZER.encode(text, add_special_tokens=False).ids
+
+
+def rollout(
+    reward: float,
+    turns: tuple[Turn, ...] = (
+        Turn("<search>é</search>", "\nFound: é.\n", "search"),
+        Turn("<answer>b</answer>", "", "answer"),
+    ),
+    *,
+    group: int = 0,
+    hint: str = "",
+    question: str = "Which?",
+    template: str = f"{END}user:",
+) -> Trajectory:
+    """Turns as tokens: the policy writes a closing END, the template stands around observations."""
+    completion: list[int] = []
+    mask: list[int] = []
+    for turn in turns:
+        own = ids(turn.text)
+        read = ids(template + turn.observation + END) if turn.observation else ids(END)
+        completion += own + read
+        mask += [1] * len(own) + [0] * len(read)
+    told = Prompt("Search, then answer.")
+    sampled = replace(told, hint=hint)
+    prompt = tuple(ids("Search"))
+    return Trajectory(
+        Assignment(Task(f"q{group}", question, ("b",), "easy"), sampled, told, "i0", group),
+        prompt, prompt, tuple(completion), tuple(mask), (0.0,) * len(mask), turns,
+        StopReason.ANSWERED, "b", reward,
+    )  # fmt: skip
+
+
+def text_of(piece: Piece) -> str:
+    return "".join(piece.texts)
+
+
+def test_tokens_are_told_apart_by_turn_and_role() -> None:
+    row = trajectory_row(rollout(1.0))
+    found = turns_in_tokens(TOKENIZER, row)
+    assert found is not None
+    assert [[(p.role, text_of(p)) for p in turn] for turn in found] == [
+        [
+            (OWN, "<search>é</search>"),
+            (TEMPLATE, f"{END}user:\n"),
+            (OBSERVED, "Found: é."),
+            (TEMPLATE, f"\n{END}"),
+        ],
+        [(OWN, "<answer>b</answer>"), (TEMPLATE, END)],
+    ]
+    # Every token is there: é is two, the first of which has no text of its own.
+    assert sum(len(p.texts) for turn in found for p in turn) == len(row["mask"])
+    assert found[0][0].texts[8:10] == ("", "é")
+    runs = role_runs(row, found)
+    assert [role for role, _ in runs] == [OWN, TEMPLATE, OBSERVED, TEMPLATE, OWN, TEMPLATE]
+    assert sum(n for role, n in runs if role == OWN) == sum(row["mask"])
+
+
+def test_an_observation_that_the_template_writes_otherwise_is_one_still() -> None:
+    row = trajectory_row(rollout(1.0))
+    row["turns"][0]["observation"] = "stored otherwise"
+    found = turns_in_tokens(TOKENIZER, row)
+    assert found is not None
+    assert [(p.role, text_of(p)) for p in found[0][1:]] == [
+        (TEMPLATE, END), (OBSERVED, "user:\nFound: é.\n"), (TEMPLATE, END),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"mask": None},
+        {"mask": [1]},
+        {"completion_ids": []},
+        {"completion_ids": [10**6] * 2, "mask": [1, 0]},
+        {"turns": [{"text": "x", "observation": "", "action": "", "error": ""}]},
+        {"turns": []},
+    ],
+)
+def test_what_does_not_fit_is_shown_by_turn(change: dict[str, Any]) -> None:
+    row = trajectory_row(rollout(1.0)) | change
+    assert turns_in_tokens(TOKENIZER, row) is None
+    shown = show_rollout(row, TOKENIZER)
+    assert shown.unit == "characters"
+    assert [text_of(p) for t in shown.turns for p in t.own] == [t["text"] for t in row["turns"]]
+
+
+def test_another_tokenizer_is_not_believed() -> None:
+    row = trajectory_row(rollout(1.0))
+    row["completion_ids"] = [i + 1 if i < 200 else i for i in row["completion_ids"]]
+    assert turns_in_tokens(TOKENIZER, row) is None
+
+
+def test_shortened_counts_what_is_left() -> None:
+    pieces = [Piece(OWN, ("a", "b")), Piece(OBSERVED, ("c", "d", "e"))]
+    assert shortened(pieces, 9) == (pieces, 0)
+    assert shortened(pieces, 3) == ([pieces[0], Piece(OBSERVED, ("c",))], 2)
+    assert shortened(pieces, 2) == ([pieces[0]], 3)
+
+
+def test_long_rollouts_are_cut_and_say_so() -> None:
+    long = tuple(Turn("x" * 900, "y" * 900, "search") for _ in range(9))
+    for tokenizer, unit in ((TOKENIZER, "tokens"), (None, "characters")):
+        shown = show_rollout(trajectory_row(rollout(0.0, long)), tokenizer)
+        assert shown.unit == unit
+        text = sum(len(text_of(p)) for t in shown.turns for p in (*t.own, *t.read))
+        assert text <= 20_000
+    shown = show_rollout(trajectory_row(rollout(0.0, long)), TOKENIZER)
+    assert (shown.turns[0].own_left, shown.turns[0].read_left > 700) == (500, True)
+    assert 0 < len(shown.turns) < 9
+    assert shown.turns_left == 9 - len(shown.turns)
+
+
+CONFIG = {"name": "geo", "strategy": {"kind": "p2o"}, "seed": 3}
+
+
+def make_run(folder: Path, tokenizer: bool = True) -> RunDir:
+    """Steps 1, 5 and 10: an even group, an uneven one, a failed one, a solved one; hints at 5."""
+    run = RunDir.create(folder, CONFIG)
+
+    def store(step: int, hinted: bool) -> None:
+        rewards = [(0, 1, 0, 1), (0, 0, 0, 1), (0, 0, 0, 0), (1, 1, 1, 1)]
+        run.trajectories(step, "train", [
+            rollout(float(reward), group=g, question=f"step {step} group {g}?",
+                    hint=f"Hint {i}." if hinted and g == 1 and i < 2 else "")
+            for g, group in enumerate(rewards) for i, reward in enumerate(group)
+        ])  # fmt: skip
+
+    store(1, False)
+    store(5, True)
+    store(10, False)
+    if tokenizer:
+        run.best_path.mkdir()
+        TOKENIZER.save(str(run.best_path / "tokenizer.json"))
+    return run
+
+
+def test_mixed_groups_come_first_and_one_with_hints(tmp_path: Path) -> None:
+    groups = some_groups(make_run(tmp_path / "run"))
+    assert [(g.step, g.first["task"]["question"], g.hinted) for g in groups] == [
+        (10, "step 10 group 0?", 0),  # the most even
+        (10, "step 10 group 1?", 0),
+        (5, "step 5 group 1?", 2),
+        (10, "step 10 group 2?", 0),  # all failed
+        (1, "step 1 group 0?", 0),
+        (1, "step 1 group 2?", 0),
+    ]
+    assert len(groups) <= MOST_GROUPS
+    assert [g.mixed for g in groups] == [True, True, True, False, True, False]
+    assert groups[1].rewards == [0, 0, 0, 1]
+    assert [r.row["reward"] for r in groups[0].rollouts] == [0, 0, 1, 1]
+    assert [r.change for r in groups[1].rollouts] == [-0.25, -0.25, -0.25, 0.75]
+
+
+def test_where_all_is_solved_solved_groups_are_shown(tmp_path: Path) -> None:
+    run = RunDir.create(tmp_path / "run", CONFIG)
+    assert some_groups(run) == []
+    run.trajectories(1, "train", [rollout(1.0, group=i // 2) for i in range(8)])
+    assert [g.rewards for g in some_groups(run)] == [[1, 1]] * 2
+
+
+def test_of_a_large_group_both_ends_are_shown(tmp_path: Path) -> None:
+    run = RunDir.create(tmp_path / "run", CONFIG)
+    run.trajectories(1, "train", [rollout(i / 15) for i in range(16)])
+    [group] = some_groups(run)
+    assert (group.size, len(group.rollouts)) == (16, MOST_COLUMNS)
+    assert [r.row["reward"] for r in group.rollouts][::7] == [0.0, 1.0]
+    page = check(write_report(run))
+    assert "16, 8 of them shown" in page.words
+
+
+def page_text(run: RunDir) -> tuple[str, str]:
+    page = check(write_report(run))
+    return run.report_path.read_text(encoding="utf-8"), page.words
+
+
+def test_the_page_shows_groups_by_token(tmp_path: Path) -> None:
+    html, words = page_text(make_run(tmp_path / "run"))
+    assert html.count('<article class="rollout-column">') == 6 * 4
+    assert html.count('<details class="group" open>') == 1
+    for text in ("0.50 below the mean", "0.25 below the mean", "0.75 above the mean",
+                 "sampled under the hint , trained on without it Hint 0.", "without a hint",
+                 "2 of 4 hinted", "all alike: no gradient", "turn 1 · search"):  # fmt: skip
+        assert text.replace(" ,", ",") in words.replace(" ,", ","), text
+    assert '<span class="k own"><i>&lt;</i><i>s</i>' in html
+    assert f'<span class="k tpl"><i>{END.replace("<", "&lt;").replace(">", "&gt;")}</i>' in html
+    roles = set(re.findall(r'<i class="(own|obs|tpl)" style="flex-grow:\d+">', html))
+    assert roles == {"own", "obs", "tpl"}
+
+
+def test_without_a_tokenizer_roles_are_by_turn(tmp_path: Path) -> None:
+    html, words = page_text(make_run(tmp_path / "run", tokenizer=False))
+    assert '<span class="k own">&lt;search&gt;é&lt;/search&gt;</span>' in html
+    assert '<span class="k obs">Found: é.</span>' in html
+    assert "<i>" not in html
+    assert "0.50 below the mean" in words
+
+
+def test_a_tokenizer_that_cannot_be_read_is_left(tmp_path: Path) -> None:
+    (tmp_path / "best").mkdir()
+    assert read_tokenizer(tmp_path) is None
+    (tmp_path / "best" / "tokenizer.json").write_text('{"torn": ')
+    assert read_tokenizer(tmp_path) is None
+
+
+def test_what_went_wrong_in_a_turn_is_said(tmp_path: Path) -> None:
+    run = RunDir.create(tmp_path / "run", CONFIG)
+    turns = (Turn("<search> </search>", "\nempty\n", "invalid", "empty query"), Turn("?", "", ""))
+    run.trajectories(1, "train", [rollout(0.0, turns), rollout(1.0)])
+    html, words = page_text(run)
+    assert '<li class="wrong"><small>turn 1 · invalid</small>' in html
+    assert "empty query" in words
+
+
+@pytest.mark.parametrize("tokenizer", [True, False])
+def test_hostile_texts_stay_text(tmp_path: Path, tokenizer: bool) -> None:
+    evil = "<script>alert(1)</script>\x1b[31m\x00\u202e**bold** {{ 7*7 }} </i></details>"
+    run = RunDir.create(tmp_path / "run", CONFIG)
+    turns = (Turn(evil, evil, evil, evil), Turn(f"{evil}!", "", evil))
+    run.trajectories(1, "train", [
+        rollout(float(i), turns, hint=evil, question=evil, template=evil) for i in range(2)
+    ])  # fmt: skip
+    if tokenizer:
+        run.best_path.mkdir()
+        TOKENIZER.save(str(run.best_path / "tokenizer.json"))
+    page = check(write_report(run))
+    html = run.report_path.read_text(encoding="utf-8")
+    assert "<script" not in html
+    whole = "".join(page.text)
+    assert "<script>alert(1)</script>␛[31m␀\ufffd**bold** {{ 7*7 }} </i></details>" in whole
+    assert ("<i>&lt;</i>" in html) == tokenizer
+
+
+def test_a_page_stays_small(tmp_path: Path) -> None:
+    """Long contexts, many steps, many proposals: below 3 MB."""
+    run = RunDir.create(tmp_path / "run", CONFIG)
+    turns = tuple(Turn("word " * 100, "fact " * 60, "search") for _ in range(4))
+    rows_of_a_group = [rollout(float(i % 2), turns) for i in range(MOST_COLUMNS)]
+    run.trajectories(1, "train", rows_of_a_group)
+    [line, *_] = lines = (run.trajectories_path / "train-000001.jsonl").read_text().splitlines()
+    assert json.loads(line)["group"] == 0
+    more = [x.replace('"group": 0', f'"group": {g}') for g in range(1, 6) for x in lines]
+    for step, purpose in ((1, "train"), (5, "train"), (10, "train"), (10, "evaluate_after")):
+        path = run.trajectories_path / f"{purpose}-{step:06d}.jsonl"
+        path.write_text("\n".join([*lines, *more]) + "\n")
+    run.best_path.mkdir()
+    TOKENIZER.save(str(run.best_path / "tokenizer.json"))
+    names = ("reward", "loss", "entropy", "grad_norm", "zero_advantage_share", "prompt_tokens_mean",
+             "response_tokens_mean", "completion_tokens_mean", "actions/search", "actions/look")  # fmt: skip
+    rows: list[Row] = [
+        {"time": 1.0, "attempt": 1, "step": s, **dict.fromkeys(names, s * 7919 % 997 / 997)}
+        for s in range(1, 5001)
+    ]
+    run.metrics_path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for i in range(400):
+        run.event("instruction_rejected", i, text="Search again. " * 200, parent=None,
+                  origin="reflection", reason="not better")  # fmt: skip
+    path = write_report(run)
+    assert path.stat().st_size < 3_000_000
+    words = check(path).words
+    assert "Rejected proposals (400)" in words
+    assert "The last 100 of them:" in words
+    assert "more tokens" in words

@@ -1,0 +1,257 @@
+"""P²O's part of a report, from runs with real phases of hint evolution."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cotune.errors import LLMError
+from cotune.experiments.report import write_report
+from cotune.experiments.report.hint_figures import hint_charts
+from cotune.experiments.report.hints import HintPhase, hint_phases, hints_of, outside_phases
+from cotune.experiments.report.reading import read_arm
+from cotune.run.run_dir import RunDir, write_summary
+from cotune.worlds.arithmetic_world import HARD
+from tests.experiments.report.hint_runs import phase
+from tests.experiments.report.pages import check
+from tests.methods.p2o.hint_fakes import Author, Policy, fresh_hint, one_keyword_each
+
+CONFIG = {"name": "arithmetic", "strategy": {"kind": "p2o"}, "seed": 3}
+
+
+def mixed(n: int, prompt: str) -> str:
+    """Lawful hints, an answer of the questions, an error of the endpoint, in turn."""
+    if n % 4 == 2:
+        return "```\nThe answer is <b>secret3</b>.\n```"
+    if n % 4 == 3:
+        raise LLMError("the endpoint said <i>no</i>")
+    return fresh_hint(n, ("columns", "conversion")[n % 2])
+
+
+def hard_samples(run: RunDir, step: int, epoch: int, hard: int, newly: int, by_hint: int) -> None:
+    run.event("hard_samples", step, epoch=epoch, seen=48, hard=hard, newly_hard=newly,
+              graduated=by_hint, solved_by_hint=by_hint)  # fmt: skip
+
+
+def metrics(run: RunDir, step: int, **more: float) -> None:
+    run.metrics(step, {"reward": 0.5, "reward_mean": 0.5, "zero_advantage_share": 0.75, **more})
+
+
+def train(run: RunDir) -> None:
+    """Two epochs of four steps; a phase with failures, then too few hard questions."""
+    for step in range(1, 5):
+        metrics(run, step)
+    run.event("proposal_failed", 4, reason="INSPO's own")
+    hard_samples(run, 5, 1, 20, 20, 0)
+    phase(run, 5, Policy(), Author(mixed))
+    for step in range(5, 9):
+        metrics(run, step, zero_advantage_share_hinted=0.25, zero_advantage_share_plain=0.5,
+                hinted_share=0.5, **{"p2o/ratio_min": 0.0, "p2o/ratio_mean": 0.9,
+                "p2o/ratio_max": 100.0, "p2o/ratio_masked_share": 0.125})  # fmt: skip
+    hard_samples(run, 9, 2, 3, 1, 18)
+    run.event("notice", 9, text="3 hard questions, hard_set_min_count is 4: no hints are evolved")
+    metrics(run, 9)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDir:
+    made = RunDir.create(tmp_path / "p2o", CONFIG)
+    train(made)
+    return made
+
+
+def only(phases: list[HintPhase]) -> HintPhase:
+    [found] = phases
+    return found
+
+
+def test_a_phase_is_read_back_with_its_cover_and_its_failures(run: RunDir) -> None:
+    events = run.read_events()
+    found = only(hint_phases(events))
+    accepted = [event for event in events if event["kind"] == "hint_accepted"]
+    assert [h.text for h in found.hints] == ["", *(e["text"] for e in accepted)]
+    assert [h.mean for h in found.hints[1:]] == [e["mean_dev_score"] for e in accepted]
+    assert found.hints[0].mean == found.ended["solved_without"] == 0.0
+    assert [h.text for h in found.hints if h.covering] != []
+    assert {h.text for h in found.hints if h.covering} == set(found.ended["covering_texts"])
+    parents = {h.number: h.parent for h in found.hints}
+    assert parents[0] is None
+    assert all(parent is not None and parent < n for n, parent in parents.items() if n)
+    failed = found.ended["asked"] - found.ended["proposed"]
+    assert found.failed == [("LLMError: the endpoint said <i>no</i>", failed)]
+    rejected = found.ended["proposed"] - found.ended["lawful"]
+    assert sum(n for _, n in found.reasons) == len(found.rejected) == rejected > 0
+
+
+def test_what_each_hint_solved_is_drawn_question_by_question(run: RunDir) -> None:
+    found = only(hint_phases(run.read_events()))
+    dev = found.started["dev"]
+    assert sorted(found.order) == list(range(dev))
+    assert all(
+        h.solved is not None and len(h.solved) == round(h.mean * dev)
+        for h in found.hints
+        if h.mean is not None
+    )
+    often = [sum(place in (h.solved or ()) for h in found.hints) for place in found.order]
+    assert often == sorted(often, reverse=True)
+    assert found.covered is not None
+    assert len(found.covered) / dev == found.ended["solved_by_cover"]
+    page = check(write_report(run))
+    assert f"The cover together {len(found.covered)} of {dev} solved" in page.words
+    strips = page.tags.count("svg") - len(hint_charts(read_arm("p2o", run, None)))
+    assert strips > len(found.hints)  # and the cover's
+
+
+def test_an_older_phase_without_it_has_the_mean_alone(run: RunDir) -> None:
+    events = [{k: v for k, v in e.items() if k != "solved"} for e in run.read_events()]
+    found = only(hint_phases(events))
+    assert (found.order, found.covered) == ((), None)
+    assert all(h.solved is None for h in found.hints)
+    lines = "".join(json.dumps(event) + "\n" for event in events)
+    run.events_path.write_text(lines)
+    page = check(write_report(run))
+    assert "Mean dev score 0 no hint" in page.words
+    assert "The cover together" not in page.words
+
+
+def ratios(run: RunDir, step: int, counts: list[int], low: float = -1.0) -> None:
+    run.event("context_ratios", step, log10_from=low, log10_to=1.0, counts=counts)
+
+
+def test_ratios_of_all_steps_are_added(run: RunDir) -> None:
+    before = len(hint_charts(read_arm("p2o", run, None)))
+    ratios(run, 5, [0, 1, 20, 0])
+    ratios(run, 6, [3, 0, 400, 2])
+    ratios(run, 7, [9, 9, 9, 9, 9], low=-2.0)  # of another version: fewer
+    charts = hint_charts(read_arm("p2o", run, None))
+    assert len(charts) == before + 1
+    chart = next(c for c in charts if c.title == "Context ratios of the whole run")
+    assert re.findall(r"<title>([^<]+): (\d+)</title>", chart.svg) == [
+        ("below 0.1", "3"), ("from 0.1 to 1", "1"), ("from 1 to 10", "420"), ("from 10", "2"),
+    ]  # fmt: skip
+    assert chart.note.startswith("426 tokens")
+    assert "bounds" not in chart.note
+    run.replace_config({**CONFIG, "strategy": {
+        "kind": "inspo+p2o", "p2o": {"distillation": {"ratio": "masked", "low": 0.1, "high": 10.0}}}})  # fmt: skip
+    chart = next(c for c in hint_charts(read_arm("p2o", run, None)) if "whole" in c.title)
+    assert "the mask's bounds" in chart.note
+    assert chart.svg.count('class="guide"') == 2
+    assert chart.svg.count('<g class="muted">') == 2
+
+
+def test_failures_outside_of_phases_are_inspos(run: RunDir) -> None:
+    [own] = outside_phases(run.read_events(), "proposal_failed")
+    assert own["reason"] == "INSPO's own"
+
+
+def test_a_phase_that_was_cut_off_has_no_end() -> None:
+    events: list[dict[str, Any]] = [
+        {"kind": "hint_phase", "step": 5, "phase": 1},
+        {"kind": "hint_accepted", "step": 5, "text": "Do.", "parent": "", "mean_dev_score": 0.5},
+        {"kind": "proposal_failed", "step": 6, "reason": "of the next step"},
+    ]
+    found = only(hint_phases(events))
+    assert found.ended == {}
+    assert [(h.number, h.parent, h.mean, h.covering) for h in found.hints] == [
+        (0, None, None, None),
+        (1, 0, 0.5, None),
+    ]
+    assert outside_phases(events, "proposal_failed") == events[2:]
+
+
+def test_the_trend_goes_with_its_phases(run: RunDir) -> None:
+    found = hints_of(read_arm("p2o", run, None))
+    assert found is not None
+    assert [(event["hard"], trial is not None) for event, trial in found.trend] == [
+        (20, True),
+        (3, False),
+    ]
+    other = RunDir.create(run.path.with_name("static"), CONFIG)
+    assert hints_of(read_arm("static", other, None)) is None
+
+
+def test_charts_hold_steps_without_hints_and_powers_of_ten(run: RunDir) -> None:
+    charts = hint_charts(read_arm("p2o", run, None))
+    hard, groups, masked, ratio = charts
+    assert [name for _, name in hard.legend] == [
+        "hard", "newly hard", "graduated", "graduated under hints",
+    ]  # fmt: skip
+    # Nine steps without a gap for groups without hints, four for those with.
+    lines = [line for line in groups.svg.splitlines() if "polyline" in line]
+    points = {
+        title: line.split('points="')[1].split('"')[0].count(",")
+        for line in lines
+        for title in ("groups with hints", "groups without hints")
+        if f"<title>{title}</title>" in line
+    }
+    assert points == {"groups with hints": 4, "groups without hints": 9}
+    # The least ratio is 0, drawn at 10⁻¹²; the largest 100.
+    assert ">10⁻¹²<" in ratio.svg
+    assert ">10⁰<" in ratio.svg
+    assert "%" in masked.svg
+
+
+def test_the_page_tells_what_the_hints_went_through(run: RunDir) -> None:
+    page = check(write_report(run))
+    found = only(hint_phases(run.read_events()))
+    for text in (
+        "Hard questions by epoch",
+        "2 5 20 20 0 0",
+        "3 9 3 1 18 18 no phase",
+        "Phase 1, before step 5",
+        f"Hints ({len(found.hints) - 1})",
+        f"Rejected proposals ({len(found.rejected)})",
+        "× LLMError: the endpoint said <i>no</i>",
+        "The answer is <b>secret3</b>.",
+        "3 hard questions, hard_set_min_count is 4: no hints are evolved",
+        # INSPO's failures stay in INSPO's section.
+        "1 × INSPO's own",
+    ):
+        assert text in page.words, text
+    assert page.words.count("× LLMError") == 1
+    assert "0.0_% → 100.0_%" in page.words
+    assert all(hint.text in page.words for hint in found.hints)
+
+
+def test_failed_calls_of_hints_make_no_section_of_instructions(tmp_path: Path) -> None:
+    run = RunDir.create(tmp_path / "p2o", CONFIG)
+    hard_samples(run, 5, 1, 20, 20, 0)
+    phase(run, 5, Policy(), Author(mixed))
+    page = check(write_report(run))
+    assert "Hints Hard questions are rolled out under hints" in page.words
+    assert "Instructions" not in page.words
+
+
+def figures(hard: float, evolve: int) -> dict[str, Any]:
+    strata = {"short addition": 1.0} | dict.fromkeys(HARD, hard)
+    return {
+        "em": (1 + 4 * hard) / 5, "em_before": 0.2, "em_by_stratum": strata,
+        "em_before_by_stratum": dict.fromkeys(strata, 0.0),
+        "accuracy_hard": hard, "accuracy_hard_before": 0.0, "accuracy_hard_n": 200,
+        "policy_rollouts": {"train": 7000 - evolve, "verify": 0, "evolve": evolve, "evaluate": 0},
+        "generated_tokens": 9, "llm_calls": 0, "money": 0.0, "seconds": 3.0,
+    }  # fmt: skip
+
+
+def test_a_comparison_shows_the_hard_strata_and_the_share_of_evolution(tmp_path: Path) -> None:
+    RunDir.create(tmp_path / "grpo", CONFIG)
+    train(RunDir.create(tmp_path / "p2o", CONFIG))
+    write_summary(tmp_path, {"name": "demo-p2o", "verdict": "v", "caption": "c", "arms": {
+        "grpo": figures(0.125, 0), "p2o": figures(0.625, 1400)}})  # fmt: skip
+    page = check(write_report(tmp_path))
+    assert "Overall Hard strata n = 200 long addition" in page.words
+    assert "62.5_% from 0.0_% +62.5 95_% CI 56–69" in page.words
+    assert "Evolution, share of all rollouts 0.0_% 20.0_%" in page.words
+    assert "Verification" not in page.words
+    assert "Hints of p2o" in page.words
+    assert "Hints of grpo" not in page.words
+
+
+def test_a_phase_without_failures_says_nothing_of_any(tmp_path: Path) -> None:
+    run = RunDir.create(tmp_path / "p2o", CONFIG)
+    phase(run, 5, Policy(), Author(one_keyword_each))
+    page = check(write_report(run))
+    assert "Rejected proposals" not in page.words
+    assert "Calls that gave no proposal" not in page.words

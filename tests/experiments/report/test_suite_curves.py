@@ -1,0 +1,82 @@
+from pathlib import Path
+
+import pytest
+
+from cotune.experiments.compare.suite_summary import SuiteMethod
+from cotune.experiments.report.suite_curves import average, read_curves
+from cotune.run.ledger import Ledger
+from cotune.run.run_dir import RunDir
+from tests.experiments.report.suite_pages import stage
+
+
+def of(**runs: list[str]) -> SuiteMethod:
+    return SuiteMethod(name="m", runs={key.removeprefix("s"): runs[key] for key in runs})
+
+
+def test_the_mean_and_range_are_taken_where_all_lines_are() -> None:
+    mean, band = average([[(0, 0.0), (10, 1.0)], [(2, 0.5), (6, 0.5)]])
+    assert (mean[0][0], mean[-1][0]) == (2, 6)
+    assert mean[0][1] == pytest.approx((0.2 + 0.5) / 2)
+    assert band[-1] == pytest.approx((6, 0.5, 0.6))
+
+
+def test_lines_over_the_same_points_keep_them() -> None:
+    mean, band = average([[(1, 0.0), (4, 1.0)], [(1, 0.5), (4, 0.0)]])
+    assert mean == [(1, 0.25), (4, 0.5)]
+    assert band == [(1, 0.0, 0.5), (4, 0.0, 1.0)]
+
+
+def test_lines_that_share_no_stretch_leave_the_first() -> None:
+    assert average([[(1, 0.25)], [(3, 0.5)]]) == ([(1, 0.25)], [(1, 0.25, 0.25)])
+
+
+def test_rollouts_count_training_and_verification_and_no_evaluation(tmp_path: Path) -> None:
+    stage(tmp_path / "a", 8, (0.2, 0.9), verify=True)
+    curve = read_curves(tmp_path, of(s0=["a"])).curves["validation", "rollouts"]
+    assert [x for x, _ in curve.mean] == [4 * 96, 8 * 96 + 48]
+
+
+def test_stages_are_laid_end_to_end(tmp_path: Path) -> None:
+    stage(tmp_path / "a", 4, (0.2, 0.5))
+    stage(tmp_path / "b", 8, (0.5, 0.9))
+    found = read_curves(tmp_path, of(s0=["a", "b"]))
+    curve = found.curves["validation", "rollouts"]
+    assert [x for x, _ in curve.mean] == [4 * 96, 8 * 96, 12 * 96]
+    assert curve.stages == [4 * 96]
+
+
+def test_rollouts_that_a_resume_dropped_do_not_count(tmp_path: Path) -> None:
+    run = RunDir.create(tmp_path / "a", {"name": "a"})
+    with Ledger(run.ledger_path) as ledger:
+        ledger.begin_attempt(None)
+        for step in (1, 2):
+            ledger.set_step(step)
+            ledger.add_rollouts("train", 100, 0)
+        ledger.begin_attempt(1)
+        ledger.set_step(2)
+        ledger.add_rollouts("train", 7, 0)
+    for step in (1, 2):
+        run.metrics(step, {"reward_mean": 0.5})
+    curve = read_curves(tmp_path, of(s0=["a"])).curves["reward", "rollouts"]
+    assert [x for x, _ in curve.mean] == [100, 107]
+
+
+def test_wall_time_adds_attempts_without_the_pause_between(tmp_path: Path) -> None:
+    run = RunDir.create(tmp_path / "a", {"name": "a"})
+    times = ((1, 1, 1000.0), (1, 2, 1010.0), (2, 3, 5000.0), (2, 4, 5004.0))
+    lines = (
+        f'{{"time": {time}, "attempt": {attempt}, "step": {step}, "reward_mean": 0.5}}\n'
+        for attempt, step, time in times
+    )
+    run.metrics_path.write_text("".join(lines), encoding="utf-8")
+    found = read_curves(tmp_path, of(s0=["a"]))
+    assert [x for x, _ in found.curves["reward", "seconds"].mean] == [0, 10, 10, 14]
+    assert ("reward", "rollouts") not in found.curves  # without a ledger nobody knows
+
+
+def test_finished_seeds_are_drawn_where_there_are_any(tmp_path: Path) -> None:
+    stage(tmp_path / "a", 8, (0.2, 0.9))
+    stage(tmp_path / "b", 4, (0.2, 0.4), finish=False)
+    method = SuiteMethod(name="m", by_seed={"0": 0.9}, runs={"0": ["a"], "1": ["b"]})
+    assert read_curves(tmp_path, method).curves["reward", "rollouts"].seeds == 1
+    assert read_curves(tmp_path, of(s1=["b"])).curves["reward", "rollouts"].seeds == 1

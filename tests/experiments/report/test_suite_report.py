@@ -1,0 +1,327 @@
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cotune.errors import ConfigError
+from cotune.experiments.report import write_report
+from cotune.experiments.report.suite import write_suite_report
+from cotune.run.run_dir import write_summary
+from tests.experiments.report.pages import Checker
+from tests.experiments.report.suite_pages import PLAIN, STRATA, build_suite, method, stage, summary
+
+
+class Page(Checker):
+    """A suite's page, with its rows and links."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.rows: list[list[str]] = []
+        self._cell: list[str] | None = None
+        self.feed(html)
+        self.close()
+        self.html = html
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        super().handle_starttag(tag, attrs)
+        if tag == "tr":
+            self.rows.append([])
+        if tag in ("td", "th"):
+            self._cell = []
+
+    def handle_data(self, data: str) -> None:
+        super().handle_data(data)
+        if self._cell is not None:
+            self._cell.append(data)
+
+    def handle_endtag(self, tag: str) -> None:
+        super().handle_endtag(tag)
+        if tag in ("td", "th") and self._cell is not None:
+            told = " ".join(self._cell).replace("\u202f", "_")
+            self.rows[-1].append(" ".join(told.split()))
+            self._cell = None
+
+    def row(self, start: str) -> list[str]:
+        """The first row whose first cell begins so; of the main table where it has it."""
+        return next(row for row in self.rows if row and row[0].startswith(start))
+
+    @property
+    def links(self) -> list[str]:
+        return [value for _, name, value in self.attributes if name == "href"]
+
+    def count(self, css: str) -> int:
+        """How many elements have exactly this class attribute."""
+        return sum(name == "class" and value == css for _, name, value in self.attributes)
+
+
+def page(path: Path) -> Page:
+    """A well-formed page without scripts, handlers or references but relative ones to reports."""
+    found = Page(path.read_text(encoding="utf-8"))
+    assert found.open == []
+    assert not {"script", "link", "img", "iframe", "object", "base", "form"} & set(found.tags)
+    for tag, name, value in found.attributes:
+        assert name not in ("src", "srcset", "action")
+        assert not name.startswith("on")
+        if name == "href":
+            assert tag == "a"
+            assert re.fullmatch(r"\./[\w./%+-]+/report\.html", value), value
+        assert "://" not in value
+    style = found.html[found.html.index("<style>") : found.html.index("</style>")]
+    assert "url(" not in style
+    assert "@import" not in style
+    assert "default-src 'none'" in found.html
+    return found
+
+
+def written(folder: Path, told: dict[str, Any]) -> Page:
+    folder.mkdir(exist_ok=True)
+    write_summary(folder, told)
+    return page(write_suite_report(folder))
+
+
+@pytest.fixture(scope="module")
+def suite(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("suite")
+    build_suite(folder)
+    return folder
+
+
+def test_write_report_knows_a_suite_by_its_summary(suite: Path) -> None:
+    path = write_report(suite)
+    assert path == suite / "report.html"
+    assert "cotune · suite" in page(path).words
+
+
+def test_the_first_screen_says_what_was_run_and_what_came_of_it(suite: Path) -> None:
+    found = page(write_suite_report(suite))
+    head = found.words[: found.words.index("Result")]
+    assert "Table 1 on geo" in head
+    assert "INSPO beat Search-R1." in head
+    for fact in ("geo", "bundled:geo", "offline rules", "0, 1", "3_120 policy rollouts", "300"):
+        assert fact in head
+    assert "8 of 8 runs, 18_528 policy rollouts, $0.00, 14 min 40 s" in head
+    assert "no complete or comparable result" not in found.words
+
+
+def test_the_main_table_has_scores_intervals_seeds_strata_and_gains(suite: Path) -> None:
+    found = page(write_suite_report(suite))
+    headings = [row[0] for row in found.rows if len(row) == 1][:4]
+    assert headings == ["Inference only", "Trained", "Staged", "Ours"]
+    assert found.row("INSPO") == [
+        "INSPO", "97.6_% 93–100", "97.6 97.6", "98.0_%", "97.6_%", "97.6_%", "+64.6 +59 to +71",
+        "1.00", "33.0_% 27–38", "1x 3_088",
+    ]  # fmt: skip
+    baseline = found.row("Search-R1 baseline")
+    assert baseline[6:8] == ["–", "–"]
+    assert found.row("Direct")[-1] == "none 0"
+    assert "1 On the bundled policy a check that it runs." in found.words
+
+
+def test_each_score_has_a_bar_with_its_interval_and_its_seeds(suite: Path) -> None:
+    found = page(write_suite_report(suite))
+    bars = re.findall(r'<svg class="bar [^>]*>(.*?)</svg>', found.html, re.DOTALL)
+    assert len(bars) == 4
+    low, high = (
+        float(re.search(rf'class="interval" .*?{end}="([\d.]+)"', bars[3])[1])  # pyright: ignore
+        for end in ("x1", "x2")
+    )
+    dot = float(re.search(r'class="dot" cx="([\d.]+)"', bars[3])[1])  # pyright: ignore
+    assert 5 < low < dot < high <= 145
+    assert bars[3].count('class="seed"') == 2
+
+
+def test_a_gain_is_coloured_where_its_interval_excludes_zero(tmp_path: Path) -> None:
+    found = written(
+        tmp_path,
+        summary(
+            method("search-r1", "trained", 0.5),
+            method("better", "ours", 0.9, gain=0.4, gain_interval=[0.1, 0.6]),
+            method("worse", "ours", 0.1, gain=-0.4, gain_interval=[-0.6, -0.1]),
+            method("same", "ours", 0.55, gain=0.05, gain_interval=[-0.1, 0.2]),
+        ),
+    )
+    assert (found.count("up"), found.count("down")) == (1, 1)
+
+
+def test_costs_are_told_by_method_and_in_all(suite: Path) -> None:
+    found = page(write_suite_report(suite))
+    costs = [row for row in found.rows if row and row[0] == "INSPO"][1]
+    assert costs == [
+        "INSPO",
+        "3_088",
+        "2_600",
+        "488",
+        "1_200",
+        "165_000",
+        "11",
+        "$0.00",
+        "1 min 50 s",
+    ]
+    assert "Evaluation rollouts 9_600" in found.words
+
+
+def test_methods_without_a_sound_result_stay_with_their_reason(tmp_path: Path) -> None:
+    found = written(
+        tmp_path,
+        summary(
+            method("search-r1", "trained", 0.33),
+            method("dapo", "trained", 0.4, status="unequal", problem="paid 3,900 of 3,120"),
+            method("gepa", "prompt", None, status="failed", problem="seed 1: no LLM answered"),
+            method("inspo", "ours", 0.9, status="unfinished", problem="seed 1 is at step 4",
+                   by_seed={"0": 0.9}),
+        ),
+    )  # fmt: skip
+    head = found.words[: found.words.index("Result")]
+    assert "3 of 4 methods have no complete or comparable result." in head
+    assert "gepa (failed, 0 of 2 seeds finished): seed 1: no LLM answered" in head
+    assert found.row("Failed: seed 1: no LLM answered")
+    assert found.row("Unequal compute: paid 3,900 of 3,120")
+    assert found.row("Unfinished: seed 1 is at step 4")
+    assert found.row("gepa failed")[1:] == ["–", "– –", "–", "–", "–", "–", "–", "–", "1x –"]
+    assert found.row("inspo unfinished")[2] == "90.0 –"
+
+
+def test_curves_show_each_method_against_the_baseline_on_both_axes(suite: Path) -> None:
+    found = page(write_suite_report(suite))
+    panels = re.findall(r'<svg class="chart".*?</svg>', found.html, re.DOTALL)
+    titles = [re.search("<title>(.*?)</title>", panel)[1] for panel in panels]  # pyright: ignore
+    names = ("Search-R1", "Prompt, then GRPO", "INSPO")
+    assert titles == [
+        f"{name}: validation score by {unit}"
+        for unit in ("policy rollouts", "seconds")
+        for name in names
+    ]
+    assert [panel.count('<g class="muted">') for panel in panels[:3]] == [0, 1, 1]
+    assert [panel.count('class="guide"') for panel in panels[:3]] == [0, 1, 0]
+    assert all('class="band"' in panel for panel in panels)
+    assert "No curve: Direct." in found.words
+
+
+def test_training_reward_stands_in_where_nothing_was_validated(tmp_path: Path) -> None:
+    stage(tmp_path / "a" / "0", 12, (0.2, 0.4))
+    stage(tmp_path / "b" / "0", 12, (0.2, 0.9), during=False)
+    found = written(
+        tmp_path,
+        summary(
+            method("a", "trained", 0.4, runs={"0": ["a/0"]}),
+            method("b", "ours", 0.9, runs={"0": ["b/0"]}),
+            baseline="a",
+        ),
+    )
+    assert "b: training reward by policy rollouts" in found.html
+    assert "a: validation score by policy rollouts" in found.html
+    b = found.html[found.html.index("b: training reward by policy") :]
+    assert '<g class="muted">' in b[: b.index("</svg>")]  # the baseline's training reward
+
+
+def test_instructions_are_shown_once_with_other_seeds_folded(suite: Path) -> None:
+    found = page(write_suite_report(suite))
+    words = found.words[found.words.index("Best instructions") : found.words.index("Runs Search")]
+    assert words.count("Search for one entity at a time. 0") == 1
+    assert "Other seeds (1) seed 1 " in words
+    assert words.count(f"{PLAIN} Search for one entity at a time. 1") == 1
+    assert "Direct , Search-R1" in words
+
+
+def test_links_lead_to_the_reports_that_are_there(tmp_path: Path) -> None:
+    told = build_suite(tmp_path)
+    assert told["methods"][3]["runs"]["1"] == ["inspo/seed-1/train"]
+    (tmp_path / "inspo/seed-1/train/report.html").unlink()
+    shutil.rmtree(tmp_path / "prompt-first/seed-0/train")
+    found = page(write_suite_report(tmp_path))
+    assert "./inspo/seed-0/train/report.html" in found.links
+    assert "./prompt-first/seed-1/prompt/report.html" in found.links
+    assert all((tmp_path / link).is_file() for link in found.links)
+    assert "seed 1, train (no report)" in found.words
+    assert "prompt-first/seed-0/train: no run folder is there" in found.words
+
+
+def test_a_broken_run_is_told_of_and_the_rest_is_shown(tmp_path: Path) -> None:
+    build_suite(tmp_path)
+    (tmp_path / "inspo/seed-0/train/ledger.sqlite").write_text("no ledger", encoding="utf-8")
+    found = page(write_suite_report(tmp_path))
+    assert "expected a cotune ledger" in found.words
+    assert "INSPO: validation score by policy rollouts" in found.html  # of seed 1
+
+
+def test_run_folders_outside_the_suite_are_neither_read_nor_linked(tmp_path: Path) -> None:
+    stage(tmp_path / "elsewhere", 4, (0.1, 0.2), instruction="a secret")
+    runs = {"0": ["../elsewhere"], "1": [str(tmp_path / "elsewhere")]}
+    found = written(tmp_path / "suite", summary(method("search-r1", "trained", 0.3, runs=runs)))
+    assert found.links == []
+    assert "a secret" not in found.words
+    assert "../elsewhere: no run folder is there" in found.words
+
+
+def test_texts_of_models_and_users_are_escaped(tmp_path: Path) -> None:
+    evil = "<script>alert(1)</script><img src=x onerror=alert(1)>{{ 7*7 }}\ud800"
+    runs = {"0": ["javascript:alert(1)"]}
+    entry = method("search-r1", f"{evil}", 0.3, label=evil, note=evil, status=evil, problem=evil,
+                   instruction=evil, compute=evil, runs=runs)  # fmt: skip
+    entry["by_stratum"] = {evil: 0.2, "b": 0.4}
+    told = summary(entry, name=evil, title=evil, caption=evil, verdict=evil, environment=evil,
+                   policy=evil, llm=evil, measure=evil, strata={evil: 3, "b": 2})  # fmt: skip
+    (tmp_path / "summary.json").write_text(json.dumps(told), encoding="utf-8")
+    found = page(write_suite_report(tmp_path))
+    assert found.words.count("alert(1)") > 10
+    assert "{{ 7*7 }}" in found.words
+    assert "49" not in found.words
+
+
+def test_nulls_are_dashes_or_left_out(tmp_path: Path) -> None:
+    nothing = dict.fromkeys(method("x", "ours", 0.5)) | {"name": "search-r1"}
+    told = dict.fromkeys(summary()) | {"schema_version": 1, "kind": "suite", "name": "bare"}
+    found = written(tmp_path, told | {"methods": [nothing]})
+    assert found.row("search-r1")[1] == "–"
+    assert "No method has a complete result yet." in found.words
+    assert "None" not in found.words
+    assert "null" not in found.words
+    assert "Curves" not in found.words
+    assert "Best instructions" not in found.words
+
+
+def test_a_suite_that_has_finished_nothing_has_a_page(tmp_path: Path) -> None:
+    found = written(tmp_path, summary(verdict=None))
+    assert "No method has a complete result yet." in found.words
+    assert "0 of 0 runs" in found.words
+
+
+def test_one_method_of_one_seed_alone(tmp_path: Path) -> None:
+    stage(tmp_path / "inspo" / "train", 6, (0.2, 0.9))
+    only = method("inspo", "ours", 0.9, by_seed={"3": 0.9}, runs={"3": ["inspo/train"]})
+    found = written(tmp_path, summary(only, seeds=[3], baseline=None, verdict=""))
+    assert "inspo has the highest held-out exact match, 90.0_%." in found.words
+    assert "P(improvement)" not in found.words
+    assert 'class="band"' not in found.html
+    assert len(found.row("inspo")) == 2 + len(STRATA) + 2
+
+
+def test_many_strata_get_a_table_of_their_own(tmp_path: Path) -> None:
+    strata = {f"kind {i}": 20 for i in range(6)}
+    entry = method("search-r1", "trained", 0.3, by_stratum=dict.fromkeys(strata, 0.25))
+    found = written(tmp_path, summary(entry, strata=strata))
+    assert "By stratum" in found.words
+    assert [row for row in found.rows if row[0] == "search-r1 baseline"][1] == [
+        "search-r1 baseline", *["25.0_%"] * 6,
+    ]  # fmt: skip
+
+
+def test_rewards_are_told_with_three_digits(tmp_path: Path) -> None:
+    entry = method("inspo", "ours", 1.5, interval=[-0.25, 1.7], gain=0.5, gain_interval=[0.25, 0.7])
+    found = written(
+        tmp_path, summary(method("search-r1", "trained", 1.0), entry, measure="mean reward")
+    )
+    assert found.row("inspo")[1] == "1.500 −0.250 to 1.700"
+    assert found.row("inspo")[6] == "+0.500 +0.250 to +0.700"
+
+
+def test_a_file_that_is_no_suites_is_refused_with_what_is_wrong(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="holds no suite's summary"):
+        write_suite_report(tmp_path)
+    write_summary(tmp_path, {"kind": "suite", "name": "x", "methods": [{"label": "no name"}]})
+    with pytest.raises(ConfigError, match=r"summary\.json: methods\.0\.name is not a suite's"):
+        write_report(tmp_path)
+    assert not (tmp_path / "report.html").exists()

@@ -1,0 +1,79 @@
+"""Run folders as a finished run leaves them, without the training."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from cotune.config.run_file import RunConfig, dump_config, parse_config
+from cotune.engines.run_summary import write_run_summary
+from cotune.engines.trl.run import Outcome
+from cotune.run.json_files import write_atomic, write_json_atomic
+from cotune.run.ledger import Ledger
+from cotune.run.run_dir import RunDir
+from cotune.run.scores import Score
+
+INSTRUCTION = "Search <search> one thing </search> at a time. Say it in <answer> tags </answer>."
+
+
+def finished_run(
+    raw: dict[str, Any],
+    tokenizer: Any,
+    model: Any = None,
+    instruction: str = INSTRUCTION,
+    hint: str = "",
+) -> tuple[RunDir, RunConfig]:
+    """A run that kept `instruction` with these weights, as training leaves it before completion."""
+    config = parse_config(raw, "the test")
+    run = RunDir.create(config.output, dump_config(config))
+    best = run.best_path
+    if model is not None:
+        model.save_pretrained(best)
+    tokenizer.save_pretrained(best)
+    write_atomic(best / "instruction.txt", instruction + "\n")
+    if hint:
+        write_atomic(best / "hint.txt", hint + "\n")
+    write_json_atomic(
+        best / "best.json",
+        {
+            "schema_version": 1,
+            "em": 0.625,
+            "step": 2,
+            "instruction_id": "i3",
+            "instruction": instruction,
+            "hint": hint,
+        },
+    )
+    finish(run, config, instruction, hint)
+    return run, config
+
+
+def finish(run: RunDir, config: RunConfig, instruction: str, hint: str = "") -> None:
+    """Writes what a run writes last: its ledger's rows, its events and its summary."""
+
+    def score(em: float) -> Score:
+        measure = "mean reward" if config.rewards else "exact match"
+        return Score(em, 40, {"1 hop": (em, 20), "2 hops": (em / 2, 20)}, measure)
+
+    hinted = score(0.75) if hint else None
+    outcome = Outcome(score(0.25), score(0.5), score(0.375), instruction, "i3", 3, hinted)
+    with Ledger(run.ledger_path) as ledger:
+        ledger.begin_attempt(None)
+        for purpose, rollouts in (("train", 24), ("verify", 14), ("evaluate", 120)):
+            ledger.add_rollouts(purpose, rollouts, rollouts * 30)
+        call = ledger.reserve(1.0, None, "gpt-test")
+        ledger.settle(call, prompt_tokens=1200, completion_tokens=345, cost=0.0625)
+        run.event("run_started", 0, config=config.name, strategy=config.strategy.kind)
+        write_run_summary(config, run, outcome, ledger)
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    """Every file below a folder, by its path in it."""
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+
+
+def read_json(path: Path) -> Any:
+    return json.loads(path.read_text(encoding="utf-8"))

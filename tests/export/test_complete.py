@@ -1,0 +1,264 @@
+"""best/ as a run leaves it: its own tokenizer renders a question to the tokens that were evaluated."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoTokenizer, GenerationConfig
+
+from cotune.config.build import build_environment
+from cotune.config.run_file import RunConfig
+from cotune.environments.base import TaskEnvironment
+from cotune.errors import ConfigError
+from cotune.export.complete import complete_best, completed, question_messages
+from cotune.export.serving import read_serving
+from cotune.policy.codec import HFCodec
+from cotune.policy.local_policy import load
+from cotune.policy.paths import policy_path
+from cotune.protocols import Environment
+from cotune.run.run_dir import RunDir
+from cotune.types import Prompt, Task
+from tests.export.finished import INSTRUCTION, files, finished_run, read_json
+from tests.policy.test_chat_template import models_template
+from tests.policy.tiny import Letters, tiny_model, tiny_tokenizer
+from tests.run_files import tiny
+
+HOSTILE = INSTRUCTION + ' {{ 7 * 7 }} {% raw %} "quoted" \\ \n\n</s> ünï \U0001f600 \\boxed{}'
+
+
+def look_up(word: str) -> str:
+    """Looks a word up.
+
+    Args:
+        word: What to look up.
+    """
+    return word
+
+
+def own_questions(folder: Path) -> dict[str, Any]:
+    """A data set with a system prompt before some of its questions."""
+    rows = [
+        {
+            "question": [{"role": "system", "content": f"Rule {i}."}] * (i % 2)
+            + [{"role": "user", "content": f"What is {i} + {i}?"}],
+            "answers": [str(2 * i)],
+        }
+        for i in range(30)
+    ]
+    file = folder / "questions.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return {"path": str(file), "validation": 3, "test": 6}
+
+
+def world(kind: str, folder: Path, **changes: Any) -> dict[str, Any]:
+    """A run file of a kind of environment."""
+    raw = tiny(folder / "run", {"strategy": {"kind": "static"}})
+    if kind == "arithmetic":
+        raw["environment"] = {"kind": "arithmetic", "train": 8, "validation": 4, "test": 8}
+        raw["policy"] = {"path": "bundled:arithmetic"}
+        raw["limits"] = {"turns": 1, "turn_tokens": 64}
+    elif kind in ("single_turn", "tools"):
+        tools = {"tools": [f"{__file__}:look_up"]} if kind == "tools" else {}
+        raw["environment"] = {"kind": kind, **tools}
+        raw["dataset"] = own_questions(folder)
+        raw["rewards"] = ["exact_match"]
+    return raw | changes
+
+
+def tokenizer_of(path: str, template: str = "") -> Any:
+    """A policy's, as a run loads it."""
+    tokenizer: Any = AutoTokenizer.from_pretrained(policy_path(path))
+    if template:
+        tokenizer.chat_template = models_template(template)
+    return tokenizer
+
+
+def check_renders_as_evaluated(
+    run: RunDir, config: RunConfig, environment: Environment, own: Any
+) -> None:
+    """Of every test question: best/'s own tokenizer against what the run's codec rendered."""
+    served: Any = AutoTokenizer.from_pretrained(run.best_path)
+    evaluated = HFCodec(own, config.policy.template_args)
+    best = Prompt(read_json(run.best_path / "best.json")["instruction"])
+    tools = [dict(tool) for tool in environment.tools]
+    tasks = environment.tasks("test")
+    assert len(tasks) >= 6
+    for task in tasks:
+        for prompt, arguments in ((best, {}), (Prompt(""), {"instruction": ""})):
+            given = served.apply_chat_template(
+                question_messages(task),
+                tools=tools or None,
+                add_generation_prompt=True,
+                return_dict=False,
+                **arguments,
+            )
+            assert given == evaluated.render(environment.messages(task, prompt), environment.tools)
+
+
+@pytest.mark.parametrize(
+    ("kind", "policy", "template", "changes"),
+    [
+        ("geo", "bundled:geo", "", {}),
+        ("arithmetic", "bundled:arithmetic", "", {}),
+        ("single_turn", "bundled:geo", "qwen2_5", {"instruction": {"role": "system"}}),
+        ("single_turn", "bundled:geo", "qwen2_5", {"instruction": {"placement": "after"}}),
+        (
+            "single_turn",
+            "bundled:geo",
+            "qwen3",
+            {
+                "instruction": {"role": "system", "system": "replace"},
+                "policy": {"path": "bundled:geo", "template_args": {"enable_thinking": False}},
+            },
+        ),
+        ("tools", "bundled:geo", "qwen2_5", {}),
+        ("tools", "bundled:geo", "qwen3", {"instruction": {"role": "system"}}),
+    ],
+)
+def test_a_question_alone_is_rendered_to_the_evaluated_tokens(
+    kind: str, policy: str, template: str, changes: dict[str, Any], tmp_path: Path
+) -> None:
+    own = tokenizer_of(policy, template)
+    run, config = finished_run(world(kind, tmp_path, **changes), own, instruction=HOSTILE)
+    environment = build_environment(config)
+    complete_best(config, run, environment)
+    serving = read_serving(run.best_path)
+    assert serving is not None
+    assert (serving.instruction_in_template, serving.reason) == (True, "")
+    assert serving.tools == (("look_up",) if kind == "tools" else ())
+    check_renders_as_evaluated(run, config, environment, own)
+
+
+def test_what_trains_and_evaluates_sees_the_models_own_template(tmp_path: Path) -> None:
+    """An exported policy brings no instruction of its own: it would stand there twice."""
+    tokenizer = tiny_tokenizer()
+    run, config = finished_run(world("geo", tmp_path), tokenizer, tiny_model(tokenizer))
+    complete_best(config, run)
+    plain = [{"role": "user", "content": "abc?"}]
+    served: Any = AutoTokenizer.from_pretrained(run.best_path)
+    assert HFCodec(served).render(plain) == HFCodec(tokenizer).render(plain)
+    _, loaded = load(run.best_path)
+    assert loaded.chat_template == tokenizer.chat_template
+
+
+def test_named_templates_all_carry_it(tmp_path: Path) -> None:
+    own = tokenizer_of("bundled:geo")
+    own.chat_template = {"default": own.chat_template, "tool_use": models_template("qwen2_5")}
+    run, config = finished_run(world("tools", tmp_path), own)
+    environment = build_environment(config)
+    complete_best(config, run, environment)
+    check_renders_as_evaluated(run, config, environment, own)
+    served: Any = AutoTokenizer.from_pretrained(run.best_path)
+    question = [{"role": "user", "content": "Why?"}]
+    without_tools = served.apply_chat_template(question, tokenize=False)
+    assert INSTRUCTION in without_tools
+
+
+class Rephrased(TaskEnvironment):
+    """Writes its own messages for some questions."""
+
+    def messages(self, task: Task, prompt: Prompt) -> list[dict[str, str]]:
+        if task.id.endswith("1"):
+            return [{"role": "user", "content": f"{task.question} {prompt.instruction}"}]
+        return super().messages(task, prompt)
+
+
+@pytest.mark.parametrize("environment", [Letters(), None])
+def test_an_environment_that_lays_out_its_own_messages_keeps_the_models_template(
+    environment: Any, tmp_path: Path
+) -> None:
+    if environment is None:
+        tasks = [Task(f"t{i}", f"Question {i}?", ("a",)) for i in range(3)]
+        environment = Rephrased(dict.fromkeys(("train", "validation", "test"), tasks), "")
+    tokenizer = tokenizer_of("bundled:geo")
+    run, config = finished_run(world("geo", tmp_path), tokenizer)
+    complete_best(config, run, environment)
+    template = (run.best_path / "chat_template.jinja").read_text(encoding="utf-8")
+    assert template == tokenizer.chat_template
+    serving = read_serving(run.best_path)
+    assert serving is not None
+    assert not serving.instruction_in_template
+    card = (run.best_path / "README.md").read_text(encoding="utf-8")
+    assert "The chat template does not carry it" in card
+    assert f"{type(environment).__name__} " in card
+    assert "replaces it" not in card
+    if isinstance(environment, Letters):
+        assert "as that environment's `messages` does" in card
+    else:
+        assert "before the question in the user's message" in card
+
+
+def test_completing_again_changes_nothing_and_mends_a_kill(tmp_path: Path) -> None:
+    run, config = finished_run(world("geo", tmp_path), tokenizer_of("bundled:geo"))
+    first_kept = files(run.best_path)
+    complete_best(config, run)
+    whole = files(run.best_path)
+    assert whole.keys() - first_kept.keys() == {
+        "README.md",
+        "generation_config.json",
+        "serving.json",
+    }
+    complete_best(config, run)
+    assert files(run.best_path) == whole
+    order = ("serving.json", "README.md", "generation_config.json", "chat_template.jinja")
+    for written in range(len(order)):
+        for name in order[: written + 1]:
+            path = run.best_path / name
+            if name in first_kept:
+                path.write_bytes(first_kept[name])
+            else:
+                path.unlink()
+        completed(config, run)
+        assert files(run.best_path) == whole
+
+
+def test_a_completion_of_an_earlier_attempt_is_done_anew(tmp_path: Path) -> None:
+    run, config = finished_run(world("geo", tmp_path), tokenizer_of("bundled:geo"))
+    assert completed(config, run).attempt == 1
+    card = run.best_path / "README.md"
+    card.write_text("of the first attempt", encoding="utf-8")
+    assert completed(config, run).attempt == 1
+    assert card.read_text(encoding="utf-8") == "of the first attempt"
+    run.cut_back(0)
+    with pytest.raises(ConfigError, match="not finished"):
+        completed(config, run)
+    summary = read_json(run.summary_path)
+    run.write_summary({k: v for k, v in summary.items() if k not in ("attempt", "schema_version")})
+    assert completed(config, run).attempt == 2
+    assert "Results" in card.read_text(encoding="utf-8")
+
+
+def test_the_generation_config_is_that_of_the_evaluation(tmp_path: Path) -> None:
+    tokenizer = tiny_tokenizer()
+    model = tiny_model(tokenizer)
+    model.generation_config = GenerationConfig(
+        do_sample=True, temperature=0.7, top_k=20, eos_token_id=[5, 6], pad_token_id=0
+    )
+    run, config = finished_run(world("geo", tmp_path), tokenizer, model)
+    complete_best(config, run)
+    known = GenerationConfig.from_pretrained(run.best_path)
+    assert known.do_sample is False
+    assert not {"temperature", "top_k", "top_p"} & known.to_diff_dict().keys()
+    assert known.max_new_tokens == config.limits.turn_tokens == 24
+    assert known.eos_token_id == [tokenizer.eos_token_id, 5, 6]
+    loaded, _ = load(run.best_path)
+    ids = tokenizer("abc", return_tensors="pt").input_ids
+    assert loaded.generate(ids).shape[1] <= ids.shape[1] + 24
+    loaded.save_pretrained(tmp_path / "again")  # refuses a config that contradicts itself
+
+
+def test_nothing_says_where_it_was_trained(tmp_path: Path) -> None:
+    tokenizer = tiny_tokenizer()
+    tokenizer.save_pretrained(tmp_path / "my-base")
+    tiny_model(tokenizer).save_pretrained(tmp_path / "my-base")
+    model, loaded = load(tmp_path / "my-base")
+    raw = world("single_turn", tmp_path, policy={"path": str(tmp_path / "my-base")})
+    run, config = finished_run(raw, loaded, model)
+    complete_best(config, run)
+    for name, content in files(run.best_path).items():
+        assert str(tmp_path).encode() not in content, name
+        assert b'"is_local"' not in content, name
+    card = (run.best_path / "README.md").read_text(encoding="utf-8")
+    assert "my-base" in card
+    assert "questions.jsonl" in card

@@ -1,0 +1,189 @@
+"""`cotune export`: the folder holds all that serves, or is not there."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from cotune.cli import app as cli
+from cotune.config.run_file import RunConfig
+from cotune.errors import ConfigError
+from cotune.export import export as exporting
+from cotune.export.export import export
+from cotune.policy.adapters import lora_config, merged, save_weights
+from cotune.policy.local_policy import load
+from cotune.run.run_dir import RunDir
+from tests.export.finished import files, finished_run, read_json
+from tests.export.test_complete import world
+from tests.policy.tiny import tiny_model, tiny_tokenizer
+
+PROMPT = "abc de. fade"
+
+
+def whole(folder: Path, **changes: Any) -> tuple[RunDir, RunConfig]:
+    """A finished run that trained all weights."""
+    tokenizer = tiny_tokenizer()
+    return finished_run(world("geo", folder, **changes), tokenizer, tiny_model(tokenizer))
+
+
+def with_lora(folder: Path) -> tuple[RunDir, RunConfig, Any]:
+    """A finished run that trained an adapter, and its policy."""
+    from peft import get_peft_model
+
+    tokenizer = tiny_tokenizer()
+    base = folder / "Some-Base"
+    tiny_model(tokenizer).save_pretrained(base)
+    tokenizer.save_pretrained(base)
+    run, config = finished_run(
+        world("geo", folder, policy={"path": str(base), "lora": {"rank": 3}}), tokenizer
+    )
+    assert config.policy.lora is not None
+    model, _ = load(base)
+    policy = get_peft_model(model, lora_config(config.policy.lora, model))
+    generator = torch.Generator().manual_seed(0)
+    for name, weights in policy.named_parameters():
+        if "lora_" in name:
+            weights.data = torch.randn(weights.shape, generator=generator) * 0.2
+    save_weights(policy, run.best_path)
+    return run, config, policy.eval()
+
+
+def logits(model: Any) -> torch.Tensor:
+    ids = tiny_tokenizer()(PROMPT, return_tensors="pt").input_ids
+    with torch.no_grad():
+        return model(ids).logits
+
+
+def test_the_export_is_all_that_best_holds(tmp_path: Path) -> None:
+    run, _ = whole(tmp_path)
+    (run.best_path / ".README.md.1.tmp").write_text("left over by a kill")
+    written = export(run.path)
+    assert written == run.path / "export"
+    copied = files(written)
+    kept = files(run.best_path)
+    del kept[".README.md.1.tmp"]
+    assert copied == kept
+    assert {
+        "README.md", "chat_template.jinja", "config.json", "generation_config.json", "instruction.txt",
+        "model.safetensors", "serving.json", "tokenizer.json", "tokenizer_config.json",
+    } <= copied.keys()  # fmt: skip
+    model = AutoModelForCausalLM.from_pretrained(written)
+    torch.testing.assert_close(logits(model), logits(load(run.best_path)[0]))
+    served: Any = AutoTokenizer.from_pretrained(written)
+    assert "Search <search>" in served.apply_chat_template(
+        [{"role": "user", "content": "ab?"}], tokenize=False
+    )
+
+
+def test_a_folder_that_holds_something_is_left_alone(tmp_path: Path) -> None:
+    run, _ = whole(tmp_path)
+    taken = tmp_path / "taken"
+    taken.mkdir()
+    assert export(run.path, output=taken) == taken
+    before = files(taken)
+    with pytest.raises(ConfigError, match="exists and is not an empty folder") as raised:
+        export(run.path, output=taken)
+    assert "\n" not in str(raised.value)
+    assert files(taken) == before
+    file = tmp_path / "file"
+    file.write_text("x")
+    with pytest.raises(ConfigError, match="exists and is not an empty folder"):
+        export(run.path, output=file)
+
+
+def test_an_export_that_fails_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, _ = whole(tmp_path)
+
+    def full_disk(*_: Any, **__: Any) -> None:
+        raise OSError("no space left")
+
+    monkeypatch.setattr(exporting.shutil, "copytree", full_disk)
+    before = {path.name for path in run.path.iterdir()}
+    with pytest.raises(OSError, match="no space left"):
+        export(run.path)
+    assert {path.name for path in run.path.iterdir()} == before
+
+
+def test_what_cannot_be_exported_is_said_in_one_line(tmp_path: Path) -> None:
+    run, _ = whole(tmp_path)
+    cases: list[tuple[str | None, str]] = [
+        ("adapter", "trained all weights (no policy.lora); expected full"),
+        ("gguf", "expected one of full, adapter, merged"),
+    ]
+    for format, said in cases:
+        with pytest.raises(ConfigError) as raised:
+            export(run.path, format)
+        assert said in str(raised.value)
+    run.summary_path.unlink()
+    with pytest.raises(ConfigError, match=f"finish it with: cotune resume {run.path}"):
+        export(run.path)
+    library = RunDir.create(tmp_path / "own", {"library": "trl"})
+    with pytest.raises(ConfigError, match=r"trainer\.save_model"):
+        export(library.path)
+    with pytest.raises(ConfigError, match="is not a run folder"):
+        export(tmp_path)
+    assert not (run.path / "export").exists()
+
+
+def test_whole_weights_need_no_merging(tmp_path: Path) -> None:
+    run, _ = whole(tmp_path)
+    assert files(export(run.path, "merged")) == files(run.best_path)
+
+
+def test_an_adapter_is_exported_as_it_is_and_merged(tmp_path: Path) -> None:
+    run, config, policy = with_lora(tmp_path)
+    alone = export(run.path)
+    assert files(alone) == files(run.best_path)
+    assert (alone / "adapter_model.safetensors").is_file()
+    card = (alone / "README.md").read_text(encoding="utf-8")
+    assert "library_name: peft" in card
+    assert "--enable-lora --max-lora-rank 3" in card
+    assert "vllm serve path/to/Some-Base" in card
+    assert str(tmp_path) not in card
+
+    together = export(run.path, "merged", tmp_path / "merged")
+    assert not list(together.glob("adapter_*"))
+    expected = logits(policy)
+    found = AutoModelForCausalLM.from_pretrained(together).eval()
+    torch.testing.assert_close(logits(found), expected, rtol=1e-4, atol=1e-4)
+    base = load(config.policy.path)[0]
+    assert (logits(base) - expected).abs().max() > 0.1
+    card = (together / "README.md").read_text(encoding="utf-8")
+    assert "library_name: transformers" in card
+    assert "with a LoRA adapter merged in" in card
+    assert "--enable-lora" not in card
+    assert read_json(together / "generation_config.json")["max_new_tokens"] == 24
+    for name in ("chat_template.jinja", "tokenizer.json", "instruction.txt", "serving.json"):
+        assert (together / name).read_bytes() == (run.best_path / name).read_bytes()
+    torch.testing.assert_close(logits(merged(policy)), expected, rtol=1e-4, atol=1e-4)
+    with pytest.raises(ConfigError, match="merged for whole weights"):
+        export(run.path, "full", tmp_path / "full")
+
+
+def test_a_base_that_is_gone_leaves_no_merged_folder(tmp_path: Path) -> None:
+    run, config, _ = with_lora(tmp_path)
+    export(run.path, output=tmp_path / "first")
+    Path(config.policy.path).rename(tmp_path / "moved")
+    with pytest.raises(ConfigError, match="there is no such folder"):
+        export(run.path, "merged", tmp_path / "merged")
+    assert {path.name for path in tmp_path.iterdir()} == {"run", "first", "moved"}
+
+
+def test_the_command_says_where(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, _ = whole(tmp_path)
+    target = tmp_path / "out"
+    monkeypatch.setattr("sys.argv", ["cotune", "export", str(run.path), "--output", str(target)])
+    with pytest.raises(SystemExit) as left:
+        cli.main()
+    assert left.value.code == 0
+    assert capsys.readouterr().out.strip() == f"wrote {target}"
+    with pytest.raises(SystemExit) as left:
+        cli.main()
+    assert left.value.code == 2
+    assert capsys.readouterr().err.count("\n") == 1

@@ -1,0 +1,212 @@
+"""The model card: its figures are the run's, and no text of a model is Markdown or HTML in it."""
+
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from markdown_it import MarkdownIt
+from markdown_it.token import Token
+
+from cotune.export.base_model import base_model
+from cotune.export.complete import complete_best
+from cotune.export.markdown import fenced, inline, table
+from cotune.run.run_dir import RunDir
+from tests.export.finished import finished_run
+from tests.export.test_complete import tokenizer_of, world
+
+HOSTILE = (
+    "<script>alert(1)</script> ![x](http://a/b.png) [link](http://a) # heading\n"
+    "````\n</code></pre><img src=x onerror=y>\n```\n---\nlicense: mit\n---\n| a | b |\n| - | - |\n"
+    "`````text\n\x1b[31mred\u202edet \r\n\x00"
+)
+
+
+def complete(folder: Path, kind: str = "geo", hint: str = "", **changes: Any) -> tuple[RunDir, str]:
+    instruction = changes.pop("told", HOSTILE)
+    raw = world(kind, folder, **changes)
+    run, config = finished_run(raw, tokenizer_of("bundled:geo"), instruction=instruction, hint=hint)
+    complete_best(config, run)
+    return run, (run.best_path / "README.md").read_text(encoding="utf-8")
+
+
+def read(card: str) -> tuple[dict[str, Any], list[Token]]:
+    """The front matter, and the tokens that a Markdown reader finds in the rest."""
+    _, front, body = card.split("---\n", 2)
+    return yaml.safe_load(front), MarkdownIt("commonmark").enable("table").parse(body)
+
+
+def rows_of(tokens: list[Token]) -> list[list[str]]:
+    """The cells of all tables, row by row."""
+    rows: list[list[str]] = []
+    for before, token in pairwise(tokens):
+        if token.type == "tr_open":
+            rows.append([])
+        if before.type in ("th_open", "td_open"):
+            rows[-1].append(token.content)
+    return rows
+
+
+def test_texts_of_a_model_are_one_block_each_and_nothing_else(tmp_path: Path) -> None:
+    _, card = complete(tmp_path, hint=HOSTILE + "hint")
+    front, tokens = read(card)
+    assert front["license"] == "apache-2.0"
+    fences = [token for token in tokens if token.type == "fence"]
+    shown = [token.content for token in fences if "<script>" in token.content]
+    assert [text.endswith("hint\n") for text in shown] == [False, True]
+    assert (
+        shown[0]
+        == HOSTILE.replace("\r\n", "\n").translate({0: None, 0x1B: None, 0x202E: None}) + "\n"
+    )
+    inlines = [child for token in tokens for child in token.children or ()]
+    tags = {t.content for t in (*tokens, *inlines) if t.type in ("html_inline", "html_block")}
+    assert tags <= {"<code>", "</code>"}
+    assert not [token for token in inlines if token.type == "image"]
+    links = {token.attrs["href"] for token in inlines if token.type == "link_open"}
+    assert all(str(link).startswith("https://arxiv.org/abs/") for link in links)
+    headings = [
+        after.content for token, after in pairwise(tokens) if token.tag == "h2"
+        and token.nesting == 1
+    ]  # fmt: skip
+    assert headings == ["Results", "Instruction", "Serving", "Data", "Method", "Cost", "Licence"]
+
+
+def test_names_of_a_run_file_are_text(tmp_path: Path) -> None:
+    name = "*my* <b>run</b> [x](y) www.example.com\n# no"
+    _, card = complete(tmp_path, name=name)
+    _, tokens = read(card)
+    title = tokens[tokens.index(next(t for t in tokens if t.tag == "h1")) + 1]
+    assert "".join(child.content for child in title.children or ()) == " ".join(name.split())
+    assert {child.type for child in title.children or ()} <= {"text", "text_special"}
+    assert "www.example" not in card  # some readers make a link of it
+
+
+def test_the_results_are_those_of_the_summary(tmp_path: Path) -> None:
+    _, card = complete(tmp_path, hint="Count twice.")
+    _, tokens = read(card)
+    rows = rows_of(tokens)
+    assert rows[0] == [
+        "test questions",
+        "trained, best instruction",
+        "trained, initial instruction",
+        "trained, best instruction and hint",
+        "before training, initial instruction",
+    ]
+    assert rows[1] == ["all 40", "0.500", "0.375", "0.750", "0.250"]
+    assert rows[2] == ["1 hop", "0.500", "0.375", "0.750", "0.250"]
+    assert rows[3] == ["2 hops", "0.250", "0.188", "0.375", "0.125"]
+    assert "Exact match of one greedy rollout a question. 95 % interval of the first figure" in card
+    assert "0.352 to 0.648" in card
+    assert "It is not in the chat template" in card
+    assert rows[4:] == [
+        ["", "rollouts", "generated tokens"],
+        ["train", "24", "720"],
+        ["verify", "14", "420"],
+        ["evaluate", "120", "3,600"],
+    ]
+    assert "without evaluation: 38." in card
+    assert "1 (1,200 tokens sent, 345 received), 0.06 at the run file's prices" in card
+
+
+def test_rewards_of_ones_own_are_named(tmp_path: Path) -> None:
+    _, card = complete(tmp_path, kind="single_turn", told="Add.")
+    assert "Mean reward of one greedy rollout a question." in card
+    assert "<code>exact&#95;match</code> (weight 1)" in card
+    assert "questions.jsonl" in card
+
+
+def test_how_to_serve_names_stops_and_tools(tmp_path: Path) -> None:
+    _, card = complete(tmp_path, kind="tools", told="Use them.")
+    assert "tools <code>look&#95;up</code>" in card
+    assert "A turn ended at" not in card
+    _, card = complete(tmp_path / "geo")
+    assert "A turn ended at <code>&#60;/search&#62;</code>, <code>&#60;/answer&#62;</code>" in card
+
+
+def test_what_ran_is_in_it_and_what_is_nobodys_business_is_not(tmp_path: Path) -> None:
+    llm = {
+        "kind": "openai",
+        "model": "gpt-4o",
+        "base_url": "http://10.0.0.7:8000/v1",
+        "api_key_env": "MY_KEY",
+    }
+    strategy = {"kind": "inspo", "population_size": 7}
+    training = {"steps": 9, "engine_args": {"logging_dir": str(tmp_path)}}
+    _, card = complete(tmp_path, strategy=strategy, llm=llm, training=training)
+    front, tokens = read(card)
+    assert front["tags"] == ["cotune", "grpo", "inspo"]
+    settings = yaml.safe_load(
+        next(t.content for t in tokens if t.type == "fence" and t.info == "yaml")
+    )
+    assert (settings["strategy"]["population_size"], settings["training"]["steps"]) == (7, 9)
+    assert settings["also_set_of_GRPOConfig"] == ["logging_dir"]
+    assert "Proposals by gpt-4o." in card
+    for private in ("10.0.0.7", "MY_KEY", str(tmp_path)):
+        assert private not in card
+
+
+def test_an_empty_instruction_is_said_to_be_none(tmp_path: Path) -> None:
+    _, card = complete(tmp_path, kind="single_turn", told="")
+    assert "None: it was trained and evaluated on the questions alone." in card
+
+
+@pytest.mark.parametrize("text", ["", "`", "``` \n````\n``", HOSTILE])
+def test_a_fence_outlasts_what_it_holds(text: str) -> None:
+    (token,) = MarkdownIt("commonmark").parse(fenced(text))
+    assert token.type == "fence"
+
+
+def test_a_tables_cell_stays_one() -> None:
+    cells = [["a", inline("x | y \\| <b> `c` \n| d")], ["1", "2"]]
+    rows = rows_of(MarkdownIt("commonmark").enable("table").parse(table(cells)))
+    assert [len(row) for row in rows] == [2, 2]
+    assert inline("Qwen/Qwen2.5-0.5B") == "Qwen/Qwen2.5-0.5B"
+
+
+def test_a_base_model_is_named_without_its_place(tmp_path: Path) -> None:
+    folder = tmp_path / "Some-Base"
+    folder.mkdir()
+    assert base_model(str(folder)).name == "Some-Base"
+    assert base_model(str(folder)).license == ""
+    (folder / "README.md").write_text("---\nlicense: other\nlicense_name: my-terms\n---\n# Base")
+    found = base_model(str(folder))
+    assert (found.hub_id, found.license, found.license_name) == ("", "other", "my-terms")
+    for front in ("license: [a]", "license: 'MIT <b>'", "{", "- a"):
+        (folder / "README.md").write_text(f"---\n{front}\n---\n")
+        assert base_model(str(folder)).license == ""
+    assert base_model(str(tmp_path / "gone" / "Old-Base")).name == "Old-Base"
+    assert base_model("bundled:geo").license == "apache-2.0"
+
+
+def test_a_hubs_card_is_read_from_the_cache(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    import huggingface_hub
+
+    card = tmp_path / "README.md"
+    card.write_text("---\nlicense: gemma\n---\n")
+    asked: list[tuple[str, str]] = []
+
+    def cached(repo: str, name: str) -> str:
+        asked.append((repo, name))
+        return str(card)
+
+    monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", cached)
+    found = base_model("some-owner/some-model")
+    assert (found.hub_id, found.license) == ("some-owner/some-model", "gemma")
+    assert asked == [("some-owner/some-model", "README.md")]
+
+
+def test_a_hub_that_is_not_there_leaves_the_licence_unknown(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import huggingface_hub
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    def unreachable(*_: Any, **__: Any) -> str:
+        raise LocalEntryNotFoundError("no network")
+
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", unreachable)
+    found = base_model("some-owner/some-model")
+    assert (found.hub_id, found.license) == ("some-owner/some-model", "")

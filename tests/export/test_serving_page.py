@@ -1,0 +1,98 @@
+"""docs/how-to/serving.md: what it shows is what the folder does."""
+
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoTokenizer
+
+from cotune.export.export import export
+from tests.export.finished import INSTRUCTION
+from tests.export.test_export import whole
+from tests.export.vllm_reading import accepted_arguments, content_format
+
+PAGE = (Path(__file__).parents[2] / "docs" / "how-to" / "serving.md").read_text(encoding="utf-8")
+QUESTION = "Which currency is used in Lima?"
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
+
+
+@pytest.fixture
+def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The page's folders, as a finished run leaves them."""
+    run, _ = whole(tmp_path)
+    best = export(run.path)
+    monkeypatch.chdir(tmp_path)
+    for name in ("geo-inspo", "x"):
+        (tmp_path / "runs" / name).mkdir(parents=True)
+        (tmp_path / "runs" / name / "best").symlink_to(best)
+    return best
+
+
+class Recorded:
+    """Stands for the OpenAI client: takes what would be sent."""
+
+    def __init__(self, **_: Any) -> None:
+        self.chat = self.completions = self
+        self.sent: list[dict[str, Any]] = []
+
+    def create(self, **request: Any) -> None:
+        self.sent.append(request)
+
+
+def rendered_by_vllm(folder: str, request: dict[str, Any], template: str = "") -> str:
+    """As vLLM renders a request: contents as the template takes them, only arguments that it knows."""
+    tokenizer: Any = AutoTokenizer.from_pretrained(folder)
+    template = template or tokenizer.get_chat_template()
+    assert content_format(template) == "string"
+    sent = request.get("extra_body", {}).get("chat_template_kwargs", {})
+    known = {k: v for k, v in sent.items() if k in accepted_arguments(template)}
+    return tokenizer.apply_chat_template(
+        request["messages"], chat_template=template, tokenize=False, add_generation_prompt=True, **known
+    )  # fmt: skip
+
+
+def test_the_serve_line_renders_the_instruction(
+    served: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = shlex.split(next(block for block in blocks("sh") if "best --override" in block))
+    assert line[:2] == ["vllm", "serve"]
+    client_code = [block for block in blocks("python") if "completions" in block]
+    recorded = Recorded()
+    monkeypatch.setattr("openai.OpenAI", lambda **_: recorded)
+    exec(compile("\n".join(client_code), "serving.md", "exec"), {})
+    asked, plain, other = recorded.sent
+    assert asked["model"] == line[2]
+    assert f"{INSTRUCTION}\n\nQuestion: {QUESTION}<" in rendered_by_vllm(line[2], asked)
+    assert f">Question: {QUESTION}<" in rendered_by_vllm(line[2], plain)
+    assert f">Answer in one word.\n\nQuestion: {QUESTION}<" in rendered_by_vllm(line[2], other)
+
+
+def test_an_adapters_serve_line_names_its_template(served: Path) -> None:
+    line = shlex.split(next(block for block in blocks("sh") if "--enable-lora" in block))
+    template = Path(line[line.index("--chat-template") + 1]).read_text(encoding="utf-8")
+    asked = {"messages": [{"role": "user", "content": QUESTION}]}
+    assert INSTRUCTION in rendered_by_vllm("runs/x/best", asked, template)
+    assert line[line.index("--lora-modules") + 1] == "policy=runs/x/best"
+
+
+def test_the_transformers_snippet_runs(served: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (code,) = [block for block in blocks("python") if "AutoModelForCausalLM" in block]
+    names: dict[str, Any] = {}
+    exec(compile(code, "serving.md", "exec"), names)
+    assert 0 < len(names["written"]) <= 24
+    (own,) = [block for block in blocks("python") if "with_instruction" in block]
+    exec(compile(own, "serving.md", "exec"), names)
+    shown = names["tokenizer"].apply_chat_template(names["messages"], tokenize=False)
+    assert "Answer in one word." in shown
+    assert INSTRUCTION not in shown
+
+
+def test_the_files_are_those_of_the_folder(served: Path) -> None:
+    rows = re.findall(r"^\| (`.*?) \|", PAGE, re.MULTILINE)
+    named = {name for row in rows for name in re.findall(r"`([^`]+)`", row)}
+    assert {path.name for path in served.iterdir()} == named - {"hint.txt"}

@@ -1,0 +1,332 @@
+import json
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+
+from cotune.errors import BudgetError, ConfigError, EvolutionError, LLMError
+from cotune.methods.gepa.gepa import Gepa, GepaOptions
+from cotune.methods.gepa.instruction_reflection import InstructionReflector, read_instruction
+from cotune.methods.gepa.reflection import example
+from cotune.methods.instruction_rules import InstructionRules
+from cotune.testing import ScriptedLLM
+from cotune.types import Assignment, Completion, Progress, Prompt, StopReason, Task, Trajectory
+from cotune.worlds.hint_writer import RulesLLM, read_shown
+from cotune.worlds.rules import REMEDIES, Mode, split_sentences
+from tests.helpers import INITIAL, Events, make_trajectory
+from tests.methods.p2o.hint_fakes import Author, raising
+
+START = "Solve it inside <think> and </think>."
+FIRST = Progress(step=1, epoch=0, total_steps=3)
+SMALL = GepaOptions(budget=200, dev_size=10)
+
+
+def questions(count: int = 60) -> list[Task]:
+    return [Task(f"q{i}", f"Problem {i}?", (f"secret{i}",)) for i in range(count)]
+
+
+@dataclass
+class Policy:
+    """Solves a share of the questions that grows with the words `skill0` to `skill3` it is told."""
+
+    calls: list[list[Assignment]] = field(default_factory=list[list[Assignment]])
+    shares: dict[int, float] = field(default_factory=dict[int, float])
+
+    def __call__(
+        self, assignments: Sequence[Assignment], *, purpose: str, greedy: bool = False
+    ) -> list[Trajectory]:
+        assert (purpose, greedy) == ("evolve", True)
+        self.calls.append(list(assignments))
+        return [self.one(a) for a in assignments]
+
+    def one(self, assignment: Assignment) -> Trajectory:
+        told = assignment.sampled.instruction
+        share = 0.2 + 0.2 * sum(f"skill{i}" in told for i in range(4))
+        right = random.Random(assignment.task.id).random() < share
+        made = make_trajectory(assignment, float(right), "I say nothing")
+        return replace(made, answer=assignment.task.answers[0] if right else "nothing")
+
+    @property
+    def evaluations(self) -> int:
+        return sum(map(len, self.calls))
+
+
+def reply(text: str) -> str:
+    return f"It guesses.\n\n```\n{text}\n```"
+
+
+def one_skill_more(n: int, prompt: str) -> str:
+    """The instruction of the prompt with a skill that it lacks, and a word of its own."""
+    now = prompt.split("```")[1].strip()
+    lacks = [f"skill{i}" for i in range(4) if f"skill{i}" not in now]
+    return reply(f"{now} Mind {lacks[0] if lacks else 'it'}, alpha{n}x beta{n}x gamma{n}x.")
+
+
+def searched(
+    write: Callable[[int, str], str] = one_skill_more, options: GepaOptions = SMALL, **also: Any
+) -> tuple[Gepa, Policy, Author, Events]:
+    strategy = Gepa(START, questions(), options, 5, **also)
+    policy, author, record = Policy(), Author(write), Events()
+    strategy.evolve_if_due(FIRST, policy, author, record)
+    return strategy, policy, author, record
+
+
+def test_the_best_on_dev_is_kept_and_everything_is_sampled_under_it():
+    strategy, policy, author, record = searched()
+    found = strategy.candidates()
+    assert found is not None
+    means = [found.mean(i) for i in range(len(found.instructions))]
+    best = means.index(max(means))
+    assert max(means) > means[0]
+    assert strategy.best_instruction_id() == found.instructions[best].id
+    assert strategy.best_prompt() == Prompt(found.instructions[best].text)
+    rows = strategy.assign(questions(3), 2, FIRST)
+    assert [(a.task.id, a.group) for a in rows] == [
+        ("q0", 0), ("q0", 0), ("q1", 1), ("q1", 1), ("q2", 2), ("q2", 2),
+    ]  # fmt: skip
+    assert {a.sampled for a in rows} == {a.trained for a in rows} == {strategy.best_prompt()}
+    assert {a.instruction_id for a in rows} == {strategy.best_instruction_id()}
+    assert len(author.prompts) > 3
+    [ended], [told] = record.of("gepa_phase_ended"), record.of("best_instruction")
+    assert ended["evaluations"] == policy.evaluations
+    assert (ended["initial_dev_score"], ended["best_dev_score"]) == (means[0], max(means))
+    assert (told["id"], told["weight"], told["observed_rollouts"]) == (
+        strategy.best_instruction_id(), max(means), 10,
+    )  # fmt: skip
+
+
+def test_the_lineage_is_recorded_with_critiques_and_scores():
+    strategy, _, _, record = searched()
+    found = strategy.candidates()
+    assert found is not None
+    first, *others = record.of("instruction_born")
+    assert (first["id"], first["text"], first["parent"], first["score"]) == (
+        "i0",
+        START,
+        None,
+        None,
+    )
+    assert [row["id"] for row in others] == [f"i{n}" for n in range(1, len(found.instructions))]
+    for index, row in enumerate(others, 1):
+        assert row["text"] == found.instructions[index].text
+        assert (row["origin"], row["born"], row["critique"]) == ("gepa", 1, "It guesses.")
+        assert row["score"] == found.mean(index)
+        assert row["parent_score"] == found.mean(int(row["parent"][1:]))
+    refused = record.of("instruction_rejected")
+    assert {row["reason"] for row in refused} == {"not above its parent"}
+    assert all(row["score"] <= row["parent_score"] for row in refused)
+
+
+def test_dev_and_minibatches_are_two_parts_of_the_training_questions():
+    _, policy, _, record = searched()
+    assert record.of("gepa_phase") == [{"dev": 10, "train": 50, "budget": 200}]
+    seed, parents, *_ = policy.calls
+    dev = {a.task.id for a in seed}
+    assert (len(seed), len(parents)) == (10, 3)
+    assert {a.sampled for a in seed} == {Prompt(START)}
+    shown = {a.task.id for call in policy.calls if len(call) == 3 for a in call}
+    assert not dev & shown
+    assert dev | shown <= {task.id for task in questions()}
+    other = Gepa(START, questions()[::-1], SMALL, 5)
+    same = Policy()
+    other.evolve_if_due(FIRST, same, Author(one_skill_more), Events())
+    assert [a.task.id for a in same.calls[0]] == [a.task.id for a in seed]
+
+
+@pytest.mark.parametrize("budget", [11, 12, 14, 16, 25, 26, 27, 90])
+@pytest.mark.parametrize("beam", [1, 4])
+def test_the_budget_is_exceeded_by_part_of_a_batch_at_most(budget: int, beam: int):
+    options = replace(SMALL, budget=budget, beam=beam)
+    _, policy, _, _ = searched(options=options)
+    assert policy.evaluations - len(policy.calls[-1]) < budget <= policy.evaluations
+    assert policy.evaluations < budget + options.overrun
+
+
+def test_the_search_happens_once():
+    strategy, policy, author, record = searched()
+    before = (policy.evaluations, len(author.prompts), len(record.rows))
+    assert strategy.evolve_if_due(replace(FIRST, step=2), policy, author, record) == {}
+    assert (policy.evaluations, len(author.prompts), len(record.rows)) == before
+
+
+@pytest.mark.parametrize(
+    ("write", "reason"),
+    [
+        (lambda n, prompt: reply(f"Solve it, word{n}."), "lost <think>, </think>"),
+        (lambda n, prompt: reply(f"{START} " + f"long{n} " * 90), "characters; 500 allowed"),
+        (lambda n, prompt: reply(f"{START} <|im_end|> a{n} b{n} c{n}"), "only the chat template"),
+        (lambda n, prompt: reply(f"{START} Please."), "near copy"),
+        (lambda n, prompt: reply(f"{START} <ins_1> a{n} b{n} c{n}"), "only proposals may"),
+        (lambda n, prompt: f"<think>I say: {START} a{n} b{n} c{n}", "unclosed <think>"),
+    ],
+)
+def test_what_breaks_the_contract_is_rejected_and_the_search_ends_in_an_error(
+    write: Callable[[int, str], str], reason: str
+):
+    options = replace(SMALL, max_instruction_chars=500)
+    strategy = Gepa(START, questions(), options, 5, control_tokens=("<|im_end|>",))
+    policy, record = Policy(), Events()
+    with pytest.raises(EvolutionError, match="every instruction that GEPA was proposed failed"):
+        strategy.evolve_if_due(FIRST, policy, Author(write), record)
+    refused = record.of("instruction_rejected")
+    assert len(refused) == 20
+    assert all(reason in row["reason"] and row["parent"] == "i0" for row in refused)
+    # No rollout was paid for any of them.
+    assert {a.sampled.instruction for call in policy.calls for a in call} == {START}
+
+
+@pytest.mark.parametrize("placeholder", ["<curr_param>", "<side_info>"])
+def test_a_placeholder_of_the_reflection_prompt_breaks_the_contract(placeholder: str):
+    rejected: list[str] = []
+    reflector = InstructionReflector(
+        ScriptedLLM([f"```\n{INITIAL} Read {placeholder} with care and search again.\n```"]),
+        InstructionRules(INITIAL),
+        lambda: (),
+        lambda text, parent, reason: rejected.append(reason),
+        lambda kind, /, **fields: None,
+    )
+    assert reflector.propose(INITIAL, []) is None
+    assert rejected == [f"holds {placeholder}, which only the reflection prompt may"]
+
+
+def test_an_answer_of_a_question_that_was_met_is_a_leak():
+    def leak(n: int, prompt: str) -> str:
+        number = read_shown(prompt)[0].question.split()[1].rstrip("?")
+        return reply(f"{START} Say secret{number}, a{n} b{n} c{n}.")
+
+    record = Events()
+    with pytest.raises(EvolutionError, match="brings in the answer"):
+        Gepa(START, questions(), SMALL, 5).evolve_if_due(FIRST, Policy(), Author(leak), record)
+    assert all("of a training question" in r["reason"] for r in record.of("instruction_rejected"))
+
+
+@pytest.mark.parametrize("shown", [False, True])
+def test_the_truth_is_shown_where_it_is_asked_for(shown: bool):
+    _, _, author, _ = searched(options=replace(SMALL, show_answers=shown))
+    assert all(f"{START[:-1]}" in prompt for prompt in author.prompts)
+    assert all("Keep these texts in the new instruction" in prompt for prompt in author.prompts)
+    assert all("<think>, </think>" in prompt for prompt in author.prompts)
+    assert any("The correct answer is secret" in prompt for prompt in author.prompts) == shown
+
+
+def test_a_dead_llm_is_an_error_a_spent_one_is_not():
+    with pytest.raises(EvolutionError, match="LLMError: gone"):
+        searched(raising(LLMError("gone")))
+    strategy, policy, author, record = searched(raising(BudgetError("no money")))
+    assert strategy.best_instruction_id() == "i0"
+    assert len(author.prompts) == len(record.of("proposal_failed")) == 1
+    assert policy.evaluations < 200  # what nobody reflects on is not rolled out for ever
+
+
+def test_an_error_of_the_rollout_is_raised():
+    def broken(assignments: Sequence[Assignment], **_: object) -> list[Trajectory]:
+        raise RuntimeError("no policy")
+
+    with pytest.raises(RuntimeError, match="no policy"):
+        Gepa(START, questions(), SMALL, 5).evolve_if_due(
+            FIRST, broken, Author(one_skill_more), Events()
+        )
+
+
+def test_the_state_holds_the_search():
+    strategy, *_ = searched()
+    again = Gepa(START, questions(), SMALL, 5)
+    again.load_state_dict(json.loads(json.dumps(strategy.state_dict())))
+    assert again.best_prompt() == strategy.best_prompt() != Prompt(START)
+    assert again.candidates() == strategy.candidates()
+    assert again.evolve_if_due(FIRST, Policy(), Author(raising(LLMError("no"))), Events()) == {}
+    fresh = Gepa(START, questions(), SMALL, 5)
+    fresh.load_state_dict(fresh.state_dict())
+    assert (fresh.best_instruction_id(), fresh.candidates()) == ("i0", None)
+    with pytest.raises(ConfigError, match="expected the same"):
+        Gepa("Another.", questions(), SMALL, 5).load_state_dict(strategy.state_dict())
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"budget": 10, "dev_size": 10}, "budget is 10; expected more than dev_size, 10"),
+        ({"minibatch": 0}, "minibatch is 0; expected 1 or more"),
+        ({"beam": 0}, "beam is 0"),
+        ({"dev_size": 0}, "dev_size is 0"),
+        ({"max_instruction_chars": 0}, "max_instruction_chars is 0"),
+    ],
+)
+def test_options_that_cannot_work_are_refused(fields: dict[str, Any], message: str):
+    with pytest.raises(ValueError, match=message):
+        GepaOptions(**fields)
+
+
+@pytest.mark.parametrize(
+    ("start", "tasks", "message"),
+    [
+        ("  ", 5, "is blank"),
+        ("Do <ins_1> it.", 5, "reserved for proposals"),
+        (START, 1, "1 training questions; GEPA expects 2 or more"),
+    ],
+)
+def test_what_cannot_evolve_is_refused(start: str, tasks: int, message: str):
+    with pytest.raises(ConfigError, match=message):
+        Gepa(start, questions(tasks), SMALL, 5)
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        ("Why.\n```\nDo it.\n```", ("Why.", "Do it.")),
+        ("Do it.", ("", "Do it.")),
+        (
+            "<think>about <think> and </think> I\n```x```</think>\nWhy\n```\nDo.\n```",
+            ("Why", "Do."),
+        ),
+        ("<think>on and on\n```\nDo.\n```", ("", "<think>on and on\n```\nDo.\n```")),
+        ("", ("", "")),
+    ],
+)
+def test_read_instruction(said: str, expected: tuple[str, str]):
+    assert read_instruction(said) == expected
+
+
+# ---- the offline rules
+
+
+def whole_question_searched(number: int) -> Trajectory:
+    task = Task(f"g{number}", f"What is the capital of the country of city {number}?", ("Xville",))
+    prompt = Prompt(INITIAL)
+    assignment = Assignment(task, prompt, prompt, "", 0)
+    said = (
+        f"<think>hm</think><search> {task.question} </search>\n<information>none</information>\n"
+        "<answer> none </answer>"
+    )
+    return replace(make_trajectory(assignment, 0.0, said), answer="none", stop=StopReason.ANSWERED)
+
+
+@pytest.mark.parametrize("remedies", ["reflected", "random"])
+def test_the_rules_answer_with_remedies(remedies: Any):
+    from cotune.methods.gepa.instruction_reflection import instruction_prompt
+
+    named: list[Mode] = []
+    for number in range(20):
+        shown = [example(whole_question_searched(number), show_answers=False)]
+        prompt = instruction_prompt(INITIAL, shown, ("<search>", "</search>"))
+        answer = RulesLLM(number, remedies).complete(prompt)
+        assert isinstance(answer, Completion)
+        critique, text = read_instruction(answer.text)
+        known = {s: mode for mode, options in REMEDIES.items() for s in options}
+        new = [known[s] for s in split_sentences(text) if s in known]
+        assert new
+        assert (Mode.WHOLE_QUESTION in critique) == (remedies == "reflected")
+        assert text.count("<search>") >= 1
+        named += new
+    blind = {Mode.NO_REASONING, Mode.OUT_OF_TURNS, Mode.NEVER_SEARCHED}
+    assert bool(blind & set(named)) == (remedies == "random")
+
+
+def test_the_rules_have_nothing_to_say_of_success():
+    from cotune.methods.gepa.instruction_reflection import instruction_prompt
+
+    right = replace(whole_question_searched(1), reward=1.0)
+    with pytest.raises(LLMError, match="no failed example"):
+        RulesLLM(0).complete(instruction_prompt(INITIAL, [example(right, False)], ()))

@@ -1,0 +1,221 @@
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from cotune.errors import BudgetError, EngineError, LLMError
+from cotune.methods.p2o.hints import covering
+from cotune.types import Assignment, Completion, Task, Trajectory
+from tests.helpers import Events
+from tests.methods.p2o.hint_fakes import (
+    KEYWORDS,
+    SMALL,
+    Author,
+    Policy,
+    by_keyword,
+    evolve,
+    one_keyword_each,
+    one_phase,
+    raising,
+    tasks_of_two_kinds,
+)
+
+REPOSITORY = Path(__file__).parents[3]
+
+
+def test_hints_for_both_kinds_end_up_in_the_cover():
+    policy, author, record = Policy(), Author(one_keyword_each), Events()
+    result = evolve(policy, author, record)
+    cover = [result.pool.texts[i] for i in covering(result.pool)]
+    assert len(cover) == 2
+    assert {k for k in KEYWORDS.values() if any(k in text for text in cover)} == set(
+        KEYWORDS.values()
+    )
+    assert result.pool.texts[0] == ""
+    assert result.pool.scores == tuple(
+        tuple(float(by_keyword(task, text)) for task in map(by_id, result.pool.dev))
+        for text in result.pool.texts
+    )
+    [started], [ended] = record.of("hint_phase"), record.of("hint_phase_ended")
+    assert started == {
+        "phase": 1,
+        "hard": 20,
+        "dev": 8,
+        "train": 12,
+        "budget": 150,
+        "reflection": "gepa",
+    }
+    assert (ended["solved_without"], ended["solved_by_cover"]) == (0.0, 1.0)
+    assert ended["covering"] == 2
+    assert ended["covering_texts"] == cover
+    assert ended["evaluations"] == result.evaluations == policy.evaluations
+    assert ended["lawful"] == ended["proposed"] == ended["asked"] == len(author.prompts)
+    born = record.of("hint_accepted")
+    assert tuple(event["text"] for event in born) == result.pool.texts[1:]
+    assert {event["parent"] for event in born} <= set(result.pool.texts)
+    assert [event["mean_dev_score"] for event in born] == [
+        result.pool.mean(i) for i in range(1, len(result.pool.texts))
+    ]
+    progress = [event["evaluations"] for event in record.of("hint_progress")]
+    assert progress == sorted(progress)
+    assert (progress[0], progress[-1]) == (8, result.evaluations)
+
+
+def test_one_rollout_call_for_each_batch_of_gepa():
+    policy = Policy()
+    evolve(policy, Author(one_keyword_each))
+    seed, parents, children, dev, *_ = policy.calls
+    assert [a.sampled.hint for a in seed] == [""] * 8
+    # Four parents on a minibatch of three each; the same for their children.
+    assert len(parents) == len(children) == 12
+    assert {a.sampled.hint for a in parents} == {""}
+    assert len({a.sampled.hint for a in children}) == 4
+    assert len(dev) % 8 == 0
+    assert {a.task.id for a in dev} == {a.task.id for a in seed}
+    assert not {a.task.id for a in parents} & {a.task.id for a in dev}
+    for call in policy.calls:
+        assert [a.group for a in call] == list(range(len(call)))
+        assert all(a.trained == a.sampled and a.instruction_id == "" for a in call)
+        assert all(a.sampled.instruction == "Solve it." for a in call)
+
+
+@pytest.mark.parametrize("budget", [9, 20, 21, 33, 34, 60, 100, 250])
+@pytest.mark.parametrize("reflection", ["gepa", "single_turn"])
+def test_no_batch_begins_after_the_budget_is_spent(budget: int, reflection: str):
+    policy = Policy()
+    result = evolve(policy, Author(one_keyword_each), budget=budget, reflection=reflection)
+    assert result.evaluations == policy.evaluations
+    assert policy.evaluations - len(policy.calls[-1]) < budget
+    # At most a part of one minibatch batch, or of the last child's dev scores.
+    assert policy.evaluations < budget + SMALL.beam * SMALL.minibatch
+    if reflection == "single_turn":
+        assert policy.evaluations <= budget
+    else:
+        assert policy.evaluations >= budget
+
+
+def test_budget_is_reckoned_from_dev_where_none_is_given():
+    record = Events()
+    evolve(Policy(lambda task, hint: True), Author(one_keyword_each), record, 6, budget=None)
+    assert record.of("hint_phase")[0]["budget"] == 3 + 5 * 72 + 108 * 35 + 22 * 3
+
+
+@pytest.mark.parametrize("reflection", ["gepa", "single_turn"])
+def test_two_hard_questions_are_enough(reflection: str):
+    policy = Policy()
+    result = evolve(policy, Author(one_keyword_each), count=2, reflection=reflection)
+    assert len(result.pool.dev) == 1
+    with pytest.raises(ValueError, match="1 hard questions; expected 2"):
+        evolve(policy, Author(one_keyword_each), count=1, reflection=reflection)
+
+
+def test_a_policy_that_solves_all_is_not_reflected_on():
+    author = Author(one_keyword_each)
+    result = evolve(Policy(lambda task, hint: True), author)
+    assert author.prompts == []
+    assert (result.asked, result.pool.texts, covering(result.pool)) == (0, ("",), [0])
+
+
+def by_id(task_id: str) -> Task:
+    return {task.id: task for task in tasks_of_two_kinds(20)}[task_id]
+
+
+@pytest.mark.parametrize("reflection", ["gepa", "single_turn"])
+def test_another_process_makes_the_same_calls(reflection: str):
+    code = f"from tests.methods.p2o.hint_fakes import one_phase\nprint(one_phase({reflection!r}))"
+    environment = {**os.environ, "PYTHONHASHSEED": "12345"}
+    other = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        cwd=REPOSITORY,
+        env=environment,
+    )
+    assert other.returncode == 0, other.stderr
+    assert other.stdout.strip() == one_phase(reflection)
+    assert other.stderr == ""
+
+
+class Replayed:
+    """Rollout and LLM that answer from a record as far as it goes, then live."""
+
+    def __init__(self, policy: Policy, author: Author, rollouts: int, replies: int) -> None:
+        self.live_policy, self.live_author = Policy(), Author(one_keyword_each)
+        self._calls, self._prompts = policy.calls[:rollouts], author.prompts[:replies]
+        self._rollouts = self._replies = 0
+
+    def rollout(
+        self, assignments: Sequence[Assignment], *, purpose: str, greedy: bool = False
+    ) -> list[Trajectory]:
+        self._rollouts += 1
+        if self._rollouts > len(self._calls):
+            return self.live_policy(assignments, purpose=purpose, greedy=greedy)
+        assert list(assignments) == self._calls[self._rollouts - 1]
+        return Policy()(assignments, purpose=purpose, greedy=greedy)
+
+    def complete(self, prompt: str) -> Completion:
+        self._replies += 1
+        if self._replies > len(self._prompts):
+            self.live_author.prompts.append(prompt)
+        else:
+            assert prompt == self._prompts[self._replies - 1]
+        return Completion(one_keyword_each(self._replies - 1, prompt))
+
+
+def test_a_stopped_phase_is_resumed_by_replay_without_paying_again():
+    policy, author = Policy(), Author(one_keyword_each)
+    whole = evolve(policy, author)
+    replayed = Replayed(policy, author, rollouts=2, replies=3)  # stopped between two proposals
+    resumed = evolve(replayed.rollout, replayed)  # pyright: ignore[reportArgumentType]
+    assert resumed == whole
+    assert replayed.live_policy.calls == policy.calls[2:]
+    assert replayed.live_author.prompts == author.prompts[3:]
+
+
+def test_gepa_says_and_writes_nothing(
+    capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    evolve(Policy(), Author(one_keyword_each))
+    evolve(Policy(), Author(raising(LLMError("down"))))
+    assert tuple(capfd.readouterr()) == ("", "")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_spent_budget_ends_the_asking_and_the_phase_goes_on_with_what_it_has():
+    def write(n: int, prompt: str) -> str:
+        if n == 5:
+            raise BudgetError("the next call could exceed llm.budget")
+        return one_keyword_each(n, prompt)
+
+    author = Author(write)
+    found = evolve(Policy(), author)
+    assert len(author.prompts) == 6  # none after the one that could not be paid
+    assert found.spent
+    assert len(found.pool.texts) > 1
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), AssertionError("a bug")])
+def test_nothing_raised_is_swallowed(error: BaseException):
+    author = Author(raising(error))  # pyright: ignore[reportArgumentType]
+    with pytest.raises(type(error)):
+        evolve(Policy(), author)
+    assert len(author.prompts) == 1
+
+
+@pytest.mark.parametrize("call", [1, 2, 3, 4])
+def test_errors_of_the_policy_go_through(call: int):
+    policy = Policy()
+
+    def solves(task: Task, hint: str) -> bool:
+        if len(policy.calls) == call:
+            raise EngineError("out of memory")
+        return by_keyword(task, hint)
+
+    policy.solves = solves
+    with pytest.raises(EngineError, match="out of memory"):
+        evolve(policy, Author(one_keyword_each))
+    assert len(policy.calls) == call

@@ -1,0 +1,421 @@
+import json
+import re
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from pydantic import TypeAdapter, ValidationError
+
+from cotune.errors import ConfigError, EvolutionError, LLMError
+from cotune.methods.inspo.inspo import Inspo, InspoOptions
+from cotune.protocols import Strategy
+from cotune.testing import ScriptedLLM
+from cotune.types import Completion, Progress, Prompt
+from cotune.worlds.rules import REMEDIES, Mode, RulesLLM
+from tests.helpers import INITIAL, Events, ScriptedRollout, make_tasks, make_trajectory, run
+
+TASKS = make_tasks(8)
+DECOMPOSING = {*REMEDIES[Mode.WHOLE_QUESTION], *REMEDIES[Mode.ONE_SEARCH]}
+
+
+def chance(text: str) -> float:
+    """A policy that works when it is told to look up one thing at a time."""
+    return 0.9 if any(sentence in text for sentence in DECOMPOSING) else 0.2
+
+
+def options(**changes: Any) -> InspoOptions:
+    small = {"population_size": 4, "prune_every": 2, "evolve_every": 4, "evolve_until": 9}
+    small |= {"verification_tasks": 6, "window": 2, "buffer_size": 60}
+    return InspoOptions(**(small | changes))
+
+
+def inspo(**changes: Any) -> Inspo:
+    return Inspo(INITIAL, options(**changes), seed=1)
+
+
+def reply(*sentences: str) -> str:
+    """Candidates that add one sentence each to the initial instruction."""
+    rows = [f"<ins_{i}>{INITIAL} {s}</ins_{i}>" for i, s in enumerate(sentences, 1)]
+    return "It guessed.\n" + "\n".join(rows)
+
+
+REWRITES = reply(
+    "Be brief in what you write.", "Take as much time as needed.", "Be kind to all of us."
+)
+
+
+def members(events: Events) -> list[list[str]]:
+    return [[m["id"] for m in e["members"]] for e in events.of("population")]
+
+
+# ---- the start
+
+
+def test_initial_population_is_the_instruction_and_its_rewrites():
+    strategy: Strategy = (made := inspo())
+    events, llm = Events(), ScriptedLLM([REWRITES])
+    run(strategy, ScriptedRollout(chance), llm, events, range(1, 2), TASKS)
+    assert [i.id for i in made.instructions()] == ["i0", "i1", "i2", "i3"]
+    assert [i.origin for i in made.instructions()] == ["initial"] + ["rewrite"] * 3
+    born = events.of("instruction_born")
+    assert born[1] | {"text": ""} == {
+        "id": "i1",
+        "text": "",
+        "parent": "i0",
+        "origin": "rewrite",
+        "born": 0,
+        "critique": "It guessed.",
+        "score": None,
+        "parent_score": None,
+    }
+    assert f"<ins_0>\n{INITIAL}\n</ins_0>" in llm.prompts[0]
+
+
+def test_rewrites_go_on_until_the_population_is_full_or_the_rounds_are_spent():
+    events = Events()
+    llm = ScriptedLLM([reply("Be brief in what you write."), REWRITES])
+    run(inspo(), ScriptedRollout(chance), llm, events, range(1, 2), TASKS)
+    assert len(llm.prompts) == 2
+    assert "near copy" in events.of("instruction_rejected")[0]["reason"]
+    assert members(events) == [["i0", "i1", "i2", "i3"]]
+    llm = ScriptedLLM([reply("Be brief in what you write.")] * 3)
+    run(inspo(verification_rounds=3), ScriptedRollout(chance), llm, events, range(1, 2), TASKS)
+    assert len(llm.prompts) == 3
+    assert events.of("notice") == [{"text": "population of 2 instead of 4 instructions"}]
+
+
+def test_an_unevolvable_initial_instruction_is_refused():
+    with pytest.raises(ConfigError, match="blank"):
+        Inspo(" ", options(), 0)
+    with pytest.raises(ConfigError, match="<ins_1>"):
+        Inspo("Use <ins_1>.", options(), 0)
+
+
+# ---- assignment and credit
+
+
+def test_a_group_shares_its_draw_and_draws_are_keyed_by_step_and_group():
+    strategy = inspo()
+    strategy.evolve_if_due(
+        Progress(1, 0, 9), ScriptedRollout(chance), ScriptedLLM([REWRITES]), Events()
+    )
+    rows = strategy.assign(make_tasks(40), 3, Progress(1, 0, 9))
+    assert len(rows) == 120
+    drawn = [rows[i].instruction_id for i in range(0, 120, 3)]
+    assert [r.instruction_id for r in rows] == [d for d in drawn for _ in range(3)]
+    assert set(drawn) == {"i0", "i1", "i2", "i3"}
+    assert rows == strategy.assign(make_tasks(40), 3, Progress(1, 0, 9))
+    assert rows[:60] == strategy.assign(make_tasks(20), 3, Progress(1, 0, 9))
+    assert rows != strategy.assign(make_tasks(40), 3, Progress(2, 0, 9))
+
+
+def credited(strategy: Inspo, step: int, rewards: dict[int, list[float]], hint: str = "") -> float:
+    """The weight of i0 after rewards by task index, all under i0."""
+    rows = strategy.assign(TASKS, 1, Progress(step, 0, 9))
+    seen = [
+        make_trajectory(replace(rows[i], sampled=Prompt(INITIAL, hint)), reward)
+        for i, values in rewards.items()
+        for reward in values
+    ]
+    return dict(strategy.observe(seen, Progress(step, 0, 9), Events()))["inspo/best_weight"]
+
+
+def test_raw_credit_is_the_mean_reward_over_the_window():
+    strategy = inspo(population_size=1)
+    assert credited(strategy, 1, {0: [1.0, 0.0], 1: [0.0, 0.0]}) == 0.25
+    assert credited(strategy, 2, {0: [1.0], 1: [0.5]}) == 0.5
+    assert credited(strategy, 3, {0: [0.0]}) == 0.375  # window of 2: 0.75 and 0
+
+
+def test_centred_credit_by_hand():
+    strategy = inspo(population_size=1, credit="centred", window=1)
+    # First sight: compared with the batch mean 0.5, so 0 on average.
+    assert credited(strategy, 1, {0: [1.0, 1.0], 1: [0.0, 0.0]}) == 0.0
+    # Baselines 1.0 and 0.0: credits -1 and +1, -1.
+    assert credited(strategy, 2, {0: [0.0], 1: [1.0, 0.0]}) == pytest.approx(0.0)
+    # Baselines (1+1+0)/3 and (0+0+1+0)/4; a new question is compared with the batch mean 1.
+    assert credited(strategy, 3, {0: [1.0], 1: [1.0], 2: [1.0]}) == pytest.approx(
+        (1 / 3 + 3 / 4 + 0) / 3
+    )
+
+
+def test_hinted_rollouts_are_neither_credited_nor_remembered():
+    strategy = inspo(population_size=1)
+    credited(strategy, 1, {0: [1.0]})
+    before = strategy.state_dict()
+    assert credited(strategy, 2, {0: [0.0], 1: [0.0]}, hint="Try this.") == 1.0
+    assert strategy.state_dict() == {**before, "batch": 2}
+
+
+# ---- phases
+
+
+def test_phases_run_first_thing_at_the_step_after_they_fall_due():
+    strategy, events = inspo(), Events()
+    rollout, llm = ScriptedRollout(chance), RulesLLM(0)
+    for step in range(1, 13):
+        before = len(events.rows)
+        run(strategy, rollout, llm, events, range(step, step + 1), TASKS)
+        kinds = {kind for kind, _ in events.rows[before:]}
+        assert ("evolution" in kinds) == (step in (5, 9)), step
+        if step == 3:
+            assert len(events.of("instruction_pruned")) == 2  # 4 -> 2
+    sizes = [len(ids) for ids in members(events)]
+    # Evolution at the ends of 4 and 8, pruning at those of 2, 4, 6 and 8, none from 9 on.
+    assert sizes == [4, 4, 2, 2, 4, 4, 2, 2, 4, 4, 4, 4]
+    causes = [e["cause"] for e in events.of("instruction_pruned")]
+    assert causes == ["prune"] * 3 + ["prune"] * 3
+    verify_calls = [rows for purpose, rows in rollout.calls if purpose == "verify"]
+    assert all(len(rows) % 6 == 0 for rows in verify_calls)
+
+
+def test_a_second_call_at_the_same_step_does_nothing():
+    strategy, events = inspo(), Events()
+    rollout, llm = ScriptedRollout(chance), RulesLLM(0)
+    run(strategy, rollout, llm, events, range(1, 5), TASKS)
+    assert strategy.evolve_if_due(Progress(5, 0, 9), rollout, llm, events)
+    state, rows = strategy.state_dict(), len(events.rows)
+    assert strategy.evolve_if_due(Progress(5, 0, 9), rollout, llm, events) == {}
+    assert (strategy.state_dict(), len(events.rows)) == (state, rows)
+
+
+@pytest.mark.parametrize(
+    ("changes", "sizes"),
+    [
+        ({"prune_every": 0, "evolve_every": 0}, [4] * 10),
+        ({"evolve_every": 0}, [4, 4, 2, 2, 1, 1, 1, 1, 1, 1]),
+        ({"evolve_every": 0, "prune_until": 4}, [4, 4, 2, 2, 2, 2, 2, 2, 2, 2]),
+        ({"evolve_every": 0, "parents": 2}, [4, 4, 2, 2, 2, 2, 2, 2, 2, 2]),
+    ],
+)
+def test_ablations_by_option(changes, sizes):
+    events = Events()
+    run(inspo(**changes), ScriptedRollout(chance), RulesLLM(0), events, range(1, 11), TASKS)
+    assert [len(ids) for ids in members(events)] == sizes
+
+
+def evolved(
+    llm: ScriptedLLM, start: float = 0.2, left: int | None = None, **changes: Any
+) -> tuple[Inspo, Events]:
+    """One run up to the first evolution; only "GOOD" instructions do better than `start`."""
+    quality = {"GOOD": 1.0, "BAD": 0.0}
+
+    def chance_of(text: str) -> float:
+        return next((p for mark, p in quality.items() if mark in text), start)
+
+    made, events = inspo(population_size=3, prune_every=0, **changes), Events()
+    run(made, ScriptedRollout(chance_of), llm, events, range(1, 5), TASKS)
+    made.evolve_if_due(Progress(5, 0, 9, left), ScriptedRollout(chance_of), llm, events)
+    return made, events
+
+
+TWO = reply("Be brief in what you write.", "Take as much time as needed.")
+
+
+def test_verification_rejects_the_worse_and_the_newcomer_starts_from_its_gain():
+    llm = ScriptedLLM(
+        [TWO, reply("Be BAD at all of this.", "Try to be GOOD in that."), *["none"] * 4]
+    )
+    made, events = evolved(llm, start=0.5)
+    (rejected,) = events.of("instruction_rejected")
+    assert rejected["reason"] == "below its parent"
+    assert "BAD" in rejected["text"]
+    assert rejected["score"] == 0.0
+    assert rejected["parent_score"] > 0
+    born = events.of("instruction_born")[-1]
+    assert (born["origin"], born["born"], born["score"]) == ("reflection", 5, 1.0)
+    state = made.state_dict()["population"]["members"]
+    assert [m["instruction"]["id"] for m in state] == [born["parent"], born["id"]]
+    parent_weight = sum(state[0]["window"]) / len(state[0]["window"])
+    assert state[1]["start"] == pytest.approx(parent_weight + 1.0 - born["parent_score"])
+    (evolution,) = events.of("evolution")
+    assert evolution | {"parents": []} == {
+        "parents": [],
+        "rounds": 5,
+        "proposed": 2,
+        "verified": 2,
+        "accepted": 1,
+        "population": 2,
+    }
+    assert {e["cause"] for e in events.of("instruction_pruned")} == {"evolution"}
+    assert events.of("notice")[-1]["text"] == "population of 2 instead of 3 instructions"
+    assert made.best_prompt().instruction.endswith("GOOD in that.")
+    assert made.best_instruction_id() == born["id"]
+
+
+def test_no_round_of_verification_begins_that_the_budget_cannot_pay():
+    replies = [TWO, reply("Be BAD at all of this.", "Try to be GOOD in that."), *["none"] * 4]
+    _, plenty = evolved(ScriptedLLM(list(replies)), start=0.5)
+    (evolution,) = plenty.of("evolution")
+    batch, tasks = 3 * len(TASKS), min(options().verification_tasks, len(TASKS))
+    most = (options().candidates + 1) * tasks  # every candidate that can come, and their parent
+    _, enough = evolved(ScriptedLLM(list(replies)), start=0.5, left=batch + most)
+    assert enough.of("evolution")[0]["verified"] == evolution["verified"] > 0
+    llm = ScriptedLLM(list(replies))
+    _, short = evolved(llm, start=0.5, left=batch + most - 1)
+    assert short.of("evolution")[0]["verified"] == 0
+    assert "too few rollouts are left to verify before step 5" in [
+        event["text"] for event in short.of("notice")
+    ]
+    assert len(llm.prompts) == 1  # nothing was asked for what could not be verified
+
+
+def test_reset_to_zero_keeps_newcomer_and_parent_level():
+    llm = ScriptedLLM([TWO, reply("Be GOOD at all of this.", "Try to be GOOD in that.")])
+    made, _events = evolved(llm, new_weight="zero")
+    assert [m["start"] for m in made.state_dict()["population"]["members"]] == [0.0] * 3
+    assert made.best().weight == 0.0
+
+
+def test_without_verification_newcomers_join_at_their_parents_weight():
+    llm = ScriptedLLM([TWO, reply("Be BAD at all of this.", "Try to be GOOD in that.")])
+    made, events = evolved(llm, verify=False)
+    (evolution,) = events.of("evolution")
+    assert (evolution["verified"], evolution["accepted"]) == (0, 2)
+    parent, *new = made.state_dict()["population"]["members"]
+    weight = sum(parent["window"]) / len(parent["window"])
+    assert [m["start"] for m in new] == [weight, weight]
+
+
+def test_the_population_stays_where_nothing_is_accepted():
+    llm = ScriptedLLM([TWO, *[reply("Be BAD at all of this.")] * 5])
+    made, events = evolved(llm, start=0.9)
+    assert events.of("evolution")[0]["accepted"] == 0
+    assert len(made.state_dict()["population"]["members"]) == 3
+    assert events.of("instruction_pruned") == []
+    reasons = [e["reason"] for e in events.of("instruction_rejected")]
+    # Tried once; what comes again costs no rollouts.
+    assert reasons == ["below its parent"] + ["near copy of one alive or tried"] * 4
+
+
+def test_nothing_to_reflect_on_is_no_failure():
+    made, events = evolved(ScriptedLLM([TWO]), start=1.0)
+    assert events.of("evolution")[0]["rounds"] == 0
+    assert "no experience" in events.of("notice")[0]["text"]
+    assert len(made.instructions()) == 3
+
+
+@pytest.mark.parametrize("proposer", ["reflection", "paraphrase", "history"])
+def test_the_proposers_see_what_is_theirs(proposer):
+    llm = ScriptedLLM([TWO, reply("Be GOOD at all of this.", "Try to be GOOD in that.")])
+    _made, events = evolved(llm, proposer=proposer)
+    prompt = llm.prompts[1]
+    assert ("<example>" in prompt) == (proposer == "reflection")
+    assert ("<ins_0>" in prompt) == (proposer != "history")
+    assert ("<score_3>" in prompt) == (proposer == "history")
+    assert events.of("instruction_born")[-1]["origin"] == proposer
+    for score in re.findall(r"<score_\d>(.*)</score", prompt):
+        assert 0 <= float(score) <= 100
+
+
+# ---- an LLM that fails
+
+
+class Garbage:
+    def complete(self, prompt: str) -> Completion:
+        return Completion("I cannot help with that. {0} <ins_1> open")
+
+
+class Down:
+    def complete(self, prompt: str) -> Completion:
+        raise LLMError("connection refused")
+
+
+@pytest.mark.parametrize(
+    ("llm", "cause", "calls"), [(Garbage(), "no <ins_1>", 10), (Down(), "connection refused", 2)]
+)
+def test_all_proposals_failing_is_an_error_at_the_second_phase(llm, cause, calls):
+    strategy, events = inspo(), Events()
+    rollout = ScriptedRollout(chance)
+    run(strategy, rollout, llm, events, range(1, 5), TASKS)
+    with pytest.raises(EvolutionError, match=cause):
+        strategy.evolve_if_due(Progress(5, 0, 9), rollout, llm, events)
+    assert len(events.of("proposal_failed")) == calls
+
+
+def test_a_run_goes_on_after_failed_proposals():
+    llm = ScriptedLLM([REWRITES, LLMError("down")])
+    events = Events()
+    run(inspo(), ScriptedRollout(chance), llm, events, range(1, 9), TASKS)
+    assert events.of("proposal_failed") == [{"reason": "LLMError: down"}]
+    assert members(events)[-1] == members(events)[3][:1]  # pruned at 4 and 6, nobody joined
+
+
+# ---- learning, state, options
+
+
+def test_it_finds_what_the_policy_needs():
+    strategy, events = inspo(), Events()
+    run(strategy, ScriptedRollout(chance), RulesLLM(3), events, range(1, 11), TASKS)
+    assert chance(INITIAL) == 0.2
+    assert chance(strategy.best_prompt().instruction) == 0.9
+    assert strategy.best().rollouts > 0
+
+
+def test_population_event_and_metrics():
+    events = Events()
+    strategy = inspo()
+    (metrics,) = run(
+        strategy, ScriptedRollout(chance), ScriptedLLM([REWRITES]), events, range(1, 2), TASKS
+    )
+    rows = events.of("population")[0]["members"]
+    assert sum(m["assigned_groups"] for m in rows) == len(TASKS)
+    assert sum(m["observed_rollouts"] for m in rows) == 3 * len(TASKS)
+    assert sum(m["probability"] for m in rows) == pytest.approx(1.0)
+    assert metrics["inspo/population_size"] == 4
+    assert metrics["inspo/initial_rewrites"] == 3
+    assert metrics["inspo/best_weight"] == max(m["weight"] for m in rows)
+    assert 0 < metrics["inspo/entropy"] <= 1.3863
+    json.dumps(events.rows)
+
+
+@pytest.mark.parametrize("stop", range(1, 11))
+@pytest.mark.parametrize(("credit", "proposer"), [("raw", "reflection"), ("centred", "history")])
+def test_a_run_that_was_stopped_continues_as_if_it_was_not(stop, credit, proposer):
+    def fresh() -> Inspo:
+        return inspo(credit=credit, proposer=proposer)
+
+    whole, first, second = fresh(), fresh(), fresh()
+    llm, policy = RulesLLM(5), ScriptedRollout(chance)
+    all_events, before, after = Events(), Events(), Events()
+    metrics = run(whole, policy, llm, all_events, range(1, 12), TASKS)
+    cut = run(first, policy, llm, before, range(1, stop + 1), TASKS)
+    second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+    assert second.state_dict() == first.state_dict()
+    cut += run(second, policy, llm, after, range(stop + 1, 12), TASKS)
+    assert cut == metrics
+    assert before.rows + after.rows == all_events.rows
+    assert second.state_dict() == whole.state_dict()
+    assert second.best() == whole.best()
+
+
+def test_state_of_another_run_is_refused():
+    with pytest.raises(ConfigError, match="initial instruction"):
+        Inspo(INITIAL + " Else.", options(), 1).load_state_dict(inspo().state_dict())
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"population_size": 0}, "population_size is 0"),
+        ({"parents": 5}, "parents is 5; expected at most population_size, 4"),
+        ({"prune_every": -1}, "prune_every is -1"),
+        ({"prune_until": -1}, "prune_until is -1"),
+        ({"selection_temperature": 0.0}, "selection_temperature is 0.0"),
+    ],
+)
+def test_options_are_checked(changes, message):
+    with pytest.raises(ValueError, match=message):
+        options(**changes)
+
+
+def test_defaults_are_the_papers_and_unknown_fields_are_refused():
+    read = TypeAdapter(InspoOptions).validate_python
+    got = read({"kind": "inspo"})
+    assert got == InspoOptions()
+    assert (got.population_size, got.parents, got.selection_temperature) == (7, 1, 0.2)
+    assert (got.window, got.prune_every, got.evolve_every, got.evolve_until) == (5, 5, 15, 150)
+    assert (got.verification_tasks, got.failures_per_reflection, got.candidates) == (200, 4, 6)
+    assert got.verification_rounds == 5
+    with pytest.raises(ValidationError, match="population"):
+        read({"kind": "inspo", "population": 7})

@@ -1,0 +1,135 @@
+import json
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cotune.methods.inspo.population import (
+    Population,
+    importance_weight,
+    selection_probabilities,
+    too_close_to_call,
+)
+from cotune.types import Instruction
+
+
+def population(*weights: float, window: int = 3, temperature: float = 0.2) -> Population:
+    made = Population(window, temperature)
+    for i, weight in enumerate(weights):
+        made.add(Instruction(f"i{i}", f"text {i}"), weight)
+    return made
+
+
+def test_selection_probabilities_by_hand():
+    # exp(0.4/0.2) : exp(0.2/0.2) : exp(0) = 7.389056 : 2.718282 : 1, sum 11.107338
+    got = selection_probabilities([0.4, 0.2, 0.0], 0.2)
+    assert got == pytest.approx([0.665241, 0.244728, 0.090031], abs=1e-6)
+
+
+def test_selection_probabilities_survive_huge_weights():
+    assert selection_probabilities([1e6, 1e6, -1e6], 0.01) == pytest.approx([0.5, 0.5, 0.0])
+
+
+@given(st.lists(st.floats(-5, 5), min_size=1, max_size=9), st.floats(0.01, 5), st.floats(-9, 9))
+def test_selection_probabilities_sum_to_one_and_ignore_a_shift(weights, temperature, shift):
+    got = selection_probabilities(weights, temperature)
+    moved = selection_probabilities([w + shift for w in weights], temperature)
+    assert math.fsum(got) == pytest.approx(1.0)
+    assert moved == pytest.approx(got, abs=1e-6)
+
+
+def test_temperature_must_be_positive():
+    with pytest.raises(ValueError, match="temperature is 0"):
+        selection_probabilities([1.0], 0)
+
+
+def test_importance_weight_is_the_windows_mean_or_the_start():
+    assert importance_weight([], 0.37) == 0.37
+    assert importance_weight([0.2, 0.4, 0.9], 0.37) == pytest.approx(0.5)
+
+
+def test_window_holds_observed_steps_only():
+    p = population(0.3, 0.6, window=2)
+    p.observe({"i0": [1.0, 0.0]})  # 0.5; i1 was not drawn
+    p.observe({"i0": [1.0, 1.0, 1.0, 0.0]})  # 0.75
+    p.observe({"i1": [0.0]})
+    assert p["i0"].weight == pytest.approx(0.625)
+    assert p["i1"].weight == 0.0
+    p.observe({"i0": [0.0, 0.0]})  # 0.5 leaves the window
+    assert p["i0"].weight == pytest.approx(0.375)
+    assert (p["i0"].steps, p["i0"].rollouts) == (3, 8)
+
+
+def test_observing_the_dead_is_an_error():
+    with pytest.raises(KeyError, match="i7"):
+        population(0.1).observe({"i7": [1.0]})
+
+
+def test_prune_drops_the_bottom_half_rounded_down():
+    p = population(0.1, 0.5, 0.3, 0.2, 0.4)
+    assert [m.id for m in p.prune(1)] == ["i0", "i3"]
+    assert [m.id for m in p.members] == ["i1", "i2", "i4"]
+
+
+def test_prune_ties_keep_the_oldest():
+    p = population(0.5, 0.5, 0.5, 0.5)
+    assert [m.id for m in p.prune(1)] == ["i2", "i3"]
+
+
+@pytest.mark.parametrize(("size", "parents", "left"), [(7, 1, 4), (4, 3, 3), (2, 2, 2), (1, 0, 1)])
+def test_prune_keeps_the_parents_and_one_at_least(size, parents, left):
+    p = population(*[0.1 * i for i in range(size)])
+    p.prune(parents)
+    assert len(p) == left
+
+
+def test_draw_is_keyed_and_follows_the_probabilities():
+    p = population(0.4, 0.2, 0.0)
+    drawn = [p.draw(f"seed/1/{g}").id for g in range(4000)]
+    assert drawn == [p.draw(f"seed/1/{g}").id for g in range(4000)]
+    shares = [drawn.count(f"i{i}") / 4000 for i in range(3)]
+    assert shares == pytest.approx([0.665, 0.245, 0.090], abs=0.03)
+
+
+def test_too_close_by_hand():
+    # variances 0.01 and 0.01, 3 values each: error sqrt(0.02/3) = 0.0816
+    low = [0.1, 0.2, 0.3]
+    assert too_close_to_call(low, [0.18, 0.28, 0.38])
+    assert not too_close_to_call(low, [0.19, 0.29, 0.39])
+    assert too_close_to_call([0.9], [0.1, 0.2])
+
+
+def test_best_names_its_evidence():
+    p = population(0.0, 0.9)
+    for value in (0.5, 0.6):
+        p.observe({"i0": [value], "i1": [value - 0.4, value - 0.4]})
+    best = p.best()
+    assert (best.instruction.id, best.weight) == ("i0", pytest.approx(0.55))
+    assert (best.steps, best.rollouts, best.too_close) == (2, 2, False)
+    assert best.runner_up is not None
+    assert best.runner_up.id == "i1"
+    assert population(0.3).best().runner_up is None
+    assert not population(0.3).best().too_close
+    assert population(0.3, 0.3).best().instruction.id == "i0"
+
+
+def test_reset_weights():
+    p = population(0.3, 0.4)
+    p.observe({"i0": [1.0]})
+    p.reset_weights()
+    assert [m.weight for m in p.members] == [0.0, 0.0]
+    assert p["i0"].rollouts == 1
+
+
+@given(st.lists(st.lists(st.floats(0, 1), max_size=4), max_size=12), st.integers(1, 5))
+def test_state_round_trip_and_equal_continuation(steps, window):
+    p = population(0.1, 0.7, window=window)
+    for i, values in enumerate(steps):
+        p.observe({f"i{i % 2}": values})
+    copy = population(window=window)
+    copy.load_state_dict(json.loads(json.dumps(p.state_dict())))
+    assert copy.state_dict() == p.state_dict()
+    for q in (p, copy):
+        q.observe({"i0": [0.25, 0.5]})
+    assert copy.probabilities() == p.probabilities()

@@ -1,0 +1,101 @@
+import json
+import random
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cotune.methods.inspo.replay import ReplayBuffer, shorten_middle
+from cotune.types import Assignment, Prompt, StopReason, Task, Trajectory
+from tests.helpers import make_tasks, make_trajectory
+
+
+def rollout(task: Task, reward: float, text: str = "t", stop=StopReason.ANSWERED) -> Trajectory:
+    prompt = Prompt("x")
+    return make_trajectory(Assignment(task, prompt, prompt, "i0", 0), reward, text, stop)
+
+
+def test_failures_come_from_the_latest_step_first():
+    tasks = make_tasks(6)
+    buffer = ReplayBuffer()
+    buffer.add([rollout(t, 0.0, "old") for t in tasks[:4]], 1)
+    buffer.add([rollout(tasks[4], 0.0), rollout(tasks[5], 0.0), rollout(tasks[0], 1.0)], 2)
+    got = buffer.failures(4, random.Random(0))
+    assert [e.step for e in got] == [2, 2, 1, 1]
+    assert {e.task.id for e in got[:2]} == {"q4", "q5"}
+    assert got == buffer.failures(4, random.Random(0))
+    assert len(buffer.failures(99, random.Random(0))) == 6
+
+
+def test_one_failure_a_question_and_none_of_a_broken_environment():
+    one, other = make_tasks(2)
+    buffer = ReplayBuffer()
+    buffer.add([rollout(one, 0.0), rollout(one, 0.0)], 1)
+    buffer.add([rollout(other, 0.0, stop=StopReason.ENVIRONMENT_ERROR)], 2)
+    assert [e.task.id for e in buffer.failures(5, random.Random(0))] == ["q0"]
+
+
+def test_failure_is_a_reward_below_the_threshold_and_only_its_text_is_kept():
+    (task,) = make_tasks(1)
+    buffer = ReplayBuffer(failure_below=0.3)
+    buffer.add([rollout(task, 0.3, "fine")], 1)
+    assert buffer.failures(1, random.Random(0)) == []
+    assert "fine" not in json.dumps(buffer.state_dict())
+
+
+def test_capacity_drops_the_oldest():
+    buffer = ReplayBuffer(capacity=3)
+    buffer.add([rollout(t, 0.0) for t in make_tasks(5)], 1)
+    assert [t.id for t in buffer.tasks()] == ["q2", "q3", "q4"]
+
+
+def test_recent_tasks_are_distinct():
+    buffer = ReplayBuffer()
+    tasks = make_tasks(8)
+    buffer.add([rollout(t, r) for t in tasks for r in (0.0, 1.0)], 1)
+    drawn = buffer.recent_tasks(5, random.Random(3))
+    assert len({t.id for t in drawn}) == 5
+    assert drawn == buffer.recent_tasks(5, random.Random(3))
+    assert sorted(t.id for t in buffer.recent_tasks(99, random.Random(3))) == [t.id for t in tasks]
+
+
+def test_shorten_middle():
+    assert shorten_middle("abcdef", 6) == "abcdef"
+    assert shorten_middle("abcdefghij", 5) == "ab\n[... 5 characters left out ...]\nhij"
+    (task,) = make_tasks(1)
+    buffer = ReplayBuffer(text_chars=4)
+    buffer.add([rollout(task, 0.0, "0123456789")], 1)
+    (failure,) = buffer.failures(1, random.Random(0))
+    assert failure.text.startswith("01\n")
+    assert failure.text.endswith("\n89")
+
+
+@given(st.lists(st.tuples(st.integers(0, 4), st.floats(0, 1), st.text()), max_size=30))
+def test_state_round_trip(rows):
+    tasks = make_tasks(5)
+    buffer, copy = ReplayBuffer(capacity=20), ReplayBuffer(capacity=20)
+    for step, (i, reward, text) in enumerate(rows):
+        buffer.add([rollout(tasks[i], reward, text, StopReason.TURN_LIMIT)], step // 3)
+    copy.load_state_dict(json.loads(json.dumps(buffer.state_dict())))
+    assert copy.state_dict() == buffer.state_dict()
+    assert copy.failures(3, random.Random(1)) == buffer.failures(3, random.Random(1))
+    assert copy.recent_tasks(3, random.Random(1)) == buffer.recent_tasks(3, random.Random(1))
+
+
+def test_context_survives_the_state_and_columns_that_are_no_json_do_not():
+    context = (("system", "Be brief."), ("user", "Hello"), ("assistant", "Hi"))
+    task = Task("q", "Who?", ("A",), context=context, columns={"picture": b"x"})
+    buffer, copy = ReplayBuffer(), ReplayBuffer()
+    buffer.add([rollout(task, 0.0)], 1)
+    copy.load_state_dict(json.loads(json.dumps(buffer.state_dict())))
+    assert copy.tasks() == [replace(task, columns={})]
+
+
+def test_stratum_and_solution_survive_the_state():
+    task = Task("q", "What is 47 + 85?", ("132", "132.0"), "long addition", "7+5+0=12 2; 132;")
+    buffer, copy = ReplayBuffer(), ReplayBuffer()
+    buffer.add([rollout(task, 0.0)], 1)
+    copy.load_state_dict(json.loads(json.dumps(buffer.state_dict())))
+    assert copy.tasks() == [task]
+    (failure,) = copy.failures(1, random.Random(0))
+    assert failure.task == task

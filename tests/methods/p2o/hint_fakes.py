@@ -1,0 +1,112 @@
+"""A scripted policy, a scripted reflector and a phase of hint evolution around them."""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from cotune.methods.p2o.hint_evolution import PhaseResult, evolve_hints
+from cotune.methods.p2o.hint_rules import HintRules
+from cotune.methods.p2o.hints import HintOptions
+from cotune.protocols import LLM
+from cotune.types import Assignment, Completion, Task, Trajectory
+from tests.helpers import Events, make_trajectory
+
+SMALL = HintOptions(hard_set_min_count=4, dev_size=8, budget=150, beam=4)
+KEYWORDS = {"sum": "columns", "unit": "conversion"}
+
+
+def tasks_of_two_kinds(count: int) -> list[Task]:
+    """Half of them are solved under a hint that names columns, half under one on conversion."""
+    kinds = list(KEYWORDS)
+    return [
+        Task(f"q{i}", f"Problem {i} of kind {kinds[i % 2]}?", (f"secret{i}",), kinds[i % 2])
+        for i in range(count)
+    ]
+
+
+def by_keyword(task: Task, hint: str) -> bool:
+    return KEYWORDS[task.stratum] in hint
+
+
+@dataclass
+class Policy:
+    """A rollout whose success depends on question and hint; keeps what it was asked."""
+
+    solves: Callable[[Task, str], bool] = by_keyword
+    calls: list[list[Assignment]] = field(default_factory=list[list[Assignment]])
+
+    def __call__(
+        self, assignments: Sequence[Assignment], *, purpose: str, greedy: bool = False
+    ) -> list[Trajectory]:
+        assert purpose == "evolve"
+        assert greedy
+        self.calls.append(list(assignments))
+        return [self._one(a) for a in assignments]
+
+    def _one(self, assignment: Assignment) -> Trajectory:
+        right = self.solves(assignment.task, assignment.sampled.hint)
+        answer = assignment.task.answers[0] if right else "nothing"
+        made = make_trajectory(assignment, float(right), f"I say {answer}")
+        return replace(made, answer=answer)
+
+    @property
+    def evaluations(self) -> int:
+        return sum(map(len, self.calls))
+
+
+@dataclass
+class Author:
+    """An LLM whose n-th reply (from 0) is a function of n and the prompt."""
+
+    write: Callable[[int, str], str]
+    prompts: list[str] = field(default_factory=list[str])
+
+    def complete(self, prompt: str) -> Completion:
+        self.prompts.append(prompt)
+        return Completion(self.write(len(self.prompts) - 1, prompt))
+
+
+def fresh_hint(n: int, keyword: str) -> str:
+    return f"Here is why:\n```\nMind the {keyword}: alpha{n}x, beta{n}x and gamma{n}x.\n```"
+
+
+def one_keyword_each(n: int, prompt: str) -> str:
+    return fresh_hint(n, list(KEYWORDS.values())[n % 2])
+
+
+def raising(error: Exception) -> Callable[[int, str], str]:
+    def write(n: int, prompt: str) -> str:
+        raise error
+
+    return write
+
+
+def evolve(
+    policy: Policy,
+    llm: LLM,
+    record: Events | None = None,
+    count: int = 20,
+    **changes: Any,
+) -> PhaseResult:
+    return evolve_hints(
+        tasks_of_two_kinds(count),
+        instruction="Solve it.",
+        rollout=policy,
+        llm=llm,
+        rules=HintRules(),
+        options=replace(SMALL, **changes),
+        seed_key="test",
+        phase=1,
+        record=record or Events(),
+    )
+
+
+def described(policy: Policy, author: Author, record: Events, result: PhaseResult) -> str:
+    calls = [[(a.task.id, a.sampled.hint) for a in call] for call in policy.calls]
+    return json.dumps([calls, author.prompts, record.rows, result.pool.state_dict()])
+
+
+def one_phase(reflection: str) -> str:
+    policy, author, record = Policy(), Author(one_keyword_each), Events()
+    return described(policy, author, record, evolve(policy, author, record, reflection=reflection))

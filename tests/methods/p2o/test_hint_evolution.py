@@ -1,0 +1,140 @@
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from cotune.errors import BudgetError, EvolutionError, LLMError
+from cotune.methods.p2o.hint_evolution import HintEvolution
+from cotune.methods.p2o.hint_rules import HintRules
+from cotune.methods.p2o.hints import HintPool, covering
+from cotune.protocols import LLM
+from tests.helpers import Events
+from tests.methods.p2o.hint_fakes import (
+    SMALL,
+    Author,
+    Policy,
+    evolve,
+    one_keyword_each,
+    raising,
+    tasks_of_two_kinds,
+)
+
+BAD_REFLECTORS: dict[str, tuple[Callable[[int, str], str], str, str]] = {
+    "errs": (
+        raising(LLMError("timed out after 3 tries")),
+        "proposal_failed",
+        "LLMError: timed out",
+    ),
+    "garbage": (lambda n, prompt: "x" * 10_000, "hint_rejected", "10000 characters"),
+    "cut off": (lambda n, prompt: "<think> a draft ```Try``` is", "hint_rejected", "think tag"),
+    "unclosed": (lambda n, prompt: "```\n<think> Go on\n```", "hint_rejected", "think tag"),
+    "seed": (lambda n, prompt: "```\n```", "hint_rejected", "empty"),
+    "leaks": (lambda n, prompt: f"```\nSay secret{n % 20}!\n```", "hint_rejected", "the answer"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_REFLECTORS)
+@pytest.mark.parametrize("reflection", ["gepa", "single_turn"])
+def test_the_run_goes_on_with_what_it_has_and_a_second_failed_phase_is_an_error(
+    name: str, reflection: Any
+):
+    write, event, reason = BAD_REFLECTORS[name]
+    author, policy, record = Author(write), Policy(), Events()
+    evolution = HintEvolution(HintRules(), replace(SMALL, reflection=reflection), seed=1)
+    run = runner(evolution, policy, author, record)
+    pool = run(step=5)
+    assert pool is not None
+    assert pool.texts == ("",)
+    # Two iterations of four parents each, then the phase gives up; no child is evaluated.
+    assert len(author.prompts) == 8
+    assert policy.evaluations == 2 * 12 + 8
+    assert len(record.of(event)) == 8
+    assert all(reason in rejected["reason"] for rejected in record.of(event))
+    assert record.of("hint_phase_ended")[0]["lawful"] == 0
+    saved = json.loads(json.dumps(evolution.state_dict()))
+    evolution = HintEvolution(HintRules(), replace(SMALL, reflection=reflection), seed=1)
+    evolution.load_state_dict(saved)
+    assert evolution.state_dict() == saved
+    with pytest.raises(EvolutionError, match=f"2 phases in a row failed.*{reason}"):
+        runner(evolution, policy, author, record)(step=10)
+
+
+def runner(
+    evolution: HintEvolution, policy: Policy, llm: LLM, record: Events, count: int = 20
+) -> Callable[..., HintPool | None]:
+    def run(step: int) -> HintPool | None:
+        return evolution.run(
+            tasks_of_two_kinds(count),
+            instruction="Solve it.",
+            step=step,
+            rollout=policy,
+            llm=llm,
+            record=record,
+        )
+
+    return run
+
+
+def test_failed_phases_count_in_a_row():
+    record, evolution = Events(), HintEvolution(HintRules(), SMALL, seed=1)
+    bad, good = Author(lambda n, prompt: ""), Author(one_keyword_each)
+    for step, author in enumerate([bad, good, bad], start=1):
+        runner(evolution, Policy(), author, record)(step)
+    assert [e["phase"] for e in record.of("hint_phase")] == [1, 2, 3]
+    with pytest.raises(EvolutionError, match=r"empty.*expected a lawful hint"):
+        runner(evolution, Policy(), bad, record)(4)
+
+
+def test_too_few_hard_samples_skip_the_phase_and_say_so():
+    record, policy, author = Events(), Policy(), Author(one_keyword_each)
+    evolution = HintEvolution(HintRules(), SMALL, seed=1)
+    assert runner(evolution, policy, author, record, count=3)(1) is None
+    assert (policy.calls, author.prompts) == ([], [])
+    [(kind, fields)] = record.rows
+    assert kind == "notice"
+    assert "3 hard questions, hard_set_min_count is 4" in fields["text"]
+
+
+def test_phases_of_other_steps_draw_anew():
+    first, second = Policy(), Policy()
+    evolution = HintEvolution(HintRules(), SMALL, seed=1)
+    for step, policy in ((1, first), (2, second)):
+        runner(evolution, policy, Author(one_keyword_each), Events())(step)
+    assert first.calls[0] != second.calls[0]
+
+
+def test_single_turn_asks_from_the_empty_hint_and_evolves_none():
+    policy, author, record = Policy(), Author(one_keyword_each), Events()
+    result = evolve(policy, author, record, reflection="single_turn")
+    assert len(author.prompts) == 4
+    assert all("perform a task for me:\n```\n\n```" in prompt for prompt in author.prompts)
+    minibatches, dev = policy.calls
+    assert len({a.task.id for a in minibatches}) == len(minibatches) == 12
+    assert len(dev) == (1 + 4) * 8
+    assert len(result.pool.texts) == 5
+    assert [e["parent"] for e in record.of("hint_accepted")] == [""] * 4
+    assert len(covering(result.pool)) == 2
+
+
+def test_single_turn_asks_again_where_a_hint_was_rejected():
+    def write(n: int, prompt: str) -> str:
+        return "" if n in (0, 1, 4) else one_keyword_each(n, prompt)
+
+    author = Author(write)
+    result = evolve(Policy(), author, reflection="single_turn")
+    assert len(author.prompts) == 4 + 2 + 1
+    assert (result.accepted, result.lawful, result.proposed) == (4, 4, 7)
+
+
+def test_a_spent_budget_is_no_failed_phase():
+    def broke(n: int, prompt: str) -> str:
+        raise BudgetError("the next call could exceed llm.budget")
+
+    record, author = Events(), Author(broke)
+    evolution = HintEvolution(HintRules(), SMALL, seed=1)
+    found = [runner(evolution, Policy(), author, record)(step) for step in (1, 2, 3)]
+    assert found == [None] * 3  # earlier hints are not replaced by none
+    assert len(author.prompts) == 3  # once a phase: the budget may have been raised
+    assert ["llm.budget" in e["reason"] for e in record.of("proposal_failed")] == [True] * 3

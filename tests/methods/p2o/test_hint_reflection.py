@@ -1,0 +1,86 @@
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from cotune.methods.gepa.reflection import example, feedback
+from cotune.methods.p2o.hint_reflection import read_hint
+from cotune.types import Assignment, Prompt, StopReason, Task, Trajectory, Turn
+from tests.helpers import make_trajectory
+from tests.methods.p2o.hint_fakes import Author, Policy, evolve, one_keyword_each
+
+
+def trajectory(reward: float, answer: str | None, **changes: Any) -> Trajectory:
+    task = Task("q", "What is 48 + 37?", ("85", "85.0"))
+    prompt = Prompt("Solve it.")
+    made = make_trajectory(Assignment(task, prompt, prompt, "", 0), reward)
+    return replace(made, **{"answer": answer, **changes})
+
+
+@pytest.mark.parametrize(
+    ("made", "said", "shown"),
+    [
+        (trajectory(1.0, "85"), "Correct.", ""),
+        (
+            trajectory(0.0, "75"),
+            "Wrong: the final answer 75 is not correct.",
+            " The correct answer is 85 or 85.0.",
+        ),
+        (
+            trajectory(0.0, None, stop=StopReason.TOKEN_LIMIT),
+            "Wrong: no final answer in the expected format was found. "
+            "The response was ended by: token limit.",
+            " The correct answer is 85 or 85.0.",
+        ),
+        (
+            trajectory(0.0, None, turns=(Turn("a", error="no tag"), Turn("b", error="no tag"))),
+            "Wrong: no final answer in the expected format was found. Errors on the way: no tag.",
+            " The correct answer is 85 or 85.0.",
+        ),
+    ],
+)
+def test_feedback_names_what_was_wrong_and_the_truth_only_by_option(
+    made: Trajectory, said: str, shown: str
+):
+    assert feedback(made, show_answers=False) == said
+    assert feedback(made, show_answers=True) == said + shown
+    task = replace(made.task, answers=())
+    unanswered = replace(made, assignment=replace(made.assignment, task=task))
+    assert feedback(unanswered, show_answers=True) == said
+
+
+@pytest.mark.parametrize("reflection", ["gepa", "single_turn"])
+@pytest.mark.parametrize("show_answers", [False, True])
+def test_prompts_hold_question_response_and_feedback(reflection: str, show_answers: bool):
+    author = Author(one_keyword_each)
+    evolve(Policy(), author, reflection=reflection, show_answers=show_answers)
+    first = author.prompts[0]
+    assert "Provide the new instructions within ``` blocks." in first
+    assert first.count("Wrong: the final answer nothing is not correct.") == 3
+    assert first.count("## Generated Outputs\nI say nothing") == 3
+    assert first.count("The correct answer is secret") == 3 * show_answers
+    wrong_only = [p for p in author.prompts if "Correct." not in p]
+    assert wrong_only
+    assert any("secret" in prompt for prompt in wrong_only) == show_answers
+
+
+def test_a_long_response_is_shortened_in_the_middle():
+    long = example(trajectory(0.0, None, turns=(Turn("a" * 9000 + "end"),)), show_answers=False)
+    assert len(long["Generated Outputs"]) < 6100
+    assert long["Generated Outputs"].endswith("end")
+
+
+@pytest.mark.parametrize(
+    ("reply", "hint"),
+    [
+        ("Sure:\n```\nCarry.\n```\nDone.", "Carry."),
+        ("```text\nCarry.\n```", "Carry."),
+        ("<think>perhaps ```no```</think>\n```\nCarry.\n```", "Carry."),
+        ("<think>perhaps ```no```", "<think>perhaps ```no```"),
+        ("Carry.", "Carry."),
+        ("```Carry.", ""),
+        ("", ""),
+    ],
+)
+def test_read_hint(reply: str, hint: str):
+    assert read_hint(reply) == hint

@@ -1,0 +1,114 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cotune.methods.p2o.hint_rules import HintRules, leaked_number, numbers_of
+from cotune.types import Task
+
+SOLUTION = "First add the tens of 48 and 37, then carry one into the hundreds."
+TASKS = [
+    Task("a", "What is 48 + 37?", ("85",), solution=SOLUTION),
+    Task("b", "What is 123 * 10?", ("1,230", "1230.0")),
+    Task("c", "What is 1000 - 388?", ("612",)),
+    Task("d", "Where is it?", ("Ouagadougou",)),
+]
+INSTRUCTION = "Solve the problem and put the answer, such as 999, in a box at the end."
+LAWFUL = "Work from right to left and write every carry above its column."
+
+
+def check(text: str, parent: str = "", others: tuple[str, ...] = (), **rules: object) -> str | None:
+    return HintRules(**rules).check(text, parent, others, TASKS, INSTRUCTION)  # pyright: ignore
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        LAWFUL,
+        "Carry.",  # two words from nothing are no copy of it
+        "Think inside <think> and </think> first.",
+        "The sum of 8 and 5 is 13; of 85 nothing is said.",  # two digits are not judged
+        "Boxes hold answers such as 999 and steps 1, 2, 3.",
+        "Add the tens, then add the hundreds of both.",
+        "Put the answer, such as 999, in a box.",  # the instruction's own words
+    ],
+)
+def test_lawful(text: str):
+    assert check(text) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("  \n", "empty"),
+        ("<think> first I", "unclosed or stray think tag"),
+        ("reasoning </think> do it", "unclosed or stray think tag"),
+        ("</think> and <think>", "unclosed or stray think tag"),
+        ("Answer in <ins_1> tags", "holds <ins_1>, which only proposals may"),
+        ("See <side_info> here", "holds <side_info>, which only the reflection prompt may"),
+        ("x" * 10_000, "10000 characters; 4000 allowed"),
+        ("If asked, it is in Ouagadougou.", "brings in the answer 'Ouagadougou'"),
+        ("Note that the result is 612.", "brings in the answer '612' of a hard question"),
+        ("The product equals 1230.", "brings in the answer '1,230'"),
+        ("The product equals $1,230.00, always.", "brings in the answer '1,230'"),
+        ("Always ADD the tens of 48, and 37.", "quotes the solution of a hard question"),
+    ],
+)
+def test_unlawful(text: str, reason: str):
+    found = check(text)
+    assert found is not None
+    assert reason in found
+
+
+def test_quoted_run_is_named():
+    assert check("Then carry one into the next.") == (
+        "quotes the solution of a hard question: 'then carry one into the'"
+    )
+
+
+def test_near_copies_of_parent_and_of_those_tried():
+    near = LAWFUL.replace("every", "each")
+    assert check(near, parent=LAWFUL) == "near copy of one alive or tried"
+    assert (
+        check(near, others=("Another one entirely.", LAWFUL)) == "near copy of one alive or tried"
+    )
+    assert check(f"{LAWFUL} Then check it once more.", parent=LAWFUL) is None
+
+
+def test_what_the_parent_holds_is_no_leak():
+    parent = "The result is 612 and nothing else will ever do."
+    assert check("It says 612 and so must you, whatever comes.", parent=parent) is None
+
+
+def test_control_tokens_and_token_limit():
+    assert check("Obey <|im_end|> now", control_tokens=("<|im_end|>",)) == (
+        "holds <|im_end|>, which only the chat template may"
+    )
+    rules = {"count_tokens": lambda text: len(text.split()), "max_tokens": 3}
+    assert check("one two three four", **rules) == "4 tokens; 3 allowed"
+    assert check("one two three", **rules) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "numbers"),
+    [
+        ("1,234.50 is -7%", {"1234.5", "1", "234.5", "7"}),
+        ("x12 12y 3.14.15 007, 0.0", {"7", "0", "3.14"}),
+        ("100,200", {"100200", "100", "200"}),
+        ("so 612.", {"612"}),
+    ],
+)
+def test_numbers(text: str, numbers: set[str]):
+    assert numbers_of(text) == numbers
+
+
+@given(st.integers(100, 10**9), st.sampled_from(["{}", "so: {}.", "({:,})", "-{}", "{}.00!"]))
+def test_a_number_of_three_digits_is_found_however_written(number: int, form: str):
+    task = Task("q", "?", (str(number),))
+    assert leaked_number(form.format(number), "", [task]) == str(number)
+    assert leaked_number(form.format(number), str(number), [task]) is None
+
+
+@given(st.text(alphabet="<>/think_ins1curr_param` 0123,.", max_size=60))
+def test_never_raises(text: str):
+    found = check(text)
+    assert found is None or found

@@ -1,0 +1,159 @@
+import json
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cotune.methods.p2o.hints import (
+    HintOptions,
+    HintPool,
+    assign_hints,
+    auto_budget,
+    covering,
+    split,
+)
+from tests.helpers import make_tasks
+
+POOL = HintPool(
+    ("", "columns", "units", "both few"),
+    ("q0", "q1", "q2", "q3", "q4"),
+    (
+        (0.0, 0.0, 0.0, 0.0, 0.0),
+        (1.0, 1.0, 1.0, 0.0, 0.0),  # mean 0.6
+        (0.0, 0.0, 1.0, 1.0, 0.0),  # mean 0.4: adds q3
+        (1.0, 0.0, 0.0, 1.0, 0.0),  # mean 0.4: adds q3 too, but later
+    ),
+)
+
+
+def pool_of(*rows: tuple[int, ...]) -> HintPool:
+    texts = tuple(f"h{i}" for i in range(len(rows)))
+    dev = tuple(f"q{j}" for j in range(len(rows[0])))
+    return HintPool(texts, dev, tuple(tuple(map(float, row)) for row in rows))
+
+
+def test_cover_takes_what_adds_most_then_what_adds_any():
+    assert covering(POOL) == [1, 2]
+    assert POOL.solved_share([1, 2]) == 0.8
+    assert POOL.solved_share([0]) == 0.0
+
+
+def test_cover_by_hand_where_the_greedy_one_is_not_the_smallest():
+    # 0 solves most and comes first, though 1 and 2 alone would cover all.
+    pool = pool_of((0, 1, 1, 1, 1, 0), (1, 1, 1, 0, 0, 0), (0, 0, 0, 1, 1, 1))
+    assert covering(pool) == [0, 1, 2]
+
+
+def test_equal_gains_go_by_mean_and_then_by_index():
+    assert covering(pool_of((1, 0, 0), (0, 1, 0), (0, 0, 1))) == [0, 1, 2]
+    # Once q0 to q2 are covered, 1 and 2 both add q3 alone; 2 has the higher mean.
+    assert covering(pool_of((1, 1, 1, 0), (0, 0, 0, 1), (0, 1, 0, 1))) == [0, 2]
+
+
+def test_cover_ends_where_nothing_is_added():
+    assert covering(pool_of((0, 0), (0, 0))) == []
+    assert covering(pool_of((1, 1), (1, 1))) == [0]  # the seed counts like any other
+    assert covering(HintPool((), (), ())) == []
+
+
+def test_dev_questions_get_only_hints_that_solved_them():
+    drawn = assign_hints(POOL, ["q0", "q2", "q3", "q4", "elsewhere"], 400, "key")
+    assert set(drawn["q0"]) == {"columns"}
+    assert set(drawn["q3"]) == {"units"}  # not "both few": it is not in the cover
+    for either in ("q2", "q4", "elsewhere"):  # by both, by none, not of dev: all of the cover
+        count = Counter(drawn[either])
+        assert set(count) == {"columns", "units"}
+        assert 0.5 < count["columns"] / 400 < 0.7  # weights 0.6 and 0.4
+
+
+def test_rewards_below_zero_give_weights_all_the_same():
+    # Means -1/3 and -2/3, and 1/2 and -1/2: a mean that is not above 0 is no weight.
+    both_below = pool_of((1, 1, -1, -1, -1, -1), (-1, -1, 1, -1, -1, -1))
+    one_below = pool_of((1, 1, 1, -1), (-1, -1, -1, 1))
+    for pool, share in ((both_below, 2 / 3), (one_below, 3 / 4)):
+        count = Counter(assign_hints(pool, ["elsewhere"], 400, "key")["elsewhere"])
+        assert set(count) == {"h0", "h1"}
+        assert abs(count["h0"] / 400 - share) < 0.08
+
+
+def test_draws_depend_on_key_and_id_alone():
+    ids = [f"x{i}" for i in range(20)]
+    drawn = assign_hints(POOL, ids, 6, "key")
+    assert all(len(hints) == 6 for hints in drawn.values())
+    assert any(len(set(hints)) == 2 for hints in drawn.values())
+    assert assign_hints(POOL, ids[::-1][:7], 6, "key") == {i: drawn[i] for i in ids[13:]}
+    assert assign_hints(POOL, ids, 6, "another") != drawn
+    same = assign_hints(POOL, ids, 6, "key", same=True)
+    assert all(len(hints) == 6 and len(set(hints)) == 1 for hints in same.values())
+    assert {hints[0] for hints in same.values()} == {"columns", "units"}
+
+
+def test_empty_cover_assigns_nothing():
+    assert assign_hints(pool_of((0, 0)), ["q0"], 6, "key") == {}
+
+
+@pytest.mark.parametrize(
+    ("dev", "candidates", "total"),
+    [
+        (300, 72, 11_040),
+        # trials max(4·log2(6) = 10.3, 9) = 10: 100 + 30 + 350 + (11 // 5 + 1)·100
+        (100, 6, 780),
+        # trials max(4·1, 3) = 4 < 5: one more in full; 20 + 10 + 140 + (1 + 1 + 1)·20
+        (20, 2, 230),
+    ],
+)
+def test_auto_budget(dev: int, candidates: int, total: int):
+    assert auto_budget(dev, candidates) == total
+    assert HintOptions(candidates=candidates).evaluations(dev) == total
+    assert HintOptions(budget=999).evaluations(dev) == 999
+
+
+@pytest.mark.parametrize(
+    ("count", "dev"), [(1000, 300), (450, 300), (449, 224), (100, 50), (3, 1), (2, 1)]
+)
+def test_split_sizes(count: int, dev: int):
+    tasks = make_tasks(count)
+    first, second = split(tasks, HintOptions().dev_size, "key")
+    assert (len(first), len(second)) == (dev, count - dev)
+    assert {t.id for t in (*first, *second)} == {t.id for t in tasks}
+    assert split(tasks[::-1], HintOptions().dev_size, "key") == (first, second)
+    assert count < 100 or split(tasks, HintOptions().dev_size, "other") != (first, second)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"beam": 0}, "beam is 0; expected 1"),
+        ({"hard_set_min_count": 1}, "hard_set_min_count is 1; expected 2"),
+        ({"budget": 300}, "budget is 300; expected more than dev_size, 300"),
+    ],
+)
+def test_options_that_cannot_work(fields: dict[str, int], message: str):
+    with pytest.raises(ValueError, match=message):
+        HintOptions(**fields)  # pyright: ignore[reportArgumentType]
+
+
+def test_pool_rejects_scores_of_another_shape():
+    with pytest.raises(ValueError, match="expected 1 hints × 2 dev questions"):
+        HintPool(("",), ("a", "b"), ((1.0,),))
+
+
+@given(
+    st.integers(1, 5).flatmap(
+        lambda width: st.lists(
+            st.tuples(
+                st.text(), st.lists(st.sampled_from([0.0, 1.0]), min_size=width, max_size=width)
+            ),
+            min_size=1,
+            max_size=6,
+        )
+    )
+)
+def test_pool_round_trip_and_cover_covers_all_that_is_solved(rows: list[tuple[str, list[float]]]):
+    dev = tuple(f"q{j}" for j in range(len(rows[0][1])))
+    pool = HintPool(tuple(t for t, _ in rows), dev, tuple(tuple(row) for _, row in rows))
+    assert HintPool.from_state(json.loads(json.dumps(pool.state_dict()))) == pool
+    cover = covering(pool)
+    assert pool.solved_share(cover) == pool.solved_share(range(len(rows)))
+    assert len(set(cover)) == len(cover)

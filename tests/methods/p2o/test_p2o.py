@@ -1,0 +1,244 @@
+from typing import Any
+
+import pytest
+from pydantic import TypeAdapter, ValidationError
+
+from cotune.methods.inspo.inspo import Inspo, InspoOptions
+from cotune.methods.p2o.hints import HintOptions
+from cotune.methods.p2o.p2o import P2O, P2OOptions
+from cotune.protocols import Strategy
+from cotune.types import Assignment, Distillation, Prompt
+from tests.methods.p2o.hint_fakes import KEYWORDS, SMALL, Policy
+from tests.methods.p2o.p2o_run import (
+    EASY,
+    GROUP,
+    HARD,
+    INSTRUCTION,
+    PLAIN,
+    TASKS,
+    Run,
+    Succeeds,
+    hinted_ids,
+    hints,
+)
+
+# ---- Phase 1
+
+
+def test_the_first_epoch_is_plain_and_then_hard_questions_alone_see_hints():
+    run = Run()
+    strategy: Strategy = run.strategy
+    first = run.batch(0)
+    assert all(a.sampled == a.trained == PLAIN and a.instruction_id == "i0" for a in first)
+    assert run.events.rows == []
+    second = hints(run.batch(1))
+    assert all(len(second[t.id]) == GROUP and all(second[t.id]) for t in HARD)
+    assert all(second[t.id] == ("",) * GROUP for t in EASY)
+    assert {hint for own in second.values() for hint in own} - {""} <= set(run.pool["texts"])
+    assert strategy.best_prompt() == PLAIN
+    assert strategy.best_instruction_id() == "i0"
+
+
+@pytest.mark.parametrize(("below", "hard"), [(1, {0}), (2, {0, 1}), (4, {0, 1, 2, 3})])
+def test_a_question_is_hard_below_a_count_of_successes(below: int, hard: set[int]):
+    successes = {task.id: i % (GROUP + 1) for i, task in enumerate(TASKS)}
+    run = Run(successes_below=below)
+    run.batch(0, lambda a, k: k < successes[a.task.id])
+    expected = {task_id for task_id, n in successes.items() if n in hard}
+    assert hinted_ids(run.batch(1)) == expected
+    (event,) = run.events.of("hard_samples")
+    assert event == {
+        "epoch": 1,
+        "seen": len(TASKS),
+        "hard": len(expected),
+        "newly_hard": len(expected),
+        "graduated": 0,
+        "solved_by_hint": 0,
+    }
+
+
+def test_hints_of_a_group_differ_and_those_that_solved_a_dev_question_are_its_own():
+    run = Run()
+    run.batch(0)
+    got, dev = hints(run.batch(1)), set(run.pool["dev"])
+    assert any(len(set(got[t.id])) > 1 for t in HARD)
+    for task in HARD:
+        if task.id in dev:
+            assert all(KEYWORDS[task.stratum] in hint for hint in got[task.id])
+
+
+def test_one_hint_for_a_group_is_an_option():
+    run = Run(same_hint=True)
+    run.batch(0)
+    got = hints(run.batch(1))
+    assert all(len(set(own)) == 1 for own in got.values())
+    assert len({own[0] for own in got.values()}) > 2  # the empty one of EASY, and two others
+
+
+@pytest.mark.parametrize(("option", "count"), [("all", 4), ("all_but_one", 3), ("half", 2)])
+def test_how_many_of_a_group_see_a_hint(option: Any, count: int):
+    run = Run(hinted_per_group=option)
+    run.batch(0)
+    assignments = run.batch(1)
+    got = hints(assignments)
+    assert {sum(map(bool, got[t.id])) for t in HARD} == {count}
+    assert {sum(map(bool, got[t.id])) for t in EASY} == {0}
+    assert all(a.sampled == a.trained == PLAIN for a in assignments if not a.sampled.hint)
+
+
+def test_hinted_counts_by_hand():
+    def counts(option: Any) -> list[int]:
+        return [P2OOptions(hinted_per_group=option).hinted(size) for size in (2, 5, 6)]
+
+    assert counts("all") == [2, 5, 6]
+    assert counts("all_but_one") == [1, 4, 5]
+    assert counts("half") == [1, 3, 3]
+
+
+@pytest.mark.parametrize("ratio", ["original", "hint", "masked", "off"])
+def test_the_trained_prompt_holds_no_hint_unless_nothing_is_distilled(ratio: Any):
+    settings = Distillation(ratio=ratio)
+    run = Run(distillation=settings)
+    assert run.strategy.distillation is settings
+    run.batch(0)
+    under_hints = [a for a in run.batch(1) if a.sampled.hint]
+    assert len(under_hints) == len(HARD) * GROUP
+    for a in under_hints:
+        assert a.sampled == Prompt(INSTRUCTION, a.sampled.hint)
+        assert a.trained == (a.sampled if ratio == "off" else PLAIN)
+
+
+def test_where_no_hint_solves_anything_none_is_given():
+    run = Run()
+    run.policy = Policy(lambda task, hint: False)
+    run.batch(0)
+    assert hinted_ids(run.batch(1)) == set()
+
+
+def test_the_empty_hint_leaves_a_question_as_it_is():
+    run = Run()
+    run.policy = Policy(lambda task, hint: hint == "")  # greedily it needs no hint
+    run.batch(0)
+    assert all(a.sampled == a.trained == PLAIN for a in run.batch(1))
+    assert run.pool["texts"][0] == ""
+
+
+# ---- mining
+
+
+def only_with_hint(assignment: Assignment, k: int) -> bool:
+    return assignment.task in EASY or assignment.sampled.hint != ""
+
+
+def only_without_hint(assignment: Assignment, k: int) -> bool:
+    return assignment.task in EASY or assignment.sampled.hint == ""
+
+
+@pytest.mark.parametrize(
+    ("judged_on", "succeeds", "graduated", "solved_by_hint"),
+    [
+        ("all", only_with_hint, 20, 20),
+        ("plain", only_with_hint, 0, 0),
+        ("plain", only_without_hint, 20, 0),
+    ],
+)
+def test_a_hard_question_is_judged_on_all_or_on_plain_rollouts(
+    judged_on: Any, succeeds: Succeeds, graduated: int, solved_by_hint: int
+):
+    run = Run(hinted_per_group="half", judged_on=judged_on)
+    run.batch(0)
+    run.batch(1, succeeds)
+    third = run.batch(2)
+    last = run.events.of("hard_samples")[-1]
+    assert (last["graduated"], last["solved_by_hint"]) == (graduated, solved_by_hint)
+    assert hinted_ids(third) == (set() if graduated else {t.id for t in HARD})
+
+
+def test_a_question_without_hints_is_judged_on_all_its_rollouts_in_either_mode():
+    run = Run(hinted_per_group="half", judged_on="plain")
+    # Two successes, in the half of the group that would see hints.
+    run.batch(0, lambda a, k: k < 2)
+    run.batch(1)
+    assert run.events.of("hard_samples")[0]["hard"] == 0
+
+
+def test_questions_are_known_by_their_id_not_by_their_place():
+    def succeeds(a: Assignment, k: int) -> bool:
+        return a.task in EASY or a.task.stratum == "unit"
+
+    orders = [TASKS, TASKS[::-1], [*TASKS[13:], *TASKS[:13]]]
+    runs = [Run() for _ in orders]
+    for run, order in zip(runs, orders, strict=True):
+        run.batch(0, succeeds, order[:7])
+        run.batch(0, succeeds, order[7:])
+    one, *others = (
+        hints(run.batch(1, tasks=order)) for run, order in zip(runs, orders, strict=True)
+    )
+    assert {i for i, own in one.items() if any(own)} == {t.id for t in HARD if t.stratum == "sum"}
+    assert others == [one, one]
+    # Nor do its hints depend on the step of the epoch in which its turn comes.
+    assert hints(runs[0].batch(1, tasks=TASKS[5:9])) == {t.id: one[t.id] for t in TASKS[5:9]}
+
+
+# ---- around another strategy
+
+
+def test_the_base_credits_its_own_rollouts_alone():
+    base = Inspo("Solve it well.", InspoOptions(population_size=1), 1)
+    options = P2OOptions(hints=SMALL, hinted_per_group="half")
+    run = Run(P2O(base, TASKS, options, seed=1))
+    run.batch(0)
+    assert base.best().weight == pytest.approx(6 / 26)  # the easy ones
+
+    def hinted_succeed(a: Assignment, k: int) -> bool:
+        return a.sampled.hint != ""
+
+    run.batch(1, hinted_succeed, HARD)
+    assert base.best().weight == pytest.approx((6 / 26 + 0.0) / 2)
+    (phase,) = run.events.of("hint_phase")
+    assert phase["hard"] == 20
+    assert {a.sampled.instruction for call in run.policy.calls for a in call} == {"Solve it well."}
+    state = run.strategy.state_dict()
+    assert state["base"] == base.state_dict()
+
+
+# ---- options
+
+
+def test_defaults_are_the_papers():
+    options = P2OOptions()
+    assert (options.successes_below, options.hinted_per_group, options.same_hint) == (
+        2,
+        "all",
+        False,
+    )
+    assert (options.judged_on, options.distillation.ratio) == ("all", "masked")
+    assert options.hints == HintOptions()
+
+
+@pytest.mark.parametrize(
+    ("raw", "message"),
+    [
+        ({"successes_below": 0}, "successes_below is 0; expected at least 1"),
+        ({"judged_on": "plain"}, "judged_on is 'plain', but with hinted_per_group 'all'"),
+        ({"hints": {"beam": 0}}, "beam is 0; expected 1 or more"),
+        ({"hints": {"dev_size": 50, "budget": 50}}, "budget is 50; expected more than dev_size"),
+        ({"distillation": {"low": 2, "high": 1}}, "low is 2.0 and high 1.0"),
+        ({"hinted_per_group": "some"}, "'all', 'all_but_one' or 'half'"),
+        ({"hints_per_group": 1}, "hints_per_group"),
+    ],
+)
+def test_options_refuse_what_cannot_work(raw: dict[str, Any], message: str):
+    with pytest.raises(ValidationError) as caught:
+        TypeAdapter(P2OOptions).validate_python(raw)
+    assert message in str(caught.value)
+
+
+def test_options_from_a_run_file():
+    raw = {"hinted_per_group": "half", "judged_on": "plain", "hints": {"beam": 2}}
+    options = TypeAdapter(P2OOptions).validate_python(raw)
+    assert options == P2OOptions(
+        hinted_per_group="half", judged_on="plain", hints=HintOptions(beam=2)
+    )
+    raw = {"hinted_per_group": "all_but_one", "judged_on": "plain", "successes_below": 1}
+    assert TypeAdapter(P2OOptions).validate_python(raw).hinted(6) == 5

@@ -1,0 +1,205 @@
+"""P²O at the end of an epoch: its phases, a reflector that fails, a state that goes on."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from cotune.errors import EvolutionError, LLMError
+from cotune.methods.p2o.p2o import P2O, P2OOptions
+from cotune.methods.static import StaticStrategy
+from cotune.types import Assignment, Progress
+from tests.methods.p2o.hint_fakes import SMALL, Author, one_keyword_each, raising
+from tests.methods.p2o.p2o_run import (
+    EASY,
+    HARD,
+    INSTRUCTION,
+    PLAIN,
+    TASKS,
+    Run,
+    hinted_ids,
+    hints,
+    p2o,
+)
+
+# ---- Phase 2
+
+
+def test_the_epoch_ends_once():
+    run = Run()
+    run.batch(0)
+    run.batch(0)
+    assert run.policy.calls == []
+    metrics = run.evolve(Progress(3, 1, 100))
+    assert metrics == {
+        "p2o/hard": 20.0,
+        "p2o/newly_hard": 20.0,
+        "p2o/graduated": 0.0,
+        "p2o/solved_by_hint": 0.0,
+    }
+    state, calls, rows = run.strategy.state_dict(), len(run.policy.calls), len(run.events.rows)
+    assert calls > 1
+    assert run.evolve(Progress(3, 1, 100)) == {}
+    assert run.evolve(Progress(4, 1, 100)) == {}
+    assert run.strategy.state_dict() == state
+    assert (len(run.policy.calls), len(run.events.rows)) == (calls, rows)
+
+
+def test_hints_are_evolved_on_the_hard_questions_under_the_instruction():
+    run = Run()
+    run.batch(0)
+    run.batch(1)
+    asked = [a for call in run.policy.calls for a in call]
+    assert {a.task.id for a in asked} == {t.id for t in HARD}
+    assert {a.sampled.instruction for a in asked} == {INSTRUCTION}
+    (phase,) = run.events.of("hint_phase")
+    assert (phase["hard"], phase["dev"], phase["train"], phase["phase"]) == (20, 8, 12, 1)
+
+
+def test_a_skipped_phase_is_said_and_keeps_the_hints_of_the_one_before():
+    run = Run()
+    run.batch(0)
+    left = {"q4", "q7", "q9"}  # one fewer than hard_set_min_count
+    run.batch(1, lambda a, k: a.task.id not in left)
+    pool, calls = run.pool, len(run.policy.calls)
+    third = run.batch(2)
+    (notice,) = run.events.of("notice")
+    assert "3 hard questions, hard_set_min_count is 4" in notice["text"]
+    assert (run.pool, len(run.policy.calls)) == (pool, calls)
+    assert hinted_ids(third) == left
+    assert len(run.events.of("hint_phase")) == 1
+    run.batch(3)
+    assert len(run.events.of("hint_phase")) == 2
+    assert run.pool != pool
+
+
+def test_without_any_phase_there_are_no_hints():
+    run = Run(hints=replace(SMALL, hard_set_min_count=21))
+    run.batch(0)
+    assert hinted_ids(run.batch(1)) == set()
+    assert run.pool is None
+    assert [kind for kind, _ in run.events.rows] == ["hard_samples", "notice"]
+
+
+def test_limits_of_a_hint_are_those_of_the_policy():
+    def write(n: int, prompt: str) -> str:
+        return ["```\nMind <|end|> the columns.\n```", "```\n" + "columns " * 9 + "\n```"][n % 2]
+
+    made = P2O(
+        StaticStrategy(INSTRUCTION),
+        TASKS,
+        P2OOptions(hints=SMALL),
+        seed=1,
+        count_tokens=lambda text: len(text.split()),
+        max_hint_tokens=8,
+        control_tokens=("<|end|>",),
+    )
+    run = Run(made, Author(write))
+    run.batch(0)
+    run.batch(1)
+    reasons = {row["reason"] for row in run.events.of("hint_rejected")}
+    assert reasons == {
+        "holds <|end|>, which only the chat template may",
+        "9 tokens; 8 allowed",
+    }
+    long = Run(hints=replace(SMALL, max_chars=10))
+    long.batch(0)
+    long.batch(1)
+    assert all("10 allowed" in row["reason"] for row in long.events.of("hint_rejected"))
+
+
+# ---- a reflector that fails
+
+BAD: dict[str, tuple[Callable[[int, str], str], str, str]] = {
+    "errs": (raising(LLMError("timed out after 3 tries")), "proposal_failed", "timed out"),
+    "garbage": (lambda n, prompt: "\x00{0}" * 2000, "hint_rejected", "8000 characters"),
+    "returns the seed": (lambda n, prompt: "```\n```", "hint_rejected", "empty"),
+    "leaks answers": (
+        lambda n, prompt: f"```\nAlways say secret{n % 20}!\n```",
+        "hint_rejected",
+        "brings in the answer",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_bad_reflector_costs_one_phase_and_two_in_a_row_the_run(name: str):
+    write, kind, reason = BAD[name]
+    run = Run(llm=Author(write))
+    run.batch(0)
+    second = run.batch(1)
+    assert all(a.sampled == a.trained == PLAIN for a in second)
+    assert run.events.of(kind)
+    assert all(reason in row["reason"] for row in run.events.of(kind))
+    (ended,) = run.events.of("hint_phase_ended")
+    assert (ended["lawful"], ended["accepted"]) == (0, 0)
+    assert ended["asked"] == 8
+    assert ended["proposed"] == (0 if name == "errs" else 8)
+    # The count of failed phases is part of the state.
+    resumed = Run(llm=Author(write))
+    resumed.strategy.load_state_dict(json.loads(json.dumps(run.strategy.state_dict())))
+    with pytest.raises(EvolutionError, match=f"2 phases in a row failed.*{reason}"):
+        resumed.evolve(Progress(3, 2, 100))
+
+
+def test_hints_outlive_a_phase_that_brings_none():
+    run = Run()
+    run.batch(0)
+    run.batch(1)
+    run.llm = Author(lambda n, prompt: "")
+    run.batch(2)
+    run.llm = Author(one_keyword_each)
+    assert hinted_ids(run.batch(3)) == {t.id for t in HARD}
+    phases = run.events.of("hint_phase_ended")
+    assert [row["lawful"] > 0 for row in phases] == [True, False, True]
+    for row in phases:
+        texts = [hint["text"] for hint in row["solved"]]
+        assert texts[0] == ""
+        assert len(texts) == row["accepted"] + 1
+        covered = {
+            i
+            for hint in row["solved"]
+            if hint["text"] in row["covering_texts"]
+            for i in hint["dev"]
+        }
+        dev = next(e["dev"] for e in run.events.of("hint_phase") if e["phase"] == row["phase"])
+        assert row["solved_by_cover"] == len(covered) / dev
+        assert row["solved_without"] == len(row["solved"][0]["dev"]) / dev
+
+
+# ---- state
+
+
+def test_a_state_saved_in_mid_epoch_goes_on_alike():
+    def succeeds(a: Assignment, k: int) -> bool:
+        return a.task in EASY or a.task.id in {"q0", "q5", "q6", "q19"}
+
+    author = Author(one_keyword_each)
+    run = Run(llm=author)
+    run.batch(0)
+    run.batch(1, succeeds, TASKS[:9])
+    saved = json.dumps(run.strategy.state_dict())
+    copy = Run()
+    copy.strategy.load_state_dict(json.loads(saved))
+    assert json.dumps(copy.strategy.state_dict()) == saved
+    copy.step = run.step
+    copy.llm = Author(one_keyword_each, list(author.prompts))  # its replies are counted on
+    for epoch, tasks in ((1, TASKS[9:]), (2, TASKS), (3, TASKS)):
+        assert copy.batch(epoch, succeeds, tasks) == run.batch(epoch, succeeds, tasks)
+    assert copy.strategy.state_dict() == run.strategy.state_dict()
+    assert copy.policy.calls == run.policy.calls[-len(copy.policy.calls) :]
+    trends = run.events.of("hard_samples")
+    assert [t["hard"] for t in trends] == [20, 16, 16]
+
+
+def test_draws_are_keyed_by_the_seed_and_the_epoch():
+    one, same, other = Run(), Run(), Run(p2o(seed=2))
+    for run in (one, same, other):
+        run.batch(0)
+    first = hints(one.batch(1))
+    assert first == hints(same.batch(1))
+    assert first != hints(other.batch(1))
+    # The same hints and the same hard questions, but another epoch.
+    one.strategy.load_state_dict({**one.strategy.state_dict(), "epoch": 7})
+    assert hints(one.batch(7)) != first

@@ -1,0 +1,283 @@
+import json
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from pydantic import TypeAdapter, ValidationError
+
+from cotune.methods.composed import ComposedOptions, InspoP2O
+from cotune.methods.inspo.inspo import InspoOptions
+from cotune.methods.p2o.hints import HintOptions
+from cotune.methods.p2o.p2o import P2OOptions
+from cotune.types import Assignment, Distillation, Progress, Prompt, Trajectory
+from cotune.worlds.hint_writer import RulesLLM
+from cotune.worlds.rules import REMEDIES, Mode
+from tests.helpers import INITIAL, Events, ScriptedRollout, make_tasks, make_trajectory
+
+TASKS = make_tasks(24)
+GROUP = 4
+HINTS = HintOptions(hard_set_min_count=4, dev_size=8, budget=80, beam=3)
+DECOMPOSING = {*REMEDIES[Mode.WHOLE_QUESTION], *REMEDIES[Mode.ONE_SEARCH]}
+
+
+class Policy:
+    """Works where instruction or hint tells it to look up one thing at a time."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, list[Assignment]]] = []
+        self._script = ScriptedRollout(
+            lambda text: 0.9 if any(sentence in text for sentence in DECOMPOSING) else 0.1
+        )
+
+    def __call__(
+        self, assignments: Sequence[Assignment], *, purpose: str, greedy: bool = False
+    ) -> list[Trajectory]:
+        self.calls.append((purpose, list(assignments)))
+        joined = [
+            replace(a, sampled=Prompt(f"{a.sampled.hint} {a.sampled.instruction}"))
+            for a in assignments
+        ]
+        made = self._script(joined, purpose=purpose, greedy=greedy)
+        return [replace(t, assignment=a) for t, a in zip(made, assignments, strict=True)]
+
+
+def options(distil: float = 0.0, **p2o: Any) -> ComposedOptions:
+    inspo = InspoOptions(population_size=3, verification_tasks=4, prune_every=0, evolve_every=2)
+    return ComposedOptions(
+        inspo=inspo, p2o=P2OOptions(**{"hints": HINTS, **p2o}), distil_instruction=distil
+    )
+
+
+def strategy(distil: float = 0.0, seed: int = 1, **p2o: Any) -> InspoP2O:
+    return InspoP2O(INITIAL, TASKS, options(distil, **p2o), seed)
+
+
+class Run:
+    """A composed strategy in the loop; an epoch is two steps of half the questions each."""
+
+    def __init__(self, made: InspoP2O) -> None:
+        self.strategy, self.policy, self.events = made, Policy(), Events()
+        self.llm = RulesLLM(0)
+
+    def steps(self, steps: Sequence[int]) -> list[Assignment]:
+        """The assignments of the last one."""
+        assignments: list[Assignment] = []
+        for step in steps:
+            progress = Progress(step, (step - 1) // 2, 20)
+            self.strategy.evolve_if_due(progress, self.policy, self.llm, self.events)
+            tasks = TASKS[:12] if step % 2 else TASKS[12:]
+            assignments = self.strategy.assign(tasks, GROUP, progress)
+            trajectories = self.policy(assignments, purpose="train")
+            self.strategy.observe(trajectories, progress, self.events)
+        return assignments
+
+
+def by_group(assignments: Sequence[Assignment]) -> list[list[Assignment]]:
+    groups: defaultdict[int, list[Assignment]] = defaultdict(list)
+    for a in assignments:
+        groups[a.group].append(a)
+    return [groups[g] for g in sorted(groups)]
+
+
+# ---- both methods at once
+
+
+def test_instructions_of_the_population_and_hints_on_hard_questions():
+    run = Run(strategy())
+    first = run.steps([1])
+    assert {a.sampled.hint for a in first} == {""}
+    assert len({a.instruction_id for a in first}) == 3
+    third = run.steps([2, 3])
+    texts = {i.id: i.text for i in run.strategy.base.instructions()}  # type: ignore[attr-defined]
+    assert all(a.sampled.instruction == texts[a.instruction_id] for a in third)
+    hinted = [a for a in third if a.sampled.hint]
+    assert hinted
+    # The gradient is on instruction and question, without the hint.
+    assert all(a.trained == Prompt(a.sampled.instruction) for a in third)
+    assert {purpose for purpose, _ in run.policy.calls} == {"train", "verify", "evolve"}
+    assert run.events.of("hint_accepted")
+    assert run.events.of("evolution")
+
+
+def test_hints_are_evolved_under_the_best_instruction_after_its_own_evolution():
+    run = Run(strategy())
+    run.steps([1, 2])
+    progress = Progress(3, 1, 20)
+    metrics = run.strategy.evolve_if_due(progress, run.policy, run.llm, run.events)
+    assert {"inspo/evolution_accepted", "p2o/hard"} <= set(metrics)
+    purposes = [purpose for purpose, _ in run.policy.calls]
+    assert purposes.index("evolve") > max(i for i, p in enumerate(purposes) if p == "verify")
+    judged = {a.sampled.instruction for p, rows in run.policy.calls if p == "evolve" for a in rows}
+    best = run.strategy.best_prompt()
+    assert judged == {best.instruction}
+    assert best.hint == ""
+    born = {row["id"]: row for row in run.events.of("instruction_born")}
+    assert born[run.strategy.best_instruction_id()]["text"] == best.instruction
+
+
+def test_verification_of_the_same_step_is_no_longer_left_for_hints():
+    def at_the_epochs_end(left: int) -> Run:
+        run = Run(strategy())
+        run.steps([1, 2])
+        run.policy.calls.clear()
+        run.strategy.evolve_if_due(Progress(3, 1, 20, left), run.policy, run.llm, run.events)
+        return run
+
+    def rollouts(run: Run, purpose: str) -> int:
+        return sum(len(rows) for name, rows in run.policy.calls if name == purpose)
+
+    verified = rollouts(at_the_epochs_end(10_000), "verify")
+    assert verified > 0
+    enough = verified + 12 * GROUP + (HINTS.budget or 0)  # and the batch that follows
+    paid, skipped = at_the_epochs_end(enough), at_the_epochs_end(enough - 1)
+    assert rollouts(paid, "evolve") > 0
+    assert (rollouts(skipped, "verify"), rollouts(skipped, "evolve")) == (verified, 0)
+    assert "more than the 79 that rollout_budget leaves" in skipped.events.of("notice")[-1]["text"]
+
+
+def test_hinted_rollouts_credit_no_instruction():
+    made = strategy(hinted_per_group="half")
+    run = Run(made)
+    assignments = run.steps([1, 2, 3])
+    before = {m["instruction"]["id"]: m["window"] for m in members(made)}
+    progress = Progress(4, 1, 20)
+    # Under a hint all succeed, without one all fail.
+    seen = [make_trajectory(a, float(a.sampled.hint != "")) for a in assignments]
+    hinted = [t for t in seen if t.assignment.sampled.hint]
+    assert 0 < len(hinted) < len(seen)
+    made.observe(hinted, progress, run.events)
+    assert {m["instruction"]["id"]: m["window"] for m in members(made)} == before
+    made.observe(seen, progress, run.events)
+    credited = {a.instruction_id for a in assignments if not a.sampled.hint}
+    for member in members(made):
+        identity = member["instruction"]["id"]
+        if identity in credited:
+            assert member["window"][-1] == 0.0
+        else:
+            assert member["window"] == before[identity]
+
+
+def members(made: InspoP2O) -> list[dict[str, Any]]:
+    return made.state_dict()["base"]["population"]["members"]
+
+
+# ---- distilling the instruction
+
+
+@pytest.mark.parametrize(("share", "moved"), [(1.0, True), (0.0, False)])
+def test_all_or_no_groups_are_trained_on_the_initial_instruction(share: float, moved: bool):
+    run = Run(strategy(share))
+    for assignments in (run.steps([1]), run.steps([2, 3])):
+        assert any(a.sampled.instruction != INITIAL for a in assignments)
+        for a in assignments:
+            assert a.trained == Prompt(INITIAL if moved else a.sampled.instruction)
+    assert any(a.sampled.hint for a in assignments)
+
+
+def distilled(made: InspoP2O, step: int, count: int = 200) -> list[bool]:
+    """For each group, whether it is trained on the initial instruction; a group is of one mind."""
+    groups = by_group(made.assign(make_tasks(count), 2, Progress(step, 0, 20)))
+    assert len(groups) == count
+    minds = [{a.trained.instruction == INITIAL for a in group} for group in groups]
+    assert all(len(mind) == 1 for mind in minds)
+    return [mind.pop() for mind in minds]
+
+
+def start(distil: float, seed: int = 1) -> InspoP2O:
+    """Before step 2, with a population of which "i0" is no member: what is distilled shows."""
+    made = strategy(distil, seed)
+    Run(made).steps([1])
+    state = made.state_dict()
+    population = state["base"]["population"]
+    population["members"] = [m for m in population["members"] if m["instruction"]["id"] != "i0"]
+    made.load_state_dict(json.loads(json.dumps(state)))
+    return made
+
+
+def test_a_share_of_the_groups_by_draws_keyed_by_seed_step_and_group():
+    made = start(0.25)
+    drawn = distilled(made, 2)
+    assert 30 <= sum(drawn) <= 70
+    assert distilled(made, 2) == drawn
+    assert distilled(made, 2, count=50) == drawn[:50]
+    assert distilled(made, 3) != drawn
+    assert distilled(start(0.25, seed=2), 2) != drawn
+    assert sum(distilled(start(0.0), 2)) == 0
+
+
+def test_what_is_sampled_does_not_depend_on_what_is_distilled():
+    runs = [Run(strategy(share)) for share in (0.0, 0.5)]
+    plain, mixed = (run.steps([1]) for run in runs)
+    assert [a.sampled for a in plain] == [a.sampled for a in mixed]
+    assert [a.trained for a in plain] != [a.trained for a in mixed]
+
+
+# ---- state, limits, options
+
+
+def test_a_state_saved_in_mid_epoch_goes_on_alike():
+    run = Run(strategy(0.5, hinted_per_group="all_but_one"))
+    run.steps([1, 2, 3])
+    saved = json.dumps(run.strategy.state_dict())
+    copy = Run(strategy(0.5, hinted_per_group="all_but_one"))
+    copy.strategy.load_state_dict(json.loads(saved))
+    assert json.dumps(copy.strategy.state_dict()) == saved
+    for step in (4, 5):
+        assert copy.steps([step]) == run.steps([step])
+    assert copy.strategy.state_dict() == run.strategy.state_dict()
+
+
+def test_limits_hold_for_instructions_and_hints():
+    def count_tokens(text: str) -> int:
+        return 60 if "hop" in text else 1
+
+    run = Run(InspoP2O(INITIAL, TASKS, options(), 1, count_tokens, 50, ("Never",)))
+    run.steps(range(1, 6))
+    for kind in ("instruction_rejected", "hint_rejected"):
+        reasons = {row["reason"] for row in run.events.of(kind)}
+        assert {
+            "60 tokens; 50 allowed",
+            "holds Never, which only the chat template may",
+        } <= reasons
+    state = run.strategy.state_dict()
+    kept = [m["instruction"]["text"] for m in state["base"]["population"]["members"]]
+    kept += state["pool"]["texts"]
+    assert not any("hop" in text or "Never" in text for text in kept)
+
+
+def test_options_from_a_run_file():
+    adapter = TypeAdapter(ComposedOptions)
+    made = adapter.validate_python(
+        {"inspo": {"window": 3}, "p2o": {"same_hint": True}, "distil_instruction": 0.5}
+    )
+    assert made == ComposedOptions(
+        inspo=InspoOptions(window=3), p2o=P2OOptions(same_hint=True), distil_instruction=0.5
+    )
+    assert adapter.validate_python({}) == ComposedOptions()
+
+
+@pytest.mark.parametrize(
+    ("raw", "message"),
+    [
+        ({"distil_instruction": 1.5}, "distil_instruction is 1.5; expected between 0 and 1"),
+        ({"distil_instruction": float("nan")}, "distil_instruction is nan"),
+        (
+            {"distil_instruction": 0.5, "p2o": {"distillation": {"ratio": "off"}}},
+            "p2o.distillation.ratio is 'off', no distillation; expected another ratio",
+        ),
+        ({"inspo": {"windw": 3}}, "inspo.windw"),
+    ],
+)
+def test_options_refuse_what_cannot_work(raw: dict[str, Any], message: str):
+    with pytest.raises(ValidationError) as caught:
+        TypeAdapter(ComposedOptions).validate_python(raw)
+    assert message in str(caught.value)
+
+
+def test_without_distillation_hints_are_trained_on():
+    made = strategy(distillation=Distillation(ratio="off"))
+    hinted = [a for a in Run(made).steps([1, 2, 3]) if a.sampled.hint]
+    assert hinted
+    assert all(a.trained == a.sampled for a in hinted)

@@ -1,0 +1,35 @@
+import json
+
+import pytest
+
+from cotune.errors import ConfigError
+from cotune.methods.static import StaticStrategy
+from cotune.protocols import Strategy
+from cotune.testing import ScriptedLLM
+from cotune.types import Progress
+from tests.helpers import Events, ScriptedRollout, make_tasks, run
+
+
+def test_it_does_nothing():
+    strategy: Strategy = StaticStrategy("Answer.")
+    rollout, events = ScriptedRollout(lambda _: 0.5), Events()
+    metrics = run(strategy, rollout, ScriptedLLM([]), events, range(1, 5), make_tasks(3))
+    assert metrics == [{}] * 4
+    assert events.rows == []
+    assert {purpose for purpose, _ in rollout.calls} == {"train"}
+    assert strategy.best_prompt().instruction == "Answer."
+    assert strategy.best_instruction_id() == "i0"
+
+
+def test_groups():
+    tasks = make_tasks(2)
+    rows = StaticStrategy("Answer.").assign(tasks, 3, Progress(1, 0, 1))
+    assert [(r.task, r.group) for r in rows] == [(tasks[0], 0)] * 3 + [(tasks[1], 1)] * 3
+    assert all(r.sampled == r.trained for r in rows)
+
+
+def test_state_of_another_instruction_is_refused():
+    state = json.loads(json.dumps(StaticStrategy("One.").state_dict()))
+    StaticStrategy("One.").load_state_dict(state)
+    with pytest.raises(ConfigError, match=r"'One\.'"):
+        StaticStrategy("Two.").load_state_dict(state)

@@ -1,0 +1,198 @@
+"""Adapters on a policy and on disk."""
+
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import PeftModel, get_peft_model
+from safetensors.torch import load_file
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from cotune.errors import ConfigError
+from cotune.policy.adapters import (
+    adapter_base,
+    check_peft,
+    is_adapter_folder,
+    load_weights,
+    lora_config,
+    merged,
+    save_weights,
+)
+from cotune.policy.local_policy import load
+from cotune.policy.options import LoraOptions
+from tests.policy.tiny import tiny_model, tiny_tokenizer
+
+OPTIONS = LoraOptions(rank=4, alpha=8)
+
+
+def adapted(
+    options: LoraOptions = OPTIONS, seed: int = 0, base: str | Path | None = None
+) -> PeftModel:
+    """A tiny policy with an adapter that does something."""
+    model = tiny_model(tiny_tokenizer())
+    if base is not None:
+        model.config._name_or_path = str(base)
+        model.name_or_path = str(base)
+    torch.manual_seed(seed)
+    peft = get_peft_model(model, lora_config(options, model))
+    for name, parameter in peft.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter.data, std=0.3)
+    return peft.eval()
+
+
+def logits(model: Any) -> torch.Tensor:
+    with torch.no_grad():
+        return model(torch.arange(4, 12)[None]).logits
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Path:
+    """The folder of the policy that `adapted` is made of."""
+    tokenizer = tiny_tokenizer()
+    tiny_model(tokenizer).save_pretrained(tmp_path / "base")
+    tokenizer.save_pretrained(tmp_path / "base")
+    return tmp_path / "base"
+
+
+@pytest.fixture
+def folder(base: Path, tmp_path: Path) -> Path:
+    """An adapter's folder with its tokenizer, which names `base`."""
+    save_weights(adapted(base=base), tmp_path / "adapter")
+    tiny_tokenizer().save_pretrained(tmp_path / "adapter")
+    return tmp_path / "adapter"
+
+
+def test_the_options_are_those_of_peft() -> None:
+    model = tiny_model(tiny_tokenizer())
+    config = lora_config(LoraOptions(rank=3, alpha=5, dropout=0.25), model)
+    assert (config.r, config.lora_alpha, config.lora_dropout) == (3, 5, 0.25)
+    assert (config.target_modules, config.task_type) == ("all-linear", "CAUSAL_LM")
+
+
+@pytest.mark.parametrize(
+    ("targets", "adapters"),
+    [
+        ("all-linear", 3 * 7),
+        (("q_proj", "mlp.down_proj"), 3 * 2),
+        (("model.layers.1.self_attn.v_proj",), 1),
+    ],
+)
+def test_the_layers_that_are_named_get_adapters(targets: Any, adapters: int) -> None:
+    model = adapted(LoraOptions(rank=2, target_modules=targets))
+    found = [name for name, p in model.named_parameters() if p.requires_grad]
+    assert len(found) == 2 * adapters
+    assert not [name for name in found if "lm_head" in name]
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong"),
+    [
+        ("qproj", "is none of its layers"),
+        ("proj", "is none of its layers"),  # peft matches whole names
+        ("lm_head", "is no linear layer that can have an adapter"),
+        ("norm", "is no linear layer that can have an adapter"),
+        ("embed_tokens", "is no linear layer that can have an adapter"),
+    ],
+)
+def test_a_layer_that_cannot_have_one_is_named_with_those_that_can(name: str, wrong: str) -> None:
+    options = LoraOptions(target_modules=("v_proj", name))
+    with pytest.raises(ConfigError) as refused:
+        lora_config(options, tiny_model(tiny_tokenizer()))
+    assert str(refused.value) == (
+        f"policy.lora.target_modules: {name!r} {wrong}; the policy has down_proj, gate_proj, k_proj, "
+        "o_proj, q_proj, up_proj, v_proj"
+    )
+
+
+def test_without_peft_the_mend_is_said(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == "peft" else find(name)
+    )
+    with pytest.raises(
+        ConfigError, match=r"^policy.lora needs peft, .*pip install 'cotune\[peft\]'"
+    ):
+        check_peft("policy.lora")
+    with pytest.raises(ConfigError, match=r"^policy '.*adapter' needs peft"):
+        load(folder)
+
+
+def test_an_adapters_folder_holds_the_adapter_alone(folder: Path, base: Path) -> None:
+    assert is_adapter_folder(folder)
+    assert not is_adapter_folder(base)
+    assert not is_adapter_folder("Qwen/Qwen3-0.6B")
+    assert {"adapter_config.json", "adapter_model.safetensors"} <= {
+        p.name for p in folder.iterdir()
+    }
+    assert not {"model.safetensors", "README.md"} & {p.name for p in folder.iterdir()}
+    weights = load_file(folder / "adapter_model.safetensors")
+    assert len(weights) == 2 * 3 * 7
+    assert all(".lora_" in name for name in weights)
+    assert adapter_base(folder) == str(base)
+
+
+def test_an_adapter_is_loaded_on_the_base_that_it_names(folder: Path) -> None:
+    model, tokenizer = load(folder)
+    assert isinstance(model, PeftModel)
+    assert tokenizer.chat_template == tiny_tokenizer().chat_template
+    torch.testing.assert_close(logits(model), logits(adapted()))
+    plain = tiny_model(tiny_tokenizer())
+    assert not torch.allclose(logits(model), logits(plain), atol=1e-2)
+
+
+def test_merged_it_is_a_plain_model_that_says_the_same(folder: Path, tmp_path: Path) -> None:
+    model, _ = load(folder, merge=True)
+    assert type(model).__name__ == "Qwen3ForCausalLM"
+    assert not [name for name, _ in model.named_parameters() if "lora" in name]
+    torch.testing.assert_close(logits(model), logits(adapted()), atol=1e-4, rtol=1e-4)
+    model.save_pretrained(tmp_path / "whole")
+    tiny_tokenizer().save_pretrained(tmp_path / "whole")
+    torch.testing.assert_close(logits(load(tmp_path / "whole")[0]), logits(model))
+    plain = tiny_model(tiny_tokenizer())
+    assert merged(plain) is plain
+
+
+def test_another_base_may_be_given(folder: Path, base: Path, tmp_path: Path) -> None:
+    base.rename(tmp_path / "moved")
+    with pytest.raises(ConfigError, match=r"cannot load '.*base', the base of '.*adapter': "):
+        load(folder)
+    model, _ = load(folder, base=tmp_path / "moved")
+    torch.testing.assert_close(logits(model), logits(adapted()))
+
+
+def test_a_base_of_another_shape_is_refused(folder: Path, base: Path) -> None:
+    config = json.loads((base / "config.json").read_text())
+    wider = Qwen3Config(**{**config, "intermediate_size": 48})
+    Qwen3ForCausalLM(wider).save_pretrained(base)
+    with pytest.raises(ConfigError, match=r"the adapter in '.*adapter' does not fit '.*base'"):
+        load(folder)
+
+
+@pytest.mark.parametrize("content", ["{}", "[]", "no JSON", '{"base_model_name_or_path": null}'])
+def test_an_adapter_that_names_no_base_is_refused(folder: Path, content: str) -> None:
+    (folder / "adapter_config.json").write_text(content)
+    with pytest.raises(ConfigError, match=r"adapter_config.json: names no base"):
+        load(folder)
+
+
+def test_weights_go_back_into_the_policy_in_place(folder: Path, base: Path) -> None:
+    model = adapted(seed=5)
+    parameters = dict(model.named_parameters())
+    assert not torch.allclose(logits(model), logits(adapted()), atol=1e-2)
+    load_weights(model, folder)
+    torch.testing.assert_close(logits(model), logits(adapted()), atol=0, rtol=0)
+    assert dict(model.named_parameters()).keys() == parameters.keys()
+    assert all(p is parameters[name] for name, p in model.named_parameters())
+    whole = tiny_model(tiny_tokenizer(), seed=3)
+    load_weights(whole, base)
+    torch.testing.assert_close(logits(whole), logits(tiny_model(tiny_tokenizer())))
+
+
+def test_another_adapters_weights_are_not_taken(folder: Path) -> None:
+    model = adapted(LoraOptions(rank=4, alpha=8, target_modules=("q_proj",)))
+    with pytest.raises(ConfigError, match=r"holds weights of another adapter, such as .*k_proj"):
+        load_weights(model, folder)

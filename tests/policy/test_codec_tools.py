@@ -1,0 +1,431 @@
+"""Tool calls through real models' chat templates, as TRL ships them."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trl
+from transformers import PreTrainedTokenizerFast
+
+from cotune.environments.base import TaskEnvironment
+from cotune.errors import ConfigError
+from cotune.policy.codec import PLAIN_TEMPLATE, HFCodec
+from cotune.policy.local_policy import local_coordinator
+from cotune.policy.tool_templates import check_tools
+from cotune.rollout.coordinator import RolloutSettings
+from cotune.types import Calls, ToolCall
+from tests.policy.bigram import save
+from tests.policy.tiny import byte_tokenizer
+
+TEMPLATES = Path(trl.__file__).parent / "chat_templates"
+OWN_TEMPLATES = Path(__file__).parent / "chat_templates"
+"""Families that TRL ships no template of, or another; as short as their structure allows."""
+CHATML = ("<|im_start|>", "<|im_end|>", "<|endoftext|>")
+QWEN = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>")
+LLAMA = (
+    "<|begin_of_text|>",
+    "<|start_header_id|>",
+    "<|end_header_id|>",
+    "<|eot_id|>",
+    "<|python_tag|>",
+)
+MISTRAL = (
+    *("<s>", "</s>", "[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]"),
+    *("[TOOL_CALLS]", "[TOOL_RESULTS]", "[/TOOL_RESULTS]", "[ARGS]", "[CALL_ID]"),
+)
+GRANITE = ("<|start_of_role|>", "<|end_of_role|>", "<|end_of_text|>", "<|tool_call|>")
+GPT = ("<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|call|>", "<|return|>")
+
+TOOLS: tuple[dict[str, Any], ...] = tuple(
+    {
+        "type": "function",
+        "function": {
+            "name": name,
+            "description": f"The {name}.",
+            "parameters": {
+                "type": "object",
+                "properties": {
+                    "text": {"type": "string", "description": "What to read."},
+                    "times": {"type": "integer", "description": "How often."},
+                },
+                "required": ["text"],
+            },
+        },
+    }
+    for name in ("look_up", "repeat")
+)
+CALL = ToolCall("look_up", {"text": "a 7", "times": 3})
+
+
+@dataclass(frozen=True)
+class Family:
+    """A chat template and how its models write a call and a result; `keeps` their own turns."""
+
+    template: str
+    special: tuple[str, ...]
+    eos: str
+    call: str
+    added: tuple[str, ...] = ()
+    args: Mapping[str, Any] = field(default_factory=dict)
+    several: bool = True
+    keeps: bool = True
+
+
+HERMES_CALL = (
+    '<tool_call>\n{"name": "look_up", "arguments": {"text": "a 7", "times": 3}}\n</tool_call>'
+)
+XML_CALL = (
+    "<tool_call>\n<function=look_up>\n<parameter=text>\na 7\n</parameter>\n"
+    "<parameter=times>\n3\n</parameter>\n</function>\n</tool_call>"
+)
+FAMILIES = {
+    "qwen2_5": Family("qwen2_5", CHATML, "<|im_end|>", HERMES_CALL, QWEN[:4]),
+    "qwen3 thinking": Family("qwen3", CHATML, "<|im_end|>", HERMES_CALL, QWEN, keeps=False),
+    "qwen3 not thinking": Family(
+        "qwen3", CHATML, "<|im_end|>", HERMES_CALL, QWEN, {"enable_thinking": False}, keeps=False
+    ),
+    "qwen3_instruct_2507": Family(
+        "qwen3_instruct_2507", CHATML, "<|im_end|>", HERMES_CALL, QWEN[:4]
+    ),
+    "qwen3_5 thinking": Family("qwen3_5_think", CHATML, "<|im_end|>", XML_CALL, QWEN, keeps=False),
+    "qwen3_5 not thinking": Family(
+        "qwen3_5_nothink", CHATML, "<|im_end|>", XML_CALL, QWEN, {"enable_thinking": False}
+    ),
+    "llama3_1": Family(
+        "llama3_1",
+        LLAMA,
+        "<|eot_id|>",
+        '{"name": "look_up", "parameters": {"text": "a 7", "times": 3}}',
+        args={"date_string": "1 Jan 2026"},
+        several=False,
+    ),
+    "llama3_2": Family(
+        "llama3_2",
+        LLAMA,
+        "<|eot_id|>",
+        '{"name": "look_up", "parameters": {"text": "a 7", "times": 3}}',
+        args={"date_string": "1 Jan 2026"},
+        several=False,
+    ),
+    "hermes tool_use": Family("hermes_tool_use", CHATML, "<|im_end|>", HERMES_CALL, QWEN[:4]),
+    "mistral v3": Family(
+        "mistral_v3",
+        MISTRAL,
+        "</s>",
+        '[TOOL_CALLS] [{"name": "look_up", "arguments": {"text": "a 7", "times": 3}, "id": "call00001"}]',
+        several=False,
+    ),
+    "mistral v13": Family(
+        "mistral_v13", MISTRAL, "</s>", '[TOOL_CALLS]look_up[ARGS]{"text": "a 7", "times": 3}'
+    ),
+    "granite 3": Family(
+        "granite_3",
+        GRANITE,
+        "<|end_of_text|>",
+        '<|tool_call|>[{"name": "look_up", "arguments": {"text": "a 7", "times": 3}}]',
+        several=False,
+    ),
+}
+
+
+def codec_of(family: Family) -> tuple[HFCodec, PreTrainedTokenizerFast]:
+    own = OWN_TEMPLATES / f"{family.template}.jinja"
+    path = own if own.is_file() else TEMPLATES / own.name
+    template = path.read_text(encoding="utf-8")
+    tokenizer = byte_tokenizer(template, family.special, family.eos, family.added)
+    if family.special is LLAMA:
+        tokenizer.bos_token = "<|begin_of_text|>"
+    return HFCodec(tokenizer, family.args), tokenizer
+
+
+def written(tokenizer: PreTrainedTokenizerFast, text: str) -> list[int]:
+    """What a policy writes: control tokens in it are tokens."""
+    return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
+@pytest.fixture(params=FAMILIES)
+def family(request: pytest.FixtureRequest) -> Family:
+    return FAMILIES[request.param]
+
+
+def test_a_call_in_the_templates_own_form_is_read(family: Family) -> None:
+    codec, tokenizer = codec_of(family)
+    prompt = codec.render([{"role": "user", "content": "Look up a 7."}], TOOLS)
+    ids = written(tokenizer, family.call + family.eos)
+
+    assert codec.read_calls(ids, TOOLS, prompt).calls == (CALL,)
+    assert codec.read_calls(ids[:-1], TOOLS, prompt).calls == (CALL,)
+
+
+def test_an_answer_is_no_call(family: Family) -> None:
+    codec, tokenizer = codec_of(family)
+
+    calls = codec.read_calls(written(tokenizer, f"It is 7.{family.eos}"), TOOLS, ())
+
+    assert calls == Calls(said="It is 7.")
+
+
+def test_several_calls_of_a_turn_are_read_in_order(family: Family) -> None:
+    if not family.several:
+        pytest.skip("one call a turn")
+    codec, tokenizer = codec_of(family)
+    second = family.call.replace("look_up", "repeat")
+
+    calls = codec.read_calls(written(tokenizer, f"{family.call}\n{second}"), TOOLS, ())
+
+    assert [call.name for call in calls.calls] == ["look_up", "repeat"]
+
+
+def test_a_call_that_was_cut_off_is_an_error(family: Family) -> None:
+    codec, tokenizer = codec_of(family)
+
+    calls = codec.read_calls(written(tokenizer, family.call[:-15]), TOOLS, ())
+
+    assert not calls.calls
+    assert calls.error
+
+
+def test_the_prompt_shows_the_tools_and_what_follows_a_turn_opens_the_next(family: Family) -> None:
+    codec, _ = codec_of(family)
+    codec.check_tools(TOOLS)
+    prompt = codec.decode(codec.render([{"role": "user", "content": "Look up a 7."}], TOOLS))
+    following = codec.decode(
+        codec.render_next([{"role": "tool", "name": "look_up", "content": "seven"}], TOOLS)
+    )
+
+    assert '"look_up"' in prompt
+    assert '"repeat"' in prompt
+    assert "seven" in following
+    assert "look_up" not in following  # nothing of the dialogue it was rendered after
+    opened = prompt[prompt.rindex("Look up a 7.") :].removeprefix(f"Look up a 7.{family.eos}")
+    assert following.endswith(opened if family.special is not MISTRAL else "[/TOOL_RESULTS]")
+
+
+def test_turn_after_turn_gives_the_tokens_of_the_whole_conversation(family: Family) -> None:
+    if not family.keeps:
+        pytest.skip("this template drops what the policy thought, or that it did not, later on")
+    codec, tokenizer = codec_of(family)
+    question = {"role": "user", "content": "Look up a 7."}
+    result = {"role": "tool", "name": "look_up", "content": "seven"}
+    function = {"name": CALL.name, "arguments": dict(CALL.arguments)}
+    call = {"id": "call00001", "function": function}
+    turn = {"role": "assistant", "content": "", "tool_calls": [call]}
+    codec.check_tools(TOOLS)
+
+    step_by_step = [
+        *codec.render([question], TOOLS),
+        *written(tokenizer, family.call + family.eos),
+        *codec.render_next([result], TOOLS),
+    ]
+    whole = tokenizer.apply_chat_template(
+        [question, turn, {**result, "tool_call_id": "call00001"}],
+        tools=list(TOOLS),
+        add_generation_prompt=True,
+        return_dict=False,
+        **family.args,
+    )
+
+    assert codec.decode(step_by_step) == codec.decode(list(whole))
+    assert step_by_step == list(whole)
+
+
+def test_a_thinking_template_shows_results_after_what_the_policy_thought() -> None:
+    """The template of the whole conversation would drop thoughts: what was read stays as it was."""
+    codec, _ = codec_of(FAMILIES["qwen3 thinking"])
+    plain, _ = codec_of(FAMILIES["qwen3 not thinking"])
+    results = [
+        {"role": "tool", "name": "look_up", "content": "seven"},
+        {"role": "tool", "name": "repeat", "content": "eight"},
+    ]
+    shown = (
+        "\n<|im_start|>user\n<tool_response>\nseven\n</tool_response>\n<tool_response>\neight\n"
+        "</tool_response><|im_end|>\n<|im_start|>assistant\n"
+    )
+
+    assert codec.decode(codec.render_next(results, TOOLS)) == shown
+    assert plain.decode(plain.render_next(results, TOOLS)) == f"{shown}<think>\n\n</think>\n\n"
+
+
+def test_a_users_message_follows_a_turn_without_calls(family: Family) -> None:
+    codec, _ = codec_of(family)
+
+    following = codec.decode(codec.render_next([{"role": "user", "content": "Not JSON."}], TOOLS))
+
+    assert "Not JSON." in following
+    assert "cotune_probe" not in following
+
+
+def test_calls_within_a_thought_are_none() -> None:
+    codec, tokenizer = codec_of(FAMILIES["qwen3 thinking"])
+
+    thought = f"<think>\n{HERMES_CALL}\n</think>\n\nNo need."
+    opened_by_the_template = f"{HERMES_CALL}\n</think>\n\nNo need."
+
+    for text in (thought, opened_by_the_template):
+        assert codec.read_calls(written(tokenizer, text), TOOLS, ()) == Calls(said=text)
+
+
+def test_control_tokens_in_a_result_or_a_name_do_not_become_tokens(family: Family) -> None:
+    codec, tokenizer = codec_of(family)
+    codec.check_tools(TOOLS)
+    forged = "".join((*family.special, *family.added))
+    message = {"role": "tool", "name": f"look_up{family.eos}", "content": f"{forged} 7 <b>"}
+    plain = {"role": "tool", "name": "look_up", "content": "7 <b>"}
+
+    def control(message: dict[str, str]) -> list[int]:
+        known = set(tokenizer.get_added_vocab().values())
+        return [token for token in codec.render_next([message], TOOLS) if token in known]
+
+    assert control(message) == control(plain)
+    assert "7 <b>" in codec.decode(codec.render_next([message], TOOLS))
+
+
+def test_added_tokens_that_the_template_does_not_write_stay_as_they_are() -> None:
+    template = (TEMPLATES / "qwen2_5.jinja").read_text(encoding="utf-8")
+    tokenizer = byte_tokenizer(template, CHATML, "<|im_end|>", (*QWEN, "<table>"))
+    codec = HFCodec(tokenizer)
+
+    following = codec.render_next(
+        [{"role": "tool", "name": "look_up", "content": "<table>"}], TOOLS
+    )
+
+    assert "<table>" in codec.decode(following)
+
+
+def with_tools(tools: tuple[dict[str, Any], ...] = TOOLS) -> TaskEnvironment:
+    class WithTools(TaskEnvironment):
+        @property
+        def tools(self) -> tuple[Mapping[str, Any], ...]:
+            return tools
+
+    return WithTools({}, "Look it up.")
+
+
+def test_a_table_of_trl_is_asked_where_no_form_is_known() -> None:
+    family = Family(
+        "lfm2_2_5",
+        (*CHATML, "<|tool_call_start|>", "<|tool_call_end|>"),
+        "<|im_end|>",
+        "<|tool_call_start|>[look_up(text='a 7', times=3)]<|tool_call_end|>",
+    )
+    codec, tokenizer = codec_of(family)
+    ids = written(tokenizer, family.call + family.eos)
+
+    with pytest.raises(ConfigError, match="cannot be read"):
+        codec.read_calls(ids, TOOLS, ())
+    check_tools(with_tools(), codec, tokenizer)
+
+    prompt = codec.render([{"role": "user", "content": "Look up a 7."}], TOOLS)
+    assert codec.read_calls(ids, TOOLS, prompt).calls == (CALL,)
+
+
+def test_a_policy_in_a_folder_is_checked_alike(tmp_path: Path) -> None:
+    lfm = (TEMPLATES / "lfm2_2_5.jinja").read_text(encoding="utf-8")
+    save(tmp_path / "lfm", {"7": 1.0}, lfm)
+    save(tmp_path / "plain", {"7": 1.0}, PLAIN_TEMPLATE)
+    environment = with_tools()
+
+    codec = local_coordinator(tmp_path / "lfm", environment, "Go.", RolloutSettings()).codec
+    ids = codec.encode("<|tool_call_start|>[look_up(text='a')]<|tool_call_end|>")
+    prompt = codec.render([{"role": "user", "content": "Look up a."}], TOOLS)
+
+    assert codec.read_calls(ids, TOOLS, prompt).calls == (ToolCall("look_up", {"text": "a"}),)
+    with pytest.raises(ConfigError, match="does not show tools"):
+        local_coordinator(tmp_path / "plain", environment, "Go.", RolloutSettings())
+
+
+@pytest.mark.parametrize(
+    ("family", "said"),
+    [
+        (Family("llama3", LLAMA, "<|eot_id|>", ""), "does not show tools"),
+        (Family("gemma_2", ("<end_of_turn>",), "<end_of_turn>", ""), "does not show tools"),
+        (Family("phi_4_mini", ("<|end|>",), "<|end|>", ""), "given them in another way"),
+        (Family("qwen2_5", CHATML, "<|endoftext|>", ""), r"save .* eos_token '<\|im_end\|>', or"),
+        (Family("phi3", ("<|user|>", "<|end|>"), "<|end|>", ""), "does not show tools"),
+        (Family("gptoss", GPT, "<|return|>", ""), r"eos_token is '<\|return\|>'"),
+        (Family("glm4moe", ("<|user|>", "<|assistant|>"), "<|user|>", ""), "ends a turn"),
+        (Family("lfm2", CHATML, "<|im_end|>", ""), "cannot be read"),
+    ],
+    ids=lambda value: value.template if isinstance(value, Family) else "",
+)
+def test_templates_that_cannot_call_tools_are_refused_in_a_line(family: Family, said: str) -> None:
+    codec, tokenizer = codec_of(family)
+
+    with pytest.raises(ConfigError, match=said) as raised:
+        check_tools(with_tools(), codec, tokenizer)
+
+    assert "\n" not in str(raised.value)
+    assert "policy.chat_template" in str(raised.value)
+    assert getattr(tokenizer, "response_template", None) is None
+
+
+def test_an_environment_without_tools_asks_nothing_of_the_template() -> None:
+    tokenizer = byte_tokenizer(PLAIN_TEMPLATE, CHATML, "<|im_end|>")
+
+    check_tools(with_tools(()), HFCodec(tokenizer), tokenizer)
+
+
+def test_a_template_that_drops_what_tools_answer_is_refused() -> None:
+    template = (TEMPLATES / "qwen2_5.jinja").read_text(encoding="utf-8")
+    dropping = template.replace("{{- message.content }}", "")
+    assert dropping != template
+    tokenizer = byte_tokenizer(dropping, CHATML, "<|im_end|>", QWEN)
+
+    with pytest.raises(ConfigError, match="drops a tool message"):
+        check_tools(with_tools(), HFCodec(tokenizer), tokenizer)
+
+
+def test_a_named_template_for_tools_is_used_throughout() -> None:
+    qwen = (TEMPLATES / "qwen2_5.jinja").read_text(encoding="utf-8")
+    tokenizer = byte_tokenizer(qwen, CHATML, "<|im_end|>", QWEN)
+    tokenizer.chat_template = {"default": PLAIN_TEMPLATE, "tool_use": qwen}  # type: ignore[assignment]
+    codec = HFCodec(tokenizer)
+
+    check_tools(with_tools(), codec, tokenizer)
+    following = codec.render_next([{"role": "tool", "name": "look_up", "content": "7"}], TOOLS)
+
+    assert "<tool_response>\n7\n</tool_response>" in codec.decode(following)
+    assert codec.decode(codec.render([{"role": "user", "content": "7"}])) == "7\n"
+
+
+def test_a_response_template_of_the_tokenizer_comes_first() -> None:
+    codec, tokenizer = codec_of(FAMILIES["qwen2_5"])
+    tokenizer.response_template = {
+        "defaults": {"role": "assistant"},
+        "start_anchor": "<|im_start|>assistant\n",
+        "fields": {
+            "tool_calls": {
+                "open": "CALL",
+                "close_pattern": "END",
+                "repeats": True,
+                "content": "json",
+                "transform": {"type": "function", "function": "{content}"},
+            },
+            "content": {"close_pattern": r"<\|im_end\|>", "content": "text"},
+        },
+    }
+    call = json.dumps({"name": "look_up", "arguments": {"text": "a 7", "times": 3}})
+
+    read = codec.read_calls(written(tokenizer, f"I look. CALL{call}END<|im_end|>"), TOOLS, ())
+    broken = codec.read_calls(written(tokenizer, "CALL{nothing}END<|im_end|>"), TOOLS, ())
+
+    assert read == Calls((CALL,), said="I look.")
+    assert not broken.calls
+    assert broken.error.startswith("a tool call cannot be read")
+
+
+def test_every_answer_of_a_mistral_turn_has_an_id_of_its_own() -> None:
+    codec, tokenizer = codec_of(FAMILIES["mistral v3"])
+    codec.check_tools(TOOLS)
+    results = [{"role": "tool", "name": "look_up", "content": text} for text in ("7", "8")]
+
+    assert codec.decode(codec.render_next(results, TOOLS)) == (
+        '[TOOL_RESULTS] {"content": 7, "call_id": "call00001"}[/TOOL_RESULTS]'
+        '[TOOL_RESULTS] {"content": 8, "call_id": "call00002"}[/TOOL_RESULTS]'
+    )
+    two = '[TOOL_CALLS] [{"name": "a", "arguments": {}}, {"name": "b", "arguments": {"x": 1}}]'
+    read = codec.read_calls(written(tokenizer, f"{two}</s>"), TOOLS, ())
+    assert read.calls == (ToolCall("a", {}), ToolCall("b", {"x": 1}))

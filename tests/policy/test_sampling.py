@@ -1,0 +1,270 @@
+"""Both samplers against the model itself, on tiny models with a token a character."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+import torch
+from transformers import MistralConfig, MistralForCausalLM
+
+from cotune.policy.codec import HFCodec
+from cotune.policy.sampling import CachedSampler, GenerateSampler, StopFinder, draw, policy_sampler
+from cotune.protocols import Sampler
+from cotune.rollout.episode import new_episodes, run_episodes
+from cotune.testing import CharacterCodec
+from cotune.types import Assignment, Limits, Prompt, Sample, SampleRequest, Sampling, Trajectory
+from tests.policy.tiny import Letters, opens, tiny_model, tiny_tokenizer
+
+TOKENIZER = tiny_tokenizer()
+CODEC = HFCodec(TOKENIZER)
+PAD = int(TOKENIZER.pad_token_id)  # type: ignore[arg-type]
+MODEL = tiny_model(TOKENIZER)
+WORLD = Letters()
+LIMITS = Limits(turns=4, turn_tokens=16, observation_tokens=8, trajectory_tokens=64)
+INSTRUCTIONS = ("abc de. ", "a", "fed cba fed cba fed cba. ")
+ASSIGNMENTS = [
+    Assignment(task, Prompt(text), Prompt(text), "i0", group)
+    for group, (task, text) in enumerate(
+        (task, text) for task in WORLD.tasks("train")[:3] for text in INSTRUCTIONS
+    )
+    for _ in range(2)
+]
+
+
+def cached(model: Any = MODEL) -> CachedSampler:
+    return CachedSampler(opens(model), CODEC, PAD)
+
+
+def generating(model: Any = MODEL, pad: int = PAD) -> GenerateSampler:
+    return GenerateSampler(opens(model), CODEC, pad)
+
+
+def roll(
+    sampler: Sampler, sampling: Sampling, rows: Iterable[int] = range(len(ASSIGNMENTS))
+) -> dict[int, Trajectory]:
+    """Episodes of some rows of ASSIGNMENTS, sampled together, by row."""
+    found: dict[int, Trajectory] = {}
+    episodes = [new_episodes([ASSIGNMENTS[r]], WORLD, CODEC, LIMITS, r)[0] for r in rows]
+    session = sampler.open(sampling)
+    for episode, trajectory in zip(episodes, run_episodes(episodes, WORLD, session), strict=True):
+        found[episode.row] = trajectory
+    session.close()
+    return found
+
+
+def forward_logprobs(model: Any, context: Iterable[int], ids: Iterable[int], t: float) -> Any:
+    """log π of each of `ids` after `context`, by one plain forward pass without any padding."""
+    context, ids = list(context), list(ids)
+    with torch.no_grad():
+        logits = model(input_ids=torch.tensor([context + ids])).logits[0, len(context) - 1 : -1]
+    logprobs = torch.log_softmax(logits.float() / t, -1)
+    return logprobs.gather(-1, torch.tensor(ids)[:, None])[:, 0]
+
+
+def same_tokens(one: dict[int, Trajectory], other: dict[int, Trajectory]) -> bool:
+    return all(
+        one[row].completion_ids == other[row].completion_ids and one[row].mask == other[row].mask
+        for row in one.keys() & other.keys()
+    )
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0, 0.6])
+def test_both_samplers_write_the_same_and_report_the_models_own_logprobs(
+    temperature: float,
+) -> None:
+    sampling = Sampling(temperature, WORLD.stop, seed=3)
+    fast, slow = roll(cached(), sampling), roll(generating(), sampling)
+    assert same_tokens(fast, slow)
+    assert max(len(t.turns) for t in fast.values()) >= 3
+    assert len({len(t.turns) for t in fast.values()}) > 1  # so rows were dropped on the way
+    for row, trajectory in fast.items():
+        own = torch.tensor(trajectory.mask) == 1
+        expected = forward_logprobs(
+            MODEL, trajectory.sampled_prompt_ids, trajectory.completion_ids, temperature or 1.0
+        )[own]
+        for found in (trajectory, slow[row]):
+            torch.testing.assert_close(
+                torch.tensor(found.logprobs)[own], expected, atol=1e-4, rtol=0
+            )
+
+
+def test_greedy_takes_the_most_likely_token_everywhere() -> None:
+    for trajectory in roll(cached(), Sampling(0.0, WORLD.stop)).values():
+        ids = [*trajectory.sampled_prompt_ids, *trajectory.completion_ids]
+        with torch.no_grad():
+            best = MODEL(input_ids=torch.tensor([ids])).logits[0].argmax(-1).tolist()
+        first = len(trajectory.sampled_prompt_ids)
+        for i, own in enumerate(trajectory.mask):
+            assert not own or best[first + i - 1] == ids[first + i]
+
+
+@pytest.mark.parametrize("kind", [cached, generating])
+def test_a_rows_tokens_do_not_depend_on_the_rows_beside_it(kind: Any) -> None:
+    sampling = Sampling(1.0, WORLD.stop, seed=11)
+    together = roll(kind(), sampling)
+    for rows in ([5], [0, 7, 17], range(9, 18), reversed(range(18))):
+        assert same_tokens(roll(kind(), sampling, rows), together)
+    twins = [(together[r], together[r + 1]) for r in range(0, 18, 2)]
+    assert sum(a.completion_ids != b.completion_ids for a, b in twins) >= 8
+    assert not same_tokens(roll(kind(), Sampling(1.0, WORLD.stop, seed=12)), together)
+
+
+@pytest.mark.parametrize("kind", [cached, generating])
+def test_a_turns_draws_depend_on_its_position(kind: Any) -> None:
+    """A policy that likes all tokens alike shows the draws themselves."""
+    model = tiny_model(TOKENIZER)
+    torch.nn.init.zeros_(model.lm_head.weight)
+
+    def written(row: int, context: tuple[int, ...]) -> tuple[int, ...]:
+        request = SampleRequest(row, context, 6)
+        return kind(model).open(Sampling(1.0, seed=1)).generate([request])[0].ids
+
+    assert written(0, (4, 5)) == written(0, (5, 4))
+    assert len({written(0, (4, 5)), written(0, (4, 5, 6)), written(1, (4, 5))}) == 3
+
+
+@pytest.mark.parametrize("kind", [cached, generating])
+def test_a_turn_ends_with_the_token_that_completes_a_stop_string(kind: Any) -> None:
+    ends: set[str] = set()
+    for seed in range(4):
+        for trajectory in roll(kind(), Sampling(1.0, WORLD.stop, seed)).values():
+            for turn in trajectory.turns:
+                found = [text for text in WORLD.stop if text in turn.text]
+                if found:
+                    assert turn.text.endswith(found[0])
+                    assert not any(text in turn.text[:-1] for text in WORLD.stop)
+                    ends |= set(found)
+    assert ends == set(WORLD.stop)
+
+
+@pytest.mark.parametrize("kind", [cached, generating])
+def test_a_turn_ends_by_stop_string_eos_or_budget_and_for_no_other_reason(kind: Any) -> None:
+    requests = [SampleRequest(row, (4 + row % 5, 6), 1 + row % 9) for row in range(60)]
+    samples = kind().open(Sampling(1.0, ("de", "f"), seed=4)).generate(requests)
+    reasons: set[str] = set()
+    for request, sample in zip(requests, samples, strict=True):
+        text = CODEC.decode(sample.ids)
+        assert 1 <= len(sample.ids) == len(sample.logprobs) <= request.max_tokens
+        if sample.ids[-1] == CODEC.eos_id:
+            reasons.add("eos")
+        elif text.endswith(("de", "f")):
+            reasons.add("stop")
+        else:
+            assert len(sample.ids) == request.max_tokens
+            reasons.add("budget")
+        assert CODEC.eos_id not in sample.ids[:-1]
+    assert reasons == {"eos", "stop", "budget"}
+
+
+def test_rows_may_leave_and_come_back() -> None:
+    def play(sampler: Sampler) -> list[Sample]:
+        session = sampler.open(Sampling(1.0, seed=7))
+        contexts = {row: [4 + row, 5, 6][: 2 + row % 2] for row in range(4)}
+        written: list[Sample] = []
+        for rows in ([0, 1, 2, 3], [1, 3], [3], [0, 2, 3], [2, 1, 0]):
+            requests = [SampleRequest(r, tuple(contexts[r]), 3 + r) for r in rows]
+            for request, sample in zip(requests, session.generate(requests), strict=True):
+                contexts[request.row] += [*sample.ids, 7, 8]
+                written.append(sample)
+        session.close()
+        return written
+
+    fast, slow = play(cached()), play(generating())
+    assert [s.ids for s in fast] == [s.ids for s in slow]
+    for one, other in zip(fast, slow, strict=True):
+        assert one.logprobs == pytest.approx(other.logprobs, abs=1e-4)
+
+
+def test_the_cached_sampler_feeds_each_prompt_once_and_only_new_tokens_after() -> None:
+    fed: list[tuple[int, int]] = []
+    hook = MODEL.register_forward_pre_hook(
+        lambda module, args, kwargs: fed.append(tuple(kwargs["input_ids"].shape)), with_kwargs=True
+    )
+    session = cached().open(Sampling(1.0, seed=2))
+    try:
+        requests = [SampleRequest(row, (4, 5, 6, 7, 8), 2) for row in range(6)]
+        samples = session.generate(requests)
+        assert fed[0] == (1, 5)  # six equal prompts, one row
+        fed.clear()
+        contexts = [(4, 5, 6, 7, 8, *s.ids, 9, 9) for s in samples]
+        session.generate([SampleRequest(row, context, 1) for row, context in enumerate(contexts)])
+        assert fed == [(6, 3)]  # the last own token and the two observed ones
+    finally:
+        hook.remove()
+
+
+def test_a_sampler_ignores_the_policys_own_generation_defaults_and_keeps_them() -> None:
+    model = tiny_model(TOKENIZER)
+    plain = roll(generating(model), Sampling(1.0, WORLD.stop, 5), range(4))
+    defaults = model.generation_config
+    model.generation_config.repetition_penalty = 5.0
+    model.generation_config.suppress_tokens = [4, 5]
+    assert same_tokens(roll(generating(model), Sampling(1.0, WORLD.stop, 5), range(4)), plain)
+    assert model.generation_config is defaults
+
+
+def test_padding_that_is_the_eos_is_not_taken_for_the_policys() -> None:
+    sampling = Sampling(1.0, WORLD.stop, seed=3)
+    assert same_tokens(roll(generating(pad=CODEC.eos_id), sampling), roll(cached(), sampling))
+
+
+def test_windows_of_attention_are_honoured_by_the_sampler_that_is_chosen() -> None:
+    model = tiny_model(TOKENIZER, window=6)
+    assert "sliding_attention" in model.config.layer_types
+    sampler = policy_sampler(opens(model), CODEC, TOKENIZER)
+    assert isinstance(sampler, GenerateSampler)
+    for trajectory in roll(sampler, Sampling(1.0, WORLD.stop, seed=1)).values():
+        expected = forward_logprobs(
+            model, trajectory.sampled_prompt_ids, trajectory.completion_ids, 1.0
+        )
+        own = torch.tensor(trajectory.mask) == 1
+        torch.testing.assert_close(
+            torch.tensor(trajectory.logprobs)[own], expected[own], atol=1e-4, rtol=0
+        )
+
+
+def test_the_cache_is_used_where_every_layer_attends_to_everything() -> None:
+    assert isinstance(policy_sampler(opens(MODEL), CODEC, TOKENIZER), CachedSampler)
+    shape = {"vocab_size": 20, "hidden_size": 8, "num_hidden_layers": 1, "intermediate_size": 8}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 2}
+    for window, kind in ((None, CachedSampler), (16, GenerateSampler)):
+        mistral = MistralForCausalLM(MistralConfig(**shape, **heads, sliding_window=window))
+        assert isinstance(policy_sampler(opens(mistral), CODEC, TOKENIZER), kind)
+
+
+def test_draws_follow_the_distribution() -> None:
+    logits = torch.tensor([[0.0, 1.0, 2.0, -50.0]])
+    uniforms = [(i + 0.5) / 1000 for i in range(1000)]
+    for temperature in (1.0, 0.5):
+        tokens, logprobs = draw(logits.repeat(1000, 1), temperature, uniforms)
+        expected = torch.softmax(logits[0] / temperature, -1)
+        counts = torch.bincount(torch.tensor(tokens), minlength=4) / 1000
+        torch.testing.assert_close(counts, expected, atol=2e-3, rtol=0)
+        assert logprobs[0] == pytest.approx(expected[tokens[0]].log().item(), abs=1e-5)
+    assert tokens == sorted(tokens)  # the cumulative distribution, inverted
+
+
+def test_draws_at_the_edges() -> None:
+    logits = torch.tensor([[-torch.inf, 0.0, 0.0, -torch.inf]] * 2)
+    assert draw(logits, 1.0, [0.0, 1 - 2**-53])[0] == [1, 2]  # never an impossible token
+    assert draw(torch.tensor([[0.0, 3.0, 1.0]]), 0.0, [0.99])[0] == [1]
+
+
+def test_a_stop_string_is_found_within_a_turn_only_and_in_any_token() -> None:
+    finder = StopFinder(CharacterCodec(), ("ab", "xyz"))
+    text = CharacterCodec().encode
+    assert finder.completes(text("..ab"))
+    assert finder.completes(text("wxyz"))
+    assert not finder.completes(text("b"))  # its "a" would be of the turn before
+    assert not finder.completes(text("a.b"))
+    assert not finder.completes(text("aba"))
+    assert not StopFinder(CharacterCodec(), ()).completes([1])
+
+    class Pieces(CharacterCodec):
+        def decode(self, ids: Any) -> str:
+            return "".join(["", "a", "b>", "", "c"][i] for i in ids)
+
+    pieces = StopFinder(Pieces(), ("ab",))
+    assert pieces.completes([1, 2])  # completed in the middle of a token
+    assert pieces.completes([4, 1, 3, 0, 2])  # over tokens that show nothing
+    assert not pieces.completes([4, 2])

@@ -1,0 +1,234 @@
+"""The recipe of the bundled policy of `arithmetic`: phrases, demonstrations and the fit."""
+
+import random
+from collections import Counter
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import AutoTokenizer, Qwen2ForCausalLM
+
+from cotune.environments.math import INITIAL_INSTRUCTION, MathEnvironment
+from cotune.methods.instruction_rules import words_of
+from cotune.rewards.boxed import last_boxed
+from cotune.types import Prompt, Task
+from cotune.worlds.arithmetic_world import KINDS, problem, split_of
+from recipes.arithmetic.demonstrations import LOOK, UNPROMPTED, Demonstrator, Rates, act, rates
+from recipes.arithmetic.phrases import (
+    INITIAL,
+    PATTERNS,
+    PROCEDURES,
+    SENTENCES,
+    Kind,
+    all_sentences,
+    sample_hint,
+)
+from recipes.arithmetic.pretrain import Phase, Recipe, encode, pretrain, rows
+from recipes.fitting import micro_batches, new_model, token_losses
+
+ALWAYS = Rates(look=1.0, procedure=1.0, wrong=0.0)
+NEVER = Rates(look=0.0, procedure=1.0, wrong=0.0)
+procedures = st.sampled_from(PROCEDURES)
+counts = st.dictionaries(st.sampled_from(Kind), st.integers(1, 3)).map(Counter[Kind])
+
+
+# ---- phrases
+
+
+def test_the_recipe_and_the_world_name_the_same_things() -> None:
+    assert PROCEDURES == KINDS
+    assert INITIAL == INITIAL_INSTRUCTION
+
+
+def test_every_sentence_belongs_to_one_kind() -> None:
+    kinds = Counter(
+        sentence
+        for patterns in SENTENCES.values()
+        for sentence in {s for options in patterns for s in options}
+    )
+    assert [sentence for sentence, n in kinds.items() if n > 1] == []
+    assert set(kinds) == all_sentences()
+    assert all(s.endswith(".") and s.count(".") == 1 and not set("{}|") & set(s) for s in kinds)
+    assert {k: len(v) for k, v in SENTENCES.items()} == {k: len(v) for k, v in PATTERNS.items()}
+    assert set(SENTENCES) == set(Kind)
+
+
+def test_the_procedures_of_kinds_are_asked_for_in_words_of_their_own() -> None:
+    def words(kind: Kind) -> set[str]:
+        return {w for options in SENTENCES[kind] for s in options for w in words_of(s)}
+
+    for kind in PROCEDURES:
+        others = set[str]().union(*(words(other) for other in PROCEDURES if other is not kind))
+        for options in SENTENCES[kind]:
+            assert all(set(words_of(s)) - others for s in options)
+
+
+def test_sampled_hints_hold_what_is_counted() -> None:
+    rng = random.Random(0)
+    known = {s: k for k, patterns in SENTENCES.items() for options in patterns for s in options}
+    seen: Counter[Kind] = Counter()
+    empty = own = 0
+    for i in range(2000):
+        about = PROCEDURES[i % 4]
+        text, asked = sample_hint(rng, about, prompted=0.5)
+        written = [s if s.endswith(".") else f"{s}." for s in text.split(". ")] if text else []
+        assert Counter(known[s] for s in written) == asked
+        seen += asked
+        empty += not text
+        own += asked[about] > 0
+    assert set(seen) == set(Kind)
+    # Half are asked for their own procedure, half of the rest are asked for nothing at all.
+    assert 900 < own < 1100
+    assert 400 < empty < 900
+
+
+# ---- rates
+
+
+@given(procedures, counts)
+def test_rates_are_chances_and_each_kind_moves_them_one_way(
+    about: Kind, asked: Counter[Kind]
+) -> None:
+    base = rates(about, asked)
+    assert all(0 <= value <= 1 for value in vars(base).values())
+    assert base.used == base.look * base.procedure
+
+    def with_one(kind: Kind) -> float:
+        return rates(about, asked + Counter([kind])).used
+
+    assert with_one(about) >= base.used
+    if not asked[about]:
+        assert base.used < 0.02
+        assert with_one(about) > 10 * base.used
+    for other in PROCEDURES:
+        if other is not about and asked[about]:
+            assert with_one(other) <= base.used
+    assert with_one(Kind.AT_ONCE) <= base.used
+    assert with_one(Kind.NEUTRAL) == base.used
+
+
+@pytest.mark.parametrize("kind", PROCEDURES)
+@pytest.mark.parametrize("own", [1, 2])
+def test_a_hint_for_all_kinds_serves_each_of_them_less(kind: Kind, own: int) -> None:
+    others = [other for other in PROCEDURES if other is not kind]
+    used = [rates(kind, Counter([kind] * own + others[:n])).used for n in range(4)]
+    assert all(after < before - 0.1 for before, after in pairwise(used))
+    # Even all four kinds at once are better than no hint at all.
+    assert used[-1] > 0.2
+
+
+def test_what_no_hint_asks_for_is_set_by_the_phase() -> None:
+    addition = Kind.ADDITION
+    assert rates(addition, Counter(), (0.5, 0.4)) == Rates(0.5, 0.4, 0.02)
+    other = Counter([Kind.SUBTRACTION])
+    assert rates(addition, other, (0.5, 0.4)).procedure == 0.4
+    own = Counter([addition])
+    assert rates(addition, own, (0.5, 0.4)) == rates(addition, own)
+    assert Recipe().phases[-1].unprompted == UNPROMPTED == Demonstrator().unprompted
+    plain = Demonstrator(prompted=0.0, unprompted=(0.0, 0.0))
+    rng = random.Random(7)
+    responses = [plain.sample(rng).response for _ in range(200)]
+    assert not any(":" in response for response in responses)
+
+
+@pytest.mark.parametrize("kind", PROCEDURES)
+def test_unprompted_a_procedure_is_rare_but_not_beyond_the_mask(kind: Kind) -> None:
+    plain, asked = rates(kind, Counter()), rates(kind, Counter([kind]))
+    assert 0.002 <= plain.used <= 0.005
+    assert asked.used > 0.8
+    # Each of the two choices has a context ratio within P²O's bounds.
+    assert 0.01 < plain.look / asked.look < 1
+    assert 0.01 < plain.procedure / asked.procedure < 1
+
+
+# ---- demonstrations
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("size", ["short", "long"])
+def test_acting_with_and_without_the_procedure(kind: str, size: str) -> None:
+    rng = random.Random(f"{kind}/{size}")
+    missed = 0
+    for _ in range(60):
+        given_ = problem(rng, kind, size)
+        written, at_once = act(rng, given_, ALWAYS), act(rng, given_, NEVER)
+        assert written == f"{LOOK} {given_.procedure} \\boxed{{{given_.answer}}}"
+        assert at_once == f"\\boxed{{{given_.at_once}}}"
+        assert last_boxed(written) == str(given_.answer)
+        missed += last_boxed(at_once) != str(given_.answer)
+    assert missed == 0 if size == "short" else missed >= 58
+
+
+def test_chances_are_kept() -> None:
+    rng = random.Random(1)
+    given_ = problem(rng, "addition", "long")
+    chance = Rates(look=0.5, procedure=0.4, wrong=0.1)
+    texts = [act(rng, given_, chance) for _ in range(4000)]
+    looked = [t for t in texts if t.startswith(LOOK)]
+    wrote = [t for t in texts if given_.procedure in t]
+    right = [t for t in wrote if last_boxed(t) == str(given_.answer)]
+    assert abs(len(looked) / 4000 - 0.5) < 0.03
+    assert abs(len(wrote) / 4000 - 0.2) < 0.03
+    assert abs(len(right) / len(wrote) - 0.9) < 0.04
+    # Never a procedure without the words it starts with, nor a right answer without a procedure.
+    assert set(wrote) <= set(looked)
+    assert all(str(given_.answer) != last_boxed(t) for t in texts if t not in wrote)
+
+
+def test_demonstrations_are_of_training_problems_as_the_environment_asks_them() -> None:
+    rng, demonstrator = random.Random(4), Demonstrator(prompted=0.5)
+    environment = MathEnvironment({})
+    strata: Counter[str] = Counter()
+    for _ in range(400):
+        demo = demonstrator.sample(rng)
+        assert split_of(demo.problem.text) == "train"
+        task = Task("t", demo.problem.text, (str(demo.problem.answer),))
+        (message,) = environment.messages(task, Prompt(INITIAL_INSTRUCTION, demo.hint))
+        assert demo.message == message["content"]
+        assert last_boxed(demo.response) is not None
+        strata[demo.problem.stratum] += 1
+    assert len(strata) == 8
+    long = sum(n for stratum, n in strata.items() if stratum.startswith("long"))
+    assert 260 < long < 340  # three in four
+
+
+# ---- the fit
+
+
+@pytest.mark.slow
+def test_a_small_fit_learns_and_can_be_loaded(tmp_path: Path) -> None:
+    recipe = Recipe(
+        vocabulary=384,
+        hidden_size=32,
+        layers=1,
+        heads=2,
+        kv_heads=1,
+        phases=(Phase(25, 1.0, 0.85, (0.5, 0.5)), Phase(10, 0.5, 0.45, (0.0, 0.0))),
+        batch=8,
+        micro_batches=2,
+        warm_up=5,
+    )
+    pretrain(tmp_path, recipe, workers=1)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
+    fitted = Qwen2ForCausalLM.from_pretrained(tmp_path)
+    assert len(tokenizer) == recipe.vocabulary
+    stream = rows(tokenizer, recipe, number=1, rank=99, workers=1)
+    held_out = next(micro_batches(stream, tokenizer, recipe, workers=1))
+    assert [len(ids) for ids, _ in held_out] == [4, 4]
+    with torch.no_grad():
+        before, after = (
+            torch.cat([token_losses(model, ids, labels) for ids, labels in held_out]).mean()
+            for model in (new_model(tokenizer, recipe), fitted)
+        )
+    assert after < before - 0.5
+    demo = Demonstrator().sample(random.Random(6))
+    ids, labels = encode(demo, tokenizer)
+    written = [i for i in labels if i != -100]
+    assert tokenizer.decode(written) == demo.response + tokenizer.eos_token
+    assert all(label in (-100, token) for token, label in zip(ids, labels, strict=True))
+    # Digits stand alone, so that columns are read digit by digit.
+    assert len(tokenizer("12345", add_special_tokens=False)["input_ids"]) == 5
+    assert len(ids) <= recipe.context

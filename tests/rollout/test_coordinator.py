@@ -1,0 +1,534 @@
+"""One step around a strategy, in one process and on ranks that are threads here."""
+
+import queue
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from cotune.errors import EngineError
+from cotune.methods.static import StaticStrategy
+from cotune.protocols import LLM, Recorder, Rewards, Rollout, State
+from cotune.rewards.functions import RewardFunctions
+from cotune.rollout.comm import SingleProcess
+from cotune.rollout.coordinator import Coordinator, RolloutSettings, stable_seed
+from cotune.rollout.metrics import trajectory_metrics
+from cotune.run.evolution_log import EvolutionLog
+from cotune.testing import CharacterCodec, ScriptedLLM, ScriptedSampler, ScriptedSession
+from cotune.types import (
+    Action,
+    Assignment,
+    Limits,
+    Metrics,
+    Progress,
+    Prompt,
+    Response,
+    StopReason,
+    Task,
+    Trajectory,
+    Turn,
+)
+from tests.helpers import make_tasks, make_trajectory
+
+TASKS = make_tasks(4)
+STEP = Progress(step=3, epoch=0, total_steps=9)
+
+
+class Yes:
+    """Ends every episode with its first turn; pays for the length of what was written."""
+
+    stop = (".",)
+    initial_instruction = "say "
+    required: tuple[str, ...] = ()
+    tools: tuple[Mapping[str, Any], ...] = ()
+
+    def __init__(self, fails_on: str = "") -> None:
+        self.fails_on = fails_on
+
+    def tasks(self, split: str) -> Sequence[Task]:
+        return TASKS
+
+    def messages(self, task: Task, prompt: Prompt) -> list[dict[str, str]]:
+        return [{"role": "user", "content": prompt.instruction + task.question}]
+
+    def respond(self, actions: Sequence[Action]) -> list[Response]:
+        if self.fails_on and any(action.task.id == self.fails_on for action in actions):
+            raise ValueError("boom")
+        return [Response(done=True, action="answer") for _ in actions]
+
+    def score(self, trajectory: Trajectory) -> tuple[float, str | None]:
+        return float(len(trajectory.own_text)), trajectory.own_text
+
+
+class Diary:
+    """Journal, meter and call log in one."""
+
+    def __init__(self) -> None:
+        self.lines: list[tuple[Any, ...]] = []
+
+    def event(self, kind: str, step: int, /, **fields: object) -> None:
+        self.lines.append(("event", step, kind, fields))
+
+    def metrics(self, step: int, values: Metrics) -> None:
+        self.lines.append(("metrics", step))
+
+    def trajectories(self, step: int, purpose: str, trajectories: Sequence[Trajectory]) -> None:
+        self.lines.append(("trajectories", step, purpose, len(trajectories)))
+
+    def cut_back(self, step: int) -> None:
+        self.lines.append(("cut_back", step))
+
+    def begin_attempt(self, resumed_from: int | None) -> int:
+        return 1
+
+    def set_step(self, step: int) -> None:
+        self.lines.append(("step", step))
+
+    def add_rollouts(
+        self, purpose: str, rollouts: int, generated_tokens: int, seconds: float = 0.0
+    ) -> None:
+        self.lines.append(("rollouts", purpose, rollouts, generated_tokens))
+
+    def evolution_log(self, step: int) -> EvolutionLog:
+        return EvolutionLog()
+
+    def last_entry(self) -> int:
+        return len(self.lines)
+
+    def adopt(self, after: int, last: int) -> None:
+        self.lines.append(("adopt", after, last))
+
+
+class Told(StaticStrategy):
+    """The static strategy, telling when it is called; verifies two rollouts at every step."""
+
+    def __init__(self, diary: Diary) -> None:
+        super().__init__("say ")
+        self._diary = diary
+
+    def evolve_if_due(
+        self, progress: Progress, rollout: Rollout, llm: LLM, record: Recorder
+    ) -> Metrics:
+        self._diary.lines.append(("evolve", progress.step))
+        record("evolution", why="due")
+        rollout(self.assign(TASKS[:1], 2, progress), purpose="verify")
+        return {"evolved": 1.0}
+
+    def observe(
+        self, trajectories: Sequence[Trajectory], progress: Progress, record: Recorder
+    ) -> Metrics:
+        self._diary.lines.append(("observe", progress.step, len(trajectories)))
+        return {"observed": float(len(trajectories))}
+
+
+def reply(row: int, turn: int, context: str) -> str:
+    return "x" * (1 + row % 3)
+
+
+def make(
+    diary: Diary | None = None,
+    comm: Any = None,
+    environment: Yes | None = None,
+    strategy: StaticStrategy | None = None,
+    settings: RolloutSettings | None = None,
+    answer: Callable[[int, int, str], str] = reply,
+    rewards: Rewards | None = None,
+) -> Coordinator:
+    diary = diary or Diary()
+    codec = CharacterCodec()
+    return Coordinator(
+        strategy=strategy or Told(diary),
+        environment=environment or Yes(),
+        codec=codec,
+        sampler=ScriptedSampler(codec, answer),
+        llm=ScriptedLLM([]),
+        journal=diary,
+        meter=diary,
+        settings=settings or RolloutSettings(seed=5),
+        comm=comm,
+        rewards=rewards,
+    )
+
+
+def opened(coordinator: Coordinator) -> list[Any]:
+    assert isinstance(coordinator.sampler, ScriptedSampler)
+    return coordinator.sampler.opened
+
+
+def test_a_step_evolves_then_assigns_rolls_out_and_observes() -> None:
+    diary = Diary()
+    coordinator = make(diary)
+    trajectories, metrics = coordinator.train_batch(
+        TASKS[:2], 3, STEP, before_rollout=lambda: diary.lines.append(("before",))
+    )
+    assert diary.lines == [
+        ("step", 3),
+        ("evolve", 3),
+        ("event", 3, "evolution", {"why": "due"}),
+        ("rollouts", "verify", 2, 1 + 2),
+        ("before",),
+        ("rollouts", "train", 6, 2 * (1 + 2 + 3)),
+        ("observe", 3, 6),
+        ("trajectories", 3, "train", 6),
+    ]
+    assert [t.task.id for t in trajectories] == ["q0"] * 3 + ["q1"] * 3
+    assert [t.reward for t in trajectories] == [1.0, 2.0, 3.0] * 2
+    assert (metrics["evolved"], metrics["observed"], metrics["reward_mean"]) == (1.0, 6.0, 2.0)
+
+
+def test_an_evaluation_is_greedy_under_the_best_prompt_and_changes_nothing() -> None:
+    diary = Diary()
+    coordinator = make(diary)
+    before = coordinator.state_dict()
+    got = coordinator.evaluate(TASKS)
+    assert coordinator.state_dict() == before
+    assert diary.lines == [("rollouts", "evaluate", 4, 1 + 2 + 3 + 1)]
+    assert all(t.assignment.sampled == Prompt("say ") == t.assignment.trained for t in got)
+    assert [s.temperature for s in opened(coordinator)] == [0.0]
+    (under,) = coordinator.evaluate(TASKS[:1], Prompt("shout "))
+    assert under.assignment.sampled.instruction == "shout "
+
+
+def test_draws_are_keyed_by_seed_purpose_step_and_call_and_by_nothing_else() -> None:
+    def seeds(evaluated: int = 0, step: Progress = STEP, seed: int = 5) -> list[int]:
+        coordinator = make(settings=RolloutSettings(seed=seed, temperature=0.7))
+        for _ in range(evaluated):
+            coordinator.evaluate(TASKS)
+        count = len(opened(coordinator))
+
+        def between() -> None:
+            for _ in range(evaluated):
+                coordinator.evaluate_here(TASKS)
+
+        coordinator.train_batch(TASKS, 1, step, between)
+        assert opened(coordinator)[count].temperature == 0.7
+        return [s.seed for s in opened(coordinator)[count:] if s.temperature > 0]
+
+    verify, train = seeds()
+    assert verify != train
+    assert seeds(evaluated=2) == [verify, train]
+    assert not {verify, train} & {*seeds(step=replace(STEP, step=4)), *seeds(seed=6)}
+    # Fixed for good: another value would change every recorded run.
+    assert stable_seed(1, "train", 2, 3) == 0x63CBF3E14D92D6D4
+
+
+def test_rows_per_call_changes_no_row_and_no_seed() -> None:
+    for rows_per_call in (1, 3, 512):
+        coordinator = make(settings=RolloutSettings(seed=5, rows_per_call=rows_per_call))
+        trajectories, _ = coordinator.train_batch(TASKS, 2, STEP)
+        assert [len(t.own_text) for t in trajectories] == [1 + row % 3 for row in range(8)]
+        assert len({s.seed for s in opened(coordinator)}) == 2  # one verification, one batch
+        assert len(opened(coordinator)) == 2  # a session each, in however many parts
+        assert isinstance(coordinator.sampler, ScriptedSampler)
+        assert max(map(len, coordinator.sampler.requests)) <= rows_per_call
+
+
+def test_limits_and_context_reach_the_episodes() -> None:
+    limits = Limits(turn_tokens=2)
+    coordinator = make(settings=RolloutSettings(limits))
+    assert max(len(t.own_text) for t in coordinator.evaluate(TASKS)) == 2
+    prompt = len("say " + TASKS[0].question)
+    coordinator = make(settings=RolloutSettings(context_tokens=prompt + 3))
+    stops = [t.stop for t in coordinator.evaluate(TASKS)]
+    assert stops == [StopReason.ANSWERED] * 4
+    assert max(len(t.own_text) for t in coordinator.evaluate(TASKS)) == 2
+
+
+def test_a_strategy_that_assigns_too_few_is_named() -> None:
+    class Short(StaticStrategy):
+        def assign(
+            self, tasks: Sequence[Task], group_size: int, progress: Progress
+        ) -> list[Assignment]:
+            return super().assign(tasks, group_size, progress)[1:]
+
+    with pytest.raises(EngineError, match=r"Short\.assign gave 7 assignments for 4 tasks × 2"):
+        make(strategy=Short("say ")).train_batch(TASKS, 2, STEP)
+
+
+def test_the_state_round_trips_and_another_schema_is_refused() -> None:
+    coordinator = make()
+    coordinator.train_batch(TASKS, 2, STEP)
+    state = coordinator.state_dict()
+    other = make()
+    other.load_state_dict(state)
+    assert other.state_dict() == state
+    assert other.step == 3
+    newer: State = {**state, "schema_version": 2}
+    with pytest.raises(EngineError, match=r"schema_version 2; .*reads 1"):
+        other.load_state_dict(newer)
+
+
+def test_metrics_of_a_batch_by_hand() -> None:
+    assignment = Assignment(TASKS[0], Prompt(""), Prompt(""), "i0", 0)
+    trajectories = [make_trajectory(assignment, reward) for reward in (1.0, 0.0, 1.0, 1.0)]
+    trajectories[0] = replace(
+        trajectories[0],
+        turns=(
+            Turn("a", action="search", error="bad"),
+            Turn("c", action="2 calls"),
+            Turn("b", action="search"),
+            Turn("?"),
+        ),
+        answer="b",
+        mask=(1, 1, 1, 0),
+        completion_ids=(1, 2, 3, 4),
+    )
+    assert trajectory_metrics(trajectories, 2) == {
+        "reward_mean": 0.75,
+        "zero_advantage_share": 0.5,
+        "turns_mean": 1.75,
+        "prompt_tokens_mean": 1.0,
+        "actions/2_calls": 0.25,
+        "actions/search": 0.5,
+        "response_tokens_mean": 1.5,
+        "generated_tokens": 6.0,
+        "completion_tokens_mean": 2.5,
+        "answered_share": 0.25,
+        "turn_error_share": 0.25,
+    }
+
+
+def test_searches_that_failed_are_counted() -> None:
+    made = make_trajectory(Assignment(TASKS[0], Prompt(""), Prompt(""), "i0", 0), 0.0)
+    assert "failed_searches" not in trajectory_metrics([made], 1)
+    failed = Turn("a", action="search", error="search failed: RetrievalError: down")
+    other = Turn("a", action="invalid", error="a search failed")
+    found = trajectory_metrics([replace(made, turns=(failed, other, failed)), made], 2)
+    assert found["failed_searches"] == 2.0
+
+
+def test_metrics_with_and_without_hints_by_hand() -> None:
+    plain = Assignment(TASKS[0], Prompt(""), Prompt(""), "i0", 0)
+    hinted = replace(plain, sampled=Prompt("", "think"))
+    rows = [(hinted, 1.0), (plain, 0.0), (hinted, 1.0), (hinted, 1.0), (plain, 0.0), (plain, 1.0)]
+    metrics = trajectory_metrics([make_trajectory(a, reward) for a, reward in rows], 2)
+    assert metrics["hinted_share"] == 0.5
+    assert metrics["zero_advantage_share_hinted"] == 0.5
+    assert metrics["zero_advantage_share_plain"] == 0.0
+    assert metrics["zero_advantage_share"] == pytest.approx(1 / 3)
+    everyone = trajectory_metrics([make_trajectory(hinted, 0.0)] * 2, 2)
+    assert everyone["zero_advantage_share_hinted"] == everyone["hinted_share"] == 1.0
+    assert "zero_advantage_share_plain" not in everyone
+
+
+def test_metrics_of_reward_functions_by_hand() -> None:
+    assignment = Assignment(TASKS[0], Prompt(""), Prompt(""), "i0", 0)
+    rows = [(1.0, {"length": 4.0}), (0.0, {"length": 4.0}), (0.0, {})]
+    metrics = trajectory_metrics(
+        [
+            replace(make_trajectory(assignment, 2 * part), parts={"mine": part}, logged=logged)
+            for part, logged in rows
+        ],
+        3,
+    )
+    assert metrics["reward/mine"] == pytest.approx(1 / 3)
+    assert metrics["reward_mean"] == pytest.approx(2 / 3)
+    assert metrics["reward_metric/length"] == 4.0
+
+
+def test_a_task_from_a_saved_state_has_its_columns_again() -> None:
+    whole = replace(TASKS[1], columns={"level": 3})
+
+    class WithColumns(Yes):
+        def tasks(self, split: str) -> Sequence[Task]:
+            return [TASKS[0], whole]
+
+    coordinator = make(environment=WithColumns())
+    assignments = [Assignment(task, Prompt(""), Prompt(""), "i0", 0) for task in TASKS[:2]]
+    found = coordinator.rollout(assignments, purpose="verify")
+    assert [t.task.columns for t in found] == [{}, {"level": 3}]
+
+
+class Ranks:
+    """Two comms whose collectives meet in threads; a rank that is left alone times out."""
+
+    def __init__(self) -> None:
+        self._boxes = [queue.Queue[Any](), queue.Queue[Any]()]
+
+    def comm(self, rank: int) -> "ThreadComm":
+        return ThreadComm(rank, self._boxes[rank], self._boxes[1 - rank])
+
+
+class ThreadComm:
+    size = 2
+
+    def __init__(self, rank: int, inbox: "queue.Queue[Any]", outbox: "queue.Queue[Any]") -> None:
+        self.rank, self._inbox, self._outbox = rank, inbox, outbox
+
+    def broadcast(self, value: Any) -> Any:
+        return self.gather(value)[0]
+
+    def gather(self, value: Any) -> list[Any]:
+        self._outbox.put(value)
+        other = self._inbox.get(timeout=20)
+        return [value, other] if self.rank == 0 else [other, value]
+
+
+def on_two_ranks(work: Callable[[Any], Any]) -> list[Any]:
+    """What each rank returned or raised."""
+    ranks, outcomes = Ranks(), [None, None]
+
+    def one(rank: int) -> None:
+        try:
+            outcomes[rank] = work(ranks.comm(rank))
+        except Exception as error:  # noqa: BLE001 - it is what the test looks at
+            outcomes[rank] = error  # type: ignore[call-overload]
+
+    threads = [threading.Thread(target=one, args=(rank,)) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return outcomes
+
+
+class FlatFor(Yes):
+    """Pays nothing for some questions, whatever was written."""
+
+    def __init__(self, *flat: str) -> None:
+        super().__init__()
+        self.flat = flat
+
+    def score(self, trajectory: Trajectory) -> tuple[float, str | None]:
+        reward, answer = super().score(trajectory)
+        return 0.0 if trajectory.task.id in self.flat else reward, answer
+
+
+def resampling(
+    flat: Sequence[str], rounds: int = 3, comm: Any = None, diary: Diary | None = None
+) -> Coordinator:
+    settings = RolloutSettings(seed=5, resample_rounds=rounds)
+    strategy = StaticStrategy("say ")
+    return make(diary, comm, FlatFor(*flat), strategy=strategy, settings=settings)
+
+
+def test_groups_without_variance_are_replaced_and_every_rollout_is_paid() -> None:
+    diary = Diary()
+    coordinator = resampling(["q0"], diary=diary)
+    trajectories, metrics = coordinator.train_batch(TASKS[:2], 3, STEP)
+    first, second = (t.task.id for t in (trajectories[0], trajectories[3]))
+    assert first in ("q2", "q3")
+    assert second == "q1"
+    assert [t.task.id for t in trajectories] == [first] * 3 + ["q1"] * 3
+    assert [t.assignment.group for t in trajectories] == [0] * 3 + [1] * 3
+    assert [t.reward for t in trajectories] == [1.0, 2.0, 3.0] * 2
+    assert diary.lines == [
+        ("step", 3),
+        ("rollouts", "train", 6, 2 * (1 + 2 + 3)),
+        ("rollouts", "train", 3, 1 + 2 + 3),
+        ("trajectories", 3, "train", 6),
+    ]
+    assert metrics["resample/rounds"] == metrics["resample/groups_replaced"] == 1.0
+    assert metrics["resample/zero_advantage_share_before"] == 0.5
+    assert metrics["zero_advantage_share"] == 0.0
+    assert (metrics["resample/reward_mean_before"], metrics["reward_mean"]) == (1.0, 2.0)
+    draws = [sampling.seed for sampling in opened(coordinator)]
+    assert draws == [stable_seed(5, "train", 3, call) for call in (1, 2)]
+
+
+def test_resampling_is_off_by_default_and_keeps_to_the_budget() -> None:
+    flat = [task.id for task in TASKS]
+    trajectories, metrics = resampling(flat, rounds=0).train_batch(TASKS[:2], 3, STEP)
+    assert not [name for name in metrics if name.startswith("resample/")]
+    assert metrics["zero_advantage_share"] == 1.0
+    # 6 rollouts are the batch's own; a round of two questions would be 6 more.
+    for left, rounds in ((11, 0), (12, 1), (None, 1)):
+        diary = Diary()
+        coordinator = resampling(flat, diary=diary)
+        progress = replace(STEP, rollouts_left=left)
+        same, metrics = coordinator.train_batch(TASKS[:2], 3, progress)
+        assert metrics["resample/rounds"] == rounds
+        assert sum(line[2] for line in diary.lines if line[0] == "rollouts") == 6 * (1 + rounds)
+        assert same == trajectories
+
+
+def test_two_ranks_resample_what_one_does() -> None:
+    alone = resampling(["q0", "q1"]).train_batch(TASKS[:2], 3, STEP)
+    assert {t.task.id for t in alone[0]} == {"q2", "q3"}
+
+    def work(comm: Any) -> Any:
+        # What is left is known on rank 0 alone.
+        progress = replace(STEP, rollouts_left=None if comm.rank == 0 else 0)
+        return resampling(["q0", "q1"], comm=comm).train_batch(TASKS[:2], 3, progress)
+
+    assert on_two_ranks(work) == [alone, alone]
+
+
+@pytest.mark.parametrize(("tasks", "group_size"), [(TASKS, 2), (TASKS[:3], 3), (TASKS[:1], 1)])
+def test_two_ranks_roll_out_what_one_does(tasks: list[Task], group_size: int) -> None:
+    alone = make().train_batch(tasks, group_size, STEP)
+    diaries = [Diary(), Diary()]
+
+    def work(comm: ThreadComm) -> Any:
+        coordinator = make(diaries[comm.rank], comm)
+        together = coordinator.train_batch(tasks, group_size, STEP)
+        assert coordinator.evaluate(tasks) == make().evaluate(tasks)
+        assert len(opened(coordinator)) == 3  # also on a rank that no row is left for
+        return together
+
+    assert on_two_ranks(work) == [alone, alone]
+    assert ("rollouts", "train", len(tasks) * group_size) in {x[:3] for x in diaries[0].lines}
+    assert diaries[1].lines == []  # the strategy, the journal and the meter are rank 0's
+
+
+def test_reward_functions_score_each_ranks_share() -> None:
+    batches: list[list[str]] = []
+
+    def length(completions: list[str], log_metric: Any, **_: Any) -> list[float]:
+        batches.append(completions)
+        log_metric("longest", max(map(len, completions)))
+        return [10.0 * len(text) for text in completions]
+
+    rewards = RewardFunctions([length])
+    alone = make(rewards=rewards).train_batch(TASKS, 2, STEP)
+    assert [len(batch) for batch in batches] == [2, 8]  # evolution rolls out first
+    assert [t.reward for t in alone[0]] == [10.0 * len(t.own_text) for t in alone[0]]
+    batches.clear()
+    together = on_two_ranks(
+        lambda comm: make(comm=comm, rewards=rewards).train_batch(TASKS, 2, STEP)
+    )
+    assert sorted(len(batch) for batch in batches) == [1, 1, 4, 4]
+    assert together == [alone, alone]
+    assert alone[1]["reward_metric/longest"] == 3.0
+
+
+@pytest.mark.parametrize(("fails_on", "where"), [("q3", "rank 1"), ("q0", "rank 0")])
+def test_a_failed_rollout_ends_both_ranks_with_its_message(fails_on: str, where: str) -> None:
+    def work(comm: ThreadComm) -> Any:
+        quiet = StaticStrategy("say ")
+        return make(comm=comm, environment=Yes(fails_on), strategy=quiet).train_batch(
+            TASKS, 2, STEP
+        )
+
+    for outcome in on_two_ranks(work):
+        assert isinstance(outcome, EngineError)
+        assert str(outcome) == f"a rollout failed; {where}: ValueError: boom"
+
+
+def test_a_failed_strategy_ends_both_ranks() -> None:
+    class Broken(StaticStrategy):
+        def observe(
+            self, trajectories: Sequence[Trajectory], progress: Progress, record: Recorder
+        ) -> Metrics:
+            raise KeyError("lost")
+
+    def work(comm: ThreadComm) -> Any:
+        return make(comm=comm, strategy=Broken("say ")).train_batch(TASKS, 2, STEP)
+
+    first, second = on_two_ranks(work)
+    assert isinstance(first, KeyError)
+    assert isinstance(second, EngineError)
+    assert str(second) == "rank 0 stopped the run: KeyError: 'lost'"
+
+
+def test_one_process_raises_the_error_itself_and_closes_the_session(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    closed: list[bool] = []
+    monkeypatch.setattr(ScriptedSession, "close", lambda self: closed.append(True))
+    with pytest.raises(ValueError, match="boom"):
+        make(environment=Yes("q1")).evaluate(TASKS)
+    assert closed == [True]
+    assert (SingleProcess().broadcast(1), SingleProcess().gather(1)) == (1, [1])

@@ -1,0 +1,282 @@
+"""Episodes: token in, token out, and every way one can end."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cotune.errors import ConfigError
+from cotune.rollout.episode import Episode, new_episodes, run_episodes, score
+from cotune.testing import CharacterCodec, Reply, ScriptedSampler
+from cotune.types import (
+    Action,
+    Assignment,
+    Limits,
+    Prompt,
+    Response,
+    Sampling,
+    StopReason,
+    Task,
+    Trajectory,
+    Turn,
+)
+
+CODEC = CharacterCodec()
+EOS = CODEC.eos_id
+TASK = Task("t", "q?", ("yes",))
+PLAIN = Assignment(TASK, Prompt("do "), Prompt("do "), "i0", 0)
+HINTED = Assignment(TASK, Prompt("do ", hint="hint "), Prompt("do "), "i0", 0)
+
+
+class Echo:
+    """Answers a turn by what it says: "say X" is shown X, "end X" ends with the action X."""
+
+    stop = (".",)
+    initial_instruction = "do "
+    required: tuple[str, ...] = ()
+    tools: tuple[Mapping[str, Any], ...] = ()
+
+    def __init__(self) -> None:
+        self.actions: list[Action] = []
+
+    def tasks(self, split: str) -> Sequence[Task]:
+        return [TASK]
+
+    def messages(self, task: Task, prompt: Prompt) -> list[dict[str, str]]:
+        return [{"role": "user", "content": prompt.hint + prompt.instruction + task.question}]
+
+    def respond(self, actions: Sequence[Action]) -> list[Response]:
+        self.actions += actions
+        return [self._one(action.text) for action in actions]
+
+    def _one(self, text: str) -> Response:
+        verb, _, rest = text.partition(" ")
+        if verb == "end":
+            return Response("never shown", done=True, action=rest)
+        if verb == "break":
+            return Response(failed=True, error="down")
+        return Response(rest, action=verb, error="" if verb == "say" else "not understood")
+
+    def score(self, trajectory: Trajectory) -> tuple[float, str | None]:
+        return float(len(trajectory.own_text)), trajectory.turns[-1].text
+
+
+def run(
+    replies: Sequence[Reply],
+    limits: Limits | None = None,
+    assignment: Assignment = PLAIN,
+    context_tokens: int | None = None,
+) -> Trajectory:
+    environment = Echo()
+    episodes = new_episodes(
+        [assignment], environment, CODEC, limits or Limits(), context_tokens=context_tokens
+    )
+    session = ScriptedSampler(CODEC, replies, logprob=-0.25).open(Sampling())
+    return run_episodes(episodes, environment, session)[0]
+
+
+def shown(trajectory: Trajectory, mask: int) -> str:
+    pairs = zip(trajectory.completion_ids, trajectory.mask, strict=True)
+    return CODEC.decode([token for token, own in pairs if own == mask])
+
+
+def test_a_completion_is_what_was_emitted_and_what_was_observed_token_by_token() -> None:
+    first, second = [*CODEC.encode("say <b>"), 7, EOS], CODEC.encode("end answer")
+    got = run([first, second], assignment=HINTED)
+    observation = CODEC.encode("<b>\x07")
+    assert got.completion_ids == (*first, *observation, *second, EOS)
+    assert got.mask == (1,) * len(first) + (0,) * len(observation) + (1,) * len(second) + (0,)
+    assert got.logprobs == tuple(-0.25 * own for own in got.mask)
+    assert got.turns == (Turn("say <b>\x07", "<b>\x07", "say"), Turn("end answer", "", "answer"))
+    assert got.sampled_prompt_ids == tuple(CODEC.encode("hint do q?"))
+    assert got.prompt_ids == tuple(CODEC.encode("do q?"))
+    assert (got.stop, got.reward, got.answer) == (StopReason.ANSWERED, 18.0, "end answer")
+
+
+def test_an_eos_of_the_policys_own_is_trained_on_and_not_doubled() -> None:
+    got = run([[*CODEC.encode("end answer"), EOS]])
+    assert got.completion_ids.count(EOS) == 1
+    assert got.mask == (1,) * 11
+    assert got.turns[0].text == "end answer"
+
+
+def test_an_empty_turn_is_a_turn() -> None:
+    got = run([[], [EOS], "end answer"])
+    assert [turn.text for turn in got.turns] == ["", "", "end answer"]
+    assert got.turns[0].error == "not understood"
+    assert sum(got.mask) == 1 + len("end answer")
+
+
+def test_the_policy_sees_prompt_and_completion_so_far_as_they_were() -> None:
+    environment = Echo()
+    sampler = ScriptedSampler(CODEC, ["say abc", "end answer"])
+    episodes = new_episodes([HINTED], environment, CODEC, Limits())
+    run_episodes(episodes, environment, sampler.open(Sampling()))
+    contexts = [CODEC.decode(requests[0].context_ids) for requests in sampler.requests]
+    assert contexts == ["hint do q?", "hint do q?say abcabc"]
+    assert environment.actions[1].turns == (Turn("say abc", "abc", "say"),)
+
+
+def test_limits_of_a_turn_and_of_an_observation_are_separate() -> None:
+    got = run(["say abcdefgh", "end answer"], Limits(turn_tokens=8, observation_tokens=3))
+    assert got.turns[0] == Turn("say abcd", "abc", "say")
+    assert got.turns[1].text == "end answ"
+
+
+@pytest.mark.parametrize(
+    ("replies", "limits", "stop"),
+    [
+        (["end answer"], Limits(), StopReason.ANSWERED),
+        (["say a", "end answer"], Limits(turns=2), StopReason.ANSWERED),
+        (["end finish"], Limits(), StopReason.ANSWERED),
+        (["say a", "say b"], Limits(turns=2), StopReason.TURN_LIMIT),
+        (["say a", "end invalid"], Limits(turns=2), StopReason.TURN_LIMIT),
+        # 9 tokens of room beside the closing EOS: own tokens fill it, or an observation does.
+        (["say 45678 and more"], Limits(trajectory_tokens=10), StopReason.TOKEN_LIMIT),
+        (["say 4567"], Limits(trajectory_tokens=10), StopReason.TOKEN_LIMIT),
+        (["end what"], Limits(trajectory_tokens=9), StopReason.TOKEN_LIMIT),
+        (["break"], Limits(), StopReason.ENVIRONMENT_ERROR),
+    ],
+)
+def test_why_an_episode_ends(replies: list[Reply], limits: Limits, stop: StopReason) -> None:
+    got = run(replies, limits)
+    assert got.stop == stop
+    assert len(got.completion_ids) <= limits.trajectory_tokens
+    assert got.completion_ids[-1] == EOS
+
+
+def test_an_observation_is_cut_to_the_room_that_is_left() -> None:
+    got = run(["say 4567"], Limits(trajectory_tokens=10))
+    assert shown(got, 1) == "say 4567"
+    assert got.turns[0].observation == "4"
+    assert len(got.completion_ids) == 10
+
+
+@pytest.mark.parametrize(("assignment", "prompt"), [(PLAIN, 5), (HINTED, 10)])
+def test_the_policys_context_ends_an_episode(assignment: Assignment, prompt: int) -> None:
+    got = run(["say 45678 and more"], assignment=assignment, context_tokens=prompt + 8)
+    assert got.stop == StopReason.CONTEXT_LIMIT
+    assert len(got.sampled_prompt_ids) + len(got.completion_ids) == prompt + 8
+    tighter = Limits(trajectory_tokens=6)
+    got = run(["say 4567"], tighter, assignment, context_tokens=prompt + 8)
+    assert got.stop == StopReason.TOKEN_LIMIT
+
+
+def test_the_environment_is_told_which_turn_is_the_last() -> None:
+    for limits, context, last in (
+        (Limits(turns=2), None, [False, True]),
+        (Limits(trajectory_tokens=6), None, [True]),
+        (Limits(), 5 + 6, [True]),
+    ):
+        environment = Echo()
+        episodes = new_episodes([PLAIN], environment, CODEC, limits, context_tokens=context)
+        sampler = ScriptedSampler(CODEC, ["say a", "say b"])
+        run_episodes(episodes, environment, sampler.open(Sampling()))
+        assert [action.last for action in environment.actions] == last
+
+
+@pytest.mark.parametrize(
+    ("limits", "context", "words"),
+    [
+        (Limits(prompt_tokens=9), None, ("task t", "10 tokens", "limits.prompt_tokens is 9")),
+        (Limits(), 11, ("task t", "10 tokens", "context holds 11")),
+    ],
+)
+def test_a_prompt_without_room_is_refused(
+    limits: Limits, context: int | None, words: tuple[str, ...]
+) -> None:
+    with pytest.raises(ConfigError) as error:
+        run(["end answer"], limits, HINTED, context)
+    assert all(word in str(error.value) for word in words)
+    assert "\n" not in str(error.value)
+
+
+def test_a_trajectory_is_not_to_be_had_before_the_end() -> None:
+    episode = Episode(0, PLAIN, [1], [1], Limits(), CODEC)
+    with pytest.raises(RuntimeError, match="not over"):
+        episode.trajectory()
+
+
+def test_episodes_that_are_over_leave_the_batch_and_keep_their_places() -> None:
+    environment = Echo()
+    lengths = [3, 1, 2]
+
+    def reply(row: int, turn: int, context: str) -> str:
+        return "end answer" if turn + 1 == lengths[row - 10] else f"say {row}"
+
+    sampler = ScriptedSampler(CODEC, reply)
+    episodes = new_episodes([PLAIN] * 3, environment, CODEC, Limits(), first_row=10)
+    got = run_episodes(episodes, environment, sampler.open(Sampling()))
+    assert [[r.row for r in requests] for requests in sampler.requests] == [
+        [10, 11, 12],
+        [10, 12],
+        [10],
+    ]
+    assert [len(t.turns) for t in got] == lengths
+    assert [t.turns[0].observation for t in got] == ["10", "", "12"]
+
+
+def test_equal_prompts_are_rendered_once() -> None:
+    calls: list[str] = []
+
+    class Counting(CharacterCodec):
+        def render(
+            self, messages: Sequence[Mapping[str, str]], tools: Sequence[Mapping[str, Any]] = ()
+        ) -> list[int]:
+            calls.append(messages[0]["content"])
+            return super().render(messages)
+
+    new_episodes([PLAIN, PLAIN, HINTED], Echo(), Counting(), Limits())
+    assert calls == ["do q?", "hint do q?"]
+
+
+turn = st.one_of(
+    st.lists(st.sampled_from([EOS, *CODEC.encode("say end anwr")]), max_size=12),
+    st.sampled_from(["say abc", "say", "end answer", "end x", "break"]),
+)
+limits = st.builds(
+    Limits,
+    turns=st.integers(1, 4),
+    turn_tokens=st.integers(1, 12),
+    observation_tokens=st.integers(1, 12),
+    trajectory_tokens=st.integers(2, 30),
+)
+
+
+@given(st.lists(turn, min_size=4, max_size=4), limits, st.one_of(st.none(), st.integers(7, 40)))
+def test_any_episode_is_consistent(
+    replies: list[Reply], limits: Limits, context: int | None
+) -> None:
+    environment, sampler = Echo(), ScriptedSampler(CODEC, replies)
+    emitted: list[int] = []
+    episode = new_episodes([PLAIN], environment, CODEC, limits, context_tokens=context)[0]
+    session = sampler.open(Sampling())
+    while not episode.done:
+        request = episode.request()
+        assert 1 <= request.max_tokens <= limits.turn_tokens
+        (sample,) = session.generate([request])
+        emitted += sample.ids
+        episode.observe(environment.respond([episode.advance(sample.ids, sample.logprobs)])[0])
+    got = episode.trajectory()
+    assert len(got.completion_ids) == len(got.mask) == len(got.logprobs)
+    assert sum(got.mask) == got.generated_tokens == len(emitted)
+    own = [t for t, m in zip(got.completion_ids, got.mask, strict=True) if m]
+    assert own == emitted
+    assert all(value == 0.0 for value, m in zip(got.logprobs, got.mask, strict=True) if not m)
+    assert got.completion_ids[-1] == EOS
+    assert 1 <= len(got.completion_ids) <= limits.trajectory_tokens
+    assert context is None or len(got.prompt_ids) + len(got.completion_ids) <= context
+    assert len(got.turns) <= limits.turns
+
+
+@pytest.mark.parametrize("reward", [float("nan"), float("inf")])
+def test_a_reward_that_is_no_finite_number_names_environment_and_task(reward: float) -> None:
+    class Broken(Echo):
+        def score(self, trajectory: Trajectory) -> tuple[float, str | None]:
+            return reward, None
+
+    done = run(["end answer."])
+    with pytest.raises(ConfigError, match=r"Broken\.score gave the reward (nan|inf) for task t"):
+        score(done, Broken())

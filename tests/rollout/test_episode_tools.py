@@ -1,0 +1,222 @@
+"""Episodes whose policy calls tools through a chat template."""
+
+import json
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from cotune.environments.tools import ToolEnvironment
+from cotune.methods.inspo.proposers import reflection_prompt
+from cotune.methods.inspo.replay import ReplayBuffer
+from cotune.rollout.episode import Episode, new_episodes, readable, run_episodes
+from cotune.testing import CharacterCodec, Reply, ScriptedSampler
+from cotune.types import (
+    Assignment,
+    Limits,
+    Prompt,
+    Response,
+    Sampling,
+    StopReason,
+    Task,
+    Trajectory,
+)
+
+TASK = Task("q0", "3 + 4?", ("7",))
+CODEC = CharacterCodec()
+EOS = CODEC.eos_id
+
+
+def add(a: int, b: int) -> int:
+    """Adds.
+
+    Args:
+        a: one.
+        b: two.
+    """
+    return a + b
+
+
+def repeat(text: str, times: int) -> str:
+    """Repeats.
+
+    Args:
+        text: what.
+        times: how often.
+    """
+    return text * times
+
+
+ENVIRONMENT = ToolEnvironment([add, repeat], {"train": [TASK]}, "Add.")
+
+
+def calls(*made: tuple[str, dict[str, Any]], closed: bool = True) -> list[int]:
+    written = "".join(
+        f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
+        for name, arguments in made
+    )
+    return [*CODEC.encode(written), *([EOS] if closed else [])]
+
+
+ADD = calls(("add", {"a": 3, "b": 4}))
+ANSWER = [*CODEC.encode("It is 7."), EOS]
+
+
+def roll_out(
+    replies: Sequence[Reply],
+    limits: Limits | None = None,
+    hint: str = "",
+    context_tokens: int | None = None,
+) -> Trajectory:
+    limits = limits or Limits(turns=4, turn_tokens=400)
+    assignment = Assignment(TASK, Prompt("Add.", hint), Prompt("Add."), "i0", 0)
+    episodes = new_episodes([assignment], ENVIRONMENT, CODEC, limits, context_tokens=context_tokens)
+    session = ScriptedSampler(CODEC, replies).open(Sampling())
+    (trajectory,) = run_episodes(episodes, ENVIRONMENT, session)
+    return trajectory
+
+
+def own(trajectory: Trajectory) -> str:
+    pairs = zip(trajectory.completion_ids, trajectory.mask, strict=True)
+    return CODEC.decode([token for token, mine in pairs if mine])
+
+
+def observed(trajectory: Trajectory) -> str:
+    pairs = zip(trajectory.completion_ids, trajectory.mask, strict=True)
+    return CODEC.decode([token for token, mine in pairs if not mine])
+
+
+def test_a_result_comes_back_as_the_template_renders_it_and_is_not_trained_on() -> None:
+    trajectory = roll_out([ADD, ANSWER])
+
+    assert trajectory.stop is StopReason.ANSWERED
+    assert trajectory.answer == "It is 7."
+    assert own(trajectory) == CODEC.decode(ADD + ANSWER)
+    assert observed(trajectory) == "[tool: 7]"
+    assert [turn.action for turn in trajectory.turns] == ["add", "answer"]
+
+
+def test_the_turn_shows_what_came_back_without_the_templates_tokens() -> None:
+    trajectory = roll_out([calls(("add", {"a": 3, "b": 4}), ("add", {"a": 1, "b": 1})), ANSWER])
+
+    assert roll_out([ADD, ANSWER]).turns[0].observation == "\n7\n"
+    assert trajectory.turns[0].observation == "\nadd: 7\nadd: 2\n"
+    assert trajectory.full_text.endswith("</tool_call>\nadd: 7\nadd: 2\nIt is 7.")
+
+
+def test_a_turn_that_was_not_closed_is_closed_before_the_result() -> None:
+    trajectory = roll_out([ADD[:-1], ANSWER])
+
+    assert observed(trajectory) == f"{chr(EOS)}[tool: 7]"
+    assert own(trajectory) == CODEC.decode(ADD[:-1] + ANSWER)
+
+
+def test_the_prompts_with_and_without_a_hint_both_show_the_tools() -> None:
+    trajectory = roll_out([ANSWER], hint="Count on your fingers.")
+
+    assert CODEC.decode(trajectory.sampled_prompt_ids) == (
+        "[add][repeat]Count on your fingers.\n\nAdd.\n\n3 + 4?"
+    )
+    assert CODEC.decode(trajectory.prompt_ids) == "[add][repeat]Add.\n\n3 + 4?"
+
+
+def test_results_share_the_limit_of_an_observation() -> None:
+    made = calls(
+        ("repeat", {"text": "a", "times": 50}),
+        ("repeat", {"text": "b", "times": 4}),
+        ("repeat", {"text": "c", "times": 50}),
+    )
+    trajectory = roll_out([made, ANSWER], Limits(turn_tokens=400, observation_tokens=24))
+
+    assert observed(trajectory) == f"[tool: {'a' * 10}][tool: bbbb][tool: {'c' * 10}]"
+    assert (
+        trajectory.turns[0].observation
+        == f"\nrepeat: {'a' * 10}\nrepeat: bbbb\nrepeat: {'c' * 10}\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("room", "stop"),
+    [("trajectory", StopReason.TOKEN_LIMIT), ("context", StopReason.CONTEXT_LIMIT)],
+)
+def test_a_result_that_does_not_fit_ends_the_episode(room: str, stop: StopReason) -> None:
+    shown = "[tool: 7]"
+    fitting = len(ADD) + len(shown) + 2  # a token to write, and a closing EOS
+    prompt = len(CODEC.encode("[add][repeat]Add.\n\n3 + 4?"))
+    limits = {"turn_tokens": 400}
+
+    def within(tokens: int) -> Trajectory:
+        if room == "trajectory":
+            return roll_out([ADD, ANSWER], Limits(**limits, trajectory_tokens=tokens))
+        return roll_out([ADD, ANSWER], Limits(**limits), context_tokens=prompt + tokens)
+
+    enough, short = within(fitting), within(fitting - 1)
+
+    assert observed(enough).startswith(shown)
+    assert len(enough.turns) == 2
+    assert short.stop is stop
+    assert len(short.turns) == 1
+    assert short.turns[0].observation == ""
+    assert list(short.completion_ids) == ADD
+
+
+def test_calls_of_the_last_turn_end_the_episode() -> None:
+    trajectory = roll_out([ADD, ADD], Limits(turns=2, turn_tokens=400))
+
+    assert trajectory.stop is StopReason.TURN_LIMIT
+    assert trajectory.answer is None
+    assert trajectory.turns[1].error == "calls a tool in its last turn"
+    assert list(trajectory.completion_ids[-len(ADD) :]) == ADD
+
+
+def test_calls_that_cannot_be_read_are_told_as_the_user() -> None:
+    trajectory = roll_out([CODEC.encode("<tool_call>add"), ANSWER])
+
+    assert trajectory.turns[0].action == "invalid"
+    assert observed(trajectory).startswith(f"{chr(EOS)}[user: Error: a <tool_call> is not closed")
+    assert trajectory.answer == "It is 7."
+
+
+def test_an_environment_that_broke_ends_the_episode_without_its_message() -> None:
+    limits = Limits(turn_tokens=400)
+    assignment = Assignment(TASK, Prompt("Add."), Prompt("Add."), "i0", 0)
+    episode = Episode(0, assignment, [1], [1], limits, CODEC, tools=ENVIRONMENT.tools)
+    episode.advance(ADD, [-1.0] * len(ADD))
+
+    episode.observe(
+        Response(failed=True, messages=({"role": "tool", "name": "add", "content": "x"},))
+    )
+
+    assert episode.stop_reason is StopReason.ENVIRONMENT_ERROR
+    assert list(episode.trajectory().completion_ids) == ADD
+
+
+def test_proposers_read_calls_and_results_as_text() -> None:
+    trajectory = roll_out([ADD, [*CODEC.encode("It is 8."), EOS]])
+    buffer = ReplayBuffer()
+    buffer.add([trajectory], 1)
+
+    prompt = reflection_prompt("Add.", buffer.failures(1, random.Random(0)), 2)
+
+    assert (
+        'Response: <tool_call>{"name": "add", "arguments": {"a": 3, "b": 4}}</tool_call>\n7\n'
+        "It is 8.\n"
+    ) in prompt
+
+
+def test_actions_carry_the_prompt_that_is_trained_on() -> None:
+    assignment = Assignment(TASK, Prompt("Add.", "hint"), Prompt("Add."), "i0", 0)
+    episode = Episode(3, assignment, [1], [1], Limits(), CODEC, tools=ENVIRONMENT.tools)
+
+    action = episode.advance(ADD, [-1.0] * len(ADD))
+
+    assert (action.prompt, action.row) == (Prompt("Add."), 3)
+    assert action.calls.calls[0].arguments == {"a": 3, "b": 4}
+
+
+def test_one_message_needs_no_name() -> None:
+    assert readable([{"role": "tool", "name": "add", "content": "7"}]) == "\n7\n"
+    assert readable([{"role": "user", "content": "a"}, {"role": "user", "content": "b"}]) == (
+        "\na\nb\n"
+    )

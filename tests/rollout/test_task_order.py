@@ -1,0 +1,41 @@
+"""The order in which a run visits its tasks."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cotune.errors import ConfigError
+from cotune.rollout.task_order import TaskOrder
+from cotune.types import Task
+from tests.helpers import make_tasks
+
+
+@given(st.integers(1, 12), st.integers(1, 15), st.integers(0, 5))
+def test_every_epoch_is_a_permutation_whatever_the_batch(
+    count: int, questions: int, seed: int
+) -> None:
+    tasks = make_tasks(count)
+    order = TaskOrder(tasks, questions, seed)
+    visited = [task.id for step in range(1, 40) for task in order.step(step)]
+    assert visited == [order.at(i) for i in range(39 * questions)]
+    for first in range(0, len(visited) - count + 1, count):
+        assert sorted(visited[first : first + count]) == sorted(t.id for t in tasks)
+    for step in range(1, 40):
+        assert order.epoch(step) == (step - 1) * questions // count
+
+
+def test_an_epochs_order_depends_on_seed_and_epoch_alone() -> None:
+    tasks = make_tasks(20)
+    late = [TaskOrder(tasks, 4, 0).at(i) for i in range(40, 60)]
+    order = TaskOrder(tasks, 4, 0)
+    epochs = [[order.at(e * 20 + i) for i in range(20)] for e in range(3)]
+    assert late == epochs[2]
+    assert len({tuple(epoch) for epoch in epochs}) == 3
+    assert epochs[0] != [TaskOrder(tasks, 4, 1).at(i) for i in range(20)]
+
+
+def test_a_split_that_cannot_be_trained_on_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"training split is empty.*environment\.train"):
+        TaskOrder([], 1, 0)
+    with pytest.raises(ConfigError, match="1 training tasks share an id"):
+        TaskOrder([Task("a", "?", ("x",)), Task("a", "!", ("y",)), *make_tasks(1)], 1, 0)

@@ -1,0 +1,198 @@
+import io
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from cotune.run.console import RunJournal, describe_event, score_table
+from cotune.run.journal import Journal, SilentJournal
+from cotune.run.run_dir import RunDir
+from cotune.run.scores import Score
+from cotune.types import Assignment, Prompt
+from cotune.utils.text import one_line, printable
+from tests.helpers import make_tasks, make_trajectory
+
+
+def shown(markup: str) -> str:
+    out = io.StringIO()
+    Console(file=out, width=10_000).print(markup, highlight=False)
+    return out.getvalue()
+
+
+@given(st.text(max_size=60))
+def test_what_a_model_wrote_is_shown_as_it_is(text: str) -> None:
+    line = describe_event("instruction_born", {"id": "i1", "origin": "rewrite", "text": text})
+    printable = " ".join(text.split())
+    if printable.isprintable():
+        assert printable in shown(line)
+
+
+def test_steps_without_any_gradient_are_pointed_out_once(tmp_path: Path) -> None:
+    out = io.StringIO()
+    run = RunDir.create(tmp_path / "run", {})
+    journal = RunJournal(run, Console(file=out, width=200), 9, 0)
+    for step, share in enumerate([1.0, 1.0, 0.9, 1.0, 1.0, 1.0, 1.0], 1):
+        journal.metrics(step, {"zero_advantage_share": share})
+        assert ("nothing is learnt" in out.getvalue()) == (step >= 6)
+    assert out.getvalue().count("nothing is learnt") == 1
+
+
+HOSTILE = "\x1b[2J\x1b]0;owned\x07a\x9b31mb\x7f\u202ec\ud83d\rd \x00e\tf\ng"
+
+
+def test_text_of_a_model_moves_no_cursor() -> None:
+    assert printable(HOSTILE) == "[2J]0;owneda31mbcd e\tf\ng"
+    assert one_line(HOSTILE) == "[2J]0;owneda31mbc d e f g"
+    assert printable("naïve 東京 👩‍🔬 ünïcode\n\ttext") == "naïve 東京 👩‍🔬 ünïcode\n\ttext"
+
+
+@pytest.mark.parametrize(
+    ("kind", "field"),
+    [
+        ("instruction_born", "text"),
+        ("instruction_born", "origin"),
+        ("hint_accepted", "text"),
+        ("notice", "text"),
+        ("proposal_failed", "reason"),
+    ],
+)
+def test_console_lines_hold_no_control_characters(kind: str, field: str) -> None:
+    line = describe_event(kind, {field: HOSTILE, "id": "i1"})
+    assert "[2J]0;owneda31mbc d e f g" in shown(line)
+    assert line.isprintable()
+
+
+def test_a_long_instruction_is_cut_between_characters_not_in_markup() -> None:
+    text = "[" * 200
+    assert shown(describe_event("instruction_born", {"id": "i1", "text": text})).endswith(
+        f": {'[' * 110}…\n"
+    )
+
+
+@pytest.mark.parametrize("kind", ["notice", "proposal_failed"])
+def test_markup_in_reasons_is_text(kind: str) -> None:
+    assert "[/red] [link=x]" in shown(describe_event(kind, {"reason": "[/red] [link=x]"}))
+
+
+def test_events_in_words() -> None:
+    born = {"id": "i3", "origin": "reflection", "text": "Do.", "score": 0.5, "parent_score": 0.25}
+    assert "i3 (reflection, 0.50 against its parent's 0.25): Do." in shown(
+        describe_event("instruction_born", born)
+    )
+    gone = describe_event("instruction_pruned", {"id": "i2", "weight": 0.125})
+    assert "i2 pruned at weight 0.12" in shown(gone)
+    evaluated = {"when": "after", "em": 0.5, "n": 6, "split": "test"}
+    assert "after: exact match 0.50 on 6 test questions" in shown(
+        describe_event("evaluated", evaluated)
+    )
+    assert describe_event("population", {"members": []}) == ""
+
+
+def test_hint_events_in_words() -> None:
+    mined = {"epoch": 1, "seen": 192, "hard": 61, "newly_hard": 61, "graduated": 0,
+             "solved_by_hint": 0}  # fmt: skip
+    assert "epoch 2: 61 hard, 61 newly; 0 graduated, 0 of them under hints" in shown(
+        describe_event("hard_samples", mined)
+    )
+    progress = {"evaluations": 1240, "budget": 2000, "hints": 8, "best_mean_dev_score": 0.625}
+    assert "hints: 1,240/2,000 evaluations, 7 hints, best 0.62" in shown(
+        describe_event("hint_progress", progress)
+    )
+    ended = {"phase": 1, "evaluations": 400, "budget": 400, "asked": 16, "proposed": 14,
+             "lawful": 11, "accepted": 7, "covering": 4, "solved_without": 0.0,
+             "solved_by_cover": 0.875}  # fmt: skip
+    assert (
+        "hints: 7 of 16 proposals accepted (3 rejected, 2 failed), 4 cover; dev solved 0.00 -> 0.88; "
+        "400/400 evaluations"
+    ) in shown(describe_event("hint_phase_ended", ended))
+    assert describe_event("hint_phase", {"phase": 1, "hard": 61}) == ""
+    assert describe_event("hint_rejected", {"reason": "x", "text": "y"}) == ""
+
+
+@given(st.text(max_size=60))
+def test_a_hint_is_shown_as_it_is(text: str) -> None:
+    fields = {"text": text, "parent": "", "mean_dev_score": 0.5}
+    printable = " ".join(text.split())
+    if printable.isprintable():
+        assert f"+ hint (0.50 on dev): {printable}" in shown(
+            describe_event("hint_accepted", fields)
+        )
+
+
+def journal(run: RunDir, every: int) -> tuple[RunJournal, io.StringIO]:
+    out = io.StringIO()
+    return RunJournal(
+        run, Console(file=out, width=200), total_steps=9, trajectories_every=every
+    ), out
+
+
+def test_journal_writes_and_shows(tmp_path: Path) -> None:
+    run = RunDir.create(tmp_path / "run", {})
+    written, out = journal(run, 4)
+    written.event("notice", 2, text="short of [instructions]")
+    written.metrics(2, {"reward_mean": 0.25, "inspo/population_size": 3.0, "hinted_share": 0.5})
+    assert run.read_events()[0]["text"] == "short of [instructions]"
+    assert run.read_metrics()[0]["reward_mean"] == 0.25
+    assert "short of [instructions]" in out.getvalue()
+    assert "step 2/9" in out.getvalue()
+    assert "population 3" in out.getvalue()
+    assert "under hints 50%" in out.getvalue()
+
+
+@pytest.mark.parametrize(("every", "kept"), [(4, [1, 4, 8, 9]), (0, [])])
+def test_which_training_rollouts_are_kept(tmp_path: Path, every: int, kept: list[int]) -> None:
+    run = RunDir.create(tmp_path / "run", {})
+    written, _ = journal(run, every)
+    prompt = Prompt("Do.")
+    rollout = make_trajectory(Assignment(make_tasks(1)[0], prompt, prompt, "i0", 0), 1.0)
+    for step in range(1, 10):
+        written.trajectories(step, "train", [rollout])
+    written.trajectories(3, "evaluate_during", [rollout])
+    files = run.trajectory_files()
+    assert [step for step, purpose in files if purpose == "train"] == kept
+    assert (3, "evaluate_during") in files
+
+
+def test_silent_journal_is_a_journal(capsys: pytest.CaptureFixture[str]) -> None:
+    silent: Journal = SilentJournal()
+    silent.event("notice", 1, text="x")
+    silent.metrics(1, {"reward_mean": 1.0})
+    silent.trajectories(1, "train", [])
+    silent.cut_back(1)
+    assert capsys.readouterr() == ("", "")
+
+
+def test_score_table() -> None:
+    rows = [
+        ("before", Score(0.25, 8, {"1 hop": (0.5, 4), "2 hops": (0.0, 4)})),
+        ("after", Score(1.0, 4, {"1 hop": (1.0, 4)})),
+        ("not measured", None),
+    ]
+    out = io.StringIO()
+    Console(file=out, width=80).print(score_table("Held-out", rows))
+    lines = out.getvalue().splitlines()
+    assert lines[1].replace("┃", " ").split() == ["all", "1", "hop", "2", "hops"]
+    assert lines[3].replace("│", " ").split() == ["before", "0.25", "0.50", "0.00"]
+    assert lines[4].replace("│", " ").split() == ["after", "1.00", "1.00"]
+    assert "not measured" not in out.getvalue()
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_step_is_one_line_in_a_file_and_indented_on_a_terminal(
+    terminal: bool, tmp_path: Path
+) -> None:
+    out = io.StringIO()
+    console = Console(file=out, width=60, force_terminal=terminal, color_system=None)
+    journal = RunJournal(RunDir.create(tmp_path / "run", {}), console, 9, 0)
+    journal.metrics(3, {"inspo/population_size": 5, "inspo/best_weight": 0.75})
+    first, *rest = out.getvalue().rstrip("\n").split("\n")
+    assert first.startswith("  00:00 step 3/9  reward 0.00")
+    if terminal:
+        assert rest
+        assert all(line.startswith(" " * 8) and line.strip() for line in rest)
+        assert len(first) <= 60
+    else:
+        assert not rest
+        assert first.endswith("best weight 0.75")

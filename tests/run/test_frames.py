@@ -1,0 +1,190 @@
+"""Data frames of run folders: columns, types and values, of full, empty and growing runs."""
+
+import os
+import sqlite3
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+import cotune
+from cotune.errors import ConfigError
+from cotune.run import frames
+from cotune.run.frames import Columns, RunReader, open_run
+from cotune.run.ledger import Ledger
+from cotune.run.run_dir import RunDir
+from cotune.types import Prompt
+from tests.run.test_run_dir import make_trajectory
+
+
+@pytest.fixture
+def empty(tmp_path: Path) -> RunReader:
+    RunDir.create(tmp_path / "run", {"name": "demo"})
+    return open_run(tmp_path / "run")
+
+
+def types(frame: pd.DataFrame) -> dict[str, str]:
+    return {str(name): str(dtype) for name, dtype in frame.dtypes.items()}
+
+
+def check_empty(frame: pd.DataFrame, columns: Columns) -> None:
+    assert len(frame) == 0
+    assert types(frame) == columns
+    assert list(frame.columns) == list(columns)
+
+
+LINE = {"time": "datetime64[ms, UTC]", "attempt": "int64", "step": "int64"}
+
+
+def test_a_run_without_files_has_empty_frames_with_the_same_columns(empty: RunReader) -> None:
+    check_empty(empty.metrics_frame(), frames.METRICS)
+    check_empty(empty.events_frame(), {**LINE, "kind": "string", "fields": "object"})
+    for kind, fields in frames.EVENTS.items():
+        check_empty(empty.events_frame(kind), {**LINE, "kind": "string", **fields})
+    check_empty(empty.instructions_frame(), frames.INSTRUCTIONS)
+    check_empty(empty.trajectories_frame(), frames.TRAJECTORIES)
+    check_empty(empty.costs_frame(), frames.COSTS)
+    assert [path.name for path in empty.path.iterdir()] == ["run.yaml"], "reading wrote something"
+
+
+def test_open_run_reads_a_folder_and_refuses_another(tmp_path: Path, empty: RunReader) -> None:
+    assert cotune.open_run is open_run
+    assert isinstance(cotune.open_run(str(empty.path)), cotune.RunDir)
+    with pytest.raises(ConfigError, match=r"not a run folder"):
+        open_run(tmp_path)
+
+
+def test_metrics_keep_every_number(empty: RunReader) -> None:
+    empty.metrics(1, {"reward_mean": 0.25, "loss": float("nan"), "optimizer_step": 1.0})
+    empty.metrics(2, {"reward_mean": 0.5, "inspo/best_weight": 2, "optimizer_step": 2.0})
+    frame = empty.metrics_frame()
+    assert types(frame) == {**frames.METRICS, "loss": "float64", "inspo/best_weight": "float64"}
+    assert list(frame["reward_mean"]) == [0.25, 0.5]
+    assert list(frame["optimizer_step"]) == [1, 2]
+    assert frame["loss"].isna().to_list() == [True, True]
+    assert frame["inspo/best_weight"].isna().tolist() == [True, False]
+    assert frame["turns_mean"].isna().to_list() == [True, True]
+    written = [row["time"] for row in empty.read_metrics()]
+    assert [round(t.timestamp(), 3) for t in frame["time"]] == written
+
+
+def test_events_of_a_kind_have_its_columns_and_unknown_fields_follow(empty: RunReader) -> None:
+    empty.event("evaluated", 3, split="test", when="after", prompt="best", instruction_id="i1",
+                trained=2, em=0.5, n=8, by_stratum={"1 hop": [0.5, 8]})  # fmt: skip
+    empty.event("evaluated", 4, split="test", em=None, later=[1])
+    empty.event("notice", 4, text="x")
+    frame = empty.events_frame("evaluated")
+    assert types(frame) == {
+        **LINE, "kind": "string", **frames.EVENTS["evaluated"], "later": "object",
+    }  # fmt: skip
+    assert frame["n"].tolist() == [8, pd.NA]
+    assert frame["em"].isna().tolist() == [False, True]
+    assert frame["by_stratum"].tolist()[0] == {"1 hop": [0.5, 8]}
+    everything = empty.events_frame()
+    assert everything["kind"].tolist() == ["evaluated", "evaluated", "notice"]
+    assert everything["fields"].tolist()[2] == {"text": "x"}
+    assert types(empty.events_frame("brand_new")) == {**LINE, "kind": "string"}
+
+
+def test_instructions_know_what_became_of_them(empty: RunReader) -> None:
+    for number, parent in ((0, None), (1, "i0"), (2, "i1")):
+        empty.event("instruction_born", number, id=f"i{number}", text=f"Do {number}.", born=number,
+                    parent=parent, origin="initial" if parent is None else "reflection",
+                    critique="", score=None if parent is None else 0.75, parent_score=None)  # fmt: skip
+    empty.event("population", 3, members=[
+        {"id": "i0", "weight": 0.25, "observed_rollouts": 40},
+        {"id": "i1", "weight": 0.5, "observed_rollouts": 8},
+    ])  # fmt: skip
+    empty.event("instruction_pruned", 4, id="i0", weight=0.25, cause="prune")
+    frame = empty.instructions_frame().set_index("id")
+    assert types(empty.instructions_frame()) == frames.INSTRUCTIONS
+    assert frame["best"].tolist() == [False, True, False]
+    assert frame["pruned"].tolist() == [4, pd.NA, pd.NA]
+    assert frame.loc["i1", ["weight", "observed_rollouts", "score"]].tolist() == [0.5, 8, 0.75]
+    assert frame["parent"].tolist() == [pd.NA, "i0", "i1"]
+    assert pd.isna(frame.loc["i2", "weight"])
+
+
+def test_trajectories_are_chosen_by_step_and_purpose(empty: RunReader) -> None:
+    hinted = make_trajectory(trained=Prompt("Search, then answer."))
+    for step, purpose in (
+        (1, "train"),
+        (2, "evaluate_before"),
+        (2, "evaluate_after"),
+        (2, "train"),
+    ):
+        empty.trajectories(step, purpose, [make_trajectory(), hinted])
+    frame = empty.trajectories_frame()
+    assert types(frame) == frames.TRAJECTORIES
+    assert len(frame) == 8
+    first = frame.iloc[0]
+    assert (first["task_id"], first["question"], first["answers"]) == (
+        "q1", "Where is Wusu?", ["China"],
+    )  # fmt: skip
+    assert first["completion_ids"] == [4, 5, 6, 7]
+    assert first["turns"][1]["error"] == "late"
+    assert (first["reward"], first["answer"], first["stop"]) == (1.0, "China", "answered")
+    assert pd.isna(first["trained_instruction"])
+
+    def chosen(**wanted: object) -> list[tuple[int, str]]:
+        found = empty.trajectories_frame(**wanted)  # type: ignore[arg-type]
+        return sorted(set(zip(found["step"], found["purpose"], strict=True)))
+
+    assert chosen(step=1) == [(1, "train")]
+    assert chosen(purpose="train") == [(1, "train"), (2, "train")]
+    assert chosen(purpose="evaluate") == [(2, "evaluate_after"), (2, "evaluate_before")]
+    assert chosen(step=2, purpose="evaluate_after") == [(2, "evaluate_after")]
+    assert chosen(purpose="eval") == chosen(step=9) == []
+
+
+def test_costs_are_the_ledger_s_view_and_reading_leaves_it_alone(empty: RunReader) -> None:
+    with Ledger(empty.ledger_path) as ledger:
+        ledger.begin_attempt(None)
+        ledger.set_step(1)
+        ledger.add_rollouts("train", 8, 200, 1.5)
+        paid = ledger.reserve(0.5, None, "m")
+        ledger.settle(paid, prompt_tokens=10, completion_tokens=5, cost=0.25, error="odd")
+        ledger.set_step(2)
+        ledger.add_rollouts("verify", 4, 50)
+        expected = ledger.rows()
+        assert len(empty.costs_frame()) == 3, "not read while a run writes"
+    frame = empty.costs_frame()
+    assert types(frame) == frames.COSTS
+    found = [dict(zip(frame.columns, row, strict=True)) for row in frame.itertuples(index=False)]
+    assert found == [{name: getattr(row, name) for name in frames.COSTS} for row in expected]
+    with Ledger(empty.ledger_path) as ledger:
+        ledger.begin_attempt(1)
+    assert empty.costs_frame()["committed"].tolist() == [True, True, False]
+
+
+def test_a_ledger_in_a_folder_that_cannot_be_written_is_read(
+    empty: RunReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Ledger(empty.ledger_path) as ledger:
+        ledger.begin_attempt(None)
+        ledger.add_rollouts("train", 8, 200)
+    connect = sqlite3.connect
+
+    addresses: list[str] = []
+
+    def on_read_only_disk(address: str, **given: object) -> sqlite3.Connection:
+        addresses.append(address)
+        if "immutable" not in address:
+            raise sqlite3.OperationalError("attempt to write a readonly database")
+        return connect(address, **given)  # type: ignore[call-overload]
+
+    monkeypatch.setattr(sqlite3, "connect", on_read_only_disk)
+    assert empty.costs_frame()["rollouts"].tolist() == [8]
+    assert [address.partition("?")[2] for address in addresses] == ["mode=ro", "immutable=1"]
+
+
+def test_what_is_no_ledger_is_an_error_that_names_the_file(empty: RunReader) -> None:
+    empty.ledger_path.write_bytes(b"not a database" * 100)
+    with pytest.raises(ConfigError, match=r"ledger\.sqlite: expected a cotune ledger"):
+        empty.costs_frame()
+    os.unlink(empty.ledger_path)
+    database = sqlite3.connect(empty.ledger_path)
+    database.execute("PRAGMA user_version = 9")
+    database.close()
+    with pytest.raises(ConfigError, match=r"schema version 9, this cotune reads 1"):
+        empty.costs_frame()

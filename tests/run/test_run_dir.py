@@ -1,0 +1,328 @@
+import json
+import os
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cotune.errors import ConfigError
+from cotune.run.json_files import json_line, plain, read_jsonl, write_atomic
+from cotune.run.run_dir import RunDir, read_summary, write_summary
+from cotune.types import Assignment, Prompt, StopReason, Task, Trajectory, Turn
+
+CONFIG = {"name": "demo", "seed": 7, "limits": {"turns": 4}, "rewards": ("em", "f1")}
+
+
+def make_trajectory(trained: Prompt | None = None) -> Trajectory:
+    prompt = Prompt("Search, then answer.")
+    assignment = Assignment(
+        Task("q1", "Where is Wusu?", ("China",), "1 hop"), prompt, trained or prompt, "i3", 2
+    )
+    return Trajectory(
+        assignment,
+        sampled_prompt_ids=(1, 2, 3),
+        prompt_ids=(1, 2, 3) if trained is None else (1, 3),
+        completion_ids=(4, 5, 6, 7),
+        mask=(1, 0, 0, 1),
+        logprobs=(-0.5, 0.0, 0.0, -0.1),
+        turns=(
+            Turn("<search>Wusu</search>", "<information>…</information>", "search"),
+            Turn("<answer>China</answer>", "", "answer", "late"),
+        ),
+        stop=StopReason.ANSWERED,
+        answer="China",
+        reward=1.0,
+    )
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDir:
+    return RunDir.create(tmp_path / "run", CONFIG)
+
+
+def test_create_writes_the_configuration_and_open_reads_it_back(run: RunDir) -> None:
+    stored = yaml.safe_load((run.path / "run.yaml").read_text())
+    assert next(iter(stored)) == "schema_version"
+    assert stored["schema_version"] == 1
+    assert RunDir.open(run.path).read_config() == CONFIG | {"rewards": ["em", "f1"]}
+    assert RunDir.is_run(run.path)
+    assert not RunDir.is_run(run.path.parent)
+
+
+def test_create_refuses_a_folder_that_holds_something_and_leaves_it_alone(tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").write_text("x")
+    with pytest.raises(ConfigError, match=r"output: .*choose another output$") as info:
+        RunDir.create(tmp_path, CONFIG)
+    assert "\n" not in str(info.value)
+    assert [p.name for p in tmp_path.iterdir()] == ["mine.txt"]
+    with pytest.raises(ConfigError, match="not an empty folder"):
+        RunDir.create(tmp_path / "mine.txt", CONFIG)
+    run = RunDir.create(tmp_path / "run", CONFIG)
+    with pytest.raises(ConfigError, match="or go on with it: cotune resume") as info:
+        RunDir.create(run.path, CONFIG)
+    assert str(info.value).endswith(f"cotune resume {run.path}")
+
+
+def test_create_writes_nothing_when_the_configuration_is_not_plain(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match=r"config\.path is a PosixPath"):
+        RunDir.create(tmp_path / "run", {"path": Path("x")})
+    assert not (tmp_path / "run").exists()
+
+
+def test_open_refuses_what_is_no_run_folder(tmp_path: Path, run: RunDir) -> None:
+    with pytest.raises(ConfigError, match=r"not a run folder: it has no run\.yaml"):
+        RunDir.open(tmp_path)
+    (run.path / "run.yaml").write_text("schema_version: 2\n")
+    with pytest.raises(ConfigError, match="schema_version is 2, expected 1"):
+        RunDir.open(run.path)
+    (run.path / "run.yaml").write_text("a: [\n")
+    with pytest.raises(ConfigError, match="not YAML") as info:
+        RunDir.open(run.path)
+    assert "\n" not in str(info.value)
+
+
+def test_events_and_metrics_are_stamped(run: RunDir) -> None:
+    run.event("population", 3, members=[{"id": "i0", "weight": np.float32(0.5)}])
+    run.metrics(3, {"reward": 0.25, "loss": float("nan"), "count": np.int64(4), "max": np.inf})
+    (event,) = run.read_events()
+    assert (event["kind"], event["step"], event["attempt"]) == ("population", 3, 1)
+    assert event["time"] > 1.6e9
+    assert event["members"] == [{"id": "i0", "weight": 0.5}]
+    (row,) = run.read_metrics()
+    values = {key: row[key] for key in ("step", "reward", "loss", "count", "max")}
+    assert values == {"step": 3, "reward": 0.25, "loss": None, "count": 4, "max": None}
+
+
+def test_a_birth_goes_into_the_lineage(run: RunDir) -> None:
+    run.event("instruction_born", 15, id="i1", text="Split.", parent="i0", origin="reflection",
+              born=15, critique="too broad", score=0.4, parent_score=0.2)  # fmt: skip
+    run.event("instruction_pruned", 20, id="i1", weight=0.1)
+    assert run.read_instructions() == [
+        {"id": "i1", "parent": "i0", "text": "Split.", "origin": "reflection", "born": 15,
+         "critique": "too broad", "score": 0.4, "parent_score": 0.2, "step": 15}
+    ]  # fmt: skip
+    assert [row["kind"] for row in run.read_events()] == ["instruction_born", "instruction_pruned"]
+
+
+@pytest.mark.parametrize("value", [{1, 2}, Path("x"), b"x", object(), {1: 2}])
+def test_what_json_cannot_hold_is_an_error_and_writes_nothing(run: RunDir, value: object) -> None:
+    with pytest.raises(TypeError, match=r"event 'notice'\.text"):
+        run.event("notice", 1, text=value)
+    assert run.read_events() == []
+
+
+@pytest.mark.parametrize("name", ["time", "attempt", "step", "kind"])
+def test_a_field_cannot_take_a_column_s_name(run: RunDir, name: str) -> None:
+    with pytest.raises(ValueError, match=f"field '{name}'"):
+        run.event("notice", 1, **{name: 1})
+
+
+def test_trajectories_are_kept_in_full(run: RunDir) -> None:
+    run.trajectories(3, "train", [make_trajectory()])
+    run.trajectories(3, "train", [make_trajectory(trained=Prompt("Search, then answer.", "hint"))])
+    first, second = run.read_trajectories(3, "train")
+    assert first == {
+        "step": 3, "attempt": 1, "purpose": "train",
+        "task": {"id": "q1", "question": "Where is Wusu?", "answers": ["China"],
+                 "stratum": "1 hop"},
+        "instruction": "i3", "group": 2,
+        "sampled": {"instruction": "Search, then answer.", "hint": ""}, "trained": None,
+        "turns": [
+            {"text": "<search>Wusu</search>", "observation": "<information>…</information>",
+             "action": "search", "error": ""},
+            {"text": "<answer>China</answer>", "observation": "", "action": "answer",
+             "error": "late"},
+        ],
+        "stop": "answered", "answer": "China", "reward": 1.0,
+        "prompt_tokens": 3, "completion_tokens": 4, "generated_tokens": 2,
+        "prompt_ids": [1, 2, 3], "trained_prompt_ids": None,
+        "completion_ids": [4, 5, 6, 7], "mask": [1, 0, 0, 1],
+    }  # fmt: skip
+    assert second["trained_prompt_ids"] == [1, 3]
+    assert second["trained"] == {"instruction": "Search, then answer.", "hint": "hint"}
+    assert run.trajectory_files() == [(3, "train")]
+    assert run.read_trajectories(3, "verify") == []
+    with pytest.raises(ValueError, match=r"purpose is '\.\./x'"):
+        run.trajectories(3, "../x", [])
+
+
+def filled(run: RunDir) -> None:
+    for step in range(1, 5):
+        run.event("instruction_born", step, id=f"i{step}", text="t", parent=None)
+        run.metrics(step, {"reward": step / 10})
+        run.trajectories(step, "train", [make_trajectory()])
+    run.write_summary({"name": "demo"})
+
+
+def test_cut_back_drops_later_steps_only(run: RunDir) -> None:
+    filled(run)
+    (run.path / "checkpoints").mkdir()
+    (run.path / "checkpoints" / "keep").write_text("x")
+    kept = (run.path / "trajectories" / "train-000002.jsonl").read_bytes()
+    events = run.read_events()[:2]
+    run.cut_back(2)
+    assert run.read_events()[:2] == events
+    last = run.read_events()[-1]
+    assert (last["kind"], last["step"], last["attempt"]) == ("cut_back", 2, 2)
+    assert [row["step"] for row in run.read_metrics()] == [1, 2]
+    assert [row["id"] for row in run.read_instructions()] == ["i1", "i2"]
+    assert run.trajectory_files() == [(1, "train"), (2, "train")]
+    assert (run.path / "trajectories" / "train-000002.jsonl").read_bytes() == kept
+    assert (run.path / "checkpoints" / "keep").read_text() == "x"
+    assert not [path for path in run.path.iterdir() if path.suffix == ".tmp"]
+
+
+def evolution_logs(run: RunDir) -> list[str]:
+    folder = run.path / "evolution"
+    return sorted(path.name for path in folder.iterdir()) if folder.exists() else []
+
+
+def test_only_the_evolution_right_after_a_checkpoint_is_logged(run: RunDir) -> None:
+    run.evolution_log(1).note({"key": "a"})
+    assert evolution_logs(run) == []  # a run that is killed now starts anew
+    run.event("saved", 4)
+    run.evolution_log(6).note({"key": "a"})
+    assert evolution_logs(run) == []
+    run.evolution_log(5).note({"key": "a"})
+    assert evolution_logs(run) == ["step-000005.jsonl"]
+    run.event("saved", 6)
+    assert not (run.path / "evolution").exists()
+
+
+@pytest.mark.parametrize(
+    ("resumed_from", "kept"), [(4, ["step-000005.jsonl"]), (3, []), (5, []), (-1, [])]
+)
+def test_cut_back_keeps_the_log_of_the_next_evolution_alone(
+    run: RunDir, resumed_from: int, kept: list[str]
+) -> None:
+    run.event("saved", 4)
+    run.evolution_log(5).note({"key": "a"})
+    again = RunDir.open(run.path)
+    again.cut_back(resumed_from)
+    assert evolution_logs(again) == kept
+    assert (again.evolution_log(5).recall("a") is not None) == bool(kept)
+
+
+def test_attempts_count_up_even_when_their_lines_are_cut(run: RunDir) -> None:
+    filled(run)
+    run.cut_back(3)
+    run.event("resumed", 3, from_step=3)
+    again = RunDir.open(run.path)
+    assert again.attempt == 2
+    again.cut_back(1)
+    assert all(row["step"] <= 1 for row in again.read_events())
+    assert RunDir.open(run.path).attempt == again.attempt == 3
+
+
+def test_a_summary_counts_for_the_attempt_that_wrote_it(run: RunDir) -> None:
+    assert run.read_summary() is None
+    filled(run)
+    assert run.read_summary() == {"schema_version": 1, "name": "demo", "attempt": 1}
+    run.cut_back(2)
+    assert run.read_summary() is None
+    run.write_summary({"name": "demo"})
+    assert RunDir.open(run.path).read_summary() == {
+        "schema_version": 1, "name": "demo", "attempt": 2,
+    }  # fmt: skip
+
+
+def test_summaries_of_another_format_are_refused(tmp_path: Path) -> None:
+    write_summary(tmp_path, {"arms": {}})
+    assert read_summary(tmp_path) == {"schema_version": 1, "arms": {}}
+    (tmp_path / "summary.json").write_text('{"schema_version": 9}')
+    with pytest.raises(ConfigError, match="schema_version is 9"):
+        read_summary(tmp_path)
+    (tmp_path / "summary.json").write_text("{")
+    with pytest.raises(ConfigError, match="not JSON"):
+        read_summary(tmp_path)
+
+
+@pytest.mark.parametrize("torn", [b'{"step": 9, "rew', b'{"step": 9}', b"\xe2\x80"])
+def test_a_torn_last_line_is_skipped_then_removed(run: RunDir, torn: bytes) -> None:
+    run.metrics(1, {"reward": 0.5})
+    with (run.path / "metrics.jsonl").open("ab") as file:
+        file.write(torn)
+    again = RunDir.open(run.path)
+    assert [row["step"] for row in again.read_metrics()] == [1]
+    again.metrics(2, {"reward": 0.6})
+    assert [row["step"] for row in again.read_metrics()] == [1, 2]
+    assert torn not in (run.path / "metrics.jsonl").read_bytes()
+    with (run.path / "metrics.jsonl").open("ab") as file:
+        file.write(torn)
+    again.cut_back(2)
+    assert torn not in (run.path / "metrics.jsonl").read_bytes()
+
+
+def test_a_broken_line_that_was_finished_is_an_error_with_its_place(run: RunDir) -> None:
+    (run.path / "events.jsonl").write_text('{"step": 1}\n{"st\n{"step": 2}\n')
+    with pytest.raises(ConfigError, match=r"events\.jsonl, line 2: not JSON"):
+        run.read_events()
+    (run.path / "events.jsonl").write_text("[1]\n")
+    with pytest.raises(ConfigError, match="line 1: expected a JSON object"):
+        run.read_events()
+
+
+def test_write_atomic_leaves_the_old_file_when_it_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "state.json"
+    write_atomic(path, "old")
+
+    def refuse(*_: object) -> None:
+        raise OSError("disk")
+
+    monkeypatch.setattr(os, "replace", refuse)
+    with pytest.raises(OSError, match="disk"):
+        write_atomic(path, b"new")
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text() | st.floats(allow_nan=False, width=32)
+    .filter(lambda x: abs(x) != float("inf")),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)  # fmt: skip
+
+
+@settings(max_examples=100, deadline=None)
+@given(rows=st.lists(st.dictionaries(st.text(), JSON, max_size=3), max_size=4))
+def test_lines_round_trip_whatever_the_text(
+    rows: list[dict[str, object]], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    path = tmp_path_factory.mktemp("lines") / "x.jsonl"
+    path.write_bytes(b"".join(json_line(row, "row") for row in rows))
+    assert read_jsonl(path) == rows == plain(rows, "rows")
+
+
+def test_a_lone_surrogate_of_a_reply_survives(run: RunDir) -> None:
+    text = json.loads('"\\ud83d cut"')
+    run.event("notice", 1, text=text)
+    run.write_summary({"verdict": text})
+    assert run.read_events()[0]["text"] == text
+    assert (run.read_summary() or {})["verdict"] == text
+
+
+def test_token_ids_are_not_looked_at_one_by_one() -> None:
+    """A batch has millions of them: a call for each took a minute of a step of 8,192 rollouts."""
+    row = {"completion_ids": list(range(1000)), "mask": [1] * 1000}
+    calls = 0
+
+    def count(frame: object, event: str, _: object) -> None:
+        nonlocal calls
+        calls += event == "call"
+
+    sys.setprofile(count)
+    try:
+        line = json_line(row, "trajectory")
+    finally:
+        sys.setprofile(None)
+    assert calls < 100
+    assert json.loads(line) == row
+    assert plain([1, True, np.int64(2), 0.5], "x") == [1, True, 2, 0.5]
+    assert [type(value) for value in plain((1, np.int64(2)), "x")] == [int, int]

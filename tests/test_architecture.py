@@ -1,0 +1,72 @@
+"""The architecture: which package may import which, read from the sources."""
+
+import ast
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1] / "src" / "cotune"
+LAYERS = (
+    "errors", "types", "protocols", "utils", "run", "methods", "rollout", "loop", "llm", "rewards",
+    "data", "retrieval", "environments", "policy", "testing", "worlds", "config", "engines",
+    "export", "experiments", "cli", "__main__", "__init__",
+)  # fmt: skip
+"""The packages and root modules: each may import those before it, never those after it."""
+
+
+def modules() -> dict[str, Path]:
+    """Every module of the package by its dotted name."""
+    found: dict[str, Path] = {}
+    for path in ROOT.rglob("*.py"):
+        parts = ("cotune", *path.relative_to(ROOT).with_suffix("").parts)
+        if "starters" not in parts:  # files that users get, not part of the program
+            found[".".join(parts)] = path
+    return found
+
+
+def layer(module: str) -> str:
+    """The package, or the root module, that a dotted name lies in."""
+    return module.split(".")[1] if "." in module else "__init__"
+
+
+def imports(path: Path) -> Iterator[tuple[int, str]]:
+    """Line and dotted name of what a file imports from cotune: at the top, lazily, or for types."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, f"{path}:{node.lineno}: a relative import"
+            base = node.module or ""
+            names = [f"cotune.{a.name}" for a in node.names] if base == "cotune" else [base]
+        else:
+            continue
+        for name in names:
+            if name.split(".")[0] == "cotune":
+                yield node.lineno, name
+
+
+def test_every_package_has_its_layer() -> None:
+    assert {layer(name) for name in modules()} == set(LAYERS)
+
+
+def test_packages_import_only_those_above_them() -> None:
+    below = [
+        f"{path.relative_to(ROOT)}:{line} imports {name}"
+        for module, path in modules().items()
+        for line, name in imports(path)
+        if layer(name) != layer(module)
+        if LAYERS.index(layer(name)) > LAYERS.index(layer(module))
+    ]
+    assert not below
+
+
+def test_the_root_holds_only_what_everything_shares() -> None:
+    assert {path.name for path in ROOT.glob("*.py")} == {
+        f"{name}.py"
+        for name in ("__init__", "__main__", "types", "protocols", "errors", "loop", "testing")
+    }
+
+
+def test_no_file_name_stands_three_times() -> None:
+    names = Counter(path.name for path in modules().values() if not path.name.startswith("__"))
+    assert not [name for name, count in names.items() if count > 2]

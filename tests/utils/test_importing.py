@@ -1,0 +1,70 @@
+"""Objects that a run file names."""
+
+from importlib.metadata import EntryPoint
+from pathlib import Path
+
+import pytest
+
+from cotune.errors import ConfigError
+from cotune.utils import importing
+from cotune.utils.importing import import_from, import_object, registered_environment
+
+
+def test_an_object_of_a_module_or_of_one_of_its_members() -> None:
+    assert import_object("json:dumps", "rewards")([1]) == "[1]"
+    assert import_object("json:JSONDecoder.decode", "rewards").__name__ == "decode"
+
+
+def test_an_object_of_a_file_is_the_same_each_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text("class Own:\n    pass\n", encoding="utf-8")
+    assert import_object("mine.py:Own", "rewards") is import_object("mine.py:Own", "rewards")
+
+
+@pytest.mark.parametrize(
+    ("reference", "said"),
+    [
+        ("json", "rewards: 'json' names no object; expected package.module:name or file.py:name"),
+        (":f", "names no object"),
+        ("no_such_package.x:f", "rewards: no module 'no_such_package'; install its package"),
+        ("json.no_such:f", "no module 'json.no_such'"),
+        ("json:dump_s", "rewards: json has no dump_s (did you mean dumps?)"),
+        ("gone.py:f", "rewards: no file gone.py"),
+        ("broken.py:f", "importing broken.py failed: ZeroDivisionError: division by zero"),
+        ("needs.py:f", "importing needs.py failed: ModuleNotFoundError: No module named 'nothing"),
+        ("needing:f", "importing needing failed: ModuleNotFoundError: No module named 'nothing"),
+    ],
+)
+def test_what_cannot_be_had_is_said_with_the_field(
+    reference: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "broken.py").write_text("1 / 0\n", encoding="utf-8")
+    for name in ("needs.py", "needing.py"):
+        (tmp_path / name).write_text("import nothing_here\n", encoding="utf-8")
+    with pytest.raises(ConfigError) as caught:
+        import_object(reference, "rewards")
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_modules_of_a_folder_that_is_added(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.path", ["somewhere"])
+    (tmp_path / "added_module_of_a_test.py").write_text("x = 1\n", encoding="utf-8")
+    import_from([tmp_path, tmp_path])
+    assert importing.sys.path == ["somewhere", str(tmp_path)]
+    assert import_object("added_module_of_a_test:x", "rewards") == 1
+
+
+def test_an_environment_that_a_package_registers(monkeypatch: pytest.MonkeyPatch) -> None:
+    entries = {
+        "mine": EntryPoint("mine", "json:dumps", importing.ENVIRONMENTS),
+        "broken": EntryPoint("broken", "no_such_package:x", importing.ENVIRONMENTS),
+    }
+    monkeypatch.setattr(importing, "registered_environments", lambda: entries)
+    assert registered_environment("mine").__name__ == "dumps"
+    with pytest.raises(ConfigError, match=r"environment.kind: 'broken' cannot be loaded \(Module"):
+        registered_environment("broken")

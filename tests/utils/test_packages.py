@@ -1,0 +1,109 @@
+"""Which engines an environment holds, and what is said where one is missing."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import cotune
+from cotune.cli import commands, doctor, needs
+from cotune.config.run_file import parse_config
+from cotune.errors import ConfigError
+from cotune.utils import packages as engine_packages
+from cotune.utils.packages import check_engine
+from tests.run_files import tiny
+
+
+def with_packages(monkeypatch: pytest.MonkeyPatch, **versions: str) -> None:
+    for module in (engine_packages, doctor, needs):
+        monkeypatch.setattr(module, "installed", versions.get)
+
+
+def test_an_engine_that_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_packages(monkeypatch, trl="1.16.0")
+    check_engine("trl")
+    with_packages(monkeypatch, verl="0.9.1")
+    check_engine("verl")
+    # what veRL's own extras pin
+    with_packages(monkeypatch, verl="0.9.1", trl="0.27.0")
+    check_engine("verl")
+
+
+def test_no_engine_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_packages(monkeypatch)
+    with pytest.raises(ConfigError) as caught:
+        check_engine("trl")
+    assert str(caught.value) == (
+        "training.engine is trl, but trl is not installed: pip install 'cotune[trl]'"
+    )
+    (found,) = doctor.engines()
+    assert (found.ok, found.mend) == (False, "pip install 'cotune[trl]'")
+
+
+def test_the_other_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_packages(monkeypatch, verl="0.9.1")
+    with pytest.raises(
+        ConfigError, match=r"and verl is: set training.engine: verl, or pip install"
+    ):
+        check_engine("trl")
+    absent, *verl = doctor.engines()
+    assert absent.ok
+    assert absent.what.startswith("engine trl: not installed")
+    assert all(finding.what.startswith("engine verl: ") for finding in verl)
+    lacking = {finding.what: finding.mend for finding in verl if not finding.ok}
+    assert lacking["engine verl: cachetools is not installed"] == "pip install 'cachetools>=5'"
+
+
+def test_both_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_packages(monkeypatch, verl="0.9.1", trl="1.16.0")
+    check_engine("trl")
+    with pytest.raises(
+        ConfigError, match=r"^training.engine is verl, but trl 1.16.0 and verl 0.9.1"
+    ):
+        check_engine("verl")
+    wrong = [finding.what for finding in doctor.engines() if not finding.ok]
+    assert any("trl 1.16.0 and verl 0.9.1 are installed together" in what for what in wrong)
+
+
+def test_a_run_file_whose_engine_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = parse_config(tiny(tmp_path / "out"), "test")
+    assert needs.engine(config).ok
+    with_packages(monkeypatch)
+    found = needs.engine(config)
+    assert found.what == "training.engine is trl, but trl is not installed"
+    assert found.mend == "pip install 'cotune[trl]'"
+    with pytest.raises(ConfigError, match=r"pip install 'cotune\[trl\]'"):
+        commands.prepare(config, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_public_names_that_need_trl(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_packages(monkeypatch)
+    with pytest.raises(ConfigError) as caught:
+        _ = cotune.JointTrainer
+    assert str(caught.value) == (
+        "cotune.JointTrainer needs trl, which is not installed: pip install 'cotune[trl]'"
+    )
+    method = cotune.Static(environment=cotune.ArithmeticEnvironment(cotune.ArithmeticOptions()))
+    with pytest.raises(ConfigError, match=r"^for_trl needs trl"):
+        method.for_trl(None, None)  # type: ignore[arg-type]
+
+
+def test_every_module_outside_the_engines_can_be_imported_without_them() -> None:
+    """In an interpreter that finds no trl and no verl."""
+    code = """
+import pkgutil, sys, cotune
+from importlib import import_module
+sys.modules.update(trl=None, verl=None)
+names = [m.name for m in pkgutil.walk_packages(cotune.__path__, "cotune.") if "__main__" not in m.name
+         and not m.name.startswith(("cotune.engines.trl", "cotune.engines.verl"))]
+for name in names:
+    import_module(name)
+print(len(names))
+"""
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    assert int(result.stdout.split()[-1]) > 80

@@ -1,0 +1,251 @@
+import random
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cotune.errors import LLMError
+from cotune.methods.inspo.proposers import (
+    critique_of,
+    history_prompt,
+    paraphrase_prompt,
+    parse_candidates,
+    reflection_prompt,
+)
+from cotune.methods.inspo.replay import Experience
+from cotune.methods.instruction_rules import InstructionRules, protocol_tags
+from cotune.types import StopReason, Task
+from cotune.worlds.rules import (
+    MAX_SENTENCES,
+    REMEDIES,
+    REWORDINGS,
+    STYLE,
+    Example,
+    Mode,
+    RulesLLM,
+    failure_modes,
+    is_harmful,
+    is_style,
+    read_examples,
+    split_sentences,
+)
+from recipes.geo.phrases import SENTENCES, Kind, all_sentences
+from tests.helpers import INITIAL
+
+QUESTION = "What is the currency of the country where Zinder is?"
+BROAD = "<search> currency of the country where Zinder is </search>"
+INFORMATION = "\n<information>\n(1) Zinder is a city in Niger.\n</information>\n"
+THOUGHT = "<think> Zinder first. </think>\n"
+NAME = "<search> Zinder </search>" + INFORMATION
+OWN = [
+    *(s for sentences in REMEDIES.values() for s in sentences),
+    *STYLE,
+    *(s for sentences in REWORDINGS.values() for s in sentences),
+]
+
+
+def failure(text: str, stop: StopReason = StopReason.ANSWERED) -> Experience:
+    return Experience("i0", Task("q", QUESTION, ("Franc",)), text, 0.0, 1, stop)
+
+
+def words(text: str) -> set[str]:
+    return set(re.findall(r"</?\w+>|[a-z']+", text.lower()))
+
+
+# ---- the sentences
+
+
+def test_no_sentence_is_one_of_the_recipes():
+    assert set(OWN) & all_sentences() == set()
+    assert len(set(OWN)) == len(OWN)
+
+
+def test_every_word_is_one_of_the_recipes():
+    known = set().union(*map(words, all_sentences()))
+    assert {w for sentence in OWN for w in words(sentence)} - known == set()
+
+
+def test_every_mode_has_wordings_enough():
+    assert set(REMEDIES) == set(Mode)
+    assert min(map(len, REMEDIES.values())) >= 6
+
+
+def test_harm_is_recognised_in_the_recipes_sentences_and_not_in_remedies():
+    def flat(kind: Kind) -> list[str]:
+        return [s for options in SENTENCES[kind] for s in options]
+
+    assert [s for s in flat(Kind.BROAD) + flat(Kind.MEMORY) if not is_harmful(s)] == []
+    kinds = (Kind.DECOMPOSE, Kind.PLAN, Kind.EVIDENCE, Kind.ANSWER_TAG, Kind.SEARCH_TAG)
+    assert [s for kind in kinds for s in flat(kind) if is_harmful(s)] == []
+    assert [s for s in OWN if is_harmful(s)] == []
+    assert all(is_style(s) for s in STYLE)
+    assert not any(is_style(s) for options in REMEDIES.values() for s in options)
+
+
+# ---- reading
+
+
+@pytest.mark.parametrize(
+    ("response", "modes"),
+    [
+        (
+            BROAD + INFORMATION + "<answer> Dollar </answer>",
+            {Mode.WHOLE_QUESTION, Mode.ONE_SEARCH, Mode.NO_REASONING, Mode.NOT_IN_EVIDENCE},
+        ),
+        (THOUGHT + NAME + NAME + "<answer> Niger </answer>", set()),
+        (THOUGHT + NAME + "<answer> Niger </answer>", {Mode.ONE_SEARCH}),
+        (THOUGHT + "<answer> Niger </answer>", {Mode.NEVER_SEARCHED}),
+        (THOUGHT + NAME + NAME + "The answer is Niger.", {Mode.NO_ANSWER_TAG}),
+        (
+            THOUGHT + NAME + NAME + "<answer> Zinder is a city in Niger </answer>",
+            {Mode.TOO_LONG},
+        ),
+        (THOUGHT + NAME + NAME + "[stopped: turn limit]", {Mode.OUT_OF_TURNS}),
+        (
+            THOUGHT
+            + "<search> Zinder\nMy previous action is invalid: unclosed <search>. To search, I "
+            "write one query between <search> and </search>. To finish, I write the answer between "
+            "<answer> and </answer>. One of the two in a turn. Let me try again.\n"
+            + NAME
+            + NAME
+            + "<answer> Niger </answer>",
+            {Mode.MALFORMED},
+        ),
+        (
+            THOUGHT + NAME + "<search> Niger </search>\n<information>\nThe search failed; nothing "
+            "was retrieved.\n</information>\n<answer> Niger </answer>",
+            {Mode.MALFORMED},
+        ),
+    ],
+)
+def test_failure_modes(response, modes):
+    assert failure_modes(Example(QUESTION, response, ("Franc",))) == modes
+
+
+def test_a_single_hop_needs_one_search_only():
+    example = Example("What is the population of Zinder?", THOUGHT + NAME, ("235605",))
+    assert Mode.ONE_SEARCH not in failure_modes(example)
+    assert Mode.WHOLE_QUESTION not in failure_modes(example)
+
+
+def test_examples_are_read_from_the_proposers_prompt():
+    prompt = reflection_prompt(INITIAL, [failure(BROAD), failure("x", StopReason.TURN_LIMIT)], 6)
+    assert read_examples(prompt) == [
+        Example(QUESTION, BROAD, ("Franc",)),
+        Example(QUESTION, "x\n[stopped: turn limit]", ("Franc",)),
+    ]
+
+
+# ---- writing
+
+FAILURES = [failure(THOUGHT + BROAD + INFORMATION + "<answer> Niger </answer>")] * 3
+FAILURES += [failure(THOUGHT + NAME + NAME + "The answer is Niger.")]
+
+
+def added_modes(candidate: str) -> set[Mode]:
+    return {mode for mode, options in REMEDIES.items() if any(s in candidate for s in options)}
+
+
+def test_reflection_remedies_what_went_wrong():
+    prompt = reflection_prompt(INITIAL, FAILURES, 6)
+    text = RulesLLM(0).complete(prompt).text
+    candidates = parse_candidates(text)
+    assert len(candidates) == 6
+    seen = {Mode.WHOLE_QUESTION, Mode.ONE_SEARCH, Mode.NO_ANSWER_TAG}
+    assert all(added_modes(c) and added_modes(c) <= seen for c in candidates)
+    critique = critique_of(text)
+    assert "- searched the whole question (3 of 4)" in critique
+    assert "- no answer tag (1 of 4)" in critique
+
+
+def test_the_control_arm_reads_no_example():
+    llm = RulesLLM(0, remedies="random")
+    drawn: set[Mode] = set()
+    for attempt in range(1, 9):
+        text = llm.complete(reflection_prompt(INITIAL, FAILURES, 6, attempt)).text
+        assert "of 4" not in critique_of(text)
+        for candidate in parse_candidates(text):
+            assert 1 <= len(added_modes(candidate)) <= 3
+            drawn |= added_modes(candidate)
+    assert drawn == set(Mode)
+
+
+def test_an_old_remedy_gives_way_to_a_new_wording():
+    old = REMEDIES[Mode.NO_ANSWER_TAG][0]
+    prompt = reflection_prompt(f"{INITIAL} {old}", FAILURES[3:], 6)
+    for candidate in parse_candidates(RulesLLM(1).complete(prompt).text):
+        own = [s for s in REMEDIES[Mode.NO_ANSWER_TAG] if s in split_sentences(candidate)]
+        assert len(own) == 1
+        assert own != [old]
+
+
+def test_harmful_sentences_are_dropped_at_times():
+    parent = f"{INITIAL} Guess if you are not sure."
+    kept = [
+        "Guess" in candidate
+        for attempt in range(1, 6)
+        for candidate in parse_candidates(
+            RulesLLM(1).complete(reflection_prompt(parent, FAILURES, 6, attempt)).text
+        )
+    ]
+    assert True in kept
+    assert kept.count(False) > kept.count(True)
+
+
+def test_paraphrases_are_diverse_and_remedy_nothing():
+    candidates = parse_candidates(RulesLLM(0).complete(paraphrase_prompt(INITIAL, 6)).text)
+    assert len(candidates) == 6
+    assert all(added_modes(c) == set() for c in candidates)
+    rules, lawful = InstructionRules(INITIAL), [INITIAL]
+    for candidate in candidates:
+        if rules.check(candidate, INITIAL, lawful, []) is None:
+            lawful.append(candidate)
+    assert len(lawful) >= 6
+
+
+def test_history_recombines_the_best():
+    best, second = (
+        f"{INITIAL} Never search the question.",
+        f"{INITIAL} Be careful. Read it carefully.",
+    )
+    prompt = history_prompt([(INITIAL, 5.0), (second, 20.0), (best, 60.0)], INITIAL, 6)
+    text = RulesLLM(0).complete(prompt).text
+    assert critique_of(text) == "The best of 3 scored 60.0."
+    for candidate in parse_candidates(text):
+        assert "Never search the question." in candidate
+        assert set(split_sentences(candidate)) <= set(split_sentences(best + " " + second))
+        assert len(split_sentences(candidate)) > len(split_sentences(best))
+
+
+def test_replies_are_keyed_by_seed_and_prompt():
+    prompt = reflection_prompt(INITIAL, FAILURES, 6)
+    assert RulesLLM(4).complete(prompt) == RulesLLM(4).complete(prompt)
+    assert RulesLLM(4).complete(prompt) != RulesLLM(5).complete(prompt)
+    assert RulesLLM(4).complete(prompt) != RulesLLM(4).complete(prompt + " ")
+
+
+@given(st.integers(0, 10_000), st.lists(st.sampled_from(OWN), max_size=25))
+def test_tags_are_kept_and_length_is_bounded(seed, extra):
+    parent = " ".join([INITIAL, *dict.fromkeys(extra)])
+    rng = random.Random(seed)
+    failures = rng.choices([*FAILURES, failure(""), failure(NAME)], k=4)
+    limit = max(MAX_SENTENCES, len(split_sentences(INITIAL)))
+    for prompt in (reflection_prompt(parent, failures, 4), paraphrase_prompt(parent, 4)):
+        for candidate in parse_candidates(RulesLLM(seed).complete(prompt).text):
+            assert set(protocol_tags(candidate)) >= set(protocol_tags(parent))
+            assert len(split_sentences(candidate)) <= limit + 2
+
+
+@given(st.text())
+def test_any_response_can_be_read(text):
+    failure_modes(Example(text, text, (text,)))
+
+
+def test_other_prompts_are_refused():
+    with pytest.raises(LLMError, match="proposers' prompts"):
+        RulesLLM().complete("What is the capital of Niger?")
+    with pytest.raises(LLMError, match="no instruction"):
+        RulesLLM().complete("<history></history> Give 6 different candidates.")
+    with pytest.raises(ValueError, match="remedies is 'none'"):
+        RulesLLM(0, remedies="none")  # pyright: ignore[reportArgumentType]
