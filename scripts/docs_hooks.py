@@ -1,13 +1,13 @@
-"""Hooks of mkdocs: the pages that are written from the code."""
+"""mkdocs hooks that add the pages generated from the code."""
 
 from typing import Any
 
-import reference  # of this folder, which mkdocs has on its path while it loads hooks
+import reference  # in this folder, which mkdocs puts on the path while it loads hooks
 from mkdocs.structure.files import File, Files
 
 
 def on_files(files: Files, *, config: Any) -> Files:
-    """Adds the reference pages."""
+    """Add the reference pages."""
     for path, text in reference.pages().items():
         files.append(File.generated(config, path, content=text))
     return files

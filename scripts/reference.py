@@ -1,6 +1,6 @@
-"""The reference pages of the documentation, written from the code when the documentation is built.
+"""The reference pages that are generated from the code when the documentation is built.
 
-`docs_hooks` puts them beside the pages of docs/, so that no copy can fall behind the code.
+`docs_hooks` adds them to the pages of docs/, so they cannot fall behind the code.
 """
 
 import inspect
@@ -12,43 +12,67 @@ from run_file import configuration_page, escaped, suite_page, yaml_text  # of th
 
 import cotune
 from cotune.cli.app import app
+from cotune.engines.trl.fields import SECTIONS
 
 _CLI = """# Command line
 
-*Written from the commands themselves when this documentation was built.*
+*Generated from the commands.*
 
-Each command is also `python -m cotune …`, which is what `torchrun -m` starts; in a clone it lies in
-`.venv/bin`.
+Each command is also available as `python -m cotune …`, which is what `torchrun -m` starts.
+"""
 
-## Exit status
+_CLI_STATUS = """## Exit status
 
 | status | meaning |
 | --- | --- |
-| 0 | done |
-| 1 | something failed that no file of yours could have prevented: an endpoint, a budget, an engine |
-| 2 | a run file, a folder or an argument that cannot work; one line says which field to change |
-| 130 | stopped by Ctrl-C; the line says how to go on |
+| 0 | success |
+| 1 | a failure that is not in your files: an endpoint, a budget, an engine |
+| 2 | an invalid run file, folder or argument; one line says which field to change |
+| 130 | stopped with Ctrl-C; one line says how to resume |
 
-Errors go to standard error, in one line that begins with `cotune:`.
-[Troubleshooting](../troubleshooting.md) lists them.
+Errors are one line on standard error that starts with `cotune:`. See
+[Troubleshooting](../how-to/troubleshooting.md).
+"""
+
+_GRPO = """# GRPOConfig fields
+
+*Generated from the table that cotune checks fields against.*
+
+With your own trainer, a run takes its numbers from the `GRPOConfig` that you pass to
+`for_trl(tokenizer, args)` and to the trainer (the same object). In a run file,
+`training.engine_args` sets the same fields.
+
+| status | meaning |
+| --- | --- |
+| supported | works as TRL documents it, or has no effect where the table says so |
+| adjusted | cotune does what the table says instead |
+| refused | a one-line error with the value to set, before anything is written |
+
+Most fields are checked in `for_trl`. The trainer's constructor checks that `args` is the same object, that the
+policy's context is long enough for `limits`, and that P²O's distillation has `cotune.JointTrainer`. The rest
+(`tools=`, other reward functions, another data set) is checked before the first rollout. `accelerate
+launch`'s configuration counts like `fsdp` and `deepspeed` here; Megatron-LM is refused.
+
+Fields of `TrainingArguments` that are not listed (optimizer, schedule, precision, file names) are passed on.
 """
 
 _API = """# Python
 
-*Written from the docstrings when this documentation was built.*
+*Generated from the docstrings.*
 
-`import cotune` loads neither torch nor transformers nor trl; a name loads what it needs when it is
-first used. What is not on this page is not public and may change without notice.
+`import cotune` does not load torch, transformers or trl; a name loads what it needs on first use. Names that are not
+on this page are not public and may change without notice.
 """
 
 
 def pages() -> dict[str, str]:
-    """Markdown by the page's path below docs/."""
+    """Return Markdown by the path of the page below docs/."""
     return {
         "reference/configuration.md": configuration_page(),
         "reference/suite.md": suite_page(),
         "reference/cli.md": cli_page(),
         "reference/api.md": api_page(),
+        "reference/grpo-config.md": grpo_page(),
     }
 
 
@@ -56,10 +80,31 @@ def pages() -> dict[str, str]:
 
 
 def cli_page() -> str:
-    """Every command with its arguments and options."""
+    """Return an overview of the commands, then each with its arguments and options."""
     group = typer.main.get_command(app)
-    parts = [_CLI, "## Options of cotune itself", _table(_shown(group))]
+    parts = [
+        _CLI,
+        _overview(group),
+        _CLI_STATUS,
+        "## Options of cotune itself",
+        _table(_shown(group)),
+    ]
     return "\n\n".join([*parts, *_commands(group, "cotune")]) + "\n"
+
+
+def _overview(group: Any) -> str:
+    """Return a table with the first sentence of each command's help."""
+    rows = [
+        f"| [`cotune {name}`](#cotune-{name}) | {escaped(_first_sentence(command.help or ''))} |"
+        for name, command in group.commands.items()
+        if not command.hidden
+    ]
+    return "\n".join(["| command | what it does |", "| --- | --- |", *rows])
+
+
+def _first_sentence(text: str) -> str:
+    paragraph = " ".join(inspect.cleandoc(text).split("\n\n")[0].split())
+    return paragraph.partition(". ")[0].removesuffix(".")
 
 
 def _commands(group: Any, name: str) -> Iterator[str]:
@@ -107,11 +152,31 @@ def _default(parameter: Any) -> str:
     return "off" if default is False else f"`{yaml_text(default)}`"
 
 
+# ---- GRPOConfig
+
+
+def grpo_page() -> str:
+    """Return the fields of GRPOConfig with their status, a table for each group."""
+    parts = [_GRPO]
+    for heading, section in SECTIONS.items():
+        rows = [
+            f"| `{name}` | {field.status} | {_explained(field)} |"
+            for name, field in section.items()
+        ]
+        head = ["| field | status | effect or reason |", "| --- | --- | --- |"]
+        parts.append("\n".join([f"## {heading}", "", *head, *rows]))
+    return "\n\n".join(parts) + "\n"
+
+
+def _explained(field: Any) -> str:
+    return f"{field.line}: {field.mend}" if field.status == "refused" else field.line
+
+
 # ---- Python
 
 
 def api_page() -> str:
-    """A directive of mkdocstrings for each public name, in groups."""
+    """Return a mkdocstrings directive for each public name, in groups."""
     groups: dict[str, list[str]] = {}
     for name in cotune.__all__:
         groups.setdefault(_group(name), []).append(name)

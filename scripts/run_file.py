@@ -1,4 +1,4 @@
-"""The page about the run file: every field of the configuration classes, with what they say of it."""
+"""The pages about run files and suite files, generated from the configuration classes."""
 
 import inspect
 import re
@@ -30,22 +30,21 @@ _SHOWN = 60  # characters of a default
 
 _CONFIGURATION = """# Run file
 
-*Written from the configuration classes when this documentation was built.*
+*Generated from the configuration classes.*
 
-A run is one YAML file. What is left out has the default below, which is the papers' value wherever they
-give one; only what says **required** has none. A field that does not exist is an error, never ignored.
+A run is one YAML file. Fields that you leave out have the defaults below, which are the papers' values where the
+papers give one; only fields marked **required** have no default. An unknown field is an error.
 `cotune plan RUN.yaml` checks a file without training.
 
-`kind` says which of several forms a section has; its fields are those listed under that kind.
+If a section has several forms, `kind` selects one; its fields are listed under that kind.
 """
 
 _SUITE = """# Suite file
 
-*Written from the configuration classes when this documentation was built.*
+*Generated from the configuration classes.*
 
-What `cotune compare` runs is one YAML file ([how to](../comparing.md)). A field that does not exist is an
-error, never ignored. `cotune compare SUITE.yaml --dry-run` checks a file, and the run files it stands
-for, without running anything.
+`cotune compare` runs a suite, which is one YAML file ([how to](../how-to/comparing.md)). An unknown field is an
+error. `cotune compare SUITE.yaml --dry-run` checks the file and every run file it produces, and runs nothing.
 """
 
 
@@ -54,10 +53,10 @@ class Field:
     """One field of a section.
 
     Attributes:
-        annotation: its type, without `Annotated`.
+        annotation: the type, without `Annotated`.
         bounds: of a number, such as "≥ 1".
-        default: as it is written in YAML; None where it must be given.
-        text: what it means; "" where nobody said.
+        default: as written in YAML; None if the field is required.
+        text: the description; "" if there is none.
     """
 
     name: str
@@ -68,7 +67,7 @@ class Field:
 
 
 def fields_of(section: type) -> list[Field]:
-    """The fields of a pydantic model or of a dataclass of options, in their order."""
+    """Return the fields of a pydantic model or an options dataclass, in order."""
     if issubclass(section, BaseModel):
         return [_model_field(name, info) for name, info in section.model_fields.items()]
     hints, said = get_type_hints(section, include_extras=True), attributes_of(section)
@@ -80,7 +79,7 @@ def fields_of(section: type) -> list[Field]:
 
 
 def attributes_of(section: type) -> dict[str, str]:
-    """What the "Attributes:" sections of a class and of its bases say, by name."""
+    """Return the texts of the "Attributes:" sections of a class and its bases, by name."""
     found: dict[str, str] = {}
     for base in reversed(section.__mro__):
         lines = inspect.cleandoc(base.__doc__ or "").splitlines()
@@ -99,9 +98,9 @@ def attributes_of(section: type) -> dict[str, str]:
 
 
 def sections(root: type = RunConfig) -> Iterator[tuple[str, type]]:
-    """(dotted place in the file, class) of every section; one for each kind it can be.
+    """Yield (dotted path in the file, class) for every section, once for each kind.
 
-    A class that stands in several places comes once, in the first.
+    A class that is used in several places is yielded once, for the first.
     """
     seen: set[type] = set()
     waiting: list[tuple[str, type]] = [("", root)]
@@ -120,12 +119,12 @@ def sections(root: type = RunConfig) -> Iterator[tuple[str, type]]:
 
 
 def configuration_page() -> str:
-    """Every field of a run file with its type, default and meaning."""
+    """Return the page with every field of a run file: type, default and meaning."""
     return _page(RunConfig, _CONFIGURATION)
 
 
 def suite_page() -> str:
-    """Every field of a suite file, likewise."""
+    """Return the same page for suite files."""
     return _page(SuiteConfig, _SUITE)
 
 
@@ -150,7 +149,7 @@ def _page(root: type, opening: str) -> str:
 
 
 def type_text(annotation: Any, titles: Mapping[type, str]) -> str:
-    """A type in the words of a YAML file; sections link to where they are described."""
+    """Return a type in YAML terms; a section links to its description."""
     annotation = _bare(annotation)
     origin, inside = get_origin(annotation), get_args(annotation)
     if annotation in titles:
@@ -169,7 +168,7 @@ def type_text(annotation: Any, titles: Mapping[type, str]) -> str:
 
 
 def _bare(annotation: Any) -> Any:
-    """The type itself, without metadata."""
+    """Return the type without its metadata."""
     while get_origin(annotation) is Annotated:
         annotation = get_args(annotation)[0]
     return annotation
@@ -204,7 +203,7 @@ def _dataclass_default(field: Any) -> str | None:
 
 
 def _classes(annotation: Any) -> Iterator[type]:
-    """The sections that a type is made of."""
+    """Yield the section classes that a type consists of."""
     annotation = _bare(annotation)
     is_type = isinstance(annotation, type)
     if is_type and (is_dataclass(annotation) or issubclass(annotation, BaseModel)):
@@ -214,7 +213,7 @@ def _classes(annotation: Any) -> Iterator[type]:
 
 
 def kind_of(section: type) -> str:
-    """The value of `kind` that asks for a section; "" where it has none."""
+    """Return the value of `kind` that selects a section, or "" if it has none."""
     for field in fields_of(section):
         if field.name == "kind" and field.default is not None:
             return field.default
@@ -235,7 +234,7 @@ def _summary(section: type) -> str:
 
 
 def _meaning(field: Field) -> str:
-    """What was said of a field; of a section, where nothing was, what its class says."""
+    """Return the description of a field, or the summary of its class if it has none."""
     if field.text:
         return field.text
     inner = list(_classes(field.annotation))
@@ -243,7 +242,7 @@ def _meaning(field: Field) -> str:
 
 
 def undescribed(root: type = RunConfig) -> list[str]:
-    """Fields without a meaning, as "section.field"; sections with kinds say it under each kind."""
+    """Return fields without a description, as "section.field"."""
     return [
         f"{place}.{field.name}".removeprefix(".")
         for place, section in sections(root)
@@ -253,7 +252,7 @@ def undescribed(root: type = RunConfig) -> list[str]:
 
 
 def _as_yaml(text: str) -> str:
-    """A meaning as a sentence of its own, with values as a YAML file spells them."""
+    """Return a description as a sentence, with values spelled as in YAML."""
     for python, value in {"None": "null", "True": "true", "False": "false"}.items():
         text = re.sub(rf"\b{python}\b", value, text)
     return re.sub(r"^(?!null\b)[a-z]{3,}\b", lambda word: word[0].capitalize(), text)
@@ -277,7 +276,7 @@ def _default_cell(field: Field) -> str:
 
 
 def yaml_text(value: object) -> str:
-    """A default as one would write it; "" or its kind for a section, whose fields have their own."""
+    """Return a default as YAML; for a section, its kind or ""."""
     if isinstance(value, BaseModel) or is_dataclass(value):
         kind = getattr(value, "kind", "")
         return f"{{kind: {kind}}}" if kind else ""
@@ -296,7 +295,7 @@ def yaml_text(value: object) -> str:
 
 
 def escaped(text: str) -> str:
-    """Text of a docstring: no heading, list, column, tag or emphasis by accident."""
+    """Escape the text of a docstring so that it contains no accidental Markdown."""
     text = re.sub(r"^([#>+-])", r"\\\1", text, flags=re.MULTILINE)
     parts = text.split("`")
     parts[::2] = [re.sub(r"([<*\[\]])", r"\\\1", part) for part in parts[::2]]

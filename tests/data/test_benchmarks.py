@@ -214,7 +214,7 @@ def test_the_registry_names_what_there_is() -> None:
 
 
 def test_the_documented_table_is_the_registry() -> None:
-    page = Path(__file__).parents[2] / "docs" / "evaluating.md"
+    page = Path(__file__).parents[2] / "docs" / "how-to" / "evaluating.md"
     lines = [line for line in page.read_text(encoding="utf-8").splitlines() if line.count("|") == 9]
     rows = [[cell.strip(" `") for cell in line.split("|")[1:-1]] for line in lines[2:]]
     assert rows == [

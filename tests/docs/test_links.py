@@ -6,7 +6,6 @@ from pathlib import Path
 import yaml
 
 import cotune
-from cotune.cli.app import app
 from cotune.config.run_file import parse_config
 from cotune.engines.trl.own_trainer import INSPO
 
@@ -22,11 +21,6 @@ def test_the_run_file_is_one() -> None:
     (text,) = blocks("yaml")
     config = parse_config(yaml.safe_load(text), "README.md")
     assert (config.environment.kind, config.strategy.kind) == ("tools", "inspo")
-
-
-def test_the_commands_are_those_of_the_command_line() -> None:
-    named = {c.name or c.callback.__name__ for c in app.registered_commands if c.callback}
-    assert set(re.findall(r"^\| `cotune ([\w-]+)", README, re.MULTILINE)) == named
 
 
 def test_the_library_names_exist() -> None:

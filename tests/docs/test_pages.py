@@ -128,13 +128,13 @@ def test_the_ledger_is_read_as_shown(
 @pytest.mark.parametrize(
     ("page", "options"),
     [
-        ("methods/inspo.md", InspoOptions),
-        ("methods/p2o.md", P2OOptions),
-        ("methods/p2o.md", HintOptions),
-        ("methods/p2o.md", Distillation),
-        ("methods/composed.md", ComposedOptions),
-        ("methods/gepa.md", GepaOptions),
-        ("methods/sft.md", SFTOptions),
+        ("concepts/inspo.md", InspoOptions),
+        ("concepts/p2o.md", P2OOptions),
+        ("concepts/p2o.md", HintOptions),
+        ("concepts/p2o.md", Distillation),
+        ("concepts/composed.md", ComposedOptions),
+        ("concepts/gepa.md", GepaOptions),
+        ("concepts/sft.md", SFTOptions),
     ],
 )
 def test_every_option_of_a_method_is_explained(page: str, options: Any) -> None:
@@ -148,8 +148,8 @@ def test_every_option_of_a_method_is_explained(page: str, options: Any) -> None:
 
 @pytest.mark.parametrize(
     ("page", "options"),
-    [("methods/inspo.md", InspoOptions), ("methods/p2o.md", P2OOptions),
-     ("methods/p2o.md", HintOptions), ("methods/p2o.md", Distillation)],
+    [("concepts/inspo.md", InspoOptions), ("concepts/p2o.md", P2OOptions),
+     ("concepts/p2o.md", HintOptions), ("concepts/p2o.md", Distillation)],
 )  # fmt: skip
 def test_defaults_in_the_tables_are_the_defaults(page: str, options: Any) -> None:
     """Numbers and words of the column "default"; what is not shown plainly is left out."""
@@ -175,6 +175,6 @@ def test_the_files_of_a_run_are_those_of_its_folder() -> None:
 
     named = re.findall(r"^    ([a-z_.]+/?) {2,}", run_dir.__doc__ or "", re.MULTILINE)
     assert len(named) >= 10
-    text = text_of("concepts.md") + text_of("how-to/resuming.md")
+    text = text_of("concepts/overview.md") + text_of("how-to/resuming.md")
     for name in named:
         assert f"`{name}`" in text, name

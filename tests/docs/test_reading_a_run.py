@@ -1,4 +1,4 @@
-"""docs/reading-a-run.md says what a run's files hold: held to the frames, and to a real run."""
+"""docs/reference/run-folder.md says what a run's files hold: held to the frames, and to a real run."""
 
 import io
 import json
@@ -16,7 +16,9 @@ from cotune.run.frames import RunReader, open_run
 from cotune.run.run_dir import SCHEMA_VERSION
 from tests.run_files import tiny, write
 
-PAGE = (Path(__file__).parents[2] / "docs" / "reading-a-run.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "run-folder.md").read_text(
+    encoding="utf-8"
+)
 CELL = re.compile(r"`([^`]+)`")
 
 

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field
 import cotune
 from cotune.cli.app import app
 from cotune.config.run_file import TrainingConfig
+from cotune.engines.trl.fields import FIELDS
 from cotune.experiments.compare.suite_file import SuiteConfig
 from cotune.methods.inspo.inspo import InspoOptions
 from tests.docs.sources import ROOT
@@ -158,6 +159,26 @@ def test_every_command_with_its_arguments_and_options() -> None:
             if parameter.name != "help" and parameter.param_type_name == "option":
                 assert f"`{parameter.opts[0]}" in own, f"{name} {parameter.opts}"
                 assert parameter.help, f"{name} {parameter.opts} has no help"
+
+
+def test_the_overview_names_every_command() -> None:
+    commands = typer.main.get_command(app).commands  # pyright: ignore[reportAttributeAccessIssue]
+    named = dict(
+        re.findall(
+            r"^\| \[`cotune ([\w-]+)`\]\(#cotune-[\w-]+\) \| (.+) \|$", reference.cli_page(), re.M
+        )
+    )
+    assert named.keys() == commands.keys()
+    assert all(named.values())
+
+
+def test_every_checked_field_of_grpo_config_is_on_its_page() -> None:
+    shown = re.findall(r"^\| `([\w.]+)` \| (\w+) \| (.+) \|$", reference.grpo_page(), re.M)
+    assert [name for name, _, _ in shown] == list(FIELDS)
+    for name, status, text in shown:
+        assert status == FIELDS[name].status
+        assert FIELDS[name].line in text
+        assert FIELDS[name].mend in text
 
 
 def test_every_public_name_once_and_in_a_group() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from tests.docs.sources import DOCS, HOLE, is_said, templates
 
-PAGE = (DOCS / "troubleshooting.md").read_text(encoding="utf-8")
+PAGE = (DOCS / "how-to" / "troubleshooting.md").read_text(encoding="utf-8")
 ENTRY = re.compile(r"^(\S.*)\n:   (\S.*)$", re.MULTILINE)
 MESSAGES = [term[1:-1] for term, _ in ENTRY.findall(PAGE) if term.startswith("`")]
 

@@ -1,4 +1,4 @@
-"""The SLURM example and the commands of docs/launching.md start what they say they start."""
+"""The SLURM example and the commands of docs/how-to/launching.md start what they say they start."""
 
 import os
 import re
@@ -16,7 +16,7 @@ from cotune.cli.app import app
 
 ROOT = Path(__file__).parents[2]
 SBATCH = ROOT / "examples" / "slurm" / "train.sbatch"
-PAGE = (ROOT / "docs" / "launching.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "how-to" / "launching.md").read_text(encoding="utf-8")
 
 
 def check_cotune(arguments: Sequence[str]) -> None:

@@ -1,4 +1,4 @@
-"""A run folder as pandas data frames. docs/reading-a-run.md documents what the files hold.
+"""A run folder as pandas data frames. docs/reference/run-folder.md documents what the files hold.
 
 The types: "string", "Int64" and "boolean" are pandas' own, which know missing values; "float64"
 has NaN for them; "object" holds lists and dicts as the files have them.

@@ -1,4 +1,4 @@
-"""Which engines are installed. Each needs an environment of its own: docs/how-to/environments.md."""
+"""Which engines are installed. Each needs an environment of its own: docs/how-to/install.md."""
 
 from importlib.metadata import PackageNotFoundError, version
 from typing import Literal

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from cotune.engines.trl.fields import FIELDS, as_markdown
+from cotune.engines.trl.fields import FIELDS
 from tests.engines.trl.library_runs import begin, figures
 
 SUPPORTED: list[dict[str, Any]] = [
@@ -55,4 +55,3 @@ def test_lines_are_cells_of_a_table() -> None:
         assert "|" not in field.line + field.mend, name
         assert "\n" not in field.line + field.mend, name
         assert (field.status == "refused") == bool(field.mend) == (field.accepts is not None), name
-    assert as_markdown().count("\n| `") == len(FIELDS)

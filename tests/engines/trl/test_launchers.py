@@ -1,4 +1,4 @@
-"""torchrun and `accelerate launch` start what docs/launching.md says: two processes over gloo, on the CPU."""
+"""torchrun and `accelerate launch` start what docs/how-to/launching.md says: two processes over gloo, on the CPU."""
 
 import importlib.util
 import os

@@ -1,6 +1,6 @@
 """Every field of GRPOConfig that matters to a joint run: passed on, adjusted, or refused, and why.
 
-`checks.py` refuses by this table, and docs/grpo-config.md is written from it (a test compares).
+`checks.py` refuses by this table, and the documentation has a page that is generated from it.
 Read against TRL 1.16 and transformers 5.
 """
 
@@ -339,35 +339,8 @@ SECTIONS: Mapping[str, Mapping[str, Field]] = {
     "Processes": _PROCESSES,
     "vLLM": _VLLM_FIELDS,
 }
-"""The table of docs/grpo-config.md, by its headings."""
+"""The fields by heading, as the documentation shows them."""
 
 FIELDS: Mapping[str, Field] = {
     name: field for section in SECTIONS.values() for name, field in section.items()
 }
-
-
-def as_markdown() -> str:
-    """The tables of docs/grpo-config.md, a heading each."""
-    parts: list[str] = []
-    for heading, section in SECTIONS.items():
-        rows = [
-            f"| `{name}` | {field.status} | {_said(field)} |" for name, field in section.items()
-        ]
-        parts.append(
-            "\n".join(
-                [
-                    f"## {heading}",
-                    "",
-                    "| field | status | what it does, or why not |",
-                    "| --- | --- | --- |",
-                    *rows,
-                ]
-            )
-        )
-    return "\n\n".join(parts) + "\n"
-
-
-def _said(field: Field) -> str:
-    if field.status != "refused":
-        return field.line
-    return f"{field.line}: {field.mend}"

@@ -83,7 +83,7 @@ class Method:
         Args:
             tokenizer: the policy's, with a chat template; also the trainer's `processing_class`.
             args: the trainer's configuration, with `max_steps` and `shuffle_dataset=False`;
-                docs/grpo-config.md goes through all fields.
+                docs/reference/grpo-config.md goes through all fields.
 
         Raises:
             ConfigError: an argument that cannot work; the trainer is checked when it is made.

@@ -27,7 +27,7 @@ class DemoP2O(Comparison):
 
     name = "demo-p2o"
     run_file = "demo-p2o.yaml"
-    # Each at the learning rate that was best for it (docs/experiments.md).
+    # Each at the learning rate that was best for it (docs/results/arithmetic.md).
     changes: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "grpo": merged(STATIC, {"training": {"learning_rate": 8e-4}}),
         "p2o": {},
