@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from cotune.protocols import LLM, Strategy
+from cotune.rollout.coordinator import Coordinator
 from cotune.types import Assignment, Metrics, Progress, StopReason, Task, Trajectory, Turn
 
 INITIAL = (
@@ -32,6 +33,25 @@ def make_trajectory(
 ) -> Trajectory:
     return Trajectory(
         assignment, (1,), (1,), (2, 3), (1, 0), (-0.5, 0.0), (Turn(text),), stop, None, reward
+    )
+
+
+def one_step(
+    coordinator: Coordinator,
+    tasks: Sequence[Task],
+    group_size: int,
+    progress: Progress,
+    before_rollout: Callable[[], None] | None = None,
+) -> tuple[list[Trajectory], dict[str, float]]:
+    """The acts of one step in the order that every engine has them; its batch and metrics."""
+    metrics = coordinator.evolve(progress)
+    if before_rollout is not None:
+        coordinator.on_rank_zero(before_rollout)
+    assignments = coordinator.assign(tasks, group_size, progress)
+    trajectories = coordinator.rollout(assignments)
+    trajectories, resampled = coordinator.resample(trajectories, group_size, progress)
+    return trajectories, metrics | resampled | coordinator.observe(
+        trajectories, group_size, progress
     )
 
 

@@ -24,6 +24,7 @@ from cotune.run.ledger import Ledger
 from cotune.run.run_dir import RunDir
 from cotune.testing import ScriptedLLM
 from cotune.types import Assignment, Limits, Progress, Prompt, StopReason, Task, Trajectory, Turn
+from tests.helpers import one_step
 from tests.policy.tiny import Letters, opens, tiny_model, tiny_tokenizer
 
 TOKENIZER = tiny_tokenizer()
@@ -185,7 +186,7 @@ def test_the_loop_learns(tmp_path: Any) -> None:
 def test_the_loop_trains_at_the_temperature_that_it_samples_at(tmp_path: Any) -> None:
     model = tiny_model(TOKENIZER)
     hot = coordinator(model, tmp_path, temperature=1.5)
-    batch, _ = hot.train_batch(Letters().tasks("train")[:2], 3, Progress(1, 0, 1))
+    batch, _ = one_step(hot, Letters().tasks("train")[:2], 3, Progress(1, 0, 1))
     logprobs, mask = completion_logprobs(model, batch, 1.5)
     sampled = torch.zeros_like(logprobs)
     for row, t in enumerate(batch):

@@ -1,7 +1,7 @@
-"""The reference loop: one process, one update a step, readable top to bottom.
+"""The reference loop: one process, one update per step, readable from top to bottom.
 
-It is what the engines are tested against, and the shortest way to see the method whole. For real
-runs use an engine: it adds accumulation, KL, several processes, checkpoints and more.
+The engines are tested against it, and it is the shortest complete statement of the method. Real
+runs use an engine, which adds accumulation, a KL term, several processes, checkpoints and more.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,9 +17,16 @@ from cotune.types import Distillation, Progress, Task, Trajectory
 
 @dataclass(frozen=True)
 class LoopSettings:
-    """Steps of the reference loop: questions a step, rollouts a question, clip range ε.
+    """Settings of the reference loop.
 
-    `steps_per_epoch` says when an epoch ends, which P²O waits for; None is never.
+    Attributes:
+        steps: T, rollout batches and updates.
+        questions: of a step.
+        group_size: G, rollouts per question.
+        steps_per_epoch: steps until an epoch ends, which P²O waits for; None is never.
+        learning_rate: of AdamW.
+        clip: ε, the clip range of the importance ratio.
+        max_grad_norm: gradients are clipped to this norm.
     """
 
     steps: int
@@ -38,32 +45,40 @@ def train(
     settings: LoopSettings,
     log: Callable[[int, dict[str, float]], None] = lambda step, metrics: None,
 ) -> None:
-    """INSPO's Algorithm 1 with any strategy: evolve, assign, roll out, observe, update.
+    """Train weights and instructions together: INSPO's Algorithm 1 with any strategy.
 
     Args:
         model: the policy; the coordinator's sampler must sample from this very model.
         coordinator: strategy, environment and sampler.
-        tasks: the questions of a step, counted from 1.
-        settings: sizes.
-        log: called after each update.
+        tasks: returns the questions of a step, counted from 1.
+        settings: sizes and the optimizer's settings.
+        log: called with step and metrics after each update.
     """
     optimizer = torch.optim.AdamW(model.parameters(), lr=settings.learning_rate, weight_decay=0.0)
+    group_size, temperature = settings.group_size, coordinator.settings.temperature
     for step in range(1, settings.steps + 1):
         epoch = 0 if settings.steps_per_epoch is None else (step - 1) // settings.steps_per_epoch
         progress = Progress(step=step, epoch=epoch, total_steps=settings.steps)
-        trajectories, metrics = coordinator.train_batch(tasks(step), settings.group_size, progress)
+
+        # 1. The LLM rewrites instructions or proposes hints, in steps in which that is due.
+        metrics = coordinator.evolve(progress)
+        # 2. The strategy decides which prompt each rollout is sampled under and trained on.
+        assignments = coordinator.assign(tasks(step), group_size, progress)
+        # 3. The policy answers and the environment scores, once more for groups without variance.
+        trajectories = coordinator.rollout(assignments)
+        trajectories, resampled = coordinator.resample(trajectories, group_size, progress)
+        # 4. The strategy credits its prompts with the rewards.
+        metrics |= resampled | coordinator.observe(trajectories, group_size, progress)
+        # 5. GRPO updates the weights.
+        distillation = coordinator.strategy.distillation
         loss = policy_loss(
-            model,
-            trajectories,
-            settings.group_size,
-            settings.clip,
-            coordinator.settings.temperature,
-            coordinator.strategy.distillation,
+            model, trajectories, group_size, settings.clip, temperature, distillation
         )
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), settings.max_grad_norm)
         optimizer.step()
         optimizer.zero_grad()
+
         log(step, {**metrics, "loss": loss.item()})
 
 
@@ -75,12 +90,21 @@ def policy_loss(
     temperature: float = 1.0,
     distillation: Distillation | None = None,
 ) -> torch.Tensor:
-    """GRPO's loss of a batch on the prompts that are to be trained on, before any update of it.
+    """Return GRPO's loss of a batch that has not been updated on yet.
 
     The gradient is taken on `prompt_ids`, whatever prompt a rollout was sampled under: equal
-    prompts give GRPO (INSPO Eq. 2), different ones P²O's context distillation (P²O Eq. 4), as
-    `distillation` has it (its defaults if None). The policy is the softmax at the temperature that
-    it was sampled at.
+    prompts give GRPO (INSPO Eq. 2), different ones P²O's context distillation (P²O Eq. 4).
+
+    Args:
+        model: the policy.
+        trajectories: (B,), group after group.
+        group_size: G.
+        clip: ε.
+        temperature: of the softmax that the rollouts were sampled from.
+        distillation: how to weigh rollouts whose prompts differ; None is its defaults.
+
+    Returns:
+        scalar.
     """
     distillation = distillation or Distillation()
     rewards = torch.tensor([t.reward for t in trajectories])
@@ -94,7 +118,7 @@ def policy_loss(
 
 
 def group_advantages(rewards: torch.Tensor, group_size: int) -> torch.Tensor:
-    """Rewards normalised within each group, INSPO Eq. 3: (r − mean) / (std + 1e-4).
+    """Normalise rewards within each group, INSPO Eq. 3: (r − mean) / (std + 1e-4).
 
     The standard deviation is the sample's (G − 1), as TRL computes it.
 
@@ -118,11 +142,11 @@ def grpo_loss(
     mask: torch.Tensor,
     clip: float,
 ) -> torch.Tensor:
-    """INSPO Eq. 2 without its KL term, negated: the mean over rollouts of their token means.
+    """Return INSPO Eq. 2 negated and without its KL term: the mean over rollouts of token means.
 
     Args:
         logprobs, old_logprobs: log π_θ and log π_old of each completion token, (B, C).
-        advantages: (B,), or (B, C) where tokens differ.
+        advantages: (B,), or (B, C) if they differ from token to token.
         mask: 1 for the policy's own tokens, (B, C).
         clip: ε.
 
@@ -138,7 +162,7 @@ def grpo_loss(
 def completion_logprobs(
     model: PreTrainedModel, trajectories: Sequence[Trajectory], temperature: float = 1.0
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """log π_θ of every completion token given the prompt to train on, with the loss mask.
+    """Return log π_θ of every completion token given the prompt to train on, and the loss mask.
 
     Returns:
         logprobs and mask, both (B, C), padded on the right with 0.

@@ -30,7 +30,7 @@ from cotune.types import (
     Trajectory,
     Turn,
 )
-from tests.helpers import make_tasks, make_trajectory
+from tests.helpers import make_tasks, make_trajectory, one_step
 
 TASKS = make_tasks(4)
 STEP = Progress(step=3, epoch=0, total_steps=9)
@@ -160,8 +160,8 @@ def opened(coordinator: Coordinator) -> list[Any]:
 def test_a_step_evolves_then_assigns_rolls_out_and_observes() -> None:
     diary = Diary()
     coordinator = make(diary)
-    trajectories, metrics = coordinator.train_batch(
-        TASKS[:2], 3, STEP, before_rollout=lambda: diary.lines.append(("before",))
+    trajectories, metrics = one_step(
+        coordinator, TASKS[:2], 3, STEP, before_rollout=lambda: diary.lines.append(("before",))
     )
     assert diary.lines == [
         ("step", 3),
@@ -200,9 +200,9 @@ def test_draws_are_keyed_by_seed_purpose_step_and_call_and_by_nothing_else() -> 
 
         def between() -> None:
             for _ in range(evaluated):
-                coordinator.evaluate_here(TASKS)
+                coordinator.evaluate(TASKS)
 
-        coordinator.train_batch(TASKS, 1, step, between)
+        one_step(coordinator, TASKS, 1, step, between)
         assert opened(coordinator)[count].temperature == 0.7
         return [s.seed for s in opened(coordinator)[count:] if s.temperature > 0]
 
@@ -217,7 +217,7 @@ def test_draws_are_keyed_by_seed_purpose_step_and_call_and_by_nothing_else() -> 
 def test_rows_per_call_changes_no_row_and_no_seed() -> None:
     for rows_per_call in (1, 3, 512):
         coordinator = make(settings=RolloutSettings(seed=5, rows_per_call=rows_per_call))
-        trajectories, _ = coordinator.train_batch(TASKS, 2, STEP)
+        trajectories, _ = one_step(coordinator, TASKS, 2, STEP)
         assert [len(t.own_text) for t in trajectories] == [1 + row % 3 for row in range(8)]
         assert len({s.seed for s in opened(coordinator)}) == 2  # one verification, one batch
         assert len(opened(coordinator)) == 2  # a session each, in however many parts
@@ -244,12 +244,12 @@ def test_a_strategy_that_assigns_too_few_is_named() -> None:
             return super().assign(tasks, group_size, progress)[1:]
 
     with pytest.raises(EngineError, match=r"Short\.assign gave 7 assignments for 4 tasks × 2"):
-        make(strategy=Short("say ")).train_batch(TASKS, 2, STEP)
+        one_step(make(strategy=Short("say ")), TASKS, 2, STEP)
 
 
 def test_the_state_round_trips_and_another_schema_is_refused() -> None:
     coordinator = make()
-    coordinator.train_batch(TASKS, 2, STEP)
+    one_step(coordinator, TASKS, 2, STEP)
     state = coordinator.state_dict()
     other = make()
     other.load_state_dict(state)
@@ -407,7 +407,7 @@ def resampling(
 def test_groups_without_variance_are_replaced_and_every_rollout_is_paid() -> None:
     diary = Diary()
     coordinator = resampling(["q0"], diary=diary)
-    trajectories, metrics = coordinator.train_batch(TASKS[:2], 3, STEP)
+    trajectories, metrics = one_step(coordinator, TASKS[:2], 3, STEP)
     first, second = (t.task.id for t in (trajectories[0], trajectories[3]))
     assert first in ("q2", "q3")
     assert second == "q1"
@@ -430,7 +430,7 @@ def test_groups_without_variance_are_replaced_and_every_rollout_is_paid() -> Non
 
 def test_resampling_is_off_by_default_and_keeps_to_the_budget() -> None:
     flat = [task.id for task in TASKS]
-    trajectories, metrics = resampling(flat, rounds=0).train_batch(TASKS[:2], 3, STEP)
+    trajectories, metrics = one_step(resampling(flat, rounds=0), TASKS[:2], 3, STEP)
     assert not [name for name in metrics if name.startswith("resample/")]
     assert metrics["zero_advantage_share"] == 1.0
     # 6 rollouts are the batch's own; a round of two questions would be 6 more.
@@ -438,32 +438,32 @@ def test_resampling_is_off_by_default_and_keeps_to_the_budget() -> None:
         diary = Diary()
         coordinator = resampling(flat, diary=diary)
         progress = replace(STEP, rollouts_left=left)
-        same, metrics = coordinator.train_batch(TASKS[:2], 3, progress)
+        same, metrics = one_step(coordinator, TASKS[:2], 3, progress)
         assert metrics["resample/rounds"] == rounds
         assert sum(line[2] for line in diary.lines if line[0] == "rollouts") == 6 * (1 + rounds)
         assert same == trajectories
 
 
 def test_two_ranks_resample_what_one_does() -> None:
-    alone = resampling(["q0", "q1"]).train_batch(TASKS[:2], 3, STEP)
+    alone = one_step(resampling(["q0", "q1"]), TASKS[:2], 3, STEP)
     assert {t.task.id for t in alone[0]} == {"q2", "q3"}
 
     def work(comm: Any) -> Any:
         # What is left is known on rank 0 alone.
         progress = replace(STEP, rollouts_left=None if comm.rank == 0 else 0)
-        return resampling(["q0", "q1"], comm=comm).train_batch(TASKS[:2], 3, progress)
+        return one_step(resampling(["q0", "q1"], comm=comm), TASKS[:2], 3, progress)
 
     assert on_two_ranks(work) == [alone, alone]
 
 
 @pytest.mark.parametrize(("tasks", "group_size"), [(TASKS, 2), (TASKS[:3], 3), (TASKS[:1], 1)])
 def test_two_ranks_roll_out_what_one_does(tasks: list[Task], group_size: int) -> None:
-    alone = make().train_batch(tasks, group_size, STEP)
+    alone = one_step(make(), tasks, group_size, STEP)
     diaries = [Diary(), Diary()]
 
     def work(comm: ThreadComm) -> Any:
         coordinator = make(diaries[comm.rank], comm)
-        together = coordinator.train_batch(tasks, group_size, STEP)
+        together = one_step(coordinator, tasks, group_size, STEP)
         assert coordinator.evaluate(tasks) == make().evaluate(tasks)
         assert len(opened(coordinator)) == 3  # also on a rank that no row is left for
         return together
@@ -482,13 +482,11 @@ def test_reward_functions_score_each_ranks_share() -> None:
         return [10.0 * len(text) for text in completions]
 
     rewards = RewardFunctions([length])
-    alone = make(rewards=rewards).train_batch(TASKS, 2, STEP)
+    alone = one_step(make(rewards=rewards), TASKS, 2, STEP)
     assert [len(batch) for batch in batches] == [2, 8]  # evolution rolls out first
     assert [t.reward for t in alone[0]] == [10.0 * len(t.own_text) for t in alone[0]]
     batches.clear()
-    together = on_two_ranks(
-        lambda comm: make(comm=comm, rewards=rewards).train_batch(TASKS, 2, STEP)
-    )
+    together = on_two_ranks(lambda comm: one_step(make(comm=comm, rewards=rewards), TASKS, 2, STEP))
     assert sorted(len(batch) for batch in batches) == [1, 1, 4, 4]
     assert together == [alone, alone]
     assert alone[1]["reward_metric/longest"] == 3.0
@@ -498,9 +496,7 @@ def test_reward_functions_score_each_ranks_share() -> None:
 def test_a_failed_rollout_ends_both_ranks_with_its_message(fails_on: str, where: str) -> None:
     def work(comm: ThreadComm) -> Any:
         quiet = StaticStrategy("say ")
-        return make(comm=comm, environment=Yes(fails_on), strategy=quiet).train_batch(
-            TASKS, 2, STEP
-        )
+        return one_step(make(comm=comm, environment=Yes(fails_on), strategy=quiet), TASKS, 2, STEP)
 
     for outcome in on_two_ranks(work):
         assert isinstance(outcome, EngineError)
@@ -515,7 +511,7 @@ def test_a_failed_strategy_ends_both_ranks() -> None:
             raise KeyError("lost")
 
     def work(comm: ThreadComm) -> Any:
-        return make(comm=comm, strategy=Broken("say ")).train_batch(TASKS, 2, STEP)
+        return one_step(make(comm=comm, strategy=Broken("say ")), TASKS, 2, STEP)
 
     first, second = on_two_ranks(work)
     assert isinstance(first, KeyError)

@@ -37,7 +37,7 @@ from cotune.types import (
     Trajectory,
     Turn,
 )
-from tests.helpers import make_tasks
+from tests.helpers import make_tasks, one_step
 from tests.rollout.test_coordinator import Yes, on_two_ranks, reply
 
 TASKS = make_tasks(4)
@@ -251,7 +251,7 @@ def attempt(
             comm=comm,
         )
         try:
-            result = coordinator.train_batch(TASKS, 2, Progress(step=5, epoch=0, total_steps=9))
+            result = one_step(coordinator, TASKS, 2, Progress(step=5, epoch=0, total_steps=9))
         except (Killed, EvolutionError) as ended:
             result = ended
         return Attempt(run, ledger.totals(), trail, world.asked, result)

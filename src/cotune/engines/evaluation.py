@@ -14,7 +14,7 @@ from cotune.rollout.coordinator import Coordinator
 from cotune.run.journal import Journal
 from cotune.run.run_dir import RunDir
 from cotune.run.scores import EXACT_MATCH, Score, measure_of, score_trajectories
-from cotune.types import Prompt, Trajectory
+from cotune.types import Prompt
 
 
 class EvaluatedParts(Protocol):
@@ -122,32 +122,30 @@ class RunEvaluation:
 
     def __call__(self, joint: Evaluated, trained: int) -> None:
         """The hook before a step's rollouts, on rank 0."""
-        here = joint.coordinator.evaluate_here
         if trained == 0 and self._config.evaluation.before:
-            self._measure(joint, here, "test", "before", self._initial(joint), "i0")
+            self._measure(joint, "test", "before", self._initial(joint), "i0")
         every = self._config.evaluation.every
         if every and trained and trained % every == 0:
-            score = self._measure(joint, here, "validation", "during")
+            score = self._measure(joint, "validation", "during")
             self._best.offer(joint, score.em, trained)
 
     def finish(self, joint: Evaluated) -> Outcome:
         """Scores of the reported policy: the best on validation, or the last without validation."""
-        together = joint.coordinator.evaluate
         joint.begin_closing()
         em = 0.0
         if self._config.evaluation.every:
-            em = self._measure(joint, together, "validation", "during").em
+            em = self._measure(joint, "validation", "during").em
         joint.coordinator.on_rank_zero(lambda: self._keep(joint, em))
         instruction_id, kept = self._best.restore(joint)
         text = kept.instruction
-        after = self._measure(joint, together, "test", "after", Prompt(text), instruction_id)
+        after = self._measure(joint, "test", "after", Prompt(text), instruction_id)
         initial = self._initial(joint)
         plain = after
         if text != initial.instruction:
-            plain = self._measure(joint, together, "test", "plain", initial, "i0")
+            plain = self._measure(joint, "test", "plain", initial, "i0")
         hinted = None
         if kept.hint:
-            hinted = self._measure(joint, together, "test", "hinted", kept, instruction_id)
+            hinted = self._measure(joint, "test", "hinted", kept, instruction_id)
         return Outcome(
             self._before(),
             after,
@@ -192,13 +190,13 @@ class RunEvaluation:
     def _measure(
         self,
         joint: Evaluated,
-        evaluate: Callable[..., list[Trajectory]],
         split: str,
         when: str,
         prompt: Prompt | None = None,
         instruction_id: str = "",
     ) -> Score:
-        trajectories = evaluate(joint.parts.environment.tasks(split), prompt, instruction_id)
+        tasks = joint.parts.environment.tasks(split)
+        trajectories = joint.coordinator.evaluate(tasks, prompt, instruction_id)
         score = score_trajectories(
             trajectories, measure_of(joint.parts.environment, joint.parts.rewards)
         )

@@ -1,7 +1,7 @@
-"""What happens between a batch of tasks and its scored trajectories: the same in every engine.
+"""The acts of a training step that every engine shares: evolve, assign, roll out, observe.
 
-The strategy and the LLM live on rank 0. The other ranks serve it: they roll out the share they are
-sent, until rank 0 says that the batch is complete or that it failed.
+The strategy and the LLM live on rank 0. During an act the other ranks serve it: they roll out the
+share that they are sent until rank 0 says that the act is done or has failed.
 """
 
 import hashlib
@@ -26,16 +26,16 @@ STATE_SCHEMA = 1
 
 @dataclass(frozen=True)
 class RolloutSettings:
-    """How rollouts are made.
+    """Settings of rollouts.
 
     Attributes:
         limits: tokens and turns.
-        temperature: of training and verification; evaluation is greedy.
+        temperature: for training and verification; evaluation is greedy.
         seed: the run's seed; draws are keyed by (seed, purpose, step, call, row).
-        rows_per_call: rows a sampler continues at a time; bounds memory, changes no draw.
-        context_tokens: what the policy can attend to, prompt included; None is unlimited.
-        resample_rounds: how often groups without variance are replaced in a step at most
-            (`cotune.rollout.resampling`); for strategies that do not read each question's group.
+        rows_per_call: rows that a sampler continues at a time; bounds memory, changes no draw.
+        context_tokens: tokens that the policy can attend to, prompt included; None is unlimited.
+        resample_rounds: how often a step replaces groups without variance at most
+            (`cotune.rollout.resampling`); for strategies that do not need every question's group.
     """
 
     limits: Limits = field(default_factory=Limits)
@@ -48,7 +48,7 @@ class RolloutSettings:
 
 @dataclass(frozen=True)
 class _Command:
-    """What rank 0 tells the others: "rollout", "gather", "done" or "stop"."""
+    """A message of rank 0 to the others; `verb` is "rollout", "gather", "done" or "stop"."""
 
     verb: str
     assignments: tuple[Assignment, ...] = ()
@@ -57,27 +57,34 @@ class _Command:
 
 
 RollOutHere = Callable[[Sequence[Assignment], int, Sampling], list[Trajectory]]
-"""Rolls this rank's assignments out, scored, in order; rows are counted from the second argument."""
+"""Rolls out and scores this rank's assignments in order; rows count from the second argument."""
 
 
 class RolloutFailed(EngineError):
-    """Raised on all ranks at once, since all exchange what became of their shares."""
+    """A rollout failed on some rank. Every rank raises it, since all exchange their outcomes."""
 
 
 class Coordinator:
-    """Runs steps of a strategy: evolve if due, assign, roll out, observe.
+    """The acts of a training step, in any number of processes.
+
+    A step calls `evolve`, `assign`, `rollout`, `resample` and `observe` in this order
+    (`cotune.loop.train` shows it); an engine updates the weights in between. Every rank calls every
+    act: rank 0 does the work, the others serve its rollouts, and all return the same result. On
+    rank 0 an act may call another one.
 
     Args:
         strategy: consulted on rank 0 alone.
         environment, codec, sampler: one on every rank.
-        llm: the optimizer; used on rank 0 alone.
-        rewards: score in place of the environment, on every rank; None where it scores.
+        llm: writes proposals; used on rank 0 alone.
         journal, meter: written on rank 0 alone.
-        roll_out: makes rollouts in place of the sampler's lock-step: an engine that has workers of
-            its own for it.
+        settings: limits, temperature, seed and sizes of rollouts.
+        comm: connects the ranks; None for a single process.
+        rewards: score in place of the environment, on every rank; None if the environment scores.
+        roll_out: rolls out in place of the sampler, for an engine that has its own rollout workers.
 
     Attributes:
-        gather: what every rank does at once where rank 0 asks for weights that are spread over them.
+        step: the step that rollouts and events count under.
+        gather: what every rank calls when rank 0 asks for weights that are sharded over the ranks.
     """
 
     def __init__(
@@ -99,86 +106,79 @@ class Coordinator:
         self.sampler, self.llm, self.settings = sampler, llm, settings
         self.journal, self.meter, self.rewards = journal, meter, rewards
         self.comm: Comm = comm or SingleProcess()
-        self._roll_out_here = roll_out or self._in_lock_step
         self.gather: Callable[[], Any] = lambda: None
         self.step = 0
+        self._roll_out_here = roll_out or self._in_lock_step
+        self._leads = False  # rank 0 is inside an act and the others serve
         self._calls: Counter[Purpose] = Counter()
-        self._known: dict[str, Task] | None = None
+        self._with_columns: dict[str, Task] | None = None
 
-    def train_batch(
-        self,
-        tasks: Sequence[Task],
-        group_size: int,
-        progress: Progress,
-        before_rollout: Callable[[], None] | None = None,
-    ) -> tuple[list[Trajectory], dict[str, float]]:
-        """One step: `len(tasks)` groups of `group_size` rollouts, and the strategy's metrics.
+    # ---- the acts of a step
 
-        Every rank calls it with the same tasks and receives all trajectories, group after group; of
-        other tasks where groups without variance were replaced.
-        `before_rollout` runs on rank 0 after evolution (an engine's evaluation).
+    def evolve(self, progress: Progress) -> dict[str, float]:
+        """Begin a step: let the strategy evolve if it is due. Return its metrics.
+
+        Rollouts and replies that an interrupted attempt logged are used again, not paid twice.
         """
 
-        def work() -> tuple[list[Trajectory], dict[str, float]]:
-            metrics = self.begin_batch(progress, before_rollout)
-            trajectories = self._roll_out_groups(tasks, group_size, progress)
-            if self.settings.resample_rounds:
-                trajectories, done = self._resampled(trajectories, group_size, progress)
-                metrics.update(done)
-            metrics.update(self.end_batch(trajectories, group_size, progress))
-            return trajectories, metrics
+        def work() -> dict[str, float]:
+            self.step, self._calls = progress.step, Counter()
+            self.meter.set_step(progress.step)
+            log = self.journal.evolution_log(progress.step)
+            phase = self.logged(log)
+            try:
+                metrics = self.strategy.evolve_if_due(progress, phase.rollout, phase, self._record)
+            except EvolutionError:
+                log.delete()  # a resume that recalls the same replies would fail again
+                raise
+            phase.close()
+            return dict(metrics)
 
         return self.on_rank_zero(work)
 
-    def begin_batch(
-        self, progress: Progress, before_rollout: Callable[[], None] | None = None
-    ) -> dict[str, float]:
-        """What comes before a step's rollouts: evolution where it is due; on rank 0.
-
-        With `assign_batch` and `end_batch`, for an engine that makes the rollouts between by itself.
-        """
-        self.step, self._calls = progress.step, Counter()
-        self.meter.set_step(progress.step)
-        metrics = self._evolve(progress)
-        if before_rollout is not None:
-            before_rollout()
-        return metrics
-
-    def assign_batch(
+    def assign(
         self, tasks: Sequence[Task], group_size: int, progress: Progress
     ) -> list[Assignment]:
-        """`group_size` assignments for each task, group after group, as the strategy decides; on rank 0."""
-        assignments = self.strategy.assign(tasks, group_size, progress)
-        if len(assignments) != len(tasks) * group_size:
-            raise EngineError(
-                f"{type(self.strategy).__name__}.assign gave {len(assignments)} assignments "
-                f"for {len(tasks)} tasks × {group_size}"
-            )
-        return [self._whole(assignment) for assignment in assignments]
+        """Return `group_size` assignments for each task, group after group, from the strategy.
 
-    def end_batch(
+        Raises:
+            EngineError: the strategy returned another number of assignments.
+        """
+
+        def work() -> list[Assignment]:
+            assignments = self.strategy.assign(tasks, group_size, progress)
+            if len(assignments) != len(tasks) * group_size:
+                raise EngineError(
+                    f"{type(self.strategy).__name__}.assign gave {len(assignments)} assignments "
+                    f"for {len(tasks)} tasks × {group_size}"
+                )
+            return [self._restore_columns(assignment) for assignment in assignments]
+
+        return self.on_rank_zero(work)
+
+    def rollout(
+        self,
+        assignments: Sequence[Assignment],
+        *,
+        purpose: Purpose = "train",
+        greedy: bool = False,
+    ) -> list[Trajectory]:
+        """Roll assignments out under the current policy. Return one scored trajectory each."""
+        return self.on_rank_zero(
+            lambda: self._roll_out(assignments, purpose, self.next_sampling(purpose, greedy))
+        )
+
+    def resample(
         self, trajectories: Sequence[Trajectory], group_size: int, progress: Progress
-    ) -> dict[str, float]:
-        """Shows a step's rollouts to the strategy and writes them down; on rank 0.
+    ) -> tuple[list[Trajectory], dict[str, float]]:
+        """Replace groups without variance by groups of other questions (DAPO's dynamic sampling).
 
         Returns:
-            The strategy's metrics and the batch's.
+            the batch, as long as before, and metrics; the batch as it is and no metrics if
+            `settings.resample_rounds` is 0.
         """
-        metrics = dict(self.strategy.observe(trajectories, progress, self._record))
-        metrics.update(trajectory_metrics(trajectories, group_size))
-        self.journal.trajectories(progress.step, "train", trajectories)
-        return metrics
-
-    def _roll_out_groups(
-        self, tasks: Sequence[Task], group_size: int, progress: Progress
-    ) -> list[Trajectory]:
-        """A group of each task as the strategy assigns it, group after group."""
-        return self.rollout(self.assign_batch(tasks, group_size, progress), purpose="train")
-
-    def _resampled(
-        self, trajectories: list[Trajectory], group_size: int, progress: Progress
-    ) -> tuple[list[Trajectory], dict[str, float]]:
-        """The batch with groups without variance replaced, and what that took."""
+        if not self.settings.resample_rounds:
+            return list(trajectories), {}
         left = progress.rollouts_left
         settings = Resampling(
             self.environment.tasks("train"),
@@ -186,76 +186,67 @@ class Coordinator:
             f"{self.settings.seed}/resample/{progress.step}",
             None if left is None else left - len(trajectories),
         )
-        return resampled(
-            trajectories,
-            group_size,
-            lambda tasks: self._roll_out_groups(tasks, group_size, progress),
-            settings,
-        )
 
-    def evolve(
-        self, progress: Progress, before_rollout: Callable[[], None] | None = None
+        def roll_out(tasks: Sequence[Task]) -> list[Trajectory]:
+            return self.rollout(self.assign(tasks, group_size, progress))
+
+        return self.on_rank_zero(lambda: resampled(trajectories, group_size, roll_out, settings))
+
+    def observe(
+        self, trajectories: Sequence[Trajectory], group_size: int, progress: Progress
     ) -> dict[str, float]:
-        """What `train_batch` does before its rollouts, for a run that makes none."""
-        return self.on_rank_zero(lambda: self.begin_batch(progress, before_rollout))
+        """Show a step's rollouts to the strategy and journal them.
 
-    def _evolve(self, progress: Progress) -> dict[str, float]:
-        """Evolves if due; what an attempt that was killed in it has paid for is not paid again."""
-        log = self.journal.evolution_log(progress.step)
-        phase = self.logged(log)
-        try:
-            metrics = self.strategy.evolve_if_due(progress, phase.rollout, phase, self._record)
-        except EvolutionError:
-            log.delete()  # the same answers would end it again
-            raise
-        phase.close()
-        return dict(metrics)
+        Returns:
+            the strategy's metrics and the batch's.
+        """
 
-    def logged(self, log: EvolutionLog, what: str = "evolution") -> LoggedPhase:
-        """Rollouts and LLM calls from a log as far as it goes, then live; rank 0 only."""
-        return LoggedPhase(
-            log, self._roll_out, self.next_sampling, self.llm, self.meter, self._record, what
-        )
+        def work() -> dict[str, float]:
+            metrics = dict(self.strategy.observe(trajectories, progress, self._record))
+            metrics.update(trajectory_metrics(trajectories, group_size))
+            self.journal.trajectories(progress.step, "train", trajectories)
+            return metrics
+
+        return self.on_rank_zero(work)
 
     def evaluate(
         self, tasks: Sequence[Task], prompt: Prompt | None = None, instruction_id: str = ""
     ) -> list[Trajectory]:
-        """Greedy rollouts, one a task; observes nothing.
+        """Roll out greedily, once per task, without showing the strategy anything.
 
         Args:
             tasks: the questions.
-            prompt: what to evaluate under; the strategy's best by default.
-            instruction_id: whose prompt it is, where one is given.
+            prompt: what to evaluate under; None is the strategy's best prompt.
+            instruction_id: the instruction in `prompt`; unused if `prompt` is None.
         """
-        return self.on_rank_zero(lambda: self.evaluate_here(tasks, prompt, instruction_id))
 
-    def evaluate_here(
-        self, tasks: Sequence[Task], prompt: Prompt | None = None, instruction_id: str = ""
-    ) -> list[Trajectory]:
-        """`evaluate` for callers that already run on rank 0 while the others serve."""
-        if prompt is None:
-            prompt = self.strategy.best_prompt()
-            instruction_id = self.strategy.best_instruction_id()
-        assignments = [
-            Assignment(task, prompt, prompt, instruction_id, group)
-            for group, task in enumerate(tasks)
-        ]
-        return self.rollout(assignments, purpose="evaluate", greedy=True)
+        def work() -> list[Trajectory]:
+            under, of = prompt, instruction_id
+            if under is None:
+                under, of = self.strategy.best_prompt(), self.strategy.best_instruction_id()
+            assignments = [
+                Assignment(task, under, under, of, group) for group, task in enumerate(tasks)
+            ]
+            return self.rollout(assignments, purpose="evaluate", greedy=True)
+
+        return self.on_rank_zero(work)
+
+    # ---- what acts and engines share
+
+    def logged(self, log: EvolutionLog, what: str = "evolution") -> LoggedPhase:
+        """Return rollouts and LLM calls that come from a log as far as it goes, then live; rank 0 only."""
+        return LoggedPhase(
+            log, self._roll_out, self.next_sampling, self.llm, self.meter, self._record, what
+        )
 
     def gather_here(self) -> Any:
-        """What `gather` returns to rank 0, for callers that run there while the others serve."""
+        """Call `gather` on all ranks and return what it gives rank 0; from within an act on rank 0."""
         self.comm.broadcast(_Command("gather"))
         return self.gather()
 
-    def rollout(
-        self, assignments: Sequence[Assignment], *, purpose: Purpose, greedy: bool = False
-    ) -> list[Trajectory]:
-        """Rolls out on all ranks; rank 0 only. See `contracts.Rollout`."""
-        return self._roll_out(assignments, purpose, self.next_sampling(purpose, greedy))
-
-    def next_sampling(self, purpose: Purpose, greedy: bool) -> Sampling:
-        """How the next rollout call of a purpose samples."""
-        # Counted by purpose, so that how often a run is evaluated changes none of its draws.
+    def next_sampling(self, purpose: Purpose, greedy: bool = False) -> Sampling:
+        """Return how the next rollout call of a purpose samples; rank 0 only."""
+        # Counted per purpose, so that evaluating more often changes no other draw.
         self._calls[purpose] += 1
         return Sampling(
             temperature=0.0 if greedy else self.settings.temperature,
@@ -263,28 +254,10 @@ class Coordinator:
             seed=stable_seed(self.settings.seed, purpose, self.step, self._calls[purpose]),
         )
 
-    def _roll_out(
-        self, assignments: Sequence[Assignment], purpose: Purpose, sampling: Sampling
-    ) -> list[Trajectory]:
-        command = _Command("rollout", tuple(map(self._whole, assignments)), sampling)
-        started = time.monotonic()
-        trajectories = self._share(self.comm.broadcast(command))
-        self.count(purpose, trajectories, time.monotonic() - started)
-        return trajectories
-
     def count(self, purpose: Purpose, trajectories: Sequence[Trajectory], seconds: float) -> None:
-        """Enters rollouts in the ledger; `rollout` does so for its own."""
+        """Enter rollouts in the ledger. `rollout` does so by itself; rank 0 only."""
         generated = sum(t.generated_tokens for t in trajectories)
         self.meter.add_rollouts(purpose, len(trajectories), generated, seconds)
-
-    def _whole(self, assignment: Assignment) -> Assignment:
-        """The assignment with the columns of its task, which a strategy's saved state leaves out."""
-        if assignment.task.columns:
-            return assignment
-        if self._known is None:
-            self._known = {t.id: t for t in self.environment.tasks("train") if t.columns}
-        known = self._known.get(assignment.task.id)
-        return assignment if known is None else replace(assignment, task=known)
 
     def state_dict(self) -> State:
         return {
@@ -302,22 +275,48 @@ class Coordinator:
         self.step = int(state["step"])
         self.strategy.load_state_dict(state["strategy"])
 
-    def _record(self, kind: str, /, **fields: object) -> None:
-        self.journal.event(kind, self.step, **fields)
-
     def on_rank_zero(self, work: Callable[[], Any]) -> Any:
-        """Runs `work` on rank 0 while the others serve; all return its result or raise its error."""
+        """Run `work` on rank 0 while the others serve; all return its result or raise its error.
+
+        All ranks call it together. Within `work` it runs its argument directly.
+        """
+        if self._leads:
+            return work()
         if self.comm.rank != 0:
             return self._serve()
+        self._leads = True
         try:
             result = work()
         except RolloutFailed:
-            raise  # on every rank already: nobody is left to hear of it
+            raise  # every rank raises it
         except BaseException as error:
             self.comm.broadcast(_Command("stop", message=f"{type(error).__name__}: {error}"))
             raise
+        finally:
+            self._leads = False
         self.comm.broadcast(_Command("done"))
         return self.comm.broadcast(result)
+
+    def _record(self, kind: str, /, **fields: object) -> None:
+        self.journal.event(kind, self.step, **fields)
+
+    def _restore_columns(self, assignment: Assignment) -> Assignment:
+        """Put back the columns of a task, which a strategy's saved state does not hold."""
+        if assignment.task.columns:
+            return assignment
+        if self._with_columns is None:
+            self._with_columns = {t.id: t for t in self.environment.tasks("train") if t.columns}
+        known = self._with_columns.get(assignment.task.id)
+        return assignment if known is None else replace(assignment, task=known)
+
+    def _roll_out(
+        self, assignments: Sequence[Assignment], purpose: Purpose, sampling: Sampling
+    ) -> list[Trajectory]:
+        command = _Command("rollout", tuple(map(self._restore_columns, assignments)), sampling)
+        started = time.monotonic()
+        trajectories = self._share(self.comm.broadcast(command))
+        self.count(purpose, trajectories, time.monotonic() - started)
+        return trajectories
 
     def _serve(self) -> Any:
         while True:
@@ -332,7 +331,7 @@ class Coordinator:
                 self._share(command)
 
     def _share(self, command: _Command) -> list[Trajectory]:
-        """Rolls out this rank's share of a command; returns all ranks' trajectories in order."""
+        """Roll out this rank's share of a command. Return all ranks' trajectories in order."""
         size, rank = self.comm.size, self.comm.rank
         per_rank = -(-len(command.assignments) // size)
         first = min(rank * per_rank, len(command.assignments))
@@ -357,7 +356,7 @@ class Coordinator:
         self, assignments: Sequence[Assignment], first_row: int, sampling: Sampling
     ) -> list[Trajectory]:
         done: list[Trajectory] = []
-        # One session on every rank, with rows or without: a sampler may need all ranks in step.
+        # One session on every rank, even on one without rows: a sampler may need all ranks in step.
         session = self.sampler.open(sampling)
         try:
             for start in range(0, len(assignments), self.settings.rows_per_call):
@@ -377,6 +376,6 @@ class Coordinator:
 
 
 def stable_seed(*parts: object) -> int:
-    """A 63-bit seed from printable parts; the same in every process and Python version."""
+    """Return a 63-bit seed from printable parts; the same in every process and Python version."""
     digest = hashlib.sha256("/".join(map(str, parts)).encode()).digest()
     return int.from_bytes(digest[:8], "big") >> 1

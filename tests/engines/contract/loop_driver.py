@@ -59,14 +59,14 @@ class LoopDriver:
                     context_tokens=model.config.max_position_embeddings,
                 ),
             )
-            train_batch = coordinator.train_batch
+            observe = coordinator.observe
 
-            def noted(*args: Any, **kwargs: Any) -> Any:
-                result = train_batch(*args, **kwargs)
-                updates.append(_loop_rows(model, result[0], strategy, script.group_size))
+            def noted(trajectories: list[Trajectory], *args: Any) -> Any:
+                result = observe(trajectories, *args)
+                updates.append(_loop_rows(model, trajectories, strategy, script.group_size))
                 return result
 
-            coordinator.train_batch = noted  # type: ignore[method-assign]
+            coordinator.observe = noted  # type: ignore[method-assign]
             tasks = environment.tasks("train")
             settings = LoopSettings(
                 steps=script.steps,

@@ -165,14 +165,14 @@ def start(
     args = config(folder, **changes)
     joint = TRLJoint(parts, tokenizer, args)
     trajectories: list[list[Trajectory]] = []
-    train_batch = joint.coordinator.train_batch
+    observe = joint.coordinator.observe
 
-    def noted(*a: Any, **k: Any) -> Any:
-        result = train_batch(*a, **k)
-        trajectories.append(result[0])
+    def noted(batch: list[Trajectory], *a: Any) -> Any:
+        result = observe(batch, *a)
+        trajectories.append(batch)
         return result
 
-    joint.coordinator.train_batch = noted  # type: ignore[method-assign]
+    joint.coordinator.observe = noted  # type: ignore[method-assign]
     trainer = trainer_class(
         model,
         args=args,

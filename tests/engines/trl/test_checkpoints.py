@@ -15,6 +15,7 @@ from cotune.engines.trl.checkpoints import (
     state_path,
 )
 from cotune.errors import ConfigError
+from cotune.types import Progress
 from tests.engines.trl.setup import Counting, Run, start
 
 
@@ -142,14 +143,14 @@ def test_a_resumed_run_goes_on_as_if_never_stopped(tmp_path: Path) -> None:
     for stop in (5, 8, 9):
         resumed_from = latest_checkpoint(folder / "checkpoints")
         run = start(folder, resume=resumed_from is not None, **steps)
-        trained = run.joint.coordinator.train_batch
+        evolve = run.joint.coordinator.evolve
 
-        def until(*a: Any, stop: int = stop, trained: Any = trained, **k: Any) -> Any:
-            if a[2].step > stop:
+        def until(progress: Progress, stop: int = stop, evolve: Any = evolve) -> Any:
+            if progress.step > stop:
                 raise KeyboardInterrupt
-            return trained(*a, **k)
+            return evolve(progress)
 
-        run.joint.coordinator.train_batch = until  # type: ignore[method-assign]
+        run.joint.coordinator.evolve = until  # type: ignore[method-assign]
         try:
             run.trainer.train(resume_from_checkpoint=str(resumed_from) if resumed_from else None)
         except KeyboardInterrupt:

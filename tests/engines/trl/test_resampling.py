@@ -8,7 +8,7 @@ import pytest
 from cotune.config.run_file import parse_config
 from cotune.engines.trl.run import RolloutBudget
 from cotune.engines.trl.trainer import JointTrainer
-from cotune.types import Trajectory
+from cotune.types import Progress, Trajectory
 from tests.engines.trl.setup import Run, start
 from tests.policy.tiny import Letters
 from tests.run_files import tiny
@@ -45,14 +45,14 @@ def test_a_resumed_run_draws_the_same_questions(tmp_path: Path) -> None:
     unbroken, killed = resampling(tmp_path / "unbroken"), resampling(tmp_path / "killed")
     unbroken.trainer.train()
     assert sum(row["resample/rounds"] for row in unbroken.folder.read_metrics()) > 2
-    trained = killed.joint.coordinator.train_batch
+    evolve = killed.joint.coordinator.evolve
 
-    def until_three(*a: Any, **k: Any) -> Any:
-        if a[2].step == 4:
+    def until_three(progress: Progress) -> Any:
+        if progress.step == 4:
             raise KeyboardInterrupt
-        return trained(*a, **k)
+        return evolve(progress)
 
-    killed.joint.coordinator.train_batch = until_three  # type: ignore[method-assign]
+    killed.joint.coordinator.evolve = until_three  # type: ignore[method-assign]
     with pytest.raises(KeyboardInterrupt):
         killed.trainer.train()
     killed.ledger.close()

@@ -261,12 +261,16 @@ class TRLJoint(Joint, Bound[GRPOTrainer]):
 
     def evolve_only(self) -> None:
         """A run without training batches: what comes before the first one, under its step."""
-        hook = self.before_rollout
         if self.coordinator.comm.rank == 0:
             self.parts.meter.begin_attempt(None)
-        self.metrics = self.coordinator.evolve(
-            self.progress(1), before_rollout=None if hook is None else lambda: hook(self, 0)
-        )
+        self.metrics = self._evolve(1)
+
+    def _evolve(self, step: int) -> dict[str, float]:
+        """Evolve and then evaluate, if either is due before a step's rollouts."""
+        metrics, hook = self.coordinator.evolve(self.progress(step)), self.before_rollout
+        if hook is not None:
+            self.coordinator.on_rank_zero(lambda: hook(self, step - 1))
+        return metrics
 
     def _train_batch(self, tasks: list[Any], group: int) -> list[Trajectory]:
         step = self.batches + 1
@@ -275,14 +279,13 @@ class TRLJoint(Joint, Bound[GRPOTrainer]):
                 f"GRPOTrainer sent other tasks at step {step} than this run has there: give it "
                 "train_dataset=joint.dataset as it is, ignore_data_skip=False, and call train once"
             )
-        hook = self.before_rollout
-        trajectories, metrics = self.coordinator.train_batch(
-            tasks,
-            group,
-            self.progress(step),
-            before_rollout=None if hook is None else lambda: hook(self, step - 1),
-        )
-        self.reweighs = reweighs(trajectories, self.coordinator.strategy.distillation)
+        coordinator, progress = self.coordinator, self.progress(step)
+        metrics = self._evolve(step)
+        assignments = coordinator.assign(tasks, group, progress)
+        trajectories = coordinator.rollout(assignments)
+        trajectories, resampled = coordinator.resample(trajectories, group, progress)
+        metrics |= resampled | coordinator.observe(trajectories, group, progress)
+        self.reweighs = reweighs(trajectories, coordinator.strategy.distillation)
         if self.reweighs and not isinstance(self.trainer, JointTrainer):
             raise ConfigError(
                 "rollouts of this step were sampled under a hint, and GRPOTrainer alone does not "

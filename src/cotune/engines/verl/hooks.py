@@ -91,11 +91,9 @@ class VerlJoint(Joint):
 
     def begin_step(self) -> None:
         """Weights are synced, nothing is sent out yet: evolution, then an evaluation."""
-        step, hook = self.batches + 1, self.before_rollout
-        self.metrics = self.coordinator.begin_batch(
-            self.progress(step),
-            before_rollout=None if hook is None else lambda: hook(self, step - 1),
-        )
+        self.metrics = self.coordinator.evolve(self.progress(self.batches + 1))
+        if self.before_rollout is not None:
+            self.before_rollout(self, self.batches)
 
     def assign(self, task_ids: Sequence[str]) -> tuple[list[Assignment], Sampling]:
         """The assignments of a step's questions, and how they sample."""
@@ -104,15 +102,15 @@ class VerlJoint(Joint):
         if list(task_ids) != [task.id for task in tasks]:
             raise EngineError(f"veRL's loader sent other questions than those of step {step}")
         self._sent = time.monotonic()
-        assignments = self.coordinator.assign_batch(tasks, self.group_size, self.progress(step))
-        return assignments, self.coordinator.next_sampling("train", False)
+        assignments = self.coordinator.assign(tasks, self.group_size, self.progress(step))
+        return assignments, self.coordinator.next_sampling("train")
 
     def take(self, trajectories: Sequence[Trajectory]) -> None:
         """A step's rollouts are back, and not trained on yet."""
         self.coordinator.count("train", trajectories, time.monotonic() - self._sent)
         step = self.batches + 1
         self.metrics.update(
-            self.coordinator.end_batch(trajectories, self.group_size, self.progress(step))
+            self.coordinator.observe(trajectories, self.group_size, self.progress(step))
         )
 
     def end_step(self, metrics: dict[str, Any]) -> bool:
