@@ -123,7 +123,7 @@ def test_a_copied_corpus_fits_and_a_changed_one_does_not(copy: Path) -> None:
     open_index(copy / "index", corpus, BM25)  # its contents are compared then
     data = corpus.read_bytes()
     corpus.write_bytes(data.replace(b"fox", b"dog"))
-    with pytest.raises(ConfigError, match=r"was built of another corpus than .*c\.jsonl"):
+    with pytest.raises(ConfigError, match=r"was built from another corpus than .*c\.jsonl"):
         open_index(copy / "index", corpus, BM25)
     corpus.write_bytes(data + b" ")
     with pytest.raises(ConfigError, match="another corpus"):
@@ -143,7 +143,7 @@ def test_another_way_of_indexing_is_refused(built: Path) -> None:
 @pytest.mark.parametrize(
     ("file", "content", "message"),
     [
-        ("manifest.json", None, "is no index"),
+        ("manifest.json", None, "is not an index"),
         ("manifest.json", b"{", "is not JSON"),
         ("manifest.json", b"[]", "schema_version None; expected 1"),
         ("manifest.json", b'{"schema_version": 2}', "schema_version 2; expected 1"),
@@ -197,7 +197,7 @@ def test_two_builds_at_once_leave_each_other_alone(
         real(*given)
 
     monkeypatch.setattr(module, "write_json_atomic", meanwhile)
-    with pytest.raises(ConfigError, match="built by another process meanwhile; start again"):
+    with pytest.raises(ConfigError, match="built by another process meanwhile; run again"):
         build_index(corpus, tmp_path / "i", BM25)
     assert len(open_index(tmp_path / "i", corpus, BM25)) == 5
     assert set(tmp_path.iterdir()) == {corpus, tmp_path / "i"}
@@ -230,7 +230,7 @@ def test_a_model_that_is_a_folder_is_told_by_what_is_in_it(
 
 
 def test_a_folder_that_is_there_is_left_alone(built: Path) -> None:
-    with pytest.raises(ConfigError, match=r"index is there; delete it or name another"):
+    with pytest.raises(ConfigError, match=r"index exists already; delete it or name another"):
         build_index(built / "c.jsonl", built / "index", BM25)
     assert len(open_index(built / "index", built / "c.jsonl", BM25)) == 300
 
@@ -264,7 +264,7 @@ def test_a_bad_corpus_is_one_line_and_nothing_is_written(
     assert list(tmp_path.iterdir()) == [corpus]
 
 
-def test_progress_is_told(tmp_path: Path) -> None:
+def test_progress_is_reported(tmp_path: Path) -> None:
     told: list[tuple[int, int]] = []
     build_index(
         write_corpus(tmp_path / "c.jsonl", 5),

@@ -14,8 +14,12 @@ from pydantic import TypeAdapter, ValidationError
 from cotune.data.documents import Document
 from cotune.environments.search import SEARCH_R1_INSTRUCTION, SearchEnvironment
 from cotune.errors import ConfigError, RetrievalError
-from cotune.retrieval.remote import RemoteOptions, RemoteRetriever, RetrievalCounts
-from cotune.retrieval.replies import read_reply
+from cotune.retrieval.remote import (
+    RemoteOptions,
+    RemoteRetriever,
+    RetrievalCounts,
+    read_reply,
+)
 from cotune.rewards import exact_match
 from cotune.rollout.episode import new_episodes, run_episodes
 from cotune.rollout.metrics import trajectory_metrics
@@ -119,14 +123,14 @@ def test_replies_in_all_their_forms(reply: object, documents: list[list[Document
         (b'{"result": {}}', 'no list "result"'),
         (b'{"result": []}', "0 results for 1 queries"),
         (b"[[], []]", "2 results for 1 queries"),
-        (b"[{}]", "result 0 of the reply is no list"),
-        (b'[["x"]]', "result 0 of the reply: a document is no object"),
-        (b'[[{"document": 3}]]', "a document is no object"),
+        (b"[{}]", "result 0 of the reply is not a list"),
+        (b'[["x"]]', "result 0 of the reply: a document is not an object"),
+        (b'[[{"document": 3}]]', "a document is not an object"),
         (b"[[{}]]", 'no text "contents"'),
         (b'[[{"contents": null, "text": 3}]]', 'no text "contents"'),
         (b'[[{"contents": "x", "id": [1]}]]', "an id is neither"),
-        (b'[[{"contents": "x", "score": "high"}]]', "a score is no number"),
-        (b'[[{"contents": "x", "score": 1' + b"0" * 400 + b"}]]", "a score is no number"),
+        (b'[[{"contents": "x", "score": "high"}]]', "a score is not a number"),
+        (b'[[{"contents": "x", "score": 1' + b"0" * 400 + b"}]]", "a score is not a number"),
     ],
 )
 def test_garbage_is_one_line(data: bytes, message: str) -> None:

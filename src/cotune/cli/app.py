@@ -363,7 +363,7 @@ def serve_retriever(
     topk: options.TopK = 3,
 ) -> None:
     """Serve a corpus to search environments: Search-R1's /retrieve, over BM25 or embeddings."""
-    from cotune.retrieval.serving import index_options, serve_retriever
+    from cotune.retrieval.server import index_options, serve_retriever
 
     chosen = index_options(index, title_weight, model, query_prefix, passage_prefix)
     serve_retriever(corpus, folder, chosen, _console(), host=host, port=port, top_k=topk)

@@ -1,4 +1,4 @@
-"""BM25 by `bm25s`: over passages in memory, and from an index on disk."""
+"""BM25 with `bm25s`: over passages in memory, and from an index on disk."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -6,17 +6,17 @@ from pathlib import Path
 import bm25s
 
 _REMEMBERED = 2**17
-"""Answers that a retriever keeps at most: policies never run out of new queries."""
+"""The most answers that a retriever remembers: policies keep writing new queries."""
 
 
 class BM25Retriever:
     """Ranks passages by BM25 (Lucene variant, k1 = 1.5, b = 0.75: the defaults of `bm25s`).
 
     Args:
-        passages: what is returned to the caller, in corpus order.
-        indexed: what is indexed in a passage's place, same length; default: the passages
-            themselves. The bundled world repeats each title here, so that "Malaysia" finds
-            the country before its cities.
+        passages: the texts that are returned, in corpus order.
+        indexed: the texts that are indexed instead, same length; default: the passages themselves.
+            The bundled world repeats each title here, so that "Malaysia" finds the country before
+            its cities.
 
     Equal queries are answered from a memo: in training the same names are searched thousands of
     times. The corpus never changes, so a remembered answer cannot go stale.
@@ -36,9 +36,9 @@ class BM25Retriever:
         self._memo: dict[tuple[str, int], tuple[str, ...]] = {}
 
     def search(self, queries: Sequence[str], top_k: int) -> list[list[str]]:
-        """The `top_k` best passages of each query, best first.
+        """Return the `top_k` best passages of each query, best first.
 
-        A query that shares no word with the corpus finds nothing: an empty list.
+        A query that shares no word with the corpus gets an empty list.
         """
         if top_k < 1:
             raise ValueError(f"top_k is {top_k}; expected at least 1")
@@ -61,30 +61,30 @@ class BM25Ranker:
     """
 
     def __init__(self, folder: Path) -> None:
-        # allow_pickle: what stands on disk is data, never code.
+        # allow_pickle=False: an index from elsewhere must not run code.
         self._index = bm25s.BM25.load(folder, mmap=True, allow_pickle=False, show_progress=False)
         self.count = int(self._index.scores["num_docs"])
 
     def rank(self, queries: Sequence[str], top_k: int) -> list[list[tuple[int, float]]]:
-        """Row and score of the `top_k` best passages of each query, best first."""
+        """Return row and score of the `top_k` best passages of each query, best first."""
         return _rank(self._index, list(queries), min(top_k, self.count))
 
 
 def write_bm25(texts: Iterable[str], folder: Path) -> None:
-    """Indexes texts into a folder: `.npy` arrays and JSON, no pickle."""
+    """Index texts into a folder: `.npy` arrays and JSON, no pickle."""
     _indexed(texts).save(folder, allow_pickle=False, show_progress=False)
 
 
 def _indexed(texts: Iterable[str]) -> bm25s.BM25:
     index = bm25s.BM25()
-    # It iterates once over what it calls a list.
+    # The stub asks for a list, but any iterable works.
     tokens = bm25s.tokenize(texts, stopwords=[], show_progress=False)  # pyright: ignore[reportArgumentType]
     index.index(tokens, show_progress=False)
     return index
 
 
 def _rank(index: bm25s.BM25, queries: list[str], top_k: int) -> list[list[tuple[int, float]]]:
-    """Rows and scores, best first; no row for a query that shares no word with the corpus."""
+    """Return rows and scores, best first; none for a query that shares no word with the corpus."""
     words = bm25s.tokenize(queries, stopwords=[], show_progress=False, return_ids=False)
     vocabulary = index.vocab_dict
     known = [[str(word) for word in row if word in vocabulary] for row in words]

@@ -1,7 +1,7 @@
-"""Dense retrieval: passages as unit vectors by `sentence-transformers`, searched by `faiss`."""
+"""Dense retrieval: `sentence-transformers` encodes passages, `faiss` searches their unit vectors."""
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -25,10 +25,10 @@ class EncoderOptions:
 
     Attributes:
         model: a name of the Hugging Face hub or a folder.
-        query_prefix, passage_prefix: what stands before each text; None takes the model's own
-            prompts and, without them, what its name tells (`guessed_prefixes`).
+        query_prefix, passage_prefix: put before each text; None takes the model's own prompts or,
+            if it has none, guesses them from its name (`guessed_prefixes`).
         device: "cpu", "cuda", …; None is a GPU if there is one.
-        batch_size: texts of one forward pass.
+        batch_size: texts in one forward pass.
     """
 
     model: str = DEFAULT_MODEL
@@ -39,10 +39,10 @@ class EncoderOptions:
 
 
 def guessed_prefixes(model: str) -> tuple[str, str]:
-    """What a model's card asks for before queries and passages, told by the last part of its name.
+    """Return the prefixes of queries and passages that a model's card asks for, by its name.
 
     "query: " and "passage: " for E5, except its instruction-tuned models; a sentence before
-    queries for the English BGE v1 and v1.5; nothing for others.
+    queries for the English BGE v1 and v1.5; "" for others.
     """
     name = Path(model).name.lower()
     if "e5" in name.replace("_", "-").split("-") and "instruct" not in name:
@@ -53,11 +53,11 @@ def guessed_prefixes(model: str) -> tuple[str, str]:
 
 
 def model_identity(model: str) -> dict[str, str | None]:
-    """What tells a model from another, for an index's manifest.
+    """Return what identifies a model in an index's manifest.
 
     Returns:
-        `model`: its name on the hub, or its folder, resolved. `model_sha256`: of a folder its
-        configurations, and of its weights' files the names, sizes and last bytes; None of a name.
+        `model`: its name on the hub, or the resolved folder. `model_sha256`: a hash of a folder's
+        configuration files and of the names, sizes and last bytes of its weights; None for a name.
     """
     folder = Path(model)
     if not folder.is_dir():
@@ -68,22 +68,18 @@ def model_identity(model: str) -> dict[str, str | None]:
         if path.name in _CONFIGURATIONS:
             digest.update(f"{name}\n".encode() + path.read_bytes())
         elif path.suffix in (".safetensors", ".bin"):
-            digest.update(f"{name} {path.stat().st_size}\n".encode() + _last_bytes(path))
+            size = path.stat().st_size
+            with path.open("rb") as file:  # further training changes bytes, but no sizes
+                file.seek(max(0, size - _SAMPLE))
+                digest.update(f"{name} {size}\n".encode() + file.read())
     return {"model": str(folder.resolve()), "model_sha256": digest.hexdigest()}
 
 
-def _last_bytes(path: Path) -> bytes:
-    """Those of weights that were trained further differ, where sizes do not."""
-    with path.open("rb") as file:
-        file.seek(max(0, path.stat().st_size - _SAMPLE))
-        return file.read()
-
-
 class Encoder:
-    """Texts to unit vectors: the model's own pooling, mean pooling if it names none.
+    """Encodes texts as unit vectors, with the model's own pooling, or mean pooling if it has none.
 
     Raises:
-        ConfigError: the model cannot be loaded; one line.
+        ConfigError: the model cannot be loaded.
     """
 
     def __init__(self, options: EncoderOptions) -> None:
@@ -106,15 +102,15 @@ class Encoder:
         self._batch_size = options.batch_size
 
     def queries(self, texts: Sequence[str]) -> Any:
-        """Float32 (queries, dimensions), each row of norm 1."""
+        """Return float32 vectors (queries, dimensions), each of norm 1."""
         return self._encode([self.query_prefix + text for text in texts])
 
     def passages(self, texts: Sequence[str]) -> Any:
-        """Float32 (passages, dimensions), each row of norm 1."""
+        """Return float32 vectors (passages, dimensions), each of norm 1."""
         return self._encode([self.passage_prefix + text for text in texts])
 
     def _encode(self, texts: list[str]) -> Any:
-        # prompt="": a default prompt of the model must not come on top of ours.
+        # prompt="": the model's default prompt must not be added to ours.
         vectors = self._model.encode(
             texts,
             prompt="",
@@ -127,7 +123,7 @@ class Encoder:
 
 
 class DenseRanker:
-    """Ranks the rows of an index that `write_dense` wrote, by inner product, exactly.
+    """Ranks the rows of an index that `write_dense` wrote, by exact inner product.
 
     The vectors stay on disk, memory-mapped.
 
@@ -139,17 +135,17 @@ class DenseRanker:
         import faiss
 
         self._encoder = encoder
-        # The flag that maps a flat index; IO_FLAG_MMAP maps inverted lists alone.
+        # IO_FLAG_MMAP would map only inverted lists, not a flat index.
         self._index = faiss.read_index(str(folder / _FILE), faiss.IO_FLAG_MMAP_IFC)
         self.count = int(self._index.ntotal)
 
     def rank(self, queries: Sequence[str], top_k: int) -> list[list[tuple[int, float]]]:
-        """Row and score of the `top_k` best passages of each query, best first."""
+        """Return row and score of the `top_k` best passages of each query, best first."""
         vectors = self._encoder.queries(queries)
         if vectors.shape[1] != self._index.d:
             raise ConfigError(
                 f"--model: gives {vectors.shape[1]} dimensions, the index has {self._index.d}; "
-                "name the model that it was built with"
+                "name the model that the index was built with"
             )
         scores, rows = self._index.search(vectors, min(top_k, self.count))
         return [
@@ -161,26 +157,19 @@ class DenseRanker:
 def write_dense(
     texts: Iterable[str], folder: Path, encoder: Encoder, progress: Callable[[int], None]
 ) -> None:
-    """Encodes texts into a flat index; in memory while it is built: 4 bytes a dimension and text.
+    """Encode texts into a flat index; while it is built it takes 4 bytes a dimension and text.
 
-    `progress` is told how many are done.
+    `progress` is called with the number of texts done.
     """
     import faiss
 
     folder.mkdir()
     index: Any = None
-    done = 0
-    for chunk in _chunks(texts):
+    rest = iter(texts)
+    while chunk := list(islice(rest, _CHUNK)):
         vectors = encoder.passages(chunk)
         if index is None:
             index = faiss.IndexFlatIP(vectors.shape[1])
         index.add(vectors)
-        done += len(chunk)
-        progress(done)
+        progress(index.ntotal)
     faiss.write_index(index, str(folder / _FILE))
-
-
-def _chunks(texts: Iterable[str]) -> Iterator[list[str]]:
-    rest = iter(texts)
-    while chunk := list(islice(rest, _CHUNK)):
-        yield chunk

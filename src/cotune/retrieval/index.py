@@ -1,8 +1,8 @@
 """An index of a corpus, built once on disk and memory-mapped.
 
-A folder holds `manifest.json`, `offsets.npy` (where each passage's line begins in the corpus) and
-`ranking/`: the files of bm25s or faiss. Passages are read from the corpus itself, so that memory
-holds neither them nor the index's arrays. There is no pickle in it.
+A folder holds `manifest.json`, `offsets.npy` (the byte at which each passage's line starts in the
+corpus) and `ranking/`, the files of bm25s or faiss. Passages are read from the corpus itself, so
+neither they nor the index's arrays have to fit in memory. No file is a pickle.
 """
 
 import hashlib
@@ -32,7 +32,7 @@ _FIELD = "--corpus"
 
 
 class Ranker(Protocol):
-    """Queries to the rows of a corpus."""
+    """Ranks the rows of a corpus for queries: `BM25Ranker` or `DenseRanker`."""
 
     count: int
 
@@ -45,8 +45,8 @@ class IndexOptions:
 
     Attributes:
         kind: "bm25", or "dense" for a sentence-transformers model and faiss.
-        title_weight: BM25 only: how often a title is repeated before its text.
-        encoder: dense only: the model.
+        title_weight: BM25 only; how often a title is repeated before its text.
+        encoder: dense only; the model.
     """
 
     kind: Kind = "bm25"
@@ -59,7 +59,7 @@ class CorpusFile:
 
     Args:
         path: the JSONL file; it must not change while it is open.
-        offsets: where each passage's line begins, in bytes.
+        offsets: the byte at which each passage's line starts.
     """
 
     def __init__(self, path: Path, offsets: Any) -> None:
@@ -71,7 +71,7 @@ class CorpusFile:
         return len(self._offsets)
 
     def document(self, row: int, score: float | None = None) -> Document:
-        """The passage of a row."""
+        """Return the passage of a row."""
         start = int(self._offsets[row])
         end = self._bytes.find(b"\n", start)
         line = self._bytes[start : end if end >= 0 else len(self._bytes)]
@@ -88,8 +88,8 @@ class StoredIndex:
 
     Args:
         corpus: the passages.
-        ranker: finds rows for queries.
-        manifest: what `manifest.json` holds.
+        ranker: ranks the rows of the corpus.
+        manifest: the contents of `manifest.json`.
         style: how documents become text in `search`: a name of `documents.STYLES`.
     """
 
@@ -107,11 +107,11 @@ class StoredIndex:
         return len(self._corpus)
 
     def search(self, queries: Sequence[str], top_k: int) -> list[list[str]]:
-        """The passages of each query as text, best first, at most `top_k`."""
+        """Return the passages of each query as text, best first, at most `top_k`."""
         return [self._style(found) for found in self.documents(queries, top_k)]
 
     def documents(self, queries: Sequence[str], top_k: int) -> list[list[Document]]:
-        """The documents of each query with their scores, best first, at most `top_k`.
+        """Return the documents of each query with scores, best first, at most `top_k`.
 
         With BM25 a query that shares no word with the corpus finds nothing.
         """
@@ -132,7 +132,7 @@ class StoredIndex:
 
 
 def default_folder(corpus: Path, kind: Kind) -> Path:
-    """Beside the corpus: wiki.jsonl has its index in wiki.jsonl.bm25."""
+    """Return the folder beside the corpus: wiki.jsonl has its index in wiki.jsonl.bm25."""
     return corpus.with_name(f"{corpus.name}.{kind}")
 
 
@@ -142,34 +142,34 @@ def build_index(
     options: IndexOptions,
     progress: Callable[[int, int], None] = lambda done, count: None,
 ) -> None:
-    """Indexes a corpus into a new folder, which is there whole or not at all.
+    """Index a corpus into a new folder; it appears complete or not at all.
 
     Args:
         corpus: the JSONL file (`read_corpus`).
-        folder: where to; must not be there.
-        options: how.
-        progress: told how many passages of how many are done.
+        folder: the new folder; it must not exist.
+        options: how the corpus is indexed.
+        progress: called with the number of passages done and their total.
 
     Raises:
-        ConfigError: the corpus has a fault (file and line are named), the folder is there or
-            cannot be written, the model cannot be loaded.
+        ConfigError: the corpus has an error (names file and line), the folder exists or cannot be
+            written, or the model cannot be loaded.
     """
     if folder.exists():
-        raise ConfigError(f"--folder: {folder} is there; delete it or name another")
+        raise ConfigError(f"--folder: {folder} exists already; delete it or name another")
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        # Made for this call alone: process ids are the same in two containers.
+        # A unique name: process ids may be equal in two containers.
         outer = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
     except OSError as error:
         raise _unwritable(folder, error) from error
-    staged = outer / "index"  # with the usual permissions; mkdtemp's are the owner's alone
+    staged = outer / "index"  # with the usual permissions, unlike mkdtemp's folder
     try:
         staged.mkdir()
         manifest = _write_index(corpus, staged, options, progress)
         write_json_atomic(staged / _MANIFEST, manifest)
         if folder.exists():
             raise ConfigError(
-                f"--folder: {folder} was built by another process meanwhile; start again to use it"
+                f"--folder: {folder} was built by another process meanwhile; run again to use it"
             )
         os.rename(staged, folder)
     except OSError as error:
@@ -185,8 +185,8 @@ def _unwritable(folder: Path, error: OSError) -> ConfigError:
 def _write_index(
     corpus: Path, folder: Path, options: IndexOptions, progress: Callable[[int, int], None]
 ) -> dict[str, Any]:
-    """All files but the manifest, which it returns."""
-    # First the whole file is checked: encoding a large corpus takes hours.
+    """Write all files except the manifest, which is returned."""
+    # Check the whole file first: encoding a large corpus takes hours.
     offsets = array("q", (offset for offset, _ in corpus_rows(corpus, _FIELD)))
     np.save(folder / _OFFSETS, np.frombuffer(offsets, dtype=np.int64), allow_pickle=False)
     passages, count = CorpusFile(corpus, offsets), len(offsets)
@@ -226,10 +226,11 @@ def _counted(passages: CorpusFile, progress: Callable[[int, int], None]) -> Iter
 def open_index(
     folder: Path, corpus: Path, options: IndexOptions, style: Style = "cotune"
 ) -> StoredIndex:
-    """An index that `build_index` built of this corpus, in this way.
+    """Open an index that `build_index` built from this corpus with these options.
 
     Raises:
-        ConfigError: it is none, is damaged, or was built of another corpus or in another way.
+        ConfigError: it is not an index, is damaged, or was built from another corpus or with other
+            options.
     """
     manifest = _read_manifest(folder)
     _check_options(folder, manifest, options)
@@ -262,7 +263,7 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
         manifest: Any = json.loads((folder / _MANIFEST).read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(
-            f"--folder: {folder} is no index ({_MANIFEST}: {error.strerror}); name another folder"
+            f"--folder: {folder} is not an index ({_MANIFEST}: {error.strerror}); name another"
         ) from error
     except ValueError as error:
         raise _damaged(folder, f"{_MANIFEST} is not JSON") from error
@@ -273,7 +274,7 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
 
 
 def _check_options(folder: Path, manifest: dict[str, Any], options: IndexOptions) -> None:
-    """Refuses an index that was built in another way than is asked for."""
+    """Raise ConfigError if an index was built with other options."""
     encoder = options.encoder
     asked: dict[str, object] = {"kind": options.kind}
     if options.kind == "bm25":
@@ -286,12 +287,12 @@ def _check_options(folder: Path, manifest: dict[str, Any], options: IndexOptions
         if manifest.get(name) != value:
             raise ConfigError(
                 f"--folder: {folder} was built with {name} {manifest.get(name)!r}, not {value!r}; "
-                "ask for that, delete the folder or name another"
+                "use that value, delete the folder or name another"
             )
 
 
 def _check_corpus(folder: Path, manifest: dict[str, Any], corpus: Path) -> None:
-    """Refuses another corpus. The file is read whole only where its time of change is another."""
+    """Raise ConfigError if the corpus is another one; compare its hash only if its mtime differs."""
     was = manifest.get("corpus")
     try:
         stat = corpus.stat()
@@ -306,7 +307,7 @@ def _check_corpus(folder: Path, manifest: dict[str, Any], corpus: Path) -> None:
     )
     if not same:
         raise ConfigError(
-            f"--folder: {folder} was built of another corpus than {corpus} ({was.get('name')}, "
+            f"--folder: {folder} was built from another corpus than {corpus} ({was.get('name')}, "
             f"{was.get('bytes')} bytes); delete the folder or name another"
         )
 
@@ -328,5 +329,5 @@ def _sha256(path: Path) -> str:
 
 def _damaged(folder: Path, reason: str) -> ConfigError:
     return ConfigError(
-        f"--folder: {folder} holds no usable index ({reason}); delete it, so that it is built anew"
+        f"--folder: {folder} holds no usable index ({reason}); delete it to build it again"
     )

@@ -1,8 +1,8 @@
-"""Retrieval over HTTP, from a server that speaks Search-R1's `/retrieve`.
+"""The client of a retrieval server with Search-R1's `/retrieve`.
 
 A request is `{"queries": […], "topk": k, "return_scores": true}`, the reply `{"result": [[{"document":
-{"id", "contents"}, "score"}, …], …]}`. A server is not trusted: a reply is cut off at a size, a
-request at a time, redirects are not followed, and what comes is checked before it is used.
+{"id", "contents"}, "score"}, …], …]}`. The server is not trusted: size and duration of a reply are
+limited, redirects are not followed, and replies are checked before they are used.
 """
 
 import asyncio
@@ -12,17 +12,16 @@ import random
 import ssl
 import threading
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, Literal, cast
 from urllib.parse import urlsplit
 
-from cotune.data.documents import STYLES, Document, Style
+from cotune.data.documents import STYLES, Document, Style, join_contents
 from cotune.errors import ConfigError, RetrievalError
-from cotune.retrieval.replies import read_reply
+from cotune.utils.background import BackgroundLoop
 
-_T = TypeVar("_T")
+_LOOP = BackgroundLoop()
 _FIRST_WAIT_S = 0.5
 _MAX_WAIT_S = 30.0
 _CONNECT_S = 10.0
@@ -36,12 +35,12 @@ class RemoteOptions:
         kind: "remote".
         url: where queries are posted: http://127.0.0.1:8000/retrieve.
         timeout_s: seconds that one request may take, from connecting to the reply's last byte.
-        retries: further attempts of a request after the first one failed.
-        batch_size: queries of one request.
-        max_bytes: size that a reply may have.
-        concurrency: requests of one search that are under way at once.
-        max_query_chars: what of a query is sent, from its start.
-        environment_proxies: whether HTTP_PROXY and the like are heeded.
+        retries: further attempts after the first one failed.
+        batch_size: queries in one request.
+        max_bytes: the largest reply that is accepted.
+        concurrency: requests of one search that are sent at once.
+        max_query_chars: longer queries are cut off.
+        environment_proxies: whether HTTP_PROXY and similar variables are used.
     """
 
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
@@ -69,7 +68,7 @@ class RemoteOptions:
 def _check_url(text: str) -> None:
     try:
         url = urlsplit(text)
-        _ = url.port  # ValueError where it is none
+        _ = url.port  # ValueError if it is not a number
         plain = not (url.username or url.password or url.query or url.fragment)
         good = url.scheme in ("http", "https") and bool(url.hostname) and plain and text.isascii()
     except ValueError:
@@ -77,7 +76,7 @@ def _check_url(text: str) -> None:
     if not good or any(c.isspace() or not c.isprintable() for c in text):
         raise ValueError(
             "url is not of the form http(s)://host[:port]/retrieve, without user, password, query "
-            "or fragment (what came is not shown: it may hold a password)"
+            "or fragment (the value is not shown: it may contain a password)"
         )
 
 
@@ -88,11 +87,11 @@ def _check_range(name: str, value: float, low: float, high: float) -> None:
 
 @dataclass(frozen=True, slots=True)
 class RetrievalCounts:
-    """What was asked of a server so far.
+    """Requests to a server so far.
 
     Attributes:
         calls: searches, each of a batch of queries.
-        failures: those of them that ended in a RetrievalError.
+        failures: searches that ended in a RetrievalError.
         queries: queries of all searches; equal ones of a search are sent once.
         failed_queries: queries of the searches that failed.
         requests: HTTP requests, retries included.
@@ -110,12 +109,12 @@ class RetrievalCounts:
 
 
 class RemoteRetriever:
-    """A `Retriever` at a server with Search-R1's interface.
+    """A `Retriever` that asks a server with Search-R1's interface.
 
-    Broken connections, time-outs and the statuses 429 and 5xx are tried again, in `_request` and
-    nowhere else, after a wait that doubles (and is as long as a Retry-After of up to 30 s). Other
-    statuses, redirects, replies that are too large and replies that do not fit the request are
-    final. If one request of a search fails for good, so does the search.
+    Broken connections, timeouts and the statuses 429 and 5xx are retried (only in `_request`), after
+    a wait that doubles, or as long as a Retry-After of up to 30 s says. Other statuses, redirects,
+    replies that are too large and replies that do not fit the request are final. If one request of
+    a search fails for good, so does the search.
 
     Can be used by several threads and event loops at once.
 
@@ -141,12 +140,12 @@ class RemoteRetriever:
 
     @property
     def counts(self) -> RetrievalCounts:
-        """What was asked so far; a copy that does not change."""
+        """Return the counts so far, as a copy that does not change."""
         with self._lock:
             return self._counts
 
     def search(self, queries: Sequence[str], top_k: int) -> list[list[str]]:
-        """The passages of each query as text, best first, at most `top_k`.
+        """Return the passages of each query as text, best first, at most `top_k`.
 
         Raises:
             RetrievalError: the server is down, too slow, refuses, or sends no usable reply.
@@ -154,15 +153,15 @@ class RemoteRetriever:
         return [self._style(found) for found in self.documents(queries, top_k)]
 
     def documents(self, queries: Sequence[str], top_k: int) -> list[list[Document]]:
-        """The documents of each query, best first, at most `top_k`. Raises as `search`."""
-        return _run(lambda: self.adocuments(queries, top_k))
+        """Return the documents of each query, best first, at most `top_k`. Raises as `search`."""
+        return _LOOP.run(self.adocuments(queries, top_k))
 
     async def asearch(self, queries: Sequence[str], top_k: int) -> list[list[str]]:
-        """`search`, awaited."""
+        """Await `search`."""
         return [self._style(found) for found in await self.adocuments(queries, top_k)]
 
     async def adocuments(self, queries: Sequence[str], top_k: int) -> list[list[Document]]:
-        """`documents`, awaited."""
+        """Await `documents`."""
         if top_k < 1:
             raise ValueError(f"top_k is {top_k}; expected at least 1")
         if not queries:
@@ -183,10 +182,10 @@ class RemoteRetriever:
         return [list(found[query]) for query in sent]
 
     def check(self) -> None:
-        """Asks for one passage, so that a wrong address shows before anything is spent.
+        """Request one passage, so that a wrong address is found before training starts.
 
         Raises:
-            ConfigError: no usable reply came.
+            ConfigError: the server returned no usable reply.
         """
         try:
             self.documents(["test"], 1)
@@ -197,7 +196,7 @@ class RemoteRetriever:
             ) from error
 
     def _as_sent(self, query: str) -> str:
-        """A query within the limit; lone surrogates have no UTF-8 form, and servers refuse them."""
+        """Cut a query to the limit, without lone surrogates: they have no UTF-8 form."""
         return query[: self._options.max_query_chars].encode("utf-8", "replace").decode()
 
     def _count(self, **more: float) -> None:
@@ -208,7 +207,7 @@ class RemoteRetriever:
             )
 
     async def _fetch(self, queries: list[str], top_k: int) -> dict[str, list[Document]]:
-        """The documents of distinct queries, `batch_size` a request."""
+        """Return the documents of distinct queries, sent in requests of `batch_size`."""
         import httpx
 
         options = self._options
@@ -225,7 +224,7 @@ class RemoteRetriever:
             try:
                 replies = await asyncio.gather(*tasks)
             finally:
-                # The first failure ends the search: no request may outlive it.
+                # The first failure ends the search; no request may outlive it.
                 for task in tasks:
                     task.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)
@@ -233,7 +232,7 @@ class RemoteRetriever:
         return dict(zip(queries, rows, strict=True))
 
     def _client(self, timeout: Any) -> Any:
-        """RetrievalError where the environment's proxies cannot be used."""
+        """Raise RetrievalError if the environment's proxies cannot be used."""
         import httpx
 
         try:
@@ -244,7 +243,7 @@ class RemoteRetriever:
                 trust_env=self._options.environment_proxies,
             )
         except (ImportError, ValueError, httpx.InvalidURL) as error:
-            # The message is httpx's, which may quote an address with its password.
+            # httpx's own message may quote an address with its password.
             raise self._error(
                 f"the environment's proxy cannot be used ({type(error).__name__}); correct "
                 "HTTP_PROXY, HTTPS_PROXY and ALL_PROXY, set environment_proxies: false, or for SOCKS "
@@ -252,7 +251,7 @@ class RemoteRetriever:
             ) from error
 
     def _tls_context(self) -> ssl.SSLContext:
-        """Made once: reading the certificates takes longer than a search. Unused over http."""
+        """Create the context once: reading the certificates takes longer than a search."""
         if self._tls is None:
             https = self._options.url.startswith("https")
             self._tls = (
@@ -261,7 +260,7 @@ class RemoteRetriever:
         return self._tls
 
     async def _request(self, client: Any, queries: list[str], top_k: int) -> list[list[Document]]:
-        """One batch, with all its attempts."""
+        """Send one batch, with retries."""
         body = json.dumps({"queries": queries, "topk": top_k, "return_scores": True}).encode()
         attempts = 0
         while True:
@@ -283,36 +282,34 @@ class RemoteRetriever:
         return RetrievalError(f"the retrieval server {self._options.url}: {reason}")
 
     async def _attempt(self, client: Any, body: bytes) -> bytes:
-        """The reply's bytes, whole and within the limits; _FailureError if they do not come."""
+        """Return the reply's bytes, complete and within the limits, or raise _FailureError."""
         import httpx
 
         headers = {"content-type": "application/json", "accept-encoding": "identity"}
         seconds = self._options.timeout_s
         try:
-            # httpx limits each read; this limits them all, so that a server that drips ends, too.
+            # httpx limits each read; this limits their sum, against a server that sends slowly.
             async with (
                 asyncio.timeout(seconds),
                 client.stream("POST", self._options.url, content=body, headers=headers) as response,
             ):
-                _check_head(response.status_code, response.headers, self._options.max_bytes)
-                return await self._body(response)
+                limit = self._options.max_bytes
+                _check_head(response.status_code, response.headers, limit)
+                data = bytearray()
+                async for chunk in response.aiter_raw():
+                    data += chunk
+                    if len(data) > limit:
+                        raise _too_large(limit)
+                return bytes(data)
         except (TimeoutError, httpx.TimeoutException) as error:
             raise _FailureError(f"no whole reply within {seconds:g} s") from error
         except (httpx.TransportError, httpx.InvalidURL, OSError) as error:
             reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
             raise _FailureError(reason, final=isinstance(error, httpx.InvalidURL)) from error
 
-    async def _body(self, response: Any) -> bytes:
-        data = bytearray()
-        async for chunk in response.aiter_raw():
-            data += chunk
-            if len(data) > self._options.max_bytes:
-                raise _too_large(self._options.max_bytes)
-        return bytes(data)
-
 
 class _FailureError(Exception):
-    """An attempt without a usable reply; `final` if another one would fare no better."""
+    """An attempt without a usable reply; `final` if a retry would not help."""
 
     def __init__(self, what: str, final: bool = False, retry_after: float = 0.0) -> None:
         super().__init__(what)
@@ -324,7 +321,7 @@ def _too_large(limit: int) -> _FailureError:
 
 
 def _check_head(status: int, headers: Any, max_bytes: int) -> None:
-    """Status and headers of a reply; _FailureError unless its body is worth reading."""
+    """Raise _FailureError if a reply's status or headers rule out a usable body."""
     if 300 <= status < 400:
         raise _FailureError(f"status {status}; redirects are not followed", final=True)
     if status == 429 or status >= 500:
@@ -340,7 +337,7 @@ def _check_head(status: int, headers: Any, max_bytes: int) -> None:
 
 
 def _seconds(retry_after: str | None) -> float:
-    """A Retry-After in seconds; 0 for none and for a date."""
+    """Return a Retry-After in seconds; 0 for none and for a date."""
     try:
         seconds = float(retry_after or 0)
     except ValueError:
@@ -349,16 +346,74 @@ def _seconds(retry_after: str | None) -> float:
 
 
 def _wait_seconds(attempts: int, retry_after: float) -> float:
-    """Doubling, with jitter so that ranks do not come back together; as long as was asked for."""
+    """Double the wait each time, with jitter so that ranks do not retry at the same time."""
     backoff = _FIRST_WAIT_S * 2 ** (attempts - 1) * (0.5 + random.random() / 2)
     return min(_MAX_WAIT_S, max(backoff, retry_after))
 
 
-def _run(start: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
-    """Runs a coroutine to its end, in a thread of its own where this one has a loop running."""
+def read_reply(data: bytes, queries: int, top_k: int) -> list[list[Document]]:
+    """Parse a server's reply into the documents of each query.
+
+    Accepted are Search-R1's `{"result": [[{"document": {"id", "contents"}, "score"}, …], …]}`, the
+    same without scores (`[[{"id", "contents"}, …], …]`), and either list without the object around
+    it. A document may have `title` and `text` instead of `contents`; one without `id` gets the id
+    "". Documents beyond `top_k` are dropped.
+
+    Raises:
+        ValueError: anything else, or not one list for each of `queries` queries; one short line.
+    """
     try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return asyncio.run(start())
-    with ThreadPoolExecutor(1) as thread:
-        return thread.submit(lambda: asyncio.run(start())).result()
+        reply: object = json.loads(data.decode("utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"the reply is not JSON ({type(error).__name__})") from error
+    if isinstance(reply, dict):
+        reply = cast("dict[str, object]", reply).get("result")
+    if not isinstance(reply, list):
+        raise ValueError('the reply has no list "result"')
+    rows = cast("list[object]", reply)
+    if len(rows) != queries:
+        raise ValueError(f"the reply has {len(rows)} results for {queries} queries")
+    return [_row(row, number, top_k) for number, row in enumerate(rows)]
+
+
+def _row(row: object, number: int, top_k: int) -> list[Document]:
+    if not isinstance(row, list):
+        raise ValueError(f"result {number} of the reply is not a list of documents")
+    items = cast("Sequence[object]", row)[:top_k]
+    try:
+        return [_document(item) for item in items]
+    except ValueError as error:
+        raise ValueError(f"result {number} of the reply: {error}") from error
+
+
+def _document(item: object) -> Document:
+    outer = cast("Mapping[str, Any]", item) if isinstance(item, dict) else {"document": None}
+    inner: object = outer.get("document", outer)
+    if not isinstance(inner, dict):
+        raise ValueError("a document is not an object")
+    fields = cast("Mapping[str, Any]", inner)
+    score, id = outer.get("score"), fields.get("id", "")
+    if isinstance(id, bool) or not isinstance(id, str | int):
+        raise ValueError("an id is neither text nor integer")
+    try:
+        if isinstance(score, bool | str):
+            raise TypeError
+        number = None if score is None else float(score)
+    except (TypeError, OverflowError) as error:
+        raise ValueError("a score is not a number") from error
+    return Document(_clean(str(id)), _clean(_contents(fields)), number)
+
+
+def _contents(fields: Mapping[str, Any]) -> str:
+    contents = fields.get("contents")
+    if isinstance(contents, str):
+        return contents
+    title, text = fields.get("title", ""), fields.get("text")
+    if contents is None and isinstance(title, str) and isinstance(text, str):
+        return join_contents(title, text)
+    raise ValueError('a document has no text "contents"')
+
+
+def _clean(text: str) -> str:
+    """Replace lone surrogates ("\\ud800"): legal JSON, but not UTF-8."""
+    return text.encode("utf-8", "replace").decode()
