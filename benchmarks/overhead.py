@@ -21,7 +21,7 @@ from rich.console import Console
 from transformers import TrainerCallback
 from trl import GRPOTrainer
 
-from cotune.cli.commands import quiet_libraries
+from cotune.cli.libraries import quiet_libraries
 from cotune.config.build import build_environment
 from cotune.config.run_file import RunConfig, parse_config
 from cotune.engines.parts import Parts

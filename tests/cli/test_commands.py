@@ -9,9 +9,12 @@ from unittest import mock
 import pytest
 from rich.console import Console
 
-from cotune.cli import commands
+from cotune.cli.libraries import quiet_libraries
+from cotune.cli.plan.plan import plan
+from cotune.cli.train import _stoppable
 from cotune.config.run_file import parse_config
 from cotune.engines import run_summary
+from cotune.errors import Stopped
 from cotune.run.scores import Score
 from tests.run_files import tiny, write
 
@@ -28,7 +31,7 @@ OPENAI = {
 def plan_text(tmp_path: Path, changes: dict[str, Any]) -> str:
     out = io.StringIO()
     file = write(tmp_path / "run.yaml", tiny(tmp_path / "out", changes))
-    commands.plan(file, Console(file=out, width=200))
+    plan(file, Console(file=out, width=200))
     assert not (tmp_path / "out").exists()
     return out.getvalue()
 
@@ -72,7 +75,7 @@ def test_only_a_run_that_fetches_nothing_is_kept_from_the_network(
     raw = tiny(Path("out"), {"strategy": {"kind": "static"}}) | changes
     with mock.patch.dict(os.environ):
         os.environ.pop("HF_HUB_OFFLINE", None)
-        commands.quiet_libraries(parse_config(raw, "test"))
+        quiet_libraries(parse_config(raw, "test"))
         assert os.environ.get("HF_HUB_OFFLINE") == ("1" if offline else None)
 
 
@@ -93,7 +96,7 @@ def test_hard_strata_are_told_where_the_world_has_them() -> None:
 
 def test_a_stop_before_the_folder_says_so(tmp_path: Path) -> None:
     with (
-        pytest.raises(commands.Stopped, match="before anything was written"),
-        commands._resumable(tmp_path / "out"),  # pyright: ignore[reportPrivateUsage]
+        pytest.raises(Stopped, match="before anything was written"),
+        _stoppable(tmp_path / "out"),  # pyright: ignore[reportPrivateUsage]
     ):
         raise KeyboardInterrupt

@@ -9,11 +9,11 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from cotune.cli.app import app
-from cotune.cli.plan.memory import find_config, memory_of, read_shape
 from cotune.cli.plan.memory_table import show_memory
 from cotune.cli.starter import KINDS, write_starter
 from cotune.config.cost import plan_run
 from cotune.config.run_file import load_config
+from cotune.engines.memory import find_config, memory_of, read_shape
 from cotune.errors import ConfigError
 from cotune.utils.importing import import_object
 

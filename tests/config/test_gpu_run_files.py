@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from cotune.cli import commands
-from cotune.cli.plan.memory import Memory, read_shape
-from cotune.cli.plan.memory_sharding import memory_over
+from cotune.cli.plan.plan import plan
 from cotune.config.cost import evolutions, plan_run
 from cotune.config.run_file import RunConfig, load_config
+from cotune.engines.memory import Memory, read_shape
 from cotune.engines.trl.checks import check_args, steps_per_batch
+from cotune.engines.trl.memory_sharding import memory_over
 from cotune.engines.trl.setup import grpo_config
 from cotune.errors import ConfigError
 from tests.cli.plan.test_memory import QWEN2_3B, QWEN3_06B, cached
@@ -98,7 +98,7 @@ def test_the_command_shows_their_memory(
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(data))
     cached(data, FILES[name][0], FILES[name][1])
     out = io.StringIO()
-    commands.plan(FOLDER / f"{name}.yaml", Console(file=out, width=120), (), FILES[name][2])
+    plan(FOLDER / f"{name}.yaml", Console(file=out, width=120), (), FILES[name][2])
     text = out.getvalue()
     assert "Memory of a GPU" in text
     assert "notice" not in text

@@ -11,12 +11,12 @@ import pandas
 import pytest
 from rich.console import Console
 
-from cotune.cli import commands
-from cotune.cli.plan.memory import find_config, read_shape
-from cotune.cli.plan.memory_sharding import memory_over
-from cotune.cli.plan.memory_verl import verl_memory
+from cotune.cli.plan.plan import plan
 from cotune.config.cost import evolutions, plan_run
 from cotune.config.run_file import RunConfig, dump_config, load_config
+from cotune.engines.memory import find_config, read_shape
+from cotune.engines.trl.memory_sharding import memory_over
+from cotune.engines.verl.memory import verl_memory
 from cotune.environments.search import SearchOptions
 from cotune.errors import ConfigError
 from cotune.utils.text import flat
@@ -189,7 +189,7 @@ def test_the_command_shows_money_and_memory(
 
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
     out = io.StringIO()
-    commands.plan(FOLDER / f"{name}.yaml", Console(file=out, width=200), math_files)
+    plan(FOLDER / f"{name}.yaml", Console(file=out, width=200), math_files)
     text = out.getvalue()
     assert "3,680,501,760" in text  # tokens of training, at most
     assert "Memory of a GPU, projected, at most" in text

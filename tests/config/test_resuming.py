@@ -7,6 +7,7 @@ import pytest
 
 from cotune.config.resuming import resumed_config
 from cotune.config.run_file import RunConfig, dump_config, parse_config
+from cotune.engines.engine import engine_of
 from cotune.errors import ConfigError
 from cotune.run.run_dir import RunDir
 from tests.run_files import tiny
@@ -24,7 +25,8 @@ class Folder:
             self.run.write_summary({"name": "tiny"})
 
     def resume(self, *assignments: str) -> RunConfig:
-        return resumed_config(self.run, self.config, assignments)
+        trained = engine_of(self.config).checkpoint_step(self.config, self.run.checkpoints_path)
+        return resumed_config(self.run, self.config, assignments, trained)
 
 
 def test_without_changes_it_is_the_folder_s_run_file(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from cotune.cli import commands
+from cotune.cli.train import train
 from cotune.run import frames
 from cotune.run.frames import RunReader, open_run
 from cotune.run.run_dir import SCHEMA_VERSION
@@ -97,7 +97,7 @@ BOTH: dict[str, Any] = {
 def run(tmp_path_factory: pytest.TempPathFactory) -> RunReader:
     folder = tmp_path_factory.mktemp("both")
     file = write(folder / "run.yaml", tiny(folder / "out", BOTH))
-    commands.train(file, Console(file=io.StringIO()))
+    train(file, Console(file=io.StringIO()))
     return open_run(folder / "out")
 
 

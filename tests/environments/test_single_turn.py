@@ -14,7 +14,7 @@ from transformers.utils import logging
 
 import cotune
 from cotune.cli import app as cli
-from cotune.cli import commands
+from cotune.cli.train import resume, train
 from cotune.run.frames import RunReader
 from tests.endpoint import endpoint
 from tests.run_files import tiny, write
@@ -102,7 +102,7 @@ def run_file(folder: Path, **changes: Any) -> Path:
 def trained(file: Path) -> tuple[RunReader, str]:
     """A finished run, and what it printed."""
     shown = io.StringIO()
-    folder = commands.train(file, Console(file=shown, width=200))
+    folder = train(file, Console(file=shown, width=200))
     return cotune.open_run(folder), shown.getvalue()
 
 
@@ -145,7 +145,7 @@ def test_a_resumed_run_scores_as_before(folder: Path) -> None:
     run, _ = trained(file)
     unbroken = run.read_metrics()
     (run.path / "summary.json").unlink()
-    commands.resume(run.path, Console(quiet=True), assignments=["training.steps=3"])
+    resume(run.path, Console(quiet=True), assignments=["training.steps=3"])
     resumed = cotune.open_run(run.path).read_metrics()
     assert [row["step"] for row in resumed] == [1, 2, 3]
     assert resumed[1]["reward/vowels"] == unbroken[1]["reward/vowels"]

@@ -14,7 +14,7 @@ from rich.console import Console
 from transformers import AutoTokenizer
 
 import cotune
-from cotune.cli.commands import train
+from cotune.cli.train import train
 from cotune.cli.try_rollouts import try_run
 from cotune.engines.trl import own_run as library_run
 from cotune.run.ledger import Ledger

@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 from transformers import AutoTokenizer
 
-from cotune.cli import commands
+from cotune.cli.train import train
 from cotune.config.build import build_environment
 from cotune.config.run_file import load_config, parse_config
 from cotune.engines.trl.setup import load_policy
@@ -22,7 +22,7 @@ from tests.run_files import tiny, write
 @pytest.mark.slow
 def test_a_run_ends_with_a_folder_that_serves(tmp_path: Path) -> None:
     file = write(tmp_path / "run.yaml", tiny(tmp_path / "run"))
-    commands.train(file, Console(quiet=True), quiet=True)
+    train(file, Console(quiet=True), quiet=True)
     run, config = RunDir.open(tmp_path / "run"), load_config(file)
     best = run.best_path
     assert {

@@ -7,17 +7,23 @@ from pathlib import Path
 import pytest
 
 import cotune
-from cotune.cli import commands, doctor, needs
+from cotune.cli import doctor, needs
+from cotune.cli.train import prepare
 from cotune.config.run_file import parse_config
+from cotune.engines import engine
+from cotune.engines.verl import verl_engine
 from cotune.errors import ConfigError
 from cotune.utils import packages as engine_packages
-from cotune.utils.packages import check_engine
 from tests.run_files import tiny
 
 
 def with_packages(monkeypatch: pytest.MonkeyPatch, **versions: str) -> None:
-    for module in (engine_packages, doctor, needs):
+    for module in (engine_packages, engine, verl_engine, doctor, needs):
         monkeypatch.setattr(module, "installed", versions.get)
+
+
+def check_engine(name: str) -> None:
+    engine.engine_named(name).check_installed()
 
 
 def test_an_engine_that_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,7 +82,7 @@ def test_a_run_file_whose_engine_is_missing(
     assert found.what == "training.engine is trl, but trl is not installed"
     assert found.mend == "pip install 'cotune[trl]'"
     with pytest.raises(ConfigError, match=r"pip install 'cotune\[trl\]'"):
-        commands.prepare(config, tmp_path / "out")
+        prepare(config, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 

@@ -98,9 +98,9 @@ def train(
         return
     if ask_llm:
         raise ConfigError("--ask-llm was given without --dry-run; remove it, or add --dry-run")
-    from cotune.cli import commands
+    from cotune.cli.train import train as train_
 
-    commands.train(run_file, _console(), quiet, set_ or ())
+    train_(run_file, _console(), quiet, set_ or ())
 
 
 @app.command()
@@ -109,9 +109,9 @@ def resume(run_folder: RunFolder, set_: Overrides = None, quiet: Quiet = False) 
 
     With more steps or rollouts than it had (--set training.steps=…) a finished run goes on, too.
     """
-    from cotune.cli import commands
+    from cotune.cli.train import resume as resume_
 
-    commands.resume(run_folder, _console(), quiet, set_ or ())
+    resume_(run_folder, _console(), quiet, set_ or ())
 
 
 @app.command()
@@ -127,9 +127,9 @@ def baseline(
     quiet: Quiet = False,
 ) -> None:
     """Score a method that trains nothing on a run file's test questions: rag, ircot, …"""
-    from cotune.cli import commands
+    from cotune.cli.baseline import baseline as baseline_
 
-    commands.baseline(
+    baseline_(
         name,
         run_file,
         _console(),
@@ -160,16 +160,14 @@ def evaluate(
     On held-out questions, greedy and sampled, overall and by stratum. Nothing is written into the
     run folder; --set holds for this evaluation alone.
     """
-    from cotune.cli import commands
+    from cotune.cli.evaluate import evaluate as evaluate_
     from cotune.experiments.evaluate.evaluating import parse_options
 
     asked = parse_options(
         split=split, benchmarks=benchmark or (), samples=samples, temperature=temperature,
         metrics=metric or (), limit=limit, policy=policy,
     )  # fmt: skip
-    commands.evaluate(
-        run_folder, _console(), asked, as_json=as_json, output=output, assignments=set_ or ()
-    )
+    evaluate_(run_folder, _console(), asked, as_json=as_json, output=output, assignments=set_ or ())
 
 
 @app.command()
@@ -180,11 +178,12 @@ def plan(
     set_: Overrides = None,
 ) -> None:
     """Say what a run will spend at most, before anything is spent."""
-    from cotune.cli import commands
+    from cotune.cli.plan.plan import plan as plan_
+    from cotune.cli.plan.plan import plan_prompt
 
     console = _console()
-    commands.plan(run_file, console, set_ or (), processes)
-    commands.plan_prompt(run_file, console, set_ or ())
+    plan_(run_file, console, set_ or (), processes)
+    plan_prompt(run_file, console, set_ or ())
     if steps is not None:
         from cotune.cli.plan.measured_plan import plan_by_steps
 
@@ -256,9 +255,9 @@ def export(
     ] = None,
 ) -> None:
     """Write a finished run's best policy, with all that serves it, into a folder."""
-    from cotune.cli import commands
+    from cotune.cli.export import export as export_
 
-    commands.export(run_folder, _console(), format, output)
+    export_(run_folder, _console(), format, output)
 
 
 @app.command()
@@ -274,9 +273,9 @@ def push(
 
     The repository is made if it is not there. The token is that of HF_TOKEN, or of hf auth login.
     """
-    from cotune.cli import commands
+    from cotune.cli.export import push as push_
 
-    commands.push(run_folder, repo_id, _console(), format, private)
+    push_(run_folder, repo_id, _console(), format, private)
 
 
 @app.command()

@@ -14,8 +14,9 @@ from packaging.requirements import Requirement
 
 from cotune.cli.needs import GIB, OPTIONAL, Finding, of_run_file, one_line, wrong
 from cotune.config.run_file import load_config
+from cotune.engines.verl.verl_engine import together
 from cotune.errors import ConfigError, EngineError
-from cotune.utils.packages import ENGINES, installed, together
+from cotune.utils.packages import ENGINES, installed
 
 
 def examine(run_file: Path | None, assignments: Sequence[str] = ()) -> list[Finding]:

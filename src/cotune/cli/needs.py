@@ -12,9 +12,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from cotune.cli.plan.memory import Memory, find_config, memory_of, read_shape
 from cotune.config.run_file import WITHOUT_LLM, RunConfig
 from cotune.data.math_data import hub_name
+from cotune.engines.engine import engine_of
+from cotune.engines.memory import Memory, find_config, memory_of, read_shape
 from cotune.environments.environment_options import (
     PythonOptions,
     ToolsOptions,
@@ -27,7 +28,7 @@ from cotune.policy.folder import cached_folder, has_chat_template, missing_parts
 from cotune.policy.paths import policy_path
 from cotune.run.run_dir import RunDir
 from cotune.utils.importing import import_object, registered_environment
-from cotune.utils.packages import check_engine, installed
+from cotune.utils.packages import installed
 
 GIB = 2**30
 _SERVER_S = 10.0  # a dense index on a CPU takes its time
@@ -71,7 +72,7 @@ def engine(config: RunConfig) -> Finding:
     """Whether the engine that is to train can be used from this environment."""
     name = config.training.engine
     try:
-        check_engine(name)
+        engine_of(config).check_installed()
     except ConfigError as error:
         what, _, mend = one_line(error).partition(": ")
         return Finding(False, what, mend)

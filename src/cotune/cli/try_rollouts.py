@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.rule import Rule
 from rich.text import Text
 
-from cotune.cli.commands import quiet_libraries
+from cotune.cli.libraries import quiet_libraries
 from cotune.cli.show_rollouts import (
     LEGEND,
     OBSERVED,

@@ -1,6 +1,5 @@
-"""What a run that is resumed goes on with: its run file, with what may be changed."""
+"""The run file that a resumed run continues with, and the changes to it that are allowed."""
 
-import re
 from collections.abc import Sequence
 
 from cotune.config.changes import check_resumable
@@ -9,24 +8,21 @@ from cotune.config.run_file import RunConfig, parse_config
 from cotune.errors import ConfigError
 from cotune.run.run_dir import RunDir
 
-_CHECKPOINTS = {
-    "trl": re.compile(r"checkpoint-(\d+)"),
-    "verl": re.compile(r"global_step_(\d+)"),
-}
-"""What each engine calls the folder of a checkpoint: by optimizer steps, by rollout batches."""
 
-
-def resumed_config(run: RunDir, was: RunConfig, assignments: Sequence[str]) -> RunConfig:
-    """The run file of a folder with some fields set, as a resume can go on with it.
+def resumed_config(
+    run: RunDir, was: RunConfig, assignments: Sequence[str], trained: int | None
+) -> RunConfig:
+    """Return the run file of a folder with some fields set, checked for a resume.
 
     Args:
         run: the folder.
         was: its run file.
-        assignments: as of `--set`.
+        assignments: as given to `--set`.
+        trained: steps that the newest checkpoint contains; None without a checkpoint.
 
     Raises:
-        ConfigError: a field that is fixed, fewer steps than are trained, or a finished run that is
-            given neither more steps nor more rollouts than it had.
+        ConfigError: a fixed field is set, fewer steps than are trained, or a finished run is given
+            neither more steps nor more rollouts than it had.
     """
     config = was
     if assignments:
@@ -36,7 +32,6 @@ def resumed_config(run: RunDir, was: RunConfig, assignments: Sequence[str]) -> R
     if config.strategy.kind == "sft":
         _check_unfinished(run)
         return config
-    trained = _trained_steps(run, was)
     if config.training.steps < (trained or 0):
         raise ConfigError(
             f"{run.path}: training.steps is {config.training.steps}, but {trained} are trained; expected "
@@ -79,16 +74,3 @@ def _check_goes_further(
             f"{run.path}: this run is finished and keeps no checkpoint to go on from "
             f"(training.save_every is {before.save_every}); start another run"
         )
-
-
-def _trained_steps(run: RunDir, config: RunConfig) -> int | None:
-    """Steps that the newest checkpoint has behind it; None without one."""
-    if not run.checkpoints_path.is_dir():
-        return None
-    training = config.training
-    pattern = _CHECKPOINTS[training.engine]
-    names = (pattern.fullmatch(path.name) for path in run.checkpoints_path.iterdir())
-    newest = max((int(name[1]) for name in names if name), default=None)
-    if newest is None:
-        return None
-    return newest if training.engine == "verl" else newest // training.optimizer_steps

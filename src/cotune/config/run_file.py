@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 import yaml
 from pydantic import Field, ValidationError, model_validator
@@ -32,9 +32,15 @@ from cotune.policy.options import PolicyConfig
 from cotune.rewards.reward_options import RewardConfig
 from cotune.types import Limits
 from cotune.utils.importing import import_from, registered_environments
+from cotune.utils.packages import ENGINES
 from cotune.utils.validation import Model, describe
 from cotune.worlds.arithmetic import ArithmeticOptions
 from cotune.worlds.geo import GeoOptions
+
+if TYPE_CHECKING:
+    EngineName = str
+else:
+    EngineName = Literal[tuple(ENGINES)]
 
 
 class RulesConfig(Model):
@@ -48,7 +54,7 @@ class RulesConfig(Model):
 class TrainingConfig(Model):
     """GRPO. Defaults are INSPO's for a 3B model."""
 
-    engine: Literal["trl", "verl"] = "trl"
+    engine: EngineName = "trl"
     """What trains: TRL's GRPOTrainer, or veRL's trainer on Ray. Each needs an environment of its own."""
     steps: int = Field(default=300, ge=1)
     """Rollout batches: T."""

@@ -1,1 +1,1 @@
-"""Engines: each sub-package rides on one trainer and is its only importer."""
+"""Engines: what trains the weights. `engine.py` is the seam; trl/ and verl/ implement it."""

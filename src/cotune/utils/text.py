@@ -33,3 +33,8 @@ def flat(given: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         else:
             found[dotted] = value
     return found
+
+
+def size(count: float) -> str:
+    """Return a number of bytes as "12.5 GiB" or "3.4 MiB"."""
+    return f"{count / 2**30:.1f} GiB" if count >= 2**30 / 10 else f"{count / 2**20:.1f} MiB"

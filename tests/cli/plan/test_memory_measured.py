@@ -1,4 +1,4 @@
-"""The estimates of `cotune.cli.plan.memory` beside what is measured here: tensors, by their storages."""
+"""The estimates of `cotune.engines.memory` beside what is measured here: tensors, by their storages."""
 
 import contextlib
 import json
@@ -14,8 +14,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 from transformers.cache_utils import Cache
 
-from cotune.cli.plan.memory import memory_of, read_shape
 from cotune.config.run_file import parse_config
+from cotune.engines.memory import memory_of, read_shape
 from cotune.policy.kv_rows import GrowingLayer
 from cotune.policy.options import LoraOptions
 from cotune.policy.rounding import rounding_notice

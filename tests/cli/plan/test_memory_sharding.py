@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from cotune.cli.plan.memory import read_shape
-from cotune.cli.plan.memory_sharding import memory_over, sharding_named
 from cotune.cli.plan.memory_table import show_memory
+from cotune.engines.memory import read_shape
+from cotune.engines.trl.memory_sharding import memory_over, sharding_named
 from cotune.errors import ConfigError
 from tests.cli.plan.test_memory import P_3B, QWEN2_3B, config_with, memory
 

@@ -18,7 +18,7 @@ from accelerate.utils import DistributedType
 from rich.console import Console
 
 import cotune.engines.trl.run as engine
-from cotune.cli import commands
+from cotune.cli.train import resume, train
 from cotune.engines.trl import setup
 from cotune.engines.trl.best import TRLBest
 from cotune.engines.trl.hooks import TRLJoint
@@ -136,13 +136,13 @@ def main() -> None:
     own.mkdir()
     path = run_file(own, kind, {**content(SPREAD[kind], 3)})
     path.write_text(path.read_text().replace(str(own / kind), str(folder / kind)))
-    commands.train(path, console, quiet=True)
+    train(path, console, quiet=True)
     found = {"whole": state_of(made[0])}
     found["whole"]["best"] = restored(made[0], folder / kind / "best")
     if rank == 0:
         shutil.copytree(folder / kind, folder / "unbroken")
     cut_off(folder / kind, rank)
-    commands.resume(folder / kind, console, quiet=True)
+    resume(folder / kind, console, quiet=True)
     found["resumed"] = state_of(made[1])
     (folder / f"rank{rank}.json").write_text(json.dumps(found))
     dist.destroy_process_group()

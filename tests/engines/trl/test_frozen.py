@@ -9,11 +9,12 @@ import torch
 from rich.console import Console
 from safetensors.torch import load_file
 
-from cotune.cli import commands
+from cotune.cli.train import train
 from cotune.config.resuming import resumed_config
 from cotune.config.run_file import parse_config
 from cotune.engines.trl.setup import grpo_config
 from cotune.engines.trl.trainer import JointTrainer
+from cotune.engines.trl.trl_engine import TRL
 from cotune.errors import ConfigError
 from cotune.policy.paths import policy_path
 from cotune.run.ledger import Ledger, policy_rollouts
@@ -30,7 +31,7 @@ GEPA = {"kind": "gepa", "budget": 24, "dev_size": 4}
 def trained(folder: Path, strategy: dict[str, Any], **training: Any) -> RunDir:
     changes = {"strategy": strategy, "training": {**EAGER, **training}}
     path = write(folder / "run.yaml", tiny(folder / "run", changes))
-    return RunDir.open(commands.train(path, Console(quiet=True), quiet=True))
+    return RunDir.open(train(path, Console(quiet=True), quiet=True))
 
 
 def weights(folder: str | Path) -> dict[str, torch.Tensor]:
@@ -75,7 +76,7 @@ def test_a_method_evolves_by_batches_that_move_no_weight(
     assert len(instruction_rows(run)) > 1
     config = parse_config(run.read_config(), "test")
     with pytest.raises(ConfigError, match="give it more steps"):
-        resumed_config(run, config, ())
+        resumed_config(run, config, (), TRL().checkpoint_step(config, run.checkpoints_path))
 
 
 def test_the_same_run_unfrozen_moves_them(tmp_path: Path) -> None:
@@ -104,7 +105,7 @@ def test_gepa_on_a_frozen_policy_makes_no_training_batch(
     assert not list((run.path / "evolution").glob("*"))
     assert "frozen" in (run.best_path / "README.md").read_text()
     with pytest.raises(ConfigError, match="nothing to go on with"):
-        resumed_config(run, parse_config(run.read_config(), "test"), ())
+        resumed_config(run, parse_config(run.read_config(), "test"), (), None)
 
 
 @pytest.mark.slow
@@ -174,9 +175,7 @@ def test_the_search_finds_an_instruction_that_the_bundled_policy_answers_under(
         "training": {"frozen": True},
         "evaluation": {"every": 0},
     }  # fmt: skip
-    run = RunDir.open(
-        commands.train(write(tmp_path / "run.yaml", raw), Console(quiet=True), quiet=True)
-    )
+    run = RunDir.open(train(write(tmp_path / "run.yaml", raw), Console(quiet=True), quiet=True))
     summary = run.read_summary()
     assert summary is not None
     scores = summary["arms"]["gepa"]

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from cotune.cli import commands
+from cotune.cli.train import train
 from cotune.run.run_dir import RunDir
 from tests.run_files import tiny, write
 
@@ -25,7 +25,7 @@ CHANGES = {
 @pytest.mark.slow
 def test_the_policys_own_successes_make_it_better(tmp_path: Path) -> None:
     file = write(tmp_path / "run.yaml", tiny(tmp_path / "run", CHANGES))
-    run = RunDir.open(commands.train(file, Console(quiet=True)))
+    run = RunDir.open(train(file, Console(quiet=True)))
     summary = run.read_summary()
     assert summary is not None
     arm = summary["arms"]["sft"]

@@ -9,7 +9,7 @@ import torch
 from rich.console import Console
 from transformers import AutoTokenizer
 
-from cotune.cli import commands
+from cotune.cli.train import train
 from cotune.engines.trl.trainer import JointTrainer
 from cotune.environments.tools import ToolEnvironment
 from cotune.errors import ConfigError
@@ -139,7 +139,7 @@ def run_file(folder: Path, **changes: Any) -> dict[str, Any]:
 def trained(folder: Path, **changes: Any) -> list[dict[str, Any]]:
     """The training rollouts of a run, as they were written down."""
     file = write(folder / "run.yaml", run_file(folder, **changes))
-    out = commands.train(file, Console(quiet=True))
+    out = train(file, Console(quiet=True))
     files = sorted((out / "trajectories").glob("train-*.jsonl"))
     assert files
     return [json.loads(line) for path in files for line in path.read_text().splitlines()]
@@ -271,7 +271,7 @@ def test_a_policy_that_cannot_call_tools_is_refused_before_anything_is_written(
     file = write(tmp_path / "run.yaml", run_file(tmp_path))
 
     with pytest.raises(ConfigError, match="policy: its chat template does not show tools"):
-        commands.train(file, Console(quiet=True))
+        train(file, Console(quiet=True))
 
     assert not (tmp_path / "out").exists()
 

@@ -16,7 +16,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.plugin_util import markdown_to_safe_html
 from transformers.integrations.integration_utils import WandbCallback
 
-from cotune.cli import commands
+from cotune.cli.train import train
 from cotune.engines.trl import trackers
 from cotune.engines.trl.trackers import check_installed, markdown_table, tables
 from cotune.errors import ConfigError
@@ -162,7 +162,7 @@ def test_a_tracker_that_is_not_installed_is_refused_in_a_line(
     with pytest.raises(
         ConfigError, match=r"logging\.report_to names wandb.*pip install wandb"
     ) as e:
-        commands.train(path, quiet_console())
+        train(path, quiet_console())
     assert "\n" not in str(e.value)
     assert not (tmp_path / "out").exists()
 
@@ -208,7 +208,7 @@ RUN = {
 @pytest.mark.slow
 def test_every_name_that_a_run_logs_is_documented(tmp_path: Path) -> None:
     path = write(tmp_path / "run.yaml", tiny(tmp_path / "out", RUN))
-    commands.train(path, quiet_console())
+    train(path, quiet_console())
     run = RunDir.open(tmp_path / "out")
     rows = {name for row in run.read_metrics() for name in row}
     assert {"inspo/evolution_accepted", "p2o/hard", "reward_mean", "kl"} <= rows

@@ -5,7 +5,8 @@ from importlib.metadata import requires, version
 from packaging.requirements import Requirement
 
 from cotune.cli import doctor
-from cotune.utils.packages import installed, together
+from cotune.engines.verl.verl_engine import together
+from cotune.utils.packages import installed
 
 
 def test_verl_is_installed_as_cotune_requires_it_and_trl_is_not() -> None:

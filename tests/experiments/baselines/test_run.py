@@ -10,7 +10,8 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from cotune.cli import app as cli
-from cotune.cli import commands
+from cotune.cli.baseline import baseline
+from cotune.cli.train import resume
 from cotune.errors import ConfigError, LLMError, Stopped
 from cotune.experiments.baselines import BASELINES
 from cotune.experiments.baselines import baseline_run as runs
@@ -77,11 +78,11 @@ def test_each_baseline_on_the_bundled_policy(name: str, tmp_path: Path) -> None:
     assert f"<dt>Method</dt><dd>{name}</dd>" in page.replace("\n", "")
 
     with pytest.raises(ConfigError, match="made by cotune baseline"):
-        commands.resume(run.path, Console(quiet=True))
+        resume(run.path, Console(quiet=True))
 
 
 def test_the_agent_is_what_an_evaluation_rolls_out(tmp_path: Path) -> None:
-    path = commands.baseline("agent", file_of(tmp_path), Console(quiet=True))
+    path = baseline("agent", file_of(tmp_path), Console(quiet=True))
     _, arm, rows = read(RunDir.open(path))
     assert arm["em_initial_instruction"] == arm["em"]
     assert arm["best_instruction"] == rows[0]["sampled"]["instruction"]
@@ -92,7 +93,7 @@ def test_the_agent_is_what_an_evaluation_rolls_out(tmp_path: Path) -> None:
 
 def test_direct_on_one_turn_asks_under_the_instruction_of_the_run_file(tmp_path: Path) -> None:
     out = io.StringIO()
-    path = commands.baseline("direct", file_of(tmp_path, ARITHMETIC), Console(file=out, width=200))
+    path = baseline("direct", file_of(tmp_path, ARITHMETIC), Console(file=out, width=200))
     summary, arm, rows = read(RunDir.open(path))
     assert rows[0]["sampled"]["instruction"].endswith("\\boxed{}.")
     # That is the prompt the bundled policy was made for.
@@ -104,7 +105,7 @@ def test_direct_on_one_turn_asks_under_the_instruction_of_the_run_file(tmp_path:
 
 def test_quiet_shows_nothing(tmp_path: Path) -> None:
     out = io.StringIO()
-    commands.baseline("direct", file_of(tmp_path, ARITHMETIC), Console(file=out), quiet=True)
+    baseline("direct", file_of(tmp_path, ARITHMETIC), Console(file=out), quiet=True)
     assert out.getvalue() == ""
 
 
@@ -138,7 +139,7 @@ def test_an_endpoint_is_asked_counted_and_paid(tmp_path: Path) -> None:
 
     out = io.StringIO()
     with endpoint(reply) as url:
-        path = commands.baseline(
+        path = baseline(
             "rag",
             file_of(tmp_path, PRICED),
             Console(file=out, width=200),
@@ -168,9 +169,7 @@ def test_the_agent_acts_at_an_endpoint(tmp_path: Path) -> None:
         return "<answer> 42 </answer>"
 
     with endpoint(reply) as url:
-        path = commands.baseline(
-            "agent", file_of(tmp_path), Console(quiet=True), model="m", base_url=url
-        )
+        path = baseline("agent", file_of(tmp_path), Console(quiet=True), model="m", base_url=url)
     _, arm, rows = read(RunDir.open(path))
     assert (arm["llm_calls"], arm["em"]) == (12, 0.0)
     assert {row["answer"] for row in rows} == {"42"}
@@ -191,9 +190,7 @@ def test_only_the_answer_of_the_model_counts(name: str, tmp_path: Path) -> None:
         return "<answer> none of them </answer>"
 
     with endpoint(reply) as url:
-        path = commands.baseline(
-            name, file_of(tmp_path), Console(quiet=True), model="m", base_url=url
-        )
+        path = baseline(name, file_of(tmp_path), Console(quiet=True), model="m", base_url=url)
     _, arm, rows = read(RunDir.open(path))
     assert arm["em"] == 0.0
     # Nor do they spoil it: one final answer was given.
@@ -207,7 +204,7 @@ def test_the_rewards_of_the_run_file_score(tmp_path: Path) -> None:
     )
     changes = {"rewards": [f"{tmp_path / 'mine.py'}:length", "exact_match"]}
     with endpoint(lambda prompt: "Next. So the answer is: x <answer> x </answer>") as url:
-        path = commands.baseline(
+        path = baseline(
             "ircot", file_of(tmp_path, changes), Console(quiet=True), model="m", base_url=url
         )
     _, arm, rows = read(RunDir.open(path))
@@ -220,7 +217,7 @@ def test_the_rewards_of_the_run_file_score(tmp_path: Path) -> None:
 def test_an_endpoint_that_is_down_leaves_no_result(tmp_path: Path) -> None:
     down: dict[str, Any] = {"llm": {"kind": "openai", "model": "m", "retries": 0}}
     with pytest.raises(LLMError, match=r"no reply from m at http://127.0.0.1:9"):
-        commands.baseline(
+        baseline(
             "direct",
             file_of(tmp_path, down),
             Console(quiet=True),
@@ -230,7 +227,7 @@ def test_an_endpoint_that_is_down_leaves_no_result(tmp_path: Path) -> None:
     run = RunDir.open(tmp_path / "out")
     assert run.read_summary() is None
     with pytest.raises(ConfigError, match="holds a run; choose another output, or remove"):
-        commands.baseline("direct", file_of(tmp_path), Console(quiet=True))
+        baseline("direct", file_of(tmp_path), Console(quiet=True))
 
 
 def test_a_key_goes_to_its_own_endpoint_alone(
@@ -281,7 +278,7 @@ def test_what_cannot_work_is_said_before_anything_is_written(
     name: str, changes: dict[str, Any], options: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     with pytest.raises(ConfigError) as refused:
-        commands.baseline(name, file_of(tmp_path, changes), Console(quiet=True), **options)
+        baseline(name, file_of(tmp_path, changes), Console(quiet=True), **options)
     text = str(refused.value)
     assert message in text
     assert "\n" not in text
@@ -305,7 +302,7 @@ def test_tools_of_a_chat_template_are_refused(
     raw |= {"dataset": {"path": str(data), "validation": 3, "test": 3}, "rewards": ["exact_match"]}
     file = write(tmp_path / "run.yaml", raw)
     with pytest.raises(ConfigError, match=r"environment.kind is tools"):
-        commands.baseline(name, file, Console(quiet=True), **options)
+        baseline(name, file, Console(quiet=True), **options)
     assert not (tmp_path / "out").exists()
 
 
@@ -315,12 +312,12 @@ def test_ctrl_c_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(runs, "_measured", interrupted)
     with pytest.raises(Stopped, match=r"stopped; remove .* to begin anew"):
-        commands.baseline("direct", file_of(tmp_path), Console(quiet=True))
+        baseline("direct", file_of(tmp_path), Console(quiet=True))
     assert RunDir.open(tmp_path / "out").read_summary() is None
     monkeypatch.setattr(runs, "_prepare", interrupted)
     other = write(tmp_path / "other.yaml", tiny(tmp_path / "other"))
     with pytest.raises(Stopped, match="stopped before anything was written"):
-        commands.baseline("direct", other, Console(quiet=True))
+        baseline("direct", other, Console(quiet=True))
 
 
 def test_the_names_have_descriptions() -> None:

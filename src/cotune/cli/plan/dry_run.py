@@ -12,7 +12,7 @@ from typing import Any
 
 from rich.console import Console
 
-from cotune.cli.commands import quiet_libraries
+from cotune.cli.libraries import quiet_libraries
 from cotune.cli.plan.dry_run_scaling import scaled_strategy, scaled_training
 from cotune.cli.plan.dry_run_tasks import WORLDS, staged
 from cotune.cli.plan.measured_plan import measured_steps

@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from cotune.config.run_file import StrategyConfig, TrainingConfig
+from cotune.engines.engine import engine_named
 from cotune.methods.composed import ComposedOptions
 from cotune.methods.gepa.gepa import GepaOptions
 from cotune.methods.inspo.inspo import InspoOptions
@@ -15,10 +16,6 @@ QUESTIONS = 8
 _GROUP = 8  # rollouts of a question, at most
 _SCORED = 2  # questions that a candidate is verified on, or a hint scored
 _BUDGET = 24  # evaluations of GEPA
-# Fields of GRPOConfig, besides those of the loss, that say nothing of the machine or the sizes.
-_KEPT = frozenset(
-    ("max_grad_norm", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "optim")
-)
 
 
 def scaled_strategy(options: StrategyConfig) -> StrategyConfig:
@@ -77,7 +74,7 @@ def scaled_training(training: TrainingConfig) -> tuple[TrainingConfig, Sequence[
     group = min(training.group_size, _GROUP)
     rows = questions * group
     mini_batches = training.mini_batches if rows % training.mini_batches == 0 else 1
-    args = _engine_args(training)
+    args = engine_named(training.engine).dry_run_args(training.engine_args)
     changes: dict[str, Any] = {
         "engine": "trl",
         "steps": 2,
@@ -93,15 +90,3 @@ def scaled_training(training: TrainingConfig) -> tuple[TrainingConfig, Sequence[
     }
     without = [name for name in training.engine_args if name not in args]
     return training.model_copy(update=changes), without
-
-
-def _engine_args(training: TrainingConfig) -> dict[str, Any]:
-    """What of `engine_args` holds on any machine and at any size."""
-    if training.engine != "trl":
-        return {}
-    from cotune.engines.trl.fields import SECTIONS
-    from cotune.engines.trl.setup import check_engine_args
-
-    check_engine_args(training.engine_args)
-    kept = _KEPT | SECTIONS["The loss"].keys()
-    return {name: value for name, value in training.engine_args.items() if name in kept}

@@ -7,10 +7,11 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from cotune.cli.commands import prepare
+from cotune.cli.train import prepare
 from cotune.config.build import describe_llm
 from cotune.config.cost import Plan, plan_run
 from cotune.config.run_file import WITHOUT_LLM, RunConfig, dump_config, load_config
+from cotune.engines.engine import engine_of
 from cotune.engines.measured_steps import Measured, Projection, project
 from cotune.errors import ConfigError, Stopped
 from cotune.experiments.report import duration
@@ -73,11 +74,7 @@ def measured_steps(config: RunConfig, folder: Path, steps: int, console: Console
     given = config.model_copy(update={"output": folder})
     setup = prepare(given, folder)
     run, journal = _kept_for_now(given, folder, steps, console)
-    from cotune.engines.trl.measure import measure_steps
-    from cotune.engines.trl.setup import Setup
-
-    assert isinstance(setup, Setup)
-    return measure_steps(given, run, journal, setup, steps)
+    return engine_of(given).measure(given, run, journal, setup, steps)
 
 
 def _kept_for_now(

@@ -23,6 +23,7 @@ from cotune.config.preflight import (
 )
 from cotune.config.run_file import RunConfig, TrainingConfig
 from cotune.engines.trl.checks import check_args, check_trl
+from cotune.engines.trl.fields import SECTIONS
 from cotune.engines.trl.launch import check_launch, held_to_one_gpu
 from cotune.engines.trl.sharding import check_deepspeed
 from cotune.engines.trl.trackers import check_installed
@@ -213,6 +214,17 @@ def check_engine_args(given: dict[str, Any]) -> None:
     check_known(given, GRPOConfig)
     if given.get("deepspeed"):
         check_deepspeed("training.engine_args.deepspeed")
+
+
+_DRY_RUN = ("max_grad_norm", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "optim")
+"""Fields of GRPOConfig, besides those of the loss, that depend neither on machine nor on sizes."""
+
+
+def dry_run_args(given: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields that also apply to a few small steps, after checking them all."""
+    check_engine_args(given)
+    kept = {*_DRY_RUN, *SECTIONS["The loss"]}
+    return {name: value for name, value in given.items() if name in kept}
 
 
 def check_known(given: dict[str, Any], config: type) -> None:

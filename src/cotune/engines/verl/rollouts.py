@@ -12,7 +12,7 @@ from verl.trainer.ppo.v1 import AgentLoopManagerTQ
 from verl.utils import tensordict_utils as tu
 from verl.utils.dataset.rl_dataset import collate_fn
 
-from cotune import protocols as contracts
+from cotune import errors
 from cotune.engines.verl.questions import question_row
 from cotune.engines.verl.row_format import (
     ASSIGNMENTS,
@@ -170,8 +170,8 @@ def _in_order(
 
 def _raised(name: str, message: str) -> Exception:
     """What an agent loop failed of, as the error that it was there."""
-    kind = getattr(contracts, name, None)
-    if isinstance(kind, type) and issubclass(kind, contracts.CotuneError):
+    kind = getattr(errors, name, None)
+    if isinstance(kind, type) and issubclass(kind, errors.CotuneError):
         return kind(message)
     return EngineError(f"a rollout failed: {name}: {message}")
 

@@ -5,7 +5,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -31,6 +31,7 @@ from cotune.config.preflight import (
     check_told,
 )
 from cotune.config.run_file import RunConfig
+from cotune.engines.engine import Conclude
 from cotune.engines.evaluation import Outcome, RunEvaluation
 from cotune.engines.parts import run_parts
 from cotune.engines.verl.best import VerlBest
@@ -43,15 +44,12 @@ from cotune.errors import ConfigError, CotuneError, EngineError
 from cotune.methods.p2o.p2o import P2O
 from cotune.policy.hub import only_local
 from cotune.policy.paths import policy_path
-from cotune.protocols import Environment, State
+from cotune.protocols import State
 from cotune.run.console import RunJournal
-from cotune.run.journal import Journal
 from cotune.run.ledger import Ledger, policy_rollouts
 from cotune.run.run_dir import RunDir
 from cotune.types import Distillation
 
-Conclude = Callable[[RunConfig, RunDir, Journal, Outcome, Environment, Console], None]
-"""Ends a run: writes its summary, completes best/, reports."""
 _SPLITS = ("train", "validation", "test")
 _CONSOLE = "console.log"
 _LOOK_SECONDS = 10.0

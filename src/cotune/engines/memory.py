@@ -1,11 +1,11 @@
-"""What a run needs of a GPU's memory, at most, reckoned from its policy's config.json.
+"""How much memory a run needs of a GPU at most, reckoned from its policy's config.json.
 
 Counted are the tensors that grow with the policy, the batch or the limits, each at its longest; CUDA
 itself, NCCL and fragmentation are not, and take one or two GiB besides.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -156,7 +156,7 @@ def find_config(path: str) -> dict[str, Any] | None:
 
 def known_config(name: str) -> dict[str, Any] | None:
     """The architecture of a model of the papers by its name on the hub, however it was tuned."""
-    file = resources.files("cotune.cli.plan") / "known_shapes.json"
+    file = resources.files("cotune.engines") / "known_shapes.json"
     shapes: dict[str, dict[str, Any]] = json.loads(file.read_text(encoding="utf-8"))["shapes"]
     owner, _, model = name.partition("/")
     return (
@@ -164,6 +164,38 @@ def known_config(name: str) -> dict[str, Any] | None:
         if owner == "Qwen"
         else None
     )
+
+
+@dataclass(frozen=True)
+class MemoryEstimate:
+    """What an engine needs of each GPU at most, in bytes, as `cotune plan` shows it.
+
+    Attributes:
+        title: of the table.
+        rows: what takes memory, and how much of it while sampling and while training.
+        sampling, training: the peaks; None if not known here.
+        saved: trained weights, and a checkpoint of them with AdamW's two moments.
+        notes: what to say below the table, a line each.
+    """
+
+    title: str
+    rows: Sequence[tuple[str, int | None, int | None]]
+    sampling: int | None
+    training: int
+    saved: tuple[int, int]
+    notes: Sequence[str]
+
+
+def shape_of(config: RunConfig) -> Shape:
+    """Return the shape of a run file's policy.
+
+    Raises:
+        ValueError: says in a line why it is not known.
+    """
+    raw = find_config(config.policy.path)
+    if raw is None:
+        raise ValueError(f"{config.policy.path} is not on this machine")
+    return read_shape(raw)
 
 
 @dataclass(frozen=True)
@@ -201,6 +233,11 @@ class Memory:
     def held(self) -> int:
         """What is there all the time after the first step."""
         return self.weights + self.reference + self.optimizer
+
+    @property
+    def saved(self) -> tuple[int, int]:
+        """Bytes of the trained weights, and of a checkpoint of them."""
+        return self.optimizer // 2, self.optimizer // 2 + self.optimizer
 
     @property
     def sampling(self) -> int | None:

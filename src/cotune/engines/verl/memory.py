@@ -1,7 +1,7 @@
-"""What a run on veRL needs of each GPU's memory, where FSDP shards its training.
+"""The memory of each GPU on veRL, whose training FSDP shards.
 
 A projection: none of these figures has been measured on a GPU. Weights, gradients, AdamW's moments and
-the reference policy are taken to be spread evenly; the rest is `cotune.cli.plan.memory`'s estimate of one process.
+the reference policy are taken to be spread evenly; the rest is `cotune.engines.memory`'s estimate of one process.
 """
 
 import math
@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from cotune.cli.plan.memory import Memory, Shape, memory_of
 from cotune.config.run_file import RunConfig
+from cotune.engines.memory import Memory, MemoryEstimate, Shape, memory_of, shape_of
 from cotune.errors import ConfigError
-from cotune.utils.text import flat
+from cotune.utils.text import flat, size
 
 _HALF = 2  # bytes of a weight that is gathered to compute with, or held by vLLM
 _LOGIT = 8  # bytes of a logit: bfloat16, its gradient, and float32 for the log-probability
@@ -117,3 +117,40 @@ def _shards(asked: Mapping[str, float]) -> int:
     size = int(asked["actor_rollout_ref.actor.fsdp_config.fsdp_size"])
     gpus = int(asked["trainer.n_gpus_per_node"] * asked["trainer.nnodes"])
     return max(1, size if size > 0 else gpus)
+
+
+_CARD = 80 * 10**9  # bytes of a large GPU
+
+
+def estimate(config: RunConfig) -> MemoryEstimate:
+    """Project the memory of each GPU, and what vLLM makes of its share."""
+    memory, limits = verl_memory(config, shape_of(config)), config.limits
+    whole, shards = memory.whole, memory.shards
+    tokens = limits.prompt_tokens + limits.trajectory_tokens
+    held = {
+        f"weights / {shards}": whole.weights,
+        f"reference policy / {shards}": whole.reference,
+        f"optimizer (AdamW) / {shards}": whole.optimizer,
+    }
+    micro = config.training.micro_batch_size
+    rollouts = memory.rollouts_at_once(_CARD)
+    return MemoryEstimate(
+        title="Memory of a GPU, projected, at most",
+        rows=[
+            *((name, memory.spread(count), memory.spread(count)) for name, count in held.items()),
+            (f"gradients / {shards}", 0, memory.spread(whole.gradients)),
+            ("weights gathered by layer", 0, memory.units),
+            (f"activations, {micro} rows of {tokens:,} tokens", 0, whole.activations),
+            ("log-probabilities", 0, memory.logits),
+        ],
+        sampling=None,
+        training=memory.training,
+        saved=whole.saved,
+        notes=[
+            f"Projected, not measured. {whole.trained:,} parameters are trained, sharded over {shards} "
+            "GPUs by FSDP. CUDA, NCCL and fragmentation take 2 to 3 GiB besides.",
+            f"The rollout engine takes {memory.share:.0%} of a GPU while it samples: of 80 GB "
+            f"{size(memory.share * _CARD)}, {size(memory.engine_weights)} of them its weights, the rest "
+            f"the cache of {rollouts:,} rollouts at their longest ({size(memory.rollout_cache)} each).",
+        ],
+    )

@@ -1,0 +1,38 @@
+"""`cotune baseline`: the score of a method that trains nothing."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from cotune.cli.libraries import quiet_libraries
+from cotune.config.run_file import load_config
+
+
+def baseline(
+    name: str,
+    path: Path,
+    console: Console,
+    quiet: bool = False,
+    assignments: Sequence[str] = (),
+    *,
+    model: str | None = None,
+    base_url: str | None = None,
+    api_key_env: str | None = None,
+) -> Path:
+    """Score a baseline that trains nothing on a run file's test split; return the run folder.
+
+    Args:
+        name: one of `cotune.experiments.baselines.BASELINES`.
+        path: the run file; its strategy is not used.
+        console: where to show.
+        quiet: show nothing.
+        assignments: fields that are set, as in --set.
+        model, base_url, api_key_env: an endpoint in place of the run file's policy.
+    """
+    from cotune.experiments.baselines.baseline_run import Endpoint, run_baseline
+
+    config = load_config(path, assignments=assignments)
+    quiet_libraries(config)
+    shown = Console(quiet=True) if quiet else console
+    return run_baseline(name, config, shown, Endpoint(model, base_url, api_key_env))

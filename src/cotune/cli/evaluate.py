@@ -1,0 +1,50 @@
+"""`cotune evaluate`: scores of a run's best policy on held-out questions."""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+
+from cotune.cli.libraries import allow_hub, quiet_libraries
+from cotune.cli.train import open_trained
+from cotune.config.overrides import with_overrides
+from cotune.config.run_file import parse_config
+from cotune.errors import ConfigError
+from cotune.run.json_files import write_atomic
+
+if TYPE_CHECKING:
+    from cotune.experiments.evaluate.evaluating import EvaluationOptions
+
+
+def evaluate(
+    folder: Path,
+    console: Console,
+    options: "EvaluationOptions",
+    *,
+    as_json: bool = False,
+    output: Path | None = None,
+    assignments: Sequence[str] = (),
+) -> None:
+    """Score a run's best policy; print tables, or JSON alone, and write that to `output`."""
+    if output is not None and (output.is_dir() or not output.parent.is_dir()):
+        raise ConfigError(f"--output is {output}; expected a file in a folder that exists")
+    run, config = open_trained(folder)
+    if assignments:
+        config = parse_config(
+            with_overrides(run.read_config(), assignments), f"{run.config_path} with --set"
+        )
+    if any("=" not in given for given in options.benchmarks):
+        allow_hub()
+    quiet_libraries(config)
+    from cotune.experiments.evaluate.evaluating import evaluate_run
+    from cotune.experiments.evaluate.evaluation_table import json_text, show
+
+    evaluation = evaluate_run(config, run, options)
+    if output is not None:
+        write_atomic(output, json_text(evaluation))
+    if as_json:
+        sys.stdout.write(json_text(evaluation))
+    else:
+        show(evaluation, console)

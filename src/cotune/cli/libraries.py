@@ -1,0 +1,46 @@
+"""Settings of the libraries that a command loads, made before they are loaded."""
+
+import os
+import warnings
+from pathlib import Path
+
+from cotune.config.run_file import RunConfig
+from cotune.data.math_data import hub_name
+from cotune.environments.environment_options import (
+    PythonOptions,
+    ToolsOptions,
+    TrlOptions,
+    VerifiersOptions,
+)
+from cotune.environments.math import MathOptions
+
+
+def quiet_libraries(config: RunConfig) -> None:
+    """Turn off telemetry and progress bars in this process, and the network if nothing is fetched."""
+    # What libraries say of each other; nothing that a run file could change.
+    warnings.filterwarnings("ignore", category=FutureWarning, module="transformers|trl")
+    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+    os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
+    if not _may_fetch(config):
+        os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+
+def allow_hub() -> None:
+    """Let this process ask the hub, even for a local policy; before `quiet_libraries`."""
+    os.environ.setdefault("HF_HUB_OFFLINE", os.environ.get("TRANSFORMERS_OFFLINE") or "0")
+
+
+def _may_fetch(config: RunConfig) -> bool:
+    """Whether a run may need the Hugging Face hub for its policy, its data or its user's code."""
+    policy, dataset, options = config.policy.path, config.dataset, config.environment
+    local = policy.startswith("bundled:") or Path(policy).is_dir()
+    of_hub = dataset is not None and dataset.name is not None and not Path(dataset.name).is_dir()
+    if isinstance(options, MathOptions):
+        named = (options.train, options.validation, options.test)
+        of_hub = any(isinstance(path, Path) and hub_name(path) for path in named)
+    own = isinstance(options, ToolsOptions | TrlOptions | VerifiersOptions | PythonOptions)
+    return not local or of_hub or own or any(":" in reward.function for reward in config.rewards)

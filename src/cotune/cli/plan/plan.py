@@ -1,0 +1,68 @@
+"""`cotune plan`: what a run will spend at most."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from cotune.cli.libraries import quiet_libraries
+from cotune.cli.plan.memory_table import show_memory
+from cotune.config.build import describe_llm
+from cotune.config.cost import Plan, plan_run
+from cotune.config.run_file import RunConfig, load_config
+from cotune.llm.client import OpenAIOptions
+
+
+def plan(path: Path, console: Console, assignments: Sequence[str] = (), processes: int = 1) -> None:
+    """Print what a run will spend at most, before anything is spent."""
+    config = load_config(path, assignments=assignments)
+    table = Table(
+        title=f"{escape(config.name)}: what it spends at most",
+        title_justify="left",
+        show_edge=False,
+        pad_edge=False,
+    )
+    table.add_column("")
+    table.add_column("rollouts", justify="right")
+    table.add_column("generated tokens", justify="right")
+    per_rollout = config.limits.turns * config.limits.turn_tokens
+    planned = plan_run(config)
+    for purpose, count in planned.rollouts.items():
+        table.add_row(purpose, f"{count:,}", f"{count * per_rollout:,}")
+    console.print(table)
+    console.print(
+        f"LLM: {describe_llm(config)}; at most {planned.calls:,} proposals{_price(config, planned)}",
+        markup=False,
+    )
+    console.print(
+        f"Tokens are upper bounds: {config.limits.turns} turns of {config.limits.turn_tokens} each."
+    )
+    if planned.rows is not None:
+        console.print(f"SFT: at most {planned.rows:,} rows, {planned.steps:,} optimizer steps.")
+    elif config.training.rollout_budget is not None:
+        console.print(
+            f"Training ends before a batch that would take training, verification and evolution "
+            f"over {config.training.rollout_budget:,} rollouts; an evolution that falls due just "
+            "before may."
+        )
+    show_memory(config, console, processes)
+
+
+def plan_prompt(path: Path, console: Console, assignments: Sequence[str] = ()) -> None:
+    """Print one prompt of the run file as its policy will see it."""
+    config = load_config(path, assignments=assignments)
+    quiet_libraries(config)
+    from cotune.cli.try_rollouts import show_prompt
+
+    show_prompt(config, console)
+
+
+def _price(config: RunConfig, planned: Plan) -> str:
+    if not isinstance(config.llm, OpenAIOptions) or planned.price is None:
+        return ", free of charge"
+    text = f", at most {planned.price:.2f} at the prices of llm"
+    if config.llm.budget is not None:
+        text += f"; stopped at the budget of {config.llm.budget:.2f}"
+    return text

@@ -1,0 +1,157 @@
+"""`cotune train` and `cotune resume`: one path for every engine."""
+
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+
+from cotune.cli.libraries import quiet_libraries
+from cotune.config.build import build_llm, describe_llm
+from cotune.config.resuming import resumed_config
+from cotune.config.run_file import RunConfig, dump_config, load_config, parse_config
+from cotune.engines.engine import engine_of
+from cotune.engines.run_summary import write_run_summary
+from cotune.errors import ConfigError, Stopped
+from cotune.policy.paths import policy_path
+from cotune.protocols import Environment
+from cotune.run.console import score_table
+from cotune.run.journal import Journal
+from cotune.run.ledger import Ledger
+from cotune.run.locks import run_locked
+from cotune.run.run_dir import RunDir
+from cotune.utils.text import one_line
+
+if TYPE_CHECKING:
+    from cotune.engines.evaluation import Outcome
+
+
+def train(
+    path: Path, console: Console, quiet: bool = False, assignments: Sequence[str] = ()
+) -> Path:
+    """Train a run file, with some fields set, from the start; return the run folder."""
+    config = load_config(path, assignments=assignments)
+    RunDir.check_free(config.output)
+    shown = Console(quiet=True) if quiet else console
+    with _stoppable(config.output):
+        setup = prepare(config, config.output)
+        run = _created(config)
+        with run_locked(run.path):
+            _show_headline(config, run, shown)
+            engine_of(config).train(config, run, setup, shown, conclude)
+    return run.path
+
+
+def resume(
+    folder: Path, console: Console, quiet: bool = False, assignments: Sequence[str] = ()
+) -> Path:
+    """Resume a run folder from its newest whole checkpoint; return it.
+
+    Fields that are set are written into its run.yaml first.
+    """
+    run, was = open_trained(folder)
+    step = engine_of(was).checkpoint_step(was, run.checkpoints_path)
+    config = resumed_config(run, was, assignments, step)
+    shown = Console(quiet=True) if quiet else console
+    with _stoppable(folder), run_locked(folder):
+        setup = prepare(config, folder)
+        if assignments:
+            _on_first_rank(lambda: run.replace_config(dump_config(config)))
+        _show_headline(config, run, shown)
+        engine_of(config).resume(config, run, setup, shown, conclude)
+    return run.path
+
+
+def prepare(config: RunConfig, folder: Path) -> Any:
+    """Check all that can be wrong, cheap checks first; write nothing.
+
+    Returns:
+        What the engine's `train` and `resume` take.
+    """
+    engine = engine_of(config)
+    engine.check_installed()
+    policy_path(config.policy.path)
+    with Ledger(":memory:") as ledger:
+        build_llm(config, ledger)  # needs its key
+    quiet_libraries(config)
+    return engine.prepare(config, RunDir(folder, attempt=1).checkpoints_path)
+
+
+def open_trained(folder: Path) -> tuple[RunDir, RunConfig]:
+    """Open a run folder that `cotune train` made; return it with its run file."""
+    run = RunDir.open(folder)
+    raw = run.read_config()
+    if "library" in raw:
+        raise ConfigError(
+            f"{folder}: belongs to a program with a GRPOTrainer of its own; go on there, with "
+            "trainer.train(resume_from_checkpoint=True)"
+        )
+    if any("baseline" in row for row in run.read_events()):
+        raise ConfigError(
+            f"{folder}: made by cotune baseline, which trains nothing; run it again with another output"
+        )
+    return run, parse_config(raw, str(run.config_path))
+
+
+def conclude(
+    config: RunConfig,
+    run: RunDir,
+    journal: Journal,
+    outcome: "Outcome",
+    environment: Environment,
+    shown: Console,
+) -> None:
+    """Write a finished run's summary, complete best/, report, and show the scores."""
+    with Ledger(run.ledger_path) as ledger:
+        journal.event("run_finished", outcome.steps + 1)
+        write_run_summary(config, run, outcome, ledger)
+    from cotune.experiments.report import write_report
+    from cotune.export.complete import complete_best
+
+    complete_best(config, run, environment)
+    report = write_report(run.path)
+    rows = [
+        ("before", outcome.before),
+        ("after", outcome.after),
+        ("after, initial instruction", outcome.plain),
+        *([("after, with the best hint", outcome.hinted)] if outcome.hinted else []),
+    ]
+    shown.print(score_table(f"Held-out {outcome.after.measure}", rows))
+    shown.print(f"best instruction: {one_line(outcome.instruction)}", markup=False, highlight=False)
+    shown.out(f"best policy: {run.best_path}\nreport: {report}", highlight=False)
+
+
+@contextmanager
+def _stoppable(folder: Path) -> Generator[None]:
+    """Turn Ctrl-C into one line that says how to resume."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if RunDir.is_run(folder):
+            raise Stopped(f"stopped; go on with: cotune resume {folder}") from None
+        raise Stopped("stopped before anything was written") from None
+
+
+def _created(config: RunConfig) -> RunDir:
+    """Create the run folder in the first process; it is there for all when this returns."""
+    made: list[RunDir] = []
+    _on_first_rank(lambda: made.append(RunDir.create(config.output, dump_config(config))))
+    return made[0] if made else RunDir(config.output, attempt=1)
+
+
+def _show_headline(config: RunConfig, run: RunDir, shown: Console) -> None:
+    llm, what = describe_llm(config), f"{config.strategy.kind} on {config.environment.kind}"
+    proposals = "" if llm == "none" else f"proposals by {llm}; "
+    text = f"{config.name}: {what}, seed {config.seed}; {proposals}folder {run.path}"
+    _on_first_rank(lambda: shown.print(text, markup=False, highlight=False))
+
+
+def _on_first_rank(act: Any) -> None:
+    """Do something in the first process; the others wait for it."""
+    from cotune.engines.comm import world
+
+    comm = world()
+    if comm.rank == 0:
+        act()
+    comm.broadcast(None)

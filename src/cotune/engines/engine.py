@@ -1,0 +1,140 @@
+"""The seam between the commands and what trains: `Engine`, and how one is looked up by name.
+
+To add an engine, write a package with a module that implements `Engine` as `ENGINE`, and name that
+module in `cotune.utils.packages.ENGINES`. Nothing else compares an engine's name.
+"""
+
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from rich.console import Console
+
+from cotune.config.run_file import RunConfig
+from cotune.errors import ConfigError
+from cotune.protocols import Environment
+from cotune.run.journal import Journal
+from cotune.run.run_dir import RunDir
+from cotune.utils.packages import ENGINES, installed
+
+if TYPE_CHECKING:
+    from cotune.engines.evaluation import Outcome
+    from cotune.engines.measured_steps import Measured
+    from cotune.engines.memory import MemoryEstimate
+
+Conclude = Callable[[RunConfig, RunDir, Journal, "Outcome", Environment, Console], None]
+"""Ends a run that has been trained: writes its summary, completes best/, reports."""
+
+
+class Engine(Protocol):
+    """What trains the weights of a run file.
+
+    Constructing one and looking it up imports no library; each method imports what it needs.
+    """
+
+    def check_installed(self) -> None:
+        """Raise ConfigError if this environment lacks what the engine imports."""
+        ...
+
+    def prepare(self, config: RunConfig, folder: Path) -> Any:
+        """Load and check what a run needs; write nothing.
+
+        Args:
+            config: the run file.
+            folder: where checkpoints will be kept, inside the run folder.
+
+        Returns:
+            What `train` and `resume` take as `setup`.
+
+        Raises:
+            ConfigError: names the field that cannot work.
+        """
+        ...
+
+    def train(
+        self, config: RunConfig, run: RunDir, setup: Any, console: Console, conclude: Conclude
+    ) -> None:
+        """Train to the end from the initial policy, evaluate, keep the best, and call `conclude`.
+
+        Args:
+            config: the run file.
+            run: its folder, which exists and is locked.
+            setup: what `prepare` returned for that folder.
+            console: where to show progress; used by the first process alone.
+            conclude: called once, in the process that holds the journal.
+        """
+        ...
+
+    def resume(
+        self, config: RunConfig, run: RunDir, setup: Any, console: Console, conclude: Conclude
+    ) -> None:
+        """Do the same from the newest whole checkpoint, or from the start if there is none."""
+        ...
+
+    def checkpoint_step(self, config: RunConfig, folder: Path) -> int | None:
+        """Return how many steps the newest checkpoint in a folder contains; None without one."""
+        ...
+
+    def memory(self, config: RunConfig, processes: int = 1) -> "MemoryEstimate":
+        """Estimate what a GPU needs at most.
+
+        Args:
+            config: the run file.
+            processes: over which training is spread, if the run file asks for it.
+
+        Raises:
+            ValueError: says in a line why it is not known.
+            ConfigError: a field of the run file cannot be read.
+        """
+        ...
+
+    def measure(
+        self, config: RunConfig, run: RunDir, journal: Journal, setup: Any, steps: int
+    ) -> "Measured":
+        """Train the first steps without evaluating or saving, and time them.
+
+        Raises:
+            ConfigError: the engine cannot.
+        """
+        ...
+
+    def dry_run_args(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the `engine_args` that also apply to two small steps on TRL.
+
+        Raises:
+            ConfigError: a field that the engine does not take.
+        """
+        ...
+
+
+def engine_named(name: str) -> Engine:
+    """Return the engine of a value of `training.engine`."""
+    return import_module(ENGINES[name]).ENGINE
+
+
+def engine_of(config: RunConfig) -> Engine:
+    """Return the engine of a run file."""
+    return engine_named(config.training.engine)
+
+
+def check_package(name: str) -> None:
+    """Raise ConfigError unless the package of an engine is installed; suggest another engine."""
+    if installed(name) is not None:
+        return
+    missing = f"training.engine is {name}, but {name} is not installed"
+    if others := [other for other in ENGINES if installed(other)]:
+        raise ConfigError(
+            f"{missing}, and {others[0]} is: set training.engine: {others[0]}, or pip install "
+            f"'cotune[{name}]' into another environment"
+        )
+    raise ConfigError(f"{missing}: pip install 'cotune[{name}]'")
+
+
+def newest_numbered(folder: Path, prefix: str) -> int | None:
+    """Return the highest number behind a prefix among the names in a folder; None without any."""
+    if not folder.is_dir():
+        return None
+    names = (path.name for path in folder.iterdir() if path.name.startswith(prefix))
+    numbers = (name.removeprefix(prefix) for name in names)
+    return max((int(number) for number in numbers if number.isdigit()), default=None)
