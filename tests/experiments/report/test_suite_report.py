@@ -8,7 +8,7 @@ import pytest
 
 from cotune.errors import ConfigError
 from cotune.experiments.report import write_report
-from cotune.experiments.report.suite import write_suite_report
+from cotune.experiments.report.suite_report import write_suite_report
 from cotune.run.run_dir import write_summary
 from tests.experiments.report.pages import Checker
 from tests.experiments.report.suite_pages import PLAIN, STRATA, build_suite, method, stage, summary

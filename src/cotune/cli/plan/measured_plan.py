@@ -14,7 +14,7 @@ from cotune.config.run_file import WITHOUT_LLM, RunConfig, dump_config, load_con
 from cotune.engines.engine import engine_of
 from cotune.engines.measured_steps import Measured, Projection, project
 from cotune.errors import ConfigError, Stopped
-from cotune.experiments.report import duration
+from cotune.experiments.report.pages import duration
 from cotune.llm.client import OpenAIOptions
 from cotune.run.console import RunJournal
 from cotune.run.journal import SilentJournal

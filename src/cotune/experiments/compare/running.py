@@ -131,7 +131,7 @@ def _check_folder(folder: Path) -> None:
 def _write(suite: SuiteConfig, cells: Sequence[Cell], setting: Setting) -> Json:
     """The summary and the report of what is there."""
     from cotune.experiments.compare.results import summarise
-    from cotune.experiments.report.suite import write_suite_report
+    from cotune.experiments.report.suite_report import write_suite_report
 
     summary = summarise(suite, cells, setting)
     write_summary(suite.output, summary)

@@ -1,31 +1,41 @@
-"""P²O's hints in a report: which questions were hard, and what each phase of evolution brought."""
+"""P²O's hints in a report: which questions were hard, and what each phase of evolution produced."""
 
+import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from cotune.experiments.report.charts import Chart
-from cotune.experiments.report.hint_figures import hint_charts
-from cotune.experiments.report.lineage import Segment, sentence_diff
-from cotune.experiments.report.reading import Arm
+from cotune.experiments.report.arms import Arm, values
+from cotune.experiments.report.charts import (
+    Chart,
+    Series,
+    column_chart,
+    curves_chart,
+    series_chart,
+    style,
+)
+from cotune.experiments.report.instructions import Segment, reasons, sentence_diff
+from cotune.experiments.report.pages import count
 from cotune.run.json_files import Row
+from cotune.types import Distillation
 
-_PHASE_KINDS = ("hint_accepted", "hint_rejected", "proposal_failed")
+_PHASE_KINDS = ("hint_accepted", "hint_rejected", "proposal_failed", "hint_phase_ended")
+_LEAST_RATIO = 1e-12  # smaller ratios are drawn there
 
 
 @dataclass(frozen=True, slots=True)
 class Hint:
-    """One accepted hint of a phase, or the empty one that it began with.
+    """One accepted hint of a phase, or the empty one that it started from.
 
     Attributes:
         number: its place in the phase; 0 is the empty one.
         text: the hint.
         parent: the number of the hint it was derived from; None for the empty one.
-        mean: mean reward on dev; None where the phase did not end.
-        covering: whether it is in the cover that hard questions draw from; None as above.
+        mean: mean reward on dev; None if the phase did not end.
+        covering: it is in the cover that hard questions draw from; None as above.
         segments: the text, marked against its parent's.
-        solved: places of the dev questions that it solves; None where that was not recorded.
+        solved: places of the dev questions that it solves; None if that was not recorded.
     """
 
     number: int
@@ -47,7 +57,7 @@ class HintPhase:
         hints: the empty one first.
         rejected: its "hint_rejected" events, with their texts marked against the parents'.
         reasons: why proposals were rejected, and how often.
-        failed: why calls brought no proposal, and how often.
+        failed: why calls returned no proposal, and how often.
         order: places of the dev questions, those that most hints solve first.
     """
 
@@ -61,7 +71,7 @@ class HintPhase:
 
     @property
     def covered(self) -> tuple[int, ...] | None:
-        """The dev questions that some hint of the cover solves; None where unknown."""
+        """The dev questions that some hint of the cover solves; None if unknown."""
         known = [hint.solved for hint in self.hints if hint.covering and hint.solved is not None]
         return tuple(sorted({place for solved in known for place in solved})) if known else None
 
@@ -72,7 +82,7 @@ class Hints:
 
     Attributes:
         arm: the run.
-        trend: a "hard_samples" event an epoch, with the phase that followed; None where none did.
+        trend: a "hard_samples" event an epoch, with the phase that followed; None if none did.
         charts: of that trend, of groups without advantage and of the context ratio.
         phases: in order.
     """
@@ -84,37 +94,35 @@ class Hints:
 
 
 def hints_of(arm: Arm) -> Hints | None:
-    """None for an arm that mined no hard questions."""
+    """Read what an arm's hints went through; None for an arm that mined no hard questions."""
     trend, phases = arm.of_kind("hard_samples"), hint_phases(arm.events)
     if not trend and not phases:
         return None
     by_step = {phase.started["step"]: phase for phase in phases}
-    return Hints(
-        arm, [(event, by_step.get(event["step"])) for event in trend],
-        hint_charts(arm), phases,
-    )  # fmt: skip
+    followed = [(event, by_step.get(event["step"])) for event in trend]
+    return Hints(arm, followed, hint_charts(arm), phases)
 
 
 def hint_phases(events: Sequence[Row]) -> list[HintPhase]:
-    """The phases of a run, read from its events."""
+    """Read the phases of hint evolution from a run's events."""
     return [_phase(members) for members in _grouped(events)]
 
 
 def outside_phases(events: Sequence[Row], kind: str) -> list[Row]:
-    """The events of a kind that belong to no phase of hint evolution: INSPO's, where both run."""
+    """Return the events of a kind outside phases of hint evolution: INSPO's, if both run."""
     inside = {id(event) for members in _grouped(events) for event in members}
     return [event for event in events if event["kind"] == kind and id(event) not in inside]
 
 
 def _grouped(events: Sequence[Row]) -> Iterator[list[Row]]:
-    """The events of each phase, from "hint_phase" to "hint_phase_ended" or to the step's last."""
+    """Yield the events of each phase, from "hint_phase" to "hint_phase_ended" or the step's last."""
     members: list[Row] = []
     for event in events:
         opens = event["kind"] == "hint_phase"
         if members and (opens or event["step"] != members[0]["step"]):
             yield members
             members = []
-        if opens or (members and event["kind"] in (*_PHASE_KINDS, "hint_phase_ended")):
+        if opens or (members and event["kind"] in _PHASE_KINDS):
             members.append(event)
         if members and event["kind"] == "hint_phase_ended":
             yield members
@@ -127,54 +135,45 @@ def _phase(members: Sequence[Row]) -> HintPhase:
     def of(kind: str) -> list[Row]:
         return [event for event in members if event["kind"] == kind]
 
-    ended = next(iter(of("hint_phase_ended")), {})
-    rejected, failed = of("hint_rejected"), of("proposal_failed")
+    ended: Row = next(iter(of("hint_phase_ended")), {})
     solved = {str(row["text"]): tuple(row["dev"]) for row in ended.get("solved") or ()}
     often = Counter(place for places in solved.values() for place in places)
-    dev = members[0].get("dev") if solved else 0
+    dev = members[0].get("dev") or 0 if solved else 0
+    cover: Any = ended.get("covering_texts")
+    covering = None if cover is None else set(map(str, cover))
+    # The empty hint first. No event holds its mean; the share it solved is that for rewards 0 and 1.
+    empty: Row = {"mean_dev_score": ended.get("solved_without")}
+    hints: list[Hint] = []
+    numbers: dict[str, int] = {}
+    for number, event in enumerate([empty, *of("hint_accepted")]):
+        text, mean = _text(event, "text"), event.get("mean_dev_score")
+        numbers.setdefault(text, number)
+        hints.append(
+            Hint(
+                number,
+                text,
+                numbers.get(_text(event, "parent")) if number else None,
+                float(mean) if isinstance(mean, (int, float)) else None,
+                None if covering is None else text in covering,
+                _marked(event),
+                solved.get(text),
+            )
+        )
+    rejected = of("hint_rejected")
     return HintPhase(
         members[0],
         ended,
-        [
-            replace(hint, solved=solved.get(hint.text))
-            for hint in _accepted(of("hint_accepted"), ended)
-        ],
-        [(e, _marked(_text(e, "parent"), _text(e, "text"))) for e in rejected],
-        _counted(rejected),
-        _counted(failed),
-        tuple(sorted(range(dev or 0), key=lambda place: -often[place])),
+        hints,
+        [(event, _marked(event)) for event in rejected],
+        reasons(rejected),
+        reasons(of("proposal_failed")),
+        tuple(sorted(range(dev), key=lambda place: -often[place])),
     )
 
 
-def _accepted(events: Sequence[Row], ended: Row) -> list[Hint]:
-    cover: Any = ended.get("covering_texts")
-    covering = None if cover is None else set(map(str, cover))
-
-    def hint(number: int, text: str, parent: str | None, mean: Any) -> Hint:
-        return Hint(
-            number,
-            text,
-            None if parent is None else numbers.get(parent),
-            float(mean) if isinstance(mean, (int, float)) else None,
-            None if covering is None else text in covering,
-            _marked(parent or "", text),
-        )
-
-    numbers = {"": 0}
-    for number, event in enumerate(events, 1):
-        numbers.setdefault(_text(event, "text"), number)
-    return [
-        # No event holds its mean; the share it solved is that where rewards are 0 and 1.
-        hint(0, "", None, ended.get("solved_without")),
-        *(
-            hint(i, _text(e, "text"), _text(e, "parent"), e.get("mean_dev_score"))
-            for i, e in enumerate(events, 1)
-        ),
-    ]
-
-
-def _marked(parent: str, text: str) -> list[Segment]:
-    """The text with what its parent lacks marked; from the empty hint, nothing is."""
+def _marked(event: Row) -> list[Segment]:
+    """Return a hint's text with what its parent lacks marked; from the empty hint, nothing is."""
+    parent, text = _text(event, "parent"), _text(event, "text")
     return sentence_diff(parent, text) if parent.strip() else [("same", text)]
 
 
@@ -182,6 +181,91 @@ def _text(event: Row, key: str) -> str:
     return str(event.get(key) or "")
 
 
-def _counted(events: Sequence[Row]) -> list[tuple[str, int]]:
-    """Reasons by frequency."""
-    return Counter(_text(event, "reason") or "no reason given" for event in events).most_common()
+def hint_charts(arm: Arm) -> list[Chart]:
+    """Draw an arm's hard questions, groups without advantage, and context ratios."""
+    hard = [{**event, "step": event["epoch"] + 1} for event in arm.of_kind("hard_samples")]
+    hard_names = {
+        "hard": "hard",
+        "newly_hard": "newly hard",
+        "graduated": "graduated",
+        "solved_by_hint": "graduated under hints",
+    }
+    steps = [{**row, **_by_hint(row)} for row in arm.metrics]
+    group_names = {
+        "zero_advantage_share_hinted": "groups with hints",
+        "zero_advantage_share_plain": "groups without hints",
+        "hinted_share": "hinted rollouts, share of all",
+    }
+    masked = [("masked", values(arm.metrics, "p2o/ratio_masked_share"))]
+    exponents = {
+        name: [
+            (step, math.log10(max(value, _LEAST_RATIO)))
+            for step, value in values(arm.metrics, f"p2o/ratio_{name}")
+        ]
+        for name in ("min", "mean", "max")
+    }
+    drawn = (
+        series_chart(
+            "Hard questions by epoch",
+            [
+                Series(name, values(hard, key), style(i), dots=True)
+                for i, (key, name) in enumerate(hard_names.items())
+            ],
+            x_label="epoch",
+        ),
+        curves_chart(
+            "Groups without advantage, with and without hints",
+            [(name, values(steps, key)) for key, name in group_names.items()],
+            "share",
+        ),
+        _histogram(arm),
+        curves_chart("Share of masked tokens of hinted rollouts", masked, "share"),
+        series_chart(
+            "Context ratio of tokens, without / with the hint",
+            [Series(name, curve, style(i)) for i, (name, curve) in enumerate(exponents.items())],
+            unit="power",
+        ),
+    )
+    return [chart for chart in drawn if chart]
+
+
+def _by_hint(row: Row) -> Row:
+    """Return what a step without any hint says of groups with and without one."""
+    if "hinted_share" in row or "zero_advantage_share" not in row:
+        return {}
+    return {"zero_advantage_share_plain": row["zero_advantage_share"], "hinted_share": 0.0}
+
+
+def _histogram(arm: Arm) -> Chart | None:
+    """Draw all context ratios of a run, from its "context_ratios" events; None without any."""
+    found: dict[tuple[float, float, int], list[int]] = {}
+    for event in arm.of_kind("context_ratios"):
+        counts = event["counts"]
+        bins = (event["log10_from"], event["log10_to"], len(counts))
+        old = found.setdefault(bins, [0] * len(counts))
+        found[bins] = [a + b for a, b in zip(old, counts, strict=True)]
+    if not any(map(sum, found.values())):
+        return None
+    # If versions with other bins wrote to one folder, the bins that hold most tokens.
+    (low, high, _), counts = max(found.items(), key=lambda item: sum(item[1]))
+    bounds = _bounds(arm.config)
+    title = "Context ratios of the whole run"
+    note = (
+        f"{count(sum(counts))} tokens of hinted rollouts by π(token without hint) / "
+        "π(token with hint)."
+    )
+    if bounds:
+        note += " Dotted: the mask's bounds; grey tokens weigh less, or nothing."
+    return Chart(title, column_chart(title, counts, low, high, bounds), note=note)
+
+
+def _bounds(config: Row) -> tuple[float, float] | None:
+    """Return log10 of the mask's bounds, from the resolved run file; None if it has no mask."""
+    strategy: Any = config.get("strategy")
+    part = strategy.get("p2o", strategy) if isinstance(strategy, Mapping) else {}
+    settings = part.get("distillation") if isinstance(part, Mapping) else None
+    if not isinstance(settings, Mapping) or settings.get("ratio") != "masked":
+        return None
+    low = settings.get("low", Distillation.low)
+    high = settings.get("high", Distillation.high)
+    return math.log10(max(low, _LEAST_RATIO)), math.log10(high)

@@ -21,10 +21,13 @@ from cotune.run.run_dir import RunDir
 Axis = Literal["rollouts", "seconds"]
 Measure = Literal["validation", "reward"]
 AXES: tuple[Axis, ...] = ("rollouts", "seconds")
-_MEASURES: tuple[Measure, ...] = ("validation", "reward")
+MEASURES: Mapping[Measure, str] = {
+    "validation": "validation score",
+    "reward": "training reward",
+}
 _PAID = frozenset(PURPOSES) - {"evaluate"}
 _GRID = 60
-_SMOOTH_FROM = 8
+_SMOOTHED_FROM = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +37,7 @@ class Curve:
     Attributes:
         mean: (x, y), x ascending.
         band: (x, lowest, highest) at the same x.
-        stages: x at which a later stage begins, mean over the seeds.
+        stages: x at which a later stage starts, mean over the seeds.
         seeds: how many were averaged.
     """
 
@@ -42,6 +45,15 @@ class Curve:
     band: list[tuple[float, float, float]]
     stages: list[float]
     seeds: int
+
+    def scaled(self, divisor: float) -> "Curve":
+        """Return the same with x in another unit."""
+        return Curve(
+            [(x / divisor, y) for x, y in self.mean],
+            [(x / divisor, low, high) for x, low, high in self.band],
+            [x / divisor for x in self.stages],
+            self.seeds,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +72,7 @@ class MethodCurves:
 
     @property
     def measure(self) -> Measure:
-        """Validation scores where they were taken during training, else the training reward."""
+        """Validation scores if they were taken during training, else the training reward."""
         taken = any(measure == "validation" for measure, _ in self.curves)
         return "validation" if taken else "reward"
 
@@ -75,7 +87,7 @@ class _Stage:
 
 
 def folder_of(suite: Path, named: str) -> Path | None:
-    """The run folder that a suite's summary names; None where that leaves the suite's folder."""
+    """Return a run folder that a suite's summary names; None if it is outside the suite's folder."""
     parts = PurePosixPath(named)
     if parts.is_absolute() or ".." in parts.parts or not parts.parts:
         return None
@@ -83,28 +95,27 @@ def folder_of(suite: Path, named: str) -> Path | None:
 
 
 def read_curves(folder: Path, method: SuiteMethod) -> MethodCurves:
-    """Reads a method's run folders; those that are missing or broken are told of, not raised."""
+    """Read a method's run folders; missing or broken ones are listed, not raised."""
     missing: list[str] = []
     by_seed: dict[str, list[_Stage]] = {}
     for seed, named in method.runs.items():
         stages: list[_Stage] = []
         for name in named:
             path = folder_of(folder, name)
-            if path is None or not RunDir.is_run(path):
-                missing.append(f"{name}: no run folder is there")
-                break  # what comes after would stand at the wrong x
             try:
+                if path is None or not RunDir.is_run(path):
+                    raise ConfigError(f"{name}: no run folder is there")
                 stages.append(_read_stage(RunDir.open(path)))
             except ConfigError as error:
                 missing.append(str(error))
-                break
+                break  # later stages would stand at the wrong x
         if stages:
             by_seed[seed] = stages
     finished = {seed: found for seed, found in by_seed.items() if seed in method.by_seed}
     drawn = finished or by_seed
     curves: dict[tuple[Measure, Axis], Curve] = {
         (measure, axis): curve
-        for measure in _MEASURES
+        for measure in MEASURES
         for axis in AXES
         if (curve := _mean_curve(list(drawn.values()), measure, axis)) is not None
     }
@@ -119,21 +130,21 @@ def read_curves(folder: Path, method: SuiteMethod) -> MethodCurves:
 def _read_stage(run: RunDir) -> _Stage:
     events, metrics = run.read_events(), run.read_metrics()
     seconds = _Clock([*events, *metrics])
-    rows = [row for row in cost_rows(run.ledger_path) if row["committed"]]
-    trained = _Sums([row for row in rows if row["kind"] == "train"])
-    sought = _Sums([row for row in rows if row["kind"] in _PAID and row["kind"] != "train"])
-    costs = trained.any or sought.any
+    rows = [r for r in cost_rows(run.ledger_path) if r["committed"] and r["kind"] in _PAID]
+    trained = _Sums(row for row in rows if row["kind"] == "train")
+    other = _Sums(row for row in rows if row["kind"] != "train")
+    recorded = trained.any or other.any
     length: dict[Axis, float] = {
-        "rollouts": trained.total + sought.total,
+        "rollouts": trained.total + other.total,
         "seconds": max((seconds(row) for row in (*events, *metrics)), default=0.0),
     }
 
     def placed(rows: Iterable[tuple[int, Row, object]]) -> dict[Axis, list[Point]]:
         known = [(s, row, float(y)) for s, row, y in rows if isinstance(y, (int, float))]
-        taken = [(seconds(row), y) for _, row, y in known]
         # An evaluation before a step comes after the evolution that was due there.
-        spent = [(trained.until(s) + sought.until(row["step"]), y) for s, row, y in known]
-        return {"rollouts": spent if costs else [], "seconds": taken}
+        spent = [(trained.until(s) + other.until(row["step"]), y) for s, row, y in known]
+        taken = [(seconds(row), y) for _, row, y in known]
+        return {"rollouts": spent if recorded else [], "seconds": taken}
 
     steps = {row["step"]: row for row in metrics}
     rewards = placed((step, row, _reward(row)) for step, row in sorted(steps.items()))
@@ -151,7 +162,7 @@ def _read_stage(run: RunDir) -> _Stage:
 
 
 def _reward(row: Row) -> object:
-    """The policy's reward; of a filtered batch that before the filter."""
+    """Return the policy's reward; of a filtered batch that before the filter."""
     names = ("resample/reward_mean_before", "reward_mean", "reward")
     return next((row[name] for name in names if row.get(name) is not None), None)
 
@@ -159,17 +170,11 @@ def _reward(row: Row) -> object:
 class _Sums:
     """Rollouts of ledger rows up to a step."""
 
-    def __init__(self, rows: Sequence[Row]) -> None:
+    def __init__(self, rows: Iterable[Row]) -> None:
         self._costs = sorted((row["step"], row["rollouts"]) for row in rows)
         self._sums = [0, *itertools.accumulate(rollouts for _, rollouts in self._costs)]
-
-    @property
-    def any(self) -> bool:
-        return bool(self._costs)
-
-    @property
-    def total(self) -> float:
-        return float(self._sums[-1])
+        self.any = bool(self._costs)
+        self.total = float(self._sums[-1])
 
     def until(self, step: int) -> float:
         return float(self._sums[bisect.bisect_right(self._costs, (step, math.inf))])
@@ -194,40 +199,38 @@ class _Clock:
 
 
 def _smooth(points: list[Point]) -> list[Point]:
-    if len(points) < _SMOOTH_FROM:
+    if len(points) < _SMOOTHED_FROM:
         return points
     return moving_average(points, max(3, round(len(points) / 10)))
 
 
 def _mean_curve(seeds: Sequence[Sequence[_Stage]], measure: Measure, axis: Axis) -> Curve | None:
-    """Stages laid end to end, then the mean over seeds where all of them have points."""
+    """Lay stages end to end, then take the mean over seeds where all of them have points."""
     lines: list[list[Point]] = []
     starts: list[list[float]] = []
     for stages in seeds:
-        line: list[Point] = []
-        begins: list[float] = []
-        offset = 0.0
-        for stage in stages:
-            begins.append(offset)
-            line += [(offset + x, y) for x, y in stage.points[measure, axis]]
-            offset += stage.length[axis]
+        offsets = [0.0, *itertools.accumulate(stage.length[axis] for stage in stages)]
+        line = [
+            (offset + x, y)
+            for offset, stage in zip(offsets, stages, strict=False)
+            for x, y in stage.points[measure, axis]
+        ]
         if line:
             lines.append(line)
-            starts.append(begins[1:])
+            starts.append(offsets[1:-1])
     if not lines:
         return None
     shared = min(map(len, starts))
     stages_at = [math.fsum(each[i] for each in starts) / len(starts) for i in range(shared)]
-    mean, band = average(lines)
-    return Curve(mean, band, stages_at, len(lines))
+    return Curve(*average(lines), stages_at, len(lines))
 
 
 def average(
     lines: Sequence[Sequence[Point]],
 ) -> tuple[list[Point], list[tuple[float, float, float]]]:
-    """The mean of lines and (x, lowest, highest), where all of them are; straight between points.
+    """Return the mean of lines and (x, lowest, highest), where all are; straight between points.
 
-    Lines that share no stretch of x (or one point each) are cut to the first of them.
+    Lines that share no stretch of x (or have one point each) are cut to the first of them.
     """
     xs = [np.array([x for x, _ in line]) for line in lines]
     ys = [np.array([y for _, y in line]) for line in lines]

@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cotune.experiments.report.lineage import Life, family, lives, sentence_diff, sentences
+from cotune.experiments.report.instructions import Life, family, lives, sentence_diff, sentences
 
 
 def test_sentences_and_their_difference() -> None:

@@ -9,9 +9,14 @@ import pytest
 
 from cotune.errors import LLMError
 from cotune.experiments.report import write_report
-from cotune.experiments.report.hint_figures import hint_charts
-from cotune.experiments.report.hints import HintPhase, hint_phases, hints_of, outside_phases
-from cotune.experiments.report.reading import read_arm
+from cotune.experiments.report.arms import read_arm
+from cotune.experiments.report.hints import (
+    HintPhase,
+    hint_charts,
+    hint_phases,
+    hints_of,
+    outside_phases,
+)
 from cotune.run.run_dir import RunDir, write_summary
 from cotune.worlds.arithmetic_world import HARD
 from tests.experiments.report.hint_runs import phase

@@ -10,15 +10,19 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from cotune.experiments.report import write_report
-from cotune.experiments.report.groups import MOST_COLUMNS, MOST_GROUPS, show_rollout, some_groups
-from cotune.experiments.report.tokens import (
+from cotune.experiments.report.rollouts import (
+    MOST_COLUMNS,
+    MOST_GROUPS,
     OBSERVED,
     OWN,
     TEMPLATE,
     Piece,
+    choose_trajectories,
     read_tokenizer,
     role_runs,
     shortened,
+    show_rollout,
+    some_groups,
     turns_in_tokens,
 )
 from cotune.run.json_files import Row
@@ -306,3 +310,15 @@ def test_a_page_stays_small(tmp_path: Path) -> None:
     assert "Rejected proposals (400)" in words
     assert "The last 100 of them:" in words
     assert "more tokens" in words
+
+
+def test_trajectories_are_chosen_failures_first_and_mixed() -> None:
+    rows = [
+        {"reward": reward, "stop": stop, "task": {"stratum": stratum}}
+        for reward in (1.0, 0.0)
+        for stop, stratum in [("answered", "a")] * 5 + [("turn limit", "b")] * 5
+    ]
+    chosen = choose_trajectories(rows, 6, 2)
+    assert [row["reward"] for row in chosen] == [0, 0, 0, 0, 1, 1]
+    assert [row["stop"] for row in chosen[:4]] == ["answered", "turn limit"] * 2
+    assert choose_trajectories(rows[9:11], 6, 2) == [rows[10], rows[9]]

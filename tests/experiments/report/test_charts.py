@@ -10,10 +10,9 @@ from cotune.experiments.report.charts import (
     line_chart,
     moving_average,
     spread,
+    thinned,
     ticks,
-    whole_ticks,
 )
-from cotune.experiments.report.figures import thinned
 
 
 def test_ticks_are_round_and_cover_the_range() -> None:
@@ -33,22 +32,23 @@ def test_ticks_always_cover(low: float, span: float) -> None:
 
 
 def test_whole_ticks_by_hand() -> None:
-    assert whole_ticks(-3.5, 1.2) == [-4, -3, -2, -1, 0, 1, 2]
-    assert whole_ticks(-12, 0) == [-12, -10, -8, -6, -4, -2, 0]
-    assert whole_ticks(0, 0) == [0, 1]
+    assert ticks(-3.5, 1.2, 6, 1) == [-4, -3, -2, -1, 0, 1, 2]
+    assert ticks(-12, 0, 6, 1) == [-12, -10, -8, -6, -4, -2, 0]
+    assert ticks(0, 0, 6, 1) == [0, 1]
 
 
 @given(st.floats(-12, 0), st.floats(0, 12))
 def test_whole_ticks_cover_and_hold_zero(low: float, high: float) -> None:
-    found = whole_ticks(low, high)
+    found = ticks(low, high, 6, 1)
     assert found[0] <= low + 1e-9
     assert found[-1] >= high - 1e-9
     assert 0 in found
+    assert all(tick == int(tick) for tick in found)
     assert 2 <= len(found) <= 9
 
 
 def test_powers_of_ten_are_written_as_such() -> None:
-    svg = line_chart("ratio", [Series("min", [(1, -2.0), (2, 1.0)], "s0")], powers=True)
+    svg = line_chart("ratio", [Series("min", [(1, -2.0), (2, 1.0)], "s0")], unit="power")
     assert ">10⁻²<" in svg
     assert ">10⁰<" in svg
     assert ">10¹<" in svg
@@ -64,7 +64,7 @@ def test_labels_are_spread() -> None:
 
 
 def test_a_chart_puts_points_where_they_belong() -> None:
-    svg = line_chart("A & B", [Series("x", [(0, 0), (10, 1)], "s0")], percent=True)
+    svg = line_chart("A & B", [Series("x", [(0, 0), (10, 1)], "s0")], unit="share")
     assert "<title>A &amp; B</title>" in svg
     assert 'points="52.0,256.0 626.0,12.0"' in svg
     assert "100\u2009%" in svg

@@ -1,0 +1,200 @@
+"""A run's instructions in a report: their family tree, what each one changed, and their weights."""
+
+import difflib
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from cotune.experiments.report.arms import Arm
+from cotune.experiments.report.charts import Chart, Series, line_chart, style, thinned
+from cotune.run.json_files import Row
+
+Segment = tuple[str, str]
+"""("same" | "new" | "gone", text)."""
+
+_MOST_REJECTED = 100  # texts of rejected proposals that a page shows, so that it stays small
+# A sentence ends at . ! or ? before white space (not after a list's number) or at a line's end.
+_SENTENCE = re.compile(r"\s*\S.*?(?:(?<!\d)[.!?]+[\"')\]]*(?=\s)|(?=\n)|\Z)", re.DOTALL)
+
+
+def sentences(text: str) -> list[str]:
+    """Cut `text` into sentences and lines; joined they are `text` without trailing white space."""
+    return _SENTENCE.findall(text.rstrip())
+
+
+def sentence_diff(parent: str, child: str) -> list[Segment]:
+    """Return `child` as segments that its parent has or lacks, with the parent's that are gone.
+
+    The "same" and "new" segments joined are `child` without trailing white space.
+    """
+    old, new = sentences(parent), sentences(child)
+    matcher = difflib.SequenceMatcher(
+        None, [s.strip() for s in old], [s.strip() for s in new], autojunk=False
+    )
+    segments: list[Segment] = []
+    for tag, i1, i2, j1, j2 in matcher.get_opcodes():
+        text = "".join(new[j1:j2])
+        if tag in ("replace", "delete"):
+            segments.append(("gone", "".join(old[i1:i2])))
+        if tag == "equal":
+            segments.append(("same", text))
+        elif tag != "delete":
+            space = len(text) - len(text.lstrip())
+            segments += [("same", text[:space]), ("new", text[space:])]
+    return segments
+
+
+def reasons(events: Iterable[Row]) -> list[tuple[str, int]]:
+    """Count the reasons of rejections or failures, the most frequent first."""
+    return Counter(str(e.get("reason") or "no reason given") for e in events).most_common()
+
+
+@dataclass(slots=True)
+class Life:
+    """What became of one instruction.
+
+    Attributes:
+        weights: (step, weight) at each step of its life from which its weight is known.
+        observed: rollouts its weight rests on.
+        pruned: the step it was dropped at; None while it lives.
+    """
+
+    weights: list[tuple[float, float]] = field(default_factory=list)
+    observed: int | None = None
+    pruned: int | None = None
+
+
+def lives(events: Sequence[Row]) -> dict[str, Life]:
+    """Read the life of every instruction from "population" and "instruction_pruned" events."""
+    found: dict[str, Life] = {}
+    for event in events:
+        if event["kind"] == "population":
+            for member in event.get("members") or ():
+                life = found.setdefault(member["id"], Life())
+                weight, observed = member.get("weight"), member.get("observed_rollouts")
+                # The weight 0 of an initial rewrite without any rollout yet is no finding.
+                if weight is not None and (observed != 0 or weight != 0):
+                    life.weights.append((event["step"], weight))
+                life.observed = member.get("observed_rollouts", life.observed)
+        elif event["kind"] == "instruction_pruned":
+            found.setdefault(event["id"], Life()).pruned = event["step"]
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One node of the family tree, ready to be shown.
+
+    Attributes:
+        row: its line of instructions.jsonl.
+        depth: generations below a root.
+        life: what became of it.
+        segments: its text, marked against its parent's.
+        best: it is the run's best.
+    """
+
+    row: Row
+    depth: int
+    life: Life
+    segments: list[Segment]
+    best: bool
+
+
+def family(rows: Sequence[Row], lives: Mapping[str, Life], best: str | None) -> list[Member]:
+    """Return the instructions in tree order: each before its children, siblings by birth."""
+    by_id = {row["id"]: row for row in rows}
+    children: dict[str | None, list[Row]] = {}
+    for row in by_id.values():
+        parent = row.get("parent")
+        children.setdefault(parent if parent in by_id else None, []).append(row)
+
+    def walk() -> Iterator[tuple[Row, int]]:
+        waiting = [(row, 0) for row in reversed(children.get(None, []))]
+        while waiting:
+            row, depth = waiting.pop()
+            yield row, depth
+            born = sorted(children.get(row["id"], []), key=lambda r: r.get("born") or 0)
+            waiting += [(child, depth + 1) for child in reversed(born)]
+
+    def member(row: Row, depth: int) -> Member:
+        parent, text = by_id.get(row.get("parent") or ""), row.get("text") or ""
+        segments = sentence_diff(parent.get("text") or "", text) if parent else [("same", text)]
+        return Member(row, depth, lives.get(row["id"], Life()), segments, row["id"] == best)
+
+    return [member(row, depth) for row, depth in walk()]
+
+
+@dataclass(frozen=True, slots=True)
+class Population:
+    """What one arm's instructions went through."""
+
+    arm: Arm
+    chart: Chart | None
+    members: list[Member]
+    rejected: list[tuple[Row, list[Segment]]]
+    reasons: list[tuple[str, int]]
+    failed: list[tuple[str, int]]
+    phases: list[Row]
+    rejected_left: int
+
+
+def population(arm: Arm, failed: Sequence[Row]) -> Population | None:
+    """Read what an arm's instructions went through; None if its instruction never changes.
+
+    Args:
+        arm: the run.
+        failed: its "proposal_failed" events that concern instructions.
+    """
+    rejected = arm.of_kind("instruction_rejected")
+    if len(arm.instructions) < 2 and not rejected and not failed:
+        return None
+    known = lives(arm.events)
+    texts = {row["id"]: row.get("text") or "" for row in arm.instructions}
+    marked = [
+        (event, sentence_diff(texts.get(event.get("parent") or "", ""), event.get("text") or ""))
+        for event in rejected[-_MOST_REJECTED:]
+    ]
+    return Population(
+        arm,
+        _weights_chart(arm, known),
+        family(arm.instructions, known, arm.best),
+        marked,
+        reasons(rejected),
+        reasons(failed),
+        arm.of_kind("evolution"),
+        len(rejected) - len(marked),
+    )
+
+
+def _weights_chart(arm: Arm, lives: dict[str, Life]) -> Chart | None:
+    """Draw each instruction's weight over its life: survivors in colour, pruned ones in grey."""
+    known = {name: life for name, life in lives.items() if life.weights}
+    if not known:
+        return None
+    alive = [name for name, life in known.items() if life.pruned is None]
+    alive.sort(key=lambda name: -known[name].weights[-1][1])
+    colours = {name: style(i) for i, name in enumerate(alive)}
+    later = {row["id"] for row in arm.instructions if row.get("born")}
+    if not arm.instructions:  # a run without the lines of births: those not there from the first
+        first = min(life.weights[0][0] for life in known.values())
+        later = {name for name, life in known.items() if life.weights[0][0] > first}
+    series = [
+        Series(
+            name,
+            thinned(life.weights),
+            colours.get(name, "muted"),
+            label=name if name in colours else "",
+            born=name in later,
+            died=life.pruned is not None,
+            strong=name == arm.best,
+        )
+        for name, life in known.items()
+    ]
+    phases = [event["step"] for event in arm.of_kind("evolution")]
+    title = f"Weight of each instruction over the steps, {arm.name}"
+    note = "○ born, × pruned. Colour: alive at the end, labelled; thick: the best. Grey: pruned."
+    if phases:
+        note += " Dotted: evolution phases."
+    svg = line_chart(title, series, guides=phases)
+    return Chart("Weight of each instruction", svg, note=note)

@@ -1,0 +1,165 @@
+"""Pages of reports: how they write numbers, times and names, and how they are rendered."""
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from importlib.resources import files
+from pathlib import Path
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from cotune.experiments.report.charts import solved_strip
+from cotune.run.json_files import write_atomic
+
+_THIN = "\u202f"
+NONE = "–"
+"""Written when there is no value."""
+
+
+def percent(value: float | None) -> str:
+    """Write a share as per cent with one digit."""
+    return NONE if value is None else f"{value * 100:.1f}{_THIN}%"
+
+
+def short_percent(value: float | None) -> str:
+    """Write a share as per cent with one digit, without the sign."""
+    return NONE if value is None else f"{value * 100:.1f}"
+
+
+def points(value: float | None) -> str:
+    """Write a difference of shares in percentage points, signed."""
+    return NONE if value is None else f"{value * 100:+.1f}".replace("-", "−")
+
+
+def signed(value: float | None) -> str:
+    """Write a difference with three digits, signed."""
+    return NONE if value is None else f"{value:+.3f}".replace("-", "−")
+
+
+def number(value: object) -> str:
+    """Write a score or weight with three digits; a dash for None."""
+    return f"{value:.3f}" if isinstance(value, (int, float)) else NONE
+
+
+def chance(value: float | None) -> str:
+    """Write a probability with two digits."""
+    return NONE if value is None else f"{value:.2f}"
+
+
+def share_range(ends: Sequence[float]) -> str:
+    """Write an interval of shares in whole per cent."""
+    return f"{ends[0] * 100:.0f}–{ends[1] * 100:.0f}"
+
+
+def number_range(ends: Sequence[float]) -> str:
+    """Write an interval with three digits."""
+    return " to ".join(f"{end:.3f}".replace("-", "−") for end in ends)
+
+
+def point_range(ends: Sequence[float]) -> str:
+    """Write an interval of differences in whole percentage points, signed."""
+    return " to ".join(f"{end * 100:+.0f}".replace("-", "−") for end in ends)
+
+
+def signed_range(ends: Sequence[float]) -> str:
+    """Write an interval of differences with three digits, signed."""
+    return " to ".join(map(signed, ends))
+
+
+def direction(ends: Sequence[float] | None) -> str:
+    """Return the CSS class of a difference whose interval excludes zero; "" for others."""
+    if ends is None:
+        return ""
+    return "up" if ends[0] > 0 else "down" if ends[1] < 0 else ""
+
+
+def count(value: float | None) -> str:
+    """Write a whole number, its thousands separated."""
+    return NONE if value is None else f"{value:,.0f}".replace(",", _THIN)
+
+
+def money(value: float | None) -> str:
+    """Write US dollars: to the cent, below ten cents to four digits."""
+    if value is None:
+        return NONE
+    return f"${value:,.4f}" if 0 < value < 0.1 else f"${value:,.2f}"
+
+
+def duration(seconds: float | None) -> str:
+    """Write seconds as "42 s", "3 min 12 s" or "5 h 07 min"."""
+    if seconds is None:
+        return NONE
+    whole = round(seconds)
+    if whole < 60:
+        return f"{seconds:.1f} s" if seconds < 10 else f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+
+
+def moment(seconds: float) -> str:
+    """Write Unix time as a UTC date and minute."""
+    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M} UTC"
+
+
+def label(value: object) -> str:
+    """Name a part of a run file shortly: a plain value, or the name that a section gives itself."""
+    if isinstance(value, Mapping):
+        names = ("kind", "type", "name", "path", "id")
+        return next((str(value[name]) for name in names if value.get(name)), "")
+    return "" if value is None else str(value)
+
+
+_FILTERS = (percent, points, number, chance, count, money, duration, direction, solved_strip)
+_BY_UNIT = {
+    "score": (percent, number),
+    "short": (short_percent, number),
+    "change": (points, signed),
+    "interval": (share_range, number_range),
+    "change_interval": (point_range, signed_range),
+}
+"""Filters for scores: of shares, and of other numbers."""
+
+# Characters that a browser would not show or that would reorder the page: C0 and C1 controls and
+# marks of writing direction. A line feed and a tab stay.
+_PICTURES = {
+    **{code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"},
+    0x7F: 0x2421,
+    **dict.fromkeys((*range(0x80, 0xA0), *range(0x202A, 0x202F), *range(0x2066, 0x206A)), 0xFFFD),
+}
+
+
+def write_page(
+    folder: Path,
+    template: str,
+    sheets: Sequence[str],
+    shares: bool,
+    content: Mapping[str, object],
+) -> Path:
+    """Render a template of this package into a folder's report.html.
+
+    Everything is escaped and an unknown name is an error. Control characters become pictures (␀, ␛).
+
+    Args:
+        folder: where to write.
+        template: its file name.
+        sheets: names of the style sheets to include.
+        shares: scores are shares of 1, written as per cent.
+        content: what the template is given.
+    """
+    environment = Environment(
+        loader=PackageLoader(__package__ or __name__, "."),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters.update({function.__name__: function for function in _FILTERS})
+    environment.filters.update({name: both[not shares] for name, both in _BY_UNIT.items()})
+    package = files(__package__ or __name__)
+    # The style sheets are part of the package, not written by a model.
+    css = Markup("".join(package.joinpath(name).read_text(encoding="utf-8") for name in sheets))
+    html = environment.get_template(template).render(style=css, **content)
+    path = folder / "report.html"
+    write_atomic(path, html.translate(_PICTURES).encode(errors="replace"))
+    return path

@@ -1,0 +1,330 @@
+"""A suite's report: methods × seeds on one page, in one HTML file without scripts."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from markupsafe import Markup
+
+from cotune.experiments.compare.suite_summary import SuiteMethod, SuiteSummary
+from cotune.experiments.report.charts import PANEL, Series, interval_bar, line_chart
+from cotune.experiments.report.pages import (
+    NONE,
+    count,
+    duration,
+    moment,
+    money,
+    number,
+    percent,
+    write_page,
+)
+from cotune.experiments.report.suite_curves import (
+    AXES,
+    MEASURES,
+    Axis,
+    Curve,
+    Measure,
+    MethodCurves,
+    folder_of,
+    read_curves,
+)
+
+_STRATA_IN_TABLE = 4
+_PURPOSES = ("train", "verify", "evolve")
+_STYLES = {
+    "inference": "s5",
+    "trained": "s0",
+    "prompt": "s4",
+    "staged": "s3",
+    "ours": "s1",
+    "ablation": "s2",
+}
+_UNITS = ((3600 * 3, 3600.0, "hours"), (60 * 3, 60.0, "minutes"), (0, 1.0, "seconds"))
+
+
+def write_suite_report(folder: Path | str, summary: Mapping[str, Any] | None = None) -> Path:
+    """Write report.html into a suite's folder, from its files; of what is finished so far.
+
+    The page names runs that are missing or broken.
+
+    Args:
+        folder: the suite's.
+        summary: its summary; None reads it.
+
+    Returns:
+        The path of report.html.
+
+    Raises:
+        ConfigError: `folder` holds no suite's summary.json, or a broken one.
+    """
+    folder = Path(folder)
+    if summary is None:
+        from cotune.experiments.compare.progress import summary_so_far
+
+        summary = summary_so_far(folder)
+    suite = SuiteSummary.of(summary, folder / "summary.json")
+    read = {method.name: read_curves(folder, method) for method in suite.methods}
+    strata = suite.stratum_names
+    inside = len(strata) <= _STRATA_IN_TABLE
+    measured = {each.measure for each in read.values() if each.curves}
+    measures: list[Measure] = [name for name in MEASURES if name in measured]
+    spent = _spent(suite)
+    content = {
+        "suite": suite,
+        "facts": [*_facts(suite), ("Spent", _spent_in_short(suite, dict(spent)))],
+        "colours": {group: _style(group) for group, _, _ in suite.grouped},
+        "bars": _bars(suite),
+        "seeds": [str(seed) for seed in suite.seeds],
+        "strata": strata if inside else [],
+        "strata_apart": [] if inside else strata,
+        "footnotes": {note: i for i, note in enumerate(suite.notes, 1)},
+        "troubled": [method for method in suite.methods if method.trouble],
+        "verdict": suite.verdict or _verdict(suite),
+        "spent": spent,
+        "costs": _costs(suite),
+        "curves": [block for axis in AXES if (block := _panels(suite, read, axis))],
+        "measure": " or ".join(MEASURES[name] for name in measures),
+        "measures": measures,
+        "without_curve": [m.title for m in suite.methods if not read[m.name].curves],
+        "several_stages": any(c.stages for each in read.values() for c in each.curves.values()),
+        "instructions": _instructions(suite, read),
+        "links": _links(folder, suite),
+        "missing": [line for each in read.values() for line in each.missing],
+    }
+    sheets = ["report.css", "suite.css"]
+    return write_page(folder, "suite.html.j2", sheets, suite.shares, content)
+
+
+def _style(group: str) -> str:
+    return _STYLES.get(group, "s7")
+
+
+def _facts(suite: SuiteSummary) -> list[tuple[str, str]]:
+    """Return what the header says was run."""
+    facts = [
+        ("World", suite.environment),
+        ("Policy", suite.policy),
+        ("LLM", suite.llm),
+        ("Methods", str(len(suite.methods))),
+        ("Seeds", ", ".join(map(str, suite.seeds))),
+        ("Budget of a run", f"{count(suite.budget)} policy rollouts" if suite.budget else ""),
+        ("Held-out questions", count(suite.n) if suite.n else ""),
+        ("When", moment(suite.created) if suite.created is not None else ""),
+    ]
+    return [(name, value) for name, value in facts if value]
+
+
+def _verdict(suite: SuiteSummary) -> str:
+    """Return one sentence on the outcome, for a summary without one."""
+    scored = [m for m in suite.methods if m.score is not None and m.status == "ok"]
+    if not scored:
+        return "No method has a complete result yet."
+    best = max(scored, key=lambda method: method.score or 0.0)
+    score = percent if suite.shares else number
+    text = f"{best.title} has the highest held-out {suite.what}, {score(best.score)}"
+    baseline = suite.baseline_method
+    if baseline and baseline.score is not None and baseline is not best:
+        text += f"; {baseline.title}, the baseline, has {score(baseline.score)}"
+    return f"{text}."
+
+
+def _spent(suite: SuiteSummary) -> list[tuple[str, str]]:
+    """Return what all finished runs cost together."""
+
+    def total(name: str) -> float | None:
+        # A method's numbers are means over its finished seeds.
+        found = [(getattr(method, name), method.seeds_done) for method in suite.methods]
+        known = [mean * seeds for mean, seeds in found if mean is not None]
+        return sum(known) if known else None
+
+    rows = [
+        ("Finished (methods × seeds)", count(sum(method.seeds_done for method in suite.methods))),
+        ("Policy rollouts", count(total("rollouts"))),
+        ("Evaluation rollouts", count(total("evaluation_rollouts"))),
+        ("Generated tokens", count(total("generated_tokens"))),
+        ("LLM calls", count(total("llm_calls"))),
+        ("Money", money(total("money"))),
+        ("Time, summed over runs", duration(total("seconds"))),
+    ]
+    return [row for row in rows if row[1] != NONE]
+
+
+def _spent_in_short(suite: SuiteSummary, spent: Mapping[str, str]) -> str:
+    runs = len(suite.methods) * len(suite.seeds)
+    parts = [f"{spent['Finished (methods × seeds)']} of {runs} runs"]
+    if rollouts := spent.get("Policy rollouts"):
+        parts.append(f"{rollouts} policy rollouts")
+    parts += [spent[key] for key in ("Money", "Time, summed over runs") if key in spent]
+    return ", ".join(parts)
+
+
+def _costs(suite: SuiteSummary) -> dict[str, Any]:
+    """Return the cost table: its `columns`, and in `rows` by method a value for each."""
+    named = {purpose for method in suite.methods for purpose in method.rollouts_by_purpose}
+    purposes = [p for p in _PURPOSES if p in named] + sorted(named - {*_PURPOSES, "evaluate"})
+
+    def row(method: SuiteMethod) -> list[str]:
+        by_purpose = method.rollouts_by_purpose
+        absent = 0 if by_purpose or method.rollouts == 0 else None
+        return [
+            count(method.rollouts),
+            *(count(by_purpose.get(purpose, absent)) for purpose in purposes),
+            count(method.evaluation_rollouts),
+            count(method.generated_tokens),
+            count(method.llm_calls),
+            money(method.money),
+            duration(method.seconds),
+        ]
+
+    columns = [
+        "Policy rollouts", *purposes, "Evaluation rollouts", "Generated tokens", "LLM calls",
+        "Money", "Time",
+    ]  # fmt: skip
+    return {"columns": columns, "rows": {method.name: row(method) for method in suite.methods}}
+
+
+def _bars(suite: SuiteSummary) -> dict[str, Markup]:
+    """Draw each method's score with its interval and seeds, all on one scale; "" without a score."""
+    numbers = [v for m in suite.methods for v in (m.score, *(m.interval or ())) if v is not None]
+    numbers += [v for m in suite.methods for v in m.by_seed.values() if v is not None]
+    low, high = min(0.0, *numbers, 0.0), max(numbers, default=1.0)
+    between = (low, max(1.0, high) if suite.shares else max(high, low + 1e-9))
+    baseline = suite.baseline_method
+    return {
+        method.name: Markup("")
+        if method.score is None
+        else interval_bar(
+            method.score,
+            method.interval,
+            [score for score in method.by_seed.values() if score is not None],
+            between=between,
+            style=_style(method.group),
+            guide=baseline.score if baseline else None,
+        )
+        for method in suite.methods
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class _Panel:
+    """One method's curve against the baseline's; `note` says if only it is of another measure."""
+
+    title: str
+    style: str
+    svg: Markup
+    note: str
+
+
+def _panels(
+    suite: SuiteSummary, read: Mapping[str, MethodCurves], axis: Axis
+) -> tuple[str, list[_Panel]] | None:
+    """Draw a small chart for each method that has a curve, all on the same scales.
+
+    Returns:
+        The heading and the panels; None if no method has a curve.
+    """
+
+    def curve_of(name: str, method: SuiteMethod) -> Curve | None:
+        return read[name].curves.get((read[method.name].measure, axis)) if name in read else None
+
+    drawn = [
+        (method, curve, curve_of(suite.baseline, method) if method.name != suite.baseline else None)
+        for _, _, methods in suite.grouped
+        for method in methods
+        if (curve := curve_of(method.name, method)) is not None
+    ]
+    if not drawn:
+        return None
+    curves = [curve for _, *both in drawn for curve in both if curve is not None]
+    longest = max(curve.mean[-1][0] for curve in curves)
+    divisor, unit = 1.0, "policy rollouts"
+    if axis == "seconds":
+        divisor, unit = next((each, name) for least, each, name in _UNITS if longest >= least)
+    ends = [y for curve in curves for _, *both in curve.band for y in both]
+    y_range = (min(0.0, *ends), max(1.0 if suite.shares else 0.0, *ends))
+    several = len({read[method.name].measure for method, _, _ in drawn}) > 1
+    panels: list[_Panel] = []
+    for method, whole, baseline in drawn:
+        measure, colour = read[method.name].measure, _style(method.group)
+        curve = whole.scaled(divisor)
+        series = [
+            Series(method.title, curve.mean, colour, band=curve.band if curve.seeds > 1 else ())
+        ]
+        if baseline is not None:
+            series.append(Series(suite.baseline_title, baseline.scaled(divisor).mean, "muted"))
+        svg = line_chart(
+            f"{method.title}: {MEASURES[measure]} by {unit}",
+            series,
+            x_label=unit,
+            unit="share" if suite.shares else "number",
+            guides=curve.stages,
+            x_range=(0.0, longest / divisor or 1.0),
+            y_range=y_range,
+            size=PANEL,
+        )
+        note = MEASURES[measure] if several and measure == "reward" else ""
+        panels.append(_Panel(method.title, colour, svg, note))
+    return "By policy rollouts" if axis == "rollouts" else "By wall time", panels
+
+
+@dataclass(frozen=True, slots=True)
+class _Instruction:
+    """A text, the methods that it is best for on their first seed, and their other seeds' texts."""
+
+    text: str
+    methods: list[SuiteMethod]
+    others: list[tuple[str, str, str]]
+
+
+def _instructions(suite: SuiteSummary, read: Mapping[str, MethodCurves]) -> list[_Instruction]:
+    """Return the best instructions, each once with its methods, in the table's order."""
+    found: dict[str, _Instruction] = {}
+    for method in (method for _, _, methods in suite.grouped for method in methods):
+        by_seed = dict(read[method.name].instructions)
+        first = next(iter(by_seed), None)
+        text = method.instruction or (by_seed[first] if first is not None else None)
+        if not text:
+            continue
+        one = found.setdefault(text, _Instruction(text, [], []))
+        one.methods.append(method)
+        one.others.extend(
+            (method.title, seed, other)
+            for seed, other in by_seed.items()
+            if seed != first and other != text
+        )
+    return list(found.values())
+
+
+@dataclass(frozen=True, slots=True)
+class _Link:
+    """A run folder's report; `href` is "" if there is none."""
+
+    seed: str
+    stage: str
+    href: str
+
+
+def _links(folder: Path, suite: SuiteSummary) -> list[tuple[SuiteMethod, list[_Link]]]:
+    """Return each method's runs, with relative links to the reports that exist."""
+
+    def href(name: str) -> str:
+        path = folder_of(folder, name)
+        if path is None or not (path / "report.html").is_file():
+            return ""
+        return f"./{quote(name.strip('/'))}/report.html"
+
+    rows = [
+        (
+            method,
+            [
+                _Link(seed, Path(name).name, href(name))
+                for seed, names in method.runs.items()
+                for name in names
+            ],
+        )
+        for _, _, methods in suite.grouped
+        for method in methods
+    ]
+    return [row for row in rows if row[1]]
