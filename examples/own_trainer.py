@@ -1,10 +1,10 @@
-"""Your own GRPOTrainer with a prompt that evolves: the four arguments marked below.
+"""Your own GRPOTrainer with an evolving prompt: the four arguments marked below.
 
 python examples/own_trainer.py                      # INSPO on the bundled policy, a few steps
 python examples/own_trainer.py --method p2o         # hints on hard questions, distilled
 python examples/own_trainer.py --method inspo+p2o   # both
 python examples/own_trainer.py --method static      # the same trainer with a fixed instruction
-python examples/own_trainer.py --steps 6 --resume   # goes on from the last checkpoint
+python examples/own_trainer.py --steps 6 --resume   # continue from the last checkpoint
 """
 
 import argparse
@@ -21,8 +21,8 @@ from cotune.policy.paths import policy_path
 
 
 def method_of(name: str) -> Method:
-    """The method; its numbers are made for a few steps."""
-    # P²O evolves hints when an epoch ends: four questions, two a step, are an epoch of two steps.
+    """Return the method, with numbers for a run of a few steps."""
+    # P²O evolves hints at the end of an epoch: four questions, two per step, make an epoch of two steps.
     questions = 4 if "p2o" in name else 64
     environment = cotune.GeoEnvironment(cotune.GeoOptions(train=questions, validation=9, test=9))
     limits = cotune.Limits(
@@ -42,7 +42,7 @@ def method_of(name: str) -> Method:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description="GRPO with a prompt that evolves.")
+    parser = argparse.ArgumentParser(description="GRPO with an evolving prompt.")
     parser.add_argument("--steps", type=int, default=3, help="rollout batches")
     parser.add_argument(
         "--method", choices=("inspo", "p2o", "inspo+p2o", "static"), default="inspo"
@@ -52,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--report-to", nargs="*", default=[], help="tensorboard, wandb, trackio")
     chosen = parser.parse_args(argv)
     logging.basicConfig(format="%(name)s: %(message)s")
-    logging.getLogger("cotune").setLevel(logging.INFO)  # what each evolution brought
+    logging.getLogger("cotune").setLevel(logging.INFO)  # shows the result of each evolution
 
     policy = policy_path("bundled:geo")  # or any chat model's name
     model = AutoModelForCausalLM.from_pretrained(policy)
@@ -73,7 +73,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         bf16=torch.cuda.is_available(),
     )
     joint = method_of(chosen.method).for_trl(tokenizer, args)
-    # P²O weighs tokens, which takes cotune's trainer: a GRPOTrainer with the same arguments.
+    # P²O weights tokens, which needs JointTrainer: a GRPOTrainer with the same arguments.
     trainer_class = cotune.JointTrainer if "p2o" in chosen.method else GRPOTrainer
     trainer = trainer_class(
         model,

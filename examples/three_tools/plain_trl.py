@@ -1,4 +1,4 @@
-"""GRPO with three tools, by TRL alone: what `with_cotune.py` starts from.
+"""GRPO with three tools, with TRL alone: the script that `with_cotune.py` is based on.
 
 python examples/three_tools/plain_trl.py
 """

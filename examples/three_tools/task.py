@@ -1,6 +1,6 @@
-"""What is trained: three tools, questions about them, and a reward. Nothing here knows cotune or TRL.
+"""The task: three tools, questions about them, and a reward. It uses neither cotune nor TRL.
 
-python task.py      # writes questions.jsonl, which run.yaml names
+python task.py      # writes questions.jsonl for run.yaml
 """
 
 import ast
@@ -58,7 +58,7 @@ TOOLS = [calculator, dictionary, calendar]
 
 
 def exact(completions: Sequence[object], answer: Sequence[str], **_: object) -> list[float]:
-    """The reward: 1 where the last message is the answer, else 0."""
+    """Return 1 for each completion whose last message is the answer, else 0."""
     said = [completion[-1]["content"] for completion in completions]  # type: ignore[index]
     return [float(text.strip() == right) for text, right in zip(said, answer, strict=True)]
 
