@@ -1,28 +1,28 @@
-"""The exceptions of cotune. Each message says what came, what was expected and what to change."""
+"""The exceptions of cotune. A message says in one line what came, what was expected, what to change."""
 
 
 class CotuneError(Exception):
-    """Base of all errors that say what came, what was expected and what to change."""
+    """Base of all errors whose message is meant for users."""
 
 
 class ConfigError(CotuneError):
-    """A run file, an argument or a set-up that cannot work. Exit status 2."""
+    """A run file, an argument or an installation that cannot work. Exit status 2."""
 
 
 class EngineError(CotuneError):
-    """An engine does not behave as its adapter was written for."""
+    """An engine does not behave as its adapter expects."""
 
 
 class LLMError(CotuneError):
-    """An LLM call failed for good: retries spent, refused, or no usable reply."""
+    """An LLM call failed for good: retries used up, refused, or no usable reply."""
 
 
 class RetrievalError(CotuneError):
-    """A search failed for good: a service that is down, refuses, or sends no usable reply."""
+    """A search failed for good: the service is down, refuses, or returns no usable reply."""
 
 
 class BudgetError(CotuneError):
-    """The next LLM call could exceed the run's budget; it was not made."""
+    """The next LLM call could exceed the run's budget and was not made."""
 
 
 class EvolutionError(CotuneError):
@@ -30,4 +30,4 @@ class EvolutionError(CotuneError):
 
 
 class Stopped(CotuneError):
-    """A person stopped a run; the message says how to go on. Exit status 130."""
+    """The user stopped a run; the message says how to resume. Exit status 130."""

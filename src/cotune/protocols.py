@@ -1,7 +1,15 @@
-"""The protocols on one page.
+"""The seams of cotune as protocols. Implement one to plug in a part of your own.
 
-A strategy decides prompts, an environment answers and scores, a sampler writes tokens, an LLM
-proposes, a comm connects ranks. Nothing here imports an engine.
+    Strategy      decides which prompt each rollout uses and learns from the rewards
+    Environment   provides tasks, answers the policy's actions, scores episodes
+    Rewards       score episodes in place of the environment
+    LLM           writes proposals: instructions and hints
+    Sampler       writes the policy's tokens (an engine provides it)
+    Codec         turns messages into tokens and back (the policy's tokenizer)
+    Retriever     answers search queries
+    Comm          connects the processes of a run (an engine provides it)
+
+Nothing here imports an engine.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,17 +34,20 @@ from cotune.types import (
 )
 
 State = dict[str, Any]
-"""What `state_dict` returns: JSON-serialisable, nothing else."""
+"""The result of a `state_dict`: JSON-serialisable values only."""
+
+
+# ---- strategies and what they are given
 
 
 class Recorder(Protocol):
-    """Takes one event of a strategy, to be shown and written to events.jsonl."""
+    """Shows one event of a strategy and writes it to events.jsonl."""
 
     def __call__(self, kind: str, /, **fields: object) -> None: ...
 
 
 class Rollout(Protocol):
-    """Rolls assignments out under the current policy, scored; one trajectory each, in order."""
+    """Rolls assignments out under the current policy; returns one scored trajectory each, in order."""
 
     def __call__(
         self, assignments: Sequence[Assignment], *, purpose: Purpose, greedy: bool = False
@@ -44,55 +55,68 @@ class Rollout(Protocol):
 
 
 class LLM(Protocol):
-    """A language model that is asked for proposals.
+    """A language model that writes proposals.
 
-    One that has an attribute `identity`, a text, says by it which model answers: a phase that was cut
-    off takes recorded replies only of the same. Otherwise its class stands for it.
+    It may have an attribute `identity`, a string that names the model (the class name by default).
+    A resumed evolution phase uses recorded replies only if they came from the same model.
     """
 
     def complete(self, prompt: str) -> Completion:
-        """Raises LLMError when no reply is to be had."""
+        """Reply to a prompt.
+
+        Raises:
+            LLMError: no usable reply was returned.
+        """
         ...
 
 
 class Strategy(Protocol):
-    """Which prompt each rollout is sampled under and trained on; what is learnt from rewards.
+    """Decides which prompt each rollout is sampled under and trained on, and learns from rewards.
 
-    Called in this order at every step t: `evolve_if_due`, `assign`, `observe`. The state is saved
-    after `observe`, so that a phase that is due survives a kill.
+    Each step t calls `evolve_if_due`, `assign` and `observe`, in this order. Checkpoints are saved
+    after `observe`, so an evolution that is due then is still due after a resume.
     """
 
     @property
     def distillation(self) -> Distillation:
-        """How rollouts whose trained prompt is not the sampled one are trained on."""
+        """How to train on rollouts that were sampled under another prompt than they are trained on."""
         ...
 
     def evolve_if_due(
         self, progress: Progress, rollout: Rollout, llm: LLM, record: Recorder
     ) -> Metrics:
-        """Does what fell due at the end of step `progress.step` - 1; called once at step 1, too."""
+        """Run the evolution that fell due at the end of step `progress.step` - 1, if any.
+
+        Args:
+            progress: of the step that begins.
+            rollout: makes rollouts, to verify proposals or score hints.
+            llm: writes proposals.
+            record: takes events.
+        """
         ...
 
     def assign(
         self, tasks: Sequence[Task], group_size: int, progress: Progress
     ) -> list[Assignment]:
-        """`group_size` assignments for each task, group after group."""
+        """Return `group_size` assignments for each task, group after group."""
         ...
 
     def observe(
         self, trajectories: Sequence[Trajectory], progress: Progress, record: Recorder
     ) -> Metrics:
-        """Credits the rewards of step `progress.step`."""
+        """Credit prompts with the rewards of step `progress.step`."""
         ...
 
     def best_prompt(self) -> Prompt:
-        """What to evaluate and to ship with: the best instruction, no hint."""
+        """Return the prompt to evaluate and ship: the best instruction without a hint."""
         ...
 
-    def best_instruction_id(self) -> str: ...
+    def best_instruction_id(self) -> str:
+        """Return the id of the instruction in `best_prompt`."""
+        ...
 
     def best_hint(self) -> str:
-        """The hint that helps most, for who wants to keep one at inference; "" where there is none."""
+        """Return the most helpful hint, for users who keep one at inference; "" if there is none."""
         ...
 
     def state_dict(self) -> State: ...
@@ -100,45 +124,48 @@ class Strategy(Protocol):
     def load_state_dict(self, state: State) -> None: ...
 
 
-class Environment(Protocol):
-    """Where tasks come from, how actions are answered, how an episode is scored.
+# ---- environments and rewards
 
-    `environments.base.TaskEnvironment` has all but `respond`. One may also have a `description`, a
-    text for the LLM that proposes, in place of what its tools' schemas say.
+
+class Environment(Protocol):
+    """Provides tasks, answers the policy's actions and scores episodes.
+
+    `environments.base.TaskEnvironment` implements everything but `respond`. An environment may have
+    a `description`, a text that tells the proposing LLM what it offers, instead of its tools' schemas.
     """
 
     @property
     def stop(self) -> tuple[str, ...]:
-        """Strings after which a turn ends."""
+        """Strings that end a turn."""
         ...
 
     @property
     def required(self) -> tuple[str, ...]:
-        """Texts that every instruction must hold: the tags by which a policy acts, say."""
+        """Texts that every instruction must contain, such as the tags by which the policy acts."""
         ...
 
     @property
     def tools(self) -> tuple[Mapping[str, Any], ...]:
-        """JSON schemas of the tools that the chat template is to offer; () for none."""
+        """JSON schemas of the tools that the chat template offers; () for none."""
         ...
 
     @property
     def initial_instruction(self) -> str: ...
 
     def tasks(self, split: str) -> Sequence[Task]:
-        """The tasks of "train", "validation" or "test", in a fixed order."""
+        """Return the tasks of "train", "validation" or "test", in a fixed order."""
         ...
 
     def messages(self, task: Task, prompt: Prompt) -> list[dict[str, str]]:
-        """The chat messages of a task under a prompt."""
+        """Return the chat messages of a task under a prompt."""
         ...
 
     def respond(self, actions: Sequence[Action]) -> list[Response]:
-        """Answers a batch of actions; a failed tool is an error observation, not an exception."""
+        """Answer a batch of actions. A failed tool is an error observation, not an exception."""
         ...
 
     def score(self, trajectory: Trajectory) -> tuple[float, str | None]:
-        """Reward and final answer, from the policy's own tokens only."""
+        """Return reward and final answer, from the policy's own tokens only."""
         ...
 
 
@@ -148,12 +175,37 @@ class Rewards(Protocol):
     def __call__(
         self, trajectories: Sequence[Trajectory], environment: Environment
     ) -> list[Trajectory]:
-        """The same rollouts in order, with reward, parts and answer."""
+        """Return the same rollouts in order, with reward, parts and answer filled in."""
         ...
 
 
+class Retriever(Protocol):
+    """Finds passages."""
+
+    def search(self, queries: Sequence[str], top_k: int) -> list[list[str]]:
+        """Return up to `top_k` passages for each query, best first."""
+        ...
+
+
+# ---- the policy
+
+
+class Session(Protocol):
+    """The sampling of one rollout call; may keep each row's KV cache between its turns."""
+
+    def generate(self, requests: Sequence[SampleRequest]) -> list[Sample]: ...
+
+    def close(self) -> None: ...
+
+
+class Sampler(Protocol):
+    """Samples from the current policy."""
+
+    def open(self, sampling: Sampling) -> Session: ...
+
+
 class Codec(Protocol):
-    """Text to tokens and back. Prompts are rendered once; observations are encoded apart."""
+    """Text to tokens and back. A prompt is rendered once; observations are encoded on their own."""
 
     @property
     def eos_id(self) -> int: ...
@@ -161,22 +213,22 @@ class Codec(Protocol):
     def render(
         self, messages: Sequence[Mapping[str, str]], tools: Sequence[Mapping[str, Any]] = ()
     ) -> list[int]:
-        """A prompt, up to where the policy begins to write."""
+        """Return the tokens of a prompt, up to the point where the policy starts to write."""
         ...
 
     def render_next(
         self, messages: Sequence[Mapping[str, str]], tools: Sequence[Mapping[str, Any]] = ()
     ) -> list[int]:
-        """What follows the EOS of the policy's turn, up to where its next one begins.
+        """Return the tokens between the EOS of the policy's turn and the start of its next turn.
 
-        Control tokens that a message spells out do not become tokens.
+        Control tokens that a message contains as text stay text.
         """
         ...
 
     def read_calls(
         self, ids: Sequence[int], tools: Sequence[Mapping[str, Any]], context_ids: Sequence[int]
     ) -> Calls:
-        """The tool calls of a turn, in the chat template's own form; bad ones are data."""
+        """Parse the tool calls of a turn in the chat template's form; invalid ones are data."""
         ...
 
     def encode(self, text: str) -> list[int]: ...
@@ -185,7 +237,7 @@ class Codec(Protocol):
 
 
 class TokenRules(Protocol):
-    """What the contract of an instruction needs of the policy's tokenizer."""
+    """The parts of the policy's tokenizer that the rules for instructions need."""
 
     @property
     def control_tokens(self) -> tuple[str, ...]: ...
@@ -193,28 +245,11 @@ class TokenRules(Protocol):
     def count(self, text: str) -> int: ...
 
 
-class Session(Protocol):
-    """One rollout call's sampling; may keep each row's KV cache between its turns."""
-
-    def generate(self, requests: Sequence[SampleRequest]) -> list[Sample]: ...
-
-    def close(self) -> None: ...
-
-
-class Sampler(Protocol):
-    """The current policy."""
-
-    def open(self, sampling: Sampling) -> Session: ...
-
-
-class Retriever(Protocol):
-    """Queries to passages, best first."""
-
-    def search(self, queries: Sequence[str], top_k: int) -> list[list[str]]: ...
+# ---- processes
 
 
 class Comm(Protocol):
-    """Several processes that roll out together; one strategy, on rank 0."""
+    """Connects processes that roll out together; the strategy lives on rank 0."""
 
     @property
     def rank(self) -> int: ...
@@ -223,9 +258,9 @@ class Comm(Protocol):
     def size(self) -> int: ...
 
     def broadcast(self, value: Any) -> Any:
-        """Rank 0's value, on every rank."""
+        """Return rank 0's value on every rank."""
         ...
 
     def gather(self, value: Any) -> list[Any]:
-        """Every rank's value in rank order, on every rank."""
+        """Return every rank's value in rank order, on every rank."""
         ...

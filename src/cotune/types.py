@@ -1,7 +1,11 @@
-"""The values that flow through the loop, all frozen.
+"""The values that flow through a training step, all frozen.
 
-Dimension suffixes used in names and comments: B rows of a batch, G rollouts of a group, T tokens,
-P prompt tokens, C completion tokens, V vocabulary.
+A `Task` is a question. A strategy makes `Assignment`s of it: which `Prompt` a rollout is sampled
+under and which one it is trained on. A rollout is a `Trajectory` of `Turn`s; within it the policy
+writes `Sample`s and the environment answers each `Action` with a `Response`.
+
+Letters in shapes: B rows of a batch, G rollouts of a group, T tokens, P prompt tokens, C completion
+tokens, V entries of the vocabulary.
 """
 
 from collections.abc import Mapping
@@ -9,21 +13,21 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, ClassVar, Literal
 
+# ---- questions and prompts
+
 
 @dataclass(frozen=True, slots=True)
 class Task:
     """One question with its accepted answers.
 
     Attributes:
-        id: stable across epochs and runs; everything kept about a task is kept under it.
-        question: what the policy is asked.
+        id: stable across epochs and runs; everything recorded about a task is keyed by it.
+        question: the text that the policy is asked.
         answers: ground truths, any of which counts.
-        stratum: what tables group by ("2 hops"); "" where the world has no strata.
-        solution: a reference solution, where the data has one; shown to nobody, but no hint may
-            quote it.
-        context: messages that the data has before the question, as (role, content): a system
-            prompt, earlier turns.
-        columns: all columns of the data's row, for reward functions; no saved state has them.
+        stratum: the row of a result table that it belongs to ("2 hops"); "" without strata.
+        solution: a reference solution, if the data has one. Nobody is shown it; no hint may quote it.
+        context: messages before the question, as (role, content): a system prompt, earlier turns.
+        columns: all columns of the data's row, for reward functions. Saved states leave them out.
     """
 
     id: str
@@ -37,27 +41,52 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """What stands around a question: an instruction and, at times, a hint (P²O's template)."""
+    """The text around a question: an instruction and optionally a hint (P²O's template)."""
 
     instruction: str
     hint: str = ""
 
     def under_hint(self, message: str) -> str:
-        """The user's message with the hint before it: P²O's T(x, z). Without one, as it is."""
+        """Put the hint before the user's message: P²O's T(x, z). Without a hint return it as it is."""
         hint = self.hint.strip()
         return f"{hint}\n\n{message}" if hint else message
 
 
 @dataclass(frozen=True, slots=True)
+class Instruction:
+    """An instruction and where it came from.
+
+    Attributes:
+        id: "i0" is the initial one; later ones are numbered in the order of their birth.
+        text: the instruction itself.
+        parent: id of the instruction it was derived from; None for the initial one.
+        origin: "initial", "rewrite" or the kind of proposer that wrote it.
+        born: the step at which it joined the population; 0 for the initial one.
+        critique: its author's criticism of the parent; "" if there was none.
+    """
+
+    id: str
+    text: str
+    parent: str | None = None
+    origin: str = "initial"
+    born: int = 0
+    critique: str = ""
+
+
+# ---- what a strategy decides
+
+
+@dataclass(frozen=True, slots=True)
 class Assignment:
-    """What one rollout is sampled under and what it is trained on.
+    """The prompts of one rollout: the one it is sampled under and the one it is trained on.
 
     Attributes:
         task: the question.
-        sampled: the prompt the policy sees while it writes.
-        trained: the prompt its gradient is taken on; the same one except in P²O.
-        instruction_id: which instruction is credited with the reward.
-        group: index of the rollout's group within its batch; group-mates share the task.
+        sampled: the prompt that the policy sees while it writes.
+        trained: the prompt that the gradient is taken on; another one only in P²O, without the hint.
+        instruction_id: the instruction that is credited with the reward.
+        group: index of the rollout's group in its batch; a group shares the task and is the unit
+            over which advantages are normalised.
     """
 
     task: Task
@@ -71,17 +100,17 @@ class Assignment:
 class Distillation:
     """How a rollout sampled under a hint is trained on without it (P²O, arXiv 2603.21877, Eq. 4).
 
-    π_old(ỹ|x) and π_old(ỹ|x̃) are the chances of a token under the prompt that is trained on and
-    under the hinted one; their quotient is the context ratio.
+    π_old(ỹ|x) and π_old(ỹ|x̃) are the probabilities of a token under the prompt that is trained on
+    and under the hinted one; their quotient is the context ratio.
 
     Attributes:
         ratio: the denominator of the importance ratio. "original" is π_old(ỹ|x): it starts at 1.
-            "hint" is π_old(ỹ|x̃): off-policy. "masked" is "original" with each token's loss
-            multiplied by whether its context ratio lies in [low, high]. "off" is no distillation:
-            the gradient is taken on the hinted prompt (an ablation).
+            "hint" is π_old(ỹ|x̃): off-policy. "masked" is "original" without the tokens whose
+            context ratio is outside [low, high]. "off" is no distillation: the gradient is taken on
+            the hinted prompt (an ablation).
         low, high: bounds of the context ratio.
-        soft: a token outside of the bounds is scaled by how far it is out, instead of masked.
-        drop_failed: failed rollouts under a hint weigh nothing in the loss.
+        soft: scale a token outside the bounds by its distance from them instead of masking it.
+        drop_failed: leave failed rollouts under a hint out of the loss.
     """
 
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
@@ -97,6 +126,62 @@ class Distillation:
             raise ValueError(f"low is {self.low} and high {self.high}; expected 0 <= low < high")
 
 
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a run has come, counted in rollout batches (not optimizer steps).
+
+    Attributes:
+        step: the current batch, counted from 1: t in the papers.
+        epoch: passes over the training tasks completed before this batch.
+        total_steps: T.
+        rollouts_left: policy rollouts that the run may still make, this batch's included; None
+            without a budget.
+    """
+
+    step: int
+    epoch: int
+    total_steps: int
+    rollouts_left: int | None = None
+
+
+Metrics = Mapping[str, float]
+Purpose = str
+"""What rollouts are made for: "train", "verify", "evolve" or "evaluate"."""
+
+
+# ---- a rollout
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Limits of an episode, in tokens and turns; the defaults are INSPO's for 3B models.
+
+    Attributes:
+        turns: turns of the policy, the final answer included.
+        turn_tokens: tokens that the policy may write in one turn.
+        observation_tokens: tokens of one observation; the rest is cut off.
+        trajectory_tokens: tokens after the prompt, written and observed together.
+        prompt_tokens: tokens of the prompt; a longer one is an error and never cut.
+    """
+
+    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
+
+    turns: int = 4
+    turn_tokens: int = 500
+    observation_tokens: int = 500
+    trajectory_tokens: int = 4096
+    prompt_tokens: int = 4096
+
+    def __post_init__(self) -> None:
+        for name in ("turns", "turn_tokens", "observation_tokens", "prompt_tokens"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"limits.{name} is {getattr(self, name)}; expected 1 or more")
+        if self.trajectory_tokens < 2:
+            raise ValueError(
+                f"limits.trajectory_tokens is {self.trajectory_tokens}; expected 2 or more"
+            )
+
+
 class StopReason(StrEnum):
     """Why an episode ended."""
 
@@ -107,43 +192,19 @@ class StopReason(StrEnum):
     ENVIRONMENT_ERROR = "environment error"
 
 
-@dataclass(frozen=True, slots=True)
-class ToolCall:
-    """One call of a tool, as the policy's chat template writes it."""
-
-    name: str
-    arguments: Mapping[str, Any] = field(default_factory=dict[str, Any])
-
-
-@dataclass(frozen=True, slots=True)
-class Calls:
-    """What a turn asks of tools.
-
-    Attributes:
-        calls: in the order they were written; a turn may hold several.
-        error: why what looks like a call is none, in a few words; "" if all could be read.
-        said: what the turn says besides; "" where a call could not be read.
-    """
-
-    calls: tuple[ToolCall, ...] = ()
-    error: str = ""
-    said: str = ""
-
-
 SEARCH_FAILED = "search failed"
-"""What the error of a turn begins with whose search a retriever could not carry out."""
+"""Prefix of `Turn.error` if a retriever could not carry out the turn's search."""
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One turn: what the policy wrote and what came back.
+    """One turn: the policy's text and the environment's reply.
 
     Attributes:
         text: the policy's own tokens of this turn, decoded.
-        observation: the environment's reply as the policy saw it (after truncation); "" if none.
-            Of chat messages the contents: what the template puts around them is in the
-            trajectory's tokens alone.
-        action: what the environment took it for ("search", "answer", "invalid", …).
+        observation: the environment's reply as the policy saw it, after truncation; "" if none. Of
+            chat messages only the contents: what the template adds is in the trajectory's tokens.
+        action: how the environment understood it ("search", "answer", "invalid", …).
         error: what was wrong with the action or the tool, in a few words; "" if nothing.
     """
 
@@ -158,19 +219,19 @@ class Trajectory:
     """One finished rollout.
 
     Attributes:
-        assignment: what it was sampled under and is trained on.
-        sampled_prompt_ids: prompt tokens it was sampled under, (P,).
-        prompt_ids: prompt tokens its gradient is taken on, (P',).
-        completion_ids: what followed the prompt: own tokens, observations, closing EOS, (C,).
-        mask: 1 where the policy wrote the token, else 0, (C,).
+        assignment: the task and the prompts.
+        sampled_prompt_ids: tokens of the prompt it was sampled under, (P,).
+        prompt_ids: tokens of the prompt that the gradient is taken on, (P',).
+        completion_ids: everything after the prompt: own tokens, observations, closing EOS, (C,).
+        mask: 1 for tokens that the policy wrote, else 0, (C,).
         logprobs: log-probability of each own token when it was sampled, 0.0 elsewhere, (C,).
         turns: the same completion as text.
         stop: why it ended.
-        answer: the one final answer, or None.
-        reward: the environment's score.
-        parts: what each reward function gave, by name, before weights; empty without any.
-        logged: metrics that reward functions logged of the batch it was scored in, by name.
-        row: which of a rollout call's episodes it was.
+        answer: the final answer; None if there is none.
+        reward: the score.
+        parts: the value of each reward function before weighting, by name; empty without any.
+        row: its position in the rollout call.
+        logged: metrics that reward functions logged for the batch it was scored in, by name.
     """
 
     assignment: Assignment
@@ -193,12 +254,12 @@ class Trajectory:
 
     @property
     def own_text(self) -> str:
-        """All the policy wrote; no prompt, no observation."""
+        """All the text that the policy wrote, without prompt and observations."""
         return "".join(turn.text for turn in self.turns)
 
     @property
     def full_text(self) -> str:
-        """The completion as it was seen: own text and observations in order."""
+        """The completion as the policy saw it: own text and observations in order."""
         return "".join(turn.text + turn.observation for turn in self.turns)
 
     @property
@@ -206,68 +267,17 @@ class Trajectory:
         return sum(self.mask)
 
 
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """Where the run stands, in rollout batches (never optimizer steps).
-
-    Attributes:
-        step: the batch at hand, counted from 1: t of the papers.
-        epoch: passes over the training tasks completed before this batch.
-        total_steps: T.
-        rollouts_left: policy rollouts that the run may still spend, this batch's included; None
-            where it has no budget.
-    """
-
-    step: int
-    epoch: int
-    total_steps: int
-    rollouts_left: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Completion:
-    """An LLM's reply and what it used, in tokens; `truncated` where their limit cut it off."""
-
-    text: str
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    truncated: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Instruction:
-    """An instruction and where it came from.
-
-    Attributes:
-        id: "i0" is the initial one; then by birth.
-        text: what the policy is told.
-        parent: id of the instruction it was derived from; None for the initial one.
-        origin: "initial", "rewrite" or the kind of proposer that wrote it.
-        born: the step at which it joined; 0 at the start.
-        critique: what its author said was wrong before; "" where nothing was said.
-    """
-
-    id: str
-    text: str
-    parent: str | None = None
-    origin: str = "initial"
-    born: int = 0
-    critique: str = ""
-
-
-Metrics = Mapping[str, float]
-Purpose = str
-"""What rollouts are spent on: "train", "verify", "evolve" or "evaluate"."""
+# ---- between a sampler and an episode
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How tokens are drawn.
+    """Sampling parameters of one rollout call.
 
     Attributes:
         temperature: softmax temperature; 0 is greedy.
-        stop: strings after which a turn ends; the token that completes one is kept.
-        seed: seeds the draws of one rollout call, from (run seed, purpose, step).
+        stop: strings that end a turn; the token that completes one is kept.
+        seed: seeds the draws, from (run seed, purpose, step, call).
     """
 
     temperature: float = 1.0
@@ -277,7 +287,7 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class SampleRequest:
-    """One row to continue: `row` names it for as long as a sampler's session lasts."""
+    """One row to continue by at most `max_tokens`; `row` identifies it within a sampler's session."""
 
     row: int
     context_ids: tuple[int, ...]
@@ -286,40 +296,36 @@ class SampleRequest:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What the policy wrote for a request: token ids and their log-probabilities, both (T,)."""
+    """The policy's reply to a request: token ids and their log-probabilities, both (T,)."""
 
     ids: tuple[int, ...]
     logprobs: tuple[float, ...]
 
 
+# ---- between an episode and its environment
+
+
 @dataclass(frozen=True, slots=True)
-class Limits:
-    """The limits of an episode, in tokens and turns; defaults are INSPO's for 3B models.
+class ToolCall:
+    """One tool call, written in the form of the policy's chat template."""
+
+    name: str
+    arguments: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+
+@dataclass(frozen=True, slots=True)
+class Calls:
+    """The tool calls of a turn.
 
     Attributes:
-        turns: answers of the policy, the final one included.
-        turn_tokens: own tokens of one turn.
-        observation_tokens: tokens of one observation; the rest is cut off.
-        trajectory_tokens: tokens after the prompt, own and observed together.
-        prompt_tokens: tokens of the prompt; a longer one is an error, never cut.
+        calls: in the order they were written; a turn may hold several.
+        error: why something that looks like a call is not one, in a few words; "" if all are valid.
+        said: the rest of the turn's text; "" if a call could not be read.
     """
 
-    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
-
-    turns: int = 4
-    turn_tokens: int = 500
-    observation_tokens: int = 500
-    trajectory_tokens: int = 4096
-    prompt_tokens: int = 4096
-
-    def __post_init__(self) -> None:
-        for name in ("turns", "turn_tokens", "observation_tokens", "prompt_tokens"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"limits.{name} is {getattr(self, name)}; expected 1 or more")
-        if self.trajectory_tokens < 2:
-            raise ValueError(
-                f"limits.trajectory_tokens is {self.trajectory_tokens}; expected 2 or more"
-            )
+    calls: tuple[ToolCall, ...] = ()
+    error: str = ""
+    said: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -328,13 +334,12 @@ class Action:
 
     Attributes:
         task: the question.
-        turns: the turns before; none at the episode's first.
-        text: what the policy wrote, without its closing EOS.
-        last: whether nobody is left to read an answer.
-        row: names the episode within a rollout call; an environment with a state of its own keeps
-            it under this.
-        calls: what the text asks of tools, where the environment has any.
-        prompt: the one it is trained on, without a hint: what an environment may be shown of it.
+        turns: the earlier turns; empty at the first.
+        text: what the policy wrote, without the closing EOS.
+        last: whether the policy gets no further turn to read a reply.
+        row: identifies the episode within a rollout call, for environments that keep state.
+        calls: the tool calls in the text, if the environment has tools.
+        prompt: the prompt that is trained on, without a hint: all that an environment may see of it.
     """
 
     task: Task
@@ -348,17 +353,17 @@ class Action:
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """What an environment answers to an action.
+    """An environment's answer to an action.
 
     Attributes:
         observation: text to append after the policy's turn; "" for nothing.
         done: whether the episode is over.
-        action: what the turn was taken for.
-        error: what was wrong with it; "" for nothing.
-        failed: the environment itself broke; ends the episode as an environment error.
-        messages: chat messages to append in place of an observation, as {"role", "content"} and
-            for a tool its "name": the policy's turn is closed, the chat template renders them and
-            opens its next turn.
+        action: how the turn was understood.
+        error: what was wrong with it; "" if nothing.
+        failed: the environment itself broke; the episode ends as an environment error.
+        messages: chat messages to append instead of `observation`, as {"role", "content"} and for a
+            tool its "name". The policy's turn is closed, the chat template renders them, and the
+            next turn is opened.
     """
 
     observation: str = ""
@@ -367,3 +372,16 @@ class Response:
     error: str = ""
     failed: bool = False
     messages: tuple[Mapping[str, str], ...] = ()
+
+
+# ---- an LLM
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """An LLM's reply and its usage in tokens; `truncated` if it hit the token limit."""
+
+    text: str
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    truncated: bool = False

@@ -114,13 +114,13 @@ class HFCodec:
     def render(
         self, messages: Sequence[Mapping[str, str]], tools: Sequence[Mapping[str, Any]] = ()
     ) -> list[int]:
-        """See `contracts.Codec`: the prompt; control tokens that a message spells out stay text."""
+        """See `protocols.Codec`: the prompt; control tokens that a message spells out stay text."""
         return self._rendered(self.defused(messages), tools)
 
     def render_next(
         self, messages: Sequence[Mapping[str, str]], tools: Sequence[Mapping[str, Any]] = ()
     ) -> list[int]:
-        """See `contracts.Codec`: what the template puts after the EOS of a turn of the policy.
+        """See `protocols.Codec`: what the template puts after the EOS of a turn of the policy.
 
         Rendered after a short dialogue of its own, since a template may change earlier turns when
         later ones come (thoughts are dropped, say); what the policy has read stays as it was.

@@ -192,7 +192,7 @@ class LoggedPhase:
     def rollout(
         self, assignments: Sequence[Assignment], *, purpose: Purpose, greedy: bool = False
     ) -> list[Trajectory]:
-        """See `contracts.Rollout`."""
+        """See `protocols.Rollout`."""
         sampling = self._next_sampling(purpose, greedy)
         key = rollout_key(assignments, purpose, sampling)
         row = self._recall(key)
@@ -205,7 +205,7 @@ class LoggedPhase:
         return trajectories
 
     def complete(self, prompt: str) -> Completion:
-        """See `contracts.LLM`; a recorded failure is raised again."""
+        """See `protocols.LLM`; a recorded failure is raised again."""
         key = _key("llm", identity_of(self._llm), prompt)
         row = self._recall(key)
         if row is not None and "error" in row:
