@@ -175,6 +175,6 @@ def test_the_files_of_a_run_are_those_of_its_folder() -> None:
 
     named = re.findall(r"^    ([a-z_.]+/?) {2,}", run_dir.__doc__ or "", re.MULTILINE)
     assert len(named) >= 10
-    text = text_of("concepts/overview.md") + text_of("how-to/resuming.md")
+    text = text_of("reference/run-folder.md")
     for name in named:
         assert f"`{name}`" in text, name
