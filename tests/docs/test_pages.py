@@ -178,3 +178,25 @@ def test_the_files_of_a_run_are_those_of_its_folder() -> None:
     text = text_of("reference/run-folder.md")
     for name in named:
         assert f"`{name}`" in text, name
+
+
+FOLDERS = "src|configs|examples|tests|benchmarks|scripts|recipes|docs"
+
+
+def test_paths_that_are_named_exist() -> None:
+    for page in (*PAGES.values(), ROOT / "README.md", ROOT / "CONTRIBUTING.md"):
+        text = page.read_text(encoding="utf-8")
+        for path in re.findall(rf"`((?:{FOLDERS})/[\w./-]+)`", text):
+            assert (ROOT / path).exists(), f"{page.name}: {path}"
+
+
+def test_the_architecture_names_the_packages_and_modules_there_are() -> None:
+    text = text_of("architecture.md")
+    package = ROOT / "src" / "cotune"
+    tree = text.partition("    src/cotune/\n")[2].partition("    recipes/")[0]
+    named = re.findall(r"([\w]+\.py|\w+/)(?= )", "\n".join(line[:40] for line in tree.splitlines()))
+    there = {f"{p.name}/" for p in package.iterdir() if (p / "__init__.py").is_file()}
+    there |= {p.name for p in package.glob("*.py") if not p.name.startswith("__")}
+    assert set(named) == there
+    for path in re.findall(r"`((?:\w+/)+\w+\.py)`", text):
+        assert (package / path).is_file() or (ROOT / path).is_file(), path

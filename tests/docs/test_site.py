@@ -51,7 +51,9 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_every_page_is_built(site: Path) -> None:
     written = {page.relative_to(DOCS).with_suffix(".html").as_posix() for page in pages()}
-    written |= {f"reference/{name}.html" for name in ("configuration", "cli", "api")}
+    written |= {
+        f"reference/{name}.html" for name in ("configuration", "suite", "cli", "api", "grpo-config")
+    }
     for name in written:
         assert (site / name).is_file(), name
     home = (site / "index.html").read_text(encoding="utf-8")
@@ -75,7 +77,8 @@ def test_nothing_is_fetched_from_elsewhere(site: Path) -> None:
 def test_search_finds_fields_and_messages(site: Path) -> None:
     index = json.loads((site / "search" / "search_index.json").read_text(encoding="utf-8"))
     found = " ".join(entry["text"] for entry in index["docs"])
-    for word in ("verification_tasks", "is not a run folder", "cotune resume"):
+    assert (site / "search" / "search_index.js").is_file()  # for pages opened from disk
+    for word in ("verification_tasks", "was given tools=", "cotune resume"):
         assert word in found, word
 
 
