@@ -5,9 +5,11 @@ from typing import Any
 
 import pytest
 
-from cotune.config.cost import evolutions, hint_phases, plan_run, split_sizes
+from cotune.config.cost import plan_run, split_sizes
 from cotune.config.run_file import RunConfig, parse_config
 from cotune.methods.inspo.inspo import InspoOptions
+from cotune.methods.method import RunShape
+from cotune.methods.registry import method_of
 from tests.run_files import tiny
 
 P2O = {
@@ -63,7 +65,8 @@ def test_nothing_to_verify() -> None:
 )
 def test_evolutions(steps: int, every: int, until: int, expected: int) -> None:
     strategy = InspoOptions(evolve_every=every, evolve_until=until)
-    assert evolutions(strategy, steps) == expected
+    shape = RunShape(group_size=2, steps=steps)
+    assert method_of("inspo").cost(strategy, shape).phases == expected
 
 
 def test_llm_calls_of_a_plan() -> None:
@@ -124,12 +127,17 @@ class Mine(TaskEnvironment):
     assert split_sizes(own(options, dataset=dataset)) == {"train": 7, "validation": 1, "test": 2}
 
 
+def hint_phases(config: RunConfig, questions: int) -> int:
+    return config.method.cost(config.strategy, config.shape(questions)).phases
+
+
 def test_a_phase_of_hints_falls_due_at_the_end_of_each_epoch() -> None:
     # 8 tasks, 4 a step: epochs end after steps 2, 4, …; the last step has no phase after it.
     config = config_with(strategy=P2O, training={"steps": 5})
     assert hint_phases(config, 8) == 2
     assert hint_phases(config, 2) == config.training.steps - 1  # two epochs a step, one phase
     assert hint_phases(config_with(strategy=P2O, training={"steps": 4}), 8) == 1
+    assert hint_phases(config, 1) == 0  # fewer than hard_set_min_count
     # Two phases of 20 evaluations, each over it by at most 2 hints × (2 + 3 questions).
     planned = plan_run(config)
     assert planned.rollouts["evolve"] == 2 * (20 + 10)

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from cotune.cli.plan.plan import plan
-from cotune.config.cost import evolutions, plan_run
+from cotune.config.cost import plan_run
 from cotune.config.run_file import RunConfig, load_config
 from cotune.engines.memory import Memory, read_shape
 from cotune.engines.trl.checks import check_args, steps_per_batch
@@ -79,7 +79,7 @@ def test_they_are_planned(name: str, data: Path) -> None:
     strategy: Any = config.strategy
     # So that a killed evolution is gone on with unpaid.
     assert strategy.evolve_every % training.save_every == 0
-    assert evolutions(strategy, training.steps) == 9
+    assert config.method.cost(strategy, config.shape(1000)).phases == 9
 
 
 def test_a_missing_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

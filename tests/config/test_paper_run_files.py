@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from cotune.cli.plan.plan import plan
-from cotune.config.cost import evolutions, plan_run
+from cotune.config.cost import plan_run
 from cotune.config.run_file import RunConfig, dump_config, load_config
 from cotune.engines.memory import find_config, read_shape
 from cotune.engines.trl.memory_sharding import memory_over
@@ -151,7 +151,7 @@ def test_what_the_numbers_come_to() -> None:
 @pytest.mark.parametrize("name", [n for n in PAPERS if n.startswith("inspo")])
 def test_what_inspos_numbers_come_to(name: str) -> None:
     config: Any = read(name)
-    assert evolutions(config.strategy, config.training.steps) == 9
+    assert config.method.cost(config.strategy, config.shape(1000)).phases == 9
     assert config.training.steps * 512 * 5 == 768_000
     limits = config.limits
     observed = (limits.turns - 1) * limits.observation_tokens

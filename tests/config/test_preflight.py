@@ -1,3 +1,4 @@
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,6 +17,7 @@ from cotune.environments.base import SingleTurnEnvironment
 from cotune.environments.math import MathEnvironment
 from cotune.environments.search import SEARCH_R1_INSTRUCTION, SearchEnvironment
 from cotune.errors import ConfigError
+from cotune.methods.registry import method_of
 from cotune.retrieval.remote import RemoteOptions, RemoteRetriever
 from cotune.rewards import exact_match
 from cotune.rewards.functions import RewardFunctions
@@ -69,7 +71,7 @@ def test_an_instruction_must_name_the_tags(instruction: str, missing: str) -> No
 @pytest.mark.parametrize("strategy", ["inspo", "inspo+p2o", "gepa"])
 def test_a_blank_instruction_cannot_evolve(strategy: str) -> None:
     plain = SingleTurnEnvironment({}, "")
-    name = "GEPA" if strategy == "gepa" else "INSPO"
+    name = re.escape(method_of(strategy).label)
     with pytest.raises(ConfigError, match=rf"^instruction: blank; {name} evolves it: say in "):
         check_instruction(plain, " ", strategy)
     check_instruction(plain, "Answer.", strategy)

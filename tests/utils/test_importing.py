@@ -7,7 +7,7 @@ import pytest
 
 from cotune.errors import ConfigError
 from cotune.utils import importing
-from cotune.utils.importing import import_from, import_object, registered_environment
+from cotune.utils.importing import ENVIRONMENTS, import_from, import_object, load_registered
 
 
 def test_an_object_of_a_module_or_of_one_of_its_members() -> None:
@@ -61,10 +61,10 @@ def test_modules_of_a_folder_that_is_added(tmp_path: Path, monkeypatch: pytest.M
 
 def test_an_environment_that_a_package_registers(monkeypatch: pytest.MonkeyPatch) -> None:
     entries = {
-        "mine": EntryPoint("mine", "json:dumps", importing.ENVIRONMENTS),
-        "broken": EntryPoint("broken", "no_such_package:x", importing.ENVIRONMENTS),
+        "mine": EntryPoint("mine", "json:dumps", ENVIRONMENTS),
+        "broken": EntryPoint("broken", "no_such_package:x", ENVIRONMENTS),
     }
-    monkeypatch.setattr(importing, "registered_environments", lambda: entries)
-    assert registered_environment("mine").__name__ == "dumps"
+    monkeypatch.setattr(importing, "registered", {ENVIRONMENTS: entries}.__getitem__)
+    assert load_registered(ENVIRONMENTS, "mine", "environment.kind").__name__ == "dumps"
     with pytest.raises(ConfigError, match=r"environment.kind: 'broken' cannot be loaded \(Module"):
-        registered_environment("broken")
+        load_registered(ENVIRONMENTS, "broken", "environment.kind")

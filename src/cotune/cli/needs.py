@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from cotune.config.run_file import WITHOUT_LLM, RunConfig
+from cotune.config.run_file import RunConfig
 from cotune.data.math_data import hub_name
 from cotune.engines.engine import engine_of
 from cotune.engines.memory import Memory, find_config, memory_of, read_shape
@@ -27,7 +27,7 @@ from cotune.llm.client import OpenAIOptions
 from cotune.policy.folder import cached_folder, has_chat_template, missing_parts, weights_size
 from cotune.policy.paths import policy_path
 from cotune.run.run_dir import RunDir
-from cotune.utils.importing import import_object, registered_environment
+from cotune.utils.importing import ENVIRONMENTS, import_object, load_registered
 from cotune.utils.packages import installed
 
 GIB = 2**30
@@ -195,7 +195,13 @@ def objects(config: RunConfig) -> list[Finding]:
             wanted.append(_import("environment.object", options.object))
         else:
             name = options.object
-            wanted.append(("environment.object", name, lambda: registered_environment(name)))
+            wanted.append(
+                (
+                    "environment.object",
+                    name,
+                    lambda: load_registered(ENVIRONMENTS, name, "environment.kind"),
+                )
+            )
     elif isinstance(options, VerifiersOptions) and ":" in options.environment:
         wanted.append(_import("environment.environment", options.environment))
     findings: list[Finding] = []
@@ -239,7 +245,7 @@ def packages(config: RunConfig) -> list[Finding]:
 def llm(config: RunConfig) -> list[Finding]:
     """Whether the variable that holds the LLM's key is set. Its value is not looked at."""
     options = config.llm
-    if config.strategy.kind in WITHOUT_LLM or not isinstance(options, OpenAIOptions):
+    if not config.method.needs_llm or not isinstance(options, OpenAIOptions):
         return []
     name = options.api_key_env
     if name is None:

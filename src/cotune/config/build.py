@@ -1,7 +1,9 @@
 """From a run file to the parts of a run; engine-free."""
 
+from dataclasses import replace
+
 from cotune.config.preflight import evolved_room
-from cotune.config.run_file import WITHOUT_LLM, RulesConfig, RunConfig
+from cotune.config.run_file import RulesConfig, RunConfig
 from cotune.environments.base import TaskEnvironment
 from cotune.environments.description import description_of
 from cotune.environments.math import MathOptions, math_environment
@@ -9,12 +11,7 @@ from cotune.environments.own import own_environment
 from cotune.environments.search import SearchOptions, search_environment
 from cotune.errors import ConfigError
 from cotune.llm.client import MeteredLLM, NoLLM, OpenAIClient
-from cotune.methods.composed import ComposedOptions, InspoP2O
-from cotune.methods.gepa.gepa import Gepa, GepaOptions
-from cotune.methods.inspo.inspo import Inspo, InspoOptions
-from cotune.methods.p2o.p2o import P2O
-from cotune.methods.sft import SFTOptions
-from cotune.methods.static import StaticOptions, StaticStrategy
+from cotune.methods.method import Context
 from cotune.protocols import LLM, Environment, Strategy, TokenRules
 from cotune.rewards.functions import RewardFunctions, WeightedReward
 from cotune.run.ledger import Ledger
@@ -72,32 +69,26 @@ def build_strategy(
     config: RunConfig, environment: Environment, tokens: TokenRules | None = None
 ) -> Strategy:
     """The run's strategy; `tokens` is the policy's codec, where there is one."""
-    instruction = initial_instruction(config, environment)
-    options = config.strategy
-    if isinstance(options, StaticOptions):
-        return StaticStrategy(instruction, options)
-    if isinstance(options, SFTOptions):
-        return StaticStrategy(instruction)
-    count, room, control = None, None, ()
+    context = Context(
+        instruction=initial_instruction(config, environment),
+        tasks=environment.tasks("train"),
+        seed=config.seed,
+        required=environment.required,
+        description=description_of(environment),
+    )
     if tokens is not None:
-        count, control = tokens.count, tokens.control_tokens
-        room = evolved_room(config.limits, options.kind)
-    limits, told = (count, room, control), description_of(environment)
-    rules = (*limits, environment.required, told)
-    if isinstance(options, InspoOptions):
-        return Inspo(instruction, options, config.seed, *rules)
-    tasks = environment.tasks("train")
-    if isinstance(options, GepaOptions):
-        return Gepa(instruction, tasks, options, config.seed, *rules)
-    if isinstance(options, ComposedOptions):
-        return InspoP2O(instruction, tasks, options, config.seed, *rules)
-    base = StaticStrategy(instruction)
-    return P2O(base, tasks, options, config.seed, *limits, told)
+        context = replace(
+            context,
+            count_tokens=tokens.count,
+            max_tokens=evolved_room(config.limits, config.strategy.kind),
+            control_tokens=tokens.control_tokens,
+        )
+    return config.method.build(config.strategy, context)
 
 
 def build_llm(config: RunConfig, ledger: Ledger) -> LLM:
     """The optimizer LLM, metered. A run without one has `NoLLM`: asking it is an error."""
-    if config.strategy.kind in WITHOUT_LLM:
+    if not config.method.needs_llm:
         return NoLLM()
     options = config.llm or RulesConfig()
     if isinstance(options, RulesConfig):
@@ -108,7 +99,7 @@ def build_llm(config: RunConfig, ledger: Ledger) -> LLM:
 
 def describe_llm(config: RunConfig) -> str:
     """Which LLM proposes, for the console and the report."""
-    if config.strategy.kind in WITHOUT_LLM:
+    if not config.method.needs_llm:
         return "none"
     options = config.llm or RulesConfig()
     if isinstance(options, RulesConfig):

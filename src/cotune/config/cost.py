@@ -18,11 +18,6 @@ from cotune.environments.environment_options import (
 from cotune.environments.math import MathOptions, read_splits
 from cotune.environments.search import SearchOptions, questions_of
 from cotune.llm.client import OpenAIOptions, worst_case_price
-from cotune.methods.composed import ComposedOptions
-from cotune.methods.gepa.gepa import GepaOptions
-from cotune.methods.inspo.inspo import InspoOptions
-from cotune.methods.p2o.hints import dev_count
-from cotune.methods.p2o.p2o import P2OOptions
 from cotune.methods.sft import SFTOptions, optimizer_steps
 
 # Of a proposer's prompt, besides what it shows of rollouts: our words, and the environment.
@@ -58,46 +53,30 @@ def plan_run(config: RunConfig) -> Plan:
     training, sizes = config.training, split_sizes(config)
     if isinstance(config.strategy, SFTOptions):
         return _plan_fit(config, config.strategy, sizes)
-    inspo, p2o = _methods(config)
     batch = training.questions_per_step * training.group_size * (1 + training.resample_rounds)
     steps = training.steps if config.has_batches else 0
-    found = {"train": steps * batch}
+    train = steps * batch
     if training.rollout_budget is not None:
-        found["train"] = min(found["train"], training.rollout_budget)
-    calls: list[tuple[int, int]] = []  # how many, of how many characters
-    if inspo is not None:
-        phases = evolutions(inspo, training.steps)
-        if inspo.verify:
-            rows = inspo.verification_tasks * (inspo.candidates + 1)  # and their parent
-            found["verify"] = phases * inspo.verification_rounds * rows
-        calls.append(((1 + phases) * inspo.verification_rounds, _proposal_chars(config, inspo)))
-    if p2o is not None:
-        enough = sizes["train"] >= p2o.hints.hard_set_min_count
-        phases = hint_phases(config, sizes["train"]) if enough else 0
-        hints, dev = p2o.hints, dev_count(sizes["train"], p2o.hints.dev_size)  # if all are hard
-        # The last batch of a phase may go over its budget, by a beam scored on dev at most.
-        overrun = hints.beam * (hints.minibatch + dev)
-        found["evolve"] = phases * (hints.evaluations(dev) + overrun)
-        # A proposal costs the evaluation of a minibatch, at least.
-        count = phases * math.ceil(found["evolve"] / max(1, phases) / hints.minibatch)
-        calls.append((count, _gepa_chars(config, hints.minibatch, hints.max_chars)))
-    if isinstance(config.strategy, GepaOptions):
-        gepa = config.strategy
-        found["evolve"] = gepa.budget + gepa.overrun
-        count = math.ceil(found["evolve"] / gepa.minibatch)
-        calls.append((count, _gepa_chars(config, gepa.minibatch, gepa.max_instruction_chars)))
-    # Under the best instruction, under the initial one or with the best hint: composed, under all.
-    closing = 3 if inspo is not None and p2o is not None else 2
+        train = min(train, training.rollout_budget)
+    cost = config.method.cost(config.strategy, config.shape(sizes["train"]))
+    found: dict[str, int] = {"train": train, **cost.rollouts}
+    # Under the best instruction, and under the initial one or with the best hint, or both.
+    closing = 1 + max(1, len(config.method.evolves))
     found["evaluate"] = (closing + config.evaluation.before) * sizes["test"]
     if config.evaluation.every:
         evaluations = math.ceil(max(1, steps) / config.evaluation.every)
         found["evaluate"] += evaluations * sizes["validation"]
     price = None
-    if isinstance(config.llm, OpenAIOptions):
-        options = config.llm
-        price = sum(worst_case_price(options, chars, count) for count, chars in calls)
-    count = sum(count for count, _ in calls)
-    return Plan(found, count, price if calls else None, steps=training.steps)
+    if isinstance(config.llm, OpenAIOptions) and cost.proposals:
+        limits = config.limits
+        episode = _CHARS_PER_TOKEN * (limits.prompt_tokens + limits.trajectory_tokens)
+        price = sum(
+            worst_case_price(
+                config.llm, _FIXED_CHARS + p.text_chars + p.episodes * episode, p.count
+            )
+            for p in cost.proposals
+        )
+    return Plan(found, sum(p.count for p in cost.proposals), price, steps=training.steps)
 
 
 def _plan_fit(config: RunConfig, options: SFTOptions, sizes: Mapping[str, int]) -> Plan:
@@ -152,44 +131,3 @@ def split_sizes(config: RunConfig) -> dict[str, int]:
         "validation": environment.validation,
         "test": environment.test,
     }
-
-
-def evolutions(options: InspoOptions, steps: int) -> int:
-    """How often INSPO evolves: t mod K_e = 0 and t < T_e, t < T."""
-    if not options.evolve_every:
-        return 0
-    last = min(options.evolve_until, steps)
-    return len(range(options.evolve_every, last, options.evolve_every))
-
-
-def hint_phases(config: RunConfig, tasks: int) -> int:
-    """How often hints are evolved: at every epoch's end that a step follows."""
-    questions, steps = config.training.questions_per_step, config.training.steps
-    return min(steps - 1, (steps - 1) * questions // tasks)  # an epoch may be less than a step
-
-
-def _methods(config: RunConfig) -> tuple[InspoOptions | None, P2OOptions | None]:
-    strategy = config.strategy
-    if isinstance(strategy, ComposedOptions):
-        return strategy.inspo, strategy.p2o
-    return (
-        strategy if isinstance(strategy, InspoOptions) else None,
-        strategy if isinstance(strategy, P2OOptions) else None,
-    )
-
-
-def _episode_chars(config: RunConfig) -> int:
-    return _CHARS_PER_TOKEN * (config.limits.prompt_tokens + config.limits.trajectory_tokens)
-
-
-def _proposal_chars(config: RunConfig, strategy: InspoOptions) -> int:
-    """Characters of the longest prompt of an INSPO proposer."""
-    instructions = 10 if strategy.proposer == "history" else 1
-    failures = strategy.failures_per_reflection if strategy.proposer == "reflection" else 0
-    shown = failures * _episode_chars(config)
-    return _FIXED_CHARS + instructions * strategy.max_instruction_chars + shown
-
-
-def _gepa_chars(config: RunConfig, minibatch: int, text_chars: int) -> int:
-    """Characters of GEPA's longest reflection prompt."""
-    return _FIXED_CHARS + text_chars + minibatch * _episode_chars(config)

@@ -5,23 +5,23 @@ from collections.abc import Iterable, Mapping
 from cotune.environments.base import missing_texts
 from cotune.environments.description import description_of
 from cotune.errors import ConfigError
+from cotune.methods.registry import method_of
 from cotune.protocols import Codec, Environment, TokenRules
 from cotune.rewards.batch import of_environment
 from cotune.rewards.functions import RewardFunctions
 from cotune.types import Assignment, Limits, Prompt, StopReason, Task, Trajectory, Turn
 
 _RENDERED = 16  # tasks with the longest questions, of each split
-_EVOLVES = {"inspo": "INSPO", "inspo+p2o": "INSPO", "gepa": "GEPA"}
 _TOKENS = ("hub_token", "push_to_hub_token")
 _TRIED = ("", "I do not know.")  # completions that rewards are tried on
 
 
 def evolved_room(limits: Limits, strategy: str) -> int:
-    """Tokens that an evolved text may have: half of a prompt's, a quarter where there are two.
+    """Return how many tokens an evolved text may have: half of a prompt's, shared by kinds of text.
 
     The other half is the question's, the chat template's, and what does not evolve.
     """
-    return limits.prompt_tokens // (4 if strategy == "inspo+p2o" else 2)
+    return limits.prompt_tokens // (2 * max(1, len(method_of(strategy).evolves)))
 
 
 def check_instruction(environment: Environment, instruction: str, strategy: str = "static") -> None:
@@ -31,9 +31,10 @@ def check_instruction(environment: Environment, instruction: str, strategy: str 
         instruction: the initial one; blank is none at all.
         strategy: its kind.
     """
-    if strategy in _EVOLVES and not instruction.strip():
+    method = method_of(strategy)
+    if "instruction" in method.evolves and not instruction.strip():
         raise ConfigError(
-            f"instruction: blank; {_EVOLVES[strategy]} evolves it: say in a sentence or two what the "
+            f"instruction: blank; {method.label} evolves it: say in a sentence or two what the "
             "policy is to do"
         )
     if missing := missing_texts(instruction, environment.required):
@@ -95,6 +96,7 @@ def check_prompts(
         splits: what to look at; of each the tasks with the longest questions.
         strategy: its kind; texts that it evolves may take half of the limit.
     """
+    evolves = method_of(strategy).evolves
     tasks = [task for split in splits for task in _longest(environment.tasks(split))]
     for task in tasks:
         found = _prompt_tokens(environment, codec, task, instruction)
@@ -103,16 +105,16 @@ def check_prompts(
                 f"limits.prompt_tokens is {limits.prompt_tokens}, but the prompt of task {task.id} "
                 f"has {found} tokens; raise it or shorten the instruction"
             )
-        if strategy in ("static", "sft"):
+        if not evolves:
             continue
         room = evolved_room(limits, strategy)
-        if strategy == "inspo+p2o" and found + room > limits.prompt_tokens:
+        if len(evolves) > 1 and found + room > limits.prompt_tokens:
             raise ConfigError(
                 f"limits.prompt_tokens is {limits.prompt_tokens}, a quarter of which is left for "
                 f"hints, but the prompt of task {task.id} under the initial instruction has {found} "
                 "tokens; raise it or shorten the instruction"
             )
-        kept, evolved = (instruction, "hints") if strategy == "p2o" else ("", "instructions")
+        kept, evolved = (instruction, "hints") if evolves == ("hints",) else ("", "instructions")
         rest = _prompt_tokens(environment, codec, task, kept)
         if 2 * rest > limits.prompt_tokens:
             raise ConfigError(

@@ -29,7 +29,7 @@ def resumed_config(
         source = f"{run.config_path} with --set"
         config = parse_config(with_overrides(run.read_config(), assignments), source)
         check_resumable(was, config, source)
-    if config.strategy.kind == "sft":
+    if config.method.supervised:
         _check_unfinished(run)
         return config
     if config.training.steps < (trained or 0):

@@ -2,10 +2,20 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, cast
 
 import yaml
-from pydantic import Field, ValidationError, model_validator
+from pydantic import (
+    Field,
+    SerializationInfo,
+    SerializerFunctionWrapHandler,
+    TypeAdapter,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapSerializer,
+    WrapValidator,
+    model_validator,
+)
 
 from cotune.config.overrides import with_overrides
 from cotune.data.options import DatasetConfig
@@ -22,16 +32,12 @@ from cotune.environments.search import SearchOptions
 from cotune.environments.tag_protocol import ANSWER_TAGS, CALL_TAGS
 from cotune.errors import ConfigError
 from cotune.llm.client import OpenAIOptions
-from cotune.methods.composed import ComposedOptions
-from cotune.methods.gepa.gepa import GepaOptions
-from cotune.methods.inspo.inspo import InspoOptions
-from cotune.methods.p2o.p2o import P2OOptions
-from cotune.methods.sft import SFTOptions
-from cotune.methods.static import StaticOptions
+from cotune.methods.method import Method, MethodOptions, RunShape
+from cotune.methods.registry import BUILT_IN, GROUP, method_of
 from cotune.policy.options import PolicyConfig
 from cotune.rewards.reward_options import RewardConfig
 from cotune.types import Limits
-from cotune.utils.importing import import_from, registered_environments
+from cotune.utils.importing import ENVIRONMENTS, import_from, registered
 from cotune.utils.packages import ENGINES
 from cotune.utils.validation import Model, describe
 from cotune.worlds.arithmetic import ArithmeticOptions
@@ -156,12 +162,37 @@ def without_search(environment: object) -> bool:
     return isinstance(environment, GeoOptions | SearchOptions) and not environment.search
 
 
-StrategyConfig = Annotated[
-    StaticOptions | SFTOptions | InspoOptions | P2OOptions | ComposedOptions | GepaOptions,
-    Field(discriminator="kind"),
-]
-WITHOUT_LLM = frozenset(("static", "sft"))
-"""Kinds of strategies that ask no optimizer LLM."""
+def _union(classes: Sequence[type]) -> Any:
+    """Return a type that is one of several options classes, told apart by `kind`."""
+    return Annotated[Union[tuple(classes)], Field(discriminator="kind")]  # noqa: UP007
+
+
+def _validated(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
+    """Validate a section `strategy`, also of a method that an installed package adds."""
+    mapping = isinstance(value, Mapping)
+    kind = cast("Mapping[str, Any]", value).get("kind") if mapping else getattr(value, "kind", None)
+    if not isinstance(kind, str) or kind in BUILT_IN or kind not in registered(GROUP):
+        return handler(value)
+    options = method_of(kind).options
+    if isinstance(value, options):
+        return value
+    return TypeAdapter[Any](_union([*_CLASSES, options])).validate_python(value)
+
+
+def _dumped(
+    value: MethodOptions, handler: SerializerFunctionWrapHandler, info: SerializationInfo
+) -> Any:
+    if isinstance(value, _CLASSES):
+        return handler(value)
+    mode = "json" if info.mode == "json" else "python"
+    return TypeAdapter[Any](type(value)).dump_python(value, mode=mode)
+
+
+_CLASSES = tuple(method.options for method in BUILT_IN.values())
+if TYPE_CHECKING:
+    StrategyConfig = MethodOptions
+else:
+    StrategyConfig = Annotated[_union(_CLASSES), WrapValidator(_validated), WrapSerializer(_dumped)]
 LLMConfig = Annotated[RulesConfig | OpenAIOptions, Field(discriminator="kind")]
 
 
@@ -203,11 +234,9 @@ class RunConfig(Model):
         given = cast("Mapping[str, Any]", raw)
         if "environment" not in given:
             return given
-        registered = frozenset(registered_environments())
-        return {
-            **given,
-            "environment": environment_section(given["environment"], KINDS, registered),
-        }
+        packages = frozenset(registered(ENVIRONMENTS))
+        section = environment_section(given["environment"], KINDS, packages)
+        return {**given, "environment": section}
 
     @model_validator(mode="after")
     def _can_be_acted_on(self) -> "RunConfig":
@@ -238,81 +267,56 @@ class RunConfig(Model):
         return self
 
     @model_validator(mode="after")
-    def _groups_can_be_replaced(self) -> "RunConfig":
-        # The others credit instructions by, and mine failures from, the groups of the due questions.
-        rounds, kind = self.training.resample_rounds, self.strategy.kind
-        if rounds and kind != "static":
+    def _suits_its_method(self) -> "RunConfig":
+        method, rounds = self.method, self.training.resample_rounds
+        if rounds and not method.replaces_groups:
             raise ValueError(
-                f"training.resample_rounds is {rounds}, but strategy.kind is {kind}, which reads the "
-                "group of each question; expected strategy.kind static, or resample_rounds 0"
+                f"training.resample_rounds is {rounds}, but strategy.kind is {method.kind}, which reads "
+                "the group of each question; expected strategy.kind static, or resample_rounds 0"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _questions_can_graduate(self) -> "RunConfig":
-        strategy = self.strategy.p2o if self.strategy.kind == "inspo+p2o" else self.strategy
-        if strategy.kind == "p2o":
-            judged = strategy.judged(self.training.group_size)
-            if strategy.successes_below > judged:
-                raise ValueError(
-                    f"strategy: successes_below is {strategy.successes_below}, but a question is "
-                    f"judged by {judged} rollouts of training.group_size "
-                    f"{self.training.group_size} and would stay hard for ever; expected at most "
-                    f"{judged}"
-                )
-        return self
-
-    @model_validator(mode="after")
-    def _something_is_trained(self) -> "RunConfig":
-        if self.training.frozen and self.strategy.kind == "sft":
-            raise ValueError(
-                "training.frozen is true, but strategy.kind sft trains nothing but the policy; "
-                "remove training.frozen"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _has_references(self) -> "RunConfig":
-        kind, strategy = self.environment.kind, self.strategy
-        if strategy.kind == "sft" and strategy.data == "answers" and kind in ("trl", "verifiers"):
-            raise ValueError(
-                f"strategy.data is answers, but environment.kind {kind} rewards what a policy does and "
-                "says of no question how it is answered; set strategy.data: rollouts"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _search_is_affordable(self) -> "RunConfig":
-        training, strategy = self.training, self.strategy
-        if strategy.kind != "gepa" or training.rollout_budget is None:
-            return self
-        batch = training.questions_per_step * training.group_size if self.has_batches else 0
-        if strategy.budget + batch > training.rollout_budget:
-            follows = f", and a batch of {batch} follows it" if batch else ""
-            raise ValueError(
-                f"strategy.budget is {strategy.budget}{follows}, more than "
-                f"training.rollout_budget, {training.rollout_budget}; lower strategy.budget, or raise "
-                "training.rollout_budget"
-            )
+        method.check(self.strategy, self.shape())
         return self
 
     @property
+    def method(self) -> Method[Any]:
+        """The entry of `strategy.kind` in the registry."""
+        return method_of(self.strategy.kind)
+
+    def shape(self, questions: int = 0) -> RunShape:
+        """Return what the method's checks and costs depend on.
+
+        Args:
+            questions: how many training questions there are, if that is known.
+        """
+        training, environment = self.training, self.environment.kind
+        return RunShape(
+            group_size=training.group_size,
+            steps=training.steps,
+            questions_per_step=training.questions_per_step,
+            rollout_budget=training.rollout_budget,
+            frozen=training.frozen,
+            questions=questions,
+            environment=environment,
+            has_references=environment not in ("trl", "verifiers"),
+        )
+
+    @property
     def has_batches(self) -> bool:
-        """Whether the run rolls out training batches: not where nothing is learnt from them."""
-        return not (self.training.frozen and self.strategy.kind in ("static", "gepa"))
+        """Whether the run rolls out training batches; a frozen run does only to evolve by them."""
+        return self.method.uses_batches or not self.training.frozen
 
     @model_validator(mode="after")
     def _llm_fits(self) -> "RunConfig":
-        method, world = self.strategy.kind, self.environment.kind
-        if method in WITHOUT_LLM or (self.llm is not None and self.llm.kind != "rules"):
+        method, world = self.method, self.environment.kind
+        if not method.needs_llm or (self.llm is not None and self.llm.kind != "rules"):
             return self
-        # The rules write instructions for geo alone, hints for both bundled worlds.
         alone = without_search(self.environment)
-        if alone or (world != "geo" and (method, world) != ("p2o", "arithmetic")):
+        if alone or world not in method.offline_worlds:
             raise ValueError(
                 f"llm is {'missing' if self.llm is None else 'rules'}, and the offline rules know "
                 "geo alone, and arithmetic for strategy.kind p2o; but environment.kind is "
-                f"{world}{' with environment.search false' if alone else ''} and strategy.kind is {method}; set llm to an OpenAI-compatible endpoint: "
+                f"{world}{' with environment.search false' if alone else ''} and strategy.kind is "
+                f"{method.kind}; set llm to an OpenAI-compatible endpoint: "
                 "{kind: openai, model: …, base_url: …}"
             )
         return self

@@ -10,8 +10,9 @@ from pydantic import BaseModel
 
 from cotune.config.run_file import RunConfig
 from cotune.environments.environment_options import InstructionConfig, ToolConfig
+from cotune.methods.registry import GROUP
 from cotune.rewards.reward_options import RewardConfig
-from cotune.utils.importing import registered_environments
+from cotune.utils.importing import ENVIRONMENTS, registered
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 # Sections that a run file may give as a text: see their validators.
@@ -42,20 +43,28 @@ def run_schema() -> dict[str, Any]:
         # An OpenAPI word; that the kind must be told is said here, as alone a class has a default.
         del union["discriminator"]
         union["oneOf"] = [{"allOf": [kind], "required": ["kind"]} for kind in union["oneOf"]]
-    schema["properties"]["environment"] = _environment(schema["properties"]["environment"])
+    sections = schema["properties"]
+    # An environment may be a kind or an object alone.
+    sections["environment"] = _with_packages(
+        sections["environment"], ENVIRONMENTS, {"type": "string"}
+    )
+    sections["strategy"] = _with_packages(sections["strategy"], GROUP)
     return {"$schema": DIALECT, **schema, "title": "cotune run file"}
 
 
-def _environment(section: Mapping[str, Any]) -> dict[str, Any]:
-    """The environment's section with its shorthands: a kind or an object alone, a package's kind."""
-    full = {key: value for key, value in section.items() if key not in ("default", "description")}
-    registered = sorted(registered_environments())
-    others: list[dict[str, Any]] = [{"type": "string"}]
-    if registered:
-        kind = {"properties": {"kind": {"enum": registered}}, "required": ["kind"]}
-        others.append({"type": "object", **kind})
+def _with_packages(section: Mapping[str, Any], group: str, *others: Any) -> dict[str, Any]:
+    """Return a section's schema that also takes the kinds that installed packages add.
+
+    Args:
+        group: their entry points.
+        others: schemas of further shorthands.
+    """
     kept = {key: value for key, value in section.items() if key in ("default", "description")}
-    return {**kept, "anyOf": [*others, full]}
+    full = {key: value for key, value in section.items() if key not in kept}
+    if added := sorted(registered(group)):
+        kind = {"properties": {"kind": {"enum": added}}, "required": ["kind"]}
+        others = (*others, {"type": "object", **kind})
+    return {**kept, "anyOf": [*others, full]} if others else dict(section)
 
 
 def _describe(definition: dict[str, Any], found: type) -> None:

@@ -265,7 +265,7 @@ def memory_of(config: RunConfig, shape: Shape) -> Memory:
     gradients = trained * trained_size
     tokens = training.micro_batch_size * (limits.prompt_tokens + limits.trajectory_tokens)
     # Supervised fine-tuning has no KL term.
-    kl = training.kl > 0 and config.strategy.kind != "sft"
+    kl = training.kl > 0 and not config.method.supervised
     own_reference = kl and policy.lora is None
     cache, work = _sampling(config, shape, size, mixed)
     vllm = bool(args.get("use_vllm"))

@@ -14,7 +14,7 @@ from cotune.environments.environment_options import (
 )
 from cotune.errors import ConfigError
 from cotune.protocols import Environment
-from cotune.utils.importing import import_object, registered_environment
+from cotune.utils.importing import ENVIRONMENTS, import_object, load_registered
 
 _MEMBERS = (
     "stop",
@@ -61,7 +61,7 @@ def _python(options: PythonOptions, dataset: DatasetConfig | None) -> Environmen
     if ":" in options.object:
         factory = import_object(options.object, "environment.object")
     else:
-        factory = registered_environment(options.object)
+        factory = load_registered(ENVIRONMENTS, options.object, "environment.kind")
     arguments = dict(options.args)
     if dataset is not None:
         arguments["tasks"] = read_dataset(dataset)

@@ -9,42 +9,13 @@ from typing import Any
 
 import yaml
 
-from cotune.config.run_file import WITHOUT_LLM, RulesConfig, RunConfig, dump_config
+from cotune.config.run_file import RulesConfig, RunConfig, dump_config
 from cotune.export.base_model import BaseModel, is_hub_id
 from cotune.export.markdown import fenced, inline, table
 from cotune.export.serving import Format, Serving
 from cotune.run.ledger import Totals, policy_rollouts
 from cotune.run.scores import EXACT_MATCH
 
-_METHODS = {
-    "static": ("GRPO under a fixed instruction", ("grpo",)),
-    "sft": ("Supervised fine-tuning under a fixed instruction", ("sft",)),
-    "inspo": (
-        "INSPO ([arXiv 2512.01945](https://arxiv.org/abs/2512.01945)): weights and instruction "
-        "trained together, on GRPO",
-        ("grpo", "inspo"),
-    ),
-    "p2o": (
-        "P²O ([arXiv 2603.21877](https://arxiv.org/abs/2603.21877)): hard questions rolled out under "
-        "evolved hints and trained on without them, on GRPO",
-        ("grpo", "p2o"),
-    ),
-    "inspo+p2o": (
-        "INSPO ([arXiv 2512.01945](https://arxiv.org/abs/2512.01945)) and P²O "
-        "([arXiv 2603.21877](https://arxiv.org/abs/2603.21877)) composed: the instruction evolves, "
-        "and hard questions are rolled out under evolved hints, on GRPO",
-        ("grpo", "inspo", "p2o"),
-    ),
-    "gepa": (
-        "GRPO under an instruction that GEPA ([arXiv 2507.19457](https://arxiv.org/abs/2507.19457)) "
-        "evolved before the first step",
-        ("grpo", "gepa"),
-    ),
-}
-_FROZEN = {
-    "static": "No method: the instruction is fixed",
-    "gepa": "GEPA ([arXiv 2507.19457](https://arxiv.org/abs/2507.19457)) on the instruction",
-}
 _TRAINING = (
     "steps", "questions_per_step", "group_size", "mini_batches", "learning_rate", "schedule",
     "warmup", "kl", "clip", "temperature", "rollout_budget",
@@ -107,12 +78,10 @@ def model_card(card: Card) -> str:
 
 def _method_line(config: RunConfig) -> str:
     """What was done, in a line."""
-    kind = config.strategy.kind
+    method = config.method
     if not config.training.frozen:
-        return _METHODS[kind][0]
-    return (
-        f"{_FROZEN.get(kind, _METHODS[kind][0])}; the policy was frozen: its weights are the base's"
-    )
+        return method.card
+    return f"{method.card_frozen or method.card}; the policy was frozen: its weights are the base's"
 
 
 def _front_matter(card: Card) -> str:
@@ -123,7 +92,7 @@ def _front_matter(card: Card) -> str:
         values["base_model_relation"] = "adapter" if card.kind == "adapter" else "finetune"
     values["library_name"] = "peft" if card.kind == "adapter" else "transformers"
     values["pipeline_tag"] = "text-generation"
-    values["tags"] = ["cotune", *_METHODS[card.config.strategy.kind][1]]
+    values["tags"] = ["cotune", *card.config.method.tags]
     values["license"] = base.license or "unknown"
     if base.license_name:
         values["license_name"] = base.license_name
@@ -281,7 +250,7 @@ def _source(config: RunConfig) -> str:
 
 def _method(card: Card) -> str:
     config = card.config
-    dumped, sft = dump_config(config), config.strategy.kind == "sft"
+    dumped, sft = dump_config(config), config.method.supervised
     unused = _OF_GRPO if sft else ()
     settings: dict[str, Any] = {
         "seed": config.seed,
@@ -334,7 +303,7 @@ def _license(card: Card) -> str:
 
 
 def _proposer(config: RunConfig) -> str:
-    if config.strategy.kind in WITHOUT_LLM:
+    if not config.method.needs_llm:
         return "nobody: the instruction is fixed"
     options = config.llm or RulesConfig()
     # Not its address, which may be a machine's.

@@ -5,7 +5,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal
 
+from cotune.methods.inspo import inspo
 from cotune.methods.inspo.inspo import Inspo, InspoOptions
+from cotune.methods.method import Context, Cost, Method, RunShape, arxiv
+from cotune.methods.p2o import p2o
 from cotune.methods.p2o.p2o import P2O, P2OOptions
 from cotune.types import Assignment, Progress, Task
 
@@ -98,3 +101,49 @@ class InspoP2O(P2O):
     def _distils(self, step: int, group: int) -> bool:
         draw = random.Random(f"composed/{self.seed}/distil/{step}/{group}").random()
         return draw < self.composition.distil_instruction
+
+
+def _build(options: ComposedOptions, context: Context) -> InspoP2O:
+    c = context
+    return InspoP2O(
+        c.instruction,
+        c.tasks,
+        options,
+        c.seed,
+        c.count_tokens,
+        c.max_tokens,
+        c.control_tokens,
+        c.required,
+        c.description,
+    )
+
+
+def _check(options: ComposedOptions, shape: RunShape) -> None:
+    p2o.check(options.p2o, shape)
+
+
+def _cost(options: ComposedOptions, shape: RunShape) -> Cost:
+    a, b = inspo.cost(options.inspo, shape), p2o.cost(options.p2o, shape)
+    return Cost(a.phases + b.phases, {**a.rollouts, **b.rollouts}, a.proposals + b.proposals)
+
+
+def _scaled(options: ComposedOptions) -> ComposedOptions:
+    return replace(options, inspo=inspo.scaled(options.inspo), p2o=p2o.scaled(options.p2o))
+
+
+METHOD = Method(
+    options=ComposedOptions,
+    build=_build,
+    label="INSPO with P²O",
+    about="both composed",
+    card=(
+        f"INSPO ({arxiv('2512.01945')}) and P²O ({arxiv('2603.21877')}) composed: the instruction "
+        "evolves, and hard questions are rolled out under evolved hints, on GRPO"
+    ),
+    tags=("grpo", "inspo", "p2o"),
+    evolves=("instruction", "hints"),
+    offline_worlds=("geo",),
+    check=_check,
+    cost=_cost,
+    scaled=_scaled,
+)

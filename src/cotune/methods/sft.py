@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from cotune.errors import EngineError
+from cotune.methods.method import Context, Method, RunShape
+from cotune.methods.static import StaticStrategy
 from cotune.protocols import Codec
 from cotune.types import Trajectory
 
@@ -151,3 +153,33 @@ def check_accepted(kept: int, sampled: int, highest: float, options: SFTOptions)
         f"is {highest:g}), so there is nothing to fine-tune on: lower strategy.keep_from, raise "
         "strategy.samples, or start from a policy or an instruction that succeeds at times"
     )
+
+
+def _build(options: SFTOptions, context: Context) -> StaticStrategy:
+    return StaticStrategy(context.instruction)
+
+
+def _check(options: SFTOptions, shape: RunShape) -> None:
+    if shape.frozen:
+        raise ValueError(
+            "training.frozen is true, but strategy.kind sft trains nothing but the policy; "
+            "remove training.frozen"
+        )
+    if options.data == "answers" and not shape.has_references:
+        raise ValueError(
+            f"strategy.data is answers, but environment.kind {shape.environment} rewards what a "
+            "policy does and gives no reference answers; set strategy.data: rollouts"
+        )
+
+
+METHOD = Method(
+    options=SFTOptions,
+    build=_build,
+    label="SFT",
+    about="supervised fine-tuning under the static instruction",
+    card="Supervised fine-tuning under a fixed instruction",
+    tags=("sft",),
+    needs_llm=False,
+    supervised=True,
+    check=_check,
+)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from cotune.errors import ConfigError
+from cotune.methods.method import Context, Method
 from cotune.methods.unhinted import Unhinted
 from cotune.protocols import LLM, Recorder, Rollout, State
 from cotune.types import Assignment, Metrics, Progress, Prompt, Task, Trajectory
@@ -63,3 +64,20 @@ class StaticStrategy(Unhinted):
                 f"the saved run's instruction is {state['instruction']!r}, this run's "
                 f"{self._prompt.instruction!r}; expected the same: restore the run file's"
             )
+
+
+def _build(options: StaticOptions, context: Context) -> StaticStrategy:
+    return StaticStrategy(context.instruction, options)
+
+
+METHOD = Method(
+    options=StaticOptions,
+    build=_build,
+    label="GRPO",
+    about="GRPO under the static instruction",
+    card="GRPO under a fixed instruction",
+    card_frozen="No method: the instruction is fixed",
+    needs_llm=False,
+    uses_batches=False,
+    replaces_groups=True,
+)

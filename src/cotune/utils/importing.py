@@ -41,19 +41,23 @@ def import_object(reference: str, field: str) -> Any:
     return found
 
 
-def registered_environments() -> dict[str, EntryPoint]:
-    """Kinds of environments that installed packages register, by name."""
-    return {entry.name: entry for entry in entry_points(group=ENVIRONMENTS)}
+def registered(group: str) -> dict[str, EntryPoint]:
+    """Return what installed packages register in an entry-point group, by name."""
+    return {entry.name: entry for entry in entry_points(group=group)}
 
 
-def registered_environment(kind: str) -> Any:
-    """What an installed package registered under a kind; ConfigError if it cannot be loaded."""
+def load_registered(group: str, name: str, field: str) -> Any:
+    """Return what a package registered under a name.
+
+    Raises:
+        ConfigError: it cannot be imported; names the field of the run file.
+    """
     try:
-        return registered_environments()[kind].load()
+        return registered(group)[name].load()
     # Whatever a package raises while it is imported, the run file names it.
     except Exception as error:
         raise ConfigError(
-            f"environment.kind: {kind!r} cannot be loaded ({_said(error)}); mend or reinstall its package"
+            f"{field}: {name!r} cannot be loaded ({_said(error)}); fix or reinstall its package"
         ) from error
 
 

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from cotune.cli.app import app
 from cotune.cli.plan import dry_run
-from cotune.cli.plan.dry_run_scaling import scaled_strategy, scaled_training
+from cotune.cli.plan.dry_run_scaling import scaled_training
 from cotune.cli.plan.dry_run_tasks import staged
 from cotune.config.preflight import check_context
 from cotune.config.run_file import RunConfig, load_config, parse_config
@@ -26,6 +26,7 @@ from cotune.methods.composed import ComposedOptions
 from cotune.methods.gepa.gepa import GepaOptions
 from cotune.methods.inspo.inspo import InspoOptions
 from cotune.methods.p2o.p2o import P2OOptions
+from cotune.methods.registry import method_of
 from tests.run_files import tiny, write
 
 CONFIGS = Path(__file__).parents[3] / "configs"
@@ -212,12 +213,12 @@ def test_what_is_no_size_stays(options: Any) -> None:
     }  # fmt: skip
     own = {f.name for f in dataclasses.fields(options)} & changed.keys()
     given = dataclasses.replace(options, **{name: changed[name] for name in own})
-    scaled = scaled_strategy(given)
+    scaled = method_of(given.kind).scaled(given)
     assert type(scaled) is type(options)
     assert all(getattr(scaled, name) == changed[name] for name in own)
     if isinstance(scaled, InspoOptions):
         assert (scaled.evolve_every, scaled.evolve_until, scaled.population_size) == (1, 2, 3)
-        never = scaled_strategy(InspoOptions(evolve_every=0, prune_every=0))
+        never = method_of("inspo").scaled(InspoOptions(evolve_every=0, prune_every=0))
         assert isinstance(never, InspoOptions)
         assert (never.evolve_every, never.prune_every) == (0, 0)
 
@@ -237,7 +238,7 @@ def test_trainer_settings_stay_and_the_machines_do_not(tmp_path: Path) -> None:
         ({"training": {"engine_args": {"lerning_rate": 1}}}, {}, r"lerning_rate: unknown field"),
         ({"strategy": {"kind": "sft"}}, {}, r"--dry-run runs steps of GRPO, but with .* sft"),
         ({"environment": {"kind": "math", "train": "a", "validation": 1, "test": 1},
-          "llm": LLM}, {}, r"the offline rules write no instructions .* math; .* --ask-llm"),
+          "llm": LLM}, {}, r"the offline rules propose nothing .* math; .* --ask-llm"),
         ({}, {"ask_llm": True}, r"--ask-llm: the run file asks no endpoint"),
         ({"llm": LLM}, {"ask_llm": True}, r"COTUNE_TEST_KEY"),
         ({"environment": {"kind": "single_turn"}, "dataset": {"path": "a.jsonl"}, "llm": LLM,

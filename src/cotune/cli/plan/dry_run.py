@@ -13,17 +13,14 @@ from typing import Any
 from rich.console import Console
 
 from cotune.cli.libraries import quiet_libraries
-from cotune.cli.plan.dry_run_scaling import scaled_strategy, scaled_training
+from cotune.cli.plan.dry_run_scaling import QUESTIONS, scaled_training
 from cotune.cli.plan.dry_run_tasks import WORLDS, staged
 from cotune.cli.plan.measured_plan import measured_steps
 from cotune.config.build import describe_llm
-from cotune.config.cost import evolutions
-from cotune.config.run_file import WITHOUT_LLM, RunConfig, load_config
+from cotune.config.run_file import RunConfig, load_config
 from cotune.engines.measured_steps import Measured
 from cotune.errors import ConfigError, Stopped
 from cotune.llm.client import OpenAIOptions
-from cotune.methods.composed import ComposedOptions
-from cotune.methods.inspo.inspo import InspoOptions
 from cotune.rewards.functions import load_reward
 from cotune.run.run_dir import RunDir
 
@@ -99,12 +96,13 @@ def _stopped_by_sigterm() -> Iterator[None]:
 def _check(config: RunConfig, ask_llm: bool) -> None:
     """Raises ConfigError for run files that have no such steps."""
     kind, strategy = config.environment.kind, config.strategy.kind
+    world = "arithmetic" if kind in ("math", "arithmetic") else "geo"
     if kind not in WORLDS:
         raise ConfigError(
             f"--dry-run: environment.kind is {kind}; expected {', '.join(WORLDS)}: of what is your own "
             "try some rollouts with cotune try, or run the first steps with cotune plan --steps 2"
         )
-    if strategy == "sft" or not config.has_batches:
+    if config.method.supervised or not config.has_batches:
         raise ConfigError(
             f"--dry-run runs steps of GRPO, but with strategy.kind {strategy} the run makes none; plan "
             "it with cotune plan"
@@ -112,11 +110,12 @@ def _check(config: RunConfig, ask_llm: bool) -> None:
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ConfigError("--dry-run is for one process; start it without torchrun")
     if ask_llm:
-        if strategy in WITHOUT_LLM or not isinstance(config.llm, OpenAIOptions):
+        if not config.method.needs_llm or not isinstance(config.llm, OpenAIOptions):
             raise ConfigError("--ask-llm: the run file asks no endpoint; remove it")
-    elif strategy not in WITHOUT_LLM and kind in ("math", "arithmetic") and strategy != "p2o":
+    elif config.method.needs_llm and world not in config.method.offline_worlds:
         raise ConfigError(
-            f"--dry-run: the offline rules write no instructions for environment.kind {kind}; have "
+            f"--dry-run: the offline rules propose nothing for strategy.kind {strategy} on "
+            f"environment.kind {kind}; have "
             "llm asked for real by --ask-llm"
         )
     for reward in config.rewards:
@@ -149,10 +148,10 @@ def _scaled(config: RunConfig, folder: Path, ask_llm: bool) -> tuple[RunConfig, 
         "instruction": stage.instruction,
         "rewards": config.rewards if stage.own else (),
         "limits": stage.limits,
-        "strategy": scaled_strategy(config.strategy),
+        "strategy": config.method.scaled(config.strategy),
         "training": training,
     }
-    if config.strategy.kind not in WITHOUT_LLM:
+    if config.method.needs_llm:
         replaced.append(_llm(config, ask_llm))
         if not ask_llm:
             changes["llm"] = None
@@ -160,7 +159,7 @@ def _scaled(config: RunConfig, folder: Path, ask_llm: bool) -> tuple[RunConfig, 
     replaced.append(
         f"sizes: {_STEPS} steps of {training.questions_per_step} questions × {training.group_size}, "
         f"{limits.turns} turns of {limits.turn_tokens} tokens, prompts of {limits.prompt_tokens}"
-        + ("" if config.strategy.kind == "static" else "; the evolution's numbers likewise")
+        + ("; the evolution's numbers likewise" if config.method.evolves else "")
     )
     # Not parsed again: the rules are held to the bundled worlds, of which this is one in disguise.
     return config.model_copy(update=changes), replaced
@@ -205,7 +204,4 @@ def _outcome(config: RunConfig, measured: Measured, run: RunDir) -> list[str]:
 
 def evolves(config: RunConfig) -> bool:
     """Whether a run's strategy evolves instructions or hints before its last step."""
-    strategy = config.strategy
-    if isinstance(strategy, InspoOptions):
-        return evolutions(strategy, config.training.steps) > 0
-    return isinstance(strategy, ComposedOptions) or strategy.kind in ("p2o", "gepa")
+    return config.method.cost(config.strategy, config.shape(QUESTIONS)).phases > 0

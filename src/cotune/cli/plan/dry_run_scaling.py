@@ -1,63 +1,14 @@
 """The numbers of a run file, small enough for two steps in seconds, with an evolution between them."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
-from cotune.config.run_file import StrategyConfig, TrainingConfig
+from cotune.config.run_file import TrainingConfig
 from cotune.engines.engine import engine_named
-from cotune.methods.composed import ComposedOptions
-from cotune.methods.gepa.gepa import GepaOptions
-from cotune.methods.inspo.inspo import InspoOptions
-from cotune.methods.p2o.p2o import P2OOptions
 
 QUESTIONS = 8
 """Of a step; the training data has as many, so that an epoch ends with the first step."""
 _GROUP = 8  # rollouts of a question, at most
-_SCORED = 2  # questions that a candidate is verified on, or a hint scored
-_BUDGET = 24  # evaluations of GEPA
-
-
-def scaled_strategy(options: StrategyConfig) -> StrategyConfig:
-    """The same strategy with every option but its sizes; what evolves does so after the first step."""
-    if isinstance(options, InspoOptions):
-        return _inspo(options)
-    if isinstance(options, P2OOptions):
-        return _p2o(options)
-    if isinstance(options, ComposedOptions):
-        return replace(options, inspo=_inspo(options.inspo), p2o=_p2o(options.p2o))
-    if isinstance(options, GepaOptions):
-        return replace(options, dev_size=_SCORED, budget=_BUDGET, minibatch=2, beam=1)
-    return options
-
-
-def _inspo(options: InspoOptions) -> InspoOptions:
-    size = min(options.population_size, 3)
-    return replace(
-        options,
-        population_size=size,
-        parents=min(options.parents, size),
-        prune_every=min(options.prune_every, 1),
-        evolve_every=min(options.evolve_every, 1),
-        evolve_until=min(options.evolve_until, 2),
-        verification_tasks=min(options.verification_tasks, _SCORED),
-        verification_rounds=min(options.verification_rounds, 2),
-        failures_per_reflection=min(options.failures_per_reflection, 2),
-        candidates=min(options.candidates, 3),
-    )
-
-
-def _p2o(options: P2OOptions) -> P2OOptions:
-    hints = options.hints
-    scaled = replace(
-        hints,
-        hard_set_min_count=2,
-        dev_size=_SCORED,
-        budget=_BUDGET,
-        beam=min(hints.beam, 2),
-        minibatch=min(hints.minibatch, 2),
-    )
-    return replace(options, hints=scaled)
 
 
 def scaled_training(training: TrainingConfig) -> tuple[TrainingConfig, Sequence[str]]:

@@ -10,7 +10,7 @@ from rich.table import Table
 from cotune.cli.train import prepare
 from cotune.config.build import describe_llm
 from cotune.config.cost import Plan, plan_run
-from cotune.config.run_file import WITHOUT_LLM, RunConfig, dump_config, load_config
+from cotune.config.run_file import RunConfig, dump_config, load_config
 from cotune.engines.engine import engine_of
 from cotune.engines.measured_steps import Measured, Projection, project
 from cotune.errors import ConfigError, Stopped
@@ -34,7 +34,7 @@ def plan_by_steps(
     config = load_config(path, assignments=assignments)
     if steps < 1:
         raise ConfigError(f"--steps is {steps}; expected 1 or more")
-    if config.strategy.kind == "sft":
+    if config.method.supervised:
         raise ConfigError(
             "--steps measures steps of GRPO, but strategy.kind is sft; leave it out: cotune plan says "
             "how many optimizer steps there are"
@@ -45,7 +45,7 @@ def plan_by_steps(
             f"{config.strategy.kind} the run makes none; plan it without --steps"
         )
     steps = min(steps, config.training.steps)
-    if isinstance(config.llm, OpenAIOptions) and config.strategy.kind not in WITHOUT_LLM:
+    if isinstance(config.llm, OpenAIOptions) and config.method.needs_llm:
         console.print(
             f"LLM: {describe_llm(config)} is asked for real where evolution falls due in these steps",
             markup=False,

@@ -26,7 +26,7 @@ class TRL:
         check_package("trl")
 
     def prepare(self, config: RunConfig, folder: Path) -> "Loaded":
-        if config.strategy.kind == "sft":
+        if config.method.supervised:
             from cotune.engines.trl import sft
 
             return sft.prepare(config, folder)
@@ -67,7 +67,7 @@ class TRL:
     def _outcome(
         self, config: RunConfig, run: RunDir, journal: Journal, setup: Any, resume: bool
     ) -> "Outcome":
-        if config.strategy.kind == "sft":
+        if config.method.supervised:
             from cotune.engines.trl import sft
 
             return sft.train(config, run, journal, resume, setup)

@@ -125,7 +125,7 @@ def check_supported(config: RunConfig, distillation: Distillation) -> None:
     training = config.training
     check_tokens(training.engine_args)
     refused = {
-        f"strategy.kind {config.strategy.kind}": config.strategy.kind == "sft",
+        f"strategy.kind {config.strategy.kind}": config.method.supervised,
         "training.frozen": training.frozen,
         "training.resample_rounds": training.resample_rounds > 0,
         "policy.lora": config.policy.lora is not None,

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from cotune.errors import ConfigError
+from cotune.methods.registry import added, method_of
 
 Group = Literal["inference", "trained", "prompt", "staged", "ours", "ablation"]
 Part = Literal["prompt", "main", "half", "rest"]
@@ -65,6 +66,12 @@ class Method:
 def _inference(name: str, label: str, about: str) -> Method:
     stage = Stage(name=name, command=("baseline", name))
     return Method(label=label, group="inference", about=about, compute="none", stages=(stage,))
+
+
+def _ours(kind: str) -> Method:
+    """Return a method of the registry, with nothing before or after it."""
+    method, stage = method_of(kind), Stage(strategy=kind)
+    return Method(label=method.label, group="ours", about=method.about, stages=(stage,))
 
 
 def _ablation(strategy: str, label: str, about: str, **changes: Any) -> Method:
@@ -163,24 +170,9 @@ METHODS: dict[str, Method] = {
             Stage(policy="before", instruction="before"),
         ),
     ),
-    "inspo": Method(
-        label="INSPO",
-        group="ours",
-        about="instructions and policy together",
-        stages=(Stage(strategy="inspo"),),
-    ),
-    "p2o": Method(
-        label="P²O",
-        group="ours",
-        about="hints for hard questions, distilled into the policy",
-        stages=(Stage(strategy="p2o"),),
-    ),
-    "inspo+p2o": Method(
-        label="INSPO with P²O",
-        group="ours",
-        about="both composed",
-        stages=(Stage(strategy="inspo+p2o"),),
-    ),
+    "inspo": _ours("inspo"),
+    "p2o": _ours("p2o"),
+    "inspo+p2o": _ours("inspo+p2o"),
     "carried": Method(
         label="I* carried",
         group="ours",
@@ -270,6 +262,8 @@ def method_named(name: str) -> Method:
 
     if name in METHODS:
         return METHODS[name]
+    if name in added():
+        return _ours(name)
     near = difflib.get_close_matches(name, METHODS, n=1)
     meant = f" (did you mean {near[0]}?)" if near else ""
     raise ConfigError(

@@ -11,10 +11,11 @@ from rich.text import Text
 from cotune.config.cost import plan_run
 from cotune.errors import ConfigError, CotuneError, Stopped
 from cotune.experiments.compare.cells import Cell, State, run_cells
-from cotune.experiments.compare.methods import METHODS
+from cotune.experiments.compare.methods import METHODS, method_named
 from cotune.experiments.compare.progress import Progress, held
 from cotune.experiments.compare.stages import Setting, check_rows, rows_of
 from cotune.experiments.compare.suite_file import SuiteConfig, load_suite
+from cotune.methods.registry import added
 from cotune.run.json_files import Row as Json
 from cotune.run.ledger import policy_rollouts
 from cotune.run.run_dir import RunDir, read_summary, write_summary
@@ -105,7 +106,8 @@ def list_methods(console: Console) -> None:
     table = Table(show_edge=False, pad_edge=False)
     for column in ("method", "group", "compute", "what it is"):
         table.add_column(column)
-    for name, method in METHODS.items():
+    for name in (*METHODS, *added()):
+        method = method_named(name)
         table.add_row(name, method.group, method.compute, f"{method.label}: {method.about}")
     console.print(table)
 

@@ -16,13 +16,13 @@ from cotune.experiments.compare.changes import expanded, merged
 from cotune.experiments.compare.methods import Method, Stage, method_named
 from cotune.experiments.compare.suite_file import MethodEntry, SuiteConfig, slug
 from cotune.export.serving import is_adapter
+from cotune.methods.registry import method_of
 from cotune.run.json_files import write_atomic
 from cotune.run.ledger import policy_rollouts
 from cotune.run.run_dir import RunDir
 
 _MERGED_OF = "merged.sha256"
 """Of the summary.json whose policy a stage's `merged` holds."""
-_WITHOUT_LLM = ("static", "sft")
 _SEARCHED = ("geo", "search")
 _APART = 1000  # between the seeds of a row's stages
 
@@ -169,7 +169,7 @@ class Row:
         raw = merged(raw, stage.changes)
         if not stage.tools:
             raw = merged(raw, _without_tools(raw))
-        if kind in _WITHOUT_LLM:
+        if not method_of(kind).needs_llm:
             raw["llm"] = None
         elif self.method.endpoint:
             raw["llm"] = self._endpoint()

@@ -1,13 +1,15 @@
 """GEPA on the instruction, before any training: the prompt-only baseline (arXiv 2507.19457)."""
 
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import ClassVar, Literal
 
 from cotune.errors import ConfigError
 from cotune.methods.gepa.gepa_phase import Search
 from cotune.methods.gepa.instruction_evolution import Candidates, evolve_instruction
 from cotune.methods.instruction_rules import InstructionRules, check_initial
+from cotune.methods.method import Context, Cost, Method, Proposals, RunShape, arxiv
 from cotune.methods.p2o.hints import split
 from cotune.methods.unhinted import Unhinted
 from cotune.protocols import LLM, Recorder, Rollout, State
@@ -202,3 +204,61 @@ class Gepa(Unhinted):
                 tuple(tuple(row) for row in found["scores"]),
                 int(found["evaluations"]),
             )
+
+
+# ---- the method's entry in the registry
+
+
+def _build(options: GepaOptions, context: Context) -> Gepa:
+    c = context
+    return Gepa(
+        c.instruction,
+        c.tasks,
+        options,
+        c.seed,
+        c.count_tokens,
+        c.max_tokens,
+        c.control_tokens,
+        c.required,
+        c.description,
+    )
+
+
+def _check(options: GepaOptions, shape: RunShape) -> None:
+    if shape.rollout_budget is None:
+        return
+    batch = 0 if shape.frozen else shape.questions_per_step * shape.group_size
+    if options.budget + batch > shape.rollout_budget:
+        follows = f", and a batch of {batch} follows it" if batch else ""
+        raise ValueError(
+            f"strategy.budget is {options.budget}{follows}, more than training.rollout_budget, "
+            f"{shape.rollout_budget}; lower strategy.budget, or raise training.rollout_budget"
+        )
+
+
+def _cost(options: GepaOptions, shape: RunShape) -> Cost:
+    most = options.budget + options.overrun
+    calls = math.ceil(most / options.minibatch)
+    shown = Proposals(calls, options.max_instruction_chars, options.minibatch)
+    return Cost(1, {"evolve": most}, (shown,))
+
+
+def _scaled(options: GepaOptions) -> GepaOptions:
+    return replace(options, dev_size=2, budget=24, minibatch=2, beam=1)
+
+
+METHOD = Method(
+    options=GepaOptions,
+    build=_build,
+    label="GEPA",
+    about="the instruction evolved before the first step",
+    card=f"GRPO under an instruction that GEPA ({arxiv('2507.19457')}) evolved before the first step",
+    card_frozen=f"GEPA ({arxiv('2507.19457')}) on the instruction",
+    tags=("grpo", "gepa"),
+    evolves=("instruction",),
+    offline_worlds=("geo",),
+    uses_batches=False,
+    check=_check,
+    cost=_cost,
+    scaled=_scaled,
+)

@@ -3,7 +3,7 @@
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from statistics import fmean
 from typing import ClassVar, Literal
 
@@ -14,6 +14,7 @@ from cotune.methods.inspo.proposers import ProposerKind
 from cotune.methods.inspo.replay import ReplayBuffer
 from cotune.methods.inspo.verification import Candidate
 from cotune.methods.instruction_rules import InstructionRules, check_initial
+from cotune.methods.method import Context, Cost, Method, Proposals, RunShape, arxiv
 from cotune.methods.unhinted import Unhinted
 from cotune.protocols import LLM, Recorder, Rollout, State
 from cotune.types import Assignment, Instruction, Metrics, Progress, Prompt, Task, Trajectory
@@ -397,3 +398,63 @@ def _record_born(instruction: Instruction, candidate: Candidate | None, record: 
 def _record_gone(members: Sequence[Member], cause: str, record: Recorder) -> None:
     for member in members:
         record("instruction_pruned", id=member.id, weight=member.weight, cause=cause)
+
+
+# ---- the method's entry in the registry
+
+
+def _build(options: InspoOptions, context: Context) -> Inspo:
+    c = context
+    return Inspo(
+        c.instruction,
+        options,
+        c.seed,
+        c.count_tokens,
+        c.max_tokens,
+        c.control_tokens,
+        c.required,
+        c.description,
+    )
+
+
+def cost(options: InspoOptions, shape: RunShape) -> Cost:
+    """Bound the verification rollouts and the proposals: t mod K_e = 0 with t < T_e and t < T."""
+    every, last = options.evolve_every, min(options.evolve_until, shape.steps)
+    phases = len(range(every, last, every)) if every else 0
+    rounds = options.verification_rounds
+    rows = options.verification_tasks * (options.candidates + 1)  # and their parent
+    shown = _HISTORY if options.proposer == "history" else 1
+    failures = options.failures_per_reflection if options.proposer == "reflection" else 0
+    proposals = Proposals((1 + phases) * rounds, shown * options.max_instruction_chars, failures)
+    return Cost(phases, {"verify": phases * rounds * rows} if options.verify else {}, (proposals,))
+
+
+def scaled(options: InspoOptions) -> InspoOptions:
+    """Return sizes for a dry run, in which the instruction evolves after the first step."""
+    size = min(options.population_size, 3)
+    return replace(
+        options,
+        population_size=size,
+        parents=min(options.parents, size),
+        prune_every=min(options.prune_every, 1),
+        evolve_every=min(options.evolve_every, 1),
+        evolve_until=min(options.evolve_until, 2),
+        verification_tasks=min(options.verification_tasks, 2),
+        verification_rounds=min(options.verification_rounds, 2),
+        failures_per_reflection=min(options.failures_per_reflection, 2),
+        candidates=min(options.candidates, 3),
+    )
+
+
+METHOD = Method(
+    options=InspoOptions,
+    build=_build,
+    label="INSPO",
+    about="instructions and policy together",
+    card=f"INSPO ({arxiv('2512.01945')}): weights and instruction trained together, on GRPO",
+    tags=("grpo", "inspo"),
+    evolves=("instruction",),
+    offline_worlds=("geo",),
+    cost=cost,
+    scaled=scaled,
+)

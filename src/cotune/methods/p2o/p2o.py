@@ -1,13 +1,16 @@
 """P²O: joint policy and prompt optimisation (arXiv 2603.21877), Algorithm 1."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal
 
+from cotune.methods.method import Context, Cost, Method, Proposals, RunShape, arxiv
 from cotune.methods.p2o.hard_samples import HardSamples
 from cotune.methods.p2o.hint_evolution import HintEvolution
 from cotune.methods.p2o.hint_rules import HintRules
-from cotune.methods.p2o.hints import HintOptions, HintPool, assign_hints, covering
+from cotune.methods.p2o.hints import HintOptions, HintPool, assign_hints, covering, dev_count
+from cotune.methods.static import StaticStrategy
 from cotune.protocols import LLM, Recorder, Rollout, State, Strategy
 from cotune.types import (
     Assignment,
@@ -256,3 +259,73 @@ class _Counted:
     ) -> list[Trajectory]:
         self.rollouts += len(assignments)
         return self._rollout(assignments, purpose=purpose, greedy=greedy)
+
+
+# ---- the method's entry in the registry
+
+
+def _build(options: P2OOptions, context: Context) -> P2O:
+    c = context
+    base, limits = StaticStrategy(c.instruction), (c.count_tokens, c.max_tokens, c.control_tokens)
+    return P2O(base, c.tasks, options, c.seed, *limits, c.description)
+
+
+def check(options: P2OOptions, shape: RunShape) -> None:
+    """Refuse options under which a hard question could never count as solved."""
+    judged = options.judged(shape.group_size)
+    if options.successes_below > judged:
+        raise ValueError(
+            f"strategy: successes_below is {options.successes_below}, but a question is judged by "
+            f"{judged} rollouts of its group of {shape.group_size} and would stay hard forever; "
+            f"expected at most {judged}"
+        )
+
+
+def cost(options: P2OOptions, shape: RunShape) -> Cost:
+    """Bound the rollouts and calls of hint evolution: a phase at each epoch's end before a step."""
+    hints = options.hints
+    phases = 0
+    if shape.questions >= hints.hard_set_min_count:
+        # An epoch may be less than a step.
+        epochs = (shape.steps - 1) * shape.questions_per_step // shape.questions
+        phases = min(shape.steps - 1, epochs)
+    dev = dev_count(shape.questions, hints.dev_size)  # if all are hard
+    # The last batch of a phase may exceed its budget, at most by a beam scored on dev.
+    each = hints.evaluations(dev) + hints.beam * (hints.minibatch + dev)
+    # A proposal costs at least the evaluation of a minibatch.
+    calls = phases * math.ceil(each / hints.minibatch) if phases else 0
+    return Cost(
+        phases, {"evolve": phases * each}, (Proposals(calls, hints.max_chars, hints.minibatch),)
+    )
+
+
+def scaled(options: P2OOptions) -> P2OOptions:
+    """Return sizes for a dry run, in which hints evolve after the first step."""
+    hints = options.hints
+    small = replace(
+        hints,
+        hard_set_min_count=2,
+        dev_size=2,
+        budget=24,
+        beam=min(hints.beam, 2),
+        minibatch=min(hints.minibatch, 2),
+    )
+    return replace(options, hints=small)
+
+
+METHOD = Method(
+    options=P2OOptions,
+    build=_build,
+    label="P²O",
+    about="hints for hard questions, distilled into the policy",
+    card=(
+        f"P²O ({arxiv('2603.21877')}): hard questions rolled out under evolved hints and trained on "
+        "without them, on GRPO"
+    ),
+    tags=("grpo", "p2o"),
+    evolves=("hints",),
+    offline_worlds=("geo", "arithmetic"),
+    check=check,
+    cost=cost,
+    scaled=scaled,
+)

@@ -1,0 +1,160 @@
+"""What a method tells the rest of the program about itself; `methods.registry` lists them all."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, Literal, Protocol, TypeVar
+
+from cotune.protocols import Strategy
+from cotune.types import Purpose, Task
+
+
+class MethodOptions(Protocol):
+    """The options of a method: a frozen dataclass with `kind: Literal["…"] = "…"`."""
+
+    @property
+    def kind(self) -> str: ...
+
+
+Options = TypeVar("Options", bound=MethodOptions)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Context:
+    """What a strategy is built from, besides its options.
+
+    Attributes:
+        instruction: the initial one, "i0".
+        tasks: the training questions.
+        seed: of all draws, each keyed by its purpose.
+        required: texts that every instruction must contain.
+        description: the environment, described to the LLM that proposes.
+        count_tokens: the length of a text in the policy's tokens; None if nothing is counted.
+        max_tokens: the longest that an evolved text may be, in these tokens.
+        control_tokens: the policy's special tokens as text; no evolved text may contain one.
+    """
+
+    instruction: str
+    tasks: Sequence[Task] = ()
+    seed: int = 0
+    required: Sequence[str] = ()
+    description: str = ""
+    count_tokens: Callable[[str], int] | None = None
+    max_tokens: int | None = None
+    control_tokens: Sequence[str] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunShape:
+    """The parts of a run file that a method's checks and costs depend on.
+
+    Attributes:
+        steps, questions_per_step, group_size, rollout_budget, frozen: as in its `training`.
+        questions: training questions; 0 if they are not counted yet.
+        environment: its kind.
+        has_references: whether the environment's questions come with reference answers.
+    """
+
+    group_size: int
+    steps: int = 1
+    questions_per_step: int = 1
+    rollout_budget: int | None = None
+    frozen: bool = False
+    questions: int = 0
+    environment: str = ""
+    has_references: bool = True
+
+
+@dataclass(frozen=True)
+class Proposals:
+    """Calls of the optimizer LLM with prompts of the same size.
+
+    Attributes:
+        count: how many, at most.
+        text_chars: characters of the instructions or hints that one prompt shows.
+        episodes: rollouts that one prompt shows.
+    """
+
+    count: int
+    text_chars: int
+    episodes: int
+
+
+@dataclass(frozen=True)
+class Cost:
+    """The most that a method spends on evolution.
+
+    Attributes:
+        phases: how often it evolves.
+        rollouts: by purpose.
+        proposals: the calls of the optimizer LLM.
+    """
+
+    phases: int = 0
+    rollouts: Mapping[Purpose, int] = field(default_factory=dict[Purpose, int])
+    proposals: tuple[Proposals, ...] = ()
+
+
+def _accept(options: Any, shape: RunShape) -> None:
+    """Refuse nothing."""
+
+
+def _free(options: Any, shape: RunShape) -> Cost:
+    return Cost()
+
+
+def _unscaled(options: Options) -> Options:
+    return options
+
+
+@dataclass(frozen=True, kw_only=True)
+class Method(Generic[Options]):
+    """A method as the run file, the plan, the console, the model card and the suites know it.
+
+    Attributes:
+        options: the class of its options, a section `strategy` of the run file.
+        build: makes the strategy.
+        label: its name in tables and reports.
+        about: what it does, in a line.
+        card: what was done, for the model card; in Markdown, with the papers.
+        card_frozen: the same under a frozen policy; "" is `card`.
+        tags: of the model card.
+        evolves: the texts that it changes; each may fill an equal share of half a prompt.
+        needs_llm: whether it asks an optimizer LLM.
+        offline_worlds: the bundled worlds on which the offline rules can stand in for that LLM.
+        uses_batches: whether it learns from training batches, so that they are rolled out even if
+            the policy is frozen.
+        replaces_groups: whether groups may be replaced by those of other questions
+            (`training.resample_rounds`).
+        supervised: whether the policy is trained by supervised fine-tuning instead of GRPO.
+        check: raises ValueError for options that do not fit the run; the message starts with the
+            field.
+        cost: bounds what evolution spends.
+        scaled: the same options in sizes for a dry run of two steps.
+    """
+
+    options: type[Options]
+    build: Callable[[Options, Context], Strategy]
+    label: str
+    about: str
+    card: str
+    card_frozen: str = ""
+    tags: tuple[str, ...] = ("grpo",)
+    evolves: tuple[Literal["instruction", "hints"], ...] = ()
+    needs_llm: bool = True
+    offline_worlds: tuple[str, ...] = ()
+    uses_batches: bool = True
+    replaces_groups: bool = False
+    supervised: bool = False
+    check: Callable[[Options, RunShape], None] = _accept
+    cost: Callable[[Options, RunShape], Cost] = _free
+    scaled: Callable[[Options], Options] = _unscaled
+
+    @property
+    def kind(self) -> str:
+        """`strategy.kind` in the run file."""
+        return str(getattr(self.options, "kind"))  # noqa: B009  the default of its field
+
+
+def arxiv(number: str) -> str:
+    """Return a Markdown link to a paper."""
+    return f"[arXiv {number}](https://arxiv.org/abs/{number})"
