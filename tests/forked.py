@@ -1,12 +1,14 @@
 """Modules run as programs in processes of their own, forked from one that has imported the engine.
 
-What `python -m MODULE` does, without the eight seconds of processor time that torch, transformers and
-TRL take to import. The processes are real: they can be killed, and ranks of them meet over gloo.
-Where the start of a process is itself what is tested, use `subprocess`.
+They do what `python -m MODULE` does, without the ten seconds of processor time that it takes to import
+torch, transformers and TRL. The processes are real: they can be killed, and ranks of them meet over
+gloo. Use `subprocess` if the start of a process is itself what is tested.
 """
 
 import atexit
 import contextlib
+import gc
+import importlib
 import json
 import os
 import runpy
@@ -15,13 +17,38 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
+import traceback
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, NoReturn, TextIO
 
 ROOT = Path(__file__).parents[1]
-_ENVIRONMENT = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+_IMPORTED = (
+    "peft",
+    "tensorboard.compat.proto.event_pb2",
+    "torch.utils.tensorboard",
+    "trl.trainer.sft_trainer",  # TRL's own modules load on first use
+    "cotune.cli.app",
+    "cotune.cli.commands",
+    "cotune.engines.trl.run",
+    "cotune.engines.trl.sft",
+    "cotune.experiments.compare.running",
+    "cotune.experiments.evaluate.evaluating",
+    "cotune.experiments.report",
+    "cotune.export.complete",
+)
+_ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "HF_HUB_OFFLINE": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    # As the commands set them before they import what reads them.
+    "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+    "HF_DATASETS_DISABLE_PROGRESS_BARS": "1",
+    "TRANSFORMERS_VERBOSITY": "error",
+    "TRL_EXPERIMENTAL_SILENCE": "1",
+}
 
 
 def run_module(
@@ -38,14 +65,21 @@ def run_module(
 
 def run_ranks(module: str, *arguments: object, timeout: int = 240) -> None:
     """The same on two ranks, as torchrun would start them; fails unless both end well."""
+    for rank, done in enumerate(try_ranks(module, *arguments, timeout=timeout)):
+        assert done.returncode == 0, f"rank {rank}: {done.stderr}"
+
+
+def try_ranks(
+    module: str, *arguments: object, timeout: int = 240
+) -> list[subprocess.CompletedProcess[str]]:
+    """The same, however the two ranks end."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     shared = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
     shared["MASTER_PORT"] = str(port)
     envs = [{**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(2)]
-    for rank, done in enumerate(_forked(module, arguments, envs, timeout)):
-        assert done.returncode == 0, f"rank {rank}: {done.stderr}"
+    return _forked(module, arguments, envs, timeout)
 
 
 def _forked(
@@ -85,14 +119,16 @@ def _server() -> "subprocess.Popen[str]":
 
 
 def _preload() -> None:
-    """What the programs would import, and the index that they would build."""
-    import peft  # noqa: F401
+    """Import what the programs would import, and build the index that they would build."""
+    for name in _IMPORTED:
+        importlib.import_module(name)
     from tqdm import tqdm
 
     from cotune.worlds.geo import bundled_world
 
     tqdm.monitor_interval = 0  # no thread of it while others are forked
     bundled_world()
+    gc.freeze()  # or each fork's first collection would copy every page
 
 
 def _serve(requests: TextIO, answers: TextIO) -> dict[str, Any]:
@@ -110,8 +146,11 @@ def _serve(requests: TextIO, answers: TextIO) -> dict[str, Any]:
     return {}
 
 
-def _become(asked: Mapping[str, Any]) -> None:
-    """Makes this process the one that was asked for, and runs its module."""
+def _become(asked: Mapping[str, Any]) -> NoReturn:
+    """Make this process the one that was asked for, run its module, and end.
+
+    The interpreter is not taken down, which would take a second with all that is imported.
+    """
     signal.alarm(asked["timeout"])  # a hang is ended, and seen by its exit code
     streams = [os.devnull, *asked["paths"]]
     for descriptor, (path, mode) in enumerate(zip(streams, ("r", "w", "w"), strict=True)):
@@ -121,7 +160,22 @@ def _become(asked: Mapping[str, Any]) -> None:
     os.environ.update(asked["env"])
     module, *arguments = asked["argv"]
     sys.argv = [module, *arguments]
-    runpy.run_module(module, run_name="__main__", alter_sys=True)
+    status: object = 0
+    try:
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+    except SystemExit as ended:
+        status = ended.code or 0
+    except BaseException:  # noqa: BLE001 - as the interpreter would
+        traceback.print_exc()
+        status = 1
+    if not isinstance(status, int):
+        print(status, file=sys.stderr)
+        status = 1
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
 
 
 def _main() -> None:

@@ -2,11 +2,11 @@
 
 import json
 import os
-import signal
 import subprocess
 import sys
-import time
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,17 +14,21 @@ from cotune.cli import app as cli
 from cotune.errors import BudgetError, ConfigError, CotuneError, Stopped
 from cotune.run.ledger import Ledger
 from cotune.run.run_dir import RunDir
+from tests.engines.trl.kills import KILLED_RUN
+from tests.forked import run_module, try_ranks
+from tests.policy.tiny import small_policy
 from tests.run_files import tiny, write
-
-ALONE = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
-ALONE["OMP_NUM_THREADS"] = "1"
 
 
 def cotune(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "cotune", *map(str, arguments)],
-        capture_output=True, text=True, env=ALONE, timeout=200, check=False,
-    )  # fmt: skip
+    """The command line in a process of its own."""
+    return run_module("cotune", *arguments)
+
+
+def run_file(folder: Path, changes: dict[str, Any] | None = None) -> Path:
+    """Write a tiny run file whose policy is small, too; its output is `folder`/out."""
+    policy = {"policy": {"path": small_policy()}}
+    return write(folder / "run.yaml", tiny(folder / "out", {**policy, **(changes or {})}))
 
 
 @pytest.mark.parametrize(
@@ -77,24 +81,29 @@ def test_a_wrong_option_shows_how_it_is_used() -> None:
     assert "--steps" in wrong.stderr
 
 
-def completed(*words: str) -> list[str]:
-    """What bash is offered for the last of some words."""
-    asked = {"_COTUNE_COMPLETE": "complete_bash", "COMP_WORDS": " ".join(("cotune", *words)),
-             "COMP_CWORD": str(len(words))}  # fmt: skip
-    program = "import sys; sys.argv = ['cotune']; from cotune.cli.app import main; main()"
-    result = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, env={**ALONE, **asked}
-    )
-    assert result.stderr == ""
-    return result.stdout.split()
+def completed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *words: str
+) -> list[str]:
+    """Return what bash is offered for the last of some words."""
+    monkeypatch.setenv("_COTUNE_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", " ".join(("cotune", *words)))
+    monkeypatch.setenv("COMP_CWORD", str(len(words)))
+    with pytest.raises(SystemExit):
+        cli.app(prog_name="cotune")
+    shown = capsys.readouterr()
+    assert shown.err == ""
+    return shown.out.split()
 
 
-def test_shells_complete_commands_and_options_and_leave_paths_to_themselves() -> None:
-    assert completed("inst") == ["instructions"]
-    assert set(completed("re")) == {"resume", "report"}
-    assert completed("plan", "run.yaml", "--st") == ["--steps"]
+def test_shells_complete_commands_and_options_and_leave_paths_to_themselves(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    offered = partial(completed, monkeypatch, capsys)
+    assert offered("inst") == ["instructions"]
+    assert set(offered("re")) == {"resume", "report"}
+    assert offered("plan", "run.yaml", "--st") == ["--steps"]
     # With no word of ours, bash (complete -o default) and zsh (_files) complete file names.
-    assert completed("train", "configs/") == []
+    assert offered("train", "configs/") == []
 
 
 def test_the_schema_is_written_to_standard_output() -> None:
@@ -112,7 +121,7 @@ def test_two_forms_at_once_are_refused(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_fields_are_set_on_the_command_line(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    file = write(tmp_path / "run.yaml", tiny(out))
+    file = run_file(tmp_path)
     wrong = cotune("train", file, "--set", "training.max_steps=2")
     assert (wrong.returncode, wrong.stdout) == (2, "")
     assert "did you mean training.steps?" in wrong.stderr
@@ -158,7 +167,7 @@ def test_fields_are_set_on_the_command_line(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_run_from_plan_to_report(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    file = write(tmp_path / "run.yaml", tiny(out))
+    file = run_file(tmp_path)
     planned = cotune("plan", file)
     assert (planned.returncode, planned.stderr) == (0, "")
     assert not out.exists()
@@ -195,66 +204,46 @@ def test_a_run_from_plan_to_report(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_quiet_shows_nothing(tmp_path: Path) -> None:
     changes = {"strategy": {"kind": "static"}, "training": {"steps": 1}}
-    file = write(tmp_path / "run.yaml", tiny(tmp_path / "out", changes))
-    trained = cotune("train", file, "--quiet")
+    file = run_file(tmp_path, changes)
+    # A fresh interpreter: what libraries print depends on variables that are set before their import.
+    trained = subprocess.run(
+        [sys.executable, "-m", "cotune", "train", str(file), "--quiet"],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        timeout=200,
+        check=False,
+    )
     assert (trained.returncode, trained.stdout, trained.stderr) == (0, "", "")
 
 
 @pytest.mark.slow
 def test_control_c_says_how_to_go_on_and_resume_does(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    file = write(tmp_path / "run.yaml", tiny(out, {"training": {"steps": 12}}))
-    process = subprocess.Popen(
-        [sys.executable, "-m", "cotune", "train", str(file)],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ALONE,
-    )  # fmt: skip
-    metrics = out / "metrics.jsonl"
-    while process.poll() is None and not (
-        metrics.exists() and metrics.read_bytes().count(b"\n") > 2
-    ):
-        time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
-    _, error = process.communicate(timeout=60)
-    assert process.returncode == 130
-    assert error == f"cotune: stopped; go on with: cotune resume {out}\n"
+    file = run_file(tmp_path, {"training": {"steps": 6}})
+    stopped = run_module(KILLED_RUN, "ctrl-c", 3, "train", file)
+    assert stopped.returncode == 130
+    assert stopped.stderr == f"cotune: stopped; go on with: cotune resume {out}\n"
 
     resumed = cotune("resume", out)
     assert (resumed.returncode, resumed.stderr) == (0, "")
     run = RunDir.open(out)
     assert run.attempt == 2
-    assert [row["step"] for row in run.read_metrics()] == list(range(1, 13))
+    assert [row["step"] for row in run.read_metrics()] == list(range(1, 7))
     assert run.read_summary() is not None
     first, *_, policy, report = resumed.stdout.splitlines()
     assert first.startswith("tiny: inspo on geo, seed 0; proposals by offline rules")
     assert (policy, report) == (f"best policy: {out / 'best'}", f"report: {out / 'report.html'}")
 
 
-def together(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    """The command in two processes; all of them are ended where they hang."""
-    command = [
-        sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2",
-        "-m", "cotune", *map(str, arguments),
-    ]  # fmt: skip
-    process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ALONE,
-        start_new_session=True,
-    )  # fmt: skip
-    try:
-        out, error = process.communicate(timeout=200)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        raise
-    return subprocess.CompletedProcess(command, process.returncode, out, error)
-
-
 @pytest.mark.slow
 def test_two_processes_make_one_run(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    file = write(tmp_path / "run.yaml", tiny(out))
+    file = run_file(tmp_path)
 
-    trained = together("train", file)
-    assert trained.returncode == 0, trained.stderr
-    assert trained.stdout.count("step 3/3") == 1
+    ranks = try_ranks("cotune", "train", file)
+    assert [rank.returncode for rank in ranks] == [0, 0], [rank.stderr for rank in ranks]
+    assert [rank.stdout.count("step 3/3") for rank in ranks] == [1, 0]
     run = RunDir.open(out)
     assert [row["step"] for row in run.read_metrics()] == [1, 2, 3]
     born = [row["id"] for row in run.read_instructions()]
@@ -271,7 +260,7 @@ def test_two_processes_make_one_run(tmp_path: Path) -> None:
     assert summary["arms"]["inspo"]["policy_rollouts"]["train"] == 24
 
     before = {p: p.read_bytes() for p in out.rglob("*") if p.is_file()}
-    again = together("train", file)
-    assert again.returncode != 0
-    assert f"output: {out} exists" in again.stderr
+    for rank in try_ranks("cotune", "train", file):
+        assert rank.returncode == 2
+        assert f"output: {out} exists" in rank.stderr
     assert {p: p.read_bytes() for p in out.rglob("*") if p.is_file()} == before

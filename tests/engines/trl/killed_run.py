@@ -106,6 +106,21 @@ def before_the_log(step: int) -> None:
     JointCallback.on_log = killed  # type: ignore[method-assign]
 
 
+def interrupted(step: int) -> None:
+    """Ctrl-C once a step is written down."""
+    from cotune.engines.trl.callback import JointCallback
+
+    log = JointCallback.on_log
+
+    def killed(self: Any, args: Any, state: Any, *rest: Any, **given: Any) -> None:
+        log(self, args, state, *rest, **given)
+        if state.global_step == step:
+            signal.raise_signal(signal.SIGINT)
+
+    JointCallback.on_log = killed  # type: ignore[method-assign]
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job ignores it
+
+
 def in_the_state(step: int) -> None:
     """When cotune's half of a checkpoint is written, but not yet under its name."""
     replace = os.replace
@@ -145,6 +160,7 @@ PLACES: dict[str, Callable[[int], None]] = {
     "checkpoint": between_the_halves,
     "state": in_the_state,
     "log": before_the_log,
+    "ctrl-c": interrupted,
 }
 
 if __name__ == "__main__":

@@ -11,18 +11,19 @@ import yaml
 from cotune.run.ledger import Ledger
 from cotune.run.run_dir import RunDir
 from tests.forked import run_module
+from tests.policy.tiny import small_policy
 
 KILLED_RUN = "tests.engines.trl.killed_run"
 
 # Six tasks, two a step: an epoch takes three steps. Saved every two steps.
 RUN: dict[str, Any] = {
     "name": "killed",
-    "seed": 3,
+    "seed": 1,
     "threads": 1,
     "environment": {"kind": "geo", "train": 6, "validation": 3, "test": 3},
     "limits": {
         "turns": 2,
-        "turn_tokens": 24,
+        "turn_tokens": 12,
         "observation_tokens": 40,
         "trajectory_tokens": 120,
         "prompt_tokens": 384,
@@ -72,8 +73,10 @@ def with_sections(**sections: dict[str, Any]) -> dict[str, Any]:
 
 
 def run_file(folder: Path, name: str, content: dict[str, Any] = RUN) -> Path:
-    path = folder / f"{name}.yaml"
-    path.write_text(yaml.safe_dump({**content, "output": str(folder / name)}))
+    """Write a run file whose policy is a small one unless `content` names another."""
+    path, policy = folder / f"{name}.yaml", {"path": small_policy(), **content.get("policy", {})}
+    whole = {**content, "policy": policy, "output": str(folder / name)}
+    path.write_text(yaml.safe_dump(whole))
     return path
 
 
