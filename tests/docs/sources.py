@@ -1,4 +1,4 @@
-"""The texts of the package, and the pages of its documentation."""
+"""Helpers for tests of the documentation: its pages, and the strings of the package."""
 
 import ast
 import re
@@ -9,7 +9,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 HOLE = "…"
-"""Stands for what is filled into an f-string, and in the documentation for any name or number."""
+"""Stands for a filled-in part of an f-string, and in the documentation for any name or number."""
 
 
 def pages() -> list[Path]:
@@ -17,14 +17,14 @@ def pages() -> list[Path]:
 
 
 def blocks(page: Path, language: str) -> list[str]:
-    """The fenced blocks of a language."""
+    """Return the fenced blocks of a language."""
     text = page.read_text(encoding="utf-8")
     return re.findall(rf"^```{language}\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
 
 
 @cache
 def templates() -> tuple[str, ...]:
-    """Every string of the package but docstrings, f-strings with `HOLE` where something is filled in."""
+    """Return every string of the package except docstrings, with `HOLE` for filled-in parts."""
     found: list[str] = []
     for path in sorted((ROOT / "src" / "cotune").rglob("*.py")):
         tree = ast.parse(path.read_text(encoding="utf-8"))
@@ -49,7 +49,7 @@ def _one_line(text: str) -> str:
 
 
 def is_said(message: str, source: tuple[str, ...]) -> bool:
-    """Whether the fixed parts of a message stand in one of the texts, in their order."""
+    """Return whether one of the texts contains the fixed parts of a message, in order."""
     fixed = [re.escape(part.strip()) for part in message.split(HOLE) if part.strip()]
     pattern = re.compile(".*".join(fixed))
     return any(pattern.search(text) for text in source)

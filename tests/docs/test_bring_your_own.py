@@ -1,4 +1,4 @@
-"""The pages on data and rewards: their tables are the code's, their programs do what they say."""
+"""The pages on data and rewards: tables agree with the code, and programs run."""
 
 import json
 import re
@@ -18,7 +18,7 @@ DATA, REWARDS = DOCS / "how-to" / "data.md", DOCS / "how-to" / "rewards.md"
 
 
 def table(page: Path, heading: str) -> list[list[str]]:
-    """The cells of the first table below a heading."""
+    """Return the cells of the first table below a heading."""
     _, _, rest = page.read_text(encoding="utf-8").partition(f"\n## {heading}\n")
     lines = rest.partition("\n## ")[0].splitlines()
     rows = [[cell.strip() for cell in x.strip("|").split("|")] for x in lines if x[:1] == "|"]
@@ -27,13 +27,13 @@ def table(page: Path, heading: str) -> list[list[str]]:
 
 def test_the_columns_are_those_that_are_read() -> None:
     rows = table(DATA, "Which columns are read")
-    told = {name.strip("`"): tuple(re.findall(r"`(\w+)`", columns)) for name, columns, _ in rows}
-    assert told == dict(DEFAULT_COLUMNS)
+    shown = {name.strip("`"): tuple(re.findall(r"`(\w+)`", columns)) for name, columns, _ in rows}
+    assert shown == dict(DEFAULT_COLUMNS)
 
 
-def test_what_functions_are_given_is_what_is_told() -> None:
-    told = {name for row in table(REWARDS, "What a function is given") for name in row[:1]}
-    names = {match[1] for cell in told if (match := re.match(r"`(\w+)", cell))}
+def test_the_arguments_of_reward_functions_are_listed() -> None:
+    shown = {name for row in table(REWARDS, "What a function is given") for name in row[:1]}
+    names = {match[1] for cell in shown if (match := re.match(r"`(\w+)", cell))}
     assert names == set(GIVEN)
 
 
@@ -84,7 +84,7 @@ def test_the_data_of_one_page_with_the_functions_of_the_other(
 
 
 def test_a_judge_without_a_page() -> None:
-    """What the page says of None is what the error says."""
+    """The page and the error agree about None."""
     page = " ".join(REWARDS.read_text(encoding="utf-8").split())
     assert "TRL leaves a `None` out of its sum" in page
     functions = cotune.RewardFunctions([lambda completions: [None for _ in completions]])

@@ -1,4 +1,4 @@
-"""CITATION.cff, and what tells type checkers that the package is typed."""
+"""CITATION.cff, and the marker of a typed package."""
 
 import re
 import tomllib
@@ -36,7 +36,7 @@ def test_the_papers_are_those_of_the_readme() -> None:
 
 
 def test_the_package_says_that_it_is_typed() -> None:
-    """In the package's folder, all of which hatch puts into the wheel."""
+    """py.typed is in the package's folder, all of which hatch puts into the wheel."""
     assert files("cotune").joinpath("py.typed").is_file()
     tools = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]
     wheel = tools["hatch"]["build"]["targets"]["wheel"]

@@ -1,4 +1,4 @@
-"""What the pages show is what there is: commands, run files, Python, options, file names."""
+"""The pages agree with the code: commands, run files, Python, options, paths."""
 
 import re
 import shlex
@@ -39,7 +39,7 @@ def text_of(page: str) -> str:
 
 
 def command_lines() -> list[tuple[str, str]]:
-    """(page, line) of every line of a shell block."""
+    """Return (page, line) for every line of a shell block."""
     return [
         (name, line.strip())
         for name, page in PAGES.items()
@@ -50,7 +50,7 @@ def command_lines() -> list[tuple[str, str]]:
 
 
 def cotune_arguments(line: str) -> list[str] | None:
-    """What a line gives cotune, however it is started; None where it does not start it."""
+    """Return the arguments that a line passes to cotune; None if it does not start cotune."""
     words = shlex.split(line, comments=True)
     for i, word in enumerate(words):
         if word == "cotune" and (i == 0 or words[i - 1] == "-m"):
@@ -82,7 +82,7 @@ def run_files() -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize(("page", "text"), run_files())
-def test_run_files_and_their_parts_are_lawful(page: str, text: str) -> None:
+def test_run_files_and_their_parts_are_valid(page: str, text: str) -> None:
     raw = yaml.safe_load(text)
     if not set(raw) & set(RunConfig.model_fields):
         return  # another tool's file
@@ -152,7 +152,7 @@ def test_every_option_of_a_method_is_explained(page: str, options: Any) -> None:
      ("concepts/p2o.md", HintOptions), ("concepts/p2o.md", Distillation)],
 )  # fmt: skip
 def test_defaults_in_the_tables_are_the_defaults(page: str, options: Any) -> None:
-    """Numbers and words of the column "default"; what is not shown plainly is left out."""
+    """Compare the column "default" with the options, for plain numbers and words."""
     compared = 0
     for name, cell in re.findall(r"^\| `(\w+)` \|[^|]*\| ([^|]*) \|", text_of(page), re.MULTILINE):
         if name not in {field.name for field in fields(options)} or name == "prune_until":

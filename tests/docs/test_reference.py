@@ -1,4 +1,4 @@
-"""The reference pages are whole: every field, command and public name, each with its meaning."""
+"""The reference pages are complete: every field, command and public name, with a description."""
 
 import importlib.util
 import re
@@ -22,7 +22,7 @@ from tests.docs.sources import ROOT
 
 
 def load(name: str) -> ModuleType:
-    """A module of scripts/, which is no package."""
+    """Import a module of scripts/, which is not a package."""
     spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
@@ -42,12 +42,12 @@ def configuration() -> str:
 
 
 def section(page: str, title: str) -> str:
-    """What stands under a heading."""
+    """Return the text under a heading."""
     return re.split(r"^##", page.split(f"# {title} {{", 1)[1], maxsplit=1, flags=re.MULTILINE)[0]
 
 
 def rows(text: str) -> dict[str, list[str]]:
-    """The cells of a table by the field that they are about."""
+    """Return the cells of a table by field."""
     found = re.findall(r"^\| `(\w+)` \| (.*) \|$", text, re.MULTILINE)
     return {name: re.split(r" \| ", cells) for name, cells in found}
 

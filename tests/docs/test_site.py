@@ -1,4 +1,4 @@
-"""The documentation builds without a warning, and asks nothing of the network."""
+"""The documentation builds without warnings, and its pages need no network."""
 
 import json
 import logging
@@ -15,7 +15,7 @@ build = pytest.importorskip("mkdocs.commands.build", reason="pip install -e '.[d
 
 
 class _Loads(HTMLParser):
-    """What a browser fetches for a page by itself."""
+    """Collects the URLs that a browser fetches for a page."""
 
     def __init__(self) -> None:
         super().__init__()

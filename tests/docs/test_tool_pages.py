@@ -1,4 +1,4 @@
-"""The pages on tools and on verifiers: their programs do what they say."""
+"""The pages on tools and verifiers: their programs run as described."""
 
 import json
 from pathlib import Path
@@ -37,7 +37,7 @@ def reads(environment: Any, name: str, **arguments: Any) -> str:
     return response.messages[0]["content"]
 
 
-def test_the_tools_of_the_page_work_as_told() -> None:
+def test_the_tools_of_the_page_work_as_described() -> None:
     names = shown_tools()
     environment = ToolEnvironment([names["price"], (names["multiply"], 5.0)], TASKS)
     page = TOOLS.read_text(encoding="utf-8")

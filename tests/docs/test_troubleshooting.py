@@ -1,4 +1,4 @@
-"""Troubleshooting quotes what the package says, and covers what is said most."""
+"""Troubleshooting quotes messages that exist, and covers the common ones."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""The SLURM example and the commands of docs/how-to/launching.md start what they say they start."""
+"""The SLURM example and the commands of docs/how-to/launching.md are valid."""
 
 import os
 import re
@@ -20,7 +20,7 @@ PAGE = (ROOT / "docs" / "how-to" / "launching.md").read_text(encoding="utf-8")
 
 
 def check_cotune(arguments: Sequence[str]) -> None:
-    """Raises where the command line would not take them."""
+    """Raise if the command line would refuse the arguments."""
     command = typer.main.get_command(app)
     with command.make_context("cotune", list(arguments)) as context:
         name, found, rest = command.resolve_command(context, list(arguments))  # type: ignore[attr-defined]
@@ -29,7 +29,7 @@ def check_cotune(arguments: Sequence[str]) -> None:
 
 
 def check_launched(words: Sequence[str]) -> list[str]:
-    """Checks a torchrun or accelerate line; returns what it gives to cotune."""
+    """Check a torchrun or accelerate line; return the arguments for cotune."""
     if words[0] == "torchrun":
         parsed = get_args_parser().parse_args(list(words[1:]))
         module, script, rest = parsed.module, parsed.training_script, parsed.training_script_args
@@ -44,7 +44,7 @@ def check_launched(words: Sequence[str]) -> list[str]:
 
 @pytest.fixture
 def submitted(tmp_path: Path) -> Path:
-    """A folder to submit from, with stand-ins that write down what they are started with."""
+    """Return a folder to submit from, with stand-ins that record their arguments."""
     folder = tmp_path / "bin"
     folder.mkdir()
     for name, body in (
@@ -57,7 +57,7 @@ def submitted(tmp_path: Path) -> Path:
 
 
 def submit(folder: Path, script: str, *arguments: str) -> list[str]:
-    """Runs a batch script where it was submitted; what srun was started with."""
+    """Run a batch script in the folder; return the arguments of srun."""
     (folder / "job.sh").write_text(script)
     done = subprocess.run(
         ["bash", "job.sh", *arguments],
@@ -117,7 +117,7 @@ def test_the_lines_for_several_machines_meet_at_the_first(submitted: Path) -> No
 
 
 def shell_lines() -> list[str]:
-    """The lines of the page's shell blocks."""
+    """Return the lines of the page's shell blocks."""
     blocks = re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL)
     return [line for block in blocks for line in str(block).splitlines()]
 

@@ -1,4 +1,4 @@
-"""The example, run as a user would, and its resume."""
+"""The example own_trainer, run as a user would, and resumed."""
 
 import importlib.util
 import os

@@ -1,4 +1,4 @@
-"""Three tools that the package does not know: by TRL alone, by INSPO and by P²O."""
+"""The example three_tools, with TRL alone, INSPO and P²O."""
 
 import asyncio
 import difflib
@@ -93,7 +93,7 @@ def test_the_policy_is_small_and_its_card_is_there() -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copy of what the run file names, as the current folder."""
+    """Copy the files that the run file names, and make the copy the current folder."""
     for name in ("run.yaml", "task.py", "questions.jsonl"):
         (tmp_path / name).write_text(text_of(name), encoding="utf-8")
     (tmp_path / "policy").symlink_to(FOLDER / "policy")
@@ -152,7 +152,7 @@ def rollouts(run: cotune.RunReader, purpose: Any) -> list[dict[str, Any]]:
 
 
 def check_steps(run: cotune.RunReader, folder: Path) -> None:
-    """What holds of every method: all steps trained, on rewards of our function, with tool calls."""
+    """Check what holds for every method: all steps trained, with the reward function and tool calls."""
     metrics = run.read_metrics()
     assert [row["step"] for row in metrics] == list(range(1, STEPS + 1))
     for row in metrics:
@@ -166,7 +166,7 @@ def check_steps(run: cotune.RunReader, folder: Path) -> None:
 
 
 def check_calls(rows: Sequence[dict[str, Any]], tokenizer: Any) -> None:
-    """Tools were called, what they said was shown and masked, and the right answer rewarded."""
+    """Check that tools were called, their output shown and masked, and right answers rewarded."""
     assert {bit for row in rows for bit in row["mask"]} == {0, 1}
     called = [row for row in rows if row["turns"][0]["action"] in TOOLS]
     assert called

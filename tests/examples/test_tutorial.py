@@ -1,4 +1,4 @@
-"""The tutorial shows what is in the example's files, and no other thing."""
+"""The tutorial shows exactly what is in the example's files."""
 
 import difflib
 import json
@@ -30,7 +30,7 @@ def test_the_run_file_is_shown_whole() -> None:
 
 
 def test_the_diff_is_that_of_the_scripts() -> None:
-    """All of it but the docstrings at the top; places are left out."""
+    """The page shows all of it except the docstrings at the top and the line numbers."""
     before, after = (text_of(n).splitlines() for n in ("plain_trl.py", "with_cotune.py"))
     lines = list(difflib.unified_diff(before, after, n=0, lineterm=""))[2:]
     whole = ["@@" if line.startswith("@@") else line for line in lines]

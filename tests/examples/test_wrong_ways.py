@@ -1,4 +1,4 @@
-"""The example started wrong: each time one line, the field or file, and the mend; nothing written."""
+"""The example with mistakes: each gives one line with the field or file and the fix, and writes nothing."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -22,7 +22,7 @@ FILES = ("run.yaml", "task.py", "questions.jsonl")
 
 @pytest.fixture(autouse=True)
 def own_environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The command line sets variables for its own process, which here is the tests'."""
+    """Restore the environment variables that the command line sets."""
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     logging.disable_progress_bar()
     with mock.patch.dict(os.environ, {"KEY_OF_THE_TEST": "k"}):
@@ -37,7 +37,7 @@ Change = Callable[[Path, dict[str, Any]], object]
 
 
 def fields(path: str, value: object) -> Change:
-    """Sets a field of the run file, or with `...` removes it."""
+    """Set a field of the run file, or remove it with `...`."""
 
     def change(_: Path, raw: dict[str, Any]) -> None:
         *sections, name = path.split(".")
@@ -52,7 +52,7 @@ def fields(path: str, value: object) -> Change:
 
 
 def written(file: str, old: str, new: str) -> Change:
-    """Writes something else in a file of the example."""
+    """Replace a text in a file of the example."""
 
     def change(folder: Path, _: dict[str, Any]) -> None:
         text = (folder / file).read_text(encoding="utf-8")
@@ -63,7 +63,7 @@ def written(file: str, old: str, new: str) -> Change:
 
 
 def reward(body: str) -> Change:
-    """A reward function of another body."""
+    """Replace the body of the reward function."""
     return written(
         "task.py", "def exact(", f"def exact(completions, **_):\n    {body}\n\n\ndef old("
     )
@@ -169,7 +169,7 @@ def example() -> Iterator[dict[str, ModuleType]]:
 
 
 def start(example: dict[str, ModuleType], folder: Path, given: dict[str, Any]) -> None:
-    """What `with_cotune.main` does up to the first step, with parts exchanged."""
+    """Do what `with_cotune.main` does up to the first step, with some parts replaced."""
     task = example["task"]
     tokenizer = AutoTokenizer.from_pretrained(FOLDER / "policy")
     tokenizer.chat_template = given.get("chat_template", tokenizer.chat_template)
@@ -284,7 +284,7 @@ def test_in_python(name: str, example: dict[str, ModuleType], tmp_path: Path) ->
 
 
 def test_right_it_starts(example: dict[str, ModuleType], tmp_path: Path) -> None:
-    """So each of the ways above is wrong by what was exchanged."""
+    """Without a replaced part it starts, so each case above fails because of its replacement."""
     start(example, tmp_path, {"args": {"max_steps": 1}, "parts": {"evolve_every": 0}})
     assert [row["step"] for row in cotune.open_run(tmp_path / "run" / "cotune").read_metrics()] == [
         1

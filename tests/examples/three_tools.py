@@ -1,4 +1,4 @@
-"""The example `three_tools` for its tests: its folder, its modules, and an LLM that they bring."""
+"""The example `three_tools` for tests: its folder, its modules, and a scripted LLM."""
 
 import itertools
 import re
@@ -29,7 +29,7 @@ _THEN = (
 
 
 class Teacher:
-    """An LLM that reads what is asked, instructions or one hint, and answers in the form asked for.
+    """A scripted LLM that answers with instructions or a hint, as the prompt asks.
 
     Attributes:
         instructions, hints: how often it was asked for each.
@@ -53,7 +53,7 @@ class Teacher:
 
 @contextmanager
 def modules() -> Iterator[dict[str, ModuleType]]:
-    """The example's modules by name, as a script beside them imports them; forgotten afterwards."""
+    """Import the example's modules by name, and remove them afterwards."""
     sys.path.insert(0, str(FOLDER))
     try:
         yield {name: import_module(name) for name in MODULES}

@@ -1,4 +1,4 @@
-"""What the README shows is what there is."""
+"""The README: its code, commands and links are valid."""
 
 import re
 from pathlib import Path

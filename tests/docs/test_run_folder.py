@@ -23,14 +23,14 @@ CELL = re.compile(r"`([^`]+)`")
 
 
 def section(title: str) -> str:
-    """The text below a heading, up to the next heading."""
+    """Return the text below a heading, up to the next one."""
     _, found, rest = PAGE.partition(f"\n{title}\n")
     assert found, title
     return re.split(r"\n#+ ", rest)[0]
 
 
 def rows(title: str) -> list[list[str]]:
-    """The cells of the tables below a heading, their heads left out."""
+    """Return the cells of the tables below a heading, without header rows."""
     lines = [line for line in section(title).splitlines() if line.startswith("|")]
     cells = [re.split(r"\s*\|\s*", line)[1:-1] for line in lines]
     heads = ("Field", "Column", "Kind", "File", "Method", "---")
@@ -38,12 +38,12 @@ def rows(title: str) -> list[list[str]]:
 
 
 def documented(title: str) -> dict[str, str]:
-    """By field its type, of tables that begin with these two."""
+    """Return the type of each field, from tables that begin with these two columns."""
     return {CELL.fullmatch(row[0])[1]: row[1] for row in rows(title)}  # type: ignore[index]
 
 
 def documented_events() -> dict[str, dict[str, str]]:
-    """The explanation of each field of each kind of event."""
+    """Return the explanation of each field, by kind of event."""
     found: dict[str, dict[str, str]] = {}
     for kind, cell in rows("## events.jsonl"):
         parts = [re.fullmatch(r"`(\w+)`: (.+)", part) for part in cell.split("<br>")]
@@ -58,7 +58,7 @@ def documented_metrics() -> set[str]:
 
 
 def column(field: str) -> Iterable[str]:
-    """The columns of `trajectories_frame` that a field of the file becomes."""
+    """Return the columns of `trajectories_frame` for a field of the file."""
     if field == "trained":
         return ("trained_instruction", "trained_hint")
     if field.startswith("turns."):
@@ -117,7 +117,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> RunReader:
 
 
 def leaves(value: object, name: str = "") -> Iterator[str]:
-    """Dotted names of what a JSON value holds; lists of objects count as one."""
+    """Yield the dotted names in a JSON value; lists of objects count as one."""
     if isinstance(value, dict):
         for key, part in value.items():
             yield from leaves(part, f"{name}.{key}" if name else key)
