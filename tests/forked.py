@@ -11,6 +11,7 @@ import gc
 import importlib
 import json
 import os
+import pkgutil
 import runpy
 import signal
 import socket
@@ -19,26 +20,14 @@ import sys
 import tempfile
 import threading
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, NoReturn, TextIO
+from typing import IO, Any, NoReturn, TextIO
 
 ROOT = Path(__file__).parents[1]
-_IMPORTED = (
-    "peft",
-    "tensorboard.compat.proto.event_pb2",
-    "torch.utils.tensorboard",
-    "trl.trainer.sft_trainer",  # TRL's own modules load on first use
-    "cotune.cli.app",
-    "cotune.cli.commands",
-    "cotune.engines.trl.run",
-    "cotune.engines.trl.sft",
-    "cotune.experiments.compare.running",
-    "cotune.experiments.evaluate.evaluating",
-    "cotune.experiments.report",
-    "cotune.export.complete",
-)
+_PACKAGES = ("cotune.cli", "cotune.engines.trl", "cotune.experiments", "cotune.export")
+"""Whose modules are imported before any fork, with all that those import."""
 _ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "HF_HUB_OFFLINE": "1",
@@ -120,12 +109,16 @@ def _server() -> "subprocess.Popen[str]":
 
 def _preload() -> None:
     """Import what the programs would import, and build the index that they would build."""
-    for name in _IMPORTED:
-        importlib.import_module(name)
+    import peft  # noqa: F401
+    import torch.utils.tensorboard  # noqa: F401
     from tqdm import tqdm
+    from trl.trainer import grpo_trainer, sft_trainer  # noqa: F401 - TRL loads them on first use
 
     from cotune.worlds.geo import bundled_world
 
+    for name in _PACKAGES:
+        for module in pkgutil.walk_packages(importlib.import_module(name).__path__, f"{name}."):
+            importlib.import_module(module.name)
     tqdm.monitor_interval = 0  # no thread of it while others are forked
     bundled_world()
     gc.freeze()  # or each fork's first collection would copy every page
@@ -147,22 +140,26 @@ def _serve(requests: TextIO, answers: TextIO) -> dict[str, Any]:
 
 
 def _become(asked: Mapping[str, Any]) -> NoReturn:
-    """Make this process the one that was asked for, run its module, and end.
-
-    The interpreter is not taken down, which would take a second with all that is imported.
-    """
+    """Make this process the one that was asked for, run its module, and end."""
     signal.alarm(asked["timeout"])  # a hang is ended, and seen by its exit code
     streams = [os.devnull, *asked["paths"]]
     for descriptor, (path, mode) in enumerate(zip(streams, ("r", "w", "w"), strict=True)):
         with open(path, mode) as stream:
             os.dup2(stream.fileno(), descriptor)
+    _run(asked["argv"], asked["env"])
+
+
+def _run(argv: Sequence[str], env: Mapping[str, str]) -> NoReturn:
+    """Run a module as a program and end.
+
+    The interpreter is not taken down, which would take a second with all that is imported.
+    """
     os.environ.clear()
-    os.environ.update(asked["env"])
-    module, *arguments = asked["argv"]
-    sys.argv = [module, *arguments]
+    os.environ.update(env)
+    sys.argv = [*argv]
     status: object = 0
     try:
-        runpy.run_module(module, run_name="__main__", alter_sys=True)
+        runpy.run_module(argv[0], run_name="__main__", alter_sys=True)
     except SystemExit as ended:
         status = ended.code or 0
     except BaseException:  # noqa: BLE001 - as the interpreter would
@@ -176,6 +173,50 @@ def _become(asked: Mapping[str, Any]) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)
+
+
+class ForkedPopen:
+    """A `subprocess.Popen` of `python -m MODULE …` that forks this process."""
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        stdout: IO[bytes],
+        stderr: int,
+        stdin: int,
+        env: Mapping[str, str],
+        preexec_fn: Callable[[], object] | None,
+    ) -> None:
+        assert list(command[:2]) == [sys.executable, "-m"]
+        assert (stderr, stdin) == (subprocess.STDOUT, subprocess.DEVNULL)
+        self.returncode: int | None = None
+        sys.stdout.flush()
+        sys.stderr.flush()
+        self.pid = os.fork()
+        if self.pid == 0:
+            if preexec_fn is not None:
+                preexec_fn()
+            for descriptor in (1, 2):
+                os.dup2(stdout.fileno(), descriptor)
+            with open(os.devnull) as nothing:
+                os.dup2(nothing.fileno(), 0)
+            _run(command[2:], env)
+
+    def poll(self) -> int | None:
+        return self._waited(os.WNOHANG)
+
+    def wait(self) -> int | None:
+        return self._waited(0)
+
+    def terminate(self) -> None:
+        os.kill(self.pid, signal.SIGTERM)
+
+    def _waited(self, options: int) -> int | None:
+        if self.returncode is None:
+            pid, status = os.waitpid(self.pid, options)
+            self.returncode = os.waitstatus_to_exitcode(status) if pid else None
+        return self.returncode
 
 
 def _main() -> None:
