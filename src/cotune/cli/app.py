@@ -328,17 +328,17 @@ def compare(
 @app.command()
 def demo(output: DemoFolder = Path("runs/demo"), seed: DemoSeed = 0) -> None:
     """Train the bundled policy with INSPO and without, at equal policy rollouts; minutes."""
-    from cotune.experiments.compare.demo import Demo
+    from cotune.experiments.compare import running
 
-    Demo().run(output, seed, _console())
+    running.demo("demo", output, seed, _console())
 
 
 @app.command("demo-p2o")
 def demo_p2o(output: DemoFolder = Path("runs/demo-p2o"), seed: DemoSeed = 0) -> None:
     """Train the bundled policy with P²O and without, at equal policy rollouts; minutes."""
-    from cotune.experiments.compare.demo_p2o import DemoP2O
+    from cotune.experiments.compare import running
 
-    DemoP2O().run(output, seed, _console())
+    running.demo("demo-p2o", output, seed, _console())
 
 
 def _console() -> "Console":

@@ -45,12 +45,13 @@ def finish(
     rollouts: Mapping[str, int],
     plain: Sequence[float] | None = None,
     instruction: str = "Be good.",
+    strata: Sequence[str] = STRATA,
     **summary: Any,
 ) -> None:
     """What a run leaves that went to its end, in the folder of its run file."""
     run = RunDir.open(config.output) if RunDir.is_run(config.output) else None
     run = run or RunDir.create(config.output, dump_config(config))
-    tasks = [Task(f"q{i}", f"Question {i}?", ("a",), s) for i, s in enumerate(STRATA)]
+    tasks = [Task(f"q{i}", f"Question {i}?", ("a",), s) for i, s in enumerate(strata)]
     for when, found in (("after", rewards), ("plain", plain)):
         if found is None:
             continue

@@ -1,50 +1,173 @@
-"""The demo's summary and tables, from scripted arms."""
+"""The demos: suites that ship, their folder, a stop, and the tables that they end with."""
 
+import io
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
-from cotune.experiments.compare.arms import hops
-from cotune.experiments.compare.demo import Demo
-from cotune.run.run_dir import read_summary, write_summary
+from cotune.config.run_file import RunConfig, dump_config
+from cotune.errors import ConfigError, Stopped
+from cotune.experiments.compare import cells, running
+from cotune.experiments.compare.cells import Cell, State
+from cotune.experiments.compare.running import demo, progress_table
+from cotune.experiments.compare.stages import rows_of
+from cotune.experiments.compare.suite_file import load_suite
+from cotune.experiments.compare.suite_table import best_prompts, suite_tables
+from cotune.run.run_dir import RunDir
+from tests.experiments.compare.folders import HALF, Processes, finish, suite_file
 from tests.experiments.report.pages import printed
+from tests.experiments.report.suite_pages import STRATA, method, summary
+
+BOTH = pytest.mark.parametrize("name", ["demo", "demo-p2o"])
+SUITES = Path(running.__file__).parent / "suites"
 
 
-def figures(em: float) -> dict[str, Any]:
-    strata = {"1 hop": em, "2 hops": em, "3 hops": em}
-    return {
-        "em": em,
-        "em_by_stratum": strata,
-        "em_before": 0.25,
-        "em_before_by_stratum": dict.fromkeys(strata, 0.25),
-        "em_initial_instruction": em,
-        "em_initial_instruction_by_stratum": strata,
-        "policy_rollouts": {"train": 10, "verify": 2, "evaluate": 6},
-        "generated_tokens": 100,
-        "llm_calls": 3,
-        "seconds": 5.0,
-        "best_instruction": f"be {em}",
-    }
+@pytest.fixture(autouse=True)
+def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cells.time, "sleep", lambda _: None)
 
 
-@pytest.mark.parametrize(("inspo", "words"), [(0.75, "25 points above"), (0.4, "10 points below")])
-def test_summary_says_what_came_out_whichever_way(tmp_path: Path, inspo: float, words: str) -> None:
-    demo = Demo()
-    arms = demo.arms(tmp_path, 0)
-    for arm, em in zip(arms, (0.5, inspo), strict=True):
-        arm.folder.mkdir()
-        write_summary(arm.folder, {"arms": {arm.name: figures(em)}})
-    summary = demo.summarise(tmp_path, arms)
-    assert read_summary(tmp_path) == summary
-    assert words in summary["verdict"]
-    assert summary["best_instruction"] == f"be {inspo}"
-    assert demo.prompts(summary) == [f"best instruction: be {inspo}"]
-    assert summary["arms"]["inspo"]["em_by_hops"] == {"1": inspo, "2": inspo, "3": inspo}
-    assert summary["llm"] == "offline rules (reflected)"
-    assert "not evidence" in summary["caption"]
-    assert f"{inspo:.2f}" in printed(demo.result_table(summary))
+def run(name: str, folder: Path, seed: int = 0) -> str:
+    console = Console(file=io.StringIO(), width=200)
+    try:
+        demo(name, folder, seed, console)
+    finally:
+        shown = console.file.getvalue()  # pyright: ignore[reportAttributeAccessIssue]
+    return shown
 
 
-def test_hops() -> None:
-    assert hops({"1 hop": 0.5, "3 hops": 0.25}) == {"1": 0.5, "3": 0.25}
+def good(config: RunConfig, _: Any) -> int:
+    paid = config.training.rollout_budget or 0
+    finish(config, HALF, {"train": paid}, strata=("long a", "short a", "long b", "short b"))
+    return 0
+
+
+@BOTH
+def test_rows_differ_in_strategy_and_its_learning_rate_alone(name: str) -> None:
+    suite, base = load_suite(SUITES / f"{name}.yaml", ["seeds=[4]"])
+    configs = [row.config(0, (), {}) for row in rows_of(suite, base)]
+    one, other = (config.model_dump(mode="json") for config in configs)
+    for raw in (one, other):
+        assert raw["training"].pop("learning_rate") > 0
+    assert {key for key in one if one[key] != other[key]} == {"name", "output", "strategy", "llm"}
+    assert configs[0].strategy.kind == "static"
+    assert configs[0].seed == configs[1].seed == 4
+    assert str(suite.output) == f"runs/{name}"
+    assert "not evidence" in suite.caption
+
+
+@BOTH
+def test_a_demo_is_a_suite_and_an_earlier_one_is_renamed(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    processes, folder = Processes(monkeypatch, good), tmp_path / "demo"
+    shown = run(name, folder)
+    assert "policy rollouts each; proposals by offline rules" in shown
+    assert f"report: {folder / 'report.html'}" in shown
+    assert (folder / "summary.json").is_file()
+    first = (folder / "summary.json").read_bytes()
+    assert f"the earlier demo is now in {tmp_path / 'demo-1'}" in run(name, folder)
+    assert (tmp_path / "demo-1/summary.json").read_bytes() == first
+    assert len(processes.started) == 4
+
+
+def test_another_folder_is_not_touched(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("mine")
+    with pytest.raises(ConfigError, match="holds something else"):
+        run("demo", tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+@BOTH
+def test_a_demo_that_was_stopped_is_resumed_by_the_same_command(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def outcome(config: RunConfig, _: Any) -> int:
+        if config.strategy.kind == "static":
+            return good(config, _)
+        if not RunDir.is_run(config.output):
+            RunDir.create(config.output, dump_config(config))
+        raise KeyboardInterrupt
+
+    Processes(monkeypatch, outcome)
+    folder = tmp_path / "demo"
+    with pytest.raises(Stopped) as said:
+        run(name, folder, 3)
+    again = f"stopped; resume with: cotune {name} --output {folder} --seed 3"
+    assert str(said.value) == again
+    processes = Processes(monkeypatch, lambda config, _: good(config, _))
+    run(name, folder, 3)
+    assert [words[0] for words in processes.started] == ["resume"]
+    assert not (tmp_path / "demo-1").exists()
+
+
+def test_the_papers_numbers_stand_beside_the_demos(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Processes(monkeypatch, good)
+    shown = run("demo-p2o", tmp_path / "p2o")
+    assert "P²O, with the paper's numbers in brackets: hints.hard_set_min_count 24 (100)" in shown
+    assert "hints.dev_size 32 (300)" in shown
+
+
+def test_progress_shows_the_last_event(tmp_path: Path) -> None:
+    cell = Cell(rows_of(*load_suite(suite_file(tmp_path)))[1])
+    cell.look({})
+    cell.state = State.RUNNING
+    assert "starting" in printed(progress_table([cell]))
+    log = RunDir.create(cell.row.stage_folder(0), {})
+    log.metrics(3, {"reward_mean": 0.25})
+    spent = {"evaluations": 240, "budget": 400, "hints": 8, "best_mean_dev_score": 0.63}
+    log.event("hint_progress", 3, **spent)
+    told = printed(progress_table([cell]))
+    assert "3/5" in told
+    assert "240/400 evaluations, 7 hints, best 0.63" in told
+    log.event("notice", 3, text="an [red]endpoint[/] said\n[/no]")
+    assert "an [red]endpoint[/] said [/no]" in printed(progress_table([cell]))
+
+
+BEFORE = dict.fromkeys(STRATA, 0.25)
+
+
+def test_scores_before_and_after_training_and_costs_have_tables() -> None:
+    found = summary(
+        method("static", "trained", 0.33, before=0.3, before_all=0.3, before_by_stratum=BEFORE,
+               score_all=0.33, finished=2, money=0.5),
+        method("inspo", "ours", 0.98, before=0.3, before_all=0.3, before_by_stratum=BEFORE,
+               score_all=0.98, plain_all=0.31, plain_by_stratum=BEFORE, finished=2,
+               instruction="Look up [one]."),
+    )  # fmt: skip
+    main, before_after, cost = map(printed, suite_tables(found))
+    assert "1 hop" not in main
+    rows = [line.replace("│", " ").split() for line in before_after.splitlines()[3:]]
+    assert rows == [
+        ["static,", "before", "0.30", "0.25", "0.25", "0.25"],
+        ["static,", "after", "0.33", "0.98", "0.33", "0.33"],
+        ["inspo,", "before", "0.30", "0.25", "0.25", "0.25"],
+        ["inspo,", "after", "0.98", "0.98", "0.98", "0.98"],
+        ["inspo,", "after,", "initial", "instruction", "0.31", "0.25", "0.25", "0.25"],
+    ]
+    row = next(line for line in cost.splitlines() if line.startswith("inspo"))
+    assert row.replace("│", " ").split()[1:] == [
+        "2,600", "488", "1,200", "165,000", "11", "0.00", "110",
+    ]  # fmt: skip
+    assert best_prompts(found) == ["best instruction (inspo): Look up [one]."]
+
+
+def test_a_focus_has_a_column_and_its_strata_alone() -> None:
+    by_stratum = {"long a": 0.5, "long b": 0.7, "short a": 1.0}
+    found = summary(
+        method("p2o", "ours", 0.6, before=0.1, before_all=0.5, before_by_stratum=by_stratum,
+               score_all=0.75, by_stratum=by_stratum,
+               hints=[{"text": "Write\nit out.", "mean_dev_score": 0.625}]),
+        focus="long", strata={"long a": 2, "long b": 2, "short a": 2},
+    )  # fmt: skip
+    lines = printed(suite_tables(found)[1]).splitlines()
+    assert lines[1].replace("┃", " ").split() == ["all", "long…", "a", "b"]
+    assert lines[-1].replace("│", " ").split()[-4:] == ["0.75", "0.60", "0.50", "0.70"]
+    assert best_prompts(found) == [
+        "best hints (p2o), with their mean reward on dev:",
+        "  0.62  Write it out.",
+    ]

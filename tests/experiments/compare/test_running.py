@@ -92,7 +92,7 @@ def test_ctrl_c_leaves_what_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
     Processes(monkeypatch, outcome)
     file = suite_file(tmp_path, at_once=1)
-    with pytest.raises(Stopped, match=f"stopped; go on with: cotune compare {file}"):
+    with pytest.raises(Stopped, match=f"stopped; resume with: cotune compare {file}"):
         run(file)
     summary = json.loads((tmp_path / "out/summary.json").read_text())
     assert [row["status"] for row in summary["methods"]] == ["unfinished", "unfinished"]

@@ -39,7 +39,7 @@ def test_a_suite_is_dry_run(file: Path, tmp_path: Path, monkeypatch: pytest.Monk
     text = shown(lambda console: dry_run(file, console))
     for entry in suite.methods:
         assert (entry.name or METHODS[entry.method].label) in text
-    assert f"over {len(suite.seeds)} seeds; 0 of them are there already" in text
+    assert f"over {len(suite.seeds)} seeds; 0 of them are finished already" in text
     assert not list(tmp_path.iterdir())
 
 

@@ -6,10 +6,9 @@ from typing import Any
 import pytest
 
 from cotune.errors import ConfigError
-from cotune.experiments.compare.changes import expanded, merged
 from cotune.experiments.compare.methods import METHODS, method_named
 from cotune.experiments.compare.stages import check_rows, rows_of
-from cotune.experiments.compare.suite_file import load_suite, slug
+from cotune.experiments.compare.suite_file import expanded, load_suite, merged, slug
 from tests.experiments.compare.folders import suite_file
 
 
@@ -59,7 +58,7 @@ def test_a_rows_folder_is_plain() -> None:
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "an unknown field": ({"bugdet": 3}, r"bugdet: unknown field \(did you mean budget\?\)"),
     "no such method": ({"methods": ["search-r1", "inspoo"]}, "'inspoo' is unknown.*mean inspo"),
-    "a row twice": ({"methods": ["search-r1", "inspo", "inspo"]}, "inspo stands twice"),
+    "a row twice": ({"methods": ["search-r1", "inspo", "inspo"]}, "inspo is listed twice"),
     "no such baseline": ({"baseline": "grpo"}, "baseline is 'grpo'; expected one of methods"),
     "a seed twice": ({"seeds": [1, 1]}, r"seeds is \[1, 1\]"),
     "no methods": ({"methods": []}, "methods: is empty"),

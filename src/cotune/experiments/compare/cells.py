@@ -1,27 +1,35 @@
-"""One row of a suite at one seed, run stage by stage; and many of them, some at a time."""
+"""One row of a suite at one seed, run stage by stage; and many of them, some at a time.
 
+Every stage is a `cotune` command in a process of its own, watched through its run folder.
+"""
+
+import ctypes
+import os
 import shutil
+import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
 
 import yaml
 
 from cotune.config.run_file import RunConfig, dump_config, parse_config
 from cotune.errors import ConfigError, CotuneError
-from cotune.experiments.compare.processes import end, last_line, start
 from cotune.experiments.compare.stages import Finished, Row
+from cotune.run.console import describe_event
 from cotune.run.json_files import read_jsonl, write_atomic
 from cotune.run.run_dir import RunDir
+from cotune.utils.text import flat
 
-_OWN = (CotuneError, OSError, KeyError, ValueError)
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+_FAILURES = (CotuneError, OSError, KeyError, ValueError)
 
 
 class State(StrEnum):
-    """Where a cell stands."""
+    """The state of a cell."""
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -34,9 +42,9 @@ class Cell:
 
     Attributes:
         row: what it runs.
-        state: where it stands.
-        problem: why it failed; "" else.
-        finished: its stages that are, in order.
+        state: its state.
+        problem: why it failed; "" otherwise.
+        finished: its finished stages, in order.
     """
 
     def __init__(self, row: Row) -> None:
@@ -52,20 +60,26 @@ class Cell:
 
     @property
     def stage(self) -> int:
+        """The index of the stage that runs now or next."""
         return len(self.finished)
 
+    @property
+    def stage_name(self) -> str:
+        stages = self.row.method.stages
+        return stages[min(self.stage, len(stages) - 1)].name
+
     def look(self, others: Mapping[str, Finished]) -> None:
-        """Takes the stages that are finished as they are; starts nothing."""
+        """Take over the stages that are finished in the folder; start nothing."""
         try:
-            while self.stage < len(self.row.method.stages) and self._taken(others):
+            while self.stage < len(self.row.method.stages) and self._take_over(others):
                 pass
             if self.stage == len(self.row.method.stages):
                 self.state = State.DONE
-        except _OWN as error:
-            self._broke(error)
+        except _FAILURES as error:
+            self.fail(in_one_line(error))
 
     def proceed(self, others: Mapping[str, Finished]) -> None:
-        """Looks after the process, if there is one; starts the next stage that is not finished."""
+        """Check the process, if there is one; start the next stage that is not finished."""
         self.state = State.RUNNING
         try:
             if self._process is not None:
@@ -77,31 +91,42 @@ class Cell:
                 if self.stage == len(self.row.method.stages):
                     self.state = State.DONE
                     return
-                self._begin(others)
-        except _OWN as error:
-            self._broke(error)
+                if not self._take_over(others):
+                    self._start()
+        except _FAILURES as error:  # of this cell's folder: the others continue
+            self.fail(in_one_line(error))
 
     def fail(self, problem: str) -> None:
         self.state, self.problem = State.FAILED, problem
 
     def stop(self) -> None:
-        """Ends the process, if there is one; its run can be gone on with."""
-        end(self._process)
+        """End the process, if there is one; its run can be resumed."""
+        if self._process is not None and self._process.poll() is None:
+            self._process.terminate()
+            self._process.wait()
         if self.state == State.RUNNING:
             self.state = State.WAITING
 
-    def step(self) -> tuple[int, int, float | None]:
-        """Of the stage at hand: the last step, all of them, and the mean reward of late."""
+    def progress(self) -> tuple[int, int, float | None, str]:
+        """Return the current stage's last step, its number of steps, the mean reward of the last
+        three steps, and the last event as rich markup.
+        """
         if self._config is None:
-            return 0, 0, None
+            return 0, 0, None, ""
         rows = read_jsonl(self._folder / "metrics.jsonl")
         rewards = [row["reward_mean"] for row in rows[-3:] if row.get("reward_mean") is not None]
-        mean = sum(rewards) / len(rewards) if rewards else None
-        return int(rows[-1]["step"]) if rows else 0, self._config.training.steps, mean
+        events = reversed(read_jsonl(self._folder / "events.jsonl"))
+        last = next(filter(None, (describe_event(event["kind"], event) for event in events)), "")
+        return (
+            int(rows[-1]["step"]) if rows else 0,
+            self._config.training.steps,
+            sum(rewards) / len(rewards) if rewards else None,
+            last,
+        )
 
     @property
     def standing(self) -> str:
-        """Where it stands in a few words: "running, step 12 of 40", "failed: …", "not begun"."""
+        """The state in a few words: "running, step 12 of 40", "failed: …", "not begun"."""
         if self.state == State.DONE:
             return "finished"
         if self.state == State.FAILED:
@@ -126,7 +151,7 @@ class Cell:
         return self._folder.with_name(self._folder.name + ".log")
 
     def _ended(self, status: int) -> None:
-        """What a process leaves: a finished stage, a merged policy, or a failure."""
+        """Take over what an ended process left: a finished stage, a merged policy, or a failure."""
         if self._merging:
             self._merging, well = False, status == 0
             if well:
@@ -136,77 +161,69 @@ class Cell:
             well = found is not None
             self.finished += [found] if found else []
         if not well:
-            stage = self.row.method.stages[self.stage].name
-            self.fail(f"stage {stage}, status {status}: {last_line(self._log)} (see {self._log})")
+            text = self._log.read_text("utf-8", errors="replace") if self._log.is_file() else ""
+            lines = text.strip().splitlines() or ["nothing was printed"]
+            told = f"{lines[-1].strip()} (see {self._log})"
+            self.fail(f"stage {self.stage_name}, status {status}: {told}")
 
-    def _broke(self, error: Exception) -> None:
-        # Of one cell, whose folder was tampered with or cannot be written: its own affair.
-        kind = "" if isinstance(error, CotuneError) else f"{type(error).__name__}: "
-        self.fail(kind + " ".join(str(error).split()))
+    def _take_over(self, others: Mapping[str, Finished]) -> bool:
+        """Take over the next stage if it is finished; return whether it is.
 
-    def _taken(self, others: Mapping[str, Finished]) -> bool:
-        """Whether the next stage is finished, and so taken as it is."""
-        self._config = self.row.config(self.stage, self.finished, others)
+        Raises:
+            ConfigError: the folder holds a run of another configuration.
+        """
+        config = self._config = self.row.config(self.stage, self.finished, others)
         folder = self._folder
         if not RunDir.is_run(folder):
             return False
-        self._check_same(folder, self._config)
+        # Read as this version reads it, so that fields that are new have their defaults.
+        was = dump_config(parse_config(RunDir.open(folder).read_config(), str(folder)))
+        old, new = (
+            {key: repr(v) for key, v in flat(raw).items()} for raw in (was, dump_config(config))
+        )
+        if differing := sorted(old.items() ^ new.items()):
+            raise ConfigError(
+                f"{folder} holds a run with another {differing[0][0]}; restore the suite file, "
+                "give it another output, or remove the folder"
+            )
         if (found := Finished.read(folder)) is None:
             return False
         self.finished.append(found)
         return True
 
-    def _begin(self, others: Mapping[str, Finished]) -> None:
-        """Takes a finished stage as it is, goes on with one that was cut off, starts a new one."""
-        if self._taken(others):
-            return
+    def _start(self) -> None:
+        """Start the next stage, resume it, or merge the adapter that it starts from."""
         assert self._config is not None
-        folder = self._folder
-        if (source := self._unmerged) is not None:
-            words = ("export", str(source.folder), "--format", "merged")
-            assert source.merged is not None
+        folder, stage = self._folder, self.row.method.stages[self.stage]
+        source = self.finished[-1] if stage.policy == "before" and self.finished else None
+        if source is not None and source.merged is not None and not source.is_merged:
             self._merging = True
-            for left in source.folder.glob(".merged.*.new"):  # by one that was killed
+            for left in source.folder.glob(".merged.*.new"):  # by a process that was killed
                 shutil.rmtree(left, ignore_errors=True)
-            shutil.rmtree(source.merged, ignore_errors=True)  # of the policy before
+            shutil.rmtree(source.merged, ignore_errors=True)  # of an earlier policy
+            words = ("export", str(source.folder), "--format", "merged")
             words = (*words, "--output", str(source.merged))
-            self._process = start(words, self._log, self._config.threads)
-            return
-        file = folder.with_name(folder.name + ".yaml")
-        command = self.row.command(self.stage)
-        if RunDir.is_run(folder) and command == ("train",):
+        elif RunDir.is_run(folder) and stage.command == ("train",):
             words = ("resume", str(folder), "--quiet")
         else:
-            # What a baseline had answered before it was stopped is answered again.
+            # A baseline that was stopped starts over.
             shutil.rmtree(folder, ignore_errors=True)
+            file = folder.with_name(folder.name + ".yaml")
             file.parent.mkdir(parents=True, exist_ok=True)
             text = yaml.safe_dump(dump_config(self._config), sort_keys=False, allow_unicode=True)
             write_atomic(file, text)
-            words = (*command, str(file), "--quiet")
+            words = (*stage.command, str(file), "--quiet")
         self._process = start(words, self._log, self._config.threads)
 
-    @property
-    def _unmerged(self) -> Finished | None:
-        """The stage whose adapter the next one needs in whole weights, where that is yet to do."""
-        if self.row.method.stages[self.stage].policy != "before" or not self.finished:
-            return None
-        last = self.finished[-1]
-        return None if last.merged is None or last.is_merged else last
 
-    @staticmethod
-    def _check_same(folder: Path, config: RunConfig) -> None:
-        # Read as this version reads it: fields that are new to it have their defaults.
-        was = dump_config(parse_config(RunDir.open(folder).read_config(), str(folder)))
-        now = dump_config(config)
-        if differing := sorted(_fields(was).items() ^ _fields(now).items()):
-            raise ConfigError(
-                f"{folder} holds a run with another {differing[0][0]}; restore the suite file, "
-                "give it another output, or remove the folder"
-            )
+def in_one_line(error: Exception) -> str:
+    """Return an error's text in one line, with its type unless it is one of cotune's own."""
+    kind = "" if isinstance(error, CotuneError) else f"{type(error).__name__}: "
+    return kind + " ".join(str(error).split())
 
 
 def _reached(folder: Path) -> str:
-    """How far a run came: "step 12 of 40"; "" for one that is not there or cannot be read."""
+    """Say how far a run came: "step 12 of 40"; "" if there is none or it cannot be read."""
     if not RunDir.is_run(folder):
         return ""
     try:
@@ -218,15 +235,27 @@ def _reached(folder: Path) -> str:
     return f"step {rows[-1]['step'] if rows else 0}{of}"
 
 
-def _fields(raw: Mapping[str, Any], above: str = "") -> dict[str, str]:
-    """Plain data by dotted paths; values as text."""
-    found: dict[str, str] = {}
-    for key, value in raw.items():
-        if isinstance(value, Mapping) and value:
-            found |= _fields(value, f"{above}{key}.")
-        else:
-            found[f"{above}{key}"] = repr(value)
-    return found
+def start(words: Sequence[str], log: Path, threads: int | None = None) -> subprocess.Popen[bytes]:
+    """Start `cotune` in a process that the kernel, on Linux, ends if this process is killed.
+
+    Args:
+        words: the arguments after `cotune`.
+        log: the file for its output; replaced.
+        threads: CPU threads; None for as many as there are cores.
+    """
+    preexec: Callable[[], None] | None = None
+    if sys.platform.startswith("linux"):
+        prctl = ctypes.CDLL(None, use_errno=True).prctl
+        preexec = lambda: prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)  # noqa: E731
+    with log.open("wb") as output:
+        return subprocess.Popen(
+            [sys.executable, "-m", "cotune", *words],
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            env={**os.environ, "OMP_NUM_THREADS": str(threads or os.cpu_count() or 1)},
+            preexec_fn=preexec,
+        )
 
 
 def run_cells(
@@ -235,16 +264,29 @@ def run_cells(
     watch: Callable[[Sequence[Cell]], None],
     every: float = 1.0,
 ) -> None:
-    """Runs cells, `at_once` at a time, in order; those that need others after them.
+    """Run cells, `at_once` at a time and in order; those that need others after them.
 
-    A cell that fails leaves the others alone. What is finished in its folder is not run again; it is
-    looked for in all of them first.
+    A cell that fails does not stop the others. First, stages that are finished in the folders are
+    taken over.
+
+    Args:
+        cells: the cells.
+        at_once: the number of processes at a time.
+        watch: called with all cells whenever some may have changed.
+        every: seconds between two looks at the processes.
     """
     by_key = {(cell.row.entry.key, cell.row.seed): cell for cell in cells}
-    for cell in sorted(cells, key=lambda cell: bool(cell.row.needs)):
-        needed = [by_key[name, cell.row.seed] for name in cell.row.needs]
-        if all(other.state == State.DONE for other in needed):
-            cell.look({other.row.entry.key: other.finished[-1] for other in needed})
+    needed = {cell: [by_key[name, cell.row.seed] for name in cell.row.needs] for cell in cells}
+
+    def others(cell: Cell) -> dict[str, Finished] | None:
+        """Return the last stages of the rows that a cell needs; None before all are done."""
+        if any(other.state != State.DONE for other in needed[cell]):
+            return None
+        return {other.row.entry.key: other.finished[-1] for other in needed[cell]}
+
+    for cell in sorted(cells, key=lambda cell: bool(needed[cell])):
+        if (found := others(cell)) is not None:
+            cell.look(found)
     if all(cell.state in (State.DONE, State.FAILED) for cell in cells):
         watch(cells)
     try:
@@ -253,15 +295,11 @@ def run_cells(
             for cell in sorted(open_cells, key=lambda cell: cell.state == State.WAITING):
                 if slots == 0 and cell.state == State.WAITING:
                     break
-                needed = [by_key[name, cell.row.seed] for name in cell.row.needs]
-                if failed := [other for other in needed if other.state == State.FAILED]:
+                if failed := [other for other in needed[cell] if other.state == State.FAILED]:
                     cell.fail(f"needs {failed[0].name}, which failed")
-                    continue
-                if any(other.state != State.DONE for other in needed):
-                    continue
-                others = {other.row.entry.key: other.finished[-1] for other in needed}
-                cell.proceed(others)
-                slots -= cell.state == State.RUNNING
+                elif (found := others(cell)) is not None:
+                    cell.proceed(found)
+                    slots -= cell.state == State.RUNNING
             watch(cells)
             if any(cell.state == State.RUNNING for cell in cells):
                 time.sleep(every)

@@ -1,16 +1,16 @@
-"""What a suite's cells came to: the rows of its table."""
+"""The summary of a suite: what its runs scored and cost, as summary.json holds it."""
 
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 
 from cotune.errors import ConfigError, CotuneError
-from cotune.experiments.compare.cells import Cell, State
-from cotune.experiments.compare.stages import Finished, Row, Setting
+from cotune.experiments.compare.cells import Cell, State, in_one_line
+from cotune.experiments.compare.stages import Finished, Setting
 from cotune.experiments.compare.statistics import (
     Samples,
     gain,
@@ -24,22 +24,31 @@ from cotune.run.run_dir import RunDir
 from cotune.run.scores import EXACT_MATCH
 
 _SUMS = ("generated_tokens", "llm_calls", "money", "seconds")
+_HINTS = 5  # the best ones are listed
+
+Evaluations = dict[str, list[tuple[float, str, str]]]
+"""(reward, id, stratum) of a run's test questions: "before" training; "after" training, under the
+best instruction; "plain": after training, under the initial instruction. [] if not evaluated."""
 
 
 def summarise(suite: SuiteConfig, cells: Sequence[Cell], setting: Setting) -> Json:
-    """The suite's summary, as `summary.json` has it; of what is finished so far.
+    """Return the content of a suite's summary.json, over the runs that are finished.
 
-    Reads the run folders of stages that are finished, and how far the others came.
+    Reads the run folders of finished stages. Marks a cell as failed if its evaluation is unusable.
     """
     by_key: dict[str, list[Cell]] = {entry.key: [] for entry in suite.methods}
     for cell in cells:
         by_key[cell.row.entry.key].append(cell)
+    found: dict[Cell, Evaluations] = {}
     for mine in by_key.values():
-        _check_readable(suite, mine)
-    base = _baseline(suite, by_key[slug(suite.baseline)])
-    rows = [_row(suite, mine, base) for mine in by_key.values()]
+        found |= _evaluations(suite, mine)
+    baseline = [cell for cell in by_key[slug(suite.baseline)] if cell in found]
+    if suite.unequal == "refuse" and unequal(baseline):
+        baseline = []
+    rows = [_row(suite, mine, found, baseline) for mine in by_key.values()]
     measures = {row.pop("measure") for row in rows} - {None}
-    tested = next(filter(None, (samples_of(_done(mine)) for mine in by_key.values())), None)
+    first = next((_samples([cell], found) for cell in cells if cell in found), None)
+    strata = Counter(first.strata[0].tolist()) if first else Counter[str]()
     summary: Json = {
         "schema_version": 1,
         "kind": "suite",
@@ -53,68 +62,109 @@ def summarise(suite: SuiteConfig, cells: Sequence[Cell], setting: Setting) -> Js
         "baseline": slug(suite.baseline),
         "focus": suite.focus,
         "measure": measures.pop() if len(measures) == 1 else "mean reward",
-        "strata": _strata(tested) if tested else {},
-        "n": int(tested.focused(suite.focus).rewards.shape[1]) if tested else None,
+        "strata": {name: strata[name] for name in sorted(strata) if name},
+        "n": int(first.focused(suite.focus).rewards.shape[1]) if first else None,
         "methods": rows,
     }
-    return {**summary, "verdict": verdict(summary)}
+    return {**summary, "verdict": _verdict(summary)}
 
 
-def _check_readable(suite: SuiteConfig, cells: Sequence[Cell]) -> None:
-    """Fails a method's finished cells whose evaluation cannot be used; the others stay."""
+def _evaluations(suite: SuiteConfig, cells: Sequence[Cell]) -> dict[Cell, Evaluations]:
+    """Read the evaluations of a method's finished cells; all are of equally many questions.
+
+    A cell whose evaluation is unusable fails, and the others stay.
+    """
+    found: dict[Cell, Evaluations] = {}
     expected: tuple[int, int] | None = None
-    for cell in _done(cells):
+    for cell in cells:
+        if cell.state != State.DONE:
+            continue
         try:
-            for plain in (False, True):
-                strata = _rewards(cell.finished[-1], plain)[2]
-                counts = len(strata), sum(name.startswith(suite.focus or "") for name in strata)
-                if not counts[1] or counts != (expected or counts):
-                    total, scored = expected or ("some", "some")
+            evaluated = _read(cell.finished)
+            for questions in filter(None, evaluated.values()):
+                scored = sum(stratum.startswith(suite.focus or "") for _, _, stratum in questions)
+                counts = len(questions), scored
+                if not scored or counts != (expected or counts):
+                    total, some = expected or ("some", "some")
                     raise ConfigError(
-                        f"{cell.finished[-1].folder}: was tested on {counts[0]} questions, "
-                        f"{counts[1]} of them to be scored; expected {total} and {scored}, as many "
-                        "for each seed"
+                        f"{cell.finished[-1].folder}: was tested on {counts[0]} questions, {scored} "
+                        f"of them to be scored; expected {total} and {some}, the same for each seed"
                     )
                 expected = counts
+            found[cell] = evaluated
         except (CotuneError, OSError, KeyError, TypeError) as error:
-            kind = "" if isinstance(error, CotuneError) else f"{type(error).__name__}: "
-            cell.fail(kind + " ".join(str(error).split()))
+            cell.fail(in_one_line(error))
+    return found
 
 
-def _baseline(suite: SuiteConfig, cells: Sequence[Cell]) -> "_Seeds | None":
-    """The baseline's rewards by seed; None where it is not finished or is left out of the table."""
-    done = _done(cells)
-    paid = [_cost(cell)["rollouts"] for cell in done]
-    left_out = suite.unequal == "refuse" and unequal(cells[0].row, paid)
-    samples = None if left_out else samples_of(done)
-    return None if samples is None else _Seeds([cell.row.seed for cell in done], samples)
+def _read(stages: Sequence[Finished]) -> Evaluations:
+    """Read the rewards on the test questions, before the first stage and after the last.
+
+    Raises:
+        ConfigError: the last stage was not evaluated.
+    """
+
+    def rows(stage: Finished, at: str, when: str) -> list[tuple[float, str, str]]:
+        run = RunDir.open(stage.folder)
+        steps = {e.get("when"): e["step"] for e in run.read_events() if e["kind"] == "evaluated"}
+        found = run.read_trajectories(steps[at], f"evaluate_{when}") if at in steps else []
+        return [(row["reward"], row["task"]["id"], row["task"]["stratum"]) for row in found]
+
+    last = stages[-1]
+    after = rows(last, "after", "after")
+    if not after:
+        raise ConfigError(
+            f"{last.folder}: was not evaluated on test questions at its end; remove the folder, and "
+            "run it again"
+        )
+    plain, before = rows(last, "after", "plain"), rows(stages[0], "before", "before")
+    return {"before": before, "after": after, "plain": plain}
 
 
-@dataclass(frozen=True)
-class _Seeds:
-    """Rewards with the seed of each row."""
+def _samples(
+    cells: Sequence[Cell], found: Mapping[Cell, Evaluations], *whens: str
+) -> Samples | None:
+    """Return held-out rewards, a seed a row.
 
-    seeds: list[int]
-    samples: Samples
+    None if there is no cell, or if one was evaluated at none of `whens`; the first that a cell was
+    evaluated at counts, "after" by default.
+    """
+    whens = whens or ("after",)
+    rows = [next((found[cell][when] for when in whens if found[cell][when]), []) for cell in cells]
+    if not rows or not all(rows):
+        return None
+    rewards, questions, strata = (
+        np.array([[question[i] for question in row] for row in rows]) for i in range(3)
+    )
+    return Samples(rewards.astype(float), questions, strata)
 
 
-def _done(cells: Sequence[Cell]) -> list[Cell]:
-    return [cell for cell in cells if cell.state == State.DONE]
-
-
-def _row(suite: SuiteConfig, cells: Sequence[Cell], base: _Seeds | None) -> Json:
-    """One method: what it is, what it cost, how it did."""
-    row = cells[0].row
-    done = _done(cells)
-    costs = [_cost(cell) for cell in done]
-    status, problem = _status(suite, cells, costs)
-    found: Json = {
+def _row(
+    suite: SuiteConfig,
+    cells: Sequence[Cell],
+    found: Mapping[Cell, Evaluations],
+    baseline: Sequence[Cell],
+) -> Json:
+    """Return the summary of one method: what it is, what it cost, what it scored."""
+    row, done = cells[0].row, [cell for cell in cells if cell in found]
+    last = done[0].finished[-1] if done else None
+    off = unequal(done)
+    status, problem = "ok", ""
+    if failed := [cell for cell in cells if cell.state == State.FAILED]:
+        problems = [f"seed {cell.row.seed}: {cell.problem}" for cell in failed]
+        status, problem = "failed", "; ".join([*problems, *filter(None, [off])])
+    elif off:
+        status, problem = "unequal", off
+    elif len(done) < len(cells):
+        status, problem = "unfinished", f"{len(done)} of {len(cells)} seeds are finished"
+    shown = done if not off or suite.unequal == "flag" else []
+    return {
         "name": row.entry.key,
         "method": row.entry.method,
         "label": row.label,
         "about": row.method.about,
         "group": row.method.group,
-        "compute": row.entry.compute or row.method.compute,
+        "compute": row.compute,
         "status": status,
         "problem": problem,
         "note": "; ".join(_notes(done)),
@@ -123,55 +173,50 @@ def _row(suite: SuiteConfig, cells: Sequence[Cell], base: _Seeds | None) -> Json
             for cell in cells
             if cell.finished
         },
-        "measure": done[0].finished[-1].figures.get("measure") if done else None,
-        **_mean_cost(costs),
+        "measure": last.figures.get("measure") if last else None,
+        **_mean_cost([_cost(cell) for cell in done]),
         "finished": len(done),
         "missing": {str(c.row.seed): c.standing for c in cells if c.state != State.DONE},
-        "instruction": done[0].finished[-1].instruction if done else None,
+        "instruction": last.instruction if last else None,
+        "hints": _best_hints(last) if last else [],
+        **_scores(suite, shown, found, baseline),
     }
-    off = unequal(row, [cost["rollouts"] for cost in costs])
-    shown = done if not off or suite.unequal == "flag" else []
-    return {**found, **_scores(suite, shown, base)}
 
 
-def _status(suite: SuiteConfig, cells: Sequence[Cell], costs: Sequence[Json]) -> tuple[str, str]:
-    """ok, failed, unequal or unfinished, and why: the worst of its seeds."""
-    off = unequal(cells[0].row, [cost["rollouts"] for cost in costs])
-    if failed := [cell for cell in cells if cell.state == State.FAILED]:
-        problems = [f"seed {c.row.seed}: {c.problem}" for c in failed]
-        return "failed", "; ".join([*problems, *([off] if off else [])])
-    if off:
-        return "unequal", off
-    if any(cell.state != State.DONE for cell in cells):
-        return "unfinished", f"{len(costs)} of {len(cells)} seeds are finished"
-    return "ok", ""
-
-
-def unequal(row: Row, paid: Sequence[int]) -> str:
-    """Why what a row paid is not of its compute class; "" where it is.
-
-    Args:
-        paid: policy rollouts of each seed: training, verification and evolution.
-    """
-    allowed, tolerance = row.allowance or 0.0, row.suite.tolerance
-    low, high = allowed * (1 - tolerance), allowed * (1 + tolerance)
-    if off := [count for count in paid if not low <= count <= high]:
-        return (
-            f"paid {off[0]:,} policy rollouts; its compute class "
-            f"{row.entry.compute or row.method.compute} allows {low:,.0f} to {high:,.0f}"
-        )
+def unequal(cells: Sequence[Cell]) -> str:
+    """Say which finished cell paid other rollouts than its compute class allows; "" if none did."""
+    for cell in cells:
+        row, paid = cell.row, int(_cost(cell)["rollouts"])
+        allowed, tolerance = row.allowance or 0.0, row.suite.tolerance
+        low, high = allowed * (1 - tolerance), allowed * (1 + tolerance)
+        if not low <= paid <= high:
+            return (
+                f"paid {paid:,} policy rollouts; its compute class {row.compute} allows "
+                f"{low:,.0f} to {high:,.0f}"
+            )
     return ""
 
 
 def _notes(cells: Sequence[Cell]) -> list[str]:
     if cells and cells[0].row.needs:
         return [f"on top of what {' and '.join(cells[0].row.needs)} paid"]
-    notes = [RunDir.open(one.folder).read_summary() or {} for c in cells for one in c.finished]
-    return list(dict.fromkeys(str(note["note"]) for note in notes if note.get("note")))
+    summaries = [RunDir.open(one.folder).read_summary() or {} for c in cells for one in c.finished]
+    return list(dict.fromkeys(str(s["note"]) for s in summaries if s.get("note")))
+
+
+def _best_hints(stage: Finished) -> list[Json]:
+    """Return the best hints of the last phase of hint evolution, by mean reward on dev."""
+    accepted: list[Json] = []
+    for event in RunDir.open(stage.folder).read_events():
+        if event["kind"] == "hint_phase":
+            accepted = []
+        elif event["kind"] == "hint_accepted":
+            accepted.append({key: event[key] for key in ("text", "mean_dev_score")})
+    return sorted(accepted, key=lambda hint: -hint["mean_dev_score"])[:_HINTS]
 
 
 def _cost(cell: Cell) -> Json:
-    """What all stages of a cell spent together."""
+    """Return what all stages of a cell spent together."""
     purposes: Counter[str] = Counter()
     for one in cell.finished:
         purposes.update(one.figures["policy_rollouts"])
@@ -198,107 +243,79 @@ def _mean_cost(costs: Sequence[Json]) -> Json:
     }
 
 
-def _scores(suite: SuiteConfig, cells: Sequence[Cell], base: _Seeds | None) -> Json:
-    """Held-out figures over the seeds that are finished; all None where none is."""
-    whole = samples_of(cells)
-    if whole is None:
-        names = ("score", "interval", "score_all", "gain", "gain_interval")
-        nothing = dict.fromkeys((*names, "probability_of_improvement", "plain", "plain_interval"))
-        return {**nothing, "by_seed": {}, "by_stratum": {}}
-    samples, seeds = whole.focused(suite.focus), [cell.row.seed for cell in cells]
-    # A run that took its instruction over was not evaluated under the suite's own.
-    plain = None if cells[0].row.takes_instruction else samples_of(cells, plain=True)
-    plain = plain and plain.focused(suite.focus)
-    found: Json = {
-        "score": float(samples.rewards.mean()),
-        "interval": interval(samples),
-        "score_all": float(whole.rewards.mean()),
+def _scores(
+    suite: SuiteConfig,
+    cells: Sequence[Cell],
+    found: Mapping[Cell, Evaluations],
+    baseline: Sequence[Cell],
+) -> Json:
+    """Return held-out figures over the finished seeds; None and {} if there are none."""
+    after, before = _samples(cells, found), _samples(cells, found, "before")
+    # A run that took over an instruction was not evaluated under the suite's own.
+    takes_over = bool(cells) and cells[0].row.takes_instruction
+    plain = None if takes_over else _samples(cells, found, "plain", "after")
+    apart = None if takes_over else _samples(cells, found, "plain")
+    score = after and after.focused(suite.focus)
+    scores: Json = {
+        "score": _mean(score),
+        "interval": score and interval(score),
+        "score_all": _mean(after),
         "by_seed": {
-            str(seed): float(row.mean()) for seed, row in zip(seeds, samples.rewards, strict=True)
+            str(cell.row.seed): float(row.mean())
+            for cell, row in zip(cells, score.rewards if score else (), strict=True)
         },
-        "by_stratum": whole.by_stratum(),
-        "plain": None if plain is None else float(plain.rewards.mean()),
-        "plain_interval": None if plain is None else interval(plain),
     }
-    return {**found, **_against(suite, cells, samples, base)}
+    for name, samples in (("plain", plain), ("before", before)):
+        focused = samples and samples.focused(suite.focus)
+        scores |= {name: _mean(focused), f"{name}_all": _mean(samples)}
+        scores[f"{name}_interval"] = focused and interval(focused)
+    for name, samples in (("", after), ("plain_", apart), ("before_", before)):
+        scores[f"{name}by_stratum"] = samples.by_stratum() if samples else {}
+    return {**scores, **_against(suite, cells, found, baseline)}
+
+
+def _mean(samples: Samples | None) -> float | None:
+    return None if samples is None else float(samples.rewards.mean())
 
 
 def _against(
-    suite: SuiteConfig, cells: Sequence[Cell], samples: Samples, base: _Seeds | None
+    suite: SuiteConfig,
+    cells: Sequence[Cell],
+    found: Mapping[Cell, Evaluations],
+    baseline: Sequence[Cell],
 ) -> Json:
-    """Gain over the baseline, on the seeds that both have."""
+    """Return the gain over the baseline on the seeds that both have finished."""
     nothing: Json = {"gain": None, "gain_interval": None, "probability_of_improvement": None}
-    if base is None or cells[0].row.entry.key == slug(suite.baseline):
+    if not cells or cells[0].row.entry.key == slug(suite.baseline):
         return nothing
-    mine = [cell.row.seed for cell in cells]
-    both = [seed for seed in mine if seed in base.seeds]
-    if not both:
+    theirs_by_seed = {cell.row.seed: cell for cell in baseline}
+    both = [cell for cell in cells if cell.row.seed in theirs_by_seed]
+    ours = _samples(both, found)
+    theirs = _samples([theirs_by_seed[cell.row.seed] for cell in both], found)
+    if ours is None or theirs is None:
         return nothing
-    ours = samples.of([mine.index(seed) for seed in both])
-    theirs = base.samples.of([base.seeds.index(seed) for seed in both]).focused(suite.focus)
-    found = gain(ours, theirs)
-    if found is None:
+    ours, theirs = ours.focused(suite.focus), theirs.focused(suite.focus)
+    difference = gain(ours, theirs)
+    if difference is None:
         return nothing
     return {
-        "gain": found[0],
-        "gain_interval": found[1],
+        "gain": difference[0],
+        "gain_interval": difference[1],
         "probability_of_improvement": probability_of_improvement(ours, theirs),
     }
 
 
-def samples_of(cells: Sequence[Cell], plain: bool = False) -> Samples | None:
-    """The held-out rewards of finished cells, a seed a row; None where there is none.
-
-    Args:
-        plain: under the initial instruction, instead of the best one.
-    """
-    read = [_rewards(cell.finished[-1], plain) for cell in cells if cell.state == State.DONE]
-    if not read:
-        return None
-    if len({len(rewards) for rewards, _, _ in read}) > 1:
-        raise ConfigError(
-            f"{cells[0].row.entry.key}: its seeds were tested on different numbers of questions; "
-            "expected a test split of the same size for every seed"
-        )
-    rewards, questions, strata = (np.array(part) for part in zip(*read, strict=True))
-    return Samples(rewards.astype(float), questions, strata)
-
-
-def _rewards(stage: Finished, plain: bool) -> tuple[list[float], list[str], list[str]]:
-    """Rewards, ids and strata of a run's test questions after it ended."""
-    run = RunDir.open(stage.folder)
-    evaluated = [event for event in run.read_events() if event["kind"] == "evaluated"]
-    step = next((e["step"] for e in reversed(evaluated) if e.get("when") == "after"), None)
-    if step is None:
-        raise ConfigError(
-            f"{stage.folder}: was not evaluated after its end; remove the folder, and run it again"
-        )
-    rows = run.read_trajectories(step, "evaluate_plain") if plain else []
-    rows = rows or run.read_trajectories(step, "evaluate_after")
-    tasks = [row["task"] for row in rows]
-    return (
-        [row["reward"] for row in rows],
-        [task["id"] for task in tasks],
-        [task["stratum"] for task in tasks],
-    )
-
-
-def _strata(samples: Samples) -> dict[str, int]:
-    counts = Counter(samples.strata[0].tolist())
-    return {name: counts[name] for name in sorted(counts) if name}
-
-
-def verdict(summary: Mapping[str, Any]) -> str:
-    """One sentence: what our methods gained over the baseline, and what that is worth."""
+def _verdict(summary: Mapping[str, Any]) -> str:
+    """Say in one sentence what the group "ours" gained over the baseline; without it, the best."""
     rows = {row["name"]: row for row in summary["methods"]}
     baseline = rows[summary["baseline"]]
     others = [row for row in rows.values() if row.get("gain") is not None]
-    shown = [row for row in others if row["group"] == "ours"]
     if baseline["score"] is None or not others:
         return "No comparison yet: too few runs are finished."
-    shown = shown or [max(others, key=lambda row: row["gain"])]
+    ours = [row for row in others if row["group"] == "ours"]
+    shown = ours or [max(others, key=lambda row: row["gain"])]
     shares = summary["measure"] == EXACT_MATCH
-    clauses = [_standing(row, baseline["label"], shares) for row in shown]
+    clauses = [_gained(row, baseline["label"], shares) for row in shown]
     paired = {len(row["by_seed"].keys() & baseline["by_seed"].keys()) for row in shown}
     over = " to ".join(map(str, sorted({min(paired), max(paired)})))
     what = summary["measure"]
@@ -310,19 +327,20 @@ def verdict(summary: Mapping[str, Any]) -> str:
     )
 
 
-def _standing(row: Json, baseline: str, shares: bool) -> str:
-    """ "INSPO ends 64.9 points (95 %: 59.2 to 70.4) above Search-R1"."""
+def _gained(row: Json, baseline: str, shares: bool) -> str:
+    """Say what a method gained: "INSPO ends 64.9 points (95 %: 59.2 to 70.4) above Search-R1"."""
+
+    def size(value: float, sign: str = "") -> str:
+        text = f"{value * 100:{sign}.1f}" if shares else f"{value:{sign}.3f}"
+        return text.replace("-", "−")
+
     low, high = row["gain_interval"]
     if low <= 0 <= high:
-        ends = " to ".join(_size(end, shares, signed=True) for end in (low, high))
+        ends = f"{size(low, '+')} to {size(high, '+')}"
         return f"{row['label']} cannot be told apart from {baseline} (95 %: {ends})"
-    below = high < 0
-    ends = sorted((abs(low), abs(high)))
-    size = _size(abs(row["gain"]), shares) + (" points" if shares else "")
-    told = " to ".join(_size(end, shares) for end in ends)
-    return f"{row['label']} ends {size} (95 %: {told}) {'below' if below else 'above'} {baseline}"
-
-
-def _size(value: float, shares: bool, signed: bool = False) -> str:
-    text = f"{value * 100:+.1f}" if shares else f"{value:+.3f}"
-    return text.replace("-", "−") if signed else text.lstrip("+")
+    near, far = sorted((abs(low), abs(high)))
+    points = " points" if shares else ""
+    return (
+        f"{row['label']} ends {size(abs(row['gain']))}{points} (95 %: {size(near)} to {size(far)}) "
+        f"{'below' if high < 0 else 'above'} {baseline}"
+    )

@@ -1,6 +1,9 @@
-"""Runs a suite, shows it, and writes down what it came to."""
+"""Run a suite, show its progress and its result, and write its summary and its report."""
 
+import json
+import shlex
 from collections.abc import Sequence
+from importlib import resources
 from pathlib import Path
 
 from rich.console import Console
@@ -15,6 +18,7 @@ from cotune.experiments.compare.methods import METHODS, method_named
 from cotune.experiments.compare.progress import Progress, held
 from cotune.experiments.compare.stages import Setting, check_rows, rows_of
 from cotune.experiments.compare.suite_file import SuiteConfig, load_suite
+from cotune.experiments.compare.suite_summary import PROGRESS
 from cotune.methods.registry import added
 from cotune.run.json_files import Row as Json
 from cotune.run.ledger import policy_rollouts
@@ -25,18 +29,21 @@ class SuiteFailed(CotuneError):
     """Some methods of a suite failed; the others are reported. Exit status 1."""
 
 
-def compare(path: Path, console: Console, assignments: Sequence[str] = ()) -> Json:
-    """Runs what a suite is missing, writes its summary and its report; returns the summary.
+def compare(
+    path: Path, console: Console, assignments: Sequence[str] = (), again: str | None = None
+) -> Json:
+    """Run what a suite is missing, write its summary and its report; return the summary.
 
     Args:
         path: the suite file.
-        console: where it is shown.
-        assignments: fields of it that are set, as `seeds=[0]`.
+        console: where progress and result are shown.
+        assignments: fields that replace the file's, as in `seeds=[0]`.
+        again: the command that resumes the suite; None for `cotune compare`.
 
     Raises:
-        ConfigError: the suite file, or the folder, is not one that can be worked on.
-        Stopped: Ctrl-C; the next call goes on.
-        SuiteFailed: methods failed, or paid for more or fewer rollouts than their class.
+        ConfigError: the suite file is invalid, or its folder holds something else.
+        Stopped: Ctrl-C; the next call resumes.
+        SuiteFailed: methods failed, or used more or fewer rollouts than their class allows.
     """
     suite, base = load_suite(path, assignments)
     rows = rows_of(suite, base)
@@ -45,14 +52,16 @@ def compare(path: Path, console: Console, assignments: Sequence[str] = ()) -> Js
     cells = [Cell(row) for row in rows]
     setting = Setting.of(rows)
     progress = Progress(suite, setting)
-    console.print(_heading(suite), markup=False, highlight=False)
+    _print_heading(suite, setting, console)
     with held(suite.output):
         try:
-            _watch(cells, suite.at_once, console, progress)
+            _run(cells, suite.at_once, console, progress)
         except KeyboardInterrupt:
             progress(cells)
             _write(suite, cells, setting)
-            raise Stopped(f"stopped; go on with: cotune compare {path}") from None
+            fields = (word for assignment in assignments for word in ("--set", assignment))
+            again = again or shlex.join(["cotune", "compare", str(path), *fields])
+            raise Stopped(f"stopped; resume with: {again}") from None
         summary = _write(suite, cells, setting)
     _show(summary, suite, console)
     wrong = [row for row in summary["methods"] if row["status"] in ("failed", "unequal")]
@@ -64,12 +73,36 @@ def compare(path: Path, console: Console, assignments: Sequence[str] = ()) -> Js
     return summary
 
 
+def demo(name: str, folder: Path, seed: int, console: Console) -> Json:
+    """Run a suite that ships with this package: "demo" or "demo-p2o"; return its summary.
+
+    A demo that was stopped is resumed. The folder of one that is finished, or that has another seed,
+    is renamed, never deleted.
+
+    Raises:
+        ConfigError: the folder holds something else.
+        Stopped: Ctrl-C.
+    """
+    if (earlier := _earlier_demo(name, folder)) is not None and earlier != (seed, False):
+        number = 1
+        while (aside := folder.with_name(f"{folder.name}-{number}")).exists():
+            number += 1
+        folder.rename(aside)
+        console.print(f"the earlier demo is now in {aside}", markup=False, highlight=False)
+    words = ["cotune", name, "--output", str(folder), "--seed", str(seed)]
+    with resources.as_file(
+        resources.files("cotune.experiments.compare") / "suites" / f"{name}.yaml"
+    ) as file:
+        fields = (f"output={json.dumps(str(folder))}", f"seeds=[{seed}]")
+        return compare(file, console, fields, shlex.join(words))
+
+
 def dry_run(path: Path, console: Console, assignments: Sequence[str] = ()) -> None:
-    """Shows what a suite would run, every run file checked, and runs nothing."""
+    """Show what a suite would run, with every run file checked; run nothing."""
     suite, base = load_suite(path, assignments)
     rows = rows_of(suite, base)
     check_rows(rows)
-    console.print(_heading(suite), markup=False, highlight=False)
+    _print_heading(suite, Setting.of(rows), console)
     table = Table(show_edge=False, pad_edge=False)
     for column in ("method", "stage", "strategy", "steps", "policy rollouts", "LLM calls"):
         right = column in ("steps", "policy rollouts", "LLM calls")
@@ -88,21 +121,16 @@ def dry_run(path: Path, console: Console, assignments: Sequence[str] = ()) -> No
                 f"up to {planned.calls:,}" if planned and planned.calls else "",
             )
     console.print(table)
-    runs = sum(len(row.method.stages) for row in rows)
-    done = sum(
-        read_summary(row.stage_folder(i)) is not None
-        for row in rows
-        for i in range(len(row.method.stages))
-    )
-    seeds = len(suite.seeds)
+    folders = [row.stage_folder(i) for row in rows for i in range(len(row.method.stages))]
+    done, seeds = sum(read_summary(folder) is not None for folder in folders), len(suite.seeds)
     console.print(
-        f"{runs} run{'s' * (runs != 1)} over {seeds} seed{'s' * (seeds != 1)}; {done} of them "
-        f"{'is' if done == 1 else 'are'} there already"
+        f"{len(folders)} run{'s' * (len(folders) != 1)} over {seeds} seed{'s' * (seeds != 1)}; "
+        f"{done} of them {'is' if done == 1 else 'are'} finished already"
     )
 
 
 def list_methods(console: Console) -> None:
-    """What a suite can name."""
+    """Show the methods that a suite can name."""
     table = Table(show_edge=False, pad_edge=False)
     for column in ("method", "group", "compute", "what it is"):
         table.add_column(column)
@@ -112,16 +140,25 @@ def list_methods(console: Console) -> None:
     console.print(table)
 
 
-def _heading(suite: SuiteConfig) -> str:
+def _print_heading(suite: SuiteConfig, setting: Setting, console: Console) -> None:
     seeds = f"seed{'s' * (len(suite.seeds) != 1)} {', '.join(map(str, suite.seeds))}"
-    return (
-        f"{suite.name}: {len(suite.methods)} methods, {seeds}, "
-        f"{suite.budget:,} policy rollouts each; folder {suite.output}"
-    )
+    llm = "" if setting.llm == "none" else f"; proposals by {setting.llm}"
+    lines = [
+        f"{suite.name}: {len(suite.methods)} methods on {setting.environment}, {seeds}, "
+        f"{suite.budget:,} policy rollouts each{llm}; folder {suite.output}"
+    ]
+    for label, numbers in setting.scaled_down.items():
+        told = (
+            f"{name} {n['here']:,} ({'computed' if n['paper'] is None else format(n['paper'], ',')})"
+            for name, n in numbers.items()
+        )
+        lines.append(f"{label}, with the paper's numbers in brackets: {', '.join(told)}")
+    for line in lines:
+        console.print(line, markup=False, highlight=False)
 
 
 def _check_folder(folder: Path) -> None:
-    """A suite's folder is new, or a suite's."""
+    """Raise ConfigError unless a folder is new, empty, or a suite's."""
     if not folder.exists():
         return
     if not folder.is_dir():
@@ -130,8 +167,20 @@ def _check_folder(folder: Path) -> None:
         raise ConfigError(f"output: {folder} holds something else; choose another folder")
 
 
+def _earlier_demo(name: str, folder: Path) -> tuple[int, bool] | None:
+    """Return the seed of the demo in a folder and whether it is finished; None if there is none."""
+    try:
+        suite = json.loads((folder / PROGRESS).read_bytes())
+        if suite["suite"]["name"] != name:
+            return None
+        finished = all(cell["state"] == State.DONE for cell in suite["cells"])
+        return int(suite["suite"]["seeds"][0]), finished
+    except (OSError, ValueError, KeyError, TypeError, IndexError):
+        return None
+
+
 def _write(suite: SuiteConfig, cells: Sequence[Cell], setting: Setting) -> Json:
-    """The summary and the report of what is there."""
+    """Write the summary and the report of the runs that are finished."""
     from cotune.experiments.compare.results import summarise
     from cotune.experiments.report.suite_report import write_suite_report
 
@@ -142,36 +191,40 @@ def _write(suite: SuiteConfig, cells: Sequence[Cell], setting: Setting) -> Json:
 
 
 def _show(summary: Json, suite: SuiteConfig, console: Console) -> None:
-    from cotune.experiments.compare.suite_table import suite_table
+    from cotune.experiments.compare.suite_table import best_prompts, suite_tables
 
-    console.print(suite_table(summary))
+    for table in suite_tables(summary):
+        console.print(table)
     console.print(summary["verdict"], style="bold", markup=False, highlight=False)
     if suite.caption:
         console.print(suite.caption, style="dim", markup=False, highlight=False)
-    console.print(f"report: {suite.output / 'report.html'}", markup=False, highlight=False)
+    report = suite.output / "report.html"
+    for line in (*best_prompts(summary), f"folder: {suite.output}   report: {report}"):
+        console.print(line, markup=False, highlight=False)
 
 
-def _watch(cells: Sequence[Cell], at_once: int, console: Console, progress: Progress) -> None:
-    """Runs the cells: a table that is redrawn on a terminal, lines elsewhere."""
-    lines = _Lines(console)
-
-    def told(now: Sequence[Cell]) -> None:
-        progress(now)
-        lines(now)
-
+def _run(cells: Sequence[Cell], at_once: int, console: Console, progress: Progress) -> None:
+    """Run the cells: a table that is redrawn on a terminal, lines elsewhere."""
     if not console.is_terminal:
-        run_cells(cells, at_once, told)
+        lines = _Lines(console)
+
+        def printed(now: Sequence[Cell]) -> None:
+            progress(now)
+            lines(now)
+
+        run_cells(cells, at_once, printed)
         return
     with Live(console=console, refresh_per_second=2) as live:
 
         def drawn(now: Sequence[Cell]) -> None:
             progress(now)
-            live.update(_progress(now))
+            live.update(progress_table(now))
 
         run_cells(cells, at_once, drawn)
 
 
-def _progress(cells: Sequence[Cell]) -> Table:
+def progress_table(cells: Sequence[Cell]) -> Table:
+    """Return a row for each cell that runs or failed, under the count of cells by state."""
     counts = {state: sum(cell.state == state for cell in cells) for state in State}
     table = Table(
         title=", ".join(f"{count} {state}" for state, count in counts.items() if count),
@@ -179,49 +232,48 @@ def _progress(cells: Sequence[Cell]) -> Table:
         show_edge=False,
         pad_edge=False,
     )
-    for column in ("run", "stage", "step", "reward"):
+    for column in ("run", "stage", "step", "reward", "last event"):
         table.add_column(column)
     for cell in cells:
         if cell.state == State.RUNNING:
-            table.add_row(*map(Text, _told(cell)))
+            step, steps, reward, event = cell.progress()
+            shown = "" if reward is None else f"{reward:.2f}"
+            row = (Text(cell.name), cell.stage_name, f"{step}/{steps}", shown)
+            table.add_row(*row, Text.from_markup(event or "starting"))
         elif cell.state == State.FAILED:
-            table.add_row(Text(cell.name), Text("failed", style="red"), "", Text(cell.problem[:80]))
+            problem = Text(cell.problem[:80])
+            table.add_row(Text(cell.name), Text("failed", style="red"), "", "", problem)
     return table
 
 
-def _told(cell: Cell) -> tuple[str, str, str, str]:
-    step, steps, reward = cell.step()
-    stages = cell.row.method.stages
-    stage = stages[min(cell.stage, len(stages) - 1)].name
-    return cell.name, stage, f"{step}/{steps}", "" if reward is None else f"{reward:.2f}"
-
-
 class _Lines:
-    """Progress as plain lines, where there is no terminal to redraw."""
+    """Progress as plain lines, for a console that is no terminal."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._shown: dict[str, str] = {}
+        self._shown = set[tuple[str, str]]()
 
     def __call__(self, cells: Sequence[Cell]) -> None:
         done = sum(cell.state == State.DONE for cell in cells)
         for cell in cells:
-            line = self._line(cell)
-            if line and self._shown.get(cell.name) != line:
-                self._shown[cell.name] = line
+            line, told = self._line(cell)
+            if line and (cell.name, line) not in self._shown:
+                self._shown.add((cell.name, line))
                 count = f" ({done} of {len(cells)})" if cell.state == State.DONE else ""
-                self._console.print(f"{cell.name}: {line}{count}", markup=False, highlight=False)
+                self._console.print(
+                    f"{cell.name}: {line}{told}{count}", markup=False, highlight=False
+                )
 
     @staticmethod
-    def _line(cell: Cell) -> str:
-        """What is worth a line of its own: the beginning, every tenth step, the end."""
+    def _line(cell: Cell) -> tuple[str, str]:
+        """Return what is printed once: the start, every tenth step, the end; and what to add to it."""
         if cell.state == State.FAILED:
-            return f"failed: {cell.problem}"
+            return f"failed: {cell.problem}", ""
         if cell.state != State.RUNNING:
-            return "done" if cell.state == State.DONE else ""
-        _, stage, step, reward = _told(cell)
-        number = int(step.partition("/")[0])
-        if number == 0:
-            return f"{stage} begins"
-        told = f", reward {reward}" if reward else ""
-        return "" if number % 10 else f"{stage}, step {step}{told}"
+            return "done" if cell.state == State.DONE else "", ""
+        step, steps, reward, event = cell.progress()
+        if step == 0:
+            return f"{cell.stage_name} begins", ""
+        told = "" if reward is None else f", reward {reward:.2f}"
+        told += f"; {Text.from_markup(event).plain}" if event else ""
+        return ("" if step % 10 else f"{cell.stage_name}, step {step}/{steps}"), told

@@ -1,9 +1,9 @@
-"""From a row of a suite to the run file of each of its stages."""
+"""The run file of every stage of a suite's rows, and what a finished stage leaves to the next."""
 
 import hashlib
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,24 +12,31 @@ from cotune.config.preflight import check_tokens
 from cotune.config.run_file import RunConfig, parse_config
 from cotune.environments.search import SEARCH_R1_INSTRUCTION
 from cotune.errors import ConfigError
-from cotune.experiments.compare.changes import expanded, merged
 from cotune.experiments.compare.methods import Method, Stage, method_named
-from cotune.experiments.compare.suite_file import MethodEntry, SuiteConfig, slug
+from cotune.experiments.compare.suite_file import (
+    MethodEntry,
+    SuiteConfig,
+    expanded,
+    merged,
+    slug,
+)
 from cotune.export.serving import is_adapter
 from cotune.methods.registry import method_of
 from cotune.run.json_files import write_atomic
 from cotune.run.ledger import policy_rollouts
 from cotune.run.run_dir import RunDir
+from cotune.utils.text import flat
 
 _MERGED_OF = "merged.sha256"
-"""Of the summary.json whose policy a stage's `merged` holds."""
-_SEARCHED = ("geo", "search")
+"""The file with the hash of the summary.json whose policy a stage's `merged` holds."""
 _APART = 1000  # between the seeds of a row's stages
+
+ScaledDown = dict[str, dict[str, float | None]]
 
 
 @dataclass(frozen=True)
 class Finished:
-    """What a stage left for those after it.
+    """A finished stage.
 
     Attributes:
         folder: its run folder.
@@ -41,7 +48,11 @@ class Finished:
 
     @classmethod
     def read(cls, folder: Path) -> "Finished | None":
-        """None where the run is not finished, or was gone on with and has not ended again."""
+        """Read a run folder; None if the run is not finished, or was resumed and has not ended.
+
+        Raises:
+            ConfigError: its summary.json is not a run's.
+        """
         if not RunDir.is_run(folder) or (summary := RunDir.open(folder).read_summary()) is None:
             return None
         try:
@@ -66,23 +77,23 @@ class Finished:
 
     @property
     def merged(self) -> Path | None:
-        """Where its adapter is to lie in its base's weights; None where it trained whole weights."""
+        """The folder for its adapter merged into the base; None if it trained whole weights."""
         return self.folder / "merged" if is_adapter(Path(self.policy)) else None
 
     @property
     def is_merged(self) -> bool:
-        """Whether `merged` holds this policy: a run that is gone on with ends with another."""
+        """Whether `merged` holds this policy; a run that was resumed ends with another."""
         try:
-            return (self.folder / _MERGED_OF).read_text(encoding="utf-8") == self._ended_as
+            return (self.folder / _MERGED_OF).read_text(encoding="utf-8") == self._summary_hash
         except OSError:
             return False
 
     def note_merged(self) -> None:
-        """Writes down that `merged` holds this policy."""
-        write_atomic(self.folder / _MERGED_OF, self._ended_as)
+        """Record that `merged` holds this policy."""
+        write_atomic(self.folder / _MERGED_OF, self._summary_hash)
 
     @property
-    def _ended_as(self) -> str:
+    def _summary_hash(self) -> str:
         return hashlib.sha256((self.folder / "summary.json").read_bytes()).hexdigest()
 
 
@@ -91,9 +102,10 @@ class Row:
     """A row of a suite at one seed.
 
     Attributes:
-        entry, method: what the suite file says of it, and what that names.
+        suite: the suite file.
+        base: the run file that it is based on, as plain data.
+        entry: the row in the suite file.
         seed: its seed.
-        folder: of all its stages.
     """
 
     suite: SuiteConfig
@@ -115,7 +127,7 @@ class Row:
 
     @property
     def needs(self) -> tuple[str, ...]:
-        """Keys of the rows that must be finished before."""
+        """Keys of the rows that must be finished first."""
         if self.entry.method != "carried":
             return ()
         rows = {entry.key for entry in self.suite.methods}
@@ -124,14 +136,20 @@ class Row:
 
     @property
     def takes_instruction(self) -> bool:
-        """Whether its last stage begins with another instruction than the suite's."""
+        """Whether its last stage starts with another instruction than the suite's."""
         return self.entry.method == "carried" or self.method.stages[-1].instruction == "before"
 
     @property
+    def compute(self) -> str:
+        """Its compute class: "1x", "2x", "none"."""
+        return self.entry.compute or self.method.compute
+
+    @property
     def allowance(self) -> float | None:
-        """Policy rollouts of its compute class; None for those that pay none."""
-        compute = self.entry.compute or self.method.compute
-        return None if compute == "none" else float(compute.removesuffix("x")) * self.suite.budget
+        """Policy rollouts of its compute class; None if it uses none."""
+        if self.compute == "none":
+            return None
+        return float(self.compute.removesuffix("x")) * self.suite.budget
 
     def command(self, index: int) -> tuple[str, ...]:
         return self.method.stages[index].command
@@ -142,26 +160,46 @@ class Row:
     def config(
         self, index: int, before: Sequence[Finished], others: Mapping[str, Finished]
     ) -> RunConfig:
-        """The run file of one stage.
+        """Return the run file of one stage.
 
         Args:
-            index: of the stage.
+            index: the stage's.
             before: the stages before it.
-            others: the last stages of the rows that are needed, by key.
+            others: the last stages of the rows in `needs`, by key.
 
         Raises:
-            ConfigError: it cannot work; the suite's field is named.
+            ConfigError: a field of it is invalid.
         """
         where = f"methods: {self.entry.key}, stage {self.method.stages[index].name}"
         return parse_config(self._raw(index, before, others), where)
+
+    def scaled_down(self) -> ScaledDown:
+        """Return the numbers of the method's strategy that the suite changes, by dotted path.
+
+        {"hints.dev_size": {"here": 32, "paper": 300}}; "paper" is None if it is computed from others.
+        Empty for ablations and rows with fields of their own: those changes are what they compare.
+        """
+        if self.method.group != "ours" or self.entry.set or self.entry.method == "carried":
+            return {}
+        strategy = self.config(len(self.method.stages) - 1, (), {}).strategy
+        paper = flat(asdict(type(strategy)()))
+        return {
+            name: {"here": here, "paper": paper[name]}
+            for name, here in flat(asdict(strategy)).items()
+            if here != paper[name] and isinstance(here, int | float) and not isinstance(here, bool)
+        }
 
     def _raw(
         self, index: int, before: Sequence[Finished], others: Mapping[str, Finished]
     ) -> dict[str, Any]:
         stage, suite = self.method.stages[index], self.suite
         kind = self._strategy(stage)
-        raw = merged(_sectioned(self.base), suite.set)
-        # Else a later stage would see the questions of the first again, in the same order.
+        # As a section, so that a stage can replace the text and leave its role.
+        instruction = self.base.get("instruction")
+        if instruction is None or isinstance(instruction, str):
+            instruction = {"text": instruction}
+        raw = merged({**self.base, "instruction": instruction}, suite.set)
+        # With the same seed, a later stage would see the first one's questions in the same order.
         raw = merged(raw, {"strategy": {"kind": kind}, "seed": self.seed + _APART * index})
         raw = merged(raw, suite.by_strategy.get(kind, {}))
         if stage.name == "prompt" and kind == "inspo":
@@ -176,7 +214,7 @@ class Row:
         raw = merged(raw, self.entry.set)
         raw = merged(raw, self._budgeted(raw, stage, before))
         raw = merged(raw, self._inherited(stage, before, others))
-        raw = merged(raw, self.entry.set)  # steps of its own, say
+        raw = merged(raw, self.entry.set)  # its own steps, for example
         for name in suite.seed_fields:
             seeded = expanded({name: self.seed})
             assert isinstance(seeded, dict)
@@ -200,7 +238,7 @@ class Row:
     def _budgeted(
         self, raw: Mapping[str, Any], stage: Stage, before: Sequence[Finished]
     ) -> dict[str, Any]:
-        """The stage's part of the budget, and as many steps as it could pay for."""
+        """Return the stage's part of the budget, and the steps that it is enough for."""
         if self.allowance is None:
             return {}
         total, share = self.allowance, self.entry.share
@@ -228,7 +266,7 @@ class Row:
     def _inherited(
         self, stage: Stage, before: Sequence[Finished], others: Mapping[str, Finished]
     ) -> dict[str, Any]:
-        """The policy and instruction that a stage takes over."""
+        """Return the policy and instruction that a stage takes over from others."""
         changes: dict[str, Any] = {}
         if stage.policy == "before" and before:
             # Training starts from whole weights.
@@ -246,35 +284,42 @@ class Row:
 
 @dataclass(frozen=True)
 class Setting:
-    """What the rows of a suite share, as its summary tells it.
+    """What all rows of a suite share, as its summary states it.
 
     Attributes:
-        environment: kind of the world.
-        policy: where it is from.
-        llm: who proposes.
+        environment: kind of the environment.
+        policy: `policy.path`.
+        llm: the LLMs that write proposals.
+        scaled_down: by method, see `Row.scaled_down`.
     """
 
     environment: str
     policy: str
     llm: str
+    scaled_down: Mapping[str, ScaledDown] = field(default_factory=dict[str, ScaledDown])
 
     @classmethod
     def of(cls, rows: Sequence[Row]) -> "Setting":
         first = rows[0].config(0, (), {})
         stages = (row.config(i, (), {}) for row in rows for i in range(len(row.method.stages)))
         named = {describe_llm(config) for config in stages} - {"none"}
-        return cls(first.environment.kind, first.policy.path, ", ".join(sorted(named)) or "none")
+        scaled = {row.label: found for row in rows if (found := row.scaled_down())}
+        llms = ", ".join(sorted(named)) or "none"
+        return cls(first.environment.kind, first.policy.path, llms, scaled)
 
 
 def rows_of(suite: SuiteConfig, base: Mapping[str, Any]) -> list[Row]:
-    """Every row at every seed, the first seed's of all rows first."""
+    """Return every row at every seed, all rows of the first seed first."""
     return [Row(suite, base, entry, seed) for seed in suite.seeds for entry in suite.methods]
 
 
 def check_rows(rows: Sequence[Row]) -> None:
-    """Raises ConfigError where a run file of the suite cannot work, before anything is run.
+    """Check the run files of all stages before anything is run.
 
-    Stages that go on from others are checked with the base's policy and instruction in their place.
+    Stages that take over a policy or an instruction are checked with the base's in its place.
+
+    Raises:
+        ConfigError: one of them is invalid.
     """
     by_key = {row.entry.key: row for row in rows}
     for row in rows:
@@ -286,9 +331,12 @@ def check_rows(rows: Sequence[Row]) -> None:
 
 
 def _check_sources(row: Row, by_key: Mapping[str, Row]) -> None:
-    """Raises ConfigError where `carried` would have nothing to carry, or nowhere to."""
-    trained = [key for key, one in by_key.items() if one.method.group != "inference"]
-    trained = [key for key in trained if by_key[key].entry.method != "carried"]
+    """Raise ConfigError if `carried` names no row with an instruction, or no policy."""
+    trained = [
+        key
+        for key, one in by_key.items()
+        if one.method.group != "inference" and one.entry.method != "carried"
+    ]
     expected = f"expected one of {', '.join(trained) or 'rows that are trained'}"
     source, target = row.entry.instruction_from, row.entry.policy_from
     if slug(source) not in trained:
@@ -305,7 +353,7 @@ def _check_sources(row: Row, by_key: Mapping[str, Row]) -> None:
 
 
 def _check_questions(rows: Sequence[Row]) -> None:
-    """Raises ConfigError where `focus` would find no question, or another number for each seed."""
+    """Raise ConfigError if `focus` finds no question, or another number for each seed."""
     suite = rows[0].suite
     if suite.focus is None:
         return
@@ -319,27 +367,21 @@ def _check_questions(rows: Sequence[Row]) -> None:
     if not all(counts.values()) or len(set(counts.values())) > 1:
         raise ConfigError(
             f"focus is {suite.focus!r}, and {sorted(counts.values())} test questions of the seeds "
-            "are of a stratum that begins so; expected some, and equally many for each seed"
+            "have a stratum that begins with it; expected some, and the same number for each seed"
         )
 
 
-def _sectioned(base: Mapping[str, Any]) -> dict[str, Any]:
-    """The base with its instruction as a section, so that a text in its place keeps where it stands."""
-    given = base.get("instruction")
-    if given is None or isinstance(given, str):
-        return {**base, "instruction": {"text": given}}
-    return dict(base)
-
-
 def _without_tools(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """The same questions with nothing to call."""
+    """Return the changes that take the tools from an environment and leave its questions."""
     given = raw.get("environment", "single_turn")
     kind = given.get("kind") if isinstance(given, Mapping) else given
-    if kind in _SEARCHED:
-        # Its instruction, if it has one, speaks of the search engine.
+    if kind in ("geo", "search"):
+        # An instruction of the suite would mention the search engine.
         environment: dict[str, Any] = {"kind": kind, "search": False}
         if kind == "search":
-            environment["initial_instruction"] = SEARCH_R1_INSTRUCTION  # stands for none of its own
+            environment["initial_instruction"] = (
+                SEARCH_R1_INSTRUCTION  # without search it counts as none
+            )
         return {"environment": environment, "limits": {"turns": 1}, "instruction": {"text": None}}
     if kind == "tools":
         return {"environment": {"kind": "single_turn"}, "limits": {"turns": 1}}

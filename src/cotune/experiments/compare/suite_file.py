@@ -1,4 +1,4 @@
-"""The suite file: which methods are compared, on what, over which seeds, at how many rollouts."""
+"""The suite file: the methods to compare, their run file, the seeds and the rollout budget."""
 
 import re
 from collections import Counter
@@ -11,36 +11,70 @@ from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
 from cotune.config.overrides import with_overrides
 from cotune.errors import ConfigError
-from cotune.experiments.compare.changes import expanded
 from cotune.llm.client import OpenAIOptions
 from cotune.utils.validation import Model, describe
 
 _COMPUTE = re.compile(r"none|\d+(\.\d+)?x")
 _SLUG = re.compile(r"[^a-z0-9.+]+")
 
+
+def merged(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `first` changed by `second`: nested mappings are merged.
+
+    A section that names another `kind` replaces the first one's.
+    """
+    result = dict(first)
+    for key, value in second.items():
+        old = result.get(key)
+        if isinstance(old, dict) and isinstance(value, dict):
+            section, change = cast("dict[str, Any]", old), cast("dict[str, Any]", value)
+            if change.get("kind", section.get("kind")) == section.get("kind"):
+                result[key] = merged(section, change)
+                continue
+        result[key] = value
+    return result
+
+
+def expanded(changes: object) -> object:
+    """Return nested fields for dotted paths: {"training.steps": 1} is {"training": {"steps": 1}}.
+
+    Anything but a mapping, and keys other than strings, are left for the validation to refuse.
+    """
+    if not isinstance(changes, Mapping):
+        return changes
+    result: dict[str, Any] = {}
+    for key, value in cast("Mapping[Any, Any]", changes).items():
+        parts = key.split(".") if isinstance(key, str) else [key]
+        below = expanded(value) if isinstance(value, Mapping) else value
+        for part in reversed(parts[1:]):
+            below = {part: below}
+        result = merged(result, {parts[0]: below})
+    return result
+
+
 Changes = Annotated[dict[str, Any], BeforeValidator(expanded)]
-"""Fields of a run file, nested or by their dotted paths."""
+"""Fields of a run file, nested or by dotted paths."""
 
 
 class MethodEntry(Model):
     """One row of the table."""
 
     method: str
-    """A name that `cotune compare --methods` lists."""
+    """One of the names that `cotune compare --methods` lists."""
     name: str = ""
-    """What tables call it; by default the method's own label."""
+    """The row's label in tables; the method's own by default."""
     set: Changes = Field(default_factory=dict[str, Any])
-    """Fields of the run file in place of the suite's, in every stage of the method."""
+    """Fields that replace the suite's in every stage of the method."""
     compute: str | None = None
-    """What it may pay, as a multiple of the budget ("1x", "2x"), or "none"; null: the method's."""
+    """The rollouts it may use, as a multiple of the budget ("1x", "2x"), or "none"; null: the method's."""
     share: float = Field(default=0.25, gt=0, lt=1)
-    """The part of the budget that the prompt stage of a staged method spends."""
+    """The share of the budget for the prompt stage of a staged method."""
     optimizer: Literal["inspo", "gepa"] = "inspo"
-    """What searches in the prompt stage of a staged method, with the policy frozen."""
+    """The strategy of the prompt stage of a staged method, with the policy frozen."""
     instruction_from: str = "inspo"
     """carried: the row whose best instruction is evaluated."""
     policy_from: str = "search-r1"
-    """carried: the row whose policy is evaluated under it; or a Hugging Face name or folder."""
+    """carried: the row whose policy is evaluated under it; or a Hugging Face name or a folder."""
 
     @model_validator(mode="before")
     @classmethod
@@ -57,12 +91,12 @@ class MethodEntry(Model):
 
     @property
     def key(self) -> str:
-        """What folders and other rows call it."""
+        """The row's name in folders and in other rows."""
         return slug(self.name or self.method)
 
 
 class EndpointsConfig(Model):
-    """Who writes hints in P²O's Self-Ref and Teacher-Ref."""
+    """The endpoints that write hints in P²O's Self-Ref and Teacher-Ref."""
 
     self_ref: OpenAIOptions | None = None
     """A server of the initial policy's own weights, frozen."""
@@ -74,71 +108,71 @@ class SuiteConfig(Model):
     """A suite file."""
 
     name: str
-    """What the console and the report call it."""
+    """The suite's name on the console and in the report."""
     caption: str = ""
-    """What the result is evidence of, under the table."""
+    """What the result is evidence of, shown under the table."""
     output: Path
     """The folder of all its runs."""
     base: Path | dict[str, Any]
-    """The run file that all methods share, beside this file; or its fields."""
+    """The run file that all methods share, relative to this file; or its fields."""
     set: Changes = Field(default_factory=dict[str, Any])
-    """Fields in place of the base's, for all methods."""
+    """Fields that replace the base's, for all methods."""
     by_strategy: dict[str, Changes] = Field(default_factory=dict[str, dict[str, Any]])
-    """Fields of the stages that are trained by a kind of strategy, for each such kind: a learning
-    rate that was tuned for it, the paper's numbers scaled down."""
+    """By kind of strategy, fields of the stages that it trains: its tuned learning rate, the paper's
+    numbers scaled down."""
     prompt_stage: Changes = Field(default_factory=dict[str, Any])
-    """Fields of the stage of a staged method that searches for an instruction by INSPO."""
+    """Fields of the stage of a staged method in which INSPO searches for an instruction."""
     seeds: tuple[int, ...] = Field(default=(0, 1, 2), min_length=1)
-    """Every method is run once for each."""
+    """Every method is run once with each."""
     seed_fields: tuple[str, ...] = ()
-    """Fields that are given the seed as well: environment.seed for other questions each time."""
+    """Other fields that are set to the seed: environment.seed for other questions with each seed."""
     budget: int = Field(ge=1)
-    """Policy rollouts (training, verification, evolution) of a method of compute class 1x."""
+    """Policy rollouts (training, verification and evolution) of a method of compute class 1x."""
     tolerance: float = Field(default=0.05, ge=0, lt=1)
-    """How far off its class a method may be, as a share."""
+    """The allowed deviation from the compute class, as a share."""
     unequal: Literal["refuse", "flag"] = "refuse"
-    """What becomes of a method that paid for another number: left out of the table with its reason,
-    or shown and flagged."""
+    """How to treat a method that used more or fewer rollouts: leave its scores out and say why, or
+    show and flag them."""
     baseline: str
-    """The row that gains are over."""
+    """The row that gains are measured against."""
     focus: str | None = None
-    """How the strata begin whose questions the score is over; null: all."""
+    """The score is over questions whose stratum begins with this; null: over all."""
     at_once: int = Field(default=2, ge=1)
-    """Processes at a time. Set `threads` in the base to the cores of each."""
+    """Processes at a time. Set `threads` in the base to the cores that each may use."""
     endpoints: EndpointsConfig = EndpointsConfig()
     methods: tuple[MethodEntry, ...] = Field(min_length=1)
 
     @model_validator(mode="after")
-    def _rows_are_told_apart(self) -> "SuiteConfig":
+    def _rows_are_distinct(self) -> "SuiteConfig":
         twice = [key for key, n in Counter(entry.key for entry in self.methods).items() if n > 1]
         if twice:
-            raise ValueError(f"methods: {twice[0]} stands twice; give one of them another name")
+            raise ValueError(f"methods: {twice[0]} is listed twice; give one of them another name")
         keys = [entry.key for entry in self.methods]
         if slug(self.baseline) not in keys:
             raise ValueError(
                 f"baseline is {self.baseline!r}; expected one of methods: {', '.join(keys)}"
             )
         if len(set(self.seeds)) != len(self.seeds) or min(self.seeds) < 0:
-            raise ValueError(f"seeds is {list(self.seeds)}; expected numbers from 0, each once")
+            raise ValueError(f"seeds is {list(self.seeds)}; expected different numbers from 0")
         return self
 
 
 def slug(name: str) -> str:
-    """A folder's name for a row's."""
+    """Return the folder name for a row's name."""
     return _SLUG.sub("-", name.lower().replace("²", "2")).strip("-.")
 
 
 def load_suite(
     path: str | Path, assignments: Sequence[str] = ()
 ) -> tuple[SuiteConfig, dict[str, Any]]:
-    """Reads a suite file and the run file it is based on, as plain data.
+    """Read a suite file, and the run file it is based on as plain data.
 
     Args:
         path: the suite file.
-        assignments: fields in place of its own, each as `seeds=[0]`; see `cotune.config.overrides`.
+        assignments: fields that replace the file's, as in `seeds=[0]`; see `cotune.config.overrides`.
 
     Raises:
-        ConfigError: one line with the file, the field, what came and what was expected.
+        ConfigError: one line with the file, the field, what it holds and what was expected.
     """
     path = Path(path)
     raw = with_overrides(_mapping(path), assignments)
@@ -160,5 +194,5 @@ def _mapping(path: Path) -> dict[str, Any]:
     except (UnicodeDecodeError, yaml.YAMLError):
         raise ConfigError(f"{path}: not YAML; expected fields such as name: and methods:") from None
     if not isinstance(raw, Mapping):
-        raise ConfigError(f"{path}: holds no fields; expected some such as name: and methods:")
+        raise ConfigError(f"{path}: has no fields; expected some such as name: and methods:")
     return dict(cast("Mapping[str, Any]", raw))

@@ -52,6 +52,13 @@ class _Read(BaseModel):
         return {key: each for key, each in found.items() if each is not None}
 
 
+class Hint(_Read):
+    """A hint with its mean reward on dev."""
+
+    text: str
+    mean_dev_score: float
+
+
 class SuiteMethod(_Read):
     """A method of a suite; its numbers are means over its finished seeds, None where unknown.
 
@@ -72,6 +79,12 @@ class SuiteMethod(_Read):
         probability_of_improvement: chance that a run of it beats a run of the baseline.
         plain: score of its policy under the initial instruction.
         plain_interval: 95 % interval of that.
+        plain_all: the same over all questions, where `focus` leaves some out.
+        plain_by_stratum: by stratum, if the run was evaluated under both instructions.
+        before: score before training; None if it was not evaluated.
+        before_all: the same over all questions.
+        before_by_stratum: by stratum.
+        score_all: score over all questions.
         rollouts: policy rollouts paid: training, verification and evolution.
         rollouts_by_purpose: the same by purpose.
         evaluation_rollouts: those of evaluations, which nobody is charged for.
@@ -82,6 +95,7 @@ class SuiteMethod(_Read):
         finished: seeds that its costs are means over.
         missing: by seed without a result, why: "running, step 3 of 40", "failed: …", "not begun".
         instruction: the best instruction of the first seed.
+        hints: the best hints of the first seed's last phase, with their mean reward on dev.
         runs: by seed the run folders of its stages in order, relative to the suite's folder.
     """
 
@@ -101,6 +115,12 @@ class SuiteMethod(_Read):
     probability_of_improvement: float | None = None
     plain: float | None = None
     plain_interval: Ends | None = None
+    plain_all: float | None = None
+    plain_by_stratum: dict[str, float | None] = {}
+    before: float | None = None
+    before_all: float | None = None
+    before_by_stratum: dict[str, float | None] = {}
+    score_all: float | None = None
     rollouts: float | None = None
     rollouts_by_purpose: dict[str, float | None] = {}
     evaluation_rollouts: float | None = None
@@ -111,6 +131,7 @@ class SuiteMethod(_Read):
     finished: int | None = None
     missing: dict[str, str] = {}
     instruction: str | None = None
+    hints: list[Hint] = []
     runs: dict[str, list[str]] = {}
 
     @property

@@ -1,4 +1,4 @@
-"""A suite's main table: for the console, and as Markdown."""
+"""A suite's tables: for the console, and the main one as Markdown."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -15,53 +15,68 @@ _NONE = "–"
 _MARKDOWN = str.maketrans(
     {sign: f"\\{sign}" for sign in "\\`*_[]|"} | {"<": "&lt;", ">": "&gt;", "&": "&amp;"}
 )
+_PURPOSES = ("train", "verify", "evolve")
+
+_Column = tuple[str, Callable[[SuiteMethod], str]]
 
 
 class _Numbers:
-    """How scores are told: as per cent, intervals in whole ones, or all with three digits."""
+    """Format scores: as per cent with one digit and intervals in whole ones, or with three digits."""
 
     def __init__(self, shares: bool) -> None:
         self._shares = shares
 
-    def score(self, value: float | None) -> str:
+    def score(self, value: float | None, sign: str = "") -> str:
         if value is None:
             return _NONE
-        return f"{value * 100:.1f}" if self._shares else f"{value:.3f}".replace("-", "−")
-
-    def change(self, value: float | None) -> str:
-        if value is None:
-            return _NONE
-        text = f"{value * 100:+.1f}" if self._shares else f"{value:+.3f}"
-        return text.replace("-", "−")
+        text = f"{value * 100:{sign}.1f}" if self._shares else f"{value:{sign}.3f}"
+        return text if self._shares and not sign else text.replace("-", "−")
 
     def ends(self, ends: Ends | None) -> str:
         if ends is None:
             return _NONE
-        if self._shares and ends[0] >= 0:
-            return "–".join(f"{end * 100:.0f}" for end in ends)
-        told = (f"{end * 100:.0f}" if self._shares else f"{end:.3f}" for end in ends)
-        return " to ".join(told).replace("-", "−")
+        told = [f"{end * 100:.0f}" if self._shares else f"{end:.3f}" for end in ends]
+        return ("–" if self._shares and ends[0] >= 0 else " to ").join(told).replace("-", "−")
 
 
-def suite_table(summary: Mapping[str, Any]) -> Table:
-    """The main table of a suite for the console: a row a method, grouped, with what went wrong.
+def suite_tables(summary: Mapping[str, Any]) -> list[Table]:
+    """Return the tables that end a suite on the console: scores, before and after, cost.
 
     Args:
         summary: content of the suite's summary.json.
 
     Raises:
-        ConfigError: it is not what a suite writes.
+        ConfigError: it is not a suite's.
     """
     suite = SuiteSummary.of(summary)
+    before = any(method.before is not None for method in suite.methods)
+    tables = [_main_table(suite, strata=not before)]
+    return [*tables, *([_before_after(suite)] if before else []), _cost(suite)]
+
+
+def suite_table(summary: Mapping[str, Any]) -> Table:
+    """Return the main table: a row a method, grouped, with what went wrong. Raises as above."""
+    return _main_table(SuiteSummary.of(summary), strata=True)
+
+
+def _main_table(suite: SuiteSummary, strata: bool) -> Table:
+    title = [f"{suite.name}: held-out {suite.what}{', per cent' if suite.shares else ''}"]
+    if suite.n:
+        title.append(f"{suite.n:,} questions")
+    if suite.seeds:
+        title.append(f"{len(suite.seeds)} seed{'s' * (len(suite.seeds) != 1)}")
+    if suite.baseline:
+        title.append(f"gains over {suite.baseline_title}")
     table = Table(
-        title=Text(_title(suite)),
+        title=Text(one_line(", ".join(title))),
         title_justify="left",
         box=SIMPLE_HEAD,
         padding=(0, 1, 0, 0),
         show_edge=False,
         pad_edge=False,
     )
-    columns = _console_columns(suite, _Numbers(suite.shares))
+    hidden = () if strata else suite.stratum_names
+    columns = _console_columns(suite, _Numbers(suite.shares), hidden)
     table.add_column("method")
     for name, _ in columns:
         table.add_column(Text(one_line(name)), justify="right")
@@ -79,25 +94,86 @@ def suite_table(summary: Mapping[str, Any]) -> Table:
     return table
 
 
-def _title(suite: SuiteSummary) -> str:
-    parts = [f"{suite.name}: held-out {suite.what}{', per cent' if suite.shares else ''}"]
-    if suite.n:
-        parts.append(f"{suite.n:,} questions")
-    if suite.seeds:
-        parts.append(f"{len(suite.seeds)} seed{'s' * (len(suite.seeds) != 1)}")
-    if suite.baseline:
-        parts.append(f"gains over {suite.baseline_title}")
-    return one_line(", ".join(parts))
+def _before_after(suite: SuiteSummary) -> Table:
+    """Mean scores by stratum before and after training; with a focus, its strata alone."""
+    focus = suite.focus
+    strata = [name for name in suite.stratum_names if name.startswith(focus)]
+    columns = ["all", *([f"{focus}…"] if focus else []), *(s.removeprefix(focus) for s in strata)]
+    table = _plain_table(f"Held-out {suite.measure}", columns)
+    for _, _, methods in suite.grouped:
+        for method in methods:
+            rows = (
+                ("before", method.before_all, method.before, method.before_by_stratum),
+                ("after", method.score_all, method.score, method.by_stratum),
+                ("after, initial instruction", method.plain_all, method.plain,
+                 method.plain_by_stratum),
+            )  # fmt: skip
+            for when, overall, focused, by_stratum in rows:
+                if overall is None or not (by_stratum or when == "before"):
+                    continue
+                scores = [overall, *([focused] if focus else []), *map(by_stratum.get, strata)]
+                cells = (_NONE if score is None else f"{score:.2f}" for score in scores)
+                table.add_row(Text(one_line(f"{method.title}, {when}")), *cells)
+    return table
+
+
+def _cost(suite: SuiteSummary) -> Table:
+    """What one run of each method spent, as means over its seeds."""
+    found = {name for method in suite.methods for name in method.rollouts_by_purpose}
+    purposes = [name for name in _PURPOSES if name in found] + sorted(found - {*_PURPOSES})
+    money = any(method.money for method in suite.methods)
+    seeds = ", mean over seeds" if len(suite.seeds) > 1 else ""
+    columns = [*purposes, "evaluation", "generated tokens", "LLM calls"]
+    columns += [*(["US dollars"] if money else []), "seconds"]
+    table = _plain_table(f"Cost{seeds}", columns)
+    for _, _, methods in suite.grouped:
+        for method in methods:
+            if not method.finished:
+                continue
+            counts = [method.rollouts_by_purpose.get(name) or 0 for name in purposes]
+            counts += [method.evaluation_rollouts, method.generated_tokens, method.llm_calls]
+            cells = [_NONE if count is None else f"{count:,.0f}" for count in counts]
+            cells += [f"{method.money or 0:.2f}"] * money
+            table.add_row(Text(one_line(method.title)), *cells, f"{method.seconds or 0:,.0f}")
+    return table
+
+
+def _plain_table(title: str, columns: Sequence[str]) -> Table:
+    """A table without a frame: a column of names, then numbers."""
+    table = Table(
+        title=Text(one_line(title)), title_justify="left", show_edge=False, pad_edge=False
+    )
+    table.add_column("")
+    for column in columns:
+        table.add_column(Text(one_line(column)), justify="right")
+    return table
+
+
+def best_prompts(summary: Mapping[str, Any]) -> list[str]:
+    """Return the instruction and the hints of the methods with the best scores, as lines of text.
+
+    Only instructions that a method found itself count.
+    """
+    suite = SuiteSummary.of(summary)
+    scored = [method for method in suite.methods if method.score is not None]
+    scored.sort(key=lambda method: -(method.score or 0.0))
+    lines: list[str] = []
+    if best := next((m for m in scored if m.plain_by_stratum and m.instruction), None):
+        lines.append(f"best instruction ({best.title}): {best.instruction}")
+    if best := next((m for m in scored if m.hints), None):
+        lines.append(f"best hints ({best.title}), with their mean reward on dev:")
+        lines += [f"  {hint.mean_dev_score:.2f}  {hint.text}" for hint in best.hints]
+    return [line[:2] + one_line(line[2:]) if line[0] == " " else one_line(line) for line in lines]
 
 
 def suite_markdown(summary: Mapping[str, Any]) -> str:
-    """The same table in Markdown, scores with three digits; problems and notes follow as a list.
+    """Return the main table in Markdown, scores with three digits; problems and notes as a list.
 
     Args:
         summary: content of the suite's summary.json.
 
     Raises:
-        ConfigError: it is not what a suite writes.
+        ConfigError: it is not a suite's.
     """
     suite = SuiteSummary.of(summary)
     columns = _columns(suite, _Numbers(shares=False))
@@ -119,24 +195,24 @@ def suite_markdown(summary: Mapping[str, Any]) -> str:
 
 
 def markdown_of(folder: Path) -> str:
-    """`suite_markdown` of a suite's folder, finished or not.
+    """Return `suite_markdown` of a suite's folder, finished or not.
 
     Raises:
-        ConfigError: the folder holds no suite.
+        ConfigError: the folder is not a suite's.
     """
     from cotune.experiments.compare.progress import summary_so_far
 
     return suite_markdown(summary_so_far(folder))
 
 
-_Column = tuple[str, Callable[[SuiteMethod], str]]
-
-
-def _console_columns(suite: SuiteSummary, numbers: _Numbers) -> list[_Column]:
-    """The columns in fewer: an interval stands with its number, the class with the rollouts."""
-    told = {name: show for name, show in _columns(suite, numbers) if not name.startswith("seeds ")}
-    score, ends, paid = told.pop(suite.what), told.pop("95 %"), told.pop("paid")
-    told.pop("compute", None)
+def _console_columns(
+    suite: SuiteSummary, numbers: _Numbers, hidden: Sequence[str]
+) -> list[_Column]:
+    """The columns for a narrower page: intervals and compute classes join their numbers."""
+    shown = {name: show for name, show in _columns(suite, numbers) if not name.startswith("seeds ")}
+    shown = {name: show for name, show in shown.items() if name not in hidden}
+    score, ends, paid = shown.pop(suite.what), shown.pop("95 %"), shown.pop("paid")
+    shown.pop("compute", None)
 
     def scored(method: SuiteMethod) -> str:
         return f"{score(method)} ({ends(method)})" if method.interval else score(method)
@@ -145,7 +221,7 @@ def _console_columns(suite: SuiteSummary, numbers: _Numbers) -> list[_Column]:
         return f"{method.compute} {paid(method)}" if method.compute else paid(method)
 
     short = {f"gain over {suite.baseline_title}, 95 %": "gain, 95 %", "P(improvement)": "P(impr.)"}
-    middle = [(short.get(name, name), show) for name, show in told.items()]
+    middle = [(short.get(name, name), show) for name, show in shown.items()]
     return [("score, 95 %", scored), *middle, ("paid", compute)]
 
 
@@ -163,7 +239,7 @@ def _columns(suite: SuiteSummary, numbers: _Numbers) -> list[_Column]:
         if method.gain is None or method.name == suite.baseline:
             return ""
         told = f" ({numbers.ends(method.gain_interval)})" if method.gain_interval else ""
-        return numbers.change(method.gain) + told
+        return numbers.score(method.gain, "+") + told
 
     def improvement(method: SuiteMethod) -> str:
         chance = method.probability_of_improvement
@@ -191,7 +267,7 @@ def _columns(suite: SuiteSummary, numbers: _Numbers) -> list[_Column]:
 
 
 def _troubles(suite: SuiteSummary) -> list[str]:
-    """What a reader has to know before the figures: which runs are missing, and what is unequal."""
+    """What a reader has to know first: which runs are missing, and what is unequal."""
     missing = [suite.missing] if suite.missing else []
     others = [
         f"{method.title} ({method.trouble}): {method.problem or 'no reason recorded'}"
@@ -202,7 +278,7 @@ def _troubles(suite: SuiteSummary) -> list[str]:
 
 
 def _escaped(text: str) -> str:
-    """Text on one line that Markdown takes for nothing but text."""
+    """Return text on one line with Markdown's signs escaped."""
     return one_line(text).translate(_MARKDOWN)
 
 
