@@ -95,7 +95,7 @@ def test_an_instruction_is_carried_to_anothers_policy(tmp_path: Path) -> None:
     config = one.config(0, (), others)
     assert (config.instruction.text or "").startswith("Found.")
     assert config.policy.path == str(tmp_path / "s" / "best")
-    assert one.command(0) == ("baseline", "agent")
+    assert one.method.stages[0].command == ("baseline", "agent")
     assert one.allowance is None
 
 

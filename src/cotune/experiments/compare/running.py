@@ -108,9 +108,8 @@ def dry_run(path: Path, console: Console, assignments: Sequence[str] = ()) -> No
         right = column in ("steps", "policy rollouts", "LLM calls")
         table.add_column(column, justify="right" if right else "left")
     for row in rows[: len(suite.methods)]:
-        for index, stage in enumerate(row.method.stages):
-            config = row.config(index, (), {})
-            trained = row.command(index) == ("train",)
+        for index, (stage, config) in enumerate(zip(row.method.stages, row.planned, strict=True)):
+            trained = stage.command == ("train",)
             planned = plan_run(config) if trained else None
             table.add_row(
                 row.label if index == 0 else "",

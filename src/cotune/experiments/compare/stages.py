@@ -4,6 +4,7 @@ import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -151,9 +152,6 @@ class Row:
             return None
         return float(self.compute.removesuffix("x")) * self.suite.budget
 
-    def command(self, index: int) -> tuple[str, ...]:
-        return self.method.stages[index].command
-
     def stage_folder(self, index: int) -> Path:
         return self.folder / self.method.stages[index].name
 
@@ -173,6 +171,13 @@ class Row:
         where = f"methods: {self.entry.key}, stage {self.method.stages[index].name}"
         return parse_config(self._raw(index, before, others), where)
 
+    @cached_property
+    def planned(self) -> list[RunConfig]:
+        """The run files of all stages, with the base's policy and instruction where a stage takes
+        over another's. Raises as `config` does.
+        """
+        return [self.config(index, (), {}) for index in range(len(self.method.stages))]
+
     def scaled_down(self) -> ScaledDown:
         """Return the numbers of the method's strategy that the suite changes, by dotted path.
 
@@ -181,7 +186,7 @@ class Row:
         """
         if self.method.group != "ours" or self.entry.set or self.entry.method == "carried":
             return {}
-        strategy = self.config(len(self.method.stages) - 1, (), {}).strategy
+        strategy = self.planned[-1].strategy
         paper = flat(asdict(type(strategy)()))
         return {
             name: {"here": here, "paper": paper[name]}
@@ -300,9 +305,8 @@ class Setting:
 
     @classmethod
     def of(cls, rows: Sequence[Row]) -> "Setting":
-        first = rows[0].config(0, (), {})
-        stages = (row.config(i, (), {}) for row in rows for i in range(len(row.method.stages)))
-        named = {describe_llm(config) for config in stages} - {"none"}
+        first = rows[0].planned[0]
+        named = {describe_llm(config) for row in rows for config in row.planned} - {"none"}
         scaled = {row.label: found for row in rows if (found := row.scaled_down())}
         llms = ", ".join(sorted(named)) or "none"
         return cls(first.environment.kind, first.policy.path, llms, scaled)
@@ -325,8 +329,8 @@ def check_rows(rows: Sequence[Row]) -> None:
     for row in rows:
         if row.entry.method == "carried":
             _check_sources(row, by_key)
-        for index in range(len(row.method.stages)):
-            check_tokens(row.config(index, (), {}).training.engine_args)
+        for config in row.planned:
+            check_tokens(config.training.engine_args)
     _check_questions(rows)
 
 
@@ -359,7 +363,7 @@ def _check_questions(rows: Sequence[Row]) -> None:
         return
     counts: dict[str, int] = {}
     for row in rows[:: len(suite.methods)]:
-        config = row.config(0, (), {})
+        config = row.planned[0]
         key = repr(config.environment)
         if key not in counts:
             tasks = build_environment(config).tasks("test")

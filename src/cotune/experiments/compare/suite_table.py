@@ -159,11 +159,11 @@ def best_prompts(summary: Mapping[str, Any]) -> list[str]:
     scored.sort(key=lambda method: -(method.score or 0.0))
     lines: list[str] = []
     if best := next((m for m in scored if m.plain_by_stratum and m.instruction), None):
-        lines.append(f"best instruction ({best.title}): {best.instruction}")
+        lines.append(one_line(f"best instruction ({best.title}): {best.instruction}"))
     if best := next((m for m in scored if m.hints), None):
-        lines.append(f"best hints ({best.title}), with their mean reward on dev:")
-        lines += [f"  {hint.mean_dev_score:.2f}  {hint.text}" for hint in best.hints]
-    return [line[:2] + one_line(line[2:]) if line[0] == " " else one_line(line) for line in lines]
+        lines.append(one_line(f"best hints ({best.title}), with their mean reward on dev:"))
+        lines += [f"  {hint.mean_dev_score:.2f}  {one_line(hint.text)}" for hint in best.hints]
+    return lines
 
 
 def suite_markdown(summary: Mapping[str, Any]) -> str:
