@@ -187,7 +187,10 @@ class Row:
         if self.method.group != "ours" or self.entry.set or self.entry.method == "carried":
             return {}
         strategy = self.planned[-1].strategy
-        paper = flat(asdict(type(strategy)()))
+        try:
+            paper = flat(asdict(type(strategy)()))
+        except TypeError:  # an installed method whose options have no default
+            return {}
         return {
             name: {"here": here, "paper": paper[name]}
             for name, here in flat(asdict(strategy)).items()
