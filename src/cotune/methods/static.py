@@ -6,9 +6,8 @@ from typing import ClassVar, Literal
 
 from cotune.errors import ConfigError
 from cotune.methods.method import Context, Method
-from cotune.methods.unhinted import Unhinted
 from cotune.protocols import LLM, Recorder, Rollout, State
-from cotune.types import Assignment, Metrics, Progress, Prompt, Task, Trajectory
+from cotune.types import Assignment, Distillation, Metrics, Progress, Prompt, Task, Trajectory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,6 +16,18 @@ class StaticOptions:
 
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
     kind: Literal["static"] = "static"
+
+
+class Unhinted:
+    """What strategies without hints share: rollouts are trained on the prompt they were sampled under."""
+
+    @property
+    def distillation(self) -> Distillation:
+        """Unused: there is nothing to distil."""
+        return Distillation()
+
+    def best_hint(self) -> str:
+        return ""
 
 
 class StaticStrategy(Unhinted):

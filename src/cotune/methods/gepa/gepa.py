@@ -11,7 +11,7 @@ from cotune.methods.gepa.instruction_evolution import Candidates, evolve_instruc
 from cotune.methods.instruction_rules import InstructionRules, check_initial
 from cotune.methods.method import Context, Cost, Method, Proposals, RunShape, arxiv
 from cotune.methods.p2o.hints import split
-from cotune.methods.unhinted import Unhinted
+from cotune.methods.static import Unhinted
 from cotune.protocols import LLM, Recorder, Rollout, State
 from cotune.types import Assignment, Instruction, Metrics, Progress, Prompt, Task, Trajectory
 

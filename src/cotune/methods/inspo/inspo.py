@@ -15,7 +15,7 @@ from cotune.methods.inspo.replay import ReplayBuffer
 from cotune.methods.inspo.verification import Candidate
 from cotune.methods.instruction_rules import InstructionRules, check_initial
 from cotune.methods.method import Context, Cost, Method, Proposals, RunShape, arxiv
-from cotune.methods.unhinted import Unhinted
+from cotune.methods.static import Unhinted
 from cotune.protocols import LLM, Recorder, Rollout, State
 from cotune.types import Assignment, Instruction, Metrics, Progress, Prompt, Task, Trajectory
 

@@ -1,0 +1,139 @@
+"""The registry: what it lists, and a method from a package, from its run file to a suite's table."""
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from rich.console import Console
+
+from cotune.config.run_file import dump_config, parse_config
+from cotune.config.schema import run_schema
+from cotune.errors import ConfigError
+from cotune.methods.method import Method
+from cotune.methods.registry import BUILT_IN, added, method_of
+from cotune.run.run_dir import RunDir
+from tests.run_files import tiny, write
+
+TOY = "tests.methods.toy_method"
+SMALL: dict[str, Any] = {
+    "strategy": {"kind": "bandit", "ending": "Check it."},
+    "environment": {"train": 4, "validation": 1, "test": 2},
+    "training": {"steps": 1, "questions_per_step": 2},
+    "evaluation": {"before": False},
+}
+
+
+def install(folder: Path, monkeypatch: pytest.MonkeyPatch, *points: str) -> None:
+    """Install a package with entry points for methods."""
+    info = folder / "toy-1.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: toy\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("\n".join(["[cotune.methods]", *points]))
+    monkeypatch.syspath_prepend(folder)
+
+
+@pytest.fixture
+def bandit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Install a package that adds a method."""
+    install(tmp_path / "site", monkeypatch, f"bandit = {TOY}:METHOD")
+
+
+def test_each_method_says_what_it_is() -> None:
+    assert list(BUILT_IN) == ["static", "sft", "inspo", "p2o", "inspo+p2o", "gepa"]
+    for kind, method in BUILT_IN.items():
+        assert method_of(kind) is method
+        assert method.options().kind == kind
+        assert method.label
+        assert method.card
+        assert method.about
+        assert bool(method.evolves) == method.needs_llm == bool(method.offline_worlds)
+    assert len({method.label for method in BUILT_IN.values()}) == len(BUILT_IN)
+
+
+@pytest.mark.usefixtures("bandit")
+def test_a_package_adds_a_method_to_the_run_file() -> None:
+    raw = tiny(Path("out"), SMALL)
+    config = parse_config(raw, "test")
+    assert isinstance(config.method, Method)
+    assert parse_config(dump_config(config), "test") == config
+    assert dump_config(config)["strategy"] == {"kind": "bandit", "ending": "Check it."}
+    assert added() == ["bandit"]
+    kinds = run_schema()["properties"]["strategy"]["anyOf"][0]["properties"]["kind"]["enum"]
+    assert kinds == added()
+
+
+@pytest.mark.usefixtures("bandit")
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"strategy": {"kind": "bandit", "endnig": "x"}}, r"strategy\.endnig: unknown field"),
+        ({"strategy": {"kind": "bandit", "ending": 3}}, r"strategy\.ending: .*string"),
+        ({"strategy": {"kind": "nobody"}}, r"strategy\.kind: 'nobody' is unknown"),
+        (
+            {"training": {"questions_per_step": 1}},
+            r"questions_per_step is 1; a bandit needs two groups",
+        ),
+        ({"training": {"resample_rounds": 1}}, r"resample_rounds is 1, but .* is bandit, which"),
+    ],
+)
+def test_what_is_wrong_with_it_is_one_line(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        parse_config(tiny(Path("out"), {**SMALL, **changes}), "test")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_package_that_adds_none_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    points = ("broken = no_such_package:METHOD", f"other = {TOY}:METHOD")
+    install(tmp_path / "site", monkeypatch, *points)
+    with pytest.raises(ConfigError, match=r"^strategy\.kind: 'broken' cannot be loaded"):
+        method_of("broken")
+    with pytest.raises(ConfigError, match=r"^strategy\.kind: the entry point 'other' .* is no "):
+        method_of("other")
+    with pytest.raises(ConfigError, match=r"'nobody' is unknown; expected one of 'static', .*'oth"):
+        method_of("nobody")
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("bandit")
+def test_it_is_trained_resumed_evaluated_reported_exported_and_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from cotune.cli.evaluate import evaluate
+    from cotune.cli.export import export
+    from cotune.cli.train import resume, train
+    from cotune.experiments.compare.running import compare, list_methods
+    from cotune.experiments.evaluate.evaluating import EvaluationOptions
+    from tests.experiments.compare.folders import Processes
+
+    console = Console(file=io.StringIO(), width=150)
+    train(write(tmp_path / "run.yaml", tiny(tmp_path / "run", SMALL)), console)
+    run = RunDir.open(resume(tmp_path / "run", console, assignments=["training.steps=2"]))
+    assert [row["bandit/observed"] for row in run.read_metrics()] == [4, 4]
+    assert "bandit on geo" in console.file.getvalue()  # pyright: ignore[reportAttributeAccessIssue]
+    evaluate(run.path, console, EvaluationOptions())
+    assert "Check it." in (run.path / "report.html").read_text(encoding="utf-8")
+    exported = export(run.path, console, output=tmp_path / "exported")
+    card = (exported / "README.md").read_text(encoding="utf-8")
+    assert "A bandit over two instructions, on GRPO" in card
+    assert "- bandit\n" in card
+
+    def outcome(config: Any, words: tuple[str, ...]) -> int:
+        train(Path(words[-2]), Console(quiet=True), quiet=True)
+        return 0
+
+    Processes(monkeypatch, outcome)
+    suite = {
+        "name": "toy", "output": str(tmp_path / "suite"), "base": tiny(tmp_path / "x", SMALL),
+        "seeds": [0], "budget": 4, "baseline": "bandit", "methods": ["bandit"],
+    }  # fmt: skip
+    (tmp_path / "suite.yaml").write_text(yaml.safe_dump(suite))
+    compare(tmp_path / "suite.yaml", console)
+    summary = json.loads((tmp_path / "suite/summary.json").read_text())
+    assert [(row["label"], row["status"]) for row in summary["methods"]] == [
+        ("Two-armed bandit", "ok")
+    ]
+    list_methods(console)
+    assert "two instructions in turn" in console.file.getvalue()  # pyright: ignore[reportAttributeAccessIssue]
