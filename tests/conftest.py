@@ -1,5 +1,7 @@
 """Settings of every test."""
 
+import gc
+
 from hypothesis import settings
 
 from cotune.utils.packages import installed
@@ -13,3 +15,9 @@ settings.load_profile("cotune")
 collect_ignore = [] if installed("trl") else [*WITH_TRL]
 collect_ignore += [] if installed("nbclient") else [*WITH_NOTEBOOK]
 collect_ignore_glob = [] if installed("trl") else [f"{TRL_FOLDER}/test_*.py"]
+
+
+def pytest_collection_finish() -> None:
+    """Exempt all that was imported from garbage collection, which each trainer asks for several times."""
+    gc.collect()
+    gc.freeze()

@@ -2,12 +2,9 @@
 
 import io
 import json
-import os
 import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
+from time import sleep as real_sleep
 from typing import Any
 
 import pytest
@@ -18,8 +15,13 @@ from cotune.errors import ConfigError, Stopped
 from cotune.experiments.compare import cells
 from cotune.experiments.compare.running import SuiteFailed, compare
 from cotune.run.json_files import read_jsonl
-from cotune.run.run_dir import RunDir
+from cotune.run.locks import is_locked
+from cotune.run.run_dir import RunDir, read_summary
 from tests.experiments.compare.folders import HALF, Processes, finish, good, suite_file
+from tests.forked import run_module
+from tests.policy.tiny import small_policy
+
+FORKED_COMPARE = "tests.experiments.compare.forked_compare"
 
 
 @pytest.fixture(autouse=True)
@@ -132,34 +134,20 @@ def test_two_do_not_work_on_one_folder(tmp_path: Path, monkeypatch: pytest.Monke
     ]
 
 
-def command(file: Path, log: Path) -> subprocess.Popen[bytes]:
-    with log.open("wb") as output:
-        return subprocess.Popen(
-            [sys.executable, "-m", "cotune", "compare", str(file)],
-            stdout=output,
-            stderr=subprocess.STDOUT,
-        )
-
-
 @pytest.mark.slow
 def test_a_killed_suite_goes_on_and_repeats_nothing(tmp_path: Path) -> None:
-    training = {"training.steps": 5, "training.save_every": 1}
-    file = suite_file(tmp_path, set=training, seeds=[0], at_once=1)
-    first, log = tmp_path / "out/search-r1/seed-0/train", tmp_path / "log"
-    process = command(file, log)
-    try:
-        running = tmp_path / "out/inspo/seed-0/train"
-        while not any(row["step"] >= 2 for row in read_jsonl(running / "metrics.jsonl")):
-            assert process.poll() is None, log.read_text()
-            time.sleep(0.05)
-    finally:
-        process.send_signal(signal.SIGKILL)
-        process.wait()
+    steps = {"training.steps": 5, "training.save_every": 1}
+    changes = {**steps, "policy.path": small_policy()}
+    file = suite_file(tmp_path, set=changes, seeds=[0], at_once=1)
+    first, running = (tmp_path / f"out/{name}/seed-0/train" for name in ("search-r1", "inspo"))
+    killed = run_module(FORKED_COMPARE, file, running / "metrics.jsonl")
+    assert killed.returncode == -signal.SIGKILL, killed.stdout + killed.stderr
     kept = {path: path.stat().st_mtime_ns for path in first.rglob("*") if path.is_file()}
-    while _writes(running):
-        time.sleep(0.05)  # the system ends the orphan
-    process = command(file, log)
-    assert process.wait() == 0, log.read_text()
+    while is_locked(running / "run.lock"):
+        real_sleep(0.02)  # the system ends the orphan
+    assert read_summary(running) is None
+    done = run_module(FORKED_COMPARE, file)
+    assert done.returncode == 0, done.stdout + done.stderr
     assert {path: path.stat().st_mtime_ns for path in kept} == kept
     events = read_jsonl(running / "events.jsonl")
     assert "resumed" in {event["kind"] for event in events}
@@ -178,9 +166,8 @@ def test_a_stage_trains_on_from_an_adapter(tmp_path: Path) -> None:
     alone = {"methods": ["prompt-after-rl"], "baseline": "prompt-after-rl", "seeds": [0]}
     # Of one hop, which the policy solves now and then: else nothing would be trained.
     easy = {"policy.lora.rank": 2, "environment.mix": {"1": 1.0}}
-    file = suite_file(tmp_path, set=easy, **alone)
-    process = command(file, tmp_path / "log")
-    assert process.wait() == 0, (tmp_path / "log").read_text()
+    done = run_module(FORKED_COMPARE, suite_file(tmp_path, set=easy, **alone))
+    assert done.returncode == 0, done.stdout + done.stderr
     summary = json.loads((tmp_path / "out/summary.json").read_text())
     assert [row["status"] for row in summary["methods"]] == ["ok"]
     folder = tmp_path / "out/prompt-after-rl/seed-0"
@@ -194,16 +181,3 @@ def test_a_stage_trains_on_from_an_adapter(tmp_path: Path) -> None:
     weights, base = (load_file(Path(at) / "model.safetensors") for at in (merged, before))
     assert weights.keys() == base.keys()
     assert any((weights[name] != base[name]).any() for name in base)
-
-
-def _writes(folder: Path) -> bool:
-    """Whether a process still has the folder on its command line."""
-    if not Path("/proc").is_dir():
-        return False
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            if os.fsencode(folder) in path.read_bytes():
-                return True
-        except OSError:
-            continue
-    return False
