@@ -213,8 +213,8 @@ def test_each_fits_a_gpu_of_80_gb(name: str) -> None:
         return
     memory = verl_memory(config, shape)
     assert memory.shards == 8
-    assert memory.training / GIB + 3 < 74.5  # 80 GB
-    assert (memory.held + memory.share * 80e9) / GIB + 3 < 74.5
+    assert memory.gpu.training / GIB + 3 < 74.5  # 80 GB
+    assert (memory.gpu.held + memory.share * 80e9) / GIB + 3 < 74.5
     assert memory.rollouts_at_once(80 * 10**9) >= 8
 
 
@@ -241,11 +241,11 @@ def test_verl_memory_by_hand() -> None:
     shape = read_shape(raw)
     memory = verl_memory(config, shape)
     # float32 weights and both moments of 4,022,468,096 parameters, over eight GPUs.
-    assert memory.held == 4_022_468_096 * 12 // 8
-    assert memory.logits == 16_386 * 151_936 * 8
+    assert memory.gpu.held == 4_022_468_096 * 12 // 8
+    assert memory.gpu.head == 16_386 * 151_936 * 8
     # keys and values of 8 heads of 128 in 36 layers, in bfloat16.
     assert memory.rollout_cache == 16_386 * 36 * 1024 * 2 * 2
-    assert memory.units == 2 * 2 * 151_936 * 2560
+    assert memory.gpu.copies == 2 * 2 * 151_936 * 2560
 
     changes = ("training.engine_args={trainer: {n_gpus_per_node: 4, nnodes: 4}}",)
     assert verl_memory(read("p2o-deepmath-qwen3-4b-verl", *changes), shape).shards == 16
