@@ -9,9 +9,8 @@ import yaml
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
-from cotune.export.base_model import base_model
 from cotune.export.complete import complete_best
-from cotune.export.markdown import fenced, inline, table
+from cotune.export.model_card import base_model, fenced, inline
 from cotune.run.run_dir import RunDir
 from tests.export.finished import finished_run
 from tests.export.test_complete import tokenizer_of, world
@@ -158,8 +157,9 @@ def test_a_fence_outlasts_what_it_holds(text: str) -> None:
 
 
 def test_a_tables_cell_stays_one() -> None:
-    cells = [["a", inline("x | y \\| <b> `c` \n| d")], ["1", "2"]]
-    rows = rows_of(MarkdownIt("commonmark").enable("table").parse(table(cells)))
+    cell = inline("x | y \\| <b> `c` \n| d")
+    rendered = f"| a | {cell} |\n| --- | ---: |\n| 1 | 2 |"
+    rows = rows_of(MarkdownIt("commonmark").enable("table").parse(rendered))
     assert [len(row) for row in rows] == [2, 2]
     assert inline("Qwen/Qwen2.5-0.5B") == "Qwen/Qwen2.5-0.5B"
 

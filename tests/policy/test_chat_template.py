@@ -254,7 +254,7 @@ def test_template_arguments_become_defaults() -> None:
 
 def test_a_template_without_its_mark_is_refused() -> None:
     told = with_instruction(SHOWN, PromptFormat(), "Be right.")
-    with pytest.raises(ConfigError, match="the mark before the model's own template is gone"):
+    with pytest.raises(ConfigError, match="the mark before the model's own template is missing"):
         without_instruction(told.replace("own template #}", "template #}"))
 
 

@@ -1,21 +1,20 @@
 """`best/` made complete at the end of a run: chat template, generation config, model card.
 
 While a run trains, `best/` holds weights, tokenizer and instruction. Once its results are known the
-rest is written beside them, each file atomically and `serving.json` last, so that a kill in between
-is mended by completing it again.
+rest is written beside them, each file atomically and `serving.json` last, so that after a kill in
+between completing it again repairs it.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from cotune.config.build import build_environment
 from cotune.config.run_file import RunConfig
 from cotune.environments.base import TaskEnvironment
 from cotune.errors import ConfigError
-from cotune.export.base_model import base_model
-from cotune.export.model_card import Card, model_card
+from cotune.export.model_card import Card, base_model, model_card
 from cotune.export.serving import Format, Serving, is_adapter, read_serving
 from cotune.policy.chat_template import own_templates, with_instruction, without_instruction
 from cotune.protocols import Environment
@@ -24,12 +23,11 @@ from cotune.run.ledger import Ledger
 from cotune.run.run_dir import RunDir
 from cotune.types import Limits, Prompt, Task
 
-_COMPARED = 20  # questions of which the two renderings are compared
-_LOCAL_FACTS = ("is_local", "local_files_only", "name_or_path")
+_COMPARED = 20  # questions for which the two renderings are compared
 
 
 def complete_best(config: RunConfig, run: RunDir, environment: Environment | None = None) -> None:
-    """Makes a finished run's `best/` a folder that serves as it is.
+    """Make a finished run's `best/` a folder that serves as it is.
 
     The chat template carries the best instruction if it renders questions of the validation split
     to the tokens of their evaluation; else it stays the model's own, and the card says how to
@@ -41,42 +39,46 @@ def complete_best(config: RunConfig, run: RunDir, environment: Environment | Non
         environment: the run's; built here if None.
 
     Raises:
-        ConfigError: the run is not finished, or what it was trained on cannot be loaded.
+        ConfigError: the run is not finished, or its environment or tokenizer cannot be loaded.
     """
     best, summary = run.best_path, finished(run)
-    chosen = best_choice(best)
     environment = environment or build_environment(config)
     tokenizer = _tokenizer(best)
-    reason = _write_templates(config, best, chosen["instruction"], environment, tokenizer)
-    _drop_local_facts(best / "tokenizer_config.json")
+    instruction = best_choice(best)["instruction"]
+    reason = _write_templates(config, best, instruction, environment, tokenizer)
+    settings = best / "tokenizer_config.json"
+    if settings.is_file():
+        known: dict[str, Any] = json.loads(settings.read_bytes())
+        # transformers notes where a tokenizer was loaded from.
+        local = {"is_local", "local_files_only", "name_or_path"}
+        if local & known.keys():
+            write_json_atomic(settings, {k: v for k, v in known.items() if k not in local})
     write_generation_config(best, config.limits, tokenizer)
+    laid_out = environment.prompt_format if isinstance(environment, TaskEnvironment) else None
     serving = Serving(
         attempt=summary.get("attempt", run.attempt),
         instruction_in_template=not reason,
         reason=reason,
         environment=type(environment).__name__,
-        instruction=(
-            environment.prompt_format if isinstance(environment, TaskEnvironment) else None
-        ),
+        instruction=laid_out,
         stop=tuple(environment.stop),
-        tools=tuple(_tool_name(tool) for tool in environment.tools),
+        tools=tuple(str(t.get("function", t).get("name", "")) for t in environment.tools),
         limits=config.limits,
         tasks={name: len(environment.tasks(name)) for name in ("train", "validation", "test")},
     )
-    kind: Format = "adapter" if is_adapter(best) else "full"
-    write_card(best, config, run, serving, kind)
+    write_card(best, config, run, serving, "adapter" if is_adapter(best) else "full")
     serving.write(best)
 
 
 def completed(config: RunConfig, run: RunDir) -> Serving:
-    """How the finished run's policy was evaluated; completes `best/` where that has not been done.
+    """Return how the finished run's policy was evaluated; complete `best/` first if needed.
 
     Raises:
         ConfigError: see `complete_best`.
     """
-    summary = finished(run)
+    attempt = finished(run).get("attempt", run.attempt)
     known = read_serving(run.best_path)
-    if known is None or known.attempt != summary.get("attempt", run.attempt):
+    if known is None or known.attempt != attempt:
         complete_best(config, run)
         known = read_serving(run.best_path)
     assert known is not None  # it was just written
@@ -84,7 +86,7 @@ def completed(config: RunConfig, run: RunDir) -> Serving:
 
 
 def finished(run: RunDir) -> Row:
-    """The summary of a finished run. Raises ConfigError for others."""
+    """Return the summary of a finished run. Raises ConfigError for others."""
     summary = run.read_summary()
     if summary is None or not (run.best_path / "best.json").is_file():
         raise ConfigError(
@@ -95,21 +97,25 @@ def finished(run: RunDir) -> Row:
 
 
 def best_choice(folder: Path) -> Row:
-    """best.json of a folder. Raises ConfigError where it cannot be read."""
+    """Return best.json of a folder. Raises ConfigError if it cannot be read."""
     path = folder / "best.json"
     try:
-        row = json.loads(path.read_bytes())
+        return {"hint": "", **json.loads(path.read_bytes())}
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path}: cannot be read ({error}); restore the file") from error
-    return {"hint": "", **row}
 
 
 def write_card(
     folder: Path, config: RunConfig, run: RunDir, serving: Serving, kind: Format, where: str = ""
 ) -> None:
-    """Replaces README.md in a folder by the run's model card.
+    """Replace README.md in a folder by the run's model card.
 
     Args:
+        folder: where to write.
+        config: the run file.
+        run: the run's folder.
+        serving: how it was evaluated.
+        kind: what the folder holds.
         where: the repository that the folder is going to; "" for a folder.
     """
     totals = None
@@ -131,19 +137,15 @@ def write_card(
 
 
 def write_generation_config(folder: Path, limits: Limits, tokenizer: Any = None) -> None:
-    """Replaces generation_config.json: greedy, a turn at a time, as the run was evaluated.
+    """Replace generation_config.json: greedy, a turn at a time, as the run was evaluated.
 
-    Tokens that end a turn are those of the file that is there, and the tokenizer's.
+    The tokens that end a turn are those of the old file and the tokenizer's.
     """
     path = folder / "generation_config.json"
     tokenizer = tokenizer or _tokenizer(folder)
-    try:
-        known: Mapping[str, Any] = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        known = {}
+    known: Row = json.loads(path.read_bytes()) if path.is_file() else {}
     ends = known.get("eos_token_id")
-    ends = list(cast("Sequence[int]", ends)) if isinstance(ends, list) else [ends]
-    ends = [int(end) for end in ends if end is not None]
+    ends = [end for end in (ends if isinstance(ends, list) else [ends]) if end is not None]
     if tokenizer.eos_token_id not in ends:
         ends.insert(0, tokenizer.eos_token_id)
     values = {
@@ -166,40 +168,25 @@ def _tokenizer(folder: Path) -> Any:
     return tokenizer
 
 
-def _drop_local_facts(path: Path) -> None:
-    """Takes out what transformers notes about where a tokenizer was loaded from."""
-    if not path.is_file():
-        return
-    known: dict[str, Any] = json.loads(path.read_bytes())
-    kept = {name: value for name, value in known.items() if name not in _LOCAL_FACTS}
-    if kept != known:
-        write_json_atomic(path, kept)
-
-
 def _write_templates(
     config: RunConfig, best: Path, instruction: str, environment: Environment, tokenizer: Any
 ) -> str:
-    """Writes the chat template, or several by name; why it does not carry the instruction."""
+    """Write the chat template, or several by name; return why it lacks the instruction, or ""."""
     files = [best / "chat_template.jinja", *best.glob("additional_chat_templates/*.jinja")]
-    own = {
-        file: without_instruction(file.read_text(encoding="utf-8"))
-        for file in files
-        if file.is_file()
-    }
-    reason = ""
+    own = {f: without_instruction(f.read_text(encoding="utf-8")) for f in files if f.is_file()}
+    written, reason = own, ""
     if not isinstance(environment, TaskEnvironment):
         reason = f"{type(environment).__name__} writes its own messages"
     elif not own:
         reason = "the tokenizer has no chat_template.jinja"
-    written = own
-    if isinstance(environment, TaskEnvironment) and not reason:
+    else:
         laid_out, args = environment.prompt_format, config.policy.template_args
-        told = {
+        carrying = {
             file: with_instruction(template, laid_out, instruction, args)
             for file, template in own.items()
         }
-        if _renders_alike(config, best, told, instruction, environment, tokenizer):
-            written = told
+        if _renders_alike(config, best, carrying, instruction, environment, tokenizer):
+            written = carrying
         else:
             reason = f"{type(environment).__name__} lays some questions out in another way"
     for file, template in written.items():
@@ -211,18 +198,18 @@ def _write_templates(
 def _renders_alike(
     config: RunConfig,
     best: Path,
-    told: Mapping[Path, str],
+    carrying: Mapping[Path, str],
     instruction: str,
     environment: TaskEnvironment,
     tokenizer: Any,
 ) -> bool:
-    """Whether questions alone give, by these templates, the tokens that were evaluated."""
+    """Return whether questions alone render, by these templates, to the evaluated tokens."""
     from jinja2.exceptions import TemplateError
 
     from cotune.policy.codec import HFCodec
 
-    default = told.get(best / "chat_template.jinja", "")
-    named = {file.stem: template for file, template in told.items() if file.parent != best}
+    default = carrying.get(best / "chat_template.jinja", "")
+    named = {file.stem: template for file, template in carrying.items() if file.parent != best}
     tokenizer.chat_template = {"default": default, **named} if named else default
     codec = HFCodec(tokenizer, config.policy.template_args)
     tools = [dict(tool) for tool in environment.tools]
@@ -245,10 +232,9 @@ def _renders_alike(
 
 
 def question_messages(task: Task) -> list[dict[str, str]]:
-    """What who serves the policy sends of a task: what the data has before the question, and it."""
+    """Return the messages that a client of the served policy sends for a task.
+
+    They are the data's messages before the question, and the question.
+    """
     before = [{"role": role, "content": content} for role, content in task.context]
     return [*before, {"role": "user", "content": task.question}]
-
-
-def _tool_name(tool: Mapping[str, Any]) -> str:
-    return str(tool.get("function", tool).get("name", ""))

@@ -1,4 +1,4 @@
-"""`cotune export`: a run's best policy in a folder of its own, as it is or merged into its base."""
+"""`cotune export`: a run's best policy in its own folder, as it is or merged into its base."""
 
 import os
 import shutil
@@ -9,30 +9,30 @@ from typing import get_args
 from cotune.config.run_file import RunConfig, parse_config
 from cotune.errors import ConfigError
 from cotune.export.complete import completed, finished, write_card, write_generation_config
-from cotune.export.serving import FILE, Format, is_adapter
+from cotune.export.serving import Format, is_adapter
 from cotune.policy.paths import policy_path
 from cotune.run.run_dir import RunDir
 
 FORMATS = get_args(Format)
-# What `best/` has besides weights and their configuration: of use with merged weights, too.
+# Files of `best/` that merged weights replace.
 _WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "adapter_config.json", "config.json")
 
 
 def export(folder: Path, format: str | None = None, output: Path | None = None) -> Path:
-    """Writes a finished run's best policy into a folder that serves as it is.
+    """Write a finished run's best policy into a folder that serves as it is.
 
     Args:
         folder: the run folder.
-        format: "full" or, of a run with `policy.lora`, "adapter" as `best/` is; "merged" has an
-            adapter added to its base's weights. None is what `best/` is.
-        output: where to; `export` in the run folder by default. It must not hold anything.
+        format: "full" or, for a run with `policy.lora`, "adapter" as `best/` is; "merged" adds an
+            adapter to its base's weights. None is what `best/` is.
+        output: the folder to write, which must be empty; `export` in the run folder by default.
 
     Returns:
         The folder written.
 
     Raises:
-        ConfigError: the run is not finished, the format does not fit it, or `output` holds
-            something. Nothing is written then.
+        ConfigError: the run is not finished, the format does not fit it, or `output` is not
+            empty. Nothing is written then.
     """
     run, config = open_finished(folder)
     kind = checked_format(run, format)
@@ -54,17 +54,17 @@ def export(folder: Path, format: str | None = None, output: Path | None = None) 
 
 
 def open_finished(folder: Path) -> tuple[RunDir, RunConfig]:
-    """A finished run's folder and run file.
+    """Open a finished run's folder and run file.
 
     Raises:
-        ConfigError: no run folder, a program's own trainer's, or a run that is not finished.
+        ConfigError: no run folder, one of a program's own trainer, or a run that is not finished.
     """
     run = RunDir.open(folder)
     raw = run.read_config()
     if "library" in raw:
         raise ConfigError(
-            f"{folder}: belongs to a program with a GRPOTrainer of its own, which keeps the weights; "
-            "save them there with trainer.save_model()"
+            f"{folder}: belongs to a program with its own GRPOTrainer, which keeps the weights; save "
+            "them there with trainer.save_model()"
         )
     config = parse_config(raw, str(run.config_path))
     finished(run)
@@ -72,7 +72,7 @@ def open_finished(folder: Path) -> tuple[RunDir, RunConfig]:
 
 
 def checked_format(run: RunDir, format: str | None) -> Format:
-    """The format asked for, or what `best/` is. Raises ConfigError where it does not fit the run."""
+    """Return the format asked for, or what `best/` is; ConfigError if it does not fit the run."""
     if format is not None and format not in FORMATS:
         raise ConfigError(f"--format is {format!r}; expected one of {', '.join(FORMATS)}")
     adapter = is_adapter(run.best_path)
@@ -85,9 +85,9 @@ def checked_format(run: RunDir, format: str | None) -> Format:
             f"--format is full, but {run.path} trained an adapter (policy.lora); expected adapter, or "
             "merged for whole weights"
         )
-    if format == "merged" and adapter:
-        return "merged"
-    return "adapter" if adapter else "full"
+    if not adapter:
+        return "full"
+    return "merged" if format == "merged" else "adapter"
 
 
 def stage(
@@ -98,11 +98,15 @@ def stage(
     where: str = "",
     copy: Callable[[str, str], object] = shutil.copy2,
 ) -> None:
-    """Writes the export into a folder that is not there yet.
+    """Write the export into a folder that does not exist yet.
 
     Args:
+        config: the run file.
+        run: its folder.
+        kind: what to write.
+        staged: the new folder.
         where: the repository that it is going to; "" for a folder.
-        copy: how a file is taken over.
+        copy: copies or links a file.
     """
     serving = completed(config, run)
     skipped = shutil.ignore_patterns(".*", *(_WEIGHTS if kind == "merged" else ()))
@@ -110,15 +114,10 @@ def stage(
     if kind == "merged":
         from cotune.policy.local_policy import load
 
-        model, _ = load(
-            run.best_path,
-            config.policy.dtype,
-            base=policy_path(config.policy.path),
-            merge=True,
-        )
+        base = policy_path(config.policy.path)
+        model, _ = load(run.best_path, config.policy.dtype, base=base, merge=True)
         (staged / "generation_config.json").unlink()
         model.save_pretrained(staged)
         write_generation_config(staged, config.limits)
-    if kind != ("adapter" if is_adapter(run.best_path) else "full") or where:
+    if kind == "merged" or where:
         write_card(staged, config, run, serving, kind, where)
-    assert (staged / FILE).is_file()

@@ -1,46 +1,120 @@
-"""The model card of a run's best policy: README.md of `best/`, of an export, of a repository."""
+"""The model card of a run's best policy: README.md of `best/`, of an export, of a repository.
 
+`model_card.md.j2` holds its text. Texts of models and of the run file cannot end their block or
+become a tag, a link or a heading.
+"""
+
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from shlex import quote
 from typing import Any
 
 import yaml
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
 
 from cotune.config.run_file import RulesConfig, RunConfig, dump_config
-from cotune.export.base_model import BaseModel, is_hub_id
-from cotune.export.markdown import fenced, inline, table
+from cotune.errors import ConfigError
 from cotune.export.serving import Format, Serving
+from cotune.policy.paths import policy_path
 from cotune.run.ledger import Totals, policy_rollouts
 from cotune.run.scores import EXACT_MATCH
+from cotune.utils.packages import installed
+from cotune.utils.text import printable
 
+_HUB_ID = re.compile(r"[\w][\w.-]*(/[\w][\w.-]*)?")
+_LICENSE = re.compile(r"[a-z0-9][a-z0-9.+-]*")
+_HUB_SECONDS = 5.0  # for asking the hub for a card
 _TRAINING = (
     "steps", "questions_per_step", "group_size", "mini_batches", "learning_rate", "schedule",
     "warmup", "kl", "clip", "temperature", "rollout_budget",
 )  # fmt: skip
-_OF_GRPO = ("steps", "kl", "clip")  # of these, what supervised fine-tuning does not use
-_SCORES = (
-    ("em", "trained, best instruction"),
-    ("em_initial_instruction", "trained, initial instruction"),
-    ("em_with_hint", "trained, best instruction and hint"),
-    ("em_before", "before training, initial instruction"),
-)
-_VERSIONED = ("cotune", "trl", "transformers", "torch")
-_FOLDER = "path/to/this/folder"
+_OF_GRPO = ("steps", "kl", "clip")  # of these, settings that supervised fine-tuning does not use
+_SCORES = {
+    "em": "trained, best instruction",
+    "em_initial_instruction": "trained, initial instruction",
+    "em_with_hint": "trained, best instruction and hint",
+    "em_before": "before training, initial instruction",
+}
+_VERSIONED = ("cotune", "trl", "verl", "transformers", "torch")
+
+
+@dataclass(frozen=True, kw_only=True)
+class BaseModel:
+    """The model that a policy was trained from, without its place on the machine that trained it.
+
+    Attributes:
+        name: a hub id, "bundled:geo", or the last part of a local folder's path.
+        hub_id: the name if it is a hub id; "" otherwise.
+        license: as its own card says; "" if it says none.
+        license_name: the name that a card gives a license "other"; "" if none.
+    """
+
+    name: str
+    hub_id: str = ""
+    license: str = ""
+    license_name: str = ""
+
+
+def base_model(path: str) -> BaseModel:
+    """Return the base model of a run file's `policy.path`.
+
+    The license is read from its card: in its folder, in the hub's cache, else from the hub itself.
+    If the hub cannot be reached it stays unknown.
+    """
+    bundled = path.startswith("bundled:")
+    local = bundled or Path(path).is_dir()
+    if not local and not is_hub_id(path):  # a folder that no longer exists
+        return BaseModel(name=Path(path).name)
+    known = _card_metadata(path, local)
+    license, name = _license(known.get("license")), _license(known.get("license_name"))
+    return BaseModel(
+        name=Path(path).resolve().name if local and not bundled else path,
+        hub_id="" if local else path,
+        license=license,
+        license_name=name if license == "other" else "",
+    )
+
+
+def is_hub_id(name: str) -> bool:
+    """Return whether a name can be a repository of the hub, and is no local path."""
+    return _HUB_ID.fullmatch(name) is not None and not Path(name).exists()
+
+
+def _card_metadata(path: str, local: bool) -> dict[str, Any]:
+    """Return the front matter of a model's card; {} if there is none that can be read."""
+    from huggingface_hub import hf_hub_download, metadata_load, try_to_load_from_cache
+
+    try:
+        if local:
+            card = Path(policy_path(path)) / "README.md"
+        else:
+            card = try_to_load_from_cache(path, "README.md")
+            if not isinstance(card, str):
+                card = hf_hub_download(path, "README.md", etag_timeout=_HUB_SECONDS)
+        return metadata_load(card) or {}
+    # OSError and ValueError are all that a download raises.
+    except (OSError, ValueError, ConfigError, yaml.YAMLError):
+        return {}
+
+
+def _license(value: object) -> str:
+    """Return a license's identifier; "" for anything else that a card may hold."""
+    return value if isinstance(value, str) and _LICENSE.fullmatch(value) else ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Card:
-    """What a card is written from.
+    """The facts of a card.
 
     Attributes:
         config: the run file.
         arm: the run's figures in summary.json.
         chosen: best.json.
         serving: how it was evaluated.
-        totals: what the run cost; None where its ledger is gone.
+        totals: what the run cost; None if its ledger is gone.
         base: the model that was trained.
         kind: what the folder holds.
         where: the repository that it is in; "" for a folder.
@@ -55,203 +129,147 @@ class Card:
     kind: Format
     where: str = ""
 
-    @property
-    def folder(self) -> str:
-        return self.where or _FOLDER
-
 
 def model_card(card: Card) -> str:
-    """The card as Markdown with its YAML front matter."""
-    sections = (
-        _front_matter(card),
-        _head(card),
-        _results(card),
-        _instruction(card),
-        _serve(card),
-        _data(card),
-        _method(card),
-        _cost(card),
-        _license(card),
+    """Return the card as Markdown with its YAML front matter."""
+    config, method = card.config, card.config.method
+    done = method.card
+    if config.training.frozen:
+        done = f"{method.card_frozen or done}; the policy was frozen: its weights are the base's"
+    environment = Environment(
+        loader=PackageLoader(__package__ or __name__, "."),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
-    return "\n\n".join(section for section in sections if section) + "\n"
-
-
-def _method_line(config: RunConfig) -> str:
-    """What was done, in a line."""
-    method = config.method
-    if not config.training.frozen:
-        return method.card
-    return f"{method.card_frozen or method.card}; the policy was frozen: its weights are the base's"
+    environment.filters |= {
+        "inline": inline,
+        "fenced": fenced,
+        "code": lambda text: Markup("<code>{}</code>").format(inline(text)),
+        "count": "{:,.0f}".format,
+        "score": "{:.3f}".format,
+        # `package.module:name` as it is; of `path/to/file.py:name` without its folder.
+        "object_name": lambda name: Path(name).name if ".py" in name else name,
+    }
+    costs = [["", "rollouts", "generated tokens"]]
+    if card.totals is not None:
+        spent, tokens = card.totals.rollouts, card.totals.generated_tokens
+        costs += [[k, f"{n:,}", f"{tokens[k]:,}"] for k, n in spent.items() if n]
+    text = environment.get_template("model_card.md.j2").render(
+        card=card,
+        config=config,
+        arm={"em_interval": None, "too_close_to_call": False, **card.arm},
+        chosen=card.chosen,
+        serving=card.serving,
+        totals=card.totals,
+        front_matter=Markup(_front_matter(card)),  # YAML escapes what it holds
+        method=Markup(done),  # Markdown of the method's own code
+        results=_results(card),
+        measure=_measure(card),
+        command=_serve_command(card),
+        source=_source(config),
+        settings=_settings(config),
+        proposer=_proposer(config),
+        versions=", ".join(f"{p} {found}" for p in _VERSIONED if (found := installed(p))),
+        costs=costs,
+        paid=policy_rollouts(card.totals.rollouts) if card.totals else 0,
+    )
+    return text.rstrip() + "\n"
 
 
 def _front_matter(card: Card) -> str:
-    base, dataset = card.base, card.config.dataset
-    values: dict[str, Any] = {}
-    if base.hub_id:
-        values["base_model"] = base.hub_id
-        values["base_model_relation"] = "adapter" if card.kind == "adapter" else "finetune"
-    values["library_name"] = "peft" if card.kind == "adapter" else "transformers"
-    values["pipeline_tag"] = "text-generation"
-    values["tags"] = ["cotune", *card.config.method.tags]
-    values["license"] = base.license or "unknown"
-    if base.license_name:
-        values["license_name"] = base.license_name
-    if dataset is not None and dataset.name and is_hub_id(dataset.name):
-        values["datasets"] = [dataset.name]
-    return f"---\n{yaml.safe_dump(values, sort_keys=False).strip()}\n---"
+    from huggingface_hub import EvalResult, ModelCardData
 
-
-def _head(card: Card) -> str:
-    method = _method_line(card.config)
-    what = {
-        "full": "Weights",
-        "adapter": "A LoRA adapter",
-        "merged": "Weights with a LoRA adapter merged in",
-    }[card.kind]
-    step, steps = card.chosen["step"], card.arm["steps"]
-    which = "the last"
-    if card.config.evaluation.every:
-        which = f"the best on the validation split ({_number(card.chosen['em'])})"
-    return (
-        f"# {inline(card.config.name) or 'run'}\n\n"
-        f"{what} of {inline(card.base.name)}, trained with cotune by {method}. Kept of step "
-        f"{step:,} of {steps:,}: {which}."
+    base, config = card.base, card.config
+    dataset = config.dataset
+    hub_data = dataset.name if dataset and dataset.name and is_hub_id(dataset.name) else None
+    data_name = hub_data or config.environment.kind
+    if dataset is not None and hub_data is None:
+        data_name = Path(dataset.path or dataset.name or "").name
+    result = EvalResult(
+        task_type="text-generation",
+        dataset_type=data_name,
+        dataset_name=data_name,
+        dataset_config=dataset.subset if dataset and hub_data else None,
+        dataset_split="test",
+        metric_type=_measure(card).replace(" ", "_"),
+        metric_value=round(card.arm["em"], 4),
     )
+    adapter = card.kind == "adapter"
+    return ModelCardData(
+        base_model=base.hub_id or None,
+        base_model_relation=("adapter" if adapter else "finetune") if base.hub_id else None,
+        library_name="peft" if adapter else "transformers",
+        pipeline_tag="text-generation",
+        tags=["cotune", *config.method.tags],
+        license=base.license or "unknown",
+        license_name=base.license_name or None,
+        datasets=[hub_data] if hub_data else None,
+        model_name=re.sub(r"\W+", "-", config.name).strip("-") or "run",
+        eval_results=[result],
+    ).to_yaml()
 
 
-def _results(card: Card) -> str:
-    columns = [(name, title) for name, title in _SCORES if card.arm.get(name) is not None]
+def _measure(card: Card) -> str:
+    return str(card.arm.get("measure", EXACT_MATCH))
+
+
+def _results(card: Card) -> list[list[str]]:
+    """Return the table of scores: its header, all questions, and each stratum."""
+    arm = card.arm
+    columns = [name for name in _SCORES if arm.get(name) is not None]
     rows = [
-        ["test questions", *[title for _, title in columns]],
-        [f"all {card.arm['em_n']:,}", *[_number(card.arm[name]) for name, _ in columns]],
+        ["test questions", *(_SCORES[name] for name in columns)],
+        [f"all {arm['em_n']:,}", *(f"{arm[name]:.3f}" for name in columns)],
     ]
-    for stratum in card.arm.get("em_by_stratum") or {}:
-        scores = [card.arm[f"{name}_by_stratum"].get(stratum) for name, _ in columns]
-        rows.append([inline(stratum), *["" if s is None else _number(s) for s in scores]])
-    measure = inline(str(card.arm.get("measure", EXACT_MATCH)))
-    notes = [f"{measure.capitalize()} of one greedy rollout a question."]
-    if interval := card.arm.get("em_interval"):
-        low, high = (_number(bound) for bound in interval)
-        notes.append(f"95 % interval of the first figure: {low} to {high}.")
-    if card.arm.get("too_close_to_call"):
-        notes.append("The best instruction's lead over the next one is within its error.")
-    return f"## Results\n\n{table(rows)}\n\n{' '.join(notes)}"
+    for stratum in arm.get("em_by_stratum") or {}:
+        scores = [arm[f"{name}_by_stratum"].get(stratum) for name in columns]
+        rows.append([inline(stratum), *("" if s is None else f"{s:.3f}" for s in scores)])
+    return rows
 
 
-def _instruction(card: Card) -> str:
-    text, hint, serving = card.chosen["instruction"], card.chosen["hint"], card.serving
-    parts = ["## Instruction"]
-    if not text:
-        parts.append("None: it was trained and evaluated on the questions alone.")
-    else:
-        parts.append("`instruction.txt` has the very text.")
-        parts.append(fenced(text))
-    if serving.instruction_in_template:
-        parts.append(
-            "The chat template carries it: a request that holds the question alone is rendered to "
-            "the tokens that were evaluated. The template argument `instruction` replaces it, and "
-            '`instruction=""` leaves it out.'
-        )
-    elif text:
-        parts.append(_placement(card))
-    if hint:
-        parts.append(
-            "The hint below helped most in training (`hint.txt`). It is not in the chat template: "
-            "what it taught is in the weights. Placed before the user's message it gives the "
-            "figures with the hint."
-        )
-        parts.append(fenced(hint))
-    return "\n\n".join(parts)
-
-
-def _placement(card: Card) -> str:
-    """How to place the instruction where the chat template does not."""
-    laid_out = card.serving.instruction
-    why = f"The chat template does not carry it, since {inline(card.serving.reason)}."
-    if laid_out is None:
-        return f"{why} Place it as that environment's `messages` does."
-    prefix = (
-        f" (itself after {_code(laid_out.question_prefix)})" if laid_out.question_prefix else ""
-    )
-    if laid_out.role == "system":
-        there = "at its end" if laid_out.system == "keep" else "in its place"
-        return f"{why} It was the system message; one that the data had kept it {there}."
-    blank = laid_out.separator == "\n\n"
-    between = "a blank line" if blank else f"{_code(laid_out.separator)} as it is"
-    return (
-        f"{why} It stood {laid_out.placement} the question{prefix} in the user's message, "
-        f"{between} between them."
-    )
-
-
-def _serve(card: Card) -> str:
-    serving, limits = card.serving, card.serving.limits
+def _serve_command(card: Card) -> str:
+    folder = card.where or "path/to/this/folder"
     greedy = """--override-generation-config '{"temperature": 0}'"""
-    if card.kind == "adapter":
-        base = card.base.hub_id or f"path/to/{card.base.name.removeprefix('bundled:')}"
-        lora = card.config.policy.lora
-        command = (
-            f"vllm serve {quote(base)} {greedy} --enable-lora --max-lora-rank {lora.rank if lora else 16} \\\n"
-            f"  --lora-modules policy={card.folder} --chat-template {card.folder}/chat_template.jinja"
-        )
-    else:
-        command = f"vllm serve {card.folder} {greedy}"
-    said = [
-        f"It was evaluated greedily: at most {limits.turn_tokens:,} tokens a turn, "
-        f"{limits.turns:,} turns, {limits.trajectory_tokens:,} tokens after the prompt."
-    ]
-    if serving.stop:
-        stops = ", ".join(_code(stop) for stop in serving.stop)
-        said.append(
-            f"A turn ended at {stops}, which stayed in it: `stop` and `include_stop_str_in_output` "
-            "of a request."
-        )
-    if serving.tools:
-        tools = ", ".join(_code(tool) for tool in serving.tools)
-        said.append(
-            f"It was offered the tools {tools} through the chat template: `tools` of a request."
-        )
-    return f"## Serving\n\n{fenced(command, 'sh')}\n\n{' '.join(said)}"
+    if card.kind != "adapter":
+        return f"vllm serve {folder} {greedy}"
+    base = card.base.hub_id or f"path/to/{card.base.name.removeprefix('bundled:')}"
+    lora = card.config.policy.lora
+    return (
+        f"vllm serve {quote(base)} {greedy} --enable-lora --max-lora-rank {lora.rank if lora else 16} \\\n"
+        f"  --lora-modules policy={folder} --chat-template {folder}/chat_template.jinja"
+    )
 
 
-def _data(card: Card) -> str:
-    counts = ", ".join(f"{count:,} {split}" for split, count in card.serving.tasks.items())
-    lines = [
-        f"{_source(card.config)}; environment {_code(card.serving.environment)}. Questions: {counts}."
-    ]
-    if card.config.rewards:
-        functions = ", ".join(
-            f"{_code(_object(r.function))} (weight {r.weight:g})" for r in card.config.rewards
-        )
-        lines.append(f"Rewards: {functions}.")
-    return "## Data\n\n" + " ".join(lines)
-
-
-def _source(config: RunConfig) -> str:
+def _source(config: RunConfig) -> Markup:
+    """Return where the questions came from, as Markdown."""
     dataset, options = config.dataset, config.environment
     if dataset is not None:
         if dataset.name and is_hub_id(dataset.name):
-            subset = f", subset {inline(dataset.subset)}" if dataset.subset else ""
-            return f"Data set {inline(dataset.name)} of the Hugging Face hub{subset}"
-        return f"The file {inline(Path(dataset.path or dataset.name or '').name)}"
+            subset = Markup(", subset {}").format(inline(dataset.subset)) if dataset.subset else ""
+            said = Markup("Data set {} of the Hugging Face hub{}")
+            return said.format(inline(dataset.name), subset)
+        return Markup("The file ") + inline(Path(dataset.path or dataset.name or "").name)
     if options.kind == "geo":
-        return "cotune's bundled world `geo` (facts from GeoNames, CC BY 4.0)"
+        return Markup("cotune's bundled world `geo` (facts from GeoNames, CC BY 4.0)")
     if options.kind == "arithmetic":
-        return "cotune's bundled world `arithmetic`"
+        return Markup("cotune's bundled world `arithmetic`")
     if options.kind == "search" or options.kind == "math":
         given = (options.train, options.validation, options.test)
-        files = [file for file in given if isinstance(file, Path)]
-        named = ", ".join(inline(file.name) for file in files)
-        return f"The file{'s' * (len(files) > 1)} {named}"
+        files = [inline(file.name) for file in given if isinstance(file, Path)]
+        return Markup("The files " if len(files) > 1 else "The file ") + Markup(", ").join(files)
     if options.kind == "verifiers":
-        return f"The verifiers environment {_code(_object(options.environment))}"
-    return "The environment's own questions"
+        name = options.environment
+        name = Path(name).name if ".py" in name else name
+        return Markup("The verifiers environment <code>{}</code>").format(inline(name))
+    return Markup("The environment's own questions")
 
 
-def _method(card: Card) -> str:
-    config = card.config
-    dumped, sft = dump_config(config), config.method.supervised
-    unused = _OF_GRPO if sft else ()
+def _settings(config: RunConfig) -> str:
+    """Return the part of the run file that says how it was trained, without what is private."""
+    dumped, supervised = dump_config(config), config.method.supervised
+    unused = _OF_GRPO if supervised else ()
     settings: dict[str, Any] = {
         "seed": config.seed,
         "strategy": dumped["strategy"],
@@ -263,68 +281,34 @@ def _method(card: Card) -> str:
     if config.policy.template_args:
         settings["template_args"] = dumped["policy"]["template_args"]
     if named := sorted(config.training.engine_args):
-        settings[f"also_set_of_{'SFTConfig' if sft else 'GRPOConfig'}"] = named
-    text = yaml.safe_dump(settings, sort_keys=False, allow_unicode=True).strip()
-    versions = ", ".join(f"{name} {found}" for name in _VERSIONED if (found := _version(name)))
-    return (
-        f"## Method\n\n{_method_line(config)}. Trained by `cotune train` with\n\n"
-        f"{fenced(text, 'yaml')}\n\nProposals by {_proposer(config)}. This card was written by "
-        f"{versions}."
-    )
+        settings[f"also_set_of_{'SFTConfig' if supervised else 'GRPOConfig'}"] = named
+    return yaml.safe_dump(settings, sort_keys=False, allow_unicode=True).strip()
 
 
-def _cost(card: Card) -> str:
-    totals = card.totals
-    if totals is None:
-        return ""
-    rows = [["", "rollouts", "generated tokens"]]
-    for purpose, count in totals.rollouts.items():
-        if count:
-            rows.append([purpose, f"{count:,}", f"{totals.generated_tokens[purpose]:,}"])
-    paid = policy_rollouts(totals.rollouts)
-    lines = [f"Policy rollouts that the method paid for, without evaluation: {paid:,}."]
-    if totals.llm_calls:
-        lines.append(
-            f"Calls of the proposing LLM: {totals.llm_calls:,} ({totals.llm_prompt_tokens:,} tokens "
-            f"sent, {totals.llm_completion_tokens:,} received), {totals.money:.2f} at the run file's "
-            "prices."
-        )
-    lines.append(f"Wall time: {card.arm['seconds']:,.0f} s.")
-    return f"## Cost\n\n{table(rows)}\n\n{' '.join(lines)}"
-
-
-def _license(card: Card) -> str:
-    known = card.base.license_name or card.base.license
-    if known:
-        said = f"The base model's card says {_code(known)}; its terms hold for what is derived from it."
-    else:
-        said = "Unknown: it inherits the base model's licence."
-    return f"## Licence\n\n{said}"
-
-
-def _proposer(config: RunConfig) -> str:
+def _proposer(config: RunConfig) -> Markup:
+    """Return the LLM that proposed instructions or hints; "" if the instruction is fixed."""
     if not config.method.needs_llm:
-        return "nobody: the instruction is fixed"
+        return Markup("")
     options = config.llm or RulesConfig()
     # Not its address, which may be a machine's.
-    return "cotune's offline rules" if isinstance(options, RulesConfig) else inline(options.model)
+    if isinstance(options, RulesConfig):
+        return Markup("cotune's offline rules")
+    return inline(options.model)
 
 
-def _object(name: str) -> str:
-    """`package.module:name` as it is; of `path/to/file.py:name` without its folder."""
-    return Path(name).name if ".py" in name else name
+def inline(text: str) -> Markup:
+    """Return text for a line or a table's cell; possible syntax becomes character references."""
+    line = " ".join(printable(" ".join(text.split())).split())
+    safe = " /,-" if "www." in line.lower() else " /,-."
+    return Markup("").join(Markup(c if c.isalnum() or c in safe else f"&#{ord(c)};") for c in line)
 
 
-def _code(text: str) -> str:
-    return f"<code>{inline(text)}</code>"
+def fenced(text: str, language: str = "text") -> Markup:
+    """Return a code block around a text, its fence longer than any run of backticks in it.
 
-
-def _number(value: float) -> str:
-    return f"{value:.3f}"
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return ""
+    Control characters and marks that turn a line's direction are left out.
+    """
+    shown = printable(text.replace("\r\n", "\n").replace("\r", "\n"))
+    longest = max(map(len, re.findall("`+", shown)), default=0)
+    fence = "`" * max(3, longest + 1)
+    return Markup(f"{fence}{language}\n{shown}\n{fence}")

@@ -6,30 +6,28 @@ from pathlib import Path
 from typing import Any, cast
 
 from cotune.errors import ConfigError
-from cotune.export.base_model import base_model
 from cotune.export.export import checked_format, open_finished, stage
+from cotune.export.model_card import base_model
 
-_HELD = ("*.safetensors", "*.bin", "adapter_config.json")
+_WEIGHTS = ("*.safetensors", "*.bin", "adapter_config.json")
 
 
 def push(folder: Path, repo_id: str, format: str | None = None, private: bool = False) -> str:
-    """Uploads the export of a finished run, and nothing else, to a model repository.
+    """Upload the export of a finished run, and nothing else, to a model repository.
 
-    The repository is made if it is not there. The token is that of HF_TOKEN or of
-    `hf auth login`.
+    Create the repository if it does not exist. The token is that of HF_TOKEN or of `hf auth login`.
 
     Args:
         folder: the run folder.
         repo_id: "owner/name".
         format: see `export`.
-        private: makes the repository private; one that exists must be.
+        private: create the repository as private; an existing one must be.
 
     Returns:
-        The repository's address.
+        The address of the repository.
 
     Raises:
-        ConfigError: see `export`; a repository's name that is none, no token, no access, no
-            network. Says what to mend.
+        ConfigError: see `export`; an invalid repository name, no token, no access, no network.
     """
     from huggingface_hub import HfApi, get_token
 
@@ -38,7 +36,7 @@ def push(folder: Path, repo_id: str, format: str | None = None, private: bool = 
     kind = checked_format(run, format)
     if kind == "adapter" and not base_model(config.policy.path).hub_id:
         raise ConfigError(
-            f"policy.path is {config.policy.path!r}, which nobody else can load an adapter on; push "
+            f"policy.path is {config.policy.path!r}, which others cannot load an adapter on; push "
             "whole weights with --format merged"
         )
     if get_token() is None:
@@ -61,11 +59,10 @@ def _check_name(repo_id: str) -> None:
 
     try:
         validate_repo_id(repo_id)
+        valid = "/" in repo_id
     except HFValidationError:
-        fits = False
-    else:
-        fits = "/" in repo_id
-    if not fits:
+        valid = False
+    if not valid:
         raise ConfigError(
             f"REPO_ID is {repo_id!r}; expected owner/name, of letters, digits, '-', '_' and '.'"
         )
@@ -100,29 +97,29 @@ def _upload(api: Any, staged: Path, repo_id: str, private: bool) -> str:
 
 
 def _check_repository(api: Any, staged: Path, repo_id: str, private: bool) -> None:
-    """Raises ConfigError for a repository that the export must not join."""
+    """Raise ConfigError for a repository that the export must not join."""
     info = api.model_info(repo_id)
     if private and not info.private:
         raise ConfigError(
             f"{repo_id} exists and is public, which --private does not change; make it private in its "
-            "settings, or name another"
+            "settings, or give another name"
         )
     ours = {path.relative_to(staged).as_posix() for path in staged.rglob("*")}
     others = [
         file.rfilename
         for file in info.siblings or ()
-        if file.rfilename not in ours and any(Path(file.rfilename).match(form) for form in _HELD)
+        if file.rfilename not in ours and any(Path(file.rfilename).match(form) for form in _WEIGHTS)
     ]
     if others:
-        # A loader would take them for this policy's.
+        # A loader would mix them with this policy's.
         raise ConfigError(
-            f"{repo_id} holds {others[0]}, weights that are not of this export; remove them there, or "
-            "name another repository"
+            f"{repo_id} holds {others[0]}, weights that are not part of this export; remove them there, "
+            "or give another repository"
         )
 
 
 def _refusal(endpoint: str, repo_id: str, error: Any) -> str:
-    """What the hub refused, and what mends it; never what was sent."""
+    """Say what the hub refused and how to fix it; never what was sent."""
     status = error.response.status_code
     if status == 401:
         return f"{endpoint} does not know the token (401); set HF_TOKEN to a valid one with write access"
@@ -136,7 +133,7 @@ def _refusal(endpoint: str, repo_id: str, error: Any) -> str:
 
 
 def _linked(source: str, target: str) -> None:
-    """A second name of a file, for as long as the upload lasts; a copy where it cannot be."""
+    """Link a file for as long as the upload lasts; copy it if it cannot be linked."""
     try:
         os.link(source, target)
     except OSError:

@@ -1,4 +1,4 @@
-"""How a run's policy was evaluated: `best/serving.json`, for who serves it and for the card."""
+"""How a run's policy was evaluated: `best/serving.json`, for those who serve it and for the card."""
 
 import json
 from dataclasses import asdict, dataclass
@@ -14,22 +14,22 @@ SCHEMA_VERSION = 1
 FILE = "serving.json"
 
 Format = Literal["full", "adapter", "merged"]
-"""Weights that were trained as a whole; a LoRA adapter; that adapter in its base's weights."""
+"""Weights trained as a whole; a LoRA adapter; that adapter merged into its base's weights."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Serving:
-    """What a server must do as the evaluation did.
+    """The settings of the evaluation, which a server must share.
 
     Attributes:
-        attempt: the run's attempt that this is the result of.
-        instruction_in_template: whether the chat template carries the best instruction.
+        attempt: the run's attempt whose result this is.
+        instruction_in_template: the chat template carries the best instruction.
         reason: why it does not; "" if it does.
-        environment: its class.
-        instruction: how instruction and question are laid out; None where the environment writes
-            its own messages.
+        environment: its class name.
+        instruction: layout of instruction and question; None if the environment writes its own
+            messages.
         stop: strings after which a turn ended, each kept at its end.
-        tools: names of the tools that were offered, in the chat template's own form.
+        tools: names of the tools that were offered through the chat template.
         limits: of an episode.
         tasks: how many questions each split has.
     """
@@ -45,15 +45,15 @@ class Serving:
     tasks: dict[str, int]
 
     def write(self, folder: Path) -> None:
-        """Replaces serving.json in a folder."""
+        """Replace serving.json in a folder."""
         write_json_atomic(folder / FILE, {"schema_version": SCHEMA_VERSION} | asdict(self))
 
 
 def read_serving(folder: Path) -> Serving | None:
-    """serving.json of a folder; None where there is none.
+    """Read serving.json of a folder; None if there is none.
 
     Raises:
-        ConfigError: it is not what `Serving.write` writes.
+        ConfigError: the file was not written by `Serving.write`.
     """
     path = folder / FILE
     if not path.is_file():
@@ -61,7 +61,7 @@ def read_serving(folder: Path) -> Serving | None:
     try:
         row: dict[str, Any] = json.loads(path.read_bytes())
         if row.pop("schema_version") != SCHEMA_VERSION:
-            raise ValueError("another schema_version")
+            raise ValueError(f"its schema_version is not {SCHEMA_VERSION}")
         laid_out = row.pop("instruction")
         lists = {name: tuple(row.pop(name)) for name in ("stop", "tools")}
         return Serving(
@@ -75,5 +75,5 @@ def read_serving(folder: Path) -> Serving | None:
 
 
 def is_adapter(folder: Path) -> bool:
-    """Whether a folder holds an adapter in place of a model's weights."""
+    """Return whether a folder holds an adapter instead of a model's weights."""
     return (folder / "adapter_config.json").is_file()

@@ -2,7 +2,7 @@
 
 A preamble before the model's own template rewrites `messages` as `PromptFormat.messages` lays them
 out; the model's own template follows unchanged and can be taken out again. The instruction stands
-in the preamble as a Jinja string literal of escapes, so that no text of a model is ever read as a
+in the preamble as an escaped Jinja string literal, so that no text of a model is ever read as a
 template.
 """
 
@@ -14,14 +14,14 @@ from cotune.environments.base import PromptFormat
 from cotune.errors import ConfigError
 
 _BEGIN = "{#- cotune 1: the instruction stands before the model's own template -#}\n"
-# No minus at its end: with it, white space that the model's own template begins with would go. The
-# line break is the one that a tag swallows.
+# No minus at its end: it would strip white space that the model's own template starts with. A tag
+# swallows the line break.
 _END = "{#- cotune: the model's own template #}\n"
 _PLAIN = re.compile(r"[A-Za-z0-9 ,.;:!?()-]")
 
-# Loops run over ranges and texts are read by helper names: a server that looks for a loop over
-# `message.content` to tell whether a template takes lists of parts (vLLM, SGLang) must find the
-# model's own template's, not ours.
+# Loops run over ranges and contents have helper names: vLLM and SGLang look for a loop over
+# `message.content` to find out whether a template takes lists of parts, and must find the loop of
+# the model's own template, not ours.
 _USER = """\
 {%- set cotune = namespace(messages=[], parts=[], told=false, found=false) -%}
 {%- for cotune_i in range(messages | length) -%}
@@ -96,23 +96,23 @@ def with_instruction(
     instruction: str,
     template_args: Mapping[str, object] | None = None,
 ) -> str:
-    """A chat template that renders a question as it was trained and evaluated under an instruction.
+    """Return a chat template that renders a question as trained and evaluated under an instruction.
 
     The first user message, or the system message, is laid out as `prompt_format` says; later
-    messages are left alone. Who renders may pass `instruction="…"` for another one and
+    messages stay as they are. The caller may pass `instruction="…"` for another one and
     `instruction=""` for none.
 
     Args:
-        template: the model's own template; of one that carries an instruction already, its own
-            part.
-        prompt_format: where the instruction stands.
+        template: the model's own template; of one that already carries an instruction, its own
+            part is used.
+        prompt_format: the place of the instruction.
         instruction: the default.
-        template_args: what the model's own template is passed by default (`enable_thinking`, say);
-            who renders may pass others.
+        template_args: default arguments of the model's own template, such as `enable_thinking`;
+            the caller may pass others.
 
     Raises:
         ConfigError: see `without_instruction`.
-        TypeError: a value of `template_args` that JSON does not know.
+        TypeError: a value of `template_args` that is no JSON value.
     """
     own = without_instruction(template)
     lines = [_BEGIN]
@@ -137,10 +137,10 @@ def with_instruction(
 
 
 def without_instruction(template: str) -> str:
-    """The model's own template; one that carries no instruction is given back as it is.
+    """Return the model's own template; one that carries no instruction is returned as it is.
 
     Raises:
-        ConfigError: the mark between instruction and own template is gone.
+        ConfigError: the mark between instruction and own template is missing.
     """
     if not template.startswith(_BEGIN):
         return template
@@ -148,28 +148,28 @@ def without_instruction(template: str) -> str:
     if not mark:
         raise ConfigError(
             "the chat template carries an instruction, but the mark before the model's own template "
-            f"is gone; put back the line {_END.strip()}, or give the model's own template"
+            f"is missing; restore the line {_END.strip()}, or use the model's own template"
         )
     return own
 
 
 def own_templates(templates: str | dict[str, str] | None) -> str | dict[str, str] | None:
-    """`without_instruction` of a tokenizer's `chat_template`: one, several by name, or none."""
+    """Apply `without_instruction` to a tokenizer's `chat_template`: one, several by name, or none."""
     if isinstance(templates, dict):
         return {name: without_instruction(template) for name, template in templates.items()}
     return None if templates is None else without_instruction(templates)
 
 
 def carries_instruction(template: str) -> bool:
-    """Whether `with_instruction` made a template."""
+    """Return whether `with_instruction` made a template."""
     return template.startswith(_BEGIN)
 
 
 def literal(value: object) -> str:
-    """A JSON value as a Jinja expression that gives exactly it and holds no Jinja syntax of its own.
+    """Write a JSON value as a Jinja expression whose text cannot become Jinja syntax.
 
     Raises:
-        TypeError: for what is no JSON value.
+        TypeError: for anything else.
     """
     if isinstance(value, str):
         return f'"{"".join(map(_escaped, value))}"'
@@ -195,7 +195,7 @@ def _escaped(character: str) -> str:
 
 
 def _wrapped(prompt_format: PromptFormat) -> str:
-    """The user's message from `cotune_text`, as a Jinja expression."""
+    """Return the user's message made from `cotune_text`, as a Jinja expression."""
     prefix, suffix = prompt_format.question_prefix, prompt_format.question_suffix
     question = f"{literal(prefix)} ~ cotune_text" if prefix else "cotune_text"
     if suffix:

@@ -1,6 +1,6 @@
 """A run folder as pandas data frames. docs/reference/run-folder.md documents what the files hold.
 
-The types: "string", "Int64" and "boolean" are pandas' own, which know missing values; "float64"
+The types: "string", "Int64" and "boolean" are pandas' own, which have missing values; "float64"
 has NaN for them; "object" holds lists and dicts as the files have them.
 """
 
@@ -21,210 +21,98 @@ from cotune.types import Purpose
 if TYPE_CHECKING:
     import pandas as pd
 
-TIME = "datetime64[ms, UTC]"
 Columns = Mapping[str, str]
 """By column its type."""
+TIME = "datetime64[ms, UTC]"
 
-_LINE: Columns = {"time": TIME, "attempt": "int64", "step": "int64"}
+
+def _columns(declared: str) -> Columns:
+    """Return the columns of "name name: type; name: type", in this order."""
+    parts = [part.split(": ") for part in declared.split("; ") if part]
+    return {name: dtype for names, dtype in parts for name in names.split()}
+
+
+_LINE: Columns = {"time": TIME, **_columns("attempt step: int64")}
 
 METRICS: Columns = {
     **_LINE,
-    "optimizer_step": "Int64",
-    "reward_mean": "float64",
-    "zero_advantage_share": "float64",
-    "turns_mean": "float64",
-    "prompt_tokens_mean": "float64",
-    "response_tokens_mean": "float64",
-    "generated_tokens": "float64",
-    "completion_tokens_mean": "float64",
-    "answered_share": "float64",
-    "turn_error_share": "float64",
+    **_columns(
+        "optimizer_step: Int64; reward_mean zero_advantage_share turns_mean prompt_tokens_mean "
+        "response_tokens_mean generated_tokens completion_tokens_mean answered_share "
+        "turn_error_share: float64"
+    ),
 }
 """Columns that every frame of metrics has; those of a method and of the trainer follow."""
 
-_HINT_TEXT = {"text": "string", "parent": "string"}
 EVENTS: Mapping[str, Columns] = {
-    "run_started": {"config": "string", "strategy": "string"},
-    "saved": {},
-    "run_finished": {"instruction_id": "string", "instruction": "string"},
-    "resumed": {"from_step": "Int64", "changed": "object"},
-    "cut_back": {},
-    "evaluated": {
-        "split": "string",
-        "when": "string",
-        "prompt": "string",
-        "instruction_id": "string",
-        "trained": "Int64",
-        "em": "float64",
-        "n": "Int64",
-        "measure": "string",
-        "by_stratum": "object",
-    },
-    "sampled": {"rollouts": "Int64", "of": "Int64", "reward_mean": "float64"},
-    "training_rows": {
-        "data": "string",
-        **dict.fromkeys(
-            ("rows", "questions", "tokens", "steps", "rollouts", "succeeded", "left_out"), "Int64"
-        ),
-        "reward_mean": "float64",
-    },
-    "instruction_born": {
-        "id": "string",
-        "text": "string",
-        "parent": "string",
-        "origin": "string",
-        "born": "Int64",
-        "critique": "string",
-        "score": "float64",
-        "parent_score": "float64",
-    },
-    "instruction_rejected": {
-        "reason": "string",
-        "text": "string",
-        "parent": "string",
-        "origin": "string",
-        "score": "float64",
-        "parent_score": "float64",
-    },
-    "instruction_pruned": {"id": "string", "weight": "float64", "cause": "string"},
-    "population": {"members": "object"},
-    "evolution": {
-        "parents": "object",
-        "rounds": "Int64",
-        "proposed": "Int64",
-        "verified": "Int64",
-        "accepted": "Int64",
-        "population": "Int64",
-    },
-    "proposal_failed": {"reason": "string"},
-    "best_instruction": {
-        "id": "string",
-        "weight": "float64",
-        "observed_steps": "Int64",
-        "observed_rollouts": "Int64",
-        "runner_up": "string",
-        "too_close_to_call": "boolean",
-    },
-    "gepa_phase": dict.fromkeys(("dev", "train", "budget"), "Int64"),
-    "gepa_progress": {
-        **dict.fromkeys(("evaluations", "budget", "instructions"), "Int64"),
-        "best_dev_score": "float64",
-    },
-    "gepa_phase_ended": {
-        **dict.fromkeys(
-            ("evaluations", "budget", "asked", "proposed", "lawful", "accepted"), "Int64"
-        ),
-        **dict.fromkeys(("initial_dev_score", "best_dev_score"), "float64"),
-    },
-    "hard_samples": dict.fromkeys(
-        ("epoch", "seen", "hard", "newly_hard", "graduated", "solved_by_hint"), "Int64"
-    ),
-    "hint_phase": {
-        **dict.fromkeys(("phase", "hard", "dev", "train", "budget"), "Int64"),
-        "reflection": "string",
-    },
-    "hint_progress": {
-        **dict.fromkeys(("evaluations", "budget", "hints"), "Int64"),
-        "best_mean_dev_score": "float64",
-    },
-    "hint_accepted": {**_HINT_TEXT, "mean_dev_score": "float64"},
-    "hint_rejected": {"reason": "string", **_HINT_TEXT},
-    "hint_phase_ended": {
-        **dict.fromkeys(
-            (
-                "phase",
-                "evaluations",
-                "budget",
-                "asked",
-                "proposed",
-                "lawful",
-                "accepted",
-                "covering",
-            ),
-            "Int64",
-        ),
-        "covering_texts": "object",
-        "solved_without": "float64",
-        "solved_by_cover": "float64",
-        "solved": "object",
-    },
-    "context_ratios": {"log10_from": "float64", "log10_to": "float64", "counts": "object"},
-    "notice": {"text": "string"},
+    kind: _columns(declared)
+    for kind, declared in {
+        "run_started": "config strategy: string",
+        "saved": "",
+        "run_finished": "instruction_id instruction: string",
+        "resumed": "from_step: Int64; changed: object",
+        "cut_back": "",
+        "evaluated": "split when prompt instruction_id: string; trained: Int64; em: float64; "
+        "n: Int64; measure: string; by_stratum: object",
+        "sampled": "rollouts of: Int64; reward_mean: float64",
+        "training_rows": "data: string; rows questions tokens steps rollouts succeeded "
+        "left_out: Int64; reward_mean: float64",
+        "instruction_born": "id text parent origin: string; born: Int64; critique: string; "
+        "score parent_score: float64",
+        "instruction_rejected": "reason text parent origin: string; score parent_score: float64",
+        "instruction_pruned": "id: string; weight: float64; cause: string",
+        "population": "members: object",
+        "evolution": "parents: object; rounds proposed verified accepted population: Int64",
+        "proposal_failed": "reason: string",
+        "best_instruction": "id: string; weight: float64; observed_steps observed_rollouts: Int64; "
+        "runner_up: string; too_close_to_call: boolean",
+        "gepa_phase": "dev train budget: Int64",
+        "gepa_progress": "evaluations budget instructions: Int64; best_dev_score: float64",
+        "gepa_phase_ended": "evaluations budget asked proposed lawful accepted: Int64; "
+        "initial_dev_score best_dev_score: float64",
+        "hard_samples": "epoch seen hard newly_hard graduated solved_by_hint: Int64",
+        "hint_phase": "phase hard dev train budget: Int64; reflection: string",
+        "hint_progress": "evaluations budget hints: Int64; best_mean_dev_score: float64",
+        "hint_accepted": "text parent: string; mean_dev_score: float64",
+        "hint_rejected": "reason text parent: string",
+        "hint_phase_ended": "phase evaluations budget asked proposed lawful accepted "
+        "covering: Int64; covering_texts: object; solved_without solved_by_cover: float64; "
+        "solved: object",
+        "context_ratios": "log10_from log10_to: float64; counts: object",
+        "notice": "text: string",
+    }.items()
 }
 """Fields of each kind of event, besides `time`, `attempt`, `step` and `kind`."""
 
-INSTRUCTIONS: Columns = {
-    "id": "string",
-    "parent": "string",
-    "origin": "string",
-    "born": "int64",
-    "weight": "float64",
-    "observed_rollouts": "int64",
-    "score": "float64",
-    "parent_score": "float64",
-    "pruned": "Int64",
-    "best": "boolean",
-    "critique": "string",
-    "text": "string",
-}
-
-TRAJECTORIES: Columns = {
-    "step": "int64",
-    "attempt": "int64",
-    "purpose": "string",
-    "task_id": "string",
-    "question": "string",
-    "answers": "object",
-    "stratum": "string",
-    "instruction": "string",
-    "group": "int64",
-    "sampled_instruction": "string",
-    "sampled_hint": "string",
-    "trained_instruction": "string",
-    "trained_hint": "string",
-    "turns": "object",
-    "stop": "string",
-    "answer": "string",
-    "reward": "float64",
-    "reward_parts": "object",
-    "prompt_tokens": "int64",
-    "completion_tokens": "int64",
-    "generated_tokens": "int64",
-    "prompt_ids": "object",
-    "trained_prompt_ids": "object",
-    "completion_ids": "object",
-    "mask": "object",
-}
-
-COSTS: Columns = {
-    "attempt": "int64",
-    "step": "int64",
-    "committed": "boolean",
-    "kind": "string",
-    "rollouts": "int64",
-    "generated_tokens": "int64",
-    "model": "string",
-    "state": "string",
-    "prompt_tokens": "int64",
-    "completion_tokens": "int64",
-    "estimated": "boolean",
-    "money": "float64",
-    "error": "string",
-    "seconds": "float64",
-}
+INSTRUCTIONS = _columns(
+    "id parent origin: string; born: int64; weight: float64; observed_rollouts: int64; "
+    "score parent_score: float64; pruned: Int64; best: boolean; critique text: string"
+)
+TRAJECTORIES = _columns(
+    "step attempt: int64; purpose task_id question: string; answers: object; "
+    "stratum instruction: string; group: int64; sampled_instruction sampled_hint "
+    "trained_instruction trained_hint: string; turns: object; stop answer: string; "
+    "reward: float64; reward_parts: object; prompt_tokens completion_tokens "
+    "generated_tokens: int64; prompt_ids trained_prompt_ids completion_ids mask: object"
+)
+COSTS = _columns(
+    "attempt step: int64; committed: boolean; kind: string; rollouts generated_tokens: int64; "
+    "model state: string; prompt_tokens completion_tokens: int64; estimated: boolean; "
+    "money: float64; error: string; seconds: float64"
+)
 
 
 class RunReader(RunDir):
     """A run folder to read, also as data frames. A run without a file has a frame without rows."""
 
     def metrics_frame(self) -> "pd.DataFrame":
-        """metrics.jsonl, one row an optimizer step: `METRICS`, then all other numbers as float64."""
+        """Read metrics.jsonl, a row an optimizer step: `METRICS`, then all other numbers."""
         rows = self.read_metrics()
         others = dict.fromkeys((key for row in rows for key in row), "float64")
         return _frame(rows, {**METRICS, **{k: v for k, v in others.items() if k not in METRICS}})
 
     def events_frame(self, kind: str | None = None) -> "pd.DataFrame":
-        """events.jsonl, one row an event.
+        """Read events.jsonl, a row an event.
 
         Args:
             kind: events of this kind alone, with a column for each of its fields (`EVENTS`). With
@@ -233,23 +121,23 @@ class RunReader(RunDir):
         rows = self.read_events()
         head: Columns = {**_LINE, "kind": "string"}
         if kind is None:
-            told = [{**row, "fields": _without(row, head)} for row in rows]
-            return _frame(told, {**head, "fields": "object"})
+            nested = [{**row, "fields": _without(row, head)} for row in rows]
+            return _frame(nested, {**head, "fields": "object"})
         chosen = [row for row in rows if row["kind"] == kind]
         known = EVENTS.get(kind, {})
         others = {key: "object" for row in chosen for key in _without(row, {**head, **known})}
         return _frame(chosen, {**head, **known, **others})
 
     def instructions_frame(self) -> "pd.DataFrame":
-        """All instructions that ever lived, by birth: `cotune.run.lineage.InstructionRow`."""
+        """Read all instructions of the run, by birth: `cotune.run.lineage.InstructionRow`."""
         rows = instruction_rows(self)
-        return _frame([{name: getattr(row, name) for name in INSTRUCTIONS} for row in rows],
-                      INSTRUCTIONS)  # fmt: skip
+        found = [{name: getattr(row, name) for name in INSTRUCTIONS} for row in rows]
+        return _frame(found, INSTRUCTIONS)
 
     def trajectories_frame(
         self, step: int | None = None, purpose: Purpose | None = None
     ) -> "pd.DataFrame":
-        """The stored rollouts, one row a rollout: `TRAJECTORIES`.
+        """Read the stored rollouts, a row a rollout: `TRAJECTORIES`.
 
         Args:
             step: of this step alone.
@@ -258,12 +146,13 @@ class RunReader(RunDir):
         """
         rows: list[Row] = []
         for found_step, found in self.trajectory_files():
-            if step in (None, found_step) and _is_of(found, purpose):
-                rows += self.read_trajectories(found_step, found)
-        return _frame(map(_flat, rows), TRAJECTORIES)
+            wanted = purpose is None or found == purpose or found.startswith(f"{purpose}_")
+            if wanted and step in (None, found_step):
+                rows += map(_flat, self.read_trajectories(found_step, found))
+        return _frame(rows, TRAJECTORIES)
 
     def costs_frame(self) -> "pd.DataFrame":
-        """The view `costs` of ledger.sqlite, in order: `cotune.run.ledger.CostRow`.
+        """Read the view `costs` of ledger.sqlite, in order: `cotune.run.ledger.CostRow`.
 
         Raises:
             ConfigError: the file is no ledger, or one of another schema version.
@@ -272,7 +161,7 @@ class RunReader(RunDir):
 
 
 def open_run(path: str | Path) -> RunReader:
-    """A run folder, finished or not, to read: its `read_…` methods and `…_frame` methods.
+    """Open a run folder, finished or not, to read: its `read_…` methods and `…_frame` methods.
 
     Raises:
         ConfigError: no run folder, or one of another schema_version.
@@ -281,7 +170,7 @@ def open_run(path: str | Path) -> RunReader:
 
 
 def cost_rows(path: Path) -> list[Row]:
-    """The rows of a ledger's view `costs`; [] where there is no ledger. Never writes.
+    """Read the rows of a ledger's view `costs`; [] if there is no ledger. Never writes.
 
     Raises:
         ConfigError: the file is no ledger, or one of another schema version.
@@ -314,24 +203,17 @@ def _select(address: str, names: Sequence[str], path: Path) -> list[Row]:
     return [dict(zip(names, row, strict=True)) for row in found]
 
 
-def _is_of(found: Purpose, purpose: Purpose | None) -> bool:
-    return purpose is None or found == purpose or found.startswith(f"{purpose}_")
-
-
-def _without(row: Row, columns: Iterable[str]) -> Row:
-    taken = set(columns)
-    return {key: value for key, value in row.items() if key not in taken}
+def _without(row: Row, columns: Columns) -> Row:
+    return {key: value for key, value in row.items() if key not in columns}
 
 
 def _flat(row: Row) -> Row:
-    """A stored rollout with the columns of `TRAJECTORIES`."""
+    """Return a stored rollout with the columns of `TRAJECTORIES`."""
     task, sampled, trained = row["task"], row["sampled"], row["trained"] or {}
     return {
         **row,
         "task_id": task["id"],
-        "question": task["question"],
-        "answers": task["answers"],
-        "stratum": task["stratum"],
+        **{name: task[name] for name in ("question", "answers", "stratum")},
         "sampled_instruction": sampled["instruction"],
         "sampled_hint": sampled["hint"],
         "trained_instruction": trained.get("instruction"),
@@ -340,21 +222,18 @@ def _flat(row: Row) -> Row:
 
 
 def _frame(rows: Iterable[Row], columns: Columns) -> "pd.DataFrame":
-    """Rows as a frame of exactly these columns and types; what a row lacks is missing."""
+    """Return rows as a frame of exactly these columns and types; absent values are missing."""
     import pandas as pd
+
+    def column(values: list[Any], dtype: str) -> Any:
+        if dtype == TIME:
+            milliseconds = pd.Series([round(value * 1000) for value in values], dtype="int64")
+            return pd.to_datetime(milliseconds, unit="ms", utc=True).astype(TIME)
+        if dtype == "boolean":
+            values = [None if value is None else bool(value) for value in values]
+        return pd.Series(values, dtype=dtype)
 
     kept = list(rows)
     return pd.DataFrame(
-        {name: _column([row.get(name) for row in kept], dtype) for name, dtype in columns.items()}
+        {name: column([row.get(name) for row in kept], dtype) for name, dtype in columns.items()}
     )
-
-
-def _column(values: list[Any], dtype: str) -> Any:
-    import pandas as pd
-
-    if dtype == TIME:
-        milliseconds = pd.Series([round(value * 1000) for value in values], dtype="int64")
-        return pd.to_datetime(milliseconds, unit="ms", utc=True).astype(TIME)
-    if dtype == "boolean":
-        values = [None if value is None else bool(value) for value in values]
-    return pd.Series(values, dtype=dtype)

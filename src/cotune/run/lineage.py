@@ -1,4 +1,4 @@
-"""The instructions of a run folder: where each came from, and how it fared."""
+"""The instructions of a run folder: the origin of each, its scores, and what became of it."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -16,16 +16,16 @@ class InstructionRow:
 
     Attributes:
         id: "i0" is the initial one; then by birth.
-        parent: id of the instruction it was derived from; None for the initial one.
+        parent: id of the instruction that it was derived from; None for the initial one.
         origin: "initial", "rewrite" or the kind of proposer that wrote it.
         born: the step at which it joined; 0 at the start.
         weight: in the population after the last step that had it; None before the first.
-        observed_rollouts: how many rollouts have been credited to it by then.
-        score, parent_score: its verification and its parent's; None where it was not verified.
+        observed_rollouts: how many rollouts had been credited to it by then.
+        score, parent_score: its verification and its parent's; None if it was not verified.
         pruned: the step at which it left the population; None while it lives.
-        best: whether it is the one that the run reports.
-        critique: what its author said was wrong before; "" where nothing was said.
-        text: what the policy is told.
+        best: it is the one that the run reports.
+        critique: what its author found wrong with its parent; "" for nothing.
+        text: the instruction.
     """
 
     id: str
@@ -43,9 +43,9 @@ class InstructionRow:
 
 
 def instruction_rows(run: RunDir) -> list[InstructionRow]:
-    """All instructions that ever lived in a run, by birth; [] before the first.
+    """Return all instructions that a run ever had, by birth; [] before the first.
 
-    A run whose instruction does not evolve has one, and knows it once it keeps a best policy.
+    A run whose instruction does not evolve has one, known once it keeps a best policy.
     """
     events, kept = run.read_events(), _kept_best(run)
     best = _best_id(events, kept)
@@ -74,7 +74,7 @@ def instruction_rows(run: RunDir) -> list[InstructionRow]:
 
 
 def best_instruction(run: RunDir) -> str:
-    """The text that the run reports: of its best policy, else of its heaviest instruction.
+    """Return the text that the run reports: of its best policy, else of its heaviest instruction.
 
     Raises:
         ConfigError: there is none yet.
@@ -92,7 +92,7 @@ def best_instruction(run: RunDir) -> str:
 
 
 def _kept_best(run: RunDir) -> Row | None:
-    """best/best.json; None where there is none that can be read."""
+    """Read best/best.json; None if there is none that can be read."""
     try:
         return json.loads((run.best_path / "best.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -114,6 +114,6 @@ def _best_id(events: Iterable[Row], kept: Row | None) -> str | None:
 
 
 def _last_members(events: Iterable[Row]) -> dict[str, Row]:
-    """By id: its row in the last "population" event that had it."""
+    """Return by id its row in the last "population" event that had it."""
     populations = (event["members"] for event in events if event["kind"] == "population")
     return {member["id"]: member for members in populations for member in members}
