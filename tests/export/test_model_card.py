@@ -83,7 +83,11 @@ def test_names_of_a_run_file_are_text(tmp_path: Path) -> None:
 
 def test_the_results_are_those_of_the_summary(tmp_path: Path) -> None:
     _, card = complete(tmp_path, hint="Count twice.")
-    _, tokens = read(card)
+    front, tokens = read(card)
+    (index,) = front["model-index"]
+    (result,) = index["results"]
+    assert result["metrics"] == [{"type": "exact_match", "value": 0.5}]
+    assert result["dataset"] == {"name": "geo", "type": "geo", "split": "test"}
     rows = rows_of(tokens)
     assert rows[0] == [
         "test questions",
