@@ -4,8 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from cotune.data.dataset import read_dataset, tasks_from
-    from cotune.data.options import DatasetConfig
+    from cotune.data.dataset import DatasetConfig, read_dataset, tasks_from
     from cotune.engines.trl.own_trainer import GEPA, INSPO, P2O, INSPOWithP2O, Static
     from cotune.engines.trl.trainer import JointTrainer
     from cotune.environments.base import PromptFormat, SingleTurnEnvironment, TaskEnvironment
@@ -130,6 +129,7 @@ _HOME = {
         "TaskEnvironment",
     ),
     "data.dataset": (
+        "DatasetConfig",
         "read_dataset",
         "tasks_from",
     ),
@@ -179,7 +179,6 @@ _HOME = {
     "methods.gepa.gepa": ("GepaOptions",),
     "methods.inspo.inspo": ("InspoOptions",),
     "methods.p2o.p2o": ("P2OOptions",),
-    "data.options": ("DatasetConfig",),
 }
 _MODULES = {name: f"cotune.{module}" for module, names in _HOME.items() for name in names}
 

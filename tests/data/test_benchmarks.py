@@ -9,9 +9,9 @@ import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
 
-from cotune.data import benchmarks, dataset_files
+from cotune.data import benchmarks, rows
 from cotune.data.benchmarks import BENCHMARKS, parse_benchmark, read_benchmark
-from cotune.data.dataset_files import Row
+from cotune.data.rows import Row
 from cotune.errors import ConfigError
 from cotune.rewards import REWARDS
 
@@ -159,7 +159,7 @@ def test_a_hub_out_of_reach_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None
     assert "\n" not in said
     assert "dataset.name" not in said
     with pytest.raises(ConfigError, match=r"correct dataset\.name"):
-        dataset_files.hub_rows("a/b", None, "train", "dataset.name")
+        rows.hub_rows("a/b", None, "train", "dataset.name")
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,7 @@ import pytest
 from datasets import Dataset, Features, Image, Json, Value
 from pydantic import ValidationError
 
-from cotune.data.dataset import read_dataset, tasks_from
-from cotune.data.options import DatasetConfig
+from cotune.data.dataset import DatasetConfig, read_dataset, tasks_from
 from cotune.errors import ConfigError
 from cotune.types import Task
 from cotune.utils.validation import describe
@@ -149,7 +148,7 @@ def test_parquet_as_the_hub_stores_it(tmp_path: Path) -> None:
         ("a.json", "", ["dataset.path", "a.json holds no rows"]),
         ("a.csv", "", ["cannot be read as CSV", "EmptyDataError"]),
         ("a.csv", "question\n", ["a.csv holds no rows"]),
-        ("a.parquet", "no", ["cannot be read as Parquet", "mend or rename"]),
+        ("a.parquet", "no", ["cannot be read as Parquet", "fix or rename"]),
     ],
 )
 def test_a_file_that_cannot_be_read(
@@ -275,7 +274,7 @@ def test_a_field_below_a_column(tmp_path: Path) -> None:
     for file in (jsonl(tmp_path / "a.jsonl", rows), parquet(tmp_path / "a.parquet", rows)):
         assert {t.answers for t in all_of(read(file, columns=column))} == {("A", "B")}
     text = error_of(tmp_path / "a.jsonl", columns={"answers": "reward_model.ground_truth"})
-    assert "dataset.columns.answers: reward_model.ground_truth.target, say" in text
+    assert "dataset.columns.answers: reward_model.ground_truth.target" in text
     text = error_of(tmp_path / "a.jsonl", columns={"answers": "reward_model.truth"})
     assert 'line 1: has no "reward_model.truth"' in text
 
@@ -309,7 +308,7 @@ def test_chat_messages(tmp_path: Path) -> None:
         ([], ["ends with nothing"]),
         (
             [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}],
-            ["ends with assistant", "what the policy is to write"],
+            ["ends with assistant", "the policy's reply"],
         ),
         ([{"role": "tool", "content": "x"}], ["message 0", "of role 'tool'"]),
         (
@@ -318,7 +317,7 @@ def test_chat_messages(tmp_path: Path) -> None:
         ),
         (
             [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "?"}]}],
-            ["message 0", "content of type image", "text alone"],
+            ["message 0", "content of type image", "only text"],
         ),
         (
             [{"role": "user", "content": [{"type": "thinking", "text": "?"}]}],
@@ -346,8 +345,8 @@ def test_a_prompt_that_is_none(tmp_path: Path, prompt: Any, said: list[str]) -> 
         ({"answer": ["A", ""]}, ["\"answer\" is ['A', '']", "none blank"]),
         ({"answer": " "}, ["none blank"]),
         ({"answer": [None]}, ["none blank", "null"]),
-        ({"answer": {"text": ["A"]}}, ["dataset.columns.answers: answer.text, say"]),
-        ({"answer": {}}, ["name another column by dataset.columns.answers"]),
+        ({"answer": {"text": ["A"]}}, ["dataset.columns.answers: answer.text"]),
+        ({"answer": {}}, ["name another column in dataset.columns.answers"]),
         ({"solution": ["A"]}, ["\"solution\" is ['A']", "dataset.columns.solution"]),
         ({"stratum": {}}, ['"stratum" is {}']),
         ({"id": 1.5}, ['"id" is 1.5', "text or an integer"]),
@@ -520,7 +519,7 @@ def test_test_questions_that_are_trained_on_are_told(
     test = jsonl(tmp_path / "b.jsonl", questions(5, first=18))
     with caplog.at_level(logging.WARNING, "cotune"):
         read(train, validation=test, test=test)
-    assert "dataset.test: 2 of 5 questions are training questions" in caplog.text
+    assert "dataset.test: 2 of 5 questions are also training questions" in caplog.text
 
 
 # ---- the run file's section

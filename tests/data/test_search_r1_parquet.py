@@ -7,7 +7,7 @@ import pyarrow
 import pyarrow.parquet as parquet
 import pytest
 
-from cotune.data.search_r1_parquet import read_parquet_tasks
+from cotune.data.search_questions import read_parquet_tasks
 from cotune.errors import ConfigError
 from cotune.types import Task
 

@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cotune.data.documents import indexed_text, titled_passage
-from cotune.data.jsonl import read_corpus
+from cotune.data.corpus import indexed_text, read_corpus, titled_passage
 from cotune.errors import ConfigError
 from cotune.retrieval import index as module
 from cotune.retrieval.bm25 import BM25Retriever

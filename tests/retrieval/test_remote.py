@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from cotune.data.documents import Document
+from cotune.data.corpus import Document
 from cotune.environments.search import SEARCH_R1_INSTRUCTION, SearchEnvironment
 from cotune.errors import ConfigError, RetrievalError
 from cotune.retrieval.remote import (

@@ -17,7 +17,7 @@ import httpx
 import pytest
 from rich.console import Console
 
-from cotune.data.documents import Document
+from cotune.data.corpus import Document
 from cotune.errors import ConfigError
 from cotune.retrieval import server as module
 from cotune.retrieval.dense import EncoderOptions

@@ -5,14 +5,13 @@ import warnings
 from pathlib import Path
 
 from cotune.config.run_file import RunConfig
-from cotune.data.math_data import hub_name
 from cotune.environments.environment_options import (
     PythonOptions,
     ToolsOptions,
     TrlOptions,
     VerifiersOptions,
 )
-from cotune.environments.math import MathOptions
+from cotune.environments.math import MathOptions, hub_name
 
 
 def quiet_libraries(config: RunConfig) -> None:

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from cotune.config.run_file import RunConfig
-from cotune.data.math_data import hub_name
 from cotune.engines.engine import engine_of
 from cotune.engines.memory import Memory, find_config, memory_of, read_shape
 from cotune.environments.environment_options import (
@@ -22,6 +21,7 @@ from cotune.environments.environment_options import (
     TrlOptions,
     VerifiersOptions,
 )
+from cotune.environments.math import hub_name
 from cotune.errors import ConfigError
 from cotune.llm.client import OpenAIOptions
 from cotune.policy.folder import cached_folder, has_chat_template, missing_parts, weights_size

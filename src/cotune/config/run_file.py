@@ -18,7 +18,7 @@ from pydantic import (
 )
 
 from cotune.config.overrides import with_overrides
-from cotune.data.options import DatasetConfig
+from cotune.data.dataset import DatasetConfig
 from cotune.environments.base import missing_texts
 from cotune.environments.environment_options import (
     WITH_DATASET,

@@ -1,4 +1,4 @@
-"""The question sets that papers report, by name: from the Hugging Face hub or from a file."""
+"""Benchmarks that papers report, by name, from the Hugging Face hub or from a file."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -6,31 +6,30 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from cotune.data.dataset import tasks_of_rows
-from cotune.data.dataset_files import Row, file_rows, hub_rows
-from cotune.data.jsonl import shortened
+from cotune.data.rows import Row, file_rows, hub_rows, listed, shortened
 from cotune.errors import ConfigError
 from cotune.rewards.boxed import last_boxed
 from cotune.types import Task
 
 _FLASHRAG = "RUC-NLPIR/FlashRAG_datasets"
-_SOURCE = "data_source"  # the column by which Search-R1's merged files tell their data sets apart
+_SOURCE = "data_source"  # the column of a data set's name in Search-R1's merged files
 
 
 @dataclass(frozen=True, kw_only=True)
 class Benchmark:
-    """A question set, where it lies on the hub and what its columns hold.
+    """A question set, its place on the hub and its columns.
 
     Attributes:
-        name: on the command line.
-        title: in print.
+        name: the name on the command line.
+        title: the name in print.
         kind: "qa" has short answers, "math" answers to be boxed.
         hub: the repository.
-        subset: its configuration; None for the one that it has.
+        subset: its configuration; None if it has only one.
         split: the split that papers report.
-        n: questions in it.
-        question, answers: the columns looked for, first to last; a dot leads below a column.
-        id, solution, context, stratum: columns that are read where they are there.
-        stratum_prefix: stands before what the stratum's column holds.
+        n: the number of questions.
+        question, answers: columns to try, in this order; a dot leads to a nested field.
+        id, solution, context, stratum: optional columns.
+        stratum_prefix: put before the value of the stratum's column.
         f1: the data set's own scorer, a name in `cotune.rewards.REWARDS`.
     """
 
@@ -91,14 +90,14 @@ BENCHMARKS: Mapping[str, Benchmark] = {
         ),
     )
 }  # fmt: skip
-"""By name."""
+"""All benchmarks, by name."""
 
 
 def parse_benchmark(given: str) -> tuple[Benchmark, Path | None]:
-    """`NAME` or `NAME=PATH` as the benchmark and its file.
+    """Parse `NAME` or `NAME=PATH` into the benchmark and its file.
 
     Raises:
-        ConfigError: no such name, or no path after the sign.
+        ConfigError: no such name, or no path after "=".
     """
     name, equals, path = given.partition("=")
     benchmark = BENCHMARKS.get(name.strip().lower())
@@ -109,30 +108,30 @@ def parse_benchmark(given: str) -> tuple[Benchmark, Path | None]:
         )
     if equals and not path.strip():
         raise ConfigError(
-            f"--benchmark {benchmark.name}: no path after '='; name a file, or leave '='"
+            f"--benchmark {benchmark.name}: no path after '='; name a file, or drop '='"
         )
     return benchmark, Path(path.strip()) if equals else None
 
 
 def read_benchmark(benchmark: Benchmark, path: Path | None = None) -> list[Task]:
-    """The tasks of a benchmark, in its order; ids begin with its name.
+    """Read the tasks of a benchmark, in its order; ids start with its name.
 
-    A file of Search-R1's that holds several data sets has them as strata. Ids are those of the
-    data, of such a file with the data set's name before them.
+    If one of Search-R1's files holds several data sets, they become strata, and their names are put
+    before the ids.
 
     Args:
-        benchmark: what is read.
+        benchmark: the benchmark.
         path: a Parquet, JSONL, JSON or CSV file, or a folder of Parquet files; None reads the hub.
 
     Raises:
-        ConfigError: no such file, hub out of reach, no rows, or other columns than the benchmark's.
+        ConfigError: no such file, the hub cannot be reached, no rows, or unexpected columns.
     """
     field = f"--benchmark {benchmark.name}"
     if path is not None:
         rows, source = file_rows(path, field), f"{field}: {path}"
     else:
-        mend = f"where the hub is out of reach, download it and give {field}=PATH"
-        rows = hub_rows(benchmark.hub, benchmark.subset, benchmark.split, field, mend)
+        fix = f"if the hub cannot be reached, download it and give {field}=PATH"
+        rows = hub_rows(benchmark.hub, benchmark.subset, benchmark.split, field, fix)
         source = f"{field}: {benchmark.hub}, split {benchmark.split},"
     if not rows:
         raise ConfigError(f"{source} holds no rows; expected one for each question")
@@ -143,7 +142,7 @@ def read_benchmark(benchmark: Benchmark, path: Path | None = None) -> list[Task]
 
 
 def _columns(benchmark: Benchmark, rows: Sequence[Row], source: str) -> tuple[str, str]:
-    """The columns of the questions and of the answers: the first of each that the data has."""
+    """Return the columns of the questions and of the answers: the first of each that exists."""
     names = list(dict.fromkeys(name for _, row in rows for name in row))
 
     def first(candidates: Sequence[str]) -> str | None:
@@ -154,10 +153,9 @@ def _columns(benchmark: Benchmark, rows: Sequence[Row], source: str) -> tuple[st
         answers = first((benchmark.solution,))  # which ends with a box
     if question is None or answers is None:
         lacks = benchmark.question if question is None else benchmark.answers
-        shown = ", ".join(names[:12]) + (", …" if len(names) > 12 else "")
         raise ConfigError(
-            f"{source} has the columns {shown}; expected {' or '.join(lacks)}, as "
-            f"{benchmark.hub} has them: rename a column, or name another file"
+            f"{source} has the columns {listed(names)}; expected {' or '.join(lacks)}, as in "
+            f"{benchmark.hub}: rename a column, or name another file"
         )
     return question, answers
 
@@ -165,7 +163,7 @@ def _columns(benchmark: Benchmark, rows: Sequence[Row], source: str) -> tuple[st
 def _canonical(
     benchmark: Benchmark, columns: tuple[str, str], row: Mapping[str, Any], where: str, mixed: bool
 ) -> dict[str, Any]:
-    """A row with the columns that `tasks_of_rows` reads, besides its own."""
+    """Add the columns that `tasks_of_rows` reads to a row."""
     question, source = _below(row, columns[0]), row.get(_SOURCE)
     context = row.get(benchmark.context)
     if isinstance(question, str) and isinstance(context, str) and context.strip():
@@ -185,14 +183,14 @@ def _canonical(
 
 
 def _answers(benchmark: Benchmark, value: object, column: str, where: str) -> list[object]:
-    """The accepted answers of a row, blank ones left out; of mathematics the final ones."""
+    """Return the accepted answers of a row without blank ones; the final answers in mathematics."""
     came = shortened(value)
     members = cast("list[object]", value) if isinstance(value, list) else [value]
     found = [m for m in members if m is not None and not (isinstance(m, str) and not m.strip())]
     if not found:
         raise ConfigError(
-            f'{where}: "{column}" is {came}; expected an answer, or a list of answers any '
-            "of which counts: mend the row, or drop it"
+            f'{where}: "{column}" is {came}; expected an answer, or a list of accepted answers: '
+            "fix the row, or drop it"
         )
     if benchmark.kind == "qa":
         return found
@@ -200,16 +198,16 @@ def _answers(benchmark: Benchmark, value: object, column: str, where: str) -> li
 
 
 def _final(answer: str) -> str:
-    """The last box of a text, or all of it without the dollar signs around it."""
+    """Return the last box of a text, or all of it without the dollar signs around it."""
     final = (last_boxed(answer) or answer).strip()
     inner = final[1:-1]
-    # "$1$, $2$" is no formula as a whole.
+    # "$1$, $2$" is not one formula.
     whole = len(final) > 2 and final[0] == final[-1] == "$" and "$" not in inner
     return inner.strip() if whole else final
 
 
 def _below(row: Mapping[str, Any], column: str) -> Any:
-    """What stands at a dotted name; None where nothing does."""
+    """Return the value at a dotted name; None if there is none."""
     value: Any = row
     for part in column.split("."):
         value = cast("Mapping[str, Any]", value).get(part) if isinstance(value, Mapping) else None

@@ -1,4 +1,4 @@
-"""A user's data as tasks: a file, or a data set of the Hugging Face hub."""
+"""A user's data as tasks: the `dataset` section, its files or hub data set, columns and splits."""
 
 import json
 import re
@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from math import isfinite
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
-from pydantic import ValidationError
+from pydantic import Field, ValidationError, field_validator, model_validator
 
-from cotune.data.dataset_files import Row, Rows, file_rows, given_rows, hub_rows
-from cotune.data.dataset_splits import (
+from cotune.data.rows import Row, Rows, file_rows, given_rows, hub_rows, listed, shortened
+from cotune.data.splits import (
     SPLITS,
     Question,
     hold_out,
@@ -20,11 +20,11 @@ from cotune.data.dataset_splits import (
     warn_of_overlaps,
     with_ids,
 )
-from cotune.data.jsonl import shortened
-from cotune.data.options import DatasetConfig
 from cotune.errors import ConfigError
 from cotune.types import Task
-from cotune.utils.validation import describe
+from cotune.utils.validation import Model, describe
+
+Column = Literal["question", "answers", "solution", "stratum", "id"]
 
 DEFAULT_COLUMNS: Mapping[str, tuple[str, ...]] = {
     "question": ("question", "prompt", "problem"),
@@ -33,25 +33,86 @@ DEFAULT_COLUMNS: Mapping[str, tuple[str, ...]] = {
     "stratum": ("stratum",),
     "id": ("id",),
 }
-"""What is read where `dataset.columns` names no column: the first that the data has."""
+"""Columns that are tried, in this order, if `dataset.columns` names none."""
+
+
 _ROLES = ("system", "user", "assistant")
-# GSM8K's answers: reasoning, and on the last line what counts.
+
+# GSM8K's answers: reasoning, and the final answer on the last line.
 _FINAL_LINE = re.compile(r"^#### *(?P<final>\S.*)\Z", re.MULTILINE)
+
 _MISSING = object()
 
 
-def read_dataset(config: DatasetConfig) -> dict[str, list[Task]]:
-    """The tasks of each split, in the data's order.
+class DatasetConfig(Model):
+    """Questions of your own, from a file or from the Hugging Face hub."""
 
-    Every row is one question; its `columns` are the whole row. A number of questions to hold out is
-    taken from the training data by a hash of their texts: shuffling changes nothing, added rows
-    change little, and equal questions stay together. Rows without an id have one made of their
-    split and question; of those that ask the same the first is kept, and a warning says how many
-    were not. In a file or split of its own, a held-out row's id has the split's name before it.
+    path: Path | None = None
+    """A JSONL, JSON, CSV or Parquet file, or a folder of Parquet files."""
+    name: str | None = None
+    """A data set of the Hugging Face hub, or of its cache."""
+    subset: str | None = None
+    """The hub data set's configuration."""
+    split: str = "train"
+    """The hub data set's split that is trained on; a file is one split."""
+    validation: int | Path = Field(default=100)
+    """Number of questions held out of the training data for choosing the best policy (by a hash of
+    their text, at most a tenth of all); or another file; or another split of a hub data set."""
+    test: int | Path = Field(default=200)
+    """Number of questions held out for the final evaluation, at most a fifth; or a file or split."""
+    columns: dict[Column, str | None] = Field(default_factory=dict[Column, str | None])
+    """The column of each role. Without an entry the column of that name is read (for questions also
+    "prompt" and "problem", for answers also "answer", "golden_answers" and "ground_truth"); null
+    reads none. `reward_model.ground_truth` is a field below a column. Only the question is required:
+    a text, or chat messages that end with the user's."""
+    limit: int | None = Field(default=None, ge=1)
+    """Train on only the first questions that are not held out; null: on all."""
+
+    @field_validator("columns", mode="before")
+    @classmethod
+    def _answer_is_answers(cls, value: Any) -> Any:
+        """Accept `answer` as a name for `answers`."""
+        if not isinstance(value, Mapping) or "answer" not in value or "answers" in value:
+            return cast("object", value)
+        named = cast("Mapping[str, Any]", value)
+        return {("answers" if name == "answer" else name): c for name, c in named.items()}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_benchmark(cls, value: Any) -> Any:
+        """Refuse to train on benchmarks: their loaders read only the splits that papers test on."""
+        if isinstance(value, Mapping) and "benchmark" in value:
+            raise ValueError(
+                "dataset.benchmark: benchmarks are tested on, never trained on; expected path or name "
+                "of the questions to train on, and cotune evaluate RUN --benchmark NAME[=PATH] after"
+            )
+        return cast("object", value)
+
+    @model_validator(mode="after")
+    def _one_source(self) -> "DatasetConfig":
+        if (self.path is None) == (self.name is None):
+            given = "both path and name" if self.path else "neither path nor name"
+            raise ValueError(f"dataset: has {given}; expected one of them")
+        for name in ("validation", "test"):
+            if isinstance(value := getattr(self, name), int) and value < 1:
+                raise ValueError(f"dataset.{name} is {value}; expected 1 or more")
+        if "question" in self.columns and self.columns["question"] is None:
+            raise ValueError("dataset.columns.question is null; expected the questions' column")
+        return self
+
+
+def read_dataset(config: DatasetConfig) -> dict[str, list[Task]]:
+    """Read the tasks of each split, in the data's order.
+
+    Every row is one question; its `columns` are the whole row. Questions are held out of the
+    training data by a hash of their text: shuffling changes nothing, added rows change little, and
+    equal questions stay together. A row without an id gets one made of its split and question. Of
+    rows with the same question the first is kept, and a warning counts the others. In a file or
+    split of their own, ids of held-out rows are prefixed with the split's name.
 
     Raises:
-        ConfigError: no such file or data set, a column missing or of the wrong kind, an id that
-            comes twice, too few questions to hold some out; names the file and row.
+        ConfigError: no such file or data set, a column missing or of the wrong type, a repeated id,
+            or too few questions to hold some out; names the file and row.
     """
     questions = {"train": _read(config, "train")}
     wanted: dict[str, int] = {}
@@ -74,21 +135,21 @@ def tasks_from(
     validation: "int | Rows" = 0,
     test: "int | Rows" = 0,
 ) -> dict[str, list[Task]]:
-    """The tasks of each split of rows that are at hand: for an environment made in Python.
+    """Turn rows into the tasks of each split, for an environment made in Python.
 
-    Rows become tasks, and some are held out, as `read_dataset` says. A split that has none is empty.
+    Rows become tasks, and some are held out, as in `read_dataset`. A split without rows is empty.
 
     Args:
-        dataset: a `datasets.Dataset`, or any mappings of a column to its value; what is trained on.
-        columns: which columns hold what, as a run file's `dataset.columns` says it.
-        validation: how many questions are held out of `dataset`, at most a tenth; or rows of their own.
+        dataset: training rows: a `datasets.Dataset`, or mappings of a column to its value.
+        columns: the column of each role, as in a run file's `dataset.columns`.
+        validation: number of questions held out of `dataset`, at most a tenth; or rows.
         test: likewise, at most a fifth.
 
     Raises:
         ConfigError: as `read_dataset`; names the row, from 1.
     """
     try:
-        # A path, since a section has one; it is not read.
+        # The section requires a path; it is not read.
         config = DatasetConfig(path=Path("dataset"), columns=cast(Any, columns or {}))
     except ValidationError as error:
         raise ConfigError(f"dataset.{describe(error, DatasetConfig)}") from error
@@ -108,15 +169,15 @@ def tasks_from(
 
 
 def tasks_of_rows(rows: Sequence[Row], source: str, split: str) -> list[Task]:
-    """The tasks of a split of which nothing is held out; ids have its name before them.
+    """Turn rows into the tasks of one split, with the split's name before their ids.
 
     Args:
-        rows: with the columns question, answers, solution, stratum and id.
-        source: what to start a message with.
-        split: its name.
+        rows: rows with the columns question, answers, solution, stratum and id.
+        source: the start of error messages.
+        split: the split's name.
 
     Raises:
-        ConfigError: no row, a column of the wrong kind, or an id that comes twice.
+        ConfigError: no rows, a column of the wrong type, or a repeated id.
     """
     roles = cast(Any, {role: role for role in DEFAULT_COLUMNS})
     config = DatasetConfig(path=Path("dataset"), columns=roles)
@@ -124,12 +185,20 @@ def tasks_of_rows(rows: Sequence[Row], source: str, split: str) -> list[Task]:
 
 
 def _read(config: DatasetConfig, split: str) -> list[Question]:
-    """The questions of a file or of a hub data set's split."""
-    return _unique(_rows(config, split), config, _source(config, split))
+    """Read the questions of a file or of a hub data set's split."""
+    field = "dataset.path" if split == "train" else f"dataset.{split}"
+    if config.name is not None:
+        of_hub = config.split if split == "train" else str(getattr(config, split))
+        field = "dataset.name" if split == "train" else field
+        rows = hub_rows(config.name, config.subset, of_hub, field)
+    else:
+        path = config.path if split == "train" else getattr(config, split)
+        rows = file_rows(cast(Path, path), field)
+    return _unique(rows, config, _source(config, split))
 
 
 def _unique(rows: Sequence[Row], config: DatasetConfig, source: str) -> list[Question]:
-    """The questions of some rows, without those that come twice."""
+    """Turn rows into questions, without repetitions."""
     if not rows:
         raise ConfigError(f"{source} holds no rows; expected one for each question")
     names = list(dict.fromkeys(name for _, row in rows for name in row))
@@ -141,7 +210,7 @@ def _unique(rows: Sequence[Row], config: DatasetConfig, source: str) -> list[Que
         if question.task.id and known in kept:
             raise ConfigError(
                 f"{where}: the id {known!r} came before, at {kept[known].where}; give each row its "
-                "own, or name another column by dataset.columns.id (null: a hash of the question)"
+                "own, or name another column in dataset.columns.id (null: a hash of the question)"
             )
         kept.setdefault(known, question)
     if dropped := len(rows) - len(kept):
@@ -149,19 +218,8 @@ def _unique(rows: Sequence[Row], config: DatasetConfig, source: str) -> list[Que
     return list(kept.values())
 
 
-def _rows(config: DatasetConfig, split: str) -> list[Row]:
-    if split == "train":
-        if config.path is not None:
-            return file_rows(config.path, "dataset.path")
-        return hub_rows(cast(str, config.name), config.subset, config.split, "dataset.name")
-    value, field = str(getattr(config, split)), f"dataset.{split}"
-    if config.name is not None:
-        return hub_rows(config.name, config.subset, value, field)
-    return file_rows(Path(value), field)
-
-
 def _source(config: DatasetConfig, split: str) -> str:
-    """The field and the file or data set, to start a message with."""
+    """Return the field and the file or data set, to start a message with."""
     if split != "train":
         return f"dataset.{split}: {getattr(config, split)}"
     if config.path is not None:
@@ -169,11 +227,8 @@ def _source(config: DatasetConfig, split: str) -> str:
     return f"dataset.name: {config.name}, split {config.split},"
 
 
-# ---- columns
-
-
 def _columns(config: DatasetConfig, names: Sequence[str], source: str) -> dict[str, str]:
-    """Which column holds what; without entries for what the data does not have."""
+    """Return the column of each role that the data has."""
     found: dict[str, str] = {}
     for role, defaults in DEFAULT_COLUMNS.items():
         if role in config.columns and config.columns[cast(Any, role)] is None:
@@ -181,7 +236,7 @@ def _columns(config: DatasetConfig, names: Sequence[str], source: str) -> dict[s
         given = config.columns.get(cast(Any, role))
         if given is not None and given.partition(".")[0] not in names and given not in names:
             raise ConfigError(
-                f"dataset.columns.{role} is {given!r}, but {source} has the columns {_listed(names)}; "
+                f"dataset.columns.{role} is {given!r}, but {source} has the columns {listed(names)}; "
                 "name one of them"
             )
         column = given or next((name for name in defaults if name in names), None)
@@ -190,14 +245,14 @@ def _columns(config: DatasetConfig, names: Sequence[str], source: str) -> dict[s
     if "question" not in found:
         raise ConfigError(
             f"dataset.columns.question: {source} has none of the columns "
-            f"{', '.join(DEFAULT_COLUMNS['question'])}, only {_listed(names)}; name the one with the "
-            "questions by dataset.columns: {question: …}"
+            f"{', '.join(DEFAULT_COLUMNS['question'])}, only {listed(names)}; name the one with the "
+            "questions in dataset.columns: {question: …}"
         )
     return found
 
 
 def _value(row: Mapping[str, Any], column: str) -> Any:
-    """A column's value; of a dotted name that is no column, what stands below its first part."""
+    """Return a column's value; a dotted name that is not a column leads to a nested field."""
     if column in row:
         return row[column]
     value: Any = row
@@ -214,7 +269,7 @@ def _question(row: Mapping[str, Any], columns: Mapping[str, str], where: str) ->
         found[role] = value = _value(row, column)
         if value is _MISSING:
             raise ConfigError(
-                f'{where}: has no "{column}"; add it, or name another column by '
+                f'{where}: has no "{column}"; add it, or name another column in '
                 f"dataset.columns.{role}"
             )
     context, question = _asked(found["question"], columns["question"], where)
@@ -234,7 +289,7 @@ def _question(row: Mapping[str, Any], columns: Mapping[str, str], where: str) ->
 
 
 def _asked(value: object, column: str, where: str) -> tuple[tuple[tuple[str, str], ...], str]:
-    """What stands before a question, as (role, content), and the question."""
+    """Return the messages before a question, as (role, content), and the question."""
     turns: list[tuple[str, object]] = [("user", value)]
     if isinstance(value, list):
         messages = enumerate(cast("list[object]", value))
@@ -245,7 +300,7 @@ def _asked(value: object, column: str, where: str) -> tuple[tuple[tuple[str, str
         last = turns[-1][0] if turns else "nothing"
         raise ConfigError(
             f'{where}: "{column}" ends with {last}; expected messages that end with the user\'s: '
-            "leave out what the policy is to write"
+            "leave out the policy's reply"
         )
     context, question = cast("tuple[tuple[str, str], ...]", tuple(turns[:-1])), turns[-1][1]
     if not isinstance(question, str) or not question.strip():
@@ -257,13 +312,13 @@ def _asked(value: object, column: str, where: str) -> tuple[tuple[tuple[str, str
         "".join([question, *(content for _, content in context)]).encode()
     except UnicodeEncodeError as error:
         raise ConfigError(
-            f'{where}: "{column}" is no text that UTF-8 can hold ({error.reason}); mend the row'
+            f'{where}: "{column}" cannot be encoded as UTF-8 ({error.reason}); fix the row'
         ) from error
     return context, question.strip()
 
 
 def _message(value: object, where: str) -> tuple[str, str]:
-    """A chat message as (role, content)."""
+    """Return a chat message as (role, content)."""
     if not isinstance(value, Mapping):
         raise ConfigError(f"{where}: {shortened(value)}; expected {{role: …, content: …}}")
     message = cast("Mapping[str, Any]", value)
@@ -271,7 +326,7 @@ def _message(value: object, where: str) -> tuple[str, str]:
     if role not in _ROLES or message.get("tool_calls"):
         came = "a tool call" if role in _ROLES else f"of role {role!r}"
         raise ConfigError(
-            f"{where}: is {came}; expected text of {', '.join(_ROLES)}: leave out what tools did"
+            f"{where}: is {came}; expected text of {', '.join(_ROLES)}: leave out tool calls"
         )
     if isinstance(content, list):
         parts = [_part(part, where) for part in cast("list[object]", content)]
@@ -282,19 +337,19 @@ def _message(value: object, where: str) -> tuple[str, str]:
 
 
 def _part(value: object, where: str) -> str:
-    """The text of a part of a message's content."""
+    """Return the text of a part of a message's content."""
     if isinstance(value, Mapping):
         part = cast("Mapping[str, Any]", value)
         text, kind = part.get("text"), part.get("type")
     else:
         text, kind = None, type(value).__name__
     if kind != "text" or not isinstance(text, str):
-        raise ConfigError(f"{where}: holds content of type {kind}; expected text alone")
+        raise ConfigError(f"{where}: holds content of type {kind}; expected only text")
     return text
 
 
 def _answers(value: object, column: str, where: str) -> tuple[tuple[str, ...], str]:
-    """Accepted answers, and the reasoning that the first one in GSM8K's form ends."""
+    """Return the accepted answers, and the reasoning of the first one in GSM8K's form."""
     if value is None:
         return (), ""
     came = shortened(value)
@@ -302,14 +357,14 @@ def _answers(value: object, column: str, where: str) -> tuple[tuple[str, ...], s
     texts = [_plain(member) for member in members]
     if not all(texts):
         below = list(cast("Mapping[str, Any]", value)) if isinstance(value, Mapping) else []
-        mend = (
-            f"name what is below it (dataset.columns.answers: {column}.{below[0]}, say)"
+        fix = (
+            f"name a field below it (such as dataset.columns.answers: {column}.{below[0]})"
             if below
-            else "mend the row, or name another column by dataset.columns.answers (null: none)"
+            else "fix the row, or name another column in dataset.columns.answers (null: none)"
         )
         raise ConfigError(
             f'{where}: "{column}" is {came}; expected text, a number, true or false, a '
-            f"list of them, none blank, or null; {mend}"
+            f"list of them, none blank, or null; {fix}"
         )
     finals = [_FINAL_LINE.search(text) for text in texts]
     reasoning = next((t for t, final in zip(texts, finals, strict=True) if final), "")
@@ -320,7 +375,7 @@ def _answers(value: object, column: str, where: str) -> tuple[tuple[str, ...], s
 
 
 def _plain(value: object) -> str:
-    """A text or a finite number or a truth value as text; "" for anything else."""
+    """Return a text, finite number or boolean as text; "" for anything else."""
     if isinstance(value, str):
         return value.strip()
     if isinstance(value, float):
@@ -331,13 +386,13 @@ def _plain(value: object) -> str:
 
 
 def _text(value: Any, role: str, columns: Mapping[str, str], where: str) -> str:
-    """A text or number as text; "" where there is none."""
+    """Return a text or number as text; "" if there is none."""
     if value is None or value == "":
         return ""
     if not (text := _plain(value)):
         raise ConfigError(
             f'{where}: "{columns[role]}" is {shortened(value)}; expected text, or name another column '
-            f"by dataset.columns.{role}"
+            f"in dataset.columns.{role}"
         )
     return text
 
@@ -348,11 +403,6 @@ def _id(value: Any, column: str, where: str) -> str:
     if isinstance(value, bool) or not isinstance(value, str | int):
         raise ConfigError(
             f'{where}: "{column}" is {shortened(value)}; expected text or an integer, or name another '
-            "column by dataset.columns.id"
+            "column in dataset.columns.id"
         )
     return str(value)
-
-
-def _listed(names: Sequence[str]) -> str:
-    shown = ", ".join(names[:12])
-    return f"{shown}, …" if len(names) > 12 else shown or "none"

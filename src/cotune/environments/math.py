@@ -7,9 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, cast
 
-from cotune.data.dataset_splits import warn
-from cotune.data.jsonl import shortened, text_field
-from cotune.data.math_data import OF_TRAIN, Selection, read_rows, select
+from cotune.data.rows import Row, file_rows, hub_rows, id_field, shortened, text_field
+from cotune.data.splits import SPLITS, Question, hold_out, sha, warn, without_held
 from cotune.environments.base import TaskEnvironment, missing_texts
 from cotune.errors import ConfigError
 from cotune.rewards import Reward
@@ -22,25 +21,27 @@ REQUIRED = ("\\boxed",)
 
 QUESTION_COLUMNS = ("question", "problem")
 ANSWER_COLUMNS = ("answers", "answer", "final_answer")
-"""What is read where the options name no column; the first that a line has."""
+"""Columns that are tried, in this order, if the options name none."""
 
+_HUB = "hub:"  # hub:owner/name or hub:owner/name:split
 _GSM8K_MARK = "####"
-_SPLITS = ("train", "validation", "test")
+# DeepMath's reasoning traces: 4.9 of its 5 GB, read only if one is named as the solution.
+_TRACES = frozenset(("r1_solution_1", "r1_solution_2", "r1_solution_3"))
 
 
 class MathEnvironment(TaskEnvironment):
-    r"""Problems of one turn: its last \boxed{…} is the answer.
+    r"""Problems answered in one turn; its last \boxed{…} is the answer.
 
     A turn ends at EOS or at its token limit. Set `limits.turns` to 1, so that an episode without
-    an answer is said to have stopped at its turn limit.
+    an answer is reported as stopped at its turn limit.
 
     Args:
         tasks: the tasks of each split.
-        initial_instruction: what training starts from.
+        initial_instruction: the instruction that training starts from.
         reward: scores the answer, or None, against a task's answers; `BoxedReward()` by default.
 
     Raises:
-        ConfigError: a task id twice in a split.
+        ConfigError: a task id is repeated in a split.
     """
 
     def __init__(
@@ -59,7 +60,7 @@ class MathEnvironment(TaskEnvironment):
         return REQUIRED
 
     def respond(self, actions: Sequence[Action]) -> list[Response]:
-        """Every turn is its episode's last; without a boxed answer it is invalid."""
+        """End each episode; a turn without a boxed answer is invalid."""
         return [
             Response(done=True, action="answer")
             if _answer(action.text) is not None
@@ -68,7 +69,7 @@ class MathEnvironment(TaskEnvironment):
         ]
 
     def reference(self, task: Task) -> str:
-        r"""See `TaskEnvironment.reference`: the solution, with \boxed{answer} after it if it has none."""
+        r"""Return the solution, with \boxed{answer} after it if it has none."""
         if not task.answers or _answer(task.solution) is not None:
             return task.solution.strip()
         reasoning = task.solution
@@ -77,7 +78,7 @@ class MathEnvironment(TaskEnvironment):
         return f"{reasoning.strip()} \\boxed{{{task.answers[0]}}}".strip()
 
     def score(self, trajectory: Trajectory) -> tuple[float, str | None]:
-        """The reward of the last boxed answer in the policy's own text, and that answer."""
+        """Return the reward of the last boxed answer in the policy's own text, and that answer."""
         answer = _answer(trajectory.own_text)
         return self._reward(answer, trajectory.task.answers), answer
 
@@ -88,23 +89,23 @@ class MathOptions:
 
     Attributes:
         train: problems (`read_problems`): a JSONL, JSON, CSV or Parquet file, a folder of Parquet
-            files, or `hub:owner/name`, with `:split` after it where that is not "train".
-        validation, test: the same, or how many problems are held out of the training data by a
-            hash of their text, at most a tenth and a fifth of them.
-        question_column: null reads `question`, else `problem`.
-        answer_column: null reads `answers`, `answer` or `final_answer`, else the last box of the
+            files, or `hub:owner/name`, followed by `:split` if the split is not "train".
+        validation, test: the same, or the number of problems that are held out of the training data
+            by a hash of their text, at most a tenth and a fifth of them.
+        question_column: null reads `question` or `problem`.
+        answer_column: null reads `answers`, `answer` or `final_answer`, or else the last box of the
             solution.
-        solution_column: a reference solution, where a line has one.
-        stratum_column: what tables group by, where a line has it; "level" for MATH, say.
-        difficulty_column: where `difficulty_at_least` looks.
-        difficulty_at_least: easier training problems are left out; null keeps all. What is held
-            out of the training data is held out of these; files of their own stay whole.
-        limit: only so many training problems, drawn by `seed`; null: all. What is held out stays.
-        seed: of that draw, whatever the order of the file.
-        seconds: for comparing one answer; it scores 0 after that.
-        plain_integers: a ground truth that is a plain integer is equalled by plain integers alone,
-            so that boxing "12*13" does not answer 156.
-        initial_instruction: text.
+        solution_column: a reference solution; optional in the data.
+        stratum_column: the column that tables group by, such as "level" for MATH; optional.
+        difficulty_column: the column that `difficulty_at_least` reads.
+        difficulty_at_least: drop easier training problems; null keeps all. Problems are held out
+            of the remaining ones; validation and test files stay complete.
+        limit: train on so many problems, drawn by `seed`; null: all. Held-out problems stay.
+        seed: seed of that draw; the order of the file does not matter.
+        seconds: time limit for comparing one answer; beyond it the answer scores 0.
+        plain_integers: a ground truth that is a plain integer equals only plain integers, so that
+            boxing "12*13" does not answer 156.
+        initial_instruction: the instruction that training starts from.
     """
 
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
@@ -139,8 +140,14 @@ class MathOptions:
             raise ValueError(f"environment.difficulty_at_least is {bound}; expected a number")
 
 
+def hub_name(path: Path) -> str | None:
+    """Return `owner/name`, with or without `:split`, if a path names a data set of the hub."""
+    text = path.as_posix()
+    return text.removeprefix(_HUB) if text.startswith(_HUB) else None
+
+
 def math_environment(options: MathOptions) -> MathEnvironment:
-    """Reads the files; ConfigError names the file and line at fault."""
+    """Build the environment of a run file; ConfigError names the file and line at fault."""
     return MathEnvironment(
         read_splits(options),
         options.initial_instruction,
@@ -149,57 +156,94 @@ def math_environment(options: MathOptions) -> MathEnvironment:
 
 
 def read_splits(options: MathOptions) -> dict[str, list[Task]]:
-    """The tasks of each split: what is held out, and of the rest those that the options choose.
+    """Read the tasks of each split; training problems are filtered and drawn as the options say.
 
-    A training problem whose text is also in a held-out file is left out, and a warning says how many.
+    Training problems that are also in a held-out file are dropped, with a warning that counts them.
 
     Raises:
-        ConfigError: as `read_problems`; too few problems to hold some out, none that is hard enough.
+        ConfigError: as `read_problems`; no problem is hard enough, a difficulty is not a number, or
+            too few problems to hold some out.
     """
-    return select(
-        {split: _problems(getattr(options, split), split, options) for split in _files(options)},
-        Selection(
-            at_least=options.difficulty_at_least,
-            column=options.difficulty_column,
-            hold_out={s: n for s in _SPLITS if isinstance(n := getattr(options, s), int)},
-            limit=options.limit,
-            seed=options.seed,
-            source=f"environment.train: {options.train}",
-        ),
-    )
+    source = f"environment.train: {options.train}"
+    wanted = {s: n for s in SPLITS if isinstance(n := getattr(options, s), int)}
+    found = {s: _problems(getattr(options, s), s, options) for s in SPLITS if s not in wanted}
+    trained = [
+        Question(task, "", task.question, where)
+        for task, where in found.pop("train")
+        if _hard_enough(task, where, options)
+    ]
+    if not trained:
+        raise ConfigError(
+            f"{source} has no problem of {options.difficulty_column} "
+            f"{options.difficulty_at_least:g} or more; lower environment.difficulty_at_least"
+        )
+    tasks = {split: [task for task, _ in rows] for split, rows in found.items()}
+    held = {task.question for rows in tasks.values() for task in rows}
+    parts = hold_out(without_held(trained, held, source), wanted, source, "environment")
+    for split in wanted:
+        # An id that was made of the question has the name of its split.
+        tasks[split] = [
+            replace(task, id=f"{split}-{task.id.removeprefix('train-')}")
+            if task.id.startswith("train-")
+            else task
+            for task in (question.task for question in parts[split])
+        ]
+    kept = [question.task for question in parts["train"]]
+    if options.limit is not None and options.limit < len(kept):
+        ranked = sorted(kept, key=lambda task: (sha(f"{options.seed}/{task.question}"), task.id))
+        drawn = {task.id for task in ranked[: options.limit]}
+        kept = [task for task in kept if task.id in drawn]
+    return {"train": kept, **tasks}
 
 
 def read_problems(path: Path, split: str, options: MathOptions) -> list[Task]:
-    r"""The tasks of a file or of a data set of the hub, in its order.
+    r"""Read the tasks of a file or of a data set of the hub, in its order.
 
-    A row is `{"question": …, "answers": …}` in the columns of the options: DeepScaleR's
-    (problem, answer, solution) and DeepMath's (question, final_answer, difficulty) are found as
-    they are. Answers are a text or a number, or a list of those. Of an answer that holds a
-    \boxed{…} the last one counts, of one in GSM8K's form ("reasoning #### 72") what follows the
-    mark; the reasoning is then the solution, unless the row has one. `id` (text or integer) defaults
-    to a hash of the question; of rows without one that ask the same the first is kept, and a warning
-    says how many were not.
+    A row is `{"question": …, "answers": …}` in the columns of the options; the columns of DeepScaleR
+    (problem, answer, solution) and DeepMath (question, final_answer, difficulty) are found without
+    options. Answers are a text, a number or a list of these. Of an answer with a \boxed{…} the last
+    one counts, of one in GSM8K's form ("reasoning #### 72") the text after the mark; the reasoning
+    is then the solution, unless the row has one. `id` (text or integer) defaults to a hash of the
+    question. Of rows without an id that have the same question the first is kept, and a warning
+    counts the others.
 
     Raises:
-        ConfigError: no such file, one that cannot be read as what its name says, a field missing or
-            of the wrong kind, an id that comes twice, no problem at all.
+        ConfigError: the file does not exist, is empty or does not have the format that its name
+            says, a field is missing or of the wrong type, or an id is repeated.
     """
     return [task for task, _ in _problems(path, split, options)]
 
 
-def _files(options: MathOptions) -> list[str]:
-    return [split for split in _SPLITS if not isinstance(getattr(options, split), int)]
+def _hard_enough(task: Task, where: str, options: MathOptions) -> bool:
+    if options.difficulty_at_least is None:
+        return True
+    value = task.columns[options.difficulty_column]
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise ConfigError(
+            f'{where}: "{options.difficulty_column}" is {shortened(value)}; expected a number, which '
+            "environment.difficulty_at_least requires, or name another environment.difficulty_column"
+        )
+    return value >= options.difficulty_at_least
+
+
+def _rows(path: Path, split: str, options: MathOptions) -> Sequence[Row]:
+    field = f"environment.{split}"
+    without = _TRACES - {options.solution_column}
+    if (name := hub_name(path)) is None:
+        return file_rows(path, field, without)
+    repository, _, part = name.partition(":")
+    fix = f"correct {field}, or download its files where there is a network and name them there"
+    return hub_rows(repository, None, part or "train", field, fix, without)
 
 
 def _problems(path: Path, split: str, options: MathOptions) -> list[tuple[Task, str]]:
-    """Tasks, each with where its row stands."""
+    """Read tasks, each with the position of its row."""
     tasks: dict[str, tuple[Task, str]] = {}
-    rows = read_rows(path, f"environment.{split}", kept=options.solution_column)
     repeated = 0
     difficulty = options.difficulty_column
-    for where, row in rows:
+    for where, row in _rows(path, split, options):
         task = _task(row, where, split, options)
-        if split == OF_TRAIN and options.difficulty_at_least is not None:
+        if split == "train" and options.difficulty_at_least is not None:
             task = replace(task, columns={difficulty: row.get(difficulty)})
         if task.id not in tasks:
             tasks[task.id] = (task, where)
@@ -215,9 +259,7 @@ def _problems(path: Path, split: str, options: MathOptions) -> list[tuple[Task, 
             f'environment.{split}: {path} is empty; expected rows of {{"question": …, "answers": …}}'
         )
     if repeated:
-        warn(
-            f"environment.{split}: {path}: {repeated} rows ask a question again; the first is kept"
-        )
+        warn(f"environment.{split}: {path}: {repeated} rows repeat a question; the first is kept")
     return list(tasks.values())
 
 
@@ -226,16 +268,12 @@ def _task(row: Mapping[str, Any], where: str, split: str, options: MathOptions) 
     question = text_field(
         row, column, where, f'"{column}": "…" (or set environment.question_column)'
     )
-    id = row.get("id")
-    if id is None:
-        id = f"{split}-{hashlib.sha1(question.encode()).hexdigest()[:12]}"
-    if isinstance(id, bool) or not isinstance(id, str | int):
-        raise ConfigError(f'{where}: "id" is {shortened(id)}; expected text or an integer')
+    digest = hashlib.sha1(question.encode()).hexdigest()[:12]
     solution = _optional(row, options.solution_column, where)
     raw = _raw_answers(row, where, solution, options.answer_column)
     reasoned = next((text for text in raw if _GSM8K_MARK in text), "")
     return Task(
-        id=str(id),
+        id=id_field(row, where, f"{split}-{digest}"),
         question=question,
         answers=tuple(_final(text, where) for text in raw),
         stratum=_optional(row, options.stratum_column, where),
@@ -246,7 +284,7 @@ def _task(row: Mapping[str, Any], where: str, split: str, options: MathOptions) 
 def _raw_answers(
     row: Mapping[str, Any], where: str, solution: str, column: str | None
 ) -> list[str]:
-    """The texts of the answer column; without one the solution, if it holds a box."""
+    """Return the texts of the answer column; without one the solution, if it has a box."""
     column = column or _first(ANSWER_COLUMNS, row)
     if column is None and last_boxed(solution) is not None:
         return [solution]
@@ -267,7 +305,7 @@ def _raw_answers(
 
 
 def _final(text: str, where: str) -> str:
-    """The final answer of a raw one: its last box, what follows GSM8K's mark, or all of it."""
+    """Return an answer's last box, its text after GSM8K's mark, or all of it."""
     boxed = last_boxed(text)
     final = (text.rpartition(_GSM8K_MARK)[2] if boxed is None else boxed).strip()
     if not final:
@@ -276,7 +314,7 @@ def _final(text: str, where: str) -> str:
 
 
 def _optional(row: Mapping[str, Any], column: str, where: str) -> str:
-    """A text or a number as text; "" where the line has none or null."""
+    """Return a text or number as text; "" if it is missing or null."""
     value = row.get(column)
     if value is None or value == "":
         return ""
@@ -287,10 +325,10 @@ def _optional(row: Mapping[str, Any], column: str, where: str) -> str:
 
 
 def _plain(value: object) -> str:
-    """A text, stripped, or a finite number as text; "" for anything else."""
+    """Return a text, stripped, or a finite number as text; "" for anything else."""
     if isinstance(value, str):
         return value.strip()
-    # json reads NaN and Infinity, too; of an int, isfinite() could overflow.
+    # json accepts NaN and Infinity; isfinite() of a large int could overflow.
     if isinstance(value, float) and not math.isfinite(value):
         return ""
     return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else ""
@@ -301,5 +339,5 @@ def _first(columns: Sequence[str], row: Mapping[str, Any]) -> str | None:
 
 
 def _answer(text: str) -> str | None:
-    """The last boxed answer, stripped; None where there is none or it is blank."""
+    """Return the last boxed answer, stripped; None if there is none or it is blank."""
     return (last_boxed(text) or "").strip() or None

@@ -2,8 +2,7 @@
 
 from typing import cast
 
-from cotune.data.dataset import read_dataset
-from cotune.data.options import DatasetConfig
+from cotune.data.dataset import DatasetConfig, read_dataset
 from cotune.environments.base import SingleTurnEnvironment
 from cotune.environments.environment_options import (
     OwnEnvironment,

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, Literal, Self
 
-from cotune.data.jsonl import read_corpus
+from cotune.data.corpus import read_corpus
 from cotune.data.search_questions import Sample, Split, check_questions, read_questions
 from cotune.environments.base import TaskEnvironment, missing_texts
 from cotune.environments.search_r1_protocol import SEARCH_R1

@@ -8,6 +8,7 @@ from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, cast
 
+from cotune.data.splits import SHARES
 from cotune.environments.base import PromptFormat
 from cotune.environments.environment_options import VerifiersOptions
 from cotune.errors import ConfigError
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     from cotune.environments.verifiers_rollouts import VerifiersEnvironment
 
 _FIELD = "environment.environment"
-_SHARES = {"test": 5, "validation": 10}  # at most one question in so many is held out
 
 
 def from_verifiers(
@@ -134,8 +134,8 @@ def _splits(
 ) -> dict[str, list[Row]]:
     """Rows by split; what is held out of the training data is chosen by a hash of its texts."""
     if held_out is None:
-        counts = {"test": min(test, len(rows) // _SHARES["test"])}
-        counts["validation"] = min(validation, len(rows) // _SHARES["validation"])
+        counts = {"test": min(test, len(rows) // SHARES["test"])}
+        counts["validation"] = min(validation, len(rows) // SHARES["validation"])
         pool = sorted(rows, key=_digest)
     else:
         wanted = validation + test

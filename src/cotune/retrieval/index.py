@@ -19,8 +19,7 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
-from cotune.data.documents import STYLES, Document, Style, indexed_text
-from cotune.data.jsonl import corpus_rows, parse_passage
+from cotune.data.corpus import STYLES, Document, Style, corpus_rows, indexed_text, parse_passage
 from cotune.errors import ConfigError
 from cotune.retrieval.dense import Encoder, EncoderOptions, model_identity
 from cotune.run.json_files import write_json_atomic

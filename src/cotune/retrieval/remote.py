@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, cast
 from urllib.parse import urlsplit
 
-from cotune.data.documents import STYLES, Document, Style, join_contents
+from cotune.data.corpus import STYLES, Document, Style, join_contents
 from cotune.errors import ConfigError, RetrievalError
 from cotune.utils.background import BackgroundLoop
 

@@ -22,7 +22,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict
 from rich.console import Console
 from rich.markup import escape
 
-from cotune.data.documents import Document
+from cotune.data.corpus import Document
 from cotune.errors import ConfigError, Stopped
 from cotune.retrieval.dense import DEFAULT_MODEL, EncoderOptions
 from cotune.retrieval.index import (

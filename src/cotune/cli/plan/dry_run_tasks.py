@@ -11,11 +11,10 @@ from urllib.parse import urlsplit
 from cotune.cli.plan.dry_run_scaling import QUESTIONS
 from cotune.config.build import build_environment
 from cotune.config.run_file import Environment, RunConfig
-from cotune.data.jsonl import corpus_rows
-from cotune.data.math_data import hub_name
+from cotune.data.corpus import corpus_rows
 from cotune.data.search_questions import read_split
 from cotune.environments.environment_options import InstructionConfig
-from cotune.environments.math import MathOptions, read_problems
+from cotune.environments.math import MathOptions, hub_name, read_problems
 from cotune.environments.search import SearchOptions
 from cotune.types import Limits, Task
 from cotune.worlds.arithmetic import ArithmeticEnvironment, ArithmeticOptions

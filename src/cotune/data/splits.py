@@ -1,4 +1,4 @@
-"""Which questions of a user's data are held out, and the ids that tasks get."""
+"""Splits of questions: holding some out of the training data, overlaps, and the ids of tasks."""
 
 import hashlib
 import logging
@@ -21,9 +21,9 @@ class Question:
     """A task before its split is known.
 
     Attributes:
-        task: its `id` is "" where the data gives none.
-        digest: of the question and what stands before it; makes the id then.
-        key: what decides whether it is held out: the same for equal questions.
+        task: its `id` is "" if the data gives none.
+        digest: a hash of the question and the messages before it, for the id.
+        key: decides whether it is held out; the same for equal questions.
         where: the row, for messages.
     """
 
@@ -36,16 +36,16 @@ class Question:
 def hold_out(
     questions: Sequence[Question], wanted: Mapping[str, int], source: str, field: str = "dataset"
 ) -> dict[str, list[Question]]:
-    """Training data without what is held out, and that.
+    """Split questions into training and held-out ones.
 
     Questions are ranked by the hash of their text: the test split takes the first, validation the
-    last, so that neither depends on how many the other has.
+    last, so that neither depends on the size of the other.
 
     Args:
-        questions: all there are.
-        wanted: how many of each split; of fewer questions, the share that may be held out.
-        source: where they come from, to start a message with.
-        field: the run file's section that says how many.
+        questions: all questions.
+        wanted: number of questions of each split; cut to the share that may be held out (`SHARES`).
+        source: the start of error messages.
+        field: the run file's section that holds the numbers.
     """
     ranked = sorted({q.key for q in questions}, key=sha)
     chosen: dict[str, str] = {}
@@ -68,15 +68,15 @@ def hold_out(
 def without_held(
     questions: Sequence[Question], held: Collection[str], source: str
 ) -> list[Question]:
-    """Training data without the questions of held-out files; a warning says how many there were.
+    """Drop training questions that are in held-out files, with a warning that counts them.
 
     Args:
-        questions: all there are.
-        held: the keys of what stands in files of their own.
-        source: where the questions come from, to start a message with.
+        questions: all questions.
+        held: the keys of questions in held-out files.
+        source: the start of messages.
 
     Raises:
-        ConfigError: nothing is left.
+        ConfigError: no question is left.
     """
     kept = [question for question in questions if question.key not in held]
     if not kept:
@@ -87,18 +87,19 @@ def without_held(
 
 
 def warn_of_overlaps(questions: Mapping[str, Sequence[Question]]) -> None:
+    """Warn of validation and test questions that are also trained on."""
     trained = {q.key for q in questions["train"]}
     for split in ("validation", "test"):
         both = sum(q.key in trained for q in questions[split])
         if both:
             warn(
-                f"dataset.{split}: {both} of {len(questions[split])} questions are training questions, "
-                "too; its scores will flatter"
+                f"dataset.{split}: {both} of {len(questions[split])} questions are also training "
+                "questions; its scores will be too high"
             )
 
 
 def with_ids(questions: Sequence[Question], split: str, own: bool) -> list[Task]:
-    """Tasks under their final ids; `own` if the split is not held out of the training data."""
+    """Return tasks with their final ids; `own` if the split has data of its own."""
     prefix = f"{split}-" if own and split != "train" else ""
     return [
         replace(q.task, id=f"{prefix}{q.task.id}" if q.task.id else f"{split}-{q.digest}")
@@ -107,10 +108,11 @@ def with_ids(questions: Sequence[Question], split: str, own: bool) -> list[Task]
 
 
 def sha(text: str) -> str:
+    """Return the SHA-256 of a text, in hex."""
     return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
 
 
 def warn(text: str) -> None:
-    # Every process of a run reads the data; one says what it thinks of it.
+    """Log a warning in the first process only: every process of a run reads the data."""
     if launched_rank() == 0:
         _log.warning("%s", text)

@@ -10,7 +10,7 @@ from typing import Any
 import pandas
 import pytest
 
-from cotune.data import dataset_files
+from cotune.data import rows
 from cotune.environments.math import MathOptions, math_environment, read_problems, read_splits
 from cotune.errors import ConfigError
 
@@ -57,7 +57,7 @@ def test_of_the_traces_only_the_one_that_is_named_is_read(tmp_path: Path) -> Non
     file = deepmath(tmp_path / "a.parquet")
     named = options(file, solution_column="r1_solution_2")
     assert read_problems(file, "train", named)[3].solution == "Trace 2: \\boxed{6}"
-    (_, row), *_ = dataset_files.file_rows(file, "f", {"r1_solution_1", "r1_solution_3"})
+    (_, row), *_ = rows.file_rows(file, "f", {"r1_solution_1", "r1_solution_3"})
     assert list(row) == ["question", "final_answer", "difficulty", "topic", "r1_solution_2"]
 
 
@@ -117,7 +117,7 @@ def test_a_repeated_problem_is_read_once(tmp_path: Path, caplog: pytest.LogCaptu
     file.write_text(json.dumps([{"problem": "1 + 1?", "answer": "2"}] * 3))
     with caplog.at_level(logging.WARNING, "cotune"):
         assert len(read_problems(file, "train", options(file))) == 1
-    assert "2 rows ask a question again" in caplog.text
+    assert "2 rows repeat a question" in caplog.text
 
 
 def test_a_data_set_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cotune.data.jsonl import read_corpus, read_tasks
+from cotune.data.corpus import read_corpus
+from cotune.data.search_questions import read_tasks
 from cotune.errors import ConfigError
 from cotune.types import Task
 

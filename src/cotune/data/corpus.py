@@ -1,0 +1,155 @@
+"""Passages of a corpus: read from Search-R1's JSONL format, and written out for the policy."""
+
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from cotune.data.rows import id_field, lines_of, parse_line, shortened, text_field
+from cotune.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """One passage of a corpus.
+
+    Attributes:
+        id: the corpus's own id; "" if it has none.
+        contents: title and text as Search-R1 stores them: `"Title"`, a line break, the text.
+        score: the retriever's score, higher is better; None if it gives none.
+    """
+
+    id: str
+    contents: str
+    score: float | None = None
+
+    @property
+    def title(self) -> str:
+        """Return the title without its quotes; "" if contents are one line."""
+        return split_contents(self.contents)[0]
+
+    @property
+    def text(self) -> str:
+        """Return the text after the title; all of it if there is no title."""
+        return split_contents(self.contents)[1]
+
+
+def split_contents(contents: str) -> tuple[str, str]:
+    """Split Search-R1's `contents` into title and text; one line is a text without a title."""
+    title, newline, text = contents.partition("\n")
+    return (title.strip().strip('"').strip(), text.strip()) if newline else ("", contents.strip())
+
+
+def join_contents(title: str, text: str) -> str:
+    """Join title and text as Search-R1's `contents`; without a title, the text on one line."""
+    return f'"{title}"\n{text}' if title else " ".join(text.split("\n"))
+
+
+def titled_passage(title: str, text: str) -> str:
+    """Return a passage as cotune's own tag protocol shows it, before it is numbered."""
+    return f'(Title: "{title}") {text}' if title else text
+
+
+def titled_passages(documents: Sequence[Document]) -> list[str]:
+    """Return `titled_passage` of each document."""
+    return [titled_passage(document.title, document.text) for document in documents]
+
+
+def indexed_text(title: str, text: str, title_weight: int) -> str:
+    """Return the text that BM25 indexes: the title, repeated, then the passage's text."""
+    return f"{(title + ' ') * title_weight}{text}"
+
+
+def search_r1_passages(documents: Sequence[Document]) -> list[str]:
+    """Return each document as Search-R1's `_passages2string` writes it.
+
+    The first line of `contents` is the title with its quotes, the rest follows unchanged.
+    """
+    lines: list[str] = []
+    for number, document in enumerate(documents, 1):
+        title, _, text = document.contents.partition("\n")
+        lines.append(f"Doc {number}(Title: {title}) {text}")
+    return lines
+
+
+Style = Literal["cotune", "search-r1"]
+"""A name of `STYLES`."""
+
+
+STYLES: dict[str, Callable[[Sequence[Document]], list[str]]] = {
+    "cotune": titled_passages,
+    "search-r1": search_r1_passages,
+}
+"""Functions from the documents of one query to the texts that an environment shows, by name."""
+
+
+def read_corpus(path: Path) -> list[tuple[str, str]]:
+    """Read title and text of each passage, in file order.
+
+    A line is `{"id": …, "contents": "\\"Title\\"\\ntext"}`: the first line of `contents` is the
+    title, its quotes are dropped, and the rest is the text. Contents of one line are a text with
+    the title "". A line without `contents` may have `title` and `text`. Blank lines are skipped and
+    other fields are ignored.
+
+    Raises:
+        ConfigError: the file does not exist, is empty or not JSON Lines, `contents` is missing or
+            blank, or an id is repeated.
+    """
+    return [(document.title, document.text) for _, document in corpus_rows(path)]
+
+
+def corpus_rows(path: Path, field: str = "environment.corpus") -> Iterator[tuple[int, Document]]:
+    """Yield each passage with the byte at which its line starts, in file order.
+
+    Repeated ids are reported after the last line.
+
+    Args:
+        path: as for `read_corpus`; not held in memory.
+        field: the run file's field or the option, named in errors.
+
+    Raises:
+        ConfigError: as `read_corpus`.
+    """
+    count, hashes = 0, array("q")  # eight bytes an id: a corpus may have 20 million
+    for number, offset, line in lines_of(path, field):
+        document = parse_passage(line, f"{field}: {path}, line {number}", str(count))
+        hashes.append(hash(document.id))
+        count += 1
+        yield offset, document
+    if not count:
+        raise ConfigError(f'{field}: {path} is empty; expected lines of {{"id": …, "contents": …}}')
+    if np.unique(np.frombuffer(hashes, dtype=np.int64)).size < count:
+        _refuse_repeated_id(path, field)
+
+
+def parse_passage(line: str, where: str, number: str) -> Document:
+    """Parse a line of a corpus; ConfigError, starting with `where`, if it is not a passage.
+
+    `number` is the id of a passage that has none.
+    """
+    row = parse_line(line, where)
+    id = id_field(row, where, number)
+    if "contents" not in row and "title" in row and "text" in row:
+        title = row["title"]
+        if not isinstance(title, str):
+            raise ConfigError(f'{where}: "title" is {shortened(title)}; expected text')
+        title = " ".join(title.split())
+        return Document(id, join_contents(title, text_field(row, "text", where, '"text": "…"')))
+    return Document(id, text_field(row, "contents", where, '"contents": "\\"Title\\"\\ntext"'))
+
+
+def _refuse_repeated_id(path: Path, field: str) -> None:
+    """Raise ConfigError naming both lines of a repeated id; return if only hashes were equal."""
+    lines: dict[str, int] = {}
+    for count, (number, _, line) in enumerate(lines_of(path, field)):
+        where = f"{field}: {path}, line {number}"
+        id = parse_passage(line, where, str(count)).id
+        if id in lines:
+            raise ConfigError(
+                f"{where}: the id {shortened(id)} came before, in line {lines[id]}; give each "
+                "passage an id of its own, or none"
+            )
+        lines[id] = number

@@ -1,0 +1,320 @@
+"""Rows of files and of Hugging Face data sets as plain Python, each with its position for messages."""
+# pandas, pyarrow and datasets have no type stubs.
+# pyright: basic
+
+import json
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
+
+from cotune.errors import ConfigError
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+Row = tuple[str, Mapping[str, Any]]
+"""A row's position ("dataset.path: data.jsonl, line 3", to start a message with), and its columns."""
+
+Rows: TypeAlias = "Dataset | Iterable[Mapping[str, Any]]"
+"""Rows that `given_rows` accepts."""
+
+KINDS = ".jsonl, .json, .csv, .tsv or .parquet"
+
+OTHER_SOURCE = (
+    "correct dataset.name, dataset.subset or the split, or download it where there is a network and "
+    "name its files by dataset.path"
+)
+"""The fix for a data set that cannot be loaded."""
+
+_SPLIT_NAME = re.compile(r"(train|validation|valid|val|dev|eval|test)(?![a-z])", re.IGNORECASE)
+_BATCH = 4096
+
+
+def file_rows(path: Path, field: str, without: Collection[str] = ()) -> list[Row]:
+    """Read a JSONL, JSON, CSV, TSV or Parquet file, or a folder's Parquet files sorted by name.
+
+    JSON is a list of objects, or one object a line. Values are as in the file; in CSV pandas infers
+    the type of each column, an empty cell is missing and NA is a text.
+
+    Args:
+        path: the file or folder.
+        field: the run file's field, named in errors.
+        without: columns of Parquet that are not read.
+
+    Raises:
+        ConfigError: the file does not exist or does not have the format that its name says, or the
+            folder holds no Parquet file or files of several splits.
+    """
+    suffix = path.suffix.lower()
+    if path.is_dir():
+        return [row for file in _folder(path, field) for row in _parquet(file, field, without)]
+    if not path.exists():
+        raise ConfigError(
+            f"{field}: no file {path}; name one that ends in {KINDS}, or a folder of Parquet files"
+        )
+    if suffix in (".jsonl", ".ndjson"):
+        return list(json_rows(path, field))
+    if suffix == ".json":
+        return _json(path, field)
+    if suffix in (".csv", ".tsv"):
+        return _csv(path, field, "\t" if suffix == ".tsv" else ",")
+    if suffix == ".parquet":
+        return _parquet(path, field, without)
+    raise ConfigError(
+        f"{field}: {path} ends in {suffix or 'no suffix'}; expected {KINDS}, or a folder of Parquet "
+        "files"
+    )
+
+
+def hub_rows(
+    name: str,
+    subset: str | None,
+    split: str,
+    field: str,
+    fix: str = OTHER_SOURCE,
+    without: Collection[str] = (),
+) -> list[Row]:
+    """Read a split of a Hugging Face data set from the hub, its cache, or a local clone.
+
+    Images and audio are not decoded.
+
+    Args:
+        name, subset, split: names of the data set, its configuration and its split.
+        field: the run file's field, named in errors.
+        fix: the end of an error message.
+        without: columns that are left out.
+
+    Raises:
+        ConfigError: `datasets.load_dataset` failed; gives its reason.
+    """
+    from datasets import load_dataset
+
+    try:
+        loaded = load_dataset(name, subset, split=split)
+    except Exception as error:  # offline, or no such name, subset or split
+        raise ConfigError(
+            f"{field}: cannot load split {split!r} of {name!r} ({_said(error)}); {fix}"
+        ) from error
+    kept = loaded.select_columns([name for name in loaded.column_names if name not in without])
+    return _numbered(_plain(kept), f"{field}: {name}, split {split}")
+
+
+def given_rows(rows: Rows, field: str) -> list[Row]:
+    """Return the rows of a `datasets.Dataset` or of mappings.
+
+    Args:
+        rows: the data.
+        field: the name used in errors.
+
+    Raises:
+        ConfigError: several splits at once, or a row that is not a mapping.
+    """
+    if isinstance(rows, Mapping):
+        raise ConfigError(
+            f"{field}: is a {type(rows).__name__} of {', '.join(map(str, list(rows)[:5]))}; expected "
+            "rows: give one split of it (data['train'])"
+        )
+    # Duck typing, so that rows of other kinds do not import the library.
+    is_dataset = hasattr(rows, "with_format") and hasattr(rows, "to_list")
+    listed: Any = _plain(cast("Dataset", rows)) if is_dataset else rows
+    try:
+        found = list(listed)
+    except TypeError:
+        raise ConfigError(
+            f"{field}: is {shortened(rows)}; expected a datasets.Dataset, or a list of mappings"
+        ) from None
+    for i, row in enumerate(found, 1):
+        if not isinstance(row, Mapping):
+            raise ConfigError(
+                f"{field}, row {i}: {shortened(row)}; expected a mapping of a column to its value"
+            )
+    return _numbered(found, field)
+
+
+def json_rows(path: Path, field: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield each line's object with "field: file, line n" to start a message with."""
+    for number, _, line in lines_of(path, field):
+        where = f"{field}: {path}, line {number}"
+        yield where, parse_line(line, where)
+
+
+def lines_of(path: Path, field: str) -> Iterator[tuple[int, int, str]]:
+    """Yield number (from 1), first byte and text of each line that is not blank."""
+    number = offset = 0
+    try:
+        with path.open("rb") as lines:
+            for number, raw in enumerate(lines, 1):
+                text = raw.decode("utf-8-sig" if number == 1 else "utf-8")
+                if text.strip():
+                    yield number, offset, text
+                offset += len(raw)
+    except OSError as error:
+        raise ConfigError(
+            f"{field}: cannot read {path} ({error.strerror}); name a JSONL file"
+        ) from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(
+            f"{field}: {path} is not UTF-8 in line {number} ({error.reason}); save it as UTF-8"
+        ) from error
+
+
+def parse_line(line: str, where: str) -> Mapping[str, Any]:
+    """Return the JSON object of a line; ConfigError, starting with `where`, if it is none."""
+    try:
+        row: object = json.loads(line)
+        # A lone surrogate ("\ud800") is legal JSON, but not UTF-8.
+        if "\\u" in line:
+            json.dumps(row, ensure_ascii=False).encode()
+    except (ValueError, RecursionError) as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise ConfigError(
+            f"{where}: not JSON ({reason}): {shortened(line.strip())}; put one JSON object on each line"
+        ) from error
+    if not isinstance(row, dict):
+        raise ConfigError(f"{where}: {shortened(row)}; expected a JSON object in braces")
+    return cast(dict[str, Any], row)
+
+
+def parquet_batches(
+    path: Path, field: str, chosen: Callable[[Sequence[str], str], list[str]]
+) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield each row with "field: file, row n" to start a message with, a few thousand at a time.
+
+    Args:
+        path: a Parquet file, or a folder of them that are read sorted by name.
+        field: the run file's field, named in errors.
+        chosen: returns the columns to read from the file's columns and a message's start.
+    """
+    import pyarrow
+    import pyarrow.parquet as parquet
+
+    files = sorted(path.glob("*.parquet")) if path.is_dir() else [path]
+    if not files:
+        raise ConfigError(f"{field}: the folder {path} holds no Parquet file; name one that does")
+    for file in files:
+        number = 0
+        try:
+            with parquet.ParquetFile(file) as opened:
+                columns = chosen(opened.schema_arrow.names, f"{field}: {file}")
+                for batch in opened.iter_batches(batch_size=_BATCH, columns=columns):
+                    for row in batch.to_pylist():
+                        number += 1
+                        yield f"{field}: {file}, row {number}", row
+        except (OSError, pyarrow.ArrowException) as error:
+            raise _unreadable(file, field, "Parquet", error) from error
+
+
+def text_field(row: Mapping[str, Any], name: str, where: str, example: str) -> str:
+    """Return a field's text, stripped; ConfigError if it is missing, blank or not a text."""
+    if name not in row:
+        raise ConfigError(
+            f'{where}: no field "{name}", only {", ".join(row) or "an empty object"}; add {example}'
+        )
+    value = row[name]
+    if not isinstance(value, str) or not value.strip():
+        raise ConfigError(
+            f'{where}: "{name}" is {shortened(value)}; expected text, as in {example}'
+        )
+    return value.strip()
+
+
+def id_field(row: Mapping[str, Any], where: str, default: str) -> str:
+    """Return a row's `id`, or `default` if it has none; ConfigError if it is not text or integer."""
+    id = row.get("id")
+    id = default if id is None else id
+    if isinstance(id, bool) or not isinstance(id, str | int):
+        raise ConfigError(f'{where}: "id" is {shortened(id)}; expected text or an integer')
+    return str(id)
+
+
+def shortened(value: object) -> str:
+    """Return a value's repr, of at most 80 characters."""
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def listed(names: Sequence[str]) -> str:
+    """Return the first column names, for a message."""
+    shown = ", ".join(names[:12])
+    return f"{shown}, …" if len(names) > 12 else shown or "none"
+
+
+def _folder(path: Path, field: str) -> list[Path]:
+    files = sorted(path.glob("*.parquet"))
+    if not files:
+        raise ConfigError(
+            f"{field}: the folder {path} holds no Parquet file; name the folder or the file that "
+            "does, or, of a folder as the hub has it, dataset.name"
+        )
+    splits = {match[1].lower() for file in files if (match := _SPLIT_NAME.match(file.name))}
+    if len(splits) > 1:
+        raise ConfigError(
+            f"{field}: the folder {path} holds files of several splits ({', '.join(sorted(splits))}); "
+            "name one file of it, or load it with dataset.name and dataset.split"
+        )
+    return files
+
+
+def _parquet(path: Path, field: str, without: Collection[str] = ()) -> list[Row]:
+    # load_dataset would leave a copy of every file in the user's cache.
+    import pyarrow.parquet as parquet
+    from datasets import Dataset
+    from datasets.table import InMemoryTable
+
+    try:
+        names = parquet.read_schema(path).names
+        table = parquet.read_table(path, columns=[name for name in names if name not in without])
+        rows = _plain(Dataset(InMemoryTable(table)))
+    except (OSError, ValueError, TypeError, NotImplementedError) as error:
+        raise _unreadable(path, field, "Parquet", error) from error
+    return _numbered(rows, f"{field}: {path}")
+
+
+def _csv(path: Path, field: str, separator: str) -> list[Row]:
+    import pandas
+
+    try:
+        frame = pandas.read_csv(
+            path, sep=separator, keep_default_na=False, na_values=[""], low_memory=False
+        )
+    except (OSError, ValueError) as error:
+        raise _unreadable(path, field, "CSV", error) from error
+    values = frame.astype(object).where(frame.notna(), None)
+    rows = cast("list[dict[str, Any]]", values.to_dict("records"))
+    return _numbered(rows, f"{field}: {path}")
+
+
+def _json(path: Path, field: str) -> list[Row]:
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+        if not text.lstrip().startswith("["):
+            return list(json_rows(path, field))
+        rows: object = json.loads(text)
+    except (OSError, ValueError, RecursionError) as error:
+        raise _unreadable(path, field, "JSON", error) from error
+    for i, row in enumerate(cast("list[object]", rows), 1):
+        if not isinstance(row, dict):
+            raise ConfigError(
+                f"{field}: {path}, row {i}: {shortened(row)}; expected a JSON object in braces"
+            )
+    return _numbered(cast("list[dict[str, Any]]", rows), f"{field}: {path}")
+
+
+def _plain(dataset: "Dataset") -> list[dict[str, Any]]:
+    """Return all rows as plain Python: JSON columns are parsed, media stay bytes."""
+    return cast("list[dict[str, Any]]", dataset.with_format(None).to_list())
+
+
+def _numbered(rows: Sequence[Mapping[str, Any]], where: str) -> list[Row]:
+    return [(f"{where}, row {i}", row) for i, row in enumerate(rows, 1)]
+
+
+def _unreadable(path: Path, field: str, kind: str, error: Exception) -> ConfigError:
+    return ConfigError(
+        f"{field}: {path} cannot be read as {kind} ({_said(error)}); fix or rename the file"
+    )
+
+
+def _said(error: Exception) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())[:240]
