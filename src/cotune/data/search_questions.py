@@ -251,7 +251,7 @@ def _messages(value: object, where: str) -> list[tuple[str, str]]:
         if m.get("role") in ("system", "user", "assistant") and isinstance(m.get("content"), str)
     ]
     if not found or len(found) != len(messages):
-        raise ConfigError(f'{where}: "prompt" is {shortened(value)}; expected {_PROMPT}')
+        raise ConfigError(f'{where}: "prompt" is {shortened(cast('object', value))}; expected {_PROMPT}')
     return found
 
 
