@@ -243,6 +243,7 @@ def _asked(row: Mapping[str, Any], where: str) -> tuple[tuple[tuple[str, str], .
 
 def _messages(value: object, where: str) -> list[tuple[str, str]]:
     """Return chat messages as (role, content), at least one."""
+    came = value
     messages = cast("list[object]", value if isinstance(value, list) else [value])
     read = [cast("dict[str, Any]", m) for m in messages if isinstance(m, dict)]
     found = [
@@ -251,7 +252,7 @@ def _messages(value: object, where: str) -> list[tuple[str, str]]:
         if m.get("role") in ("system", "user", "assistant") and isinstance(m.get("content"), str)
     ]
     if not found or len(found) != len(messages):
-        raise ConfigError(f'{where}: "prompt" is {shortened(messages)}; expected {_PROMPT}')
+        raise ConfigError(f'{where}: "prompt" is {shortened(came)}; expected {_PROMPT}')
     return found
 
 
