@@ -152,55 +152,41 @@ def curves_chart(
             averaged = thinned(moving_average(points, window))
             series.append(Series(name, averaged, style(i), raw=thinned(points)))
     note = f"Faint: each step. Line: mean of the last {window} steps." if window else ""
-    return series_chart(title, series, unit=unit, note=note, named=len(curves) > 1)
-
-
-def series_chart(
-    title: str,
-    series: Sequence[Series],
-    *,
-    unit: Unit = "number",
-    x_label: str = "step",
-    note: str = "",
-    named: bool = True,
-) -> Chart | None:
-    """Draw the series that have points, with a legend if `named`; None if none has any."""
-    if not any(s.points for s in series):
-        return None
-    legend = tuple((s.style, s.name) for s in series if s.points) if named else ()
-    return Chart(title, line_chart(title, series, x_label=x_label, unit=unit), legend, note)
+    return line_chart(title, series, unit=unit, note=note, legend=len(curves) > 1)
 
 
 def line_chart(
     title: str,
     series: Sequence[Series],
     *,
-    x_label: str = "step",
     unit: Unit = "number",
+    x_label: str = "step",
+    note: str = "",
+    legend: bool = True,
     guides: Iterable[float] = (),
     x_range: Point | None = None,
     y_range: Point | None = None,
     size: Size = LARGE,
-) -> Markup:
-    """Draw lines over axes; the y axis includes 0 and all points.
+) -> Chart | None:
+    """Draw lines over axes; the y axis includes 0 and all points. None if no series has a point.
 
     Args:
-        title: what a screen reader says.
-        series: at least one of them with a point.
-        x_label: what x counts.
+        title: heading, and the name for screen readers.
+        series: the lines.
         unit: of y.
+        x_label: what x counts.
+        note: how to read the chart.
+        legend: name the series.
         guides: x values of vertical guide lines.
         x_range: ends of x for charts that share them; None for those of the points, whose x are
             whole.
         y_range: ends of y for charts that share them; None for those of the points.
         size: of the drawing.
-
-    Raises:
-        ValueError: there is no point to draw.
     """
+    series = [s for s in series if s.points]
     everything = [p for s in series for p in (*s.points, *s.raw)]
     if not everything:
-        raise ValueError(f"chart {title!r} has no points; expected at least one")
+        return None
     if y_range is None:
         ys = [y for _, y in everything]
         y_range = (min(0.0, *ys), max(0.0, *ys))
@@ -217,14 +203,15 @@ def line_chart(
         ticks(*y_range, 7, 1.0) if unit == "power" else ticks(*y_range, size.y_ticks),
     )
     behind_first = sorted(series, key=lambda s: (s.style != "muted", s.strong))
-    return _svg(
+    svg = _svg(
         title,
         size,
         *frame.axes(x_label, _whole, _WRITTEN[unit]),
         *map(frame.guide, guides),
-        *(frame.line(s) for s in behind_first if s.points),
+        *map(frame.line, behind_first),
         *frame.labels(series),
     )
+    return Chart(title, svg, tuple((s.style, s.name) for s in series) if legend else (), note)
 
 
 def column_chart(
@@ -442,7 +429,7 @@ class _Frame:
         return _tag("g", *drawn, css=series.style)
 
     def labels(self, series: Sequence[Series]) -> Iterable[Markup]:
-        named = [s for s in series if s.label and s.points]
+        named = [s for s in series if s.label]
         wished = [self.y(s.points[-1][1]) for s in named]
         placed = spread(wished, _LABEL_GAP, self.size.top, self.base)
         for s, y in zip(named, placed, strict=True):

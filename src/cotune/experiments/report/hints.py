@@ -12,7 +12,7 @@ from cotune.experiments.report.charts import (
     Series,
     column_chart,
     curves_chart,
-    series_chart,
+    line_chart,
     style,
 )
 from cotune.experiments.report.instructions import Segment, reasons, sentence_diff
@@ -205,7 +205,7 @@ def hint_charts(arm: Arm) -> list[Chart]:
         for name in ("min", "mean", "max")
     }
     drawn = (
-        series_chart(
+        line_chart(
             "Hard questions by epoch",
             [
                 Series(name, values(hard, key), style(i), dots=True)
@@ -220,7 +220,7 @@ def hint_charts(arm: Arm) -> list[Chart]:
         ),
         _histogram(arm),
         curves_chart("Share of masked tokens of hinted rollouts", masked, "share"),
-        series_chart(
+        line_chart(
             "Context ratio of tokens, without / with the hint",
             [Series(name, curve, style(i)) for i, (name, curve) in enumerate(exponents.items())],
             unit="power",

@@ -5,6 +5,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from cotune.experiments.report.arms import Arm
 from cotune.experiments.report.charts import Chart, Series, line_chart, style, thinned
@@ -125,21 +126,7 @@ def family(rows: Sequence[Row], lives: Mapping[str, Life], best: str | None) -> 
     return [member(row, depth) for row, depth in walk()]
 
 
-@dataclass(frozen=True, slots=True)
-class Population:
-    """What one arm's instructions went through."""
-
-    arm: Arm
-    chart: Chart | None
-    members: list[Member]
-    rejected: list[tuple[Row, list[Segment]]]
-    reasons: list[tuple[str, int]]
-    failed: list[tuple[str, int]]
-    phases: list[Row]
-    rejected_left: int
-
-
-def population(arm: Arm, failed: Sequence[Row]) -> Population | None:
+def population(arm: Arm, failed: Sequence[Row]) -> dict[str, Any] | None:
     """Read what an arm's instructions went through; None if its instruction never changes.
 
     Args:
@@ -155,29 +142,27 @@ def population(arm: Arm, failed: Sequence[Row]) -> Population | None:
         (event, sentence_diff(texts.get(event.get("parent") or "", ""), event.get("text") or ""))
         for event in rejected[-_MOST_REJECTED:]
     ]
-    return Population(
-        arm,
-        _weights_chart(arm, known),
-        family(arm.instructions, known, arm.best),
-        marked,
-        reasons(rejected),
-        reasons(failed),
-        arm.of_kind("evolution"),
-        len(rejected) - len(marked),
-    )
+    return {
+        "arm": arm,
+        "chart": _weights_chart(arm, known),
+        "members": family(arm.instructions, known, arm.best),
+        "rejected": marked,
+        "rejected_left": len(rejected) - len(marked),
+        "reasons": reasons(rejected),
+        "failed": reasons(failed),
+        "phases": arm.of_kind("evolution"),
+    }
 
 
 def _weights_chart(arm: Arm, lives: dict[str, Life]) -> Chart | None:
     """Draw each instruction's weight over its life: survivors in colour, pruned ones in grey."""
     known = {name: life for name, life in lives.items() if life.weights}
-    if not known:
-        return None
     alive = [name for name, life in known.items() if life.pruned is None]
     alive.sort(key=lambda name: -known[name].weights[-1][1])
     colours = {name: style(i) for i, name in enumerate(alive)}
     later = {row["id"] for row in arm.instructions if row.get("born")}
     if not arm.instructions:  # a run without the lines of births: those not there from the first
-        first = min(life.weights[0][0] for life in known.values())
+        first = min((life.weights[0][0] for life in known.values()), default=0)
         later = {name for name, life in known.items() if life.weights[0][0] > first}
     series = [
         Series(
@@ -192,9 +177,7 @@ def _weights_chart(arm: Arm, lives: dict[str, Life]) -> Chart | None:
         for name, life in known.items()
     ]
     phases = [event["step"] for event in arm.of_kind("evolution")]
-    title = f"Weight of each instruction over the steps, {arm.name}"
     note = "○ born, × pruned. Colour: alive at the end, labelled; thick: the best. Grey: pruned."
     if phases:
         note += " Dotted: evolution phases."
-    svg = line_chart(title, series, guides=phases)
-    return Chart("Weight of each instruction", svg, note=note)
+    return line_chart("Weight of each instruction", series, note=note, legend=False, guides=phases)

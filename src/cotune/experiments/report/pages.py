@@ -1,6 +1,6 @@
 """Pages of reports: how they write numbers, times and names, and how they are rendered."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.resources import files
 from pathlib import Path
@@ -16,34 +16,22 @@ NONE = "–"
 """Written when there is no value."""
 
 
-def percent(value: float | None) -> str:
-    """Write a share as per cent with one digit."""
-    return NONE if value is None else f"{value * 100:.1f}{_THIN}%"
+def _writer(form: str, scale: float = 1.0) -> Callable[[float | None], str]:
+    """Return a function that writes a number in this form; a dash for None."""
+    return lambda value: NONE if value is None else form.format(value * scale).replace("-", "−")
 
 
-def short_percent(value: float | None) -> str:
-    """Write a share as per cent with one digit, without the sign."""
-    return NONE if value is None else f"{value * 100:.1f}"
-
-
-def points(value: float | None) -> str:
-    """Write a difference of shares in percentage points, signed."""
-    return NONE if value is None else f"{value * 100:+.1f}".replace("-", "−")
-
-
-def signed(value: float | None) -> str:
-    """Write a difference with three digits, signed."""
-    return NONE if value is None else f"{value:+.3f}".replace("-", "−")
+percent = _writer(f"{{:.1f}}{_THIN}%", 100)
+short_percent = _writer("{:.1f}", 100)
+points = _writer("{:+.1f}", 100)
+"""Writes a difference of shares in percentage points, signed."""
+signed = _writer("{:+.3f}")
+chance = _writer("{:.2f}")
 
 
 def number(value: object) -> str:
     """Write a score or weight with three digits; a dash for None."""
     return f"{value:.3f}" if isinstance(value, (int, float)) else NONE
-
-
-def chance(value: float | None) -> str:
-    """Write a probability with two digits."""
-    return NONE if value is None else f"{value:.2f}"
 
 
 def share_range(ends: Sequence[float]) -> str:
@@ -110,7 +98,10 @@ def label(value: object) -> str:
     return "" if value is None else str(value)
 
 
-_FILTERS = (percent, points, number, chance, count, money, duration, direction, solved_strip)
+_FILTERS = {
+    "percent": percent, "points": points, "number": number, "chance": chance, "count": count,
+    "money": money, "duration": duration, "direction": direction, "solved_strip": solved_strip,
+}  # fmt: skip
 _BY_UNIT = {
     "score": (percent, number),
     "short": (short_percent, number),
@@ -154,8 +145,7 @@ def write_page(
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters.update({function.__name__: function for function in _FILTERS})
-    environment.filters.update({name: both[not shares] for name, both in _BY_UNIT.items()})
+    environment.filters |= _FILTERS | {name: both[not shares] for name, both in _BY_UNIT.items()}
     package = files(__package__ or __name__)
     # The style sheets are part of the package, not written by a model.
     css = Markup("".join(package.joinpath(name).read_text(encoding="utf-8") for name in sheets))

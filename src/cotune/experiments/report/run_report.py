@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from cotune.experiments.report.arms import Arm, read_arms, values
-from cotune.experiments.report.charts import Chart, Point, Series, curves_chart, series_chart, style
+from cotune.experiments.report.charts import Chart, Point, Series, curves_chart, line_chart, style
 from cotune.experiments.report.hints import hints_of, outside_phases
 from cotune.experiments.report.instructions import population
 from cotune.experiments.report.pages import (
@@ -313,7 +313,7 @@ def _held_out_chart(arms: Sequence[Arm]) -> Chart | None:
         return None  # nothing was trained: before and after would coincide
     measure = common_measure(arms)
     unit = "share" if measure == EXACT_MATCH else "number"
-    return series_chart(f"Held-out {measure}", series, unit=unit, named=len(series) > 1)
+    return line_chart(f"Held-out {measure}", series, unit=unit, legend=len(series) > 1)
 
 
 _ACTIONS = "actions/"

@@ -130,10 +130,9 @@ def read_curves(folder: Path, method: SuiteMethod) -> MethodCurves:
 def _read_stage(run: RunDir) -> _Stage:
     events, metrics = run.read_events(), run.read_metrics()
     seconds = _Clock([*events, *metrics])
-    rows = [r for r in cost_rows(run.ledger_path) if r["committed"] and r["kind"] in _PAID]
-    trained = _Sums(row for row in rows if row["kind"] == "train")
-    other = _Sums(row for row in rows if row["kind"] != "train")
-    recorded = trained.any or other.any
+    costs = [r for r in cost_rows(run.ledger_path) if r["committed"] and r["kind"] in _PAID]
+    trained = _Sums(row for row in costs if row["kind"] == "train")
+    other = _Sums(row for row in costs if row["kind"] != "train")
     length: dict[Axis, float] = {
         "rollouts": trained.total + other.total,
         "seconds": max((seconds(row) for row in (*events, *metrics)), default=0.0),
@@ -144,7 +143,7 @@ def _read_stage(run: RunDir) -> _Stage:
         # An evaluation before a step comes after the evolution that was due there.
         spent = [(trained.until(s) + other.until(row["step"]), y) for s, row, y in known]
         taken = [(seconds(row), y) for _, row, y in known]
-        return {"rollouts": spent if recorded else [], "seconds": taken}
+        return {"rollouts": spent if costs else [], "seconds": taken}
 
     steps = {row["step"]: row for row in metrics}
     rewards = placed((step, row, _reward(row)) for step, row in sorted(steps.items()))
@@ -171,13 +170,13 @@ class _Sums:
     """Rollouts of ledger rows up to a step."""
 
     def __init__(self, rows: Iterable[Row]) -> None:
-        self._costs = sorted((row["step"], row["rollouts"]) for row in rows)
-        self._sums = [0, *itertools.accumulate(rollouts for _, rollouts in self._costs)]
-        self.any = bool(self._costs)
-        self.total = float(self._sums[-1])
+        costs = sorted((row["step"], row["rollouts"]) for row in rows)
+        self._steps = [step for step, _ in costs]
+        self._sums = [0.0, *itertools.accumulate(float(rollouts) for _, rollouts in costs)]
+        self.total = self._sums[-1]
 
     def until(self, step: int) -> float:
-        return float(self._sums[bisect.bisect_right(self._costs, (step, math.inf))])
+        return self._sums[bisect.bisect_right(self._steps, step)]
 
 
 class _Clock:

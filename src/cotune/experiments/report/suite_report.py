@@ -1,7 +1,7 @@
 """A suite's report: methods × seeds on one page, in one HTML file without scripts."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -9,7 +9,7 @@ from urllib.parse import quote
 from markupsafe import Markup
 
 from cotune.experiments.compare.suite_summary import SuiteMethod, SuiteSummary
-from cotune.experiments.report.charts import PANEL, Series, interval_bar, line_chart
+from cotune.experiments.report.charts import PANEL, Chart, Series, interval_bar, line_chart
 from cotune.experiments.report.pages import (
     NONE,
     count,
@@ -207,23 +207,13 @@ def _bars(suite: SuiteSummary) -> dict[str, Markup]:
     }
 
 
-@dataclass(frozen=True, slots=True)
-class _Panel:
-    """One method's curve against the baseline's; `note` says if only it is of another measure."""
-
-    title: str
-    style: str
-    svg: Markup
-    note: str
-
-
 def _panels(
     suite: SuiteSummary, read: Mapping[str, MethodCurves], axis: Axis
-) -> tuple[str, list[_Panel]] | None:
+) -> tuple[str, list[tuple[Chart, str]]] | None:
     """Draw a small chart for each method that has a curve, all on the same scales.
 
     Returns:
-        The heading and the panels; None if no method has a curve.
+        The heading, and the charts with their CSS classes; None if no method has a curve.
     """
 
     def curve_of(name: str, method: SuiteMethod) -> Curve | None:
@@ -245,7 +235,7 @@ def _panels(
     ends = [y for curve in curves for _, *both in curve.band for y in both]
     y_range = (min(0.0, *ends), max(1.0 if suite.shares else 0.0, *ends))
     several = len({read[method.name].measure for method, _, _ in drawn}) > 1
-    panels: list[_Panel] = []
+    panels: list[tuple[Chart, str]] = []
     for method, whole, baseline in drawn:
         measure, colour = read[method.name].measure, _style(method.group)
         curve = whole.scaled(divisor)
@@ -254,9 +244,10 @@ def _panels(
         ]
         if baseline is not None:
             series.append(Series(suite.baseline_title, baseline.scaled(divisor).mean, "muted"))
-        svg = line_chart(
+        chart = line_chart(
             f"{method.title}: {MEASURES[measure]} by {unit}",
             series,
+            note=MEASURES[measure] if several and measure == "reward" else "",
             x_label=unit,
             unit="share" if suite.shares else "number",
             guides=curve.stages,
@@ -264,8 +255,8 @@ def _panels(
             y_range=y_range,
             size=PANEL,
         )
-        note = MEASURES[measure] if several and measure == "reward" else ""
-        panels.append(_Panel(method.title, colour, svg, note))
+        if chart is not None:
+            panels.append((replace(chart, title=method.title), colour))
     return "By policy rollouts" if axis == "rollouts" else "By wall time", panels
 
 
@@ -297,17 +288,8 @@ def _instructions(suite: SuiteSummary, read: Mapping[str, MethodCurves]) -> list
     return list(found.values())
 
 
-@dataclass(frozen=True, slots=True)
-class _Link:
-    """A run folder's report; `href` is "" if there is none."""
-
-    seed: str
-    stage: str
-    href: str
-
-
-def _links(folder: Path, suite: SuiteSummary) -> list[tuple[SuiteMethod, list[_Link]]]:
-    """Return each method's runs, with relative links to the reports that exist."""
+def _links(folder: Path, suite: SuiteSummary) -> list[tuple[SuiteMethod, list[dict[str, str]]]]:
+    """Return each method's runs, with relative links to the reports that exist, else ""."""
 
     def href(name: str) -> str:
         path = folder_of(folder, name)
@@ -319,7 +301,7 @@ def _links(folder: Path, suite: SuiteSummary) -> list[tuple[SuiteMethod, list[_L
         (
             method,
             [
-                _Link(seed, Path(name).name, href(name))
+                {"seed": seed, "stage": Path(name).name, "href": href(name)}
                 for seed, names in method.runs.items()
                 for name in names
             ],
