@@ -13,13 +13,11 @@ from typing import Any
 from cotune.config.build import build_environment
 from cotune.config.run_file import RunConfig
 from cotune.environments.base import TaskEnvironment
-from cotune.errors import ConfigError
-from cotune.export.model_card import Card, base_model, model_card
-from cotune.export.serving import Format, Serving, is_adapter, read_serving
+from cotune.export.model_card import write_card
+from cotune.export.serving import Serving, best_choice, finished, is_adapter, read_serving
 from cotune.policy.chat_template import own_templates, with_instruction, without_instruction
 from cotune.protocols import Environment
 from cotune.run.json_files import Row, write_atomic, write_json_atomic
-from cotune.run.ledger import Ledger
 from cotune.run.run_dir import RunDir
 from cotune.types import Limits, Prompt, Task
 
@@ -83,57 +81,6 @@ def completed(config: RunConfig, run: RunDir) -> Serving:
         known = read_serving(run.best_path)
     assert known is not None  # it was just written
     return known
-
-
-def finished(run: RunDir) -> Row:
-    """Return the summary of a finished run. Raises ConfigError for others."""
-    summary = run.read_summary()
-    if summary is None or not (run.best_path / "best.json").is_file():
-        raise ConfigError(
-            f"{run.path}: not finished, so its best policy is not chosen yet; finish it with: "
-            f"cotune resume {run.path}"
-        )
-    return summary
-
-
-def best_choice(folder: Path) -> Row:
-    """Return best.json of a folder. Raises ConfigError if it cannot be read."""
-    path = folder / "best.json"
-    try:
-        return {"hint": "", **json.loads(path.read_bytes())}
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path}: cannot be read ({error}); restore the file") from error
-
-
-def write_card(
-    folder: Path, config: RunConfig, run: RunDir, serving: Serving, kind: Format, where: str = ""
-) -> None:
-    """Replace README.md in a folder by the run's model card.
-
-    Args:
-        folder: where to write.
-        config: the run file.
-        run: the run's folder.
-        serving: how it was evaluated.
-        kind: what the folder holds.
-        where: the repository that the folder is going to; "" for a folder.
-    """
-    totals = None
-    if run.ledger_path.is_file():
-        with Ledger(run.ledger_path) as ledger:
-            totals = ledger.totals()
-    (arm,) = finished(run)["arms"].values()
-    card = Card(
-        config=config,
-        arm=arm,
-        chosen=best_choice(folder),
-        serving=serving,
-        totals=totals,
-        base=base_model(config.policy.path),
-        kind=kind,
-        where=where,
-    )
-    write_atomic(folder / "README.md", model_card(card))
 
 
 def write_generation_config(folder: Path, limits: Limits, tokenizer: Any = None) -> None:

@@ -8,8 +8,9 @@ from typing import get_args
 
 from cotune.config.run_file import RunConfig, parse_config
 from cotune.errors import ConfigError
-from cotune.export.complete import completed, finished, write_card, write_generation_config
-from cotune.export.serving import Format, is_adapter
+from cotune.export.complete import completed, write_generation_config
+from cotune.export.model_card import write_card
+from cotune.export.serving import Format, finished, is_adapter
 from cotune.policy.paths import policy_path
 from cotune.run.run_dir import RunDir
 

@@ -5,7 +5,6 @@ become a tag, a link or a heading.
 """
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
@@ -17,9 +16,11 @@ from markupsafe import Markup
 
 from cotune.config.run_file import RulesConfig, RunConfig, dump_config
 from cotune.errors import ConfigError
-from cotune.export.serving import Format, Serving
+from cotune.export.serving import Format, Serving, best_choice, finished
 from cotune.policy.paths import policy_path
-from cotune.run.ledger import Totals, policy_rollouts
+from cotune.run.json_files import Row, write_atomic
+from cotune.run.ledger import Ledger, policy_rollouts
+from cotune.run.run_dir import RunDir
 from cotune.run.scores import EXACT_MATCH
 from cotune.utils.packages import installed
 from cotune.utils.text import printable
@@ -105,34 +106,26 @@ def _license(value: object) -> str:
     return value if isinstance(value, str) and _LICENSE.fullmatch(value) else ""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Card:
-    """The facts of a card.
+def write_card(
+    folder: Path, config: RunConfig, run: RunDir, serving: Serving, kind: Format, where: str = ""
+) -> None:
+    """Replace README.md in a folder by the run's model card.
 
-    Attributes:
+    Args:
+        folder: where to write.
         config: the run file.
-        arm: the run's figures in summary.json.
-        chosen: best.json.
+        run: the run's folder.
         serving: how it was evaluated.
-        totals: what the run cost; None if its ledger is gone.
-        base: the model that was trained.
         kind: what the folder holds.
-        where: the repository that it is in; "" for a folder.
+        where: the repository that the folder is going to; "" for a folder.
     """
-
-    config: RunConfig
-    arm: Mapping[str, Any]
-    chosen: Mapping[str, Any]
-    serving: Serving
-    totals: Totals | None
-    base: BaseModel
-    kind: Format
-    where: str = ""
-
-
-def model_card(card: Card) -> str:
-    """Return the card as Markdown with its YAML front matter."""
-    config, method = card.config, card.config.method
+    totals = None
+    if run.ledger_path.is_file():
+        with Ledger(run.ledger_path) as ledger:
+            totals = ledger.totals()
+    (arm,) = finished(run)["arms"].values()
+    arm = {"em_interval": None, "too_close_to_call": False, "measure": EXACT_MATCH, **arm}
+    base, method = base_model(config.policy.path), config.method
     done = method.card
     if config.training.frozen:
         done = f"{method.card_frozen or done}; the policy was frozen: its weights are the base's"
@@ -153,35 +146,35 @@ def model_card(card: Card) -> str:
         "object_name": lambda name: Path(name).name if ".py" in name else name,
     }
     costs = [["", "rollouts", "generated tokens"]]
-    if card.totals is not None:
-        spent, tokens = card.totals.rollouts, card.totals.generated_tokens
+    if totals is not None:
+        spent, tokens = totals.rollouts, totals.generated_tokens
         costs += [[k, f"{n:,}", f"{tokens[k]:,}"] for k, n in spent.items() if n]
     text = environment.get_template("model_card.md.j2").render(
-        card=card,
         config=config,
-        arm={"em_interval": None, "too_close_to_call": False, **card.arm},
-        chosen=card.chosen,
-        serving=card.serving,
-        totals=card.totals,
-        front_matter=Markup(_front_matter(card)),  # YAML escapes what it holds
+        kind=kind,
+        base=base,
+        arm=arm,
+        chosen=best_choice(folder),
+        serving=serving,
+        totals=totals,
+        # YAML escapes the values.
+        front_matter=Markup(_front_matter(config, base, arm, kind)),
         method=Markup(done),  # Markdown of the method's own code
-        results=_results(card),
-        measure=_measure(card),
-        command=_serve_command(card),
+        results=_results(arm),
+        command=_serve_command(config, base, kind, where or "path/to/this/folder"),
         source=_source(config),
         settings=_settings(config),
         proposer=_proposer(config),
         versions=", ".join(f"{p} {found}" for p in _VERSIONED if (found := installed(p))),
         costs=costs,
-        paid=policy_rollouts(card.totals.rollouts) if card.totals else 0,
+        paid=policy_rollouts(totals.rollouts) if totals else 0,
     )
-    return text.rstrip() + "\n"
+    write_atomic(folder / "README.md", text.rstrip() + "\n")
 
 
-def _front_matter(card: Card) -> str:
+def _front_matter(config: RunConfig, base: BaseModel, arm: Row, kind: Format) -> str:
     from huggingface_hub import EvalResult, ModelCardData
 
-    base, config = card.base, card.config
     dataset = config.dataset
     hub_data = dataset.name if dataset and dataset.name and is_hub_id(dataset.name) else None
     data_name = hub_data or config.environment.kind
@@ -193,10 +186,10 @@ def _front_matter(card: Card) -> str:
         dataset_name=data_name,
         dataset_config=dataset.subset if dataset and hub_data else None,
         dataset_split="test",
-        metric_type=_measure(card).replace(" ", "_"),
-        metric_value=round(card.arm["em"], 4),
+        metric_type=arm["measure"].replace(" ", "_"),
+        metric_value=round(arm["em"], 4),
     )
-    adapter = card.kind == "adapter"
+    adapter = kind == "adapter"
     return ModelCardData(
         base_model=base.hub_id or None,
         base_model_relation=("adapter" if adapter else "finetune") if base.hub_id else None,
@@ -211,13 +204,8 @@ def _front_matter(card: Card) -> str:
     ).to_yaml()
 
 
-def _measure(card: Card) -> str:
-    return str(card.arm.get("measure", EXACT_MATCH))
-
-
-def _results(card: Card) -> list[list[str]]:
+def _results(arm: Row) -> list[list[str]]:
     """Return the table of scores: its header, all questions, and each stratum."""
-    arm = card.arm
     columns = [name for name in _SCORES if arm.get(name) is not None]
     rows = [
         ["test questions", *(_SCORES[name] for name in columns)],
@@ -229,15 +217,14 @@ def _results(card: Card) -> list[list[str]]:
     return rows
 
 
-def _serve_command(card: Card) -> str:
-    folder = card.where or "path/to/this/folder"
+def _serve_command(config: RunConfig, base: BaseModel, kind: Format, folder: str) -> str:
     greedy = """--override-generation-config '{"temperature": 0}'"""
-    if card.kind != "adapter":
+    if kind != "adapter":
         return f"vllm serve {folder} {greedy}"
-    base = card.base.hub_id or f"path/to/{card.base.name.removeprefix('bundled:')}"
-    lora = card.config.policy.lora
+    weights = base.hub_id or f"path/to/{base.name.removeprefix('bundled:')}"
+    lora = config.policy.lora
     return (
-        f"vllm serve {quote(base)} {greedy} --enable-lora --max-lora-rank {lora.rank if lora else 16} \\\n"
+        f"vllm serve {quote(weights)} {greedy} --enable-lora --max-lora-rank {lora.rank if lora else 16} \\\n"
         f"  --lora-modules policy={folder} --chat-template {folder}/chat_template.jinja"
     )
 

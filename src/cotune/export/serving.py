@@ -1,4 +1,4 @@
-"""How a run's policy was evaluated: `best/serving.json`, for those who serve it and for the card."""
+"""What a finished run says of its best policy: `best/best.json`, and in `best/serving.json` its evaluation."""
 
 import json
 from dataclasses import asdict, dataclass
@@ -7,7 +7,8 @@ from typing import Any, Literal
 
 from cotune.environments.base import PromptFormat
 from cotune.errors import ConfigError
-from cotune.run.json_files import write_json_atomic
+from cotune.run.json_files import Row, write_json_atomic
+from cotune.run.run_dir import RunDir
 from cotune.types import Limits
 
 SCHEMA_VERSION = 1
@@ -77,3 +78,23 @@ def read_serving(folder: Path) -> Serving | None:
 def is_adapter(folder: Path) -> bool:
     """Return whether a folder holds an adapter instead of a model's weights."""
     return (folder / "adapter_config.json").is_file()
+
+
+def finished(run: RunDir) -> Row:
+    """Return the summary of a finished run. Raises ConfigError for others."""
+    summary = run.read_summary()
+    if summary is None or not (run.best_path / "best.json").is_file():
+        raise ConfigError(
+            f"{run.path}: not finished, so its best policy is not chosen yet; finish it with: "
+            f"cotune resume {run.path}"
+        )
+    return summary
+
+
+def best_choice(folder: Path) -> Row:
+    """Return best.json of a folder. Raises ConfigError if it cannot be read."""
+    path = folder / "best.json"
+    try:
+        return {"hint": "", **json.loads(path.read_bytes())}
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path}: cannot be read ({error}); restore the file") from error
