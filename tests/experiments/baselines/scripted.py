@@ -5,8 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from cotune.environments.search import SEARCH_R1_INSTRUCTION, SearchEnvironment
 from cotune.errors import RetrievalError
 from cotune.experiments.baselines import BASELINES
-from cotune.experiments.baselines.answers import answer_form
-from cotune.experiments.baselines.base import Baseline, Bench
+from cotune.experiments.baselines.base import Baseline, Bench, answer_form
 from cotune.experiments.baselines.chat import Ask, Reply
 from cotune.rewards import exact_match
 from cotune.types import Limits, Task

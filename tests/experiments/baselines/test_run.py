@@ -55,7 +55,7 @@ def test_each_baseline_on_the_bundled_policy(name: str, tmp_path: Path) -> None:
     result = CliRunner().invoke(cli.app, ["baseline", name, str(file_of(tmp_path))])
     assert result.exit_code == 0, result.output
     assert "Held-out exact match" in result.output
-    noted = "the bundled policy was not made for this prompt" in result.output
+    noted = "the bundled policy was not trained on the prompt of" in result.output
     assert noted == (name != "agent")
 
     run = RunDir.open(tmp_path / "out")
@@ -311,7 +311,7 @@ def test_ctrl_c_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         raise KeyboardInterrupt
 
     monkeypatch.setattr(runs, "_measured", interrupted)
-    with pytest.raises(Stopped, match=r"stopped; remove .* to begin anew"):
+    with pytest.raises(Stopped, match=r"stopped; remove .* to start again"):
         baseline("direct", file_of(tmp_path), Console(quiet=True))
     assert RunDir.open(tmp_path / "out").read_summary() is None
     monkeypatch.setattr(runs, "_prepare", interrupted)

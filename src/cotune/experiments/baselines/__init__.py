@@ -1,4 +1,4 @@
-"""The baselines of INSPO's Table 1 that train nothing, each written small."""
+"""The baselines of INSPO's Table 1 that train nothing, one short module each."""
 
 from cotune.experiments.baselines.agent import Agent
 from cotune.experiments.baselines.base import Baseline
@@ -15,4 +15,4 @@ BASELINES: dict[str, type[Baseline]] = {
     "search-o1": SearchO1,
     "agent": Agent,
 }
-"""By name; each has a `description`."""
+"""The baselines by name; each has a `description`."""

@@ -1,4 +1,4 @@
-"""The untrained agent: the environment's own protocol under the run file's instruction."""
+"""The untrained agent: the environment's protocol under the run file's instruction."""
 
 from dataclasses import replace
 
@@ -8,9 +8,10 @@ from cotune.types import Action, Prompt, Task, Turn
 
 
 class Agent(Baseline):
-    """Rolls out the run file's environment. A local policy does it as an evaluation does.
+    """Rolls out the run file's environment.
 
-    These steps are for an endpoint: the same turns as a dialogue, each observation a message.
+    A local policy is rolled out as in an evaluation. These steps are for an endpoint: the same turns
+    as a dialogue, with each observation in a message.
     """
 
     description = "the environment's own agent under the run file's instruction, untrained"

@@ -1,23 +1,26 @@
-"""What the baselines share: steps that a question takes, and the lock-step of many questions.
+"""What the baselines share: the steps of a question, and `solve`, which runs many questions together.
 
-A baseline is a generator over one question, in the order of its paper: it yields what it asks of
-the model, of the retriever or of the environment, and is sent the answer. `solve` takes the next
-step of all questions together, so that a step of a batch is one call.
+A baseline is a generator over one question, in the order of its paper: it yields requests to the
+model, the retriever or the environment, and receives the answers. `solve` takes the next step of all
+questions together, so that a step of a batch is one call.
 """
 
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
+from cotune.environments.base import TaskEnvironment
+from cotune.environments.math import MathEnvironment
+from cotune.environments.search import SearchEnvironment
 from cotune.environments.tag_protocol import render_information
-from cotune.errors import RetrievalError
-from cotune.experiments.baselines.answers import AnswerForm
+from cotune.errors import ConfigError, RetrievalError
 from cotune.experiments.baselines.chat import Ask, Chat, Reply
 from cotune.protocols import Environment, Retriever
 from cotune.types import Action, Limits, Prompt, Response, Task, Turn
 
 UNSCORED = ("reason", "condense", "retrieve")
-"""Actions of turns that no answer is read from: what the method writes for itself."""
+"""Actions of turns that no answer is read from: the method's own notes."""
+IN_TAGS = "Give the answer inside <answer> and </answer>, for example <answer> Beijing </answer>."
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +32,7 @@ class Search:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What it gave: passages, best first; why there are none, where it failed."""
+    """The passages found, best first; if the search failed, the reason."""
 
     passages: tuple[str, ...] = ()
     error: str = ""
@@ -53,15 +56,55 @@ def act(action: Action) -> Generator[Step, Any, Response]:
 
 
 @dataclass(frozen=True, slots=True)
+class AnswerForm:
+    """How a single response gives its answer, in the form that the environment scores.
+
+    Attributes:
+        instruction: the task, and the form of the answer.
+        brief: the form alone; "" if the run file's instruction states it.
+        stop: strings that end the response.
+    """
+
+    instruction: str
+    brief: str = ""
+    stop: tuple[str, ...] = ()
+
+
+def answer_form(environment: Environment, instruction: str, kind: str) -> AnswerForm:
+    """Return the answer form of an environment.
+
+    For the tag protocol: the answer's tags, without the search that its instruction offers. For an
+    environment of one turn: the run file's instruction.
+
+    Args:
+        environment: the environment that scores the response.
+        instruction: the run file's.
+        kind: its `environment.kind`, for the error.
+
+    Raises:
+        ConfigError: it cannot score a single response.
+    """
+    if isinstance(environment, SearchEnvironment):
+        return AnswerForm(f"Answer the given question. {IN_TAGS}", IN_TAGS, ("</answer>",))
+    one_turn = getattr(type(environment), "respond", None) is TaskEnvironment.respond
+    if isinstance(environment, MathEnvironment) or (one_turn and not environment.tools):
+        return AnswerForm(instruction)
+    raise ConfigError(
+        f"environment.kind is {kind}; baselines of one response need questions that one response "
+        "answers: search, geo, arithmetic, math or single_turn (cotune baseline agent runs any)"
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class Bench:
     """What a baseline works with.
 
     Attributes:
-        environment: asks, and lays out prompts.
+        environment: has the questions and lays out prompts.
         instruction: the run file's initial one.
-        form: how a single response is to give its answer.
-        limits: of the run file; `turns` bounds the replies of the model to a question.
-        chat: the model, to be asked by `solve` alone; baselines count tokens by it.
+        form: how a single response gives its answer.
+        limits: the run file's; `turns` bounds the model's replies to a question.
+        chat: the model; only `solve` sends it requests, baselines use it to count tokens.
     """
 
     environment: Environment
@@ -75,7 +118,7 @@ class Baseline:
     """A method without training; subclasses write `steps`.
 
     Attributes:
-        description: in a line.
+        description: one line on it.
         retrieves: whether it needs an environment with a retriever.
     """
 
@@ -87,11 +130,11 @@ class Baseline:
 
     @property
     def instruction(self) -> str:
-        """What the model is told besides question and passages, for the record."""
+        """The instruction that goes with question and passages, for the record."""
         return self.bench.form.instruction
 
     def steps(self, task: Task) -> Steps:
-        """Solves one question."""
+        """Solve one question."""
         raise NotImplementedError
 
     def prompt(
@@ -102,14 +145,14 @@ class Baseline:
         rest: str = "",
         stop: tuple[str, ...] = (),
     ) -> Ask:
-        """A request about a question, laid out as the run file lays out its prompts.
+        """Return a request about a question, laid out as the run file's prompts are.
 
         Args:
             task: the question.
-            instruction: what to do.
-            passages: the most important first; as many as fit, the last of them cut.
-            rest: what follows the passages.
-            stop: ends the reply.
+            instruction: the instruction.
+            passages: the most important first; as many as fit are kept, the last of them cut.
+            rest: the text after the passages.
+            stop: strings that end the reply.
         """
 
         def built(kept: Sequence[str]) -> Ask:
@@ -122,11 +165,11 @@ class Baseline:
 
 
 def fitted(chat: Chat, built: Callable[[Sequence[str]], Ask], passages: Sequence[str]) -> Ask:
-    """A request with as many passages as its room allows, the last one cut; without any at worst.
+    """Return a request with as many passages as fit, the last one cut; with none at worst.
 
     Args:
-        chat: counts.
-        built: the request with some passages.
+        chat: counts tokens.
+        built: makes the request with the given passages.
         passages: the most important first.
     """
     kept = list(passages)
@@ -139,25 +182,25 @@ def fitted(chat: Chat, built: Callable[[Sequence[str]], Ask], passages: Sequence
 
 
 def cut(chat: Chat, text: str, tokens: int) -> str:
-    """The beginning of a text that has at most so many tokens."""
+    """Return the beginning of a text, with at most so many tokens."""
     while (found := chat.count(text)) > tokens:
         text = text[: min(len(text) - 1, len(text) * tokens // found)]
     return text
 
 
 def shown(found: Found) -> str:
-    """What was retrieved, as the policy of an episode reads it."""
+    """Return what was retrieved as an episode's policy would read it."""
     return render_information(found.passages)
 
 
 def retrieved(found: Found) -> Turn:
-    """A turn in which nothing was written: what was looked up before."""
+    """Return a turn in which the model wrote nothing: a search before its first reply."""
     return Turn("", shown(found), "retrieve", found.error)
 
 
 @dataclass(frozen=True, slots=True)
 class Solved:
-    """A question's turns, and what the model replied to get there."""
+    """A question's turns, and all replies of the model."""
 
     task: Task
     turns: tuple[Turn, ...]
@@ -172,15 +215,18 @@ def solve(
     top_k: int = 3,
     tell: Callable[[int, int], None] = lambda finished, asked: None,
 ) -> list[Solved]:
-    """Solves questions, the next step of all of them together.
+    """Solve questions, the next step of all of them together.
 
     Args:
         baseline: the method.
         tasks: the questions.
         chat: the model.
-        retriever, top_k: what is searched, and passages a query.
-        tell: is called after each call of the model with how many questions are finished and how
-            many it was asked.
+        retriever, top_k: the retriever, and passages per query.
+        tell: called after each call of the model with the number of finished questions and of
+            requests in the call.
+
+    Raises:
+        ValueError: the baseline searches, and there is no retriever.
     """
     environment = baseline.bench.environment
     going = {i: baseline.steps(task) for i, task in enumerate(tasks)}
@@ -198,7 +244,7 @@ def solve(
     for i in going:
         advance(i, None)
     while waiting:
-        # What needs no model first, so that as many as can be are ready for it.
+        # Searches and actions first, so that the model is called with as many requests as possible.
         if rows := [i for i, step in waiting.items() if isinstance(step, Search)]:
             queries = [step.query for i in rows if isinstance(step := waiting[i], Search)]
             answers: Sequence[Any] = _looked_up(retriever, top_k, queries)
@@ -220,7 +266,7 @@ def solve(
 
 
 def _looked_up(retriever: Retriever | None, top_k: int, queries: Sequence[str]) -> list[Found]:
-    """The passages of some queries; a failed search finds none and says why."""
+    """Search; a failed search finds nothing and gives the reason."""
     if retriever is None:
         raise ValueError("a baseline that searches was given no retriever")
     try:

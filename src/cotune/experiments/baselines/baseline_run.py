@@ -1,7 +1,7 @@
-"""`cotune baseline`: a method that trains nothing, on a run file's test questions, as a run folder."""
+"""`cotune baseline`: run a method that trains nothing on a run file's test questions."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,8 +16,15 @@ from cotune.environments.search import SearchEnvironment
 from cotune.errors import ConfigError, Stopped
 from cotune.experiments.baselines import BASELINES
 from cotune.experiments.baselines.agent import Agent
-from cotune.experiments.baselines.answers import AnswerForm, answer_form
-from cotune.experiments.baselines.base import UNSCORED, Baseline, Bench, Solved, solve
+from cotune.experiments.baselines.base import (
+    UNSCORED,
+    AnswerForm,
+    Baseline,
+    Bench,
+    Solved,
+    answer_form,
+    solve,
+)
 from cotune.experiments.baselines.chat import Chat, EndpointChat, PolicyChat
 from cotune.llm.client import OPENAI_URL, OpenAIClient, OpenAIOptions
 from cotune.policy.paths import policy_path
@@ -34,30 +41,30 @@ if TYPE_CHECKING:
     from cotune.rollout.coordinator import Coordinator
 
 _STATEFUL = ("tools", "trl", "verifiers")
-_TOGETHER = 32  # questions at an endpoint, between two lines on the console
+_TOGETHER = 32  # questions at an endpoint between two lines of progress
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """What the command line says of an endpoint; without a model there is none."""
+    """The endpoint options of the command line; without a model there is no endpoint."""
 
     model: str | None = None
     base_url: str | None = None
     api_key_env: str | None = None
 
     def options(self, config: RunConfig) -> OpenAIOptions | None:
-        """How it is asked: greedily, replies within `limits.turn_tokens`; None without a model.
+        """Return the client's options: greedy, replies within `limits.turn_tokens`.
 
-        Where the run file's `llm` is an endpoint, its prices, budget, retries and time-out hold. A
-        key is sent to the endpoint that it was meant for alone: another `base_url` needs its own.
+        None without a model. If the run file's `llm` is an endpoint, its prices, budget, retries and
+        time-out apply. Its key is only sent to its own `base_url`: another one needs its own key.
 
         Raises:
-            ConfigError: names the option at fault.
+            ConfigError: an option is invalid; the message names it.
         """
         if self.model is None:
             given = {"--base-url": self.base_url, "--api-key-env": self.api_key_env}
             if names := [name for name, value in given.items() if value is not None]:
-                raise ConfigError(f"{names[0]} is given without --model; name the model, too")
+                raise ConfigError(f"{names[0]} is given without --model; add --model")
             return None
         try:
             named = config.llm if isinstance(config.llm, OpenAIOptions) else None
@@ -79,12 +86,12 @@ class Endpoint:
 
 @dataclass(frozen=True)
 class _Ready:
-    """All that a baseline's run needs, checked.
+    """The parts of a baseline's run, checked.
 
     Attributes:
-        model: what answers, as it was named.
-        chat: the model; None of an agent with a local policy.
-        coordinator: rolls that one out; None of an endpoint.
+        model: the model's name, as it was given.
+        chat: the model.
+        coordinator: rolls out a local policy; None for an endpoint.
     """
 
     name: str
@@ -103,34 +110,36 @@ class _Ready:
 
     @property
     def note(self) -> str:
-        """What the figures are evidence of, where that is little; "" else."""
-        # A single response under the run file's own instruction is what its environment asks for.
+        """A warning if the scores say little about the method; "" otherwise."""
+        # A single response under the run file's instruction is what its environment asks for.
         own = self.agent or not (self.baseline.retrieves or self.baseline.bench.form.brief)
         if own or self.coordinator is None or not self.model.startswith("bundled:"):
             return ""
         return (
-            f"the bundled policy was not made for this prompt: that of {self.name} is none it was "
-            "trained on, so its score shows that the baseline runs, and nothing about the method"
+            f"the bundled policy was not trained on the prompt of {self.name}: its score shows that "
+            "the baseline runs, and nothing about the method"
         )
 
 
 def run_baseline(name: str, config: RunConfig, console: Console, endpoint: Endpoint) -> Path:
-    """Scores a baseline and writes its run folder; returns that.
+    """Score a baseline and write its run folder; return the folder.
 
     Raises:
-        ConfigError: what cannot work; nothing is written then.
-        LLMError, BudgetError: an endpoint gave no reply to one of the questions.
+        ConfigError: an option or a field is invalid; nothing is written.
+        LLMError, BudgetError: an endpoint did not answer one of the questions.
         Stopped: Ctrl-C.
     """
-    _check_free(config.output)
+    if RunDir.is_run(config.output):
+        raise ConfigError(
+            f"output: {config.output} holds a run; choose another output, or remove the folder"
+        )
+    RunDir.check_free(config.output)
     try:
         return _run(name, config, console, endpoint)
     except KeyboardInterrupt:
-        begun = RunDir.is_run(config.output)
-        kept = (
-            f"; remove {config.output} to begin anew" if begun else " before anything was written"
-        )
-        raise Stopped(f"stopped{kept}") from None
+        if RunDir.is_run(config.output):
+            raise Stopped(f"stopped; remove {config.output} to start again") from None
+        raise Stopped("stopped before anything was written") from None
 
 
 def _run(name: str, config: RunConfig, console: Console, endpoint: Endpoint) -> Path:
@@ -163,16 +172,8 @@ def _run(name: str, config: RunConfig, console: Console, endpoint: Endpoint) -> 
     return run.path
 
 
-def _check_free(output: Path) -> None:
-    if RunDir.is_run(output):
-        raise ConfigError(
-            f"output: {output} holds a run; choose another output, or remove the folder"
-        )
-    RunDir.check_free(output)
-
-
 def _prepare(name: str, config: RunConfig, options: OpenAIOptions | None, trial: Ledger) -> _Ready:
-    """Loads and checks what a baseline needs, what is cheap first; writes nothing."""
+    """Load and check the parts of a baseline, cheap checks first; write nothing."""
     preflight.check_tokens(config.training.engine_args)
     kind, method = config.environment.kind, BASELINES[name]
     environment, rewards = build_environment(config), build_rewards(config)
@@ -195,7 +196,9 @@ def _prepare(name: str, config: RunConfig, options: OpenAIOptions | None, trial:
     preflight.check_retriever(environment)
     tasks = environment.tasks("test")
     if not tasks:
-        raise ConfigError("the test split holds no question; a baseline is scored on it: add some")
+        raise ConfigError(
+            "the test split has no questions, and a baseline is scored on it; add some"
+        )
     coordinator: Coordinator | None = None
     if options is None:
         coordinator = _local(config, environment, instruction, agent)
@@ -203,7 +206,7 @@ def _prepare(name: str, config: RunConfig, options: OpenAIOptions | None, trial:
             coordinator.codec, coordinator.sampler, config.limits, config.training.rows_per_call
         )
     else:
-        chat = EndpointChat(OpenAIClient(options, trial), config.limits)  # its key
+        chat = EndpointChat(OpenAIClient(options, trial), config.limits)  # checks its key
     baseline = method(Bench(environment, instruction, form, config.limits, chat))
     model = config.policy.path if options is None else options.model
     return _Ready(name, config, environment, rewards, tasks, baseline, model, chat, coordinator)
@@ -212,7 +215,7 @@ def _prepare(name: str, config: RunConfig, options: OpenAIOptions | None, trial:
 def _local(
     config: RunConfig, environment: Environment, instruction: str, agent: bool
 ) -> "Coordinator":
-    """The run file's policy in this process; checks that episodes fit into its context."""
+    """Load the run file's policy into this process; check that episodes fit into its context."""
     folder = policy_path(config.policy.path)
     import torch
 
@@ -239,7 +242,7 @@ def _local(
 
 
 def _measured(ready: _Ready, run: RunDir, ledger: Ledger, console: Console) -> Score:
-    """Answers and scores the test questions; writes what happened into the folder."""
+    """Answer and score the test questions; write events and trajectories into the folder."""
     journal = RunJournal(run, console, total_steps=0, trajectories_every=0)
     journal.event(
         "run_started", 0, config=ready.config.name, strategy=ready.name, baseline=ready.name
@@ -267,7 +270,7 @@ def _measured(ready: _Ready, run: RunDir, ledger: Ledger, console: Console) -> S
 
 
 def _rolled_out(ready: _Ready, ledger: Ledger, console: Console) -> list[Trajectory]:
-    """The scored trajectories of the test questions, some questions at a time."""
+    """Return the scored trajectories of the test questions, answered some at a time."""
     training, tasks, started = ready.config.training, ready.tasks, time.monotonic()
     together = _TOGETHER if ready.coordinator is None else training.rows_per_call
     done: list[Trajectory] = []
@@ -287,7 +290,10 @@ def _rolled_out(ready: _Ready, ledger: Ledger, console: Console) -> list[Traject
             tell(len(part), len(part))
             tokens = sum(t.generated_tokens for t in found)
         else:
-            solved = _solved(ready, part, tell)
+            retriever, top_k = None, 3
+            if isinstance(ready.environment, SearchEnvironment):
+                retriever, top_k = ready.environment.retriever, ready.environment.top_k
+            solved = solve(ready.baseline, part, ready.chat, retriever, top_k, tell)
             found = _scored(ready, solved, first)
             tokens = sum(reply.tokens for one in solved for reply in one.replies)
         ledger.add_rollouts("evaluate", len(part), tokens, time.monotonic() - begun)
@@ -295,16 +301,8 @@ def _rolled_out(ready: _Ready, ledger: Ledger, console: Console) -> list[Traject
     return done
 
 
-def _solved(ready: _Ready, tasks: Sequence[Task], tell: Callable[[int, int], None]) -> list[Solved]:
-    environment = ready.environment
-    if isinstance(environment, SearchEnvironment):
-        retriever, top_k = environment.retriever, environment.top_k
-        return solve(ready.baseline, tasks, ready.chat, retriever, top_k, tell)
-    return solve(ready.baseline, tasks, ready.chat, tell=tell)
-
-
 def _scored(ready: _Ready, solved: Sequence[Solved], first: int) -> list[Trajectory]:
-    """Trajectories with all turns, scored by what the model wrote for its answer alone."""
+    """Return trajectories with all turns, scored by the turns that give the answer."""
     environment, rewards = ready.environment, ready.rewards
     whole = [trajectory(one, ready.baseline.instruction, i) for i, one in enumerate(solved, first)]
     scored = [score(_answering(t, one), environment) for t, one in zip(whole, solved, strict=True)]
@@ -324,10 +322,10 @@ def _scored(ready: _Ready, solved: Sequence[Solved], first: int) -> list[Traject
 
 
 def trajectory(solved: Solved, instruction: str, group: int) -> Trajectory:
-    """A question's turns as a trajectory, unscored.
+    """Return a question's turns as an unscored trajectory.
 
-    Its prompt is that of the first request and its completion all that the model generated; those
-    of an endpoint have no token ids.
+    Its prompt is the first request's, and its completion all that the model generated; both are empty
+    for an endpoint, which returns no token ids.
     """
     prompt = Prompt(instruction)
     ids = tuple(token for reply in solved.replies for token in reply.ids)
@@ -346,7 +344,7 @@ def trajectory(solved: Solved, instruction: str, group: int) -> Trajectory:
 
 
 def _answering(whole: Trajectory, solved: Solved) -> Trajectory:
-    """The trajectory of the turns that an answer is read from; other turns are a method's own."""
+    """Return the trajectory of the turns that an answer is read from."""
     written = [turn for turn in solved.turns if turn.action != "retrieve"]
     pairs = list(zip(written, solved.replies, strict=True))
     kept = [(turn, reply) for turn, reply in pairs if turn.action not in UNSCORED]
@@ -361,7 +359,7 @@ def _answering(whole: Trajectory, solved: Solved) -> Trajectory:
 
 
 def _write_summary(ready: _Ready, run: RunDir, result: Score, ledger: Ledger) -> None:
-    """summary.json, in the shape of a trained run's."""
+    """Write summary.json in the format of a trained run's."""
     totals, config = ledger.totals(), ready.config
     instruction = ready.baseline.instruction if ready.agent else None
     arm: dict[str, Any] = {

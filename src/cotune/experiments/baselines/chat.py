@@ -1,4 +1,4 @@
-"""What a baseline asks its model: dialogues in, replies out; a local policy or an endpoint."""
+"""The model of a baseline: dialogues in, replies out; a local policy or an endpoint."""
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -9,19 +9,19 @@ from cotune.protocols import Codec, Sampler
 from cotune.rollout.coordinator import stable_seed
 from cotune.types import Completion, Limits, SampleRequest, Sampling
 
-_BYTES_PER_TOKEN = 3  # of UTF-8, where the tokenizer is not known; English has four
+_BYTES_PER_TOKEN = 3  # of UTF-8, for unknown tokenizers; English has four
 _WORKERS = 8  # requests to an endpoint at a time
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What the model wrote.
+    """A reply of the model.
 
     Attributes:
-        text: without a closing EOS; with the stop string that ended it.
-        tokens: how many it generated.
-        ids: those tokens, (T,); () of an endpoint.
-        prompt_ids: the prompt they followed, (P,); () of an endpoint.
+        text: without a closing EOS, with the stop string that ended it.
+        tokens: number of generated tokens.
+        ids: those tokens, (T,); () from an endpoint.
+        prompt_ids: the prompt before them, (P,); () from an endpoint.
     """
 
     text: str
@@ -36,9 +36,9 @@ class Ask:
 
     Attributes:
         messages: the dialogue, {"role", "content"} each, the user's last.
-        stop: strings after which the reply ends.
-        written: what the model has written since, and what it was shown after each piece. A local
-            policy goes on in the same turn, as in an episode; an endpoint reads a message for each.
+        stop: strings that end the reply.
+        written: the model's replies since, each with what it was shown next. A local policy
+            continues the same turn, as in an episode; an endpoint gets a message for each.
     """
 
     messages: tuple[Mapping[str, str], ...]
@@ -51,30 +51,26 @@ class Chat(Protocol):
 
     @property
     def room(self) -> int:
-        """The most tokens of a prompt: what an episode may hold, less a turn."""
+        """The most tokens of a prompt: those of an episode, less a turn."""
         ...
 
     def count(self, text: str) -> int:
-        """Tokens of a text."""
+        """Return the tokens of a text."""
         ...
 
     def size(self, ask: Ask) -> int:
-        """Tokens of a prompt."""
+        """Return the tokens of a prompt."""
         ...
 
     def ask(self, asks: Sequence[Ask]) -> list[Reply]:
-        """One reply each, in order."""
+        """Return one reply each, in order."""
         ...
 
 
-def turn_limit(limits: Limits) -> int:
-    """The most tokens of one reply."""
-    return min(limits.turn_tokens, limits.trajectory_tokens - 1)
-
-
-def prompt_room(limits: Limits) -> int:
-    """The most tokens of a prompt: those of a whole episode, less the reply's."""
-    return limits.prompt_tokens + limits.trajectory_tokens - turn_limit(limits)
+def _tokens(limits: Limits) -> tuple[int, int]:
+    """Return the most tokens of one reply, and of a prompt: those of an episode less the reply's."""
+    reply = min(limits.turn_tokens, limits.trajectory_tokens - 1)
+    return reply, limits.prompt_tokens + limits.trajectory_tokens - reply
 
 
 class PolicyChat:
@@ -83,16 +79,16 @@ class PolicyChat:
     Args:
         codec: its tokenizer.
         sampler: its weights.
-        limits: of the run file.
-        rows_per_call: dialogues that are continued at a time.
+        limits: the run file's.
+        rows_per_call: dialogues in one call.
     """
 
     def __init__(
         self, codec: Codec, sampler: Sampler, limits: Limits, rows_per_call: int = 512
     ) -> None:
         self._codec, self._sampler = codec, sampler
-        self._most, self._rows = turn_limit(limits), rows_per_call
-        self.room = prompt_room(limits)
+        self._most, self.room = _tokens(limits)
+        self._rows = rows_per_call
 
     def count(self, text: str) -> int:
         return len(self._codec.encode(text))
@@ -111,7 +107,7 @@ class PolicyChat:
         return [replies[i] for i in range(len(asks))]
 
     def _continued(self, asks: Sequence[Ask], stop: tuple[str, ...]) -> list[Reply]:
-        # A prompt that is too long without any passage loses its beginning: this is no error.
+        # A prompt that is too long even without passages loses its beginning.
         prompts = [tuple(self._ids(ask)[-self.room :]) for ask in asks]
         session = self._sampler.open(Sampling(0.0, stop, stable_seed("baseline")))
         try:
@@ -137,7 +133,7 @@ class PolicyChat:
 
 
 class ChatClient(Protocol):
-    """Who sends a dialogue; `cotune.llm.client.OpenAIClient` retries and pays."""
+    """A client that sends dialogues; `cotune.llm.client.OpenAIClient` retries and counts the cost."""
 
     def chat(
         self, messages: Sequence[Mapping[str, str]], stop: Sequence[str] = ()
@@ -148,14 +144,14 @@ class EndpointChat:
     """A model at an OpenAI-compatible endpoint. Tokens of a prompt are estimated by its bytes.
 
     Args:
-        client: sends; its LLMError and BudgetError go through, so that no outage looks like a
+        client: sends requests. Its LLMError and BudgetError are raised, since an outage is no
             wrong answer.
-        limits: of the run file.
+        limits: the run file's.
     """
 
     def __init__(self, client: ChatClient, limits: Limits) -> None:
         self._client = client
-        self.room = prompt_room(limits)
+        self.room = _tokens(limits)[1]
 
     def count(self, text: str) -> int:
         return -(-len(text.encode("utf-8", "replace")) // _BYTES_PER_TOKEN)
@@ -168,7 +164,7 @@ class EndpointChat:
         try:
             return list(pool.map(self._one, asks))
         finally:
-            pool.shutdown(wait=False, cancel_futures=True)  # what is not sent yet, after an error
+            pool.shutdown(wait=False, cancel_futures=True)  # after an error, requests not sent yet
 
     def _one(self, ask: Ask) -> Reply:
         completion = self._client.chat(_dialogue(ask), ask.stop)
@@ -185,10 +181,10 @@ def _dialogue(ask: Ask) -> list[Mapping[str, str]]:
 
 
 def ended(text: str, stop: Sequence[str], truncated: bool = False) -> str:
-    """A reply up to its first stop string, the string included.
+    """Return a reply up to its first stop string, including the string.
 
-    Endpoints leave it out, so that a tag which is open at the end is closed again; some do not
-    heed it. A reply that its limit cut off stays open.
+    Endpoints leave the stop string out, so a tag that is open at the end is closed again; some ignore
+    it. A reply that was cut off by its limit stays open.
 
     >>> ended("<search> Kota Tinggi ", ("</search>", "</answer>"))
     '<search> Kota Tinggi </search>'

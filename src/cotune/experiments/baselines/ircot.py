@@ -23,10 +23,10 @@ _END = re.compile(r"(?<!\b[A-Z])(?<!\b(?:St|Mt|Dr|Mr|Ms|Jr|Sr|No|vs))(?<!\bMrs)[
 
 
 class IRCoT(Baseline):
-    """Retrieve with the question; then in turn a sentence of reasoning and a search with it.
+    """Retrieves with the question, then alternates a sentence of reasoning and a search with it.
 
-    That ends with a sentence that says the answer, an empty one, or where one reply of
-    `limits.turns` is left: the reader's, which is given the passages and the question and answers.
+    This ends with a sentence that gives the answer, with an empty one, or when one reply of
+    `limits.turns` is left. The last reply is the reader's: it answers from passages and question.
     """
 
     description = "one sentence of reasoning and a search with it, in turn; then a reader answers"
@@ -50,7 +50,7 @@ class IRCoT(Baseline):
             reasoning.append(sentence)
             found = yield from search(sentence)
             turns.append(Turn(sentence, shown(found), "reason", found.error))
-            # The newest stand first: where not all fit into a prompt, the oldest are left out.
+            # The newest first: if not all fit into a prompt, the oldest are left out.
             passages = list(dict.fromkeys([*found.passages, *passages]))[:MAX_PASSAGES]
         stop = self.bench.form.stop
         reply = yield from ask(self.prompt(task, self.instruction, passages, stop=stop))
@@ -58,7 +58,7 @@ class IRCoT(Baseline):
 
 
 def first_sentence(text: str) -> str:
-    """The first sentence or line of a text; "" of a blank one.
+    """Return the first sentence or line of a text; "" for a blank one.
 
     >>> first_sentence("St. Ives is in England. So the answer is: pound.")
     'St. Ives is in England.'
@@ -69,5 +69,5 @@ def first_sentence(text: str) -> str:
 
 
 def says_answer(sentence: str) -> bool:
-    """Whether a sentence is the last of a reasoning: it has the phrase by which an answer is given."""
+    """Return whether a sentence ends the reasoning: it has the phrase that gives an answer."""
     return _ANSWER.search(sentence) is not None

@@ -11,7 +11,7 @@ from cotune.environments.tag_protocol import (
     render_information,
 )
 from cotune.experiments.baselines.base import UNSCORED, Baseline, Found, Steps, ask, search
-from cotune.experiments.baselines.chat import Ask, Reply
+from cotune.experiments.baselines.chat import Ask
 from cotune.types import Prompt, Task, Turn
 
 NOTHING = "No helpful information found."
@@ -27,12 +27,12 @@ _FINAL = re.compile(r"\**final information\**\s*:?\**", re.IGNORECASE)
 class SearchO1(Baseline):
     """An agent over the tag protocol whose documents are condensed before they enter its reasoning.
 
-    The reasoning is the environment's own protocol under the run file's instruction, with one
-    difference: a search is answered by what the model, asked apart, wrote about the passages found
-    (the paper's Reason-in-Documents). `limits.turns` bounds the turns of the reasoning.
+    The reasoning is the environment's protocol under the run file's instruction, with one difference:
+    a search returns what the model, in a separate request, wrote about the passages (the paper's
+    Reason-in-Documents). `limits.turns` bounds the turns of the reasoning.
     """
 
-    description = "agentic search; the model condenses what is found before it goes on reasoning"
+    description = "agentic search; the model condenses what is found before it continues reasoning"
     retrieves = True
 
     @property
@@ -50,7 +50,7 @@ class SearchO1(Baseline):
             turn = Turn(reply.text, "", parsed.action, parsed.error)
             if parsed.action == "answer":
                 return [*turns, turn]
-            if not left:  # to read an answer
+            if not left:
                 return [*turns, replace(turn, error=parsed.error or OUT_OF_TURNS)]
             if parsed.action == "search":
                 found = yield from search(parsed.argument)
@@ -60,13 +60,13 @@ class SearchO1(Baseline):
             else:
                 observation = error_observation(parsed.error)
                 turns.append(replace(turn, observation=observation))
-            reasoning = _gone_on(reasoning, reply, observation)
+            reasoning = replace(reasoning, written=(*reasoning.written, (reply, observation)))
             if bench.chat.size(reasoning) > bench.chat.room:
                 return turns
         return turns
 
     def _condensed(self, task: Task, turns: list[Turn], turn: Turn, found: Found) -> Steps:
-        """The search's turn with what was found, and the turn in which the model condensed it."""
+        """Return the search's turn with its passages, and the turn in which the model condensed them."""
         if found.error or not found.passages:
             nothing = failure_observation() if found.error else render_information(())
             return [replace(turn, observation=nothing, error=found.error)]
@@ -81,12 +81,8 @@ class SearchO1(Baseline):
         ]
 
 
-def _gone_on(reasoning: Ask, reply: Reply, observation: str) -> Ask:
-    return replace(reasoning, written=(*reasoning.written, (reply, observation)))
-
-
 def final_information(text: str) -> str:
-    """What stands after the last "Final Information", else all of the text; stripped.
+    """Return the text after the last "Final Information", or all of it; stripped.
 
     >>> final_information("Two helped. **Final Information:** Kota Tinggi is in Malaysia.")
     'Kota Tinggi is in Malaysia.'

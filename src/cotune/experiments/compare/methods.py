@@ -1,9 +1,10 @@
-"""The methods a suite can name: the papers' baselines, the methods themselves, their ablations.
+"""The methods that a suite can name: the papers' baselines, the methods themselves, their ablations.
 
-A method is one run after another, its stages; a stage is a kind of strategy and what differs from
-the suite's run file. An ablation is an option, never another code path.
+A method is a sequence of runs, its stages; a stage is a kind of strategy and the fields that differ
+from the suite's run file. An ablation is an option, never another code path.
 """
 
+import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -13,8 +14,8 @@ from cotune.methods.registry import added, method_of
 
 Group = Literal["inference", "trained", "prompt", "staged", "ours", "ablation"]
 Part = Literal["prompt", "main", "half", "rest"]
-"""Of the method's budget: the prompt stage's share, all but that, half of all but that; or what the
-stages before have left of it."""
+"""The part of the method's budget: the prompt stage's share, all but that, half of all but that, or
+what the earlier stages have left."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,14 +23,14 @@ class Stage:
     """One run of a method.
 
     Attributes:
-        name: of its folder.
+        name: its folder's.
         strategy: the run file's strategy.kind.
         changes: fields that differ from the suite's run file.
         part: what it may spend.
-        command: of `cotune`, before the run file.
-        policy: whose weights it starts from: the run file's, or the best of the stage before.
-        instruction: likewise, which instruction it starts from.
-        tools: False takes them from the environment.
+        command: the arguments of `cotune` before the run file.
+        policy: the weights it starts from: the run file's, or the best of the stage before.
+        instruction: the instruction it starts from, likewise.
+        tools: False removes them from the environment.
     """
 
     name: str = "train"
@@ -44,13 +45,13 @@ class Stage:
 
 @dataclass(frozen=True, kw_only=True)
 class Method:
-    """What a suite names by a line.
+    """A method that a suite can name.
 
     Attributes:
-        label: what tables call it.
-        group: under which heading it stands.
-        about: what it is, in a line.
-        compute: policy rollouts it pays, as a multiple of the suite's budget, or "none".
+        label: its name in tables.
+        group: its heading in tables.
+        about: one line on it.
+        compute: policy rollouts it uses, as a multiple of the suite's budget, or "none".
         stages: one after the other; the last one's policy and prompt are the result.
         endpoint: the suite's endpoint that writes its proposals ("self_ref", "teacher_ref").
     """
@@ -75,7 +76,7 @@ def _ours(kind: str) -> Method:
 
 
 def _ablation(strategy: str, label: str, about: str, **changes: Any) -> Method:
-    """A method with other options of its strategy."""
+    """Return a method with other options of its strategy."""
     stage = Stage(strategy=strategy, changes={"strategy": changes})
     return Method(label=label, group="ablation", about=about, stages=(stage,))
 
@@ -257,9 +258,11 @@ METHODS: dict[str, Method] = {
 
 
 def method_named(name: str) -> Method:
-    """Raises ConfigError for a name that is none, with the nearest."""
-    import difflib
+    """Return a method by its name in a suite file.
 
+    Raises:
+        ConfigError: there is none; the message names the nearest one.
+    """
     if name in METHODS:
         return METHODS[name]
     if name in added():
@@ -267,5 +270,5 @@ def method_named(name: str) -> Method:
     near = difflib.get_close_matches(name, METHODS, n=1)
     meant = f" (did you mean {near[0]}?)" if near else ""
     raise ConfigError(
-        f"methods: {name!r} is unknown{meant}; cotune compare --methods lists what there is"
+        f"methods: {name!r} is unknown{meant}; cotune compare --methods lists the methods"
     )

@@ -1,4 +1,4 @@
-"""Where a suite stands, in its folder: what a report of a suite that is not finished is made of."""
+"""suite.json: the state of a suite's runs, from which an unfinished suite is reported."""
 
 import json
 import time
@@ -20,12 +20,12 @@ from cotune.run.run_dir import read_summary
 
 _LOCK = "suite.lock"
 _VERSION = 1
-# Fields of run files, `llm:` among them, are the run folders' own affair.
+# Fields of run files, `llm:` among them, stay in the run folders.
 _RUN_FIELDS = {"base", "output", "set", "by_strategy", "prompt_stage", "endpoints"}
 
 
 class Progress:
-    """Writes down how the cells of a suite stand, whenever one changes."""
+    """Write suite.json whenever the state of a cell changes."""
 
     def __init__(self, suite: SuiteConfig, setting: Setting) -> None:
         exclude: Any = {**dict.fromkeys(_RUN_FIELDS, True), "methods": {"__all__": {"set": True}}}
@@ -58,8 +58,8 @@ class _Read:
 
     Attributes:
         updated: Unix time of its last change.
-        suite: the suite file without fields of run files.
-        setting: what its rows share.
+        suite: the suite file without the fields of run files.
+        setting: what all rows share.
         states: (state, problem) by a cell's method and seed.
     """
 
@@ -80,13 +80,13 @@ class _Read:
 
 
 def summary_so_far(folder: Path) -> Json:
-    """A suite's summary, of what is finished by now; reads only.
+    """Return a suite's summary over the runs that are finished; write nothing.
 
-    That of summary.json where nothing happened since it was written and all runs had ended; else
-    it is made anew from the run folders, also while `cotune compare` works on them.
+    If all runs had ended when summary.json was written, and nothing happened since, it is returned;
+    otherwise the run folders are read, also while `cotune compare` works on them.
 
     Raises:
-        ConfigError: the folder holds no suite, or one of its files cannot be read.
+        ConfigError: the folder is not a suite's, or one of its files cannot be read.
     """
     from cotune.experiments.compare.results import summarise
 
@@ -121,7 +121,7 @@ def _progress(folder: Path) -> _Read | None:
 
 
 def _cell(row: Row, progress: _Read, working: bool) -> Cell:
-    """A cell as it was left, with the stages that are finished."""
+    """Return a cell as it was left, with its finished stages."""
     cell = Cell(row)
     state, problem = progress.states.get((row.entry.key, row.seed), (State.WAITING, ""))
     try:
@@ -143,11 +143,11 @@ def _cell(row: Row, progress: _Read, working: bool) -> Cell:
 
 
 def is_worked_on(folder: Path) -> bool:
-    """Whether a `cotune compare` holds the folder; see `is_locked`."""
+    """Return whether a `cotune compare` holds the folder; see `is_locked`."""
     return is_locked(folder / _LOCK)
 
 
 def held(folder: Path) -> AbstractContextManager[None]:
-    """Keeps a second process, and runs that a killed one left behind, off the folder."""
+    """Lock the folder against a second process, and against runs that a killed one left behind."""
     busy = f"output: {folder} is being worked on by another cotune compare; wait for it, or stop it"
     return locked(folder / _LOCK, busy)

@@ -194,6 +194,7 @@ def _show(summary: Json, suite: SuiteConfig, console: Console) -> None:
 
     for table in suite_tables(summary):
         console.print(table)
+        console.print()
     console.print(summary["verdict"], style="bold", markup=False, highlight=False)
     if suite.caption:
         console.print(suite.caption, style="dim", markup=False, highlight=False)

@@ -186,7 +186,7 @@ class Row:
         """
         if self.method.group != "ours" or self.entry.set or self.entry.method == "carried":
             return {}
-        strategy = self.planned[-1].strategy
+        strategy: Any = self.planned[-1].strategy
         try:
             paper = flat(asdict(type(strategy)()))
         except TypeError:  # an installed method whose options have no default

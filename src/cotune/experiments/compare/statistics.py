@@ -1,4 +1,4 @@
-"""Intervals and comparisons over seeds and questions; the resampling and the test are scipy's."""
+"""Intervals and comparisons over seeds and questions, by scipy's resampling and test."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,8 +20,8 @@ class Samples:
 
     Attributes:
         rewards: (S seeds, Q questions).
-        questions: ids, (S, Q): other questions for another seed where the suite says so.
-        strata: of each question, (S, Q); "" where the world has none.
+        questions: ids, (S, Q); a suite may give each seed other questions.
+        strata: of each question, (S, Q); "" if the environment has none.
     """
 
     rewards: Rewards
@@ -29,7 +29,7 @@ class Samples:
     strata: NDArray[np.str_]
 
     def focused(self, prefix: str | None) -> "Samples":
-        """Only the questions whose stratum begins with `prefix`.
+        """Return only the questions whose stratum begins with `prefix`.
 
         Raises:
             ConfigError: no such question, or more of them for one seed than for another.
@@ -40,8 +40,8 @@ class Samples:
         counts = keep.sum(axis=1)
         if not counts.all() or len(set(counts.tolist())) > 1:
             raise ConfigError(
-                f"focus is {prefix!r}, and {counts.tolist()} test questions of the seeds are of a "
-                "stratum that begins so; expected some, and equally many for each seed"
+                f"focus is {prefix!r}, and {counts.tolist()} test questions of the seeds have a "
+                "stratum that begins with it; expected some, and the same number for each seed"
             )
         shape = (len(keep), int(counts[0]))
         return Samples(
@@ -51,7 +51,7 @@ class Samples:
         )
 
     def of(self, rows: Sequence[int]) -> "Samples":
-        """Only some seeds, by their place."""
+        """Return only the seeds in these rows."""
         at = list(rows)
         return Samples(self.rewards[at], self.questions[at], self.strata[at])
 
@@ -61,27 +61,28 @@ class Samples:
         return bool((self.questions == self.questions[0]).all())
 
     def by_stratum(self) -> dict[str, float]:
-        """Mean reward of each stratum, in name order."""
+        """Return the mean reward of each stratum, in name order."""
         names = sorted(set(self.strata.ravel().tolist()) - {""})
         return {name: float(self.rewards[self.strata == name].mean()) for name in names}
 
 
 def interval(samples: Samples, values: Rewards | None = None) -> tuple[float, float]:
-    """95 % stratified bootstrap interval of the mean reward, by percentiles.
+    """Return the 95 % interval of the mean reward: a stratified bootstrap's percentiles.
 
-    Seeds are resampled, and questions within their strata: the same ones for every seed where all
-    seeds have the same (crossed), else each seed's own (nested; rather too wide, since the seeds'
-    spread holds some of the questions' already). With one seed, questions alone.
+    Seeds are resampled, and questions within their strata: the same ones for every seed if all seeds
+    have the same questions (crossed), otherwise each seed's own (nested; the interval is then rather
+    too wide, since the spread of the seeds contains some of that of the questions). With one seed,
+    only questions are resampled.
 
     Args:
-        samples: says what is resampled.
-        values: means of what, (S, Q); the rewards by default. A difference of two methods' rewards
-            gives the interval of the gain.
+        samples: the seeds and questions that are resampled.
+        values: the values to average, (S, Q); the rewards by default. With the differences of two
+            methods' rewards, this is the interval of the gain.
     """
     values = samples.rewards if values is None else values
     seeds, _ = values.shape
     frames = [0] if samples.shared else list(range(seeds))
-    # One index array a stratum and frame: scipy resamples each by itself.
+    # An index array for each stratum of each frame: scipy resamples each on its own.
     groups = [
         (frame, np.flatnonzero(samples.strata[frame] == name))
         for frame in frames
@@ -120,9 +121,9 @@ def interval(samples: Samples, values: Rewards | None = None) -> tuple[float, fl
 
 
 def gain(method: Samples, baseline: Samples) -> tuple[float, tuple[float, float]] | None:
-    """Mean difference of rewards and its interval, paired by seed and question.
+    """Return the mean difference of rewards and its interval, paired by seed and question.
 
-    None where the two do not have the same questions.
+    None if the two do not have the same questions.
     """
     if method.questions.shape != baseline.questions.shape or not bool(
         (method.questions == baseline.questions).all()
@@ -133,17 +134,17 @@ def gain(method: Samples, baseline: Samples) -> tuple[float, tuple[float, float]
 
 
 def probability_of_improvement(method: Samples, baseline: Samples) -> float:
-    """P(a run of the method scores above one of the baseline), averaged over strata.
+    """Return P(a run of the method scores above a run of the baseline), averaged over strata.
 
     Agarwal et al. 2021 (arXiv 2108.13264): Mann-Whitney's U over the seeds' mean rewards, ties
-    counted as half, divided by the number of pairs; strata stand for their tasks.
+    counted as half, divided by the number of pairs; strata take the place of their tasks.
     """
     names = sorted(set(method.strata.ravel().tolist()))
     return float(np.mean([_chance(_means(method, name), _means(baseline, name)) for name in names]))
 
 
 def _means(samples: Samples, stratum: str) -> Rewards:
-    """Mean reward of each seed on a stratum, (S,)."""
+    """Return the mean reward of each seed on a stratum, (S,)."""
     mine = samples.strata == stratum
     pairs = zip(samples.rewards, mine, strict=True)
     return np.array([row[keep].mean() for row, keep in pairs if keep.any()])

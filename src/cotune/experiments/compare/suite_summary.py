@@ -1,4 +1,4 @@
-"""A suite's summary.json, read: methods × seeds with intervals and costs."""
+"""A suite's summary.json as its readers see it: methods × seeds with intervals and costs."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,10 +12,10 @@ from cotune.run.run_dir import RunDir, read_summary
 from cotune.run.scores import EXACT_MATCH
 
 PROGRESS = "suite.json"
-"""The file in a suite's folder that says how its runs stand."""
+"""The file in a suite's folder with the state of its runs."""
 
 KIND = "suite"
-"""What summary.json of a suite has under "kind"."""
+"""The `kind` of a suite's summary.json."""
 
 GROUPS: Mapping[str, str] = {
     "inference": "Inference only",
@@ -25,7 +25,7 @@ GROUPS: Mapping[str, str] = {
     "ours": "Ours",
     "ablation": "Ablations",
 }
-"""The kinds of methods in the order of the tables, with their headings."""
+"""The groups of methods in the order of the tables, with their headings."""
 
 STATUSES: Mapping[str, str] = {
     "ok": "",
@@ -33,13 +33,13 @@ STATUSES: Mapping[str, str] = {
     "unequal": "unequal compute",
     "unfinished": "unfinished",
 }
-"""What the tables call the outcome of a method's runs; nothing where all went well."""
+"""The outcomes of a method's runs, as the tables name them."""
 
 Ends = tuple[float, float]
 
 
 class _Read(BaseModel):
-    """Part of the file: null stands for what is not known, unknown fields are left alone."""
+    """A part of the file: null means unknown, and unknown fields are ignored."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", coerce_numbers_to_str=True)
 
@@ -63,13 +63,13 @@ class SuiteMethod(_Read):
     """A method of a suite; its numbers are means over its finished seeds, None where unknown.
 
     Attributes:
-        name: what the suite file calls it.
-        label: what the tables call it.
+        name: its key in the suite file.
+        label: its name in tables.
         group: one of `GROUPS`, or any other heading.
         compute: its compute class: "1x", "2x", "none".
         status: one of `STATUSES`.
         problem: why the status is not "ok".
-        note: what a reader has to know of the method; a footnote.
+        note: a footnote on the method.
         score: held-out score after training, best instruction.
         interval: 95 % interval of the score.
         by_seed: score of each finished seed.
@@ -87,13 +87,13 @@ class SuiteMethod(_Read):
         score_all: score over all questions.
         rollouts: policy rollouts paid: training, verification and evolution.
         rollouts_by_purpose: the same by purpose.
-        evaluation_rollouts: those of evaluations, which nobody is charged for.
+        evaluation_rollouts: rollouts of evaluations, which do not count as compute.
         generated_tokens: by the policy.
         llm_calls: calls of the optimizer LLM.
         money: US dollars.
         seconds: wall time.
-        finished: seeds that its costs are means over.
-        missing: by seed without a result, why: "running, step 3 of 40", "failed: …", "not begun".
+        finished: number of seeds that its costs are means over.
+        missing: by seed without a result, the reason: "running, step 3 of 40", "failed: …", "not begun".
         instruction: the best instruction of the first seed.
         hints: the best hints of the first seed's last phase, with their mean reward on dev.
         runs: by seed the run folders of its stages in order, relative to the suite's folder.
@@ -140,11 +140,11 @@ class SuiteMethod(_Read):
 
     @property
     def trouble(self) -> str:
-        """What is the matter with it in a word or two; "" where nothing is."""
+        """What is wrong with it, in a word or two; "" if nothing is."""
         return STATUSES.get(self.status, self.status)
 
     def standing(self, seeds: int) -> str:
-        """`trouble`, with the number of finished seeds where some of `seeds` are missing."""
+        """Return `trouble`, with the number of finished seeds if some of `seeds` are missing."""
         if not self.missing or seeds < 2:
             return self.trouble
         return f"{self.trouble}, {self.seeds_done} of {seeds} seeds"
@@ -163,16 +163,16 @@ class SuiteSummary(_Read):
         name: of the suite.
         title: one line on it; "" for none.
         caption: what the figures are evidence of.
-        baseline: name of the method that gains are over.
+        baseline: name of the method that gains are measured against.
         seeds: of every method.
         budget: policy rollouts that a method of compute class 1x may pay.
         measure: what the scores are of: "exact match" or "mean reward".
-        focus: how the strata begin whose questions the scores are over; "" for all.
+        focus: the scores are over questions whose stratum begins with this; "" for all.
         strata: number of held-out questions by stratum.
         n: number of held-out questions that the scores are over.
-        environment: kind of the world.
-        policy: where it is from.
-        llm: who proposed.
+        environment: kind of the environment.
+        policy: `policy.path`.
+        llm: the LLMs that wrote proposals.
         verdict: the outcome in a sentence.
         created: Unix time.
         methods: in the order of the suite file.
@@ -197,10 +197,10 @@ class SuiteSummary(_Read):
 
     @classmethod
     def of(cls, summary: Mapping[str, Any], where: Path | str = "summary.json") -> Self:
-        """The file's content.
+        """Parse the file's content.
 
         Raises:
-            ConfigError: it is not what a suite writes; `where` is named.
+            ConfigError: it is not a suite's; the message names `where`.
         """
         try:
             return cls.model_validate(summary)
@@ -209,7 +209,7 @@ class SuiteSummary(_Read):
             place = ".".join(str(part) for part in first["loc"]) or "the file"
             raise ConfigError(
                 f"{where}: {place} is not a suite's ({first['msg']}); "
-                "let cotune compare write it anew"
+                "write it again with cotune compare"
             ) from error
 
     @property
@@ -219,7 +219,7 @@ class SuiteSummary(_Read):
 
     @property
     def what(self) -> str:
-        """What the scores are of, and over which questions where those are not all."""
+        """The measure, and the questions if `focus` leaves some out."""
         return f"{self.measure} on “{self.focus}…” questions" if self.focus else self.measure
 
     @property
@@ -233,14 +233,14 @@ class SuiteSummary(_Read):
 
     @property
     def stratum_names(self) -> list[str]:
-        """Strata of the questions, then those that only methods name; none where there is one."""
+        """Strata of the questions, then those that only methods name; [] if there is just one."""
         others = (name for method in self.methods for name in method.by_stratum)
         names = list(dict.fromkeys([*self.strata, *others]))
         return names if len(names) > 1 else []
 
     @property
     def missing(self) -> str:
-        """One sentence: which methods at which seeds have no result yet, and why; "" where all have."""
+        """One sentence: the methods and seeds without a result, and why; "" if there are none."""
         lacking = [method for method in self.methods if method.missing]
         if not lacking:
             return ""
@@ -254,7 +254,7 @@ class SuiteSummary(_Read):
 
     @property
     def grouped(self) -> list[tuple[str, str, list[SuiteMethod]]]:
-        """(group, heading, its methods) in the order of the tables; groups with a method only."""
+        """(group, heading, its methods) in the order of the tables, without empty groups."""
         order = dict.fromkeys([*GROUPS, *(method.group for method in self.methods)])
         rows = [
             (
@@ -278,22 +278,22 @@ class SuiteSummary(_Read):
 
 
 def is_suite(summary: Mapping[str, Any] | None) -> bool:
-    """Whether a summary.json is a suite's."""
+    """Return whether a summary.json is a suite's."""
     return (summary or {}).get("kind") == KIND
 
 
 def is_suite_folder(folder: Path) -> bool:
-    """Whether a folder is a suite's, finished or not."""
+    """Return whether a folder is a suite's, finished or not."""
     if RunDir.is_run(folder):
         return False
     return (folder / PROGRESS).is_file() or is_suite(read_summary(folder))
 
 
 def read_suite(folder: Path) -> Row:
-    """summary.json of a suite's folder.
+    """Read summary.json of a suite's folder.
 
     Raises:
-        ConfigError: the folder has none, it cannot be read, or it is of something else.
+        ConfigError: there is none, it cannot be read, or it is not a suite's.
     """
     summary = read_summary(folder)
     if summary is None or not is_suite(summary):

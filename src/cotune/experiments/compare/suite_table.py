@@ -119,7 +119,8 @@ def _before_after(suite: SuiteSummary) -> Table:
 
 def _cost(suite: SuiteSummary) -> Table:
     """What one run of each method spent, as means over its seeds."""
-    found = {name for method in suite.methods for name in method.rollouts_by_purpose}
+    spent = [item for method in suite.methods for item in method.rollouts_by_purpose.items()]
+    found = {name for name, count in spent if count}
     purposes = [name for name in _PURPOSES if name in found] + sorted(found - {*_PURPOSES})
     money = any(method.money for method in suite.methods)
     seeds = ", mean over seeds" if len(suite.seeds) > 1 else ""
