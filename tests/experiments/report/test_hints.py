@@ -259,4 +259,4 @@ def test_a_phase_without_failures_says_nothing_of_any(tmp_path: Path) -> None:
     phase(run, 5, Policy(), Author(one_keyword_each))
     page = check(write_report(run))
     assert "Rejected proposals" not in page.words
-    assert "Calls that gave no proposal" not in page.words
+    assert "Calls without a proposal" not in page.words

@@ -211,7 +211,7 @@ def test_a_killed_run_is_reported_as_far_as_it_came(tmp_path: Path) -> None:
     assert "up to step 12" in page.words
     assert f"cotune resume {run.path}" in page.words
     assert "Held-out exact match was 55.0_% at step 10." in page.words
-    assert "Best instruction: i3, there from the start (rewrite)" in page.words
+    assert "Best instruction: i3, present from the start (rewrite)" in page.words
     assert "Generated tokens 108_000 Time 42 s" in page.words  # 12 steps of 9000 and 3.5 s
 
 
@@ -222,7 +222,7 @@ def test_a_run_that_has_only_begun_tells_where_it_began(tmp_path: Path) -> None:
     words = check(write_report(run)).words
     assert "Held-out exact match was 25.0_% before training." in words
     assert "begun – from 25.0_% – from 50.0_% – from 0.0_%" in words
-    assert "Large: after training, which is not over." in words
+    assert "Large: after training, which has not finished." in words
 
 
 def test_an_empty_run_and_arms_without_a_summary(tmp_path: Path) -> None:
@@ -429,7 +429,7 @@ def test_rewards_and_captions_of_a_run_that_was_not_evaluated_before(tmp_path: P
     run.event("evaluated", 3, em=0.5, n=8, when="after", measure="exact match", **told)
     words = check(write_report(run)).words
     assert "Training reward per step" in words
-    assert "Large: after training, which is not over. Below: the 95_% interval" in words
+    assert "Large: after training, which has not finished. Below: the 95_% interval" in words
     run.event("evaluated", 1, em=0.25, n=8, when="before", measure="exact match", **told)
     assert "Below: before it, the change in percentage points, and the 95_% interval" in (
         check(write_report(run)).words
