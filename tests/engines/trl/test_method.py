@@ -1,6 +1,8 @@
 """The library's methods through a trainer of one's own: trained, evaluated, resumed, refused."""
 
 import logging
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -33,11 +35,24 @@ from tests.policy.tiny import Letters, tiny_model, tiny_tokenizer
 SAVING = {"save_strategy": "steps", "save_steps": 2}
 
 
-@pytest.fixture(scope="module", params=METHODS)
-def trained(request: pytest.FixtureRequest, tmp_path_factory: Any) -> LibraryTraining:
-    training = begin(tmp_path_factory.mktemp("run"), request.param)
-    training.trainer.train()
-    return training
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], LibraryTraining]:
+    """A method's name gives its run from start to end, which several tests read."""
+
+    @cache
+    def run(name: str) -> LibraryTraining:
+        training = begin(tmp_path_factory.mktemp("run"), name)
+        training.trainer.train()
+        return training
+
+    return run
+
+
+@pytest.fixture(params=METHODS)
+def trained(
+    request: pytest.FixtureRequest, plain: Callable[[str], LibraryTraining]
+) -> LibraryTraining:
+    return plain(request.param)
 
 
 def test_each_method_trains_and_is_written_down(trained: LibraryTraining) -> None:
@@ -107,9 +122,10 @@ class StopAfter(TrainerCallback):
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_a_stopped_run_is_resumed_as_if_never_stopped(tmp_path: Path, name: str) -> None:
-    unbroken = begin(tmp_path / "unbroken", name, **SAVING)
-    unbroken.trainer.train()
+def test_a_stopped_run_is_resumed_as_if_never_stopped(
+    tmp_path: Path, name: str, plain: Callable[[str], LibraryTraining]
+) -> None:
+    unbroken = plain(name)
     stopped = begin(tmp_path / "stopped", name, **SAVING)
     stopped.trainer.add_callback(StopAfter(4))  # in the second epoch, with hints
     stopped.trainer.train()
@@ -122,17 +138,18 @@ def test_a_stopped_run_is_resumed_as_if_never_stopped(tmp_path: Path, name: str)
 
 
 @pytest.mark.parametrize("name", ["inspo", "p2o"])
-def test_the_trainers_evaluation_is_counted_and_changes_nothing(tmp_path: Path, name: str) -> None:
-    plain = begin(tmp_path / "plain", name)
-    plain.trainer.train()
+def test_the_trainers_evaluation_is_counted_and_changes_nothing(
+    tmp_path: Path, name: str, plain: Callable[[str], LibraryTraining]
+) -> None:
+    unseen = plain(name)
     seen = begin(tmp_path / "seen", name, evaluates=True, eval_on_start=True)
     seen.trainer.train()
     # The trainer shuffles a batch's rows with torch's generator, which its evaluation moves on.
-    for one, other in zip(figures(seen), figures(plain), strict=True):
+    for one, other in zip(figures(seen), figures(unseen), strict=True):
         # Logged of the rows that are trained on: of a batch without any advantage, the first one.
         own = {name: value for name, value in one.items() if name != "entropy"}
         assert own == pytest.approx({name: other[name] for name in own}, abs=1e-4)
-    assert seen.strategy.state_dict() == plain.strategy.state_dict()
+    assert seen.strategy.state_dict() == unseen.strategy.state_dict()
     scores = {
         row["step"]: row["eval_reward"]
         for row in seen.trainer.state.log_history
@@ -140,7 +157,7 @@ def test_the_trainers_evaluation_is_counted_and_changes_nothing(tmp_path: Path, 
     }
     assert list(scores) == [0, 2, 4, 6]
     # Two questions of validation; their groups hold copies of one greedy rollout.
-    assert seen.spent() == plain.spent() | {"evaluate": 4 * 2}
+    assert seen.spent() == unseen.spent() | {"evaluate": 4 * 2}
     events = seen.events("evaluated")
     assert [(e["trained"], e["split"], e["n"]) for e in events] == [
         (step, "validation", 2) for step in scores
