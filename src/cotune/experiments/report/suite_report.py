@@ -79,6 +79,8 @@ def write_suite_report(folder: Path | str, summary: Mapping[str, Any] | None = N
         "seeds": [str(seed) for seed in suite.seeds],
         "strata": strata if inside else [],
         "strata_apart": [] if inside else strata,
+        "before": any(method.before is not None for method in suite.methods),
+        "hinted": [method for method in suite.methods if method.hints],
         "footnotes": {note: i for i, note in enumerate(suite.notes, 1)},
         "troubled": [method for method in suite.methods if method.trouble],
         "verdict": suite.verdict or _verdict(suite),
