@@ -1,4 +1,4 @@
-"""What a finished run says of its best policy: `best/best.json`, and in `best/serving.json` its evaluation."""
+"""A finished run's best policy: its choice in `best/best.json`, its evaluation in `best/serving.json`."""
 
 import json
 from dataclasses import asdict, dataclass

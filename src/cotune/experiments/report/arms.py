@@ -53,7 +53,7 @@ class Arm:
 
     @property
     def measure(self) -> str:
-        """What its scores are of: "exact match" or "mean reward"."""
+        """The name of its scores: "exact match" or "mean reward"."""
         recorded = (event.get("measure") for event in reversed(self.of_kind("evaluated")))
         return self.result.get("measure") or next(filter(None, recorded), EXACT_MATCH)
 

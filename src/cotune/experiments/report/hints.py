@@ -78,7 +78,7 @@ class HintPhase:
 
 @dataclass(frozen=True, slots=True)
 class Hints:
-    """What one arm's hints went through.
+    """The history of one arm's hints.
 
     Attributes:
         arm: the run.
@@ -94,7 +94,7 @@ class Hints:
 
 
 def hints_of(arm: Arm) -> Hints | None:
-    """Read what an arm's hints went through; None for an arm that mined no hard questions."""
+    """Read the history of an arm's hints; None for an arm that mined no hard questions."""
     trend, phases = arm.of_kind("hard_samples"), hint_phases(arm.events)
     if not trend and not phases:
         return None

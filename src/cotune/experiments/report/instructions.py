@@ -53,7 +53,7 @@ def reasons(events: Iterable[Row]) -> list[tuple[str, int]]:
 
 @dataclass(slots=True)
 class Life:
-    """What became of one instruction.
+    """The history of one instruction.
 
     Attributes:
         weights: (step, weight) at each step of its life from which its weight is known.
@@ -90,7 +90,7 @@ class Member:
     Attributes:
         row: its line of instructions.jsonl.
         depth: generations below a root.
-        life: what became of it.
+        life: its history.
         segments: its text, marked against its parent's.
         best: it is the run's best.
     """
@@ -127,7 +127,7 @@ def family(rows: Sequence[Row], lives: Mapping[str, Life], best: str | None) -> 
 
 
 def population(arm: Arm, failed: Sequence[Row]) -> dict[str, Any] | None:
-    """Read what an arm's instructions went through; None if its instruction never changes.
+    """Read the history of an arm's instructions; None if its instruction never changes.
 
     Args:
         arm: the run.

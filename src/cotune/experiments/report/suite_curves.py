@@ -58,7 +58,7 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class MethodCurves:
-    """What a method's run folders say.
+    """The curves and instructions read from a method's run folders.
 
     Attributes:
         curves: by measure and axis.
