@@ -42,8 +42,8 @@ def test_import_cotune_is_light() -> None:
         (["train", "--help"], set[str]()),
         (["baseline", "--help"], set[str]()),
         (["schema"], set[str]()),
-        # It shows a prompt in tokens; transformers, which reads the tokenizer, brings torch.
-        (["plan", "RUN"], {"torch", "transformers"}),
+        # It shows a prompt in tokens, and checks the trainer's arguments.
+        (["plan", "RUN"], {"torch", "transformers", "trl", "datasets"}),
     ],
 )
 def test_commands_that_train_nothing_load_no_engine(

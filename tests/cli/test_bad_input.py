@@ -233,7 +233,7 @@ PASSAGE = '{"id": "1", "contents": "\\"Zinder\\"\\nZinder is in Niger."}\n'
     [
         ("train", "", ["environment.train", "train.jsonl is empty"]),
         ("corpus", PASSAGE + "{oops\n", ["environment.corpus", "corpus.jsonl, line 2", "not JSON"]),
-        ("corpus", None, ["environment.corpus", "corpus.jsonl", "No such file"]),
+        ("corpus", None, ["environment.corpus: there is no ", "corpus.jsonl"]),
         ("test", '{"question": "?"}\n', ["environment.test", "test.jsonl, line 1", '"answers"']),
     ],
 )

@@ -11,10 +11,12 @@ import torch
 from packaging.requirements import Requirement
 
 from cotune.cli import app as cli
-from cotune.cli import doctor, needs
-from cotune.cli.needs import Finding
+from cotune.cli import doctor
 from cotune.config.run_file import RunConfig, parse_config
-from cotune.engines.trl import checks
+from cotune.engines import preflight
+from cotune.engines.preflight import Check, Finding
+from cotune.engines.trl import checks, trl_engine
+from cotune.engines.trl.trl_engine import ENGINE
 from cotune.policy import paths as policies
 from tests.retrieval_server import server
 from tests.run_files import tiny, write
@@ -29,11 +31,11 @@ def config(tmp_path: Path, **changes: Any) -> RunConfig:
 
 
 def lacking(findings: list[Finding]) -> str:
-    """The one thing that is missing, with its mend."""
+    """The one thing that is missing, with its fix."""
     (finding,) = [finding for finding in findings if not finding.ok]
-    assert finding.mend
-    assert "\n" not in finding.what + finding.mend
-    return f"{finding.what}; {finding.mend}"
+    assert finding.fix
+    assert "\n" not in finding.what + finding.fix
+    return f"{finding.what}; {finding.fix}"
 
 
 def test_a_run_file_that_lacks_nothing(tmp_path: Path) -> None:
@@ -59,21 +61,38 @@ def test_a_run_file_that_does_not_validate_is_a_finding(tmp_path: Path) -> None:
 
 
 def test_packages_that_are_required() -> None:
-    assert doctor.required(Requirement("numpy>=1")) == Finding(True, f"numpy {version('numpy')}")
-    assert lacking([doctor.required(Requirement("numpy>=1,<1.5"))]) == (
+    assert preflight.required(Requirement("numpy>=1")) == Finding(True, f"numpy {version('numpy')}")
+    assert lacking([preflight.required(Requirement("numpy>=1,<1.5"))]) == (
         f"numpy {version('numpy')} is not in <1.5,>=1; pip install 'numpy<1.5,>=1'"
     )
-    assert lacking([doctor.required(Requirement("cotune-nonesuch>=2"))]) == (
+    assert lacking([preflight.required(Requirement("cotune-nonesuch>=2"))]) == (
         "cotune-nonesuch is not installed; pip install 'cotune-nonesuch>=2'"
     )
 
 
 def test_a_trl_of_another_release_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert doctor.trl_engine().ok
+    assert ENGINE.installation()[0].ok
     monkeypatch.setattr(checks.trl, "__version__", "1.99.0")
-    said = lacking([doctor.trl_engine()])
+    said = lacking(ENGINE.installation())
     assert "trl 1.99.0 is installed" in said
     assert said.endswith("pip install 'trl>=1.16,<1.17'")
+
+
+def policy(config: RunConfig) -> list[Finding]:
+    return Check("policy", lambda: preflight.policy(config)).findings()
+
+
+def arguments(config: RunConfig) -> list[Finding]:
+    return Check("training", lambda: trl_engine.arguments(config)).findings()
+
+
+def gpus(config: RunConfig) -> list[Finding]:
+    found = Check("processes", lambda: trl_engine.processes(config)).findings()
+    return [*found, *trl_engine.gpu_memory(config)]
+
+
+def output(config: RunConfig) -> list[Finding]:
+    return Check("output", lambda: preflight.output(config, ENGINE)).findings()
 
 
 Properties = namedtuple("Properties", ["name", "total_memory"])
@@ -107,13 +126,13 @@ def test_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_policy_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     name = "nobody/no-such-model"
-    said = lacking(needs.policy(config(tmp_path, policy={"path": name})))
+    said = lacking(policy(config(tmp_path, policy={"path": name})))
     assert f"{name} is neither a folder nor in the cache" in said
     assert f"hf download {name}" in said
-    said = lacking(needs.policy(config(tmp_path, policy={"path": "./none"})))
+    said = lacking(policy(config(tmp_path, policy={"path": "./none"})))
     assert said.startswith("policy: ")
     assert "there is no such folder" in said
-    said = lacking(needs.policy(config(tmp_path, policy={"path": "a//b::c"})))
+    said = lacking(policy(config(tmp_path, policy={"path": "a//b::c"})))
     assert "neither a folder nor in the cache" in said
 
 
@@ -135,16 +154,16 @@ def folder(tmp_path: Path) -> Path:
 )
 def test_a_folder_with_a_part_missing(folder: Path, tmp_path: Path, gone: str, said: str) -> None:
     given = config(tmp_path, policy={"path": str(folder)})
-    assert [f.ok for f in needs.policy(given)] == [True]
+    assert [f.ok for f in policy(given)] == [True]
     (folder / gone).unlink()
-    assert said in lacking(needs.policy(given))
+    assert said in lacking(policy(given))
 
 
 def test_a_shard_that_was_not_fetched(folder: Path, tmp_path: Path) -> None:
     (folder / "model.safetensors.index.json").write_text(
         '{"weight_map": {"a": "model.safetensors", "b": "model-00002-of-00002.safetensors"}}'
     )
-    said = lacking(needs.policy(config(tmp_path, policy={"path": str(folder)})))
+    said = lacking(policy(config(tmp_path, policy={"path": str(folder)})))
     assert "has no model-00002-of-00002.safetensors" in said
 
 
@@ -158,7 +177,7 @@ def test_a_model_in_the_hub_s_cache(
         return str(folder / file)
 
     monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", cached)
-    (found,) = needs.policy(config(tmp_path, policy={"path": "someone/model"}))
+    (found,) = policy(config(tmp_path, policy={"path": "someone/model"}))
     assert found.ok
     assert asked == ["someone/model"]
 
@@ -167,9 +186,9 @@ def test_a_chat_template_of_its_own(folder: Path, tmp_path: Path) -> None:
     (folder / "chat_template.jinja").unlink()
     for template, ok in (("plain", True), (str(BUNDLED / "chat_template.jinja"), True)):
         given = config(tmp_path, policy={"path": str(folder), "chat_template": template})
-        assert all(f.ok for f in needs.policy(given)) is ok
+        assert all(f.ok for f in policy(given)) is ok
     given = config(tmp_path, policy={"path": str(folder), "chat_template": "none.jinja"})
-    assert "no chat template none.jinja" in lacking(needs.policy(given))
+    assert "no chat template none.jinja" in lacking(policy(given))
 
 
 # ---- data and objects
@@ -180,9 +199,11 @@ def test_files_of_an_environment(tmp_path: Path) -> None:
     there.touch()
     files = {name: str(there) for name in ("corpus", "train", "validation", "test")}
     environment = {"kind": "search", **files}
-    assert all(f.ok for f in needs.data(config(tmp_path, environment=environment, llm=ENDPOINT)))
+    assert all(
+        f.ok for f in preflight.data(config(tmp_path, environment=environment, llm=ENDPOINT))
+    )
     environment["validation"] = str(tmp_path / "none.jsonl")
-    found = needs.data(config(tmp_path, environment=environment, llm=ENDPOINT))
+    found = preflight.data(config(tmp_path, environment=environment, llm=ENDPOINT))
     assert lacking(found).startswith("environment.validation: there is no ")
     assert len(found) == 4
 
@@ -192,7 +213,7 @@ OWN = {"kind": "single_turn"}
 
 def test_files_of_a_data_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def found(**dataset: Any) -> list[Finding]:
-        return needs.data(
+        return preflight.data(
             config(tmp_path, environment=OWN, dataset=dataset, rewards=["exact_match"],
                    strategy={"kind": "static"})
         )  # fmt: skip
@@ -216,7 +237,7 @@ def test_functions_and_classes_that_are_named(
     static: dict[str, Any] = {"strategy": {"kind": "static"}, "dataset": {"path": "x.jsonl"}}
 
     def of(**changes: Any) -> list[Finding]:
-        return needs.objects(config(tmp_path, **static, **changes))
+        return preflight.objects(config(tmp_path, **static, **changes))
 
     found = of(environment=OWN, rewards=["mine.py:exact", "exact_match"])
     assert [f.ok for f in found] == [True, True]
@@ -235,8 +256,8 @@ def test_functions_and_classes_that_are_named(
 def test_packages_that_the_run_file_asks_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(needs, "installed", lambda package: None)
-    assert needs.packages(config(tmp_path)) == []
+    monkeypatch.setattr(preflight, "installed", lambda package: None)
+    assert preflight.packages(config(tmp_path)) == []
     cases = {
         "peft": {"policy": {"lora": {"rank": 4}}},
         "vllm": {"training": {"engine_args": {"use_vllm": True}}},
@@ -244,9 +265,9 @@ def test_packages_that_the_run_file_asks_for(
         "trackio": {"training": {"engine_args": {"report_to": ["trackio"]}}},
     }
     for package, changes in cases.items():
-        assert f"pip install {package}" in lacking(needs.packages(config(tmp_path, **changes)))
-    monkeypatch.setattr(needs, "installed", lambda package: "1")
-    assert [f.ok for f in needs.packages(config(tmp_path, **cases["peft"]))] == [True]
+        assert f"pip install {package}" in lacking(preflight.packages(config(tmp_path, **changes)))
+    monkeypatch.setattr(preflight, "installed", lambda package: "1")
+    assert [f.ok for f in preflight.packages(config(tmp_path, **cases["peft"]))] == [True]
 
 
 def test_the_key_of_the_llm_is_named_and_never_told(
@@ -254,12 +275,12 @@ def test_the_key_of_the_llm_is_named_and_never_told(
 ) -> None:
     given = config(tmp_path, llm=ENDPOINT)
     monkeypatch.delenv("COTUNE_TEST_KEY", raising=False)
-    assert "COTUNE_TEST_KEY is not set" in lacking(needs.llm(given))
+    assert "COTUNE_TEST_KEY is not set" in lacking(preflight.llm(given))
     monkeypatch.setenv("COTUNE_TEST_KEY", SECRET)
-    (found,) = needs.llm(given)
+    (found,) = preflight.llm(given)
     assert found == Finding(True, "llm: the environment variable COTUNE_TEST_KEY is set")
-    assert needs.llm(config(tmp_path, llm={"kind": "rules"})) == []
-    assert needs.llm(config(tmp_path, llm=ENDPOINT, strategy={"kind": "static"})) == []
+    assert preflight.llm(config(tmp_path, llm={"kind": "rules"})) == []
+    assert preflight.llm(config(tmp_path, llm=ENDPOINT, strategy={"kind": "static"})) == []
 
 
 # ---- the engine, processes and the disk
@@ -267,7 +288,7 @@ def test_the_key_of_the_llm_is_named_and_never_told(
 
 def test_arguments_that_trl_would_not_take(tmp_path: Path) -> None:
     given = config(tmp_path, training={"engine_args": {"loss_typ": "dapo"}})
-    assert "did you mean loss_type?" in lacking(needs.trainer(given))
+    assert "did you mean loss_type?" in lacking(arguments(given))
 
 
 def test_one_process_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -275,41 +296,43 @@ def test_one_process_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         monkeypatch.delenv(name, raising=False)
     given = config(tmp_path)  # a mini-batch of 8 rollouts, micro-batches of 2
     with_gpus(monkeypatch, 0)
-    assert needs.gpus(given) == []
+    assert gpus(given) == []
     with_gpus(monkeypatch, 4)
-    assert any("torchrun --nproc_per_node 4" in f.what for f in needs.gpus(given))
-    assert all(f.ok for f in needs.gpus(given))
+    assert any("torchrun --nproc_per_node 4" in f.what for f in gpus(given))
+    assert all(f.ok for f in gpus(given))
     with_gpus(monkeypatch, 3)
-    assert "2 on 3 processes does not divide the 8 rollouts" in lacking(needs.gpus(given))
+    assert "2 on 3 processes does not divide the 8 rollouts" in lacking(gpus(given))
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    assert all(f.ok for f in needs.gpus(given))
+    assert all(f.ok for f in gpus(given))
     with_gpus(monkeypatch, 1)
-    assert "2 processes were started on this machine" in lacking(needs.gpus(given))
+    assert "2 processes were started on this machine" in lacking(gpus(given))
 
 
 def test_room_on_the_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     with_gpus(monkeypatch, 1)
-    (room,) = needs.gpus(config(tmp_path))
+    (room,) = gpus(config(tmp_path))
     assert room.ok
     assert room.what.startswith("GPU memory: at most ")
     with_gpus(monkeypatch, 1, gib=0.1)
-    assert "lower training.micro_batch_size" in lacking(needs.gpus(config(tmp_path)))
+    assert "lower training.micro_batch_size" in lacking(gpus(config(tmp_path)))
 
 
 def test_disk_for_checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     weights = 1_050_752 * 4  # parameters of the bundled policy, in float32
     given = config(tmp_path, training={"keep_checkpoints": 2, "save_every": 1})
     # Three checkpoints of weights and two moments at a time, and best/ twice.
-    assert needs.disk_needed(given) == 3 * 3 * weights + 2 * weights
-    assert needs.disk_needed(config(tmp_path, training={"save_every": 0})) == 2 * weights
+    assert preflight.disk_needed(given, ENGINE) == 3 * 3 * weights + 2 * weights
+    assert (
+        preflight.disk_needed(config(tmp_path, training={"save_every": 0}), ENGINE) == 2 * weights
+    )
     unknown = config(tmp_path, policy={"path": "nobody/no-such-model"})
-    assert needs.disk_needed(unknown) is None
-    assert all(f.ok for f in needs.output(unknown))
+    assert preflight.disk_needed(unknown, ENGINE) is None
+    assert all(f.ok for f in output(unknown))
     usage = shutil.disk_usage(tmp_path)._replace(free=2**20)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
-    assert "lower training.keep_checkpoints" in lacking(needs.output(given))
+    assert "lower training.keep_checkpoints" in lacking(output(given))
 
 
 def test_a_folder_that_is_taken_or_cannot_be_written(
@@ -318,10 +341,10 @@ def test_a_folder_that_is_taken_or_cannot_be_written(
     given = config(tmp_path)
     with monkeypatch.context() as patched:
         patched.setattr("os.access", lambda path, mode: False)
-        assert "cannot be written" in lacking(needs.output(given))
+        assert "cannot be written" in lacking(output(given))
     given.output.mkdir()
     (given.output / "x").touch()
-    assert "is not an empty folder; choose another output" in lacking(needs.output(given))
+    assert "is not an empty folder; choose another output" in lacking(output(given))
 
 
 # ---- the command
@@ -369,12 +392,12 @@ def searching(tmp_path: Path, url: str) -> RunConfig:
 
 
 def test_a_retrieval_server_is_asked(tmp_path: Path) -> None:
-    assert needs.retriever(config(tmp_path)) == []
+    assert preflight.retriever(config(tmp_path)) == []
     with server(lambda query: ["a passage"]) as url:
-        (found,) = needs.retriever(searching(tmp_path, url))
+        (found,) = preflight.retriever(searching(tmp_path, url), 10.0)
         assert found == Finding(True, f"environment.retriever: {url} answers")
-        (found,) = needs.retriever(searching(tmp_path, url.replace("retrieve", "search")))
+        (found,) = preflight.retriever(searching(tmp_path, url.replace("retrieve", "search")), 10.0)
         assert "status 404 (is the address right?" in found.what
-    said = lacking(needs.retriever(searching(tmp_path, url)))
+    said = lacking(preflight.retriever(searching(tmp_path, url), 10.0))
     assert said.startswith(f"environment.retriever.url: the retrieval server {url}")
     assert "start the server (cotune serve-retriever" in said

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 import cotune
-from cotune.cli import doctor, needs
+from cotune.cli import doctor
 from cotune.cli.train import prepare
 from cotune.config.run_file import parse_config
-from cotune.engines import engine
+from cotune.engines import engine, preflight
 from cotune.engines.verl import verl_engine
 from cotune.errors import ConfigError
 from cotune.utils import packages as engine_packages
@@ -18,7 +18,7 @@ from tests.run_files import tiny
 
 
 def with_packages(monkeypatch: pytest.MonkeyPatch, **versions: str) -> None:
-    for module in (engine_packages, engine, verl_engine, doctor, needs):
+    for module in (engine_packages, engine, verl_engine, doctor, preflight):
         monkeypatch.setattr(module, "installed", versions.get)
 
 
@@ -44,7 +44,7 @@ def test_no_engine_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
         "training.engine is trl, but trl is not installed: pip install 'cotune[trl]'"
     )
     (found,) = doctor.engines()
-    assert (found.ok, found.mend) == (False, "pip install 'cotune[trl]'")
+    assert (found.ok, found.fix) == (False, "pip install 'cotune[trl]'")
 
 
 def test_the_other_engine(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,7 +57,7 @@ def test_the_other_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     assert absent.ok
     assert absent.what.startswith("engine trl: not installed")
     assert all(finding.what.startswith("engine verl: ") for finding in verl)
-    lacking = {finding.what: finding.mend for finding in verl if not finding.ok}
+    lacking = {finding.what: finding.fix for finding in verl if not finding.ok}
     assert lacking["engine verl: cachetools is not installed"] == "pip install 'cachetools>=5'"
 
 
@@ -76,11 +76,12 @@ def test_a_run_file_whose_engine_is_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = parse_config(tiny(tmp_path / "out"), "test")
-    assert needs.engine(config).ok
+    trl = engine.engine_named("trl")
+    assert preflight.engine(config, trl)[0].ok
     with_packages(monkeypatch)
-    found = needs.engine(config)
+    (found,) = preflight.engine(config, trl)
     assert found.what == "training.engine is trl, but trl is not installed"
-    assert found.mend == "pip install 'cotune[trl]'"
+    assert found.fix == "pip install 'cotune[trl]'"
     with pytest.raises(ConfigError, match=r"pip install 'cotune\[trl\]'"):
         prepare(config, tmp_path / "out")
     assert not (tmp_path / "out").exists()

@@ -208,7 +208,7 @@ def doctor(
         mark = (
             typer.style("ok     ", fg="green") if finding.ok else typer.style("missing", fg="red")
         )
-        typer.echo(f"{mark}  {finding.what}" + (f"; {finding.mend}" if finding.mend else ""))
+        typer.echo(f"{mark}  {finding.text}")
     if missing(findings):
         raise typer.Exit(1)
 

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from cotune.cli.libraries import quiet_libraries
-from cotune.config.build import build_llm, describe_llm
+from cotune.config.build import describe_llm
 from cotune.config.resuming import resumed_config
 from cotune.config.run_file import RunConfig, dump_config, load_config, parse_config
 from cotune.engines.engine import engine_of
+from cotune.engines.preflight import Preflight
 from cotune.engines.run_summary import write_run_summary
 from cotune.errors import ConfigError, Stopped
-from cotune.policy.paths import policy_path
 from cotune.protocols import Environment
 from cotune.run.console import score_table
 from cotune.run.journal import Journal
@@ -32,7 +32,6 @@ def train(
 ) -> Path:
     """Train a run file, with some fields set, from the start; return the run folder."""
     config = load_config(path, assignments=assignments)
-    RunDir.check_free(config.output)
     shown = Console(quiet=True) if quiet else console
     with _stoppable(config.output):
         setup = prepare(config, config.output)
@@ -55,7 +54,7 @@ def resume(
     config = resumed_config(run, was, assignments, step)
     shown = Console(quiet=True) if quiet else console
     with _stoppable(folder), run_locked(folder):
-        setup = prepare(config, folder)
+        setup = prepare(config, folder, new=False)
         if assignments:
             _on_first_rank(lambda: run.replace_config(dump_config(config)))
         _show_headline(config, run, shown)
@@ -63,19 +62,18 @@ def resume(
     return run.path
 
 
-def prepare(config: RunConfig, folder: Path) -> Any:
-    """Check all that can be wrong, cheap checks first; write nothing.
+def prepare(config: RunConfig, folder: Path, *, new: bool = True) -> Any:
+    """Check all that can be wrong, cheap checks first, and load the policy; write nothing.
+
+    Args:
+        new: whether the run folder is still to be made.
 
     Returns:
         What the engine's `train` and `resume` take.
     """
-    engine = engine_of(config)
-    engine.check_installed()
-    policy_path(config.policy.path)
-    with Ledger(":memory:") as ledger:
-        build_llm(config, ledger)  # needs its key
     quiet_libraries(config)
-    return engine.prepare(config, RunDir(folder, attempt=1).checkpoints_path)
+    checked = Preflight(config, new=new).require()
+    return checked.engine.prepare(checked, RunDir(folder, attempt=1).checkpoints_path)
 
 
 def open_trained(folder: Path) -> tuple[RunDir, RunConfig]:

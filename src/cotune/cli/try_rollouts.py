@@ -17,18 +17,15 @@ from cotune.cli.show_rollouts import (
     outcome_lines,
     prompt_text,
 )
-from cotune.config.build import build_environment, build_rewards, initial_instruction
-from cotune.config.preflight import check_instruction, check_prompts, check_retriever, check_told
 from cotune.config.run_file import RunConfig, load_config
+from cotune.engines.preflight import Finding, Preflight
 from cotune.errors import ConfigError
 from cotune.experiments.evaluate.evaluating import SPLITS
 from cotune.policy.folder import cached_folder
 from cotune.policy.paths import policy_path
-from cotune.protocols import Environment
 from cotune.rollout.coordinator import RolloutSettings
 from cotune.run.scores import score_trajectories
 from cotune.types import Assignment, Prompt, Trajectory
-from cotune.utils.text import one_line
 
 if TYPE_CHECKING:
     from cotune.policy.codec import HFCodec
@@ -64,11 +61,9 @@ def try_run(
         raise ConfigError(f"-n is {count}; expected 1 or more")
     config = load_config(path, assignments=assignments)
     quiet_libraries(config)
-    environment = build_environment(config)
-    instruction = initial_instruction(config, environment)
-    check_instruction(environment, instruction)
-    check_retriever(environment)
-    trajectories, codec = _rolled_out(config, environment, instruction, count, split, greedy)
+    checked = Preflight(config, new=False)
+    _show_missing(checked.missing_here("environment.retriever"), console)
+    trajectories, codec = _rolled_out(checked, count, split, greedy)
     console.print(LEGEND)
     for number, trajectory in enumerate(trajectories, 1):
         _show(number, trajectory, codec, console)
@@ -77,35 +72,28 @@ def try_run(
 
 
 def _rolled_out(
-    config: RunConfig,
-    environment: Environment,
-    instruction: str,
-    count: int,
-    split: str,
-    greedy: bool,
+    checked: Preflight, count: int, split: str, greedy: bool
 ) -> "tuple[list[Trajectory], HFCodec]":
     from cotune.policy.local_policy import local_coordinator
 
-    training = config.training
+    config, training = checked.config, checked.config.training
     coordinator = local_coordinator(
         policy_path(config.policy.path),
-        environment,
-        instruction,
+        checked.environment,
+        checked.instruction,
         RolloutSettings(config.limits, training.temperature, config.seed, training.rows_per_call),
         dtype=config.policy.dtype,
         template_args=config.policy.template_args,
         chat_template=config.policy.chat_template,
-        rewards=build_rewards(config),
+        rewards=checked.rewards,
     )
     codec: HFCodec = coordinator.codec  # pyright: ignore[reportAssignmentType]
-    check_told(environment, instruction, codec)
-    prompt = Prompt(instruction)
+    prompt = Prompt(checked.instruction)
     assignments = [
         Assignment(task, prompt, prompt, "i0", group)
-        for group, task in enumerate(environment.tasks(split)[:count])
+        for group, task in enumerate(checked.environment.tasks(split)[:count])
     ]
-    found = coordinator.rollout(assignments, purpose="try", greedy=greedy)
-    return found, codec
+    return coordinator.rollout(assignments, purpose="try", greedy=greedy), codec
 
 
 def _show(number: int, trajectory: Trajectory, codec: "HFCodec", console: Console) -> None:
@@ -139,50 +127,45 @@ def _summary(trajectories: Sequence[Trajectory], console: Console) -> None:
 
 
 def show_prompt(config: RunConfig, console: Console) -> None:
-    """Prints the first training task's prompt as the policy would see it, tokens counted.
+    """Print the first training task's prompt as the policy would see it, tokens counted.
 
-    A tokenizer that is not on this machine is said so; nothing is downloaded for it.
+    What this machine lacks to train is listed below it. Nothing is downloaded for a tokenizer.
+
+    Raises:
+        ConfigError: what is wrong with the run file.
     """
-    environment = build_environment(config)
-    instruction = initial_instruction(config, environment)
+    checked = Preflight(config, new=False, patient=False)
+    missing = checked.missing_here()
+    path = policy_path(config.policy.path)
+    if not Path(path).is_dir() and cached_folder(path) is None:
+        console.print(
+            f"prompt: not shown; the tokenizer of {path} is not on this machine; cotune try fetches and "
+            "shows it",
+            markup=False,
+        )
+    elif any(finding.what.startswith(("dataset", "environment.")) for finding in missing):
+        console.print("prompt: not shown; the data is not on this machine", markup=False)
+    else:
+        _show_first_prompt(checked, console)
+    _show_missing(missing, console)
+
+
+def _show_missing(missing: Sequence[Finding], console: Console) -> None:
+    for finding in missing:
+        console.print(f"missing here: {finding.text}", markup=False, highlight=False)
+
+
+def _show_first_prompt(checked: Preflight, console: Console) -> None:
+    codec, environment = checked.codec, checked.environment
     (task, *_) = environment.tasks("train")
-    try:
-        codec = _codec(config)
-    except (ConfigError, OSError, ValueError) as error:
-        console.print(f"prompt: not shown; {_why_not(config, error)}", markup=False)
-        return
-    check_told(environment, instruction, codec)
-    check_prompts(
-        environment, codec, instruction, config.limits, SPLITS, strategy=config.strategy.kind
-    )
-    ids = codec.render(environment.messages(task, Prompt(instruction)), environment.tools)
+    prompt = Prompt(checked.instruction)
+    ids = codec.render(environment.messages(task, prompt), environment.tools)
     console.print(Rule(Text(f"prompt of {task.id}: {len(ids)} tokens"), align="left"))
     shown = Text.assemble(
-        prompt_text(codec.decode(ids), instruction), ("[the policy's turn: trained on]", OWN)
+        prompt_text(codec.decode(ids), prompt.instruction),
+        ("[the policy's turn: trained on]", OWN),
     )
-    if config.limits.turns > 1:
+    if checked.config.limits.turns > 1:
         shown.append("[what the environment answers: masked]", style=OBSERVED)
         shown.append("[the policy's next turn: trained on] …", style=OWN)
     console.print(shown, soft_wrap=True)
-
-
-def _why_not(config: RunConfig, error: Exception) -> str:
-    """Why there is no tokenizer; the hub's own words blame the network, which was not asked."""
-    path = policy_path(config.policy.path)
-    if not Path(path).is_dir() and cached_folder(str(path)) is None:
-        return f"the tokenizer of {path} is not on this machine; cotune try fetches and shows it"
-    return one_line(str(error))
-
-
-def _codec(config: RunConfig) -> "HFCodec":
-    from transformers import AutoTokenizer
-
-    from cotune.policy.codec import HFCodec, use_template
-
-    tokenizer = AutoTokenizer.from_pretrained(
-        policy_path(config.policy.path), local_files_only=True
-    )
-    if tokenizer.pad_token_id is None:
-        tokenizer.pad_token = tokenizer.eos_token
-    use_template(tokenizer, config.policy.chat_template)
-    return HFCodec(tokenizer, config.policy.template_args)

@@ -4,7 +4,7 @@ To add an engine, write a package with a module that implements `Engine` as `ENG
 module in `cotune.utils.packages.ENGINES`. Nothing else compares an engine's name.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from cotune.engines.evaluation import Outcome
     from cotune.engines.measured_steps import Measured
     from cotune.engines.memory import MemoryEstimate
+    from cotune.engines.preflight import Check, Finding, Preflight
 
 Conclude = Callable[[RunConfig, RunDir, Journal, "Outcome", Environment, Console], None]
 """Ends a run that has been trained: writes its summary, completes best/, reports."""
@@ -37,11 +38,23 @@ class Engine(Protocol):
         """Raise ConfigError if this environment lacks what the engine imports."""
         ...
 
-    def prepare(self, config: RunConfig, folder: Path) -> Any:
-        """Load and check what a run needs; write nothing.
+    def installation(self) -> "Sequence[Finding]":
+        """Report whether the installed engine works here, for `cotune doctor`."""
+        ...
+
+    def check(self, checked: "Preflight") -> "Sequence[Check]":
+        """Return the engine's own checks of a run file, for the preflight's list.
 
         Args:
-            config: the run file.
+            checked: the preflight that they are for; what it has built can be used.
+        """
+        ...
+
+    def prepare(self, checked: "Preflight", folder: Path) -> Any:
+        """Load what a run needs, weights included; write nothing.
+
+        Args:
+            checked: the run file, which has passed `check`.
             folder: where checkpoints will be kept, inside the run folder.
 
         Returns:

@@ -10,6 +10,7 @@ from torch.nn import DataParallel
 from trl import GRPOConfig, GRPOTrainer
 
 from cotune.config.run_file import RunConfig, parse_config
+from cotune.engines import preflight
 from cotune.engines.trl import setup as trl_setup
 from cotune.engines.trl.checks import check_args
 from cotune.engines.trl.launch import check_launch, held_to_one_gpu
@@ -84,7 +85,7 @@ def test_it_is_refused_before_anything_is_loaded(
         raise AssertionError("the policy was loaded")
 
     monkeypatch.setattr(trl_setup, "load", loaded)
-    monkeypatch.setattr(trl_setup, "build_environment", loaded)
+    monkeypatch.setattr(preflight, "build_environment", loaded)
     gpus(2)
     with pytest.raises(ConfigError, match="one process sees 2 GPUs"):
         prepare(run_config(), tmp_path)

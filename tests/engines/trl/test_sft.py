@@ -8,8 +8,7 @@ import torch
 from transformers import TrainerCallback
 from trl import SFTConfig, SFTTrainer
 
-from cotune.engines.trl.sft import SFTSetup, build_trainer, prepare
-from cotune.engines.trl.sft_config import check_engine_args
+from cotune.engines.trl.sft import SFTSetup, build_trainer, check_engine_args, prepare
 from cotune.engines.trl.sft_rows import ROLLOUTS as LOG
 from cotune.engines.trl.sft_rows import ROWS, read_rows, write_rows
 from cotune.errors import ConfigError, EngineError

@@ -7,6 +7,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from cotune.config.run_file import parse_config
+from cotune.engines.preflight import Preflight
 from cotune.engines.verl.cluster import check_cluster, check_copy, on_cluster
 from cotune.engines.verl.run import prepare
 from cotune.errors import ConfigError
@@ -60,5 +61,5 @@ def test_a_job_does_not_write_into_rays_copy_of_what_was_submitted(
         GEO | {"name": "job", "output": "runs/mine", "training": {"engine": "verl"}}, "the test"
     )
     with pytest.raises(ConfigError, match="output: runs/mine lies in the copy that Ray made"):
-        prepare(config, config.output / "checkpoints")
+        prepare(Preflight(config), config.output / "checkpoints")
     assert list(copy.iterdir()) == []

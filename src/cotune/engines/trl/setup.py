@@ -10,33 +10,22 @@ import torch
 from transformers import PreTrainedTokenizerBase, TrainerState
 from trl import GRPOConfig
 
-from cotune.config.build import build_environment, build_rewards, initial_instruction
-from cotune.config.preflight import (
-    check_context,
-    check_instruction,
-    check_prompts,
-    check_retriever,
-    check_rewards,
-    check_splits,
-    check_tokens,
-    check_told,
-)
+from cotune.config.preflight import check_tokens
 from cotune.config.run_file import RunConfig, TrainingConfig
-from cotune.engines.trl.checks import check_args, check_trl
+from cotune.engines.preflight import Preflight
+from cotune.engines.trl.checks import check_args
 from cotune.engines.trl.fields import SECTIONS
 from cotune.engines.trl.launch import check_launch, held_to_one_gpu
 from cotune.engines.trl.sharding import check_deepspeed
 from cotune.engines.trl.trackers import check_installed
 from cotune.errors import ConfigError
-from cotune.policy.adapters import check_peft, is_adapter_folder, lora_config
+from cotune.policy.adapters import is_adapter_folder, lora_config
 from cotune.policy.codec import HFCodec, use_template
 from cotune.policy.local_policy import load
 from cotune.policy.paths import policy_path
 from cotune.policy.tool_templates import check_tools
 from cotune.protocols import Environment
 from cotune.rewards.functions import RewardFunctions
-
-_SPLITS = ("train", "validation", "test")
 
 
 @dataclass(frozen=True)
@@ -62,64 +51,45 @@ class Setup(Loaded):
     args: GRPOConfig = field(kw_only=True)
 
 
-def prepare(config: RunConfig, folder: Path) -> Setup:
-    """Loads and checks what a run needs; writes nothing, makes no folder.
+def prepare(config: RunConfig, folder: Path, checked: Preflight | None = None) -> Setup:
+    """Load what a run needs; write nothing, make no folder.
 
     Started by torchrun, the processes know each other afterwards.
 
     Args:
         config: the run file.
         folder: where checkpoints will be kept.
+        checked: the preflight that it has passed; passed here if None.
 
     Raises:
         ConfigError: names the field that cannot work.
     """
-    loaded = load_checked(config)
+    loaded = load_checked(checked or Preflight(config, new=False).require())
     args = grpo_config(config, folder)
     check_args(args)
     return Setup(**vars(loaded), args=args)
 
 
-def load_checked(config: RunConfig) -> Loaded:
-    """Loads and checks all that a run needs but its trainer's arguments.
+def load_checked(checked: Preflight) -> Loaded:
+    """Load the policy of a run file that has passed its preflight.
 
     Raises:
         ConfigError: names the field that cannot work.
     """
-    check_trl()
+    config, rewards = checked.config, checked.rewards
     check_launch(config.training)
-    lora = config.policy.lora
-    if lora is not None:
-        check_peft("policy.lora")
     if config.threads is not None:
         torch.set_num_threads(config.threads)
-    environment, rewards = build_environment(config), build_rewards(config)
-    instruction = initial_instruction(config, environment)
-    check_instruction(environment, instruction, config.strategy.kind)
     if rewards is not None:
         steps = config.training.steps * config.training.optimizer_steps
         rewards.trainer_state = TrainerState(max_steps=steps)
-    check_splits(environment, validates=bool(config.evaluation.every))
-    check_rewards(rewards, environment, instruction, _SPLITS)
-    check_retriever(environment)
     model, tokenizer = load_policy(config)
-    check_context(
-        getattr(model.config.get_text_config(), "max_position_embeddings", None), config.limits
-    )
     codec = HFCodec(tokenizer, config.policy.template_args)
-    check_tools(environment, codec, tokenizer)
-    check_told(environment, instruction, codec)
-    check_prompts(
-        environment,
-        codec,
-        instruction,
-        config.limits,
-        _SPLITS,
-        strategy=config.strategy.kind,
-    )
+    check_tools(checked.environment, codec, tokenizer)  # may give the tokenizer a template
     check_installed(config.logging.report_to)
+    lora = config.policy.lora
     adapter = None if lora is None else lora_config(lora, model)
-    return Loaded(model, tokenizer, environment, adapter, rewards)
+    return Loaded(model, tokenizer, checked.environment, adapter, rewards)
 
 
 def load_policy(config: RunConfig) -> tuple[Any, PreTrainedTokenizerBase]:

@@ -4,9 +4,10 @@ A run evaluates the initial policy, gets its rows, and fits them. The first two 
 a step after that is an optimizer step.
 """
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, cast
 
@@ -19,13 +20,14 @@ from transformers import (
     TrainingArguments,
 )
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
-from trl import SFTConfig, SFTTrainer
+from trl import GRPOConfig, SFTConfig, SFTTrainer
 
 from cotune.config.cost import accumulation
 from cotune.config.run_file import RunConfig
 from cotune.engines.evaluation import Outcome, RunEvaluation
 from cotune.engines.joint_run import Resumable
 from cotune.engines.parts import Parts, run_parts
+from cotune.engines.preflight import Preflight
 from cotune.engines.trl.best import TRLBest
 from cotune.engines.trl.bound import Bound, metrics_row
 from cotune.engines.trl.checkpoints import (
@@ -35,21 +37,20 @@ from cotune.engines.trl.checkpoints import (
     load_state,
     save_state,
 )
+from cotune.engines.trl.launch import check_devices, held_to_one_gpu
 from cotune.engines.trl.run import lost_steps
-from cotune.engines.trl.setup import Loaded, load_checked
-from cotune.engines.trl.sft_config import check_one_process, sft_config
+from cotune.engines.trl.setup import Loaded, check_known, check_not_ours, load_checked, shared_args
 from cotune.engines.trl.sft_rows import (
     ROWS,
     Rows,
     answer_rows,
-    check_references,
     keep_rows,
     read_head,
     read_rows,
     rollout_rows,
 )
 from cotune.engines.trl.trackers import close_reports, report_scores, tensorboard_into
-from cotune.errors import EngineError
+from cotune.errors import ConfigError, EngineError
 from cotune.methods.sft import SFTOptions, TrainingRow, optimizer_steps
 from cotune.policy.codec import HFCodec
 from cotune.policy.sampling import policy_sampler
@@ -68,22 +69,94 @@ class SFTSetup(Loaded):
     args: SFTConfig = field(kw_only=True)
 
 
-def prepare(config: RunConfig, folder: Path) -> SFTSetup:
-    """Loads and checks what a run needs; writes nothing, makes no folder.
+def prepare(config: RunConfig, folder: Path, checked: Preflight | None = None) -> SFTSetup:
+    """Load what a run needs; write nothing, make no folder.
 
     Args:
         config: the run file.
         folder: where checkpoints will be kept.
+        checked: the preflight that it has passed; passed here if None.
 
     Raises:
         ConfigError: names the field that cannot work.
     """
-    check_one_process()
-    args = sft_config(config, folder)
-    loaded = load_checked(config)
-    if isinstance(config.strategy, SFTOptions) and config.strategy.data == "answers":
-        check_references(loaded.environment)
-    return SFTSetup(**vars(loaded), args=args)
+    loaded = load_checked(checked or Preflight(config, new=False).require())
+    return SFTSetup(**vars(loaded), args=sft_config(config, folder))
+
+
+_TOKENS = "rows are tokens already, the targets among them marked, and none is cut or joined"
+_OUR_TOKENS = (
+    "dataset_text_field", "dataset_kwargs", "dataset_num_proc", "eos_token", "pad_token",
+    "chat_template_path", "max_length", "truncation_mode", "packing", "packing_strategy",
+    "eval_packing", "completion_only_loss", "assistant_only_loss", "remove_unused_columns",
+)  # fmt: skip
+_ELSEWHERE = {
+    "max_steps": "strategy.epochs",
+    "num_train_epochs": "strategy.epochs",
+    "save_strategy": "training.save_every",
+    "save_steps": "training.save_every",
+    "per_device_train_batch_size": "training.micro_batch_size",
+    "gradient_accumulation_steps": "training.questions_per_step, group_size and mini_batches",
+}
+_ONE_PROCESS = ("fsdp", "fsdp_config", "deepspeed", "parallelism_config")
+
+
+def sft_config(config: RunConfig, folder: Path) -> SFTConfig:
+    """TRL's configuration of a run file with `strategy.kind` sft.
+
+    Raises:
+        ConfigError: a field that SFTConfig does not take, or that would fit other tokens.
+    """
+    training, options = config.training, config.strategy
+    assert isinstance(options, SFTOptions)
+    check_engine_args(training.engine_args)
+    values: dict[str, Any] = {
+        **shared_args(config, folder),
+        "num_train_epochs": options.epochs,
+        "gradient_accumulation_steps": accumulation(training),
+        "save_steps": max(1, training.save_every),
+        "max_length": None,
+        "packing": False,
+        "dataset_kwargs": {"skip_prepare_dataset": True},
+    }
+    try:
+        args = SFTConfig(**(values | training.engine_args))
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"training.engine_args: {' '.join(str(error).split())}") from error
+    args = held_to_one_gpu(args) if training.single_gpu else args
+    check_devices(args)
+    return args
+
+
+def check_engine_args(given: dict[str, Any]) -> None:
+    """Raises ConfigError for the first field that a fine-tuning run refuses."""
+    check_not_ours(given)
+    known = {one.name for one in fields(SFTConfig) if one.init}
+    grpos = {one.name for one in fields(GRPOConfig) if one.init} - known
+    for name in given:
+        where = f"training.engine_args.{name}"
+        if name in grpos:
+            raise ConfigError(
+                f"{where}: a field of GRPOConfig alone, but strategy.kind sft trains by SFTTrainer; "
+                "remove it"
+            )
+        if name in _OUR_TOKENS:
+            raise ConfigError(f"{where}: {_TOKENS}; remove it")
+        if name in _ELSEWHERE:
+            raise ConfigError(f"{where}: said elsewhere; remove it and set {_ELSEWHERE[name]}")
+        if name in _ONE_PROCESS:
+            raise ConfigError(f"{where}: strategy.kind sft trains in one process; remove it")
+    check_known(given, SFTConfig)
+
+
+def check_one_process() -> None:
+    """Raises ConfigError where torchrun has started several."""
+    world = int(os.environ.get("WORLD_SIZE", "1"))
+    if world > 1:
+        raise ConfigError(
+            f"{world} processes were started, but strategy.kind sft trains in one: start it without "
+            "torchrun or accelerate launch, and show it one GPU by CUDA_VISIBLE_DEVICES=0"
+        )
 
 
 class TRLSft(Resumable, Bound[SFTTrainer]):

@@ -1,6 +1,9 @@
 """TRL as an `Engine`: GRPOTrainer, or SFTTrainer for strategy.kind sft."""
 
+import os
+import warnings
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,9 +12,13 @@ from rich.console import Console
 from cotune.config.run_file import RunConfig
 from cotune.engines.engine import Conclude, check_package, newest_numbered
 from cotune.engines.memory import MemoryEstimate
+from cotune.engines.preflight import Check, Finding, Preflight
+from cotune.errors import EngineError
+from cotune.methods.sft import SFTOptions
 from cotune.run.console import RunJournal
 from cotune.run.journal import Journal, SilentJournal
 from cotune.run.run_dir import RunDir
+from cotune.utils.text import one_line, size
 
 if TYPE_CHECKING:
     from cotune.engines.evaluation import Outcome
@@ -25,14 +32,41 @@ class TRL:
     def check_installed(self) -> None:
         check_package("trl")
 
-    def prepare(self, config: RunConfig, folder: Path) -> "Loaded":
-        if config.method.supervised:
+    def installation(self) -> list[Finding]:
+        try:
+            from cotune.engines.trl.checks import SUPPORTED, check_trl
+
+            check_trl()
+        except ImportError as error:
+            what = f"engine trl: {one_line(str(error))}"
+            return [Finding(False, what, "install trl and what it imports")]
+        except EngineError as error:
+            what, _, fix = one_line(str(error)).rpartition(": ")
+            return [Finding(False, f"engine trl: {what}", fix)]
+        oldest, newest = SUPPORTED
+        return [Finding(True, f"engine trl: in the range >={oldest},<{newest}, hooks found")]
+
+    def check(self, checked: Preflight) -> list[Check]:
+        config, needs = checked.config, ("training.engine",)
+        return [
+            Check("training", partial(arguments, config), needs=needs),
+            Check("processes", partial(processes, config), here=True, needs=needs),
+            Check("GPU memory", partial(gpu_memory, config), here=True, needs=needs),
+            Check(
+                "strategy.data",
+                partial(_references, checked),
+                needs=("training.engine", "environment"),
+            ),
+        ]
+
+    def prepare(self, checked: Preflight, folder: Path) -> "Loaded":
+        if checked.config.method.supervised:
             from cotune.engines.trl import sft
 
-            return sft.prepare(config, folder)
+            return sft.prepare(checked.config, folder, checked)
         from cotune.engines.trl import setup
 
-        return setup.prepare(config, folder)
+        return setup.prepare(checked.config, folder, checked)
 
     def train(
         self, config: RunConfig, run: RunDir, setup: "Loaded", console: Console, conclude: Conclude
@@ -95,6 +129,93 @@ class TRL:
         from cotune.engines.trl.setup import dry_run_args
 
         return dry_run_args(dict(given))
+
+
+def arguments(config: RunConfig) -> list[Finding]:
+    """Check that TRL takes the trainer's arguments, from however many processes there are.
+
+    Raises:
+        ConfigError: names the argument.
+        EngineError: another TRL than this engine is written for is installed.
+    """
+    from cotune.engines.trl.checks import check_args, check_trl
+    from cotune.engines.trl.setup import grpo_config
+    from cotune.engines.trl.sft import check_one_process, sft_config
+
+    check_trl()
+    folder = config.output / "checkpoints"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of libraries about each other
+        if config.method.supervised:
+            check_one_process()
+            sft_config(config, folder)
+        else:
+            check_args(grpo_config(config, folder))
+    return [Finding(True, "training: TRL takes these arguments")]
+
+
+def processes(config: RunConfig) -> list[Finding]:
+    """Check that there are as many processes as GPUs, and that each gets its share of a batch.
+
+    Raises:
+        ConfigError: the processes that were started do not fit the GPUs.
+    """
+    import torch
+
+    from cotune.engines.trl.launch import check_launch
+
+    training = config.training
+    count = torch.cuda.device_count()
+    if "WORLD_SIZE" in os.environ or training.single_gpu:
+        check_launch(training)
+        shared = int(os.environ.get("WORLD_SIZE", "1"))
+        findings = [Finding(True, f"processes: {shared}, {count} visible GPUs")]
+    elif count > 1:
+        start = f"torchrun --nproc_per_node {count} -m cotune train RUN.yaml"
+        what = f"processes: {count} GPUs are visible; start one process for each: {start}"
+        findings, shared = [Finding(True, what)], count
+    else:
+        findings, shared = [], 1
+    rows = training.questions_per_step * training.group_size // training.optimizer_steps
+    if rows % (shared * training.micro_batch_size):
+        findings.append(
+            Finding(
+                False,
+                f"training.micro_batch_size: {training.micro_batch_size} on {shared} processes does "
+                f"not divide the {rows} rollouts of a mini-batch",
+                f"make it a divisor of {rows} / {shared}",
+                blocks=False,
+            )
+        )
+    return findings
+
+
+def gpu_memory(config: RunConfig) -> list[Finding]:
+    """Compare what the plan estimates with the memory of a GPU, if there is one."""
+    import torch
+
+    if not torch.cuda.device_count():
+        return []
+    try:
+        memory = ENGINE.memory(config)
+    except ValueError:
+        return []
+    needed = max(memory.training, memory.sampling or 0)
+    total = torch.cuda.get_device_properties(0).total_memory
+    what = f"GPU memory: at most {size(needed)} of {size(total)} are needed"
+    if needed <= total:
+        return [Finding(True, what)]
+    fix = "lower training.micro_batch_size, training.rows_per_call or the limits; or LoRA"
+    return [Finding(False, what, fix, blocks=False)]
+
+
+def _references(checked: Preflight) -> None:
+    """Check that there are answers to fine-tune on."""
+    options = checked.config.strategy
+    if isinstance(options, SFTOptions) and options.data == "answers":
+        from cotune.engines.trl.sft_rows import check_references
+
+        check_references(checked.environment)
 
 
 ENGINE = TRL()

@@ -20,20 +20,12 @@ from verl.trainer.ppo.utils import need_critic, need_reference_policy
 from verl.utils.config import validate_config
 from verl.utils.device import auto_set_device
 
-from cotune.config.build import build_strategy, initial_instruction
-from cotune.config.preflight import (
-    check_context,
-    check_instruction,
-    check_prompts,
-    check_retriever,
-    check_rewards,
-    check_splits,
-    check_told,
-)
+from cotune.config.build import build_strategy
 from cotune.config.run_file import RunConfig
 from cotune.engines.engine import Conclude
 from cotune.engines.evaluation import Outcome, RunEvaluation
 from cotune.engines.parts import run_parts
+from cotune.engines.preflight import Preflight
 from cotune.engines.verl.best import VerlBest
 from cotune.engines.verl.checkpoints import drop_later, latest_checkpoint, load_state
 from cotune.engines.verl.cluster import check_cluster, check_copy, on_cluster
@@ -50,7 +42,6 @@ from cotune.run.ledger import Ledger, policy_rollouts
 from cotune.run.run_dir import RunDir
 from cotune.types import Distillation
 
-_SPLITS = ("train", "validation", "test")
 _CONSOLE = "console.log"
 _LOOK_SECONDS = 10.0
 
@@ -67,34 +58,20 @@ class VerlSetup:
     found: DictConfig
 
 
-def prepare(config: RunConfig, folder: Path) -> VerlSetup:
-    """Checks what a run needs; writes nothing, starts nothing.
+def prepare(checked: Preflight, folder: Path) -> VerlSetup:
+    """Check what veRL makes of a run file; write nothing, start nothing.
 
     Args:
-        config: the run file.
+        checked: the run file, which has passed its preflight.
         folder: where checkpoints will be kept, in the run folder.
 
     Raises:
         ConfigError: names the field that cannot work.
     """
+    config = checked.config
     check_copy(folder.parent)
-    worker = make_worker(config)
-    environment, instruction = worker.environment, initial_instruction(config, worker.environment)
-    check_instruction(environment, instruction, config.strategy.kind)
-    check_splits(environment, validates=bool(config.evaluation.every))
-    check_retriever(environment)
-    check_rewards(worker.rewards, environment, instruction, _SPLITS)  # pyright: ignore[reportArgumentType]
-    check_context(worker.context_tokens, config.limits)
-    check_told(environment, instruction, worker.codec)
-    check_prompts(
-        environment,
-        worker.codec,
-        instruction,
-        config.limits,
-        _SPLITS,
-        strategy=config.strategy.kind,
-    )
-    strategy = build_strategy(config, environment, worker.codec)
+    worker = make_worker(config, checked.environment)
+    strategy = build_strategy(config, worker.environment, worker.codec)
     hints = isinstance(strategy, P2O)
     distillation = strategy.distillation if hints else Distillation(ratio="original")
     return VerlSetup(worker, _checked(config, folder, worker, distillation))

@@ -1,15 +1,19 @@
 """veRL as an `Engine`: its trainer on Ray, in processes of its own."""
 
 from collections.abc import Mapping
+from functools import partial
+from importlib.metadata import requires
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from packaging.requirements import Requirement
 from packaging.version import Version
 from rich.console import Console
 
 from cotune.config.run_file import RunConfig
 from cotune.engines.engine import Conclude, check_package, newest_numbered
 from cotune.engines.memory import MemoryEstimate
+from cotune.engines.preflight import Check, Finding, Preflight, required
 from cotune.errors import ConfigError
 from cotune.run.journal import Journal
 from cotune.run.run_dir import RunDir
@@ -34,10 +38,30 @@ class VeRL:
                 "without trl"
             )
 
-    def prepare(self, config: RunConfig, folder: Path) -> "VerlSetup":
+    def installation(self) -> list[Finding]:
+        """Check that what cotune's extra requires is installed, and no TRL that breaks it."""
+        wanted = [Requirement(text) for text in requires("cotune") or ()]
+        found = [
+            required(one)
+            for one in wanted
+            if one.marker is not None
+            and one.marker.evaluate({"extra": "verl"})
+            and not one.marker.evaluate({"extra": ""})
+        ]
+        missing = [Finding(False, f"engine verl: {f.what}", f.fix) for f in found if not f.ok]
+        if clash := together():
+            missing.append(Finding(False, f"engine verl: {clash}", "make an environment for each"))
+        return missing or [
+            Finding(True, f"engine verl: verl {installed('verl')}, and what it needs")
+        ]
+
+    def check(self, checked: Preflight) -> list[Check]:
+        return [Check("training", partial(_arguments, checked.config), needs=("training.engine",))]
+
+    def prepare(self, checked: Preflight, folder: Path) -> "VerlSetup":
         from cotune.engines.verl import run
 
-        return run.prepare(config, folder)
+        return run.prepare(checked, folder)
 
     def train(
         self,
@@ -81,6 +105,12 @@ class VeRL:
 
     def dry_run_args(self, given: Mapping[str, Any]) -> dict[str, Any]:
         return {}
+
+
+def _arguments(config: RunConfig) -> None:
+    from cotune.engines.verl.cluster import check_copy
+
+    check_copy(config.output)
 
 
 def together() -> str | None:

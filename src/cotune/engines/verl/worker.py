@@ -54,13 +54,17 @@ def _made(run_folder: str, working_folder: str) -> Worker:
     return make_worker(parse_config(run.read_config(), str(run.config_path)))
 
 
-def make_worker(config: RunConfig) -> Worker:
-    """Raises ConfigError for what cannot be loaded."""
+def make_worker(config: RunConfig, environment: Environment | None = None) -> Worker:
+    """Load what a process needs; ConfigError for what cannot be loaded.
+
+    Args:
+        environment: the run file's; built here if None.
+    """
     path = policy_path(config.policy.path)
     tokenizer = load_tokenizer(path)
     use_template(tokenizer, config.policy.chat_template)
     codec = HFCodec(tokenizer, config.policy.template_args)
-    environment = build_environment(config)
+    environment = environment or build_environment(config)
     if environment.tools:
         codec.check_tools(environment.tools)
     found = AutoConfig.from_pretrained(path, local_files_only=only_local(path, weights=False))

@@ -1,0 +1,565 @@
+"""The preflight of a run file: one ordered list of checks for every command.
+
+`train` and `resume` stop at the first check that fails. `plan` and `try` stop at what is wrong with the
+run file and list what this machine lacks. `doctor` and `compare --dry-run` list all that is missing.
+
+The order is that of cost: fields, files, packages, keys and disk before any heavy import; then the
+engine's arguments; then the environment with its rewards; then what needs the tokenizer; and last what
+needs the policy's layers. Weights are not loaded.
+"""
+
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from packaging.requirements import Requirement
+
+from cotune.config.build import build_environment, build_llm, build_rewards, initial_instruction
+from cotune.config.preflight import (
+    check_context,
+    check_instruction,
+    check_prompts,
+    check_retriever,
+    check_rewards,
+    check_splits,
+    check_tokens,
+    check_told,
+)
+from cotune.config.run_file import RunConfig
+from cotune.data.dataset import SPLITS
+from cotune.data.math_data import hub_name
+from cotune.engines.engine import Engine, engine_of
+from cotune.environments.environment_options import (
+    PythonOptions,
+    ToolsOptions,
+    TrlOptions,
+    VerifiersOptions,
+)
+from cotune.errors import ConfigError, EngineError
+from cotune.llm.client import OpenAIOptions
+from cotune.policy.folder import cached_folder, has_chat_template, missing_parts, weights_size
+from cotune.policy.paths import policy_path
+from cotune.protocols import Environment
+from cotune.rewards.functions import RewardFunctions, load_reward
+from cotune.run.ledger import Ledger
+from cotune.run.run_dir import RunDir
+from cotune.utils.importing import ENVIRONMENTS, import_object, load_registered
+from cotune.utils.packages import installed
+from cotune.utils.text import one_line, size
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedTokenizerBase
+
+    from cotune.policy.codec import HFCodec
+
+_SERVER_S = 10.0  # a dense index on a CPU takes its time
+OPTIONAL = {
+    "peft": "LoRA",
+    "vllm": "sampling with vLLM",
+    "verifiers": "environments of verifiers",
+    "fastapi": "serving a retriever",
+    "sentence-transformers": "dense retrieval",
+    "faiss-cpu": "dense retrieval",
+    "wandb": "reporting to W&B",
+    "trackio": "reporting to trackio",
+    "tensorboard": "reporting to TensorBoard",
+}
+"""Packages that some run files need, and what for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """The result of one look.
+
+    Attributes:
+        ok: whether it is as a run needs it.
+        what: what was found, in one line.
+        fix: what to do about it; "" if it is well.
+        blocks: whether training stops at it. It does not at a download that it makes itself, or at
+            an estimate.
+    """
+
+    ok: bool
+    what: str
+    fix: str = ""
+    blocks: bool = True
+
+    @property
+    def text(self) -> str:
+        return f"{self.what}; {self.fix}" if self.fix else self.what
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One entry of the list.
+
+    Attributes:
+        name: the field or thing that it is about.
+        look: returns findings, or raises ConfigError for what is wrong.
+        here: whether it is about this machine rather than about the run file.
+        needs: names of the checks without which it cannot be made.
+    """
+
+    name: str
+    look: Callable[[], Iterable[Finding] | None]
+    here: bool = False
+    needs: Sequence[str] = ()
+
+    def findings(self) -> list[Finding]:
+        """Return what it finds, an error as a finding."""
+        try:
+            return list(self.look() or ())
+        except (ConfigError, EngineError) as error:
+            return [wrong(self.name, error)]
+
+    def require(self) -> None:
+        """Raise ConfigError for the first thing it finds that stops training."""
+        for finding in self.look() or ():
+            if finding.blocks and not finding.ok:
+                raise ConfigError(finding.text)
+
+
+class Preflight:
+    """The checks of a run file, and what they build on the way.
+
+    Args:
+        config: the run file.
+        new: whether its output folder is to be made.
+        engine: what trains it; by default that of `training.engine`.
+        patient: whether a retrieval server is waited for as long as the run file allows.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        *,
+        new: bool = True,
+        engine: Engine | None = None,
+        patient: bool = True,
+    ) -> None:
+        self.config, self.engine, self._patient = config, engine or engine_of(config), patient
+        self._new = new
+
+    def checks(self) -> list[Check]:
+        """Return the list, cheap checks first."""
+        config, trainer = self.config, self.engine
+        wait = None if self._patient else _SERVER_S
+        cheap = [
+            Check("training.engine", partial(engine, config, trainer), here=True),
+            Check("training.engine_args", lambda: check_tokens(config.training.engine_args)),
+            Check("policy", partial(policy, config)),
+            Check("data", partial(data, config)),
+            Check("rewards", partial(objects, config)),
+            Check("packages", partial(packages, config), here=True),
+            Check("llm", partial(llm, config), here=True),
+            Check("output", partial(output, config, trainer), here=True),
+            Check("environment.retriever", partial(retriever, config, wait), here=True),
+        ]
+        own = trainer.check(self)
+        return [
+            *(check for check in cheap if self._new or check.name != "output"),
+            *(check for check in own if "environment" not in check.needs),
+            Check("environment", self._environment, needs=("data", "rewards", "packages")),
+            *(check for check in own if "environment" in check.needs),
+            Check("prompts", self._prompts, needs=("policy", "environment")),
+            Check("policy.lora", self._layers, needs=("policy", "packages")),
+        ]
+
+    def findings(self) -> Iterator[Finding]:
+        """Yield what every check finds, except those that need what another one missed."""
+        failed: set[str] = set()
+        for check in self.checks():
+            found = [] if failed & set(check.needs) else check.findings()
+            yield from found
+            if failed & set(check.needs) or not all(finding.ok for finding in found):
+                failed.add(check.name)
+
+    def require(self) -> "Preflight":
+        """Raise ConfigError for the first finding that stops training."""
+        for check in self.checks():
+            check.require()
+        return self
+
+    def missing_here(self, *needed: str) -> list[Finding]:
+        """Return what this machine lacks to train; raise for what is wrong with the run file.
+
+        Args:
+            needed: names of checks of this machine that have to pass all the same.
+
+        Raises:
+            ConfigError: names the field.
+        """
+        missing: list[Finding] = []
+        failed: set[str] = set()
+        for check in self.checks():
+            if failed & set(check.needs):
+                failed.add(check.name)
+                continue
+            if check.name in needed or not check.here:
+                check.require()
+            if lacking := [finding for finding in check.findings() if not finding.ok]:
+                failed.add(check.name)
+                missing += lacking
+        return missing
+
+    # ---- what the checks build
+
+    @cached_property
+    def environment(self) -> Environment:
+        return build_environment(self.config)
+
+    @cached_property
+    def rewards(self) -> RewardFunctions | None:
+        return build_rewards(self.config)
+
+    @cached_property
+    def instruction(self) -> str:
+        return initial_instruction(self.config, self.environment)
+
+    @cached_property
+    def tokenizer(self) -> "PreTrainedTokenizerBase":
+        from cotune.policy.codec import use_template
+        from cotune.policy.local_policy import load_tokenizer
+
+        tokenizer = load_tokenizer(policy_path(self.config.policy.path))
+        use_template(tokenizer, self.config.policy.chat_template)
+        return tokenizer
+
+    @cached_property
+    def codec(self) -> "HFCodec":
+        from cotune.policy.codec import HFCodec
+
+        return HFCodec(self.tokenizer, self.config.policy.template_args)
+
+    @cached_property
+    def architecture(self) -> "PretrainedConfig":
+        """The policy's config.json; of an adapter, its base's."""
+        from transformers import AutoConfig
+
+        from cotune.policy.adapters import adapter_base, is_adapter_folder
+        from cotune.policy.hub import only_local
+
+        path = policy_path(self.config.policy.path)
+        path = adapter_base(path) if is_adapter_folder(path) else path
+        try:
+            local = only_local(path, weights=False)
+            return AutoConfig.from_pretrained(path, local_files_only=local)
+        except (OSError, ValueError) as error:
+            raise ConfigError(
+                f"policy.path: cannot load the config.json of {path!r}: {one_line(str(error))[:200]}; "
+                "name a folder that holds a model"
+            ) from error
+
+    @property
+    def context_tokens(self) -> int | None:
+        """How many tokens the policy can attend to; None if its config.json does not say."""
+        return getattr(self.architecture.get_text_config(), "max_position_embeddings", None)
+
+    # ---- checks that build on them
+
+    def _environment(self) -> None:
+        config, environment = self.config, self.environment
+        check_instruction(environment, self.instruction, config.strategy.kind)
+        check_splits(environment, validates=bool(config.evaluation.every))
+        check_rewards(self.rewards, environment, self.instruction, SPLITS)
+        if getattr(config.environment, "retriever", None) is None:
+            check_retriever(environment)  # of an environment of the user's own
+
+    def _prompts(self) -> Iterable[Finding]:
+        from cotune.policy.tool_templates import check_tools
+
+        config, environment = self.config, self.environment
+        check_context(self.context_tokens, config.limits)
+        check_tools(environment, self.codec, self.tokenizer)
+        check_told(environment, self.instruction, self.codec)
+        check_prompts(
+            environment,
+            self.codec,
+            self.instruction,
+            config.limits,
+            SPLITS,
+            strategy=config.strategy.kind,
+        )
+        return [
+            Finding(True, f"prompts: at most {config.limits.prompt_tokens} tokens, as limits allow")
+        ]
+
+    def _layers(self) -> None:
+        """Check that the policy has the layers that LoRA names, without loading weights."""
+        options = self.config.policy.lora
+        if options is None:
+            return
+        import torch
+        from transformers import AutoModelForCausalLM
+
+        from cotune.policy.adapters import lora_config
+
+        with torch.device("meta"):
+            lora_config(options, AutoModelForCausalLM.from_config(self.architecture))
+
+
+def wrong(field: str, error: Exception) -> Finding:
+    """Return a ConfigError as a finding: what is wrong, and after its last semicolon the fix."""
+    text = re.sub(rf"^{re.escape(field)}(\.path)?:? ", "", one_line(str(error)))
+    what, _, fix = text.rpartition("; ")
+    return Finding(False, f"{field}: {what or text}", fix if what else "")
+
+
+def required(requirement: Requirement) -> Finding:
+    """Check that a package is installed in the range that it is required in."""
+    found, wanted = installed(requirement.name), f"{requirement.name}{requirement.specifier}"
+    fix = f"pip install '{wanted}'"
+    if found is None:
+        return Finding(False, f"{requirement.name} is not installed", fix)
+    if not requirement.specifier.contains(found, prereleases=True):
+        return Finding(False, f"{requirement.name} {found} is not in {requirement.specifier}", fix)
+    return Finding(True, f"{requirement.name} {found}")
+
+
+# ---- the cheap checks
+
+
+def engine(config: RunConfig, trainer: Engine) -> list[Finding]:
+    """Check that the engine can be used from this environment."""
+    name = config.training.engine
+    try:
+        trainer.check_installed()
+    except ConfigError as error:
+        what, _, fix = one_line(str(error)).partition(": ")
+        return [Finding(False, what, fix)]
+    return [Finding(True, f"training.engine: {name} {installed(name) or ''}".rstrip())]
+
+
+def policy(config: RunConfig) -> list[Finding]:
+    """Check that the policy is a complete folder, here or in the hub's cache.
+
+    Raises:
+        ConfigError: its path names no folder, or an unknown bundled policy.
+    """
+    given = config.policy.path
+    path = Path(policy_path(given))
+    folder = path if path.is_dir() else cached_folder(given)
+    if folder is None:
+        return [
+            Finding(
+                False,
+                f"policy: {given} is neither a folder nor in the cache of the Hugging Face hub",
+                f"fetch it (hf download {given}), or correct policy.path",
+                blocks=False,
+            )
+        ]
+    if lacks := missing_parts(folder):
+        found = f"policy.path: cannot load {given!r}: it has no {', '.join(lacks)}"
+        # What is incomplete in the cache is fetched.
+        return [Finding(False, found, "complete the folder", blocks=path.is_dir())]
+    found = [Finding(True, f"policy: {given}, {size(weights_size(folder))} of weights")]
+    template = config.policy.chat_template
+    if template is not None and template != "plain" and not Path(template).is_file():
+        found.append(
+            Finding(False, f"policy: no chat template {template}", "correct policy.chat_template")
+        )
+    if template is None and not has_chat_template(folder):
+        found.append(
+            Finding(
+                False,
+                f"policy: the tokenizer of {given} has no chat template",
+                "set policy.chat_template to plain, or to a file",
+            )
+        )
+    return found
+
+
+def data(config: RunConfig) -> list[Finding]:
+    """Check that the files of the environment and of the data set exist."""
+    options, dataset = config.environment, config.dataset
+    named = {
+        f"environment.{name}": getattr(options, name) for name in type(options).__annotations__
+    }
+    if dataset is not None:
+        named["dataset.path"] = dataset.path
+        if dataset.path is not None:
+            named["dataset.validation"], named["dataset.test"] = dataset.validation, dataset.test
+    findings: list[Finding] = []
+    for field, path in named.items():
+        if not isinstance(path, Path):
+            continue
+        if name := hub_name(path):
+            findings.append(_hub_data(name.partition(":")[0], field))
+        elif path.exists():
+            findings.append(Finding(True, f"{field}: {path}"))
+        else:
+            fix = f"correct {field}; it is looked for from the folder that cotune is started in"
+            findings.append(Finding(False, f"{field}: there is no {path}", fix))
+    if dataset is not None and dataset.name is not None:
+        findings.append(_hub_data(dataset.name, "dataset.name"))
+    return findings
+
+
+def _hub_data(name: str, field: str) -> Finding:
+    from datasets import config as datasets_config
+    from huggingface_hub.constants import HF_HUB_CACHE
+
+    folders = (
+        Path(name),
+        Path(HF_HUB_CACHE) / f"datasets--{name.replace('/', '--')}",
+        Path(datasets_config.HF_DATASETS_CACHE) / name.replace("/", "___"),
+    )
+    if any(folder.is_dir() for folder in folders):
+        return Finding(True, f"{field}: {name} is in the cache")
+    return Finding(
+        False,
+        f"{field}: {name} is not in the cache of the Hugging Face hub",
+        f"fetch it (hf download --repo-type dataset {name}), or correct {field}",
+        blocks=False,
+    )
+
+
+def retriever(config: RunConfig, timeout_s: float | None = None) -> list[Finding]:
+    """Check that the retrieval server answers a query.
+
+    Args:
+        timeout_s: how long to wait at most, without a second attempt; None is as the run does.
+
+    Raises:
+        ConfigError: it gives no usable reply.
+    """
+    from cotune.retrieval.remote import RemoteRetriever
+
+    options = getattr(config.environment, "retriever", None)
+    if options is None:
+        return []
+    if timeout_s is not None:
+        options = replace(options, timeout_s=min(options.timeout_s, timeout_s), retries=0)
+    try:
+        RemoteRetriever(options).check()
+    except ConfigError as error:
+        return [wrong("environment.retriever.url", error)]
+    return [Finding(True, f"environment.retriever: {options.url} answers")]
+
+
+def objects(config: RunConfig) -> list[Finding]:
+    """Check that the functions and classes that the run file names can be imported."""
+    wanted: list[tuple[str, str, Callable[[], Any]]] = [
+        ("rewards", reward.function, partial(load_reward, reward.function))
+        for reward in config.rewards
+    ]
+    options = config.environment
+    if isinstance(options, ToolsOptions):
+        wanted += [_import("environment.tools", tool.function) for tool in options.tools]
+    elif isinstance(options, TrlOptions):
+        wanted.append(_import("environment.factory", options.factory))
+    elif isinstance(options, PythonOptions) and ":" in options.object:
+        wanted.append(_import("environment.object", options.object))
+    elif isinstance(options, PythonOptions):
+        name = options.object
+        load = partial(load_registered, ENVIRONMENTS, name, "environment.kind")
+        wanted.append(("environment.object", name, load))
+    elif isinstance(options, VerifiersOptions) and ":" in options.environment:
+        wanted.append(_import("environment.environment", options.environment))
+    findings: list[Finding] = []
+    for field, name, found in wanted:
+        try:
+            found()
+        except ConfigError as error:
+            findings.append(wrong(field, error))
+        else:
+            findings.append(Finding(True, f"{field}: {name} can be imported"))
+    return findings
+
+
+def _import(field: str, reference: str) -> tuple[str, str, Callable[[], Any]]:
+    return field, reference, partial(import_object, reference, field)
+
+
+def packages(config: RunConfig) -> list[Finding]:
+    """Check that the optional packages that the run file asks for are installed."""
+    args = config.training.engine_args
+    reported = args.get("report_to") or []
+    samples = not config.method.supervised  # which refuses the field
+    trackers = [reported] if isinstance(reported, str) else list(reported)
+    asked = {
+        "peft": "policy.lora" if config.policy.lora is not None else "",
+        "vllm": "training.engine_args.use_vllm" if args.get("use_vllm") and samples else "",
+        "verifiers": "environment.kind" if config.environment.kind == "verifiers" else "",
+        **{name: "training.engine_args.report_to" for name in trackers if name in OPTIONAL},
+        **dict.fromkeys(config.logging.report_to, "logging.report_to"),
+    }
+    return [
+        Finding(True, f"{name}: installed, as {field} asks")
+        if installed(name)
+        else Finding(
+            False, f"{name} is not installed, but {field} asks for it", f"pip install {name}"
+        )
+        for name, field in asked.items()
+        if field
+    ]
+
+
+def llm(config: RunConfig) -> list[Finding]:
+    """Check that the variable that holds the LLM's key is set. No value is shown.
+
+    Raises:
+        ConfigError: it holds no key.
+    """
+    options = config.llm
+    if not config.method.needs_llm or not isinstance(options, OpenAIOptions):
+        return []
+    name = options.api_key_env
+    if name is not None and not os.environ.get(name):
+        return [
+            Finding(
+                False,
+                f"llm: the environment variable {name} is not set",
+                f"export {name}=… with the key, or set llm.api_key_env to null",
+            )
+        ]
+    with Ledger(":memory:") as ledger:
+        build_llm(config, ledger)
+    if name is None:
+        return [Finding(True, "llm: no API key is sent")]
+    return [Finding(True, f"llm: the environment variable {name} is set")]
+
+
+def output(config: RunConfig, trainer: Engine) -> list[Finding]:
+    """Check that the run folder can be made, and that the checkpoints fit.
+
+    Raises:
+        ConfigError: it exists.
+    """
+    RunDir.check_free(config.output)
+    there = next(f for f in (config.output, *config.output.absolute().parents) if f.exists())
+    if not os.access(there, os.W_OK):
+        return [Finding(False, f"output: {there} cannot be written", "choose another output")]
+    free, needed = shutil.disk_usage(there).free, disk_needed(config, trainer)
+    if needed is None:
+        return [Finding(True, f"output: {config.output}; {size(free)} are free")]
+    what = f"output: {config.output}; checkpoints take about {size(needed)}"
+    if needed > free:
+        return [
+            Finding(
+                False,
+                f"{what}, {size(free)} are free",
+                "choose another output, or lower training.keep_checkpoints",
+                blocks=False,
+            )
+        ]
+    return [Finding(True, f"{what} of the {size(free)} that are free")]
+
+
+def disk_needed(config: RunConfig, trainer: Engine) -> int | None:
+    """Return bytes of the checkpoints and the best policy at most; None for an unknown policy.
+
+    A checkpoint holds what is trained, and AdamW's two moments of it. One more than are kept exists
+    while it is written, and best/ is staged beside the one that it replaces.
+    """
+    try:
+        best, checkpoint = trainer.memory(config).saved
+    except (ValueError, ConfigError):
+        return None
+    kept = config.training.keep_checkpoints + 1 if config.training.save_every else 0
+    return kept * checkpoint + 2 * best

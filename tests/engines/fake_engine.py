@@ -1,0 +1,133 @@
+"""An engine that trains nothing: scripted steps, and the bundled policy as the best one."""
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from cotune.config.run_file import RunConfig
+from cotune.engines.engine import Conclude, newest_numbered
+from cotune.engines.evaluation import Outcome
+from cotune.engines.measured_steps import Measured
+from cotune.engines.memory import MemoryEstimate
+from cotune.engines.preflight import Check, Finding, Preflight
+from cotune.errors import ConfigError
+from cotune.policy.paths import policy_path
+from cotune.run.console import RunJournal
+from cotune.run.journal import Journal
+from cotune.run.ledger import Ledger
+from cotune.run.run_dir import RunDir
+from cotune.run.scores import score_trajectories
+from cotune.types import Assignment, Prompt, StopReason, Task, Trajectory
+
+
+class Fake:
+    """Keeps a checkpoint a step; `engine_args.stop_at` is the step at which a person stops it."""
+
+    def installation(self) -> list[Finding]:
+        return [Finding(True, "engine fake: here")]
+
+    def check_installed(self) -> None:
+        pass
+
+    def check(self, checked: Preflight) -> list[Check]:
+        def known() -> None:
+            if unknown := set(checked.config.training.engine_args) - {"stop_at"}:
+                raise ConfigError(f"training.engine_args: {sorted(unknown)} unknown; remove them")
+
+        return [Check("training", known)]
+
+    def prepare(self, checked: Preflight, folder: Path) -> Preflight:
+        return checked
+
+    def train(
+        self, config: RunConfig, run: RunDir, setup: Preflight, console: Console, conclude: Conclude
+    ) -> None:
+        self._run(config, run, setup, console, conclude, 0)
+
+    def resume(
+        self, config: RunConfig, run: RunDir, setup: Preflight, console: Console, conclude: Conclude
+    ) -> None:
+        done = self.checkpoint_step(config, run.checkpoints_path) or 0
+        self._run(config, run, setup, console, conclude, done)
+
+    def _run(
+        self,
+        config: RunConfig,
+        run: RunDir,
+        setup: Preflight,
+        console: Console,
+        conclude: Conclude,
+        done: int,
+    ) -> None:
+        journal = RunJournal(run, console, config.training.steps, 0)
+        with Ledger(run.ledger_path) as ledger:
+            ledger.begin_attempt(done or None)
+            for step in range(done + 1, config.training.steps + 1):
+                if not done and step == config.training.engine_args.get("stop_at"):
+                    raise KeyboardInterrupt
+                ledger.set_step(step)
+                ledger.add_rollouts("train", 8, 80)
+                journal.metrics(step, {"reward": step / 10, "loss": 0.0})
+                (run.checkpoints_path / f"step-{step}").mkdir(parents=True)
+        conclude(
+            config, run, journal, _outcome(config, run, setup, journal), setup.environment, console
+        )
+
+    def checkpoint_step(self, config: RunConfig, folder: Path) -> int | None:
+        return newest_numbered(folder, "step-")
+
+    def memory(self, config: RunConfig, processes: int = 1) -> MemoryEstimate:
+        return MemoryEstimate("Memory of the fake", [("nothing", 1, 1)], 1, 1, (1, 3), ["A note."])
+
+    def measure(
+        self, config: RunConfig, run: RunDir, journal: Journal, setup: Preflight, steps: int
+    ) -> Measured:
+        raise ConfigError("--steps: a fake has no rate; leave it out")
+
+    def dry_run_args(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        return {}
+
+
+def _outcome(config: RunConfig, run: RunDir, setup: Preflight, journal: Journal) -> Outcome:
+    """Scores by hand, and best/ as engines leave it."""
+    steps, text = config.training.steps, setup.instruction
+    for when, rewards in (("before", (0.0, 0.0)), ("after", (1.0, 0.0))):
+        found = [_trajectory(task, r, text) for task, r in zip(_tasks(setup), rewards, strict=True)]
+        score = score_trajectories(found)
+        journal.event(
+            "evaluated", steps + 1, trained=steps, split="test", when=when, prompt="initial",
+            instruction_id="i0", em=score.em, n=score.n, measure=score.measure,
+            by_stratum={name: list(value) for name, value in score.by_stratum.items()},
+        )  # fmt: skip
+        run.trajectories(steps + 1, f"evaluate_{when}", found)  # type: ignore[arg-type]
+    shutil.copytree(policy_path(config.policy.path), run.best_path, dirs_exist_ok=True)
+    (run.best_path / "instruction.txt").write_text(text + "\n")
+    best = {
+        "schema_version": 1,
+        "em": 0.5,
+        "step": steps,
+        "instruction_id": "i0",
+        "instruction": text,
+    }
+    (run.best_path / "best.json").write_text(json.dumps({**best, "hint": ""}))
+    before = score_trajectories([_trajectory(task, 0.0, text) for task in _tasks(setup)])
+    return Outcome(before, score, score, text, "i0", steps)
+
+
+def _tasks(setup: Preflight) -> list[Task]:
+    return list(setup.environment.tasks("test"))[:2]
+
+
+def _trajectory(task: Task, reward: float, instruction: str) -> Trajectory:
+    prompt = Prompt(instruction)
+    return Trajectory(
+        Assignment(task, prompt, prompt, "i0", 0), (1,), (1,), (2,), (1,), (0.0,), (),
+        StopReason.ANSWERED, None, reward,
+    )  # fmt: skip
+
+
+ENGINE = Fake()

@@ -1,0 +1,28 @@
+"""Adding an engine touches its own package and one line: every command goes by what it implements."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_an_engine_goes_through_every_command(tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "tests.engines.fake_life", str(tmp_path)]
+    result = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert result.stdout.splitlines()[-1] == "done"
+
+
+def test_no_engine_is_named_outside_the_engines() -> None:
+    """A comparison such as `engine == "verl"` belongs behind `cotune.engines.engine.Engine`."""
+    source = ROOT / "src" / "cotune"
+    for path in source.rglob("*.py"):
+        if "engines" in path.parts:
+            continue
+        for line in path.read_text(encoding="utf-8").splitlines():
+            asked = "engine" in line and any(mark in line for mark in ("==", "!=", " in ("))
+            assert not (asked and any(f'"{name}"' in line for name in ("trl", "verl"))), (
+                path,
+                line,
+            )
