@@ -256,7 +256,7 @@ INSPO: dict[str, Any] = {
             {"dataset": {"path": "data.jsonl", "columns": {"question": "text"}}},
             ["dataset.columns.question is 'text'", "question, level"],
         ),
-        ({"dataset": {"path": "date.jsonl"}}, ["dataset.path: no file date.jsonl"]),
+        ({"dataset": {"path": "date.jsonl"}}, ["dataset.path: there is no date.jsonl"]),
         (INSPO, ["instruction: blank; INSPO evolves it"]),
     ],
 )

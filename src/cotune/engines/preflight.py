@@ -132,7 +132,12 @@ class Preflight:
         new: whether its output folder is to be made.
         engine: what trains it; by default that of `training.engine`.
         patient: whether a retrieval server is waited for as long as the run file allows.
+
+    Attributes:
+        starting: whether these are the processes that train.
     """
+
+    starting = False
 
     def __init__(
         self,
@@ -180,7 +185,8 @@ class Preflight:
                 failed.add(check.name)
 
     def require(self) -> "Preflight":
-        """Raise ConfigError for the first finding that stops training."""
+        """Raise ConfigError for the first finding that stops training in these processes."""
+        self.starting = True
         for check in self.checks():
             check.require()
         return self

@@ -49,8 +49,10 @@ class TRL:
     def check(self, checked: Preflight) -> list[Check]:
         config, needs = checked.config, ("training.engine",)
         return [
-            Check("training", partial(arguments, config), needs=needs),
-            Check("processes", partial(processes, config), here=True, needs=needs),
+            Check(
+                "processes", partial(processes, config, checked.starting), here=True, needs=needs
+            ),
+            Check("training", partial(arguments, config), here=True, needs=needs),
             Check("GPU memory", partial(gpu_memory, config), here=True, needs=needs),
             Check(
                 "strategy.data",
@@ -154,8 +156,11 @@ def arguments(config: RunConfig) -> list[Finding]:
     return [Finding(True, "training: TRL takes these arguments")]
 
 
-def processes(config: RunConfig) -> list[Finding]:
+def processes(config: RunConfig, starting: bool = False) -> list[Finding]:
     """Check that there are as many processes as GPUs, and that each gets its share of a batch.
+
+    Args:
+        starting: whether these are the processes that train, rather than those of `cotune doctor`.
 
     Raises:
         ConfigError: the processes that were started do not fit the GPUs.
@@ -166,7 +171,7 @@ def processes(config: RunConfig) -> list[Finding]:
 
     training = config.training
     count = torch.cuda.device_count()
-    if "WORLD_SIZE" in os.environ or training.single_gpu:
+    if starting or "WORLD_SIZE" in os.environ or training.single_gpu:
         check_launch(training)
         shared = int(os.environ.get("WORLD_SIZE", "1"))
         findings = [Finding(True, f"processes: {shared}, {count} visible GPUs")]

@@ -12,6 +12,8 @@ from rich.table import Table
 from rich.text import Text
 
 from cotune.config.cost import plan_run
+from cotune.config.run_file import RunConfig
+from cotune.engines.preflight import Preflight
 from cotune.errors import ConfigError, CotuneError, Stopped
 from cotune.experiments.compare.cells import Cell, State, run_cells
 from cotune.experiments.compare.methods import METHODS, method_named
@@ -126,6 +128,22 @@ def dry_run(path: Path, console: Console, assignments: Sequence[str] = ()) -> No
         f"{len(folders)} run{'s' * (len(folders) != 1)} over {seeds} seed{'s' * (seeds != 1)}; "
         f"{done} of them {'is' if done == 1 else 'are'} finished already"
     )
+    configs = [
+        config
+        for row in rows[: len(suite.methods)]
+        for stage, config in zip(row.method.stages, row.planned, strict=True)
+        if stage.command == ("train",)
+    ]
+    for text in _missing(configs):
+        console.print(f"missing: {text}", markup=False, highlight=False)
+
+
+def _missing(configs: Sequence[RunConfig]) -> list[str]:
+    """Return what the preflight of some run files finds missing, each thing once."""
+    found = (
+        f for config in configs for f in Preflight(config, new=False, patient=False).findings()
+    )
+    return list(dict.fromkeys(finding.text for finding in found if not finding.ok))
 
 
 def list_methods(console: Console) -> None:
