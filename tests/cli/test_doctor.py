@@ -92,7 +92,8 @@ def gpus(config: RunConfig) -> list[Finding]:
 
 
 def output(config: RunConfig) -> list[Finding]:
-    return Check("output", lambda: preflight.output(config, ENGINE)).findings()
+    found = Check("output", lambda: preflight.output(config)).findings()
+    return [*found, *preflight.disk(config, ENGINE)]
 
 
 Properties = namedtuple("Properties", ["name", "total_memory"])

@@ -32,7 +32,6 @@ from cotune.config.preflight import (
 )
 from cotune.config.run_file import RunConfig
 from cotune.data.dataset import SPLITS
-from cotune.data.math_data import hub_name
 from cotune.engines.engine import Engine, engine_of
 from cotune.environments.environment_options import (
     PythonOptions,
@@ -40,6 +39,7 @@ from cotune.environments.environment_options import (
     TrlOptions,
     VerifiersOptions,
 )
+from cotune.environments.math import hub_name
 from cotune.errors import ConfigError, EngineError
 from cotune.llm.client import OpenAIOptions
 from cotune.policy.folder import cached_folder, has_chat_template, missing_parts, weights_size
@@ -162,13 +162,14 @@ class Preflight:
             Check("rewards", partial(objects, config)),
             Check("packages", partial(packages, config), here=True),
             Check("llm", partial(llm, config), here=True),
-            Check("output", partial(output, config, trainer), here=True),
+            Check("output", partial(output, config), here=True),
             Check("environment.retriever", partial(retriever, config, wait), here=True),
         ]
         own = trainer.check(self)
         return [
             *(check for check in cheap if self._new or check.name != "output"),
             *(check for check in own if "environment" not in check.needs),
+            Check("disk", partial(disk, config, trainer), here=True, needs=("policy", "output")),
             Check("environment", self._environment, needs=("data", "rewards", "packages")),
             *(check for check in own if "environment" in check.needs),
             Check("prompts", self._prompts, needs=("policy", "environment")),
@@ -531,30 +532,34 @@ def llm(config: RunConfig) -> list[Finding]:
     return [Finding(True, f"llm: the environment variable {name} is set")]
 
 
-def output(config: RunConfig, trainer: Engine) -> list[Finding]:
-    """Check that the run folder can be made, and that the checkpoints fit.
+def output(config: RunConfig) -> list[Finding]:
+    """Check that the run folder can be made.
 
     Raises:
         ConfigError: it exists.
     """
     RunDir.check_free(config.output)
-    there = next(f for f in (config.output, *config.output.absolute().parents) if f.exists())
+    there = _existing(config.output)
     if not os.access(there, os.W_OK):
         return [Finding(False, f"output: {there} cannot be written", "choose another output")]
-    free, needed = shutil.disk_usage(there).free, disk_needed(config, trainer)
+    return [Finding(True, f"output: {config.output}")]
+
+
+def disk(config: RunConfig, trainer: Engine) -> list[Finding]:
+    """Check that the checkpoints fit on the disk of the run folder."""
+    free, needed = shutil.disk_usage(_existing(config.output)).free, disk_needed(config, trainer)
     if needed is None:
-        return [Finding(True, f"output: {config.output}; {size(free)} are free")]
-    what = f"output: {config.output}; checkpoints take about {size(needed)}"
-    if needed > free:
-        return [
-            Finding(
-                False,
-                f"{what}, {size(free)} are free",
-                "choose another output, or lower training.keep_checkpoints",
-                blocks=False,
-            )
-        ]
-    return [Finding(True, f"{what} of the {size(free)} that are free")]
+        return [Finding(True, f"disk: {size(free)} are free")]
+    what = f"disk: checkpoints take about {size(needed)} of the {size(free)} that are free"
+    if needed <= free:
+        return [Finding(True, what)]
+    fix = "choose another output, or lower training.keep_checkpoints"
+    return [Finding(False, what, fix, blocks=False)]
+
+
+def _existing(path: Path) -> Path:
+    """Return the nearest folder at or above a path that exists."""
+    return next(folder for folder in (path, *path.absolute().parents) if folder.exists())
 
 
 def disk_needed(config: RunConfig, trainer: Engine) -> int | None:
