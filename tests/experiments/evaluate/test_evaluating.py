@@ -204,7 +204,7 @@ def test_a_math_benchmark_on_a_run_that_boxes_nothing_says_so(
     arguments = ("--benchmark", f"amc={file}", "--set", "limits.turns=1")
     (result,) = evaluate(geo, *arguments)["sets"]
     assert result["notices"] == [
-        f"{label} instruction: names no \\boxed{{}}, by which answers are read on AMC"
+        f"{label} instruction: does not mention \\boxed{{}}, from which answers are read on AMC"
         for label in ("best", "initial")
     ]
 
@@ -237,7 +237,7 @@ def test_tables(
         "F1", "greedy", *strata, "avg@2", *strata,
     ]  # fmt: skip
     assert lines[-1] == (
-        "3 questions; 95 % intervals over questions; sampled: 2 a question, temperature 1.0"
+        "3 questions; 95 % intervals over questions; sampled: 2 per question, temperature 1.0"
     )
 
 
@@ -300,7 +300,7 @@ def test_a_run_whose_best_cannot_be_read(
 ) -> None:
     run = RunDir.create(tmp_path / "run", tiny(tmp_path / "run"))
     run.best_path.mkdir()
-    for text, said in (("{", "cannot be read"), ("{}", "holds no instruction")):
+    for text, said in (("{", "cannot be read"), ("{}", "has no instruction")):
         (run.best_path / "best.json").write_text(text)
         monkeypatch.setattr("sys.argv", ["cotune", "evaluate", str(run.path)])
         with pytest.raises(SystemExit) as stopped:

@@ -1,7 +1,7 @@
-"""A finished run's best policy on questions: the run's own splits, or the papers' benchmarks."""
+"""Score a finished run's best policy on the run's own splits, or on the papers' benchmarks."""
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -28,33 +28,31 @@ from cotune.rewards import REWARDS
 from cotune.rewards.functions import RewardFunctions
 from cotune.rollout.coordinator import Coordinator, RolloutSettings
 from cotune.run.run_dir import RunDir
-from cotune.types import Assignment, Prompt, Task, Trajectory
+from cotune.types import Assignment, Prompt
 
 SPLITS = ("test", "validation", "train")
 AUTO_SAMPLES, AUTO_BELOW = 16, 100
-"""`--samples auto`: so many on sets of fewer questions, as P²O's evaluation; else one."""
+"""`--samples auto`: 16 on sets of fewer than 100 questions, as in P²O's evaluation, otherwise 1."""
 
-_ROWS = (
-    2048  # rolled out at a time and reduced to numbers; a set's trajectories need not fit memory
-)
+_ROWS = 2048  # rolled out at a time: the trajectories of a set need not fit into memory
 
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationOptions:
-    """What is evaluated, and how.
+    """What to evaluate, and how.
 
     Attributes:
-        split: of the run's own questions; None is test, or nothing where there are benchmarks.
+        split: a split of the run's own questions; None for test, or for none if benchmarks are given.
         benchmarks: each NAME or NAME=PATH.
-        samples: sampled rollouts a question, besides the greedy one; 0 is none, "auto" is 16 on sets
-            of fewer than 100 questions and 1 on others.
-        temperature: of sampled rollouts; None is the run's.
-        metrics: names of `METRICS`; () is all that apply.
-        limit: only the first questions of each set; None is all.
-        untrained: whether the policy that the run began with is evaluated, too.
+        samples: sampled rollouts per question, besides the greedy one; 0 for none, "auto" for 16 on
+            sets of fewer than 100 questions and 1 on others.
+        temperature: of sampled rollouts; None for the run's.
+        metrics: names of `METRICS`; () for all that apply.
+        limit: use only the first questions of each set; None for all.
+        untrained: also evaluate the policy that the run started from.
 
     Raises:
-        ConfigError: a field that cannot be, named as on the command line.
+        ConfigError: a value is invalid; the message names the option of the command line.
     """
 
     split: str | None = None
@@ -83,7 +81,7 @@ class EvaluationOptions:
                 raise ConfigError(f"--metric is {name!r}; expected one of {', '.join(METRICS)}")
 
     def samples_of(self, n: int) -> int:
-        """Sampled rollouts a question on a set of `n`."""
+        """Return the sampled rollouts per question on a set of `n`."""
         if self.samples == "auto":
             return AUTO_SAMPLES if n < AUTO_BELOW else 1
         return self.samples
@@ -97,7 +95,7 @@ def parse_options(
     metrics: Sequence[str] = (),
     **others: Any,
 ) -> EvaluationOptions:
-    """The options of the command line; ConfigError as there."""
+    """Parse the options of the command line. Raises ConfigError as `EvaluationOptions` does."""
     if samples != "auto" and not samples.isdecimal():
         raise ConfigError(f"--samples is {samples!r}; expected 0 or more, or auto")
     if policy not in ("best", "initial"):
@@ -113,13 +111,13 @@ def parse_options(
 
 @dataclass(frozen=True)
 class Column:
-    """A prompt and the policy that it is given to.
+    """A prompt and the policy that answers it.
 
     Attributes:
         name: best, initial, hinted, untrained_initial or untrained_best.
-        label: in a table.
+        label: its heading in tables.
         prompt: instruction and hint.
-        trained: whether the run's best policy answers, or the one that the run began with.
+        trained: True for the run's best policy, False for the one that it started from.
     """
 
     name: str
@@ -140,7 +138,7 @@ class SetResult:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What `evaluate_run` found.
+    """The result of `evaluate_run`.
 
     Attributes:
         name, strategy, policy, seed: the run's.
@@ -161,19 +159,19 @@ class Evaluation:
 
 
 def evaluate_run(config: RunConfig, run: RunDir, options: EvaluationOptions) -> Evaluation:
-    """Scores a run's best policy under its best and its initial instruction, and its best hint.
+    """Score a run's best policy under its best and its initial instruction, and its best hint.
 
-    Writes nothing and counts nothing. The same seed and options give the same figures: a sampled
-    rollout's draws depend on the seed, its question's place in the set and its number.
+    Write nothing, neither results nor costs. The same seed and options give the same figures: the
+    draws of a sampled rollout depend on the seed, the question's place in the set and its number.
 
     Args:
-        config: the run file; its limits, seed and policy settings hold.
-        run: the folder; only best/ is read.
-        options: what is evaluated.
+        config: the run file; its limits, seed and policy settings apply.
+        run: the run folder; only best/ is read.
+        options: what to evaluate.
 
     Raises:
-        ConfigError: no best policy, questions or a metric that cannot be had, a prompt that is too
-            long; before any rollout.
+        ConfigError: there is no best policy, questions or a metric are not available, or a prompt is
+            too long; before any rollout.
     """
     kept = _kept(run)
     environment = build_environment(config)
@@ -207,7 +205,7 @@ def evaluate_run(config: RunConfig, run: RunDir, options: EvaluationOptions) -> 
 
 
 def _show_as_trained(rewards: RewardFunctions, config: RunConfig) -> None:
-    """What reward functions read of the trainer's state, as if training had not begun."""
+    """Give reward functions the trainer state of a run that has not started."""
     from transformers import TrainerState
 
     steps = config.training.steps * config.training.optimizer_steps
@@ -218,14 +216,14 @@ def _kept(run: RunDir) -> dict[str, Any]:
     path = run.best_path / "best.json"
     if not path.is_file():
         raise ConfigError(
-            f"{run.path}: holds no best policy yet; finish it with: cotune resume {run.path}"
+            f"{run.path}: has no best policy yet; finish it with: cotune resume {run.path}"
         )
     try:
         kept = read_best(run.best_path)
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path}: cannot be read ({error}); restore the file") from error
     if not isinstance(kept.get("instruction"), str):
-        raise ConfigError(f"{path}: holds no instruction; restore the file")
+        raise ConfigError(f"{path}: has no instruction; restore the file")
     return kept
 
 
@@ -253,7 +251,7 @@ def _policy(
     trained: bool,
     options: EvaluationOptions,
 ) -> Coordinator:
-    """What rolls out the run's best policy, or the one that it began with."""
+    """Load the run's best policy, or the one that it started from."""
     import torch
 
     from cotune.policy.local_policy import local_coordinator
@@ -273,10 +271,10 @@ def _policy(
         "",
         settings,
         dtype=config.policy.dtype,
-        # A run folder may have come from another machine, where a local base lay elsewhere.
+        # The run folder may come from another machine, with the local base in another place.
         base=start,
         template_args=config.policy.template_args,
-        # best/ was saved with the template in it.
+        # best/ has the template in it.
         chat_template=None if trained else config.policy.chat_template,
     )
 
@@ -288,7 +286,7 @@ def _of_columns(
     titles: Mapping[str, str],
     k: int,
 ) -> dict[str, Sequence[Figure]]:
-    """The figures of each column; equal prompts are rolled out once."""
+    """Return the figures of each column; roll out equal prompts once."""
     for column in columns:
         check_prompts(
             questions.environment, policy.codec, column.prompt.instruction,
@@ -313,8 +311,8 @@ def _figures(
     metrics: Mapping[str, Values],
     k: int,
 ) -> list[Figure]:
-    """Greedy figures, and those of k samples, metric by metric."""
-    # A coordinator of its own: its draws are keyed by calls, and depend on no other column's.
+    """Return greedy figures and those of k samples, metric by metric."""
+    # Draws are keyed by the number of calls: with a coordinator each, columns are independent.
     coordinator = Coordinator(
         strategy=policy.strategy, environment=questions.environment, codec=policy.codec,
         sampler=policy.sampler, llm=policy.llm, journal=policy.journal, meter=policy.meter,
@@ -340,35 +338,28 @@ def _values(
     *,
     greedy: bool,
 ) -> dict[str, list[list[float]]]:
-    """The values of k rollouts of each question, by metric."""
+    """Return the values of k rollouts of each question, by metric."""
     values: dict[str, list[list[float]]] = {name: [] for name in metrics}
-    for trajectories in _rolled_out(coordinator, questions.tasks, prompt, k, greedy):
-        for start in range(0, len(trajectories), k):
-            group = trajectories[start : start + k]
+    size = max(1, _ROWS // k)
+    for start in range(0, len(questions.tasks), size):
+        assignments = [
+            Assignment(task, prompt, prompt, "", group)
+            for group, task in enumerate(questions.tasks[start : start + size], start)
+            for _ in range(k)
+        ]
+        found = coordinator.rollout(assignments, purpose="evaluate", greedy=greedy)
+        for first in range(0, len(found), k):
             for name, value in metrics.items():
-                values[name].append([value(t) for t in group])
+                values[name].append([value(t) for t in found[first : first + k]])
     return values
 
 
-def _rolled_out(
-    coordinator: Coordinator, tasks: Sequence[Task], prompt: Prompt, k: int, greedy: bool
-) -> Iterator[list[Trajectory]]:
-    """k rollouts of each question, question after question, some questions at a time."""
-    size = max(1, _ROWS // k)
-    for start in range(0, len(tasks), size):
-        assignments = [
-            Assignment(task, prompt, prompt, "", group)
-            for group, task in enumerate(tasks[start : start + size], start)
-            for _ in range(k)
-        ]
-        yield coordinator.rollout(assignments, purpose="evaluate", greedy=greedy)
-
-
 def _notices(questions: QuestionSet, columns: Sequence[Column]) -> list[str]:
-    """What makes the figures of a set mean less than they seem to."""
+    """Return warnings about the figures of a set."""
     boxed = is_boxed(questions.environment)
     return [
-        f"{column.label}: names no {REQUIRED[0]}{{}}, by which answers are read on {questions.title}"
+        f"{column.label}: does not mention {REQUIRED[0]}{{}}, from which answers are read on "
+        f"{questions.title}"
         for column in columns
         if boxed and REQUIRED[0] not in column.prompt.instruction + column.prompt.hint
     ]

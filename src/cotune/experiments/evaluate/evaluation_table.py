@@ -17,7 +17,7 @@ SCHEMA_VERSION = 1
 
 
 def as_json(evaluation: Evaluation) -> dict[str, Any]:
-    """Plain data: the run, the columns with their prompts, and each set's figures."""
+    """Return plain data: the run, the columns with their prompts, and the figures of each set."""
     return plain(
         {
             "schema_version": SCHEMA_VERSION,
@@ -45,7 +45,7 @@ def as_json(evaluation: Evaluation) -> dict[str, Any]:
 
 
 def json_text(evaluation: Evaluation) -> str:
-    """`as_json` as indented text in ASCII: whatever it is printed to can hold it."""
+    """Return `as_json` as indented ASCII text, which every terminal can print."""
     return json.dumps(as_json(evaluation), indent=2) + "\n"
 
 
@@ -77,13 +77,13 @@ def _set_json(result: SetResult) -> dict[str, Any]:
 
 
 def show(evaluation: Evaluation, console: Console) -> None:
-    """A table for each set, and what to know of its figures."""
+    """Print a table for each set, and the notes on its figures."""
     for result in evaluation.sets:
         console.print(_table(result, evaluation.columns))
         sampled = ""
         if result.samples:
             sampled = (
-                f"; sampled: {result.samples} a question, temperature {evaluation.temperature}"
+                f"; sampled: {result.samples} per question, temperature {evaluation.temperature}"
             )
         console.print(
             f"{len(result.questions.tasks):,} questions; 95 % intervals over questions{sampled}",
@@ -96,7 +96,7 @@ def show(evaluation: Evaluation, console: Console) -> None:
 
 
 def _table(result: SetResult, columns: Sequence[Column]) -> Table:
-    """Columns are prompts; rows metrics, below each its statistics, below those strata."""
+    """Return a table: columns are prompts; rows are metrics, their statistics, and their strata."""
     table = Table(
         title=escape(f"On {result.questions.title}"),
         title_justify="left",

@@ -1,4 +1,4 @@
-"""Metrics of an evaluation: values of single rollouts, and figures over several a question."""
+"""Metrics of an evaluation: the value of a rollout, and figures over several rollouts per question."""
 
 import math
 from collections import defaultdict
@@ -17,20 +17,20 @@ METRICS: Mapping[str, str] = {
     "f1": "F1",
     "boxed": "boxed accuracy",
 }
-"""What a rollout is scored by, by its name on the command line, and its title in a table."""
+"""The metrics: name on the command line, and title in tables."""
 
 PASSES_AT = 1.0
-"""The value from which on a sample counts as right in pass@k."""
+"""The least value of a sample that counts as right in pass@k."""
 
 
 def pass_at_k(n: int, c: int, k: int) -> float:
-    """The chance that at least one of k samples is right, estimated from n samples of a question.
+    """Return the chance that one of k samples is right, estimated from n samples of a question.
 
     1 - C(n - c, k) / C(n, k): unbiased (Chen et al. 2021, arXiv 2107.03374, Eq. 1).
 
     Args:
         n: samples.
-        c: how many of them are right.
+        c: number of right ones.
         k: at most n.
 
     Raises:
@@ -47,13 +47,13 @@ def pass_at_k(n: int, c: int, k: int) -> float:
 
 
 def avg_at_k(samples: Sequence[Sequence[float]]) -> float:
-    """The mean over questions of the mean of each question's k samples.
+    """Return the mean over questions of the mean of each question's k samples.
 
     Args:
         samples: the values of each question's samples, k of each.
 
     Raises:
-        ValueError: no question, or one with more samples than another, or with none.
+        ValueError: there is no question, or not all have the same number of samples.
     """
     sizes = {len(values) for values in samples}
     if len(sizes) != 1 or 0 in sizes:
@@ -62,7 +62,7 @@ def avg_at_k(samples: Sequence[Sequence[float]]) -> float:
 
 
 def pass_sizes(k: int) -> list[int]:
-    """1, 2, 4, … up to k, and k itself.
+    """Return 1, 2, 4, … up to k, and k itself.
 
     >>> pass_sizes(6)
     [1, 2, 4, 6]
@@ -78,10 +78,10 @@ class Figure:
 
     Attributes:
         metric: a name of `METRICS`.
-        title: what the metric is called; "exact match" for a reward that is it.
+        title: its name in tables; "exact match" for a reward that is exact match.
         statistic: "greedy", "avg@8", "pass@4", …
         mean: over questions.
-        interval: 95 %, lower and upper end; None where one question tells nothing of its spread.
+        interval: 95 %, lower and upper end; None if a single question gives no spread.
         n: questions.
         by_stratum: (mean, questions) of each stratum, in name order.
     """
@@ -98,11 +98,11 @@ class Figure:
 def figure(
     metric: str, title: str, statistic: str, values: Sequence[float], strata: Sequence[str]
 ) -> Figure:
-    """The mean of one value a question, overall with its interval, and by stratum.
+    """Return the mean of one value per question, overall with its interval, and by stratum.
 
     Args:
-        values: of each question; over several samples, what they come to.
-        strata: of each question; "" is of none.
+        values: one for each question, combined from its samples if there are several.
+        strata: of each question; "" for none.
     """
     groups: dict[str, list[float]] = defaultdict(list)
     for value, stratum in zip(values, strata, strict=True):
@@ -115,16 +115,20 @@ def figure(
 
 
 def mean_interval(values: Sequence[float], *, bounded: bool = False) -> tuple[float, float] | None:
-    """The 95 % interval of a mean over questions: Wilson's for zeros and ones, else Student's t.
+    """Return the 95 % interval of a mean: Wilson's for zeros and ones, otherwise Student's t.
 
-    A question's samples are no independent trials, so they enter as their mean: n is questions.
+    The samples of a question are not independent trials, so they enter as their mean: n counts
+    questions.
 
     Args:
-        values: one a question.
-        bounded: whether the mean lies in [0, 1] and the interval is cut there.
+        values: one for each question.
+        bounded: whether the mean is in [0, 1], and the interval is cut to that.
 
     Returns:
-        None for a single value that is neither 0 nor 1.
+        The lower and upper end; None for a single value that is neither 0 nor 1.
+
+    Raises:
+        ValueError: there are no values.
     """
     n = len(values)
     if n < 1:
@@ -143,9 +147,9 @@ def mean_interval(values: Sequence[float], *, bounded: bool = False) -> tuple[fl
 def sampled_figures(
     metric: str, title: str, samples: Sequence[Sequence[float]], strata: Sequence[str]
 ) -> list[Figure]:
-    """avg@k of k samples a question, and pass@1, 2, 4, … k.
+    """Return avg@k of k samples per question, and pass@1, 2, 4, … k.
 
-    A sample passes whose value reaches `PASSES_AT`. F1 has no pass@k: a part of an answer is none.
+    A sample passes if its value reaches `PASSES_AT`. F1 has no pass@k: part of an answer is no answer.
     """
     k = len(samples[0])
     means = [avg_at_k([values]) for values in samples]
@@ -161,12 +165,12 @@ Values = Callable[[Trajectory], float]
 
 
 def metric_functions(f1: Reward) -> dict[str, Values]:
-    """The value of a finished, scored rollout by each metric.
+    """Return the functions that give a finished, scored rollout its value, by metric.
 
-    `boxed` reads the last box of the policy's own text; a ground truth may be a text with a box.
+    `boxed` reads the last box of the policy's own text; a reference answer may be a text with a box.
 
     Args:
-        f1: the data set's own; `f1_squad` or `f1_hotpot`.
+        f1: the data set's, `f1_squad` or `f1_hotpot`.
     """
     boxed = BoxedReward()
 
@@ -182,5 +186,5 @@ def metric_functions(f1: Reward) -> dict[str, Values]:
 
 
 def is_boxed(environment: object) -> bool:
-    """Whether an environment's own reward is that of a boxed answer."""
+    """Return whether an environment scores boxed answers."""
     return isinstance(environment, MathEnvironment)

@@ -1,4 +1,4 @@
-"""The questions of an evaluation: with the environment, the scoring and the metrics they go with."""
+"""The questions of an evaluation, with their environment, scoring and metrics."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,21 +17,21 @@ from cotune.rewards.functions import RewardFunctions
 from cotune.run.scores import EXACT_MATCH, measure_of
 from cotune.types import Task
 
-_SHORT = 12  # words of an answer up to which F1 says something
+_SHORT = 12  # words: for longer answers, F1 says little
 
 
 @dataclass(frozen=True)
 class QuestionSet:
-    """Questions with what answers and scores them.
+    """Questions with their environment and scoring.
 
     Attributes:
         name: the split's or the benchmark's.
-        title: in print.
-        source: where they come from.
-        environment: its `tasks(name)` are the questions.
-        rewards: score in place of the environment; None where it scores.
-        tasks: those that are evaluated.
-        f1: the scorer, a name in `cotune.rewards.REWARDS`.
+        title: its name in tables.
+        source: the source of the questions.
+        environment: `environment.tasks(name)` are the questions.
+        rewards: reward functions; None if the environment scores.
+        tasks: the questions to evaluate.
+        f1: the F1 scorer, a name in `cotune.rewards.REWARDS`.
     """
 
     name: str
@@ -50,18 +50,18 @@ def question_sets(
     benchmarks: Sequence[str],
     limit: int | None,
 ) -> list[QuestionSet]:
-    """The run's split and the benchmarks that are asked for, read and checked.
+    """Read and check the run's split and the given benchmarks.
 
     Args:
         config: the run file.
         environment: the run's.
-        split: of the run's own questions; None is test, or nothing where there are benchmarks.
+        split: of the run's own questions; None for test, or for none if benchmarks are given.
         benchmarks: each NAME or NAME=PATH.
-        limit: only the first questions of each; None is all.
+        limit: use only the first questions of each; None for all.
 
     Raises:
-        ConfigError: a benchmark that cannot be read, is given twice, or does not go with the
-            environment; or its retrieval server does not answer.
+        ConfigError: a benchmark cannot be read, is given twice, or does not fit the environment; or
+            the retrieval server does not answer.
     """
     check_retriever(environment)
     sets: list[QuestionSet] = []
@@ -92,7 +92,7 @@ def _benchmark_set(
     tasks: Sequence[Task],
     source: str,
 ) -> QuestionSet:
-    """A benchmark in an environment: mathematics by boxed answers, others in the run's own."""
+    """Put a benchmark into an environment: mathematics with boxed answers, others the run's own."""
     name, by_split = benchmark.name, {benchmark.name: tasks}
     rewards: RewardFunctions | None = None
     if benchmark.kind == "math":
@@ -106,7 +106,7 @@ def _benchmark_set(
         )
     else:
         held = environment.with_tasks(by_split)
-        # The box says where the answer stands; words are compared as words.
+        # The box marks the answer; its words are compared as words.
         boxed = isinstance(environment, MathEnvironment)
         rewards = RewardFunctions(["exact_match"]) if boxed else build_rewards(config)
         check_rewards(rewards, held, initial_instruction(config, environment), [name])
@@ -114,10 +114,10 @@ def _benchmark_set(
 
 
 def metrics_of(config: RunConfig, questions: QuestionSet, wanted: Sequence[str]) -> dict[str, str]:
-    """The metrics of a set with their titles: those wanted, or all that apply.
+    """Return the metrics of a set with their titles: those wanted, or all that apply.
 
     Raises:
-        ConfigError: one that compares with answers, where a question has none.
+        ConfigError: a wanted metric compares with answers, and a question has none.
     """
     environment, rewards = questions.environment, questions.rewards
     measure = measure_of(environment, rewards)
@@ -135,7 +135,7 @@ def metrics_of(config: RunConfig, questions: QuestionSet, wanted: Sequence[str])
     names = ["reward"]
     by_box = any(reward.function == "boxed" for reward in config.rewards)
     if without is None and (is_boxed(environment) or by_box):
-        # Of words in a box (a QA benchmark) the reward says it all.
+        # For words in a box (a QA benchmark), the reward is the same.
         if measure != EXACT_MATCH:
             names.append("boxed")
     elif without is None and _short(questions):
