@@ -20,7 +20,7 @@ class Repository:
 
 @dataclass
 class Hub:
-    """What was asked of it and what it holds.
+    """Its requests and repositories.
 
     Attributes:
         address: its endpoint.

@@ -189,7 +189,7 @@ def test_an_environment_that_lays_out_its_own_messages_keeps_the_models_template
         assert "before the question in the user's message" in card
 
 
-def test_completing_again_changes_nothing_and_mends_a_kill(tmp_path: Path) -> None:
+def test_completing_again_changes_nothing_and_repairs_a_kill(tmp_path: Path) -> None:
     run, config = finished_run(world("geo", tmp_path), tokenizer_of("bundled:geo"))
     first_kept = files(run.best_path)
     complete_best(config, run)

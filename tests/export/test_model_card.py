@@ -112,7 +112,7 @@ def test_the_results_are_those_of_the_summary(tmp_path: Path) -> None:
     assert "1 (1,200 tokens sent, 345 received), 0.06 at the run file's prices" in card
 
 
-def test_rewards_of_ones_own_are_named(tmp_path: Path) -> None:
+def test_custom_rewards_are_named(tmp_path: Path) -> None:
     _, card = complete(tmp_path, kind="single_turn", told="Add.")
     assert "Mean reward of one greedy rollout a question." in card
     assert "<code>exact&#95;match</code> (weight 1)" in card
@@ -127,7 +127,7 @@ def test_how_to_serve_names_stops_and_tools(tmp_path: Path) -> None:
     assert "A turn ended at <code>&#60;/search&#62;</code>, <code>&#60;/answer&#62;</code>" in card
 
 
-def test_what_ran_is_in_it_and_what_is_nobodys_business_is_not(tmp_path: Path) -> None:
+def test_settings_are_in_it_and_private_ones_are_not(tmp_path: Path) -> None:
     llm = {
         "kind": "openai",
         "model": "gpt-4o",
@@ -149,7 +149,7 @@ def test_what_ran_is_in_it_and_what_is_nobodys_business_is_not(tmp_path: Path) -
         assert private not in card
 
 
-def test_an_empty_instruction_is_said_to_be_none(tmp_path: Path) -> None:
+def test_an_empty_instruction_is_named_as_none(tmp_path: Path) -> None:
     _, card = complete(tmp_path, kind="single_turn", told="")
     assert "None: it was trained and evaluated on the questions alone." in card
 
@@ -202,7 +202,7 @@ def test_a_hubs_card_is_read_from_the_cache(
     assert asked == [("some-owner/some-model", "README.md")]
 
 
-def test_a_hub_that_is_not_there_leaves_the_licence_unknown(
+def test_an_unreachable_hub_leaves_the_licence_unknown(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     import huggingface_hub

@@ -1,4 +1,4 @@
-"""What vLLM finds out about a chat template before it renders by it (vllm/renderers/hf.py), in short.
+"""The checks that vLLM makes on a chat template before rendering (vllm/renderers/hf.py), in short.
 
 vLLM cannot be installed everywhere, and these rules decide what reaches a template: whether a
 message's content comes as a text or as a list of parts, and which arguments of a request are passed.

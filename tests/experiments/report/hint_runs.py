@@ -13,7 +13,7 @@ from tests.methods.p2o.hint_fakes import SMALL, Policy, tasks_of_two_kinds
 def phase(
     run: RunDir, step: int, policy: Policy, llm: LLM, number: int = 1, **changes: Any
 ) -> PhaseResult:
-    """What a phase before a step's rollouts records."""
+    """Record a phase before a step's rollouts."""
 
     def record(kind: str, /, **fields: object) -> None:
         run.event(kind, step, **fields)

@@ -67,7 +67,7 @@ def check(path: Path) -> Checker:
 
 
 def printed(thing: Any) -> str:
-    """What the console shows of a table, 160 columns wide."""
+    """Return a table as the console shows it, 160 columns wide."""
     console = Console(file=io.StringIO(), width=160)
     console.print(thing)
     return console.file.getvalue()  # pyright: ignore[reportAttributeAccessIssue]

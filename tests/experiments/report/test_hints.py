@@ -27,7 +27,7 @@ CONFIG = {"name": "arithmetic", "strategy": {"kind": "p2o"}, "seed": 3}
 
 
 def mixed(n: int, prompt: str) -> str:
-    """Lawful hints, an answer of the questions, an error of the endpoint, in turn."""
+    """Return valid hints, an answer of the questions, an error of the endpoint, in turn."""
     if n % 4 == 2:
         return "```\nThe answer is <b>secret3</b>.\n```"
     if n % 4 == 3:

@@ -84,7 +84,7 @@ def text_of(piece: Piece) -> str:
     return "".join(piece.texts)
 
 
-def test_tokens_are_told_apart_by_turn_and_role() -> None:
+def test_tokens_are_separated_by_turn_and_role() -> None:
     row = trajectory_row(rollout(1.0))
     found = turns_in_tokens(TOKENIZER, row)
     assert found is not None

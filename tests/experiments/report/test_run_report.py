@@ -179,7 +179,7 @@ def test_a_comparison_covers_its_arms(comparison: Path) -> None:
     assert page.tags.count("details") > 20
 
 
-def test_the_lineage_and_the_trajectories_are_told(comparison: Path) -> None:
+def test_the_lineage_and_the_trajectories_are_shown(comparison: Path) -> None:
     page = check(write_report(comparison))
     assert "Critique of i3. It searched the whole question." in page.words
     assert "3 × no <instruction> in the reply" in page.words
@@ -215,7 +215,7 @@ def test_a_killed_run_is_reported_as_far_as_it_came(tmp_path: Path) -> None:
     assert "Generated tokens 108_000 Time 42 s" in page.words  # 12 steps of 9000 and 3.5 s
 
 
-def test_a_run_that_has_only_begun_tells_where_it_began(tmp_path: Path) -> None:
+def test_a_run_that_has_just_started_shows_its_first_score(tmp_path: Path) -> None:
     run = RunDir.create(tmp_path / "begun", CONFIG)
     run.event("evaluated", 1, split="test", prompt="initial", instruction_id="i0", em=0.25, n=8,
               when="before", by_stratum={"1 hop": [0.5, 4], "2 hops": [0.0, 4]})  # fmt: skip
@@ -312,7 +312,7 @@ def test_a_lone_surrogate_does_not_stop_the_report(tmp_path: Path) -> None:
     assert "cut ?" in check(write_report(run)).words
 
 
-def test_scores_that_are_no_shares_are_told_as_numbers(tmp_path: Path) -> None:
+def test_scores_that_are_no_shares_are_shown_as_numbers(tmp_path: Path) -> None:
     run = RunDir.create(tmp_path / "run", {"name": "mine", "seed": 0})
     told = {"split": "test", "prompt": "best", "instruction_id": "i0", "by_stratum": {}}
     for step, when, em in ((1, "before", -0.5), (2, "after", 1.25)):
@@ -331,7 +331,7 @@ def test_scores_that_are_no_shares_are_told_as_numbers(tmp_path: Path) -> None:
         assert share not in table
 
 
-def test_what_a_resume_changed_is_told(tmp_path: Path) -> None:
+def test_what_a_resume_changed_is_shown(tmp_path: Path) -> None:
     run = RunDir.create(tmp_path / "run", CONFIG)
     train(run, 4, evolve=False)
     run.event("resumed", 4, from_step=4, changed={

@@ -53,7 +53,7 @@ class Page(Checker):
         return [value for _, name, value in self.attributes if name == "href"]
 
     def count(self, css: str) -> int:
-        """How many elements have exactly this class attribute."""
+        """Count the elements that have exactly this class attribute."""
         return sum(name == "class" and value == css for _, name, value in self.attributes)
 
 
@@ -158,7 +158,7 @@ def test_a_gain_is_coloured_where_its_interval_excludes_zero(tmp_path: Path) -> 
     assert (found.count("up"), found.count("down")) == (1, 1)
 
 
-def test_costs_are_told_by_method_and_in_all(suite: Path) -> None:
+def test_costs_are_shown_by_method_and_in_total(suite: Path) -> None:
     found = page(write_suite_report(suite))
     costs = [row for row in found.rows if row and row[0] == "INSPO"][1]
     assert costs == [
@@ -251,7 +251,7 @@ def test_links_lead_to_the_reports_that_are_there(tmp_path: Path) -> None:
     assert "prompt-first/seed-0/train: no run folder is there" in found.words
 
 
-def test_a_broken_run_is_told_of_and_the_rest_is_shown(tmp_path: Path) -> None:
+def test_a_broken_run_is_named_and_the_rest_is_shown(tmp_path: Path) -> None:
     build_suite(tmp_path)
     (tmp_path / "inspo/seed-0/train/ledger.sqlite").write_text("no ledger", encoding="utf-8")
     found = page(write_suite_report(tmp_path))
@@ -321,7 +321,7 @@ def test_many_strata_get_a_table_of_their_own(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
-def test_rewards_are_told_with_three_digits(tmp_path: Path) -> None:
+def test_rewards_are_shown_with_three_digits(tmp_path: Path) -> None:
     entry = method("inspo", "ours", 1.5, interval=[-0.25, 1.7], gain=0.5, gain_interval=[0.25, 0.7])
     found = written(
         tmp_path, summary(method("search-r1", "trained", 1.0), entry, measure="mean reward")

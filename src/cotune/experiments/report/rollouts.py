@@ -240,7 +240,7 @@ def show_rollout(
             own, own_left = shortened(found[number][:1], min(room, _OWN_TOKENS))
             read, read_left = shortened(found[number][1:], _READ_TOKENS)
             if not any(piece.role == OBSERVED for piece in read):
-                own, read = [*own, *read], []  # what closes a turn needs no place of its own
+                own, read = [*own, *read], []  # the end of a turn needs no separate block
         else:
             own, own_left = _plain(OWN, turn["text"])
             read, read_left = _plain(OBSERVED, turn["observation"])

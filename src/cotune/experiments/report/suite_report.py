@@ -164,7 +164,8 @@ def _spent_in_short(suite: SuiteSummary, spent: Mapping[str, str]) -> str:
 
 def _costs(suite: SuiteSummary) -> dict[str, Any]:
     """Return the cost table: its `columns`, and in `rows` by method a value for each."""
-    named = {purpose for method in suite.methods for purpose in method.rollouts_by_purpose}
+    spent = [item for method in suite.methods for item in method.rollouts_by_purpose.items()]
+    named = {purpose for purpose, rollouts in spent if rollouts}
     purposes = [p for p in _PURPOSES if p in named] + sorted(named - {*_PURPOSES, "evaluate"})
 
     def row(method: SuiteMethod) -> list[str]:
