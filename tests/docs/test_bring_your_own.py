@@ -10,7 +10,7 @@ import pytest
 import cotune
 from cotune.data.dataset import DEFAULT_COLUMNS
 from cotune.errors import ConfigError
-from cotune.rewards.batch import GIVEN
+from cotune.rewards.functions import GIVEN
 from cotune.types import Assignment, Prompt, StopReason, Task, Trajectory, Turn
 from tests.docs.sources import DOCS, blocks
 

@@ -15,7 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cotune.environments.search import SEARCH_R1_INSTRUCTION, SearchEnvironment
-from cotune.environments.search_r1_protocol import information, own_answer, parse_turn
+from cotune.environments.tag_protocol import (
+    parse_search_r1_turn,
+    search_r1_answer,
+    search_r1_information,
+)
 from cotune.errors import ConfigError, RetrievalError
 from cotune.rewards import exact_match
 from cotune.rollout.episode import new_episodes, run_episodes
@@ -95,9 +99,11 @@ def test_there_are_transcripts_of_both_kinds() -> None:
 @given(st.lists(st.sampled_from(["<search>", "</search>", "<answer>", "</answer>", "a", "\n"])))
 def test_the_action_is_that_of_the_first_closing_tag(parts: list[str]) -> None:
     text = "".join(parts)
-    parsed = parse_turn(text)
+    parsed = parse_search_r1_turn(text)
     closing = next((part for part in parts if part.startswith("</")), None)
-    assert parsed == parse_turn(text[: text.index(closing) + len(closing)] if closing else text)
+    assert parsed == parse_search_r1_turn(
+        text[: text.index(closing) + len(closing)] if closing else text
+    )
     if parsed.action == "invalid":
         assert closing is None or closing.replace("/", "") not in text[: text.index(closing)]
     else:
@@ -109,21 +115,21 @@ def test_an_answer_comes_from_exactly_one_turn(texts: list[str], answer: str) ->
     texts = [text.replace("<", "") for text in texts]
     told = f"<answer>{answer.replace('<', '')}</answer>"
     expected = answer.replace("<", "").strip() or None
-    assert own_answer(texts) is None
-    assert own_answer([*texts, told]) == expected
-    assert own_answer([told, *texts, told]) is None
+    assert search_r1_answer(texts) is None
+    assert search_r1_answer([*texts, told]) == expected
+    assert search_r1_answer([told, *texts, told]) is None
 
 
 def test_without_a_search_engine_a_search_is_no_action() -> None:
     env = SearchEnvironment({}, None, "", exact_match, protocol="search-r1")
     assert env.required == ("<answer>", "</answer>")
-    assert parse_turn("<search>a</search>", False).error == "no action is closed"
-    assert parse_turn("<search>a</search><answer>b</answer>", False).argument == "b"
+    assert parse_search_r1_turn("<search>a</search>", False).error == "no action is closed"
+    assert parse_search_r1_turn("<search>a</search><answer>b</answer>", False).argument == "b"
 
 
 def test_passages_are_numbered_whatever_form_they_come_in() -> None:
     forms = ['(Title: "A") a', "Doc 2(Title: B) b", "c <answer>"]
-    assert information(forms) == (
+    assert search_r1_information(forms) == (
         '\n\n<information>Doc 1(Title: "A") a\nDoc 2(Title: B) b\nDoc 3(Title: ) c ‹answer>'
         "</information>\n\n"
     )

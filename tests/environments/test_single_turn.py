@@ -250,7 +250,7 @@ INSPO: dict[str, Any] = {
         ({"dataset": None}, ["dataset: missing", "environment.kind single_turn"]),
         ({"rewards": []}, ["rewards: missing", "exact_match"]),
         ({"rewards": ["exact_match"]}, ["exact_match compares with answers", "has none"]),
-        ({"rewards": ["exact"]}, ["'exact' is none of exact_match"]),
+        ({"rewards": ["exact"]}, ["'exact' is unknown; expected one of exact_match"]),
         ({"rewards": [{"function": "boxed", "wieght": 1}]}, ["rewards.", "wieght"]),
         (
             {"dataset": {"path": "data.jsonl", "columns": {"question": "text"}}},

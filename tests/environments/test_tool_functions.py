@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 import pytest
 
-from cotune.environments.tool_functions import BadArguments, text_of, tool_of
+from cotune.environments.tools import BadArguments, text_of, tool_of
 from cotune.errors import ConfigError
 
 
@@ -152,11 +152,11 @@ def unresolved(a: "Nowhere") -> int:  # type: ignore[name-defined]  # noqa: F821
 @pytest.mark.parametrize(
     ("function", "said"),
     [
-        (untyped, "untyped: its parameter a has no type; write it as a: str"),
+        (untyped, "untyped: its parameter a has no type; add one, such as a: str"),
         (undocumented, "undocumented has no docstring"),
         (half_documented, 'half_documented: its docstring does not describe b; add a line "b: '),
         (variadic, r"variadic takes \*numbers"),
-        (custom, "custom: no schema can be made of its types"),
+        (custom, "custom: its types have no JSON schema"),
         (unresolved, "unresolved: .*Nowhere"),
         (lambda a: a, "no function with a name"),
         (Scale(), "no function with a name"),

@@ -7,8 +7,7 @@ import pytest
 
 from cotune.environments.environment_options import ToolConfig, ToolsOptions
 from cotune.environments.tool_calls import read_hermes
-from cotune.environments.tool_turns import OUT_OF_TURNS
-from cotune.environments.tools import ToolEnvironment, tool_environment
+from cotune.environments.tools import OUT_OF_TURNS, ToolEnvironment, tool_environment
 from cotune.errors import ConfigError
 from cotune.types import (
     Action,

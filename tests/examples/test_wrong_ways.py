@@ -107,7 +107,7 @@ AS_RUN_FILE: dict[str, tuple[Change, list[str]]] = {
     "reward of the wrong length": (reward("return [1.0]"), ["rewards: exact returned 1 values for 2 completions"]),
     "reward that is None": (reward("return None"), ["rewards: exact returned None", "expected a list"]),
     "reward that is NaN": (reward("return [float('nan')] * len(completions)"), ["rewards: exact returned nan", "finite"]),
-    "reward that raises": (reward("return completions[0]['content']"), ["rewards: exact raised TypeError", "task.py, line", "mend the function"]),
+    "reward that raises": (reward("return completions[0]['content']"), ["rewards: exact raised TypeError", "task.py, line", "fix the function"]),
     "reward that needs another column": (written("task.py", "answer: Sequence[str]", "truth: Sequence[str]"), ["rewards: exact needs the column 'truth'", "rename"]),
     "blank instruction": (fields("instruction", ""), ["instruction: blank", "say in a sentence"]),
     "instruction that loses the tags": (fields("environment", {"kind": "search", "corpus": "c.jsonl", "train": "q.jsonl", "validation": "q.jsonl", "test": "q.jsonl"}), ["instruction", "<search>"]),

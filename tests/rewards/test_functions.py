@@ -365,7 +365,7 @@ def test_an_exception_is_said_with_function_line_and_task() -> None:
     rows = [rollout(0, columns={"gold": {"answer": "1"}}), rollout(1, columns={"gold": {}})]
     line = raises.__code__.co_firstlineno + 1
     text = error_of(raises, rollouts=rows)
-    where = f"(test_functions.py, line {line}) for task t1; mend the function"
+    where = f"(test_functions.py, line {line}) for task t1; fix the function"
     assert text == f"rewards: raises raised KeyError: 'answer' {where}"
     text = error_of(functools.partial(raises), rollouts=rows)
     assert where in text
@@ -422,7 +422,7 @@ def test_a_function_for_texts_on_messages_is_told_how_to_get_them() -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ("exact", ["'exact' is none of exact_match, f1_squad, f1_hotpot, boxed"]),
+        ("exact", ["'exact' is unknown; expected one of exact_match, f1_squad, f1_hotpot, boxed"]),
         ((len, "much"), ["the weight of len is 'much'"]),
         ((len, float("nan")), ["the weight of len is nan", "finite"]),
         (3, ["int is int; expected a function"]),

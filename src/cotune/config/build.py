@@ -6,8 +6,8 @@ from cotune.config.preflight import evolved_room
 from cotune.config.run_file import RulesConfig, RunConfig
 from cotune.environments.base import TaskEnvironment
 from cotune.environments.description import description_of
+from cotune.environments.environment_options import own_environment
 from cotune.environments.math import MathOptions, math_environment
-from cotune.environments.own import own_environment
 from cotune.environments.search import SearchOptions, search_environment
 from cotune.errors import ConfigError
 from cotune.llm.client import MeteredLLM, NoLLM, OpenAIClient

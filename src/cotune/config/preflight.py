@@ -7,8 +7,7 @@ from cotune.environments.description import description_of
 from cotune.errors import ConfigError
 from cotune.methods.registry import method_of
 from cotune.protocols import Codec, Environment, TokenRules
-from cotune.rewards.batch import of_environment
-from cotune.rewards.functions import RewardFunctions
+from cotune.rewards.functions import RewardFunctions, of_environment
 from cotune.types import Assignment, Limits, Prompt, StopReason, Task, Trajectory, Turn
 
 _RENDERED = 16  # tasks with the longest questions, of each split

@@ -1,4 +1,4 @@
-"""What environments share: where tasks are kept, and how instruction and question make a prompt."""
+"""The base of environments: tasks by split, and the layout of a prompt."""
 
 import copy
 from collections import Counter
@@ -13,16 +13,15 @@ from cotune.types import Action, Prompt, Response, Task, Trajectory
 
 @dataclass(frozen=True, kw_only=True)
 class PromptFormat:
-    """Where an instruction stands in the chat messages of a task.
+    """The position of an instruction in the chat messages of a task.
 
     Attributes:
         role: "user" puts it into the user's message, "system" into the system message.
         placement: before or after the question, in the user's message.
-        system: what becomes of a system prompt that the data has: "keep" it (with `role: system`
-            the instruction follows it) or "replace" it by the instruction (with `role: user` it is
-            dropped).
-        question_prefix, question_suffix: what stands before and after the question.
-        separator: what stands between instruction and question in the user's message.
+        system: "keep" the data's system prompt (with `role: system` the instruction follows it) or
+            "replace" it by the instruction (with `role: user` it is dropped).
+        question_prefix, question_suffix: texts before and after the question.
+        separator: text between instruction and question in the user's message.
     """
 
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
@@ -35,9 +34,9 @@ class PromptFormat:
     separator: str = "\n\n"
 
     def messages(self, task: Task, prompt: Prompt) -> list[dict[str, str]]:
-        """System prompt, what the data has before the question, and the user's message.
+        """Return the system prompt, the data's messages before the question, and the user's message.
 
-        The hint, if any, stands before the user's message (P²O's T).
+        The hint, if any, is put before the user's message (P²O's T).
         """
         question = f"{self.question_prefix}{task.question}{self.question_suffix}"
         before = [{"role": role, "content": content} for role, content in task.context]
@@ -53,7 +52,7 @@ class PromptFormat:
 
 
 def _with_system(messages: list[dict[str, str]], instruction: str) -> list[dict[str, str]]:
-    """The messages with an instruction at the end of their system prompt, or as it."""
+    """Append an instruction to the system prompt of messages, or add it as the system prompt."""
     if not instruction:
         return messages
     if messages and messages[0]["role"] == "system":
@@ -63,20 +62,20 @@ def _with_system(messages: list[dict[str, str]], instruction: str) -> list[dict[
 
 
 class TaskEnvironment:
-    """Tasks by split and a prompt format; a subclass answers and, without reward functions, scores.
+    """Tasks by split and a prompt format; a subclass responds and, without reward functions, scores.
 
     Args:
-        tasks: the tasks of each split; "train", "validation" and "test" are looked for.
-        initial_instruction: what training starts from.
+        tasks: the tasks of each split; "train", "validation" and "test" are used.
+        initial_instruction: the instruction that training starts from.
 
     Attributes:
-        prompt_format: how a prompt is laid out; a run file's `instruction` section replaces parts.
-        needs_rewards: whether reward functions must be given, since `score` gives no reward.
-        description: what the LLM that proposes is told of the environment, in plain text; None: its
-            tools, "": nothing.
+        prompt_format: the layout of a prompt; a run file's `instruction` section replaces parts.
+        needs_rewards: whether reward functions are required, because `score` returns no reward.
+        description: description of the environment for the LLM that proposes; None: its tools, "":
+            none.
 
     Raises:
-        ConfigError: a task id twice in a split.
+        ConfigError: a task id is repeated in a split.
     """
 
     needs_rewards: bool = False
@@ -109,41 +108,41 @@ class TaskEnvironment:
         return self._initial_instruction
 
     def tasks(self, split: str) -> Sequence[Task]:
-        """The tasks of a split, in a fixed order; ConfigError for a split that is not there."""
+        """Return the tasks of a split, in a fixed order; ConfigError for an unknown split."""
         if split not in self._tasks:
             raise ConfigError(f"split is {split!r}; expected one of {', '.join(self._tasks)}")
         return self._tasks[split]
 
     def with_tasks(self, tasks: Mapping[str, Sequence[Task]]) -> Self:
-        """The same environment, tools and scoring included, over other tasks.
+        """Return the same environment, with its tools and scoring, over other tasks.
 
         Args:
-            tasks: by split, under any names.
+            tasks: tasks by split, under any names.
 
         Raises:
-            ConfigError: a task id twice in a split.
+            ConfigError: a task id is repeated in a split.
         """
         other = copy.copy(self)
         other._tasks = _by_split(tasks)
         return other
 
     def messages(self, task: Task, prompt: Prompt) -> list[dict[str, str]]:
-        """The chat messages of a task under a prompt, as `prompt_format` says."""
+        """Return the chat messages of a task under a prompt, laid out by `prompt_format`."""
         return self.prompt_format.messages(task, prompt)
 
     def respond(self, actions: Sequence[Action]) -> list[Response]:
-        """One turn is the whole episode, and what was written is the answer."""
+        """End every episode after one turn, whose text is the answer."""
         return [Response(done=True, action="answer") for _ in actions]
 
     def reference(self, task: Task) -> str:
-        """What a policy would write that answers a task, for supervised fine-tuning; "" if unknown.
+        """Return a text that answers a task, for supervised fine-tuning; "" if unknown.
 
-        The data's solution, else the first accepted answer.
+        It is the data's solution, else the first accepted answer.
         """
         return plain_reference(task)
 
     def score(self, trajectory: Trajectory) -> tuple[float, str | None]:
-        """No reward, and the text of the last turn as the answer; reward functions score it."""
+        """Return reward 0 and the last turn as the answer, which reward functions score."""
         text = trajectory.turns[-1].text.strip() if trajectory.turns else ""
         return 0.0, text or None
 
@@ -166,20 +165,20 @@ class SingleTurnEnvironment(TaskEnvironment):
 
 
 def plain_reference(task: Task) -> str:
-    """A task's solution, else its first accepted answer, stripped; "" where it has neither."""
+    """Return a task's solution, else its first accepted answer, stripped; "" if it has neither."""
     return (task.solution or next(iter(task.answers), "")).strip()
 
 
 def reference_of(environment: Environment, task: Task) -> str:
-    """What an environment's `reference` gives, `plain_reference` where it has no such member."""
+    """Return an environment's `reference` of a task, or `plain_reference` if it has none."""
     own = getattr(environment, "reference", None)
     return plain_reference(task) if own is None else str(own(task)).strip()
 
 
 def missing_texts(instruction: str, required: Sequence[str]) -> str:
-    """What is wrong with an instruction that lacks some of the required texts; "" if none.
+    """Return the error of an instruction that lacks required texts; "" if it has all.
 
-    A policy that was not told a tag cannot write it, and no proposer could bring it back.
+    A policy that is not shown a tag cannot write it, and no proposer could bring it back.
     """
     missing = [text for text in required if text not in instruction]
     if not missing:

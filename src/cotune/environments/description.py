@@ -1,6 +1,6 @@
-"""What proposers are told of an environment: its tools and its protocol, in plain text."""
+"""Descriptions of an environment for proposers: its tools and protocol, in plain text."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from cotune.errors import ConfigError
@@ -14,16 +14,16 @@ _CALLS = (
     "turn are allowed, and what they return comes before its next turn. A turn without a call is its "
     "final answer."
 )
-_TEXT_CHARS = 600  # of a tool's own text, and of a parameter's
+_TEXT_CHARS = 600  # limit of a tool's description, and of a parameter's
 _CUT = " …"
 
 Schema = Mapping[str, Any]
 
 
 def description_of(environment: Environment) -> str:
-    """An environment's own `description`, else what its tools' schemas say; "" where it has neither.
+    """Return an environment's own `description`, else that of its tools; "" if it has neither.
 
-    Cut at DESCRIPTION_CHARS characters.
+    It is cut at DESCRIPTION_CHARS characters.
 
     Raises:
         ConfigError: `description` is neither a text nor None.
@@ -39,23 +39,20 @@ def description_of(environment: Environment) -> str:
 
 
 def described_tools(schemas: Sequence[Schema]) -> str:
-    """Signatures, docstrings and parameters of tools, from their JSON schemas; "" for none.
+    """Return signatures, docstrings and parameters of tools, from their JSON schemas; "" for none.
 
-    Where all of it is longer than DESCRIPTION_CHARS, what parameters are is left out, then all but
-    each tool's first line, then all but the signatures.
+    If that is longer than DESCRIPTION_CHARS, the parameters are left out, then all but each tool's
+    first line, then all but the signatures.
     """
     if not schemas:
         return ""
+    functions = [schema.get("function", schema) for schema in schemas]
     shown = ""
     for form in (_whole, _without_parameters, _first_line, _signature):
-        shown = "\n".join((_CALLS, *_each(schemas, form)))
+        shown = "\n".join((_CALLS, *map(form, functions)))
         if len(shown) <= DESCRIPTION_CHARS:
             break
     return shown
-
-
-def _each(schemas: Sequence[Schema], form: Callable[[Schema], str]) -> Iterable[str]:
-    return (form(schema.get("function", schema)) for schema in schemas)
 
 
 def _whole(function: Schema) -> str:
@@ -77,7 +74,7 @@ def _first_line(function: Schema) -> str:
 
 
 def _signature(function: Schema) -> str:
-    """`- price(article: string, pieces: integer (optional)) -> number`, as far as the schema says it."""
+    """Return `- price(article: string, pieces: integer (optional)) -> number`."""
     required = cast("Sequence[str]", _inner(function).get("required") or ())
     parameters = [
         f"{name}: {_type(schema)}{'' if name in required else ' (optional)'}"
@@ -98,7 +95,7 @@ def _parameters(function: Schema) -> Mapping[str, Schema]:
 
 
 def _type(schema: Schema) -> str:
-    """A type in a word or two; an object's fields are not told."""
+    """Return a type in a word or two, without an object's fields."""
     if "enum" in schema:
         return " or ".join(repr(value) for value in schema["enum"])
     if "anyOf" in schema:

@@ -1,4 +1,4 @@
-"""The parts of a run file that say what is trained on: data, environment, rewards, instruction."""
+"""The `instruction` section, and the environments that a user brings: their options and building."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -6,21 +6,25 @@ from typing import Any, Literal, cast
 
 from pydantic import Field, model_validator
 
-from cotune.environments.base import PromptFormat
+from cotune.data.dataset import DatasetConfig, read_dataset
+from cotune.environments.base import PromptFormat, SingleTurnEnvironment
+from cotune.errors import ConfigError
+from cotune.protocols import Environment
+from cotune.utils.importing import ENVIRONMENTS, import_object, load_registered
 from cotune.utils.validation import Model
 
 
 class InstructionConfig(Model):
-    """The initial instruction and where it stands; what is null is as the environment has it."""
+    """The initial instruction and its position; null fields are the environment's own."""
 
     text: str | None = None
-    """What the policy is told at first; null: the environment's."""
+    """The initial instruction; null: the environment's."""
     role: Literal["user", "system"] | None = None
     """The message that holds it."""
     placement: Literal["before", "after"] | None = None
     """Before or after the question, in the user's message."""
     system: Literal["keep", "replace"] | None = None
-    """What becomes of a system prompt that the data has."""
+    """Keep the data's system prompt, or replace it by the instruction."""
 
     @model_validator(mode="before")
     @classmethod
@@ -29,30 +33,30 @@ class InstructionConfig(Model):
 
     @property
     def places(self) -> dict[str, str]:
-        """The fields of a `PromptFormat` that are given."""
+        """Return the fields of a `PromptFormat` that are given."""
         fields = ("role", "placement", "system")
         return {name: value for name in fields if (value := getattr(self, name)) is not None}
 
     def format(self, own: PromptFormat) -> PromptFormat:
-        """An environment's own format with what is given here in place."""
+        """Return an environment's own format with the given fields replaced."""
         return replace(own, **self.places)  # pyright: ignore[reportArgumentType]
 
 
 class SingleTurnOptions(Model):
-    """One turn a question, scored by `rewards`; the questions are those of `dataset`."""
+    """Questions of `dataset`, answered in one turn and scored by `rewards`."""
 
     kind: Literal["single_turn"] = "single_turn"
     initial_instruction: str = ""
-    """Where the run file's `instruction` has no text."""
+    """Used if the run file's `instruction` has no text."""
 
 
 class ToolConfig(Model):
-    """A tool and its time-out."""
+    """A tool and its timeout."""
 
     function: str
     """`package.module:name` or `file.py:name` of a typed function with a docstring."""
     seconds: float | None = Field(default=None, gt=0)
-    """After which a call of it counts as failed; null: the environment's."""
+    """Timeout of a call, in seconds; null: the environment's."""
 
     @model_validator(mode="before")
     @classmethod
@@ -66,13 +70,13 @@ class ToolsOptions(Model):
     kind: Literal["tools"] = "tools"
     tools: tuple[ToolConfig, ...] = Field(min_length=1)
     seconds: float = Field(default=30.0, gt=0)
-    """After which a call counts as failed."""
+    """Timeout of a call, in seconds."""
     concurrency: int = Field(default=32, ge=1)
     """Calls that run at the same time, per process."""
     initial_instruction: str = "Answer the question. Call the tools where they help."
-    """Where the run file's `instruction` has no text."""
+    """Used if the run file's `instruction` has no text."""
     description: str | None = None
-    """What the LLM that proposes is told of the environment; null: the tools, "": nothing."""
+    """Description of the environment for the LLM that proposes; null: the tools, "": none."""
 
 
 class TrlOptions(Model):
@@ -84,13 +88,13 @@ class TrlOptions(Model):
     args: dict[str, Any] = Field(default_factory=dict[str, Any])
     """Keyword arguments of the factory."""
     seconds: float = Field(default=30.0, gt=0)
-    """After which a call counts as failed."""
+    """Timeout of a call, in seconds."""
     concurrency: int = Field(default=32, ge=1)
     """Calls that run at the same time, per process."""
     initial_instruction: str = "Complete the task. Call the tools where they help."
-    """Where the run file's `instruction` has no text."""
+    """Used if the run file's `instruction` has no text."""
     description: str | None = None
-    """What the LLM that proposes is told of the environment; null: the tools, "": nothing."""
+    """Description of the environment for the LLM that proposes; null: the tools, "": none."""
 
 
 class VerifiersOptions(Model):
@@ -102,9 +106,9 @@ class VerifiersOptions(Model):
     args: dict[str, Any] = Field(default_factory=dict[str, Any])
     """Keyword arguments of its loader."""
     validation: int = Field(default=100, ge=1)
-    """Questions of its evaluation data (or held out of its training data) for validation."""
+    """Number of questions for validation, of its evaluation data or held out of its training data."""
     test: int = Field(default=200, ge=1)
-    """Questions for the final evaluation, likewise."""
+    """Number of questions for the final evaluation, likewise."""
     initial_instruction: str | None = None
     """null: the environment's own system prompt."""
 
@@ -117,7 +121,7 @@ class PythonOptions(Model):
     """`package.module:name` or `file.py:name`, or a kind that a package registers in the
     entry-point group `cotune.environments`."""
     args: dict[str, Any] = Field(default_factory=dict[str, Any])
-    """Its keyword arguments; where the run file has a `dataset`, `tasks` is one more."""
+    """Its keyword arguments; `tasks` is added if the run file has a `dataset`."""
 
 
 OwnEnvironment = SingleTurnOptions | ToolsOptions | TrlOptions | VerifiersOptions | PythonOptions
@@ -126,9 +130,9 @@ WITH_DATASET = ("single_turn", "tools", "trl", "python")
 
 
 def environment_section(raw: object, known: frozenset[str], registered: frozenset[str]) -> object:
-    """The `environment` section with its shorthands written out.
+    """Expand the shorthands of the `environment` section.
 
-    A text is a kind or, with a colon, an object; a kind that only a package knows becomes
+    A text is a kind or, with a colon, an object. A kind that a package registers becomes
     `kind: python` with the other fields as its arguments.
     """
     if isinstance(raw, str):
@@ -141,3 +145,74 @@ def environment_section(raw: object, known: frozenset[str], registered: frozense
         del section["kind"]
         return {"kind": "python", "object": kind, "args": section}
     return section
+
+
+_MEMBERS = (
+    "stop",
+    "required",
+    "tools",
+    "initial_instruction",
+    "tasks",
+    "messages",
+    "respond",
+    "score",
+)
+
+
+def own_environment(options: OwnEnvironment, dataset: DatasetConfig | None) -> Environment:
+    """Build an environment that the user brings.
+
+    Raises:
+        ConfigError: the data, function or class cannot be loaded or is not of the expected kind.
+    """
+    if isinstance(options, PythonOptions):
+        return _python(options, dataset)
+    if isinstance(options, SingleTurnOptions | ToolsOptions | TrlOptions):
+        if dataset is None:
+            raise ConfigError(
+                f"dataset: missing; environment.kind {options.kind} brings no questions"
+            )
+        tasks = read_dataset(dataset)
+        if isinstance(options, SingleTurnOptions):
+            return SingleTurnEnvironment(tasks, options.initial_instruction)
+        if isinstance(options, ToolsOptions):
+            from cotune.environments.tools import tool_environment
+
+            return tool_environment(options, tasks)
+        from cotune.environments.trl_factory import trl_environment
+
+        return trl_environment(options, tasks)
+    from cotune.environments.verifiers import verifiers_environment
+
+    return verifiers_environment(options)
+
+
+def _python(options: PythonOptions, dataset: DatasetConfig | None) -> Environment:
+    """Call the object of `package.module:name` or of a registered kind with its arguments."""
+    if ":" in options.object:
+        factory = import_object(options.object, "environment.object")
+    else:
+        factory = load_registered(ENVIRONMENTS, options.object, "environment.kind")
+    arguments = dict(options.args)
+    if dataset is not None:
+        arguments["tasks"] = read_dataset(dataset)
+    if not callable(factory):
+        raise ConfigError(
+            f"environment.object: {options.object} is {type(factory).__name__}; expected a class or "
+            "function that makes an environment"
+        )
+    try:
+        environment = factory(**arguments)
+    except TypeError as error:
+        reason = " ".join(str(error).split())
+        raise ConfigError(
+            f"environment.args: {options.object} does not take {sorted(arguments)} ({reason}); "
+            "change environment.args, or the class"
+        ) from error
+    missing = [name for name in _MEMBERS if not hasattr(environment, name)]
+    if missing:
+        raise ConfigError(
+            f"environment.object: {options.object} gives {type(environment).__name__}, which has no "
+            f"{', '.join(missing)}; derive it from cotune.TaskEnvironment, or add them"
+        )
+    return cast(Environment, environment)

@@ -5,11 +5,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, Literal, Self
 
-from cotune.data.corpus import read_corpus
+from cotune.data.corpus import indexed_text, read_corpus, titled_passage
 from cotune.data.search_questions import Sample, Split, check_questions, read_questions
 from cotune.environments.base import TaskEnvironment, missing_texts
-from cotune.environments.search_r1_protocol import SEARCH_R1
-from cotune.environments.tag_protocol import ANSWER_TAGS, CALL_TAGS, STOP, TAGS, Parsed, TagProtocol
+from cotune.environments.tag_protocol import (
+    ANSWER_TAGS,
+    CALL_TAGS,
+    SEARCH_R1,
+    STOP,
+    TAGS,
+    Parsed,
+    TagProtocol,
+)
 from cotune.errors import ConfigError, RetrievalError
 from cotune.protocols import Retriever
 from cotune.retrieval.remote import RemoteOptions, RemoteRetriever
@@ -31,13 +38,13 @@ ANSWER_INSTRUCTION = (
     "Answer the given question. You may think inside <think> and </think>. Give the answer inside "
     "<answer> and </answer>, for example <answer> Beijing </answer>."
 )
-"""The initial instruction where there is no search engine."""
+"""The initial instruction without a search engine."""
 
 DESCRIPTION_WITHOUT_SEARCH = (
     "The agent writes one turn. It may think inside <think> and </think>; its final answer is what "
     "stands inside the one pair of <answer> and </answer>. There is no search engine, nor any tool."
 )
-"""What proposers are told where there is no search engine."""
+"""The description that proposers are shown without a search engine."""
 
 OUT_OF_TURNS = "out of turns"
 
@@ -47,19 +54,19 @@ PROTOCOLS: Mapping[ProtocolName, TagProtocol] = {"tags": TAGS, "search-r1": SEAR
 
 
 class SearchEnvironment(TaskEnvironment):
-    """Tasks whose answers are looked up by `<search>` and given by `<answer>`.
+    """Questions that the policy answers with `<answer>` after searching with `<search>`.
 
     Args:
         tasks: the tasks of each split.
-        retriever: answers all searches of a batch in one call; None: there is no search engine,
-            `<search>` is no action, and answers come from what the policy knows.
-        initial_instruction: what training starts from.
+        retriever: answers all searches of a batch in one call; None: there is no search engine, and
+            `<search>` is plain text.
+        initial_instruction: the instruction that training starts from.
         reward: scores the final answer, or None, against a task's answers.
-        top_k: passages of an observation.
-        protocol: "tags", or "search-r1" for what Search-R1 itself writes and reads.
+        top_k: passages in an observation.
+        protocol: "tags", or "search-r1" for Search-R1's own form.
 
     Raises:
-        ConfigError: `top_k` below 1, no such protocol, or a task id twice in a split.
+        ConfigError: `top_k` is below 1, no such protocol, or a task id is repeated in a split.
     """
 
     def __init__(
@@ -84,22 +91,22 @@ class SearchEnvironment(TaskEnvironment):
 
     @property
     def retriever(self) -> Retriever | None:
-        """What answers its searches; None without a search engine."""
+        """Return the retriever; None without a search engine."""
         return self._retriever
 
     @property
     def top_k(self) -> int:
-        """Passages of an observation."""
+        """Return the number of passages in an observation."""
         return self._top_k
 
     @property
     def measure(self) -> str:
-        """What the mean reward is called."""
+        """Return the name of the mean reward."""
         return "exact match" if self._reward is exact_match else "mean reward"
 
     @property
     def stop(self) -> tuple[str, ...]:
-        # Without a search engine, too: what follows </search> would be made-up results.
+        # Also without a search engine: text after </search> would be made-up results.
         return STOP
 
     @property
@@ -119,14 +126,13 @@ class SearchEnvironment(TaskEnvironment):
         }
 
     def respond(self, actions: Sequence[Action]) -> list[Response]:
-        """Answers a batch of turns; all its searches make one call of the retriever.
+        """Respond to a batch of turns, with one call of the retriever for all searches.
 
-        An answer ends the episode. An invalid turn is answered by a corrective message, a search
-        that the retriever could not carry out by a message that says so. On an episode's last turn
-        neither search nor error is answered: nobody is left to read it.
+        An answer ends the episode. The observation of an invalid turn is a correction, that of a
+        search that failed says so. After an episode's last turn there is no observation.
 
         Raises:
-            ConfigError: the retriever does not give one list of passages for each query.
+            ConfigError: the retriever does not return one list of passages for each query.
         """
         parsed = [self._protocol.parse(action.text, self._searches) for action in actions]
         pairs = list(zip(actions, parsed, strict=True))
@@ -139,18 +145,18 @@ class SearchEnvironment(TaskEnvironment):
         ]
 
     def reference(self, task: Task) -> str:
-        """See `TaskEnvironment.reference`: a solution that answers by itself, else the answer in tags."""
+        """Return the solution if it contains an answer in tags, else the first answer in tags."""
         if self._protocol.answer([task.solution], self._searches) is not None:
             return task.solution.strip()
         return f"<answer> {task.answers[0]} </answer>" if task.answers else ""
 
     def score(self, trajectory: Trajectory) -> tuple[float, str | None]:
-        """The reward of the one final answer in the policy's own text."""
+        """Return the reward of the final answer in the policy's own text, and that answer."""
         answer = self._protocol.answer([turn.text for turn in trajectory.turns], self._searches)
         return self._reward(answer, trajectory.task.answers), answer
 
     def _retrieve(self, queries: list[str]) -> list[Response]:
-        """One response a query; no call where there is none."""
+        """Return one response for each query; without queries the retriever is not called."""
         if not queries or self._retriever is None:
             return []
         try:
@@ -168,13 +174,13 @@ class SearchEnvironment(TaskEnvironment):
         return [Response(self._protocol.information(texts), action="search") for texts in found]
 
     def _without_search(self, action: Action, parsed: Parsed) -> Response:
-        """The response to a turn that asks for no passages, or too late for any."""
+        """Respond to a turn without a search, or with one in the last turn."""
         if parsed.action == "answer":
             return Response(done=True, action="answer")
         if action.last:
             error = parsed.error or OUT_OF_TURNS
             return Response(done=True, action=parsed.action, error=error)
-        if parsed.action == "search":  # for nothing, which finds nothing: no server is asked that
+        if parsed.action == "search":  # an empty query finds nothing, so no retriever is asked
             return Response(self._protocol.information(()), action="search", error="empty query")
         observation = self._protocol.correction(parsed.error, self._searches)
         return Response(observation, action="invalid", error=parsed.error)
@@ -186,23 +192,23 @@ class SearchOptions:
 
     Attributes:
         corpus: JSONL file of passages (`read_corpus`), searched by BM25.
-        retriever: in place of a corpus, a server with Search-R1's `/retrieve`.
-        protocol: "tags", or "search-r1" for what Search-R1 itself writes and reads: its prompt, its
-            messages, its way to find a turn's action.
-        search: false takes the search engine away: no passages are read, a `<search>` is no action,
-            and an instruction needs the answer's tags alone (GRPO without tools).
-        train: a JSONL file of questions (`read_tasks`), or Parquet as Search-R1's scripts write it
-            (`read_parquet_tasks`): a file, or a folder of them.
+        retriever: a server with Search-R1's `/retrieve`, instead of a corpus.
+        protocol: "tags", or "search-r1" for Search-R1's own prompt, messages and parsing of turns.
+        search: false removes the search engine: no corpus is read, `<search>` is plain text, and an
+            instruction needs only the answer's tags (GRPO without tools).
+        train: a JSONL file of questions (`read_tasks`), or Search-R1's Parquet (`read_parquet_tasks`):
+            a file, or a folder of them.
         validation, test: likewise; or a number of questions held out of `train` by a hash of their
             text, at most a tenth and a fifth of them.
-        sample: only so many questions of a split, chosen by a hash of their text: {test: 2000}.
-        top_k: passages of an observation.
-        title_weight: how often a passage's title is repeated before its text in the index; 0
-            leaves titles out of it.
+        sample: the number of questions of a split to use, chosen by a hash of their text: {test: 2000}.
+        top_k: passages in an observation.
+        title_weight: how often a passage's title is repeated before its text in the index; 0 does
+            not index titles.
         reward: a name in `cotune.rewards.REWARDS`.
-        initial_instruction: text; Search-R1's by default, without search a short one.
-        description: what the LLM that proposes is told of the environment; null: its tags and what
-            a search returns, "": nothing, as in INSPO.
+        initial_instruction: the instruction that training starts from; Search-R1's by default, a
+            short one without search.
+        description: description of the environment for the LLM that proposes; null: its tags and
+            what a search returns, "": none, as in INSPO.
     """
 
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
@@ -242,15 +248,15 @@ class SearchOptions:
 
 
 def search_environment(options: SearchOptions) -> SearchEnvironment:
-    """Reads the files and indexes the corpus; ConfigError names the file and line at fault.
+    """Read the files and index the corpus; ConfigError names the file and line at fault.
 
-    A retrieval server is not asked anything yet (`preflight.check_retriever`).
+    A retrieval server is not contacted yet.
     """
     instruction = options.initial_instruction
     if not options.search and instruction == SEARCH_R1_INSTRUCTION:
         instruction = ANSWER_INSTRUCTION  # the default was not chosen for it
     elif options.protocol == "search-r1" and instruction == SEARCH_R1_INSTRUCTION:
-        # As Search-R1's data have it, to the letter: its checkpoints were trained on that.
+        # Exactly as in Search-R1's data, which its checkpoints were trained on.
         instruction = instruction.replace(" as you want.", " as your want.")
     environment = SearchEnvironment(
         questions_of(options),
@@ -275,13 +281,13 @@ def _description(top_k: int) -> str:
 
 
 def questions_of(options: SearchOptions) -> dict[str, list[Task]]:
-    """The tasks of each split, equal where they are asked alike (`read_questions`)."""
+    """Read the tasks of each split (`read_questions`)."""
     asked = PROTOCOLS[options.protocol].asked
     return read_questions(options.train, options.validation, options.test, options.sample, asked)
 
 
 def _retriever(options: SearchOptions) -> Retriever:
-    """The server, or the corpus, indexed."""
+    """Return the client of the server, or the indexed corpus."""
     if options.retriever is not None:
         return RemoteRetriever(
             options.retriever, "search-r1" if options.protocol == "search-r1" else "cotune"
@@ -293,6 +299,5 @@ def _retriever(options: SearchOptions) -> Retriever:
     corpus = read_corpus(options.corpus)
     # Search-R1 takes a passage of one line for a title.
     plain = "(Title: %s) " if options.protocol == "search-r1" else "%s"
-    passages = [f'(Title: "{title}") {text}' if title else plain % text for title, text in corpus]
-    indexed = [f"{(title + ' ') * options.title_weight}{text}" for title, text in corpus]
-    return BM25Retriever(passages, indexed)
+    passages = [titled_passage(title, text) if title else plain % text for title, text in corpus]
+    return BM25Retriever(passages, [indexed_text(*row, options.title_weight) for row in corpus])

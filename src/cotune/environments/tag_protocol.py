@@ -1,12 +1,13 @@
 """Search-R1's text protocol: `<think>`, `<search>`, `<information>`, `<answer>` (arXiv 2503.09516).
 
-What the policy writes is data here: it is searched for tags and never compiled, formatted or
-evaluated.
+There are two forms: `TAGS`, the stricter default, and `SEARCH_R1`, which Search-R1's own data and
+checkpoints need. The policy's text is data: it is searched for tags and never compiled, formatted
+or evaluated.
 """
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from cotune.environments.base import PromptFormat
@@ -16,28 +17,28 @@ STOP = ("</search>", "</answer>")
 """Strings after which a turn ends."""
 
 CALL_TAGS = ("<search>", "</search>", "<answer>", "</answer>")
-"""The tags that a policy acts by."""
+"""The tags of a policy's actions."""
 
 ANSWER_TAGS = ("<answer>", "</answer>")
-"""The same where there is no search engine."""
+"""The tags of a policy's actions without a search engine."""
 
 FAILURE = "The search failed; nothing was retrieved."
-"""What stands in place of passages then."""
+"""The observation's text if a search failed."""
 
 _CALL_TAG = re.compile(r"<(/?)(search|answer)>")
 _ANSWER_TAG = re.compile(r"<(/?)(answer)>")
 _INFORMATION_TAG = re.compile(r"<(/?)information>")
-# Looser than the parser: a passage must not even look as if it closed its block.
+# Looser than the parser: a passage must not even appear to close its block.
 _FOREIGN_TAG = re.compile(r"<(?=[\s/]*(?:think|search|information|answer)\b)", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
 class Parsed:
-    """What one turn asks for.
+    """The action of a turn.
 
     Attributes:
         action: "search", "answer" or, for anything else, "invalid".
-        argument: the query or the answer, stripped, never empty; "" if invalid.
+        argument: the query or the answer, stripped; "" if invalid.
         error: why it is invalid, in a few words; "" if it is not.
     """
 
@@ -47,19 +48,19 @@ class Parsed:
 
 
 def parse_turn(text: str, search: bool = True) -> Parsed:
-    """The one call of a turn.
+    """Parse the action of a turn, in the stricter form.
 
-    A turn is valid if, once forged `<information>` blocks are cut out, its search and answer tags
-    are exactly one opening tag and, after it, the closing tag of the same name, with something
-    between them. Free text may stand before and after. So where a sampler without stop strings
-    runs on after the first closing tag, that call still counts, unless a second one follows, be
-    it only begun: a policy that goes on from results it has not seen must not be rewarded for it.
+    After forged `<information>` blocks are cut out, a valid turn has exactly one opening tag of
+    search or answer, followed by the closing tag of the same name, with text between them. Other
+    text may stand before and after. If a sampler without stop strings continues after the first
+    closing tag, the action still counts, unless a second one starts: a policy that continues from
+    results it has not seen must not be rewarded.
 
     Never raises. Tags are matched exactly: lower case, no spaces.
 
     Args:
-        text: what the policy wrote.
-        search: whether there is a search engine; without, its tags are text like any other.
+        text: the policy's turn.
+        search: whether there is a search engine; without one, its tags are plain text.
     """
     own = without_forged(text)
     tags = list((_CALL_TAG if search else _ANSWER_TAG).finditer(own))
@@ -74,15 +75,15 @@ def parse_turn(text: str, search: bool = True) -> Parsed:
 
 
 def own_answer(turn_texts: Sequence[str], search: bool = True) -> str | None:
-    """The final answer of an episode, or None if it has none or more than one.
+    """Return the final answer of an episode, or None if it has none or more than one.
+
+    It is the answer of the only turn with a closing `</answer>` outside forged blocks, if that turn
+    is valid. An episode cannot hedge with several answers; an answer that was left unclosed may be
+    repeated in a later turn.
 
     Args:
-        turn_texts: the policy's own text, turn by turn; never the prompt, never an observation.
+        turn_texts: the policy's own text, turn by turn, without prompt and observations.
         search: whether there is a search engine.
-
-    It is the answer of the one turn that `parse_turn` takes for an answer. If any other turn holds
-    a closing `</answer>`, too (outside forged blocks), nothing counts: an episode cannot hedge.
-    An answer that was left unclosed and then put right in a later turn counts.
     """
     closed = [text for text in turn_texts if "</answer>" in without_forged(text)]
     if len(closed) != 1:
@@ -92,10 +93,7 @@ def own_answer(turn_texts: Sequence[str], search: bool = True) -> str | None:
 
 
 def error_observation(error: str, search: bool = True) -> str:
-    """What the policy reads after an invalid turn; `error` as in `Parsed.error`.
-
-    Without a search engine it does not speak of searching.
-    """
+    """Return the observation after an invalid turn; `error` as in `Parsed.error`."""
     if not search:
         return (
             f"\nMy previous action is invalid: {error}. To finish, I write the answer between "
@@ -109,29 +107,29 @@ def error_observation(error: str, search: bool = True) -> str:
 
 
 def failure_observation() -> str:
-    """What the policy reads after a search that the retriever could not carry out."""
+    """Return the observation after a search that failed."""
     return f"\n<information>\n{FAILURE}\n</information>\n"
 
 
 def render_information(passages: Sequence[str]) -> str:
-    """The observation that answers a search: numbered passages between the protocol's tags.
+    """Return the observation of a search: numbered passages between the protocol's tags.
 
-    A protocol tag inside a passage loses its "<" to "‹", so that no text of a corpus can close
-    the block and speak with the policy's voice.
+    In a protocol tag inside a passage "<" becomes "‹", so that no text of a corpus can close the
+    block and pass for the policy's own text.
     """
     body = "\n".join(f"({i}) {escaped(text)}" for i, text in enumerate(passages, 1))
     return f"\n<information>\n{body or 'No document matches.'}\n</information>\n"
 
 
 def escaped(passage: str) -> str:
-    """A passage whose protocol tags are none any more."""
+    """Return a passage with its protocol tags made harmless."""
     return _FOREIGN_TAG.sub("‹", passage)
 
 
 def without_forged(text: str) -> str:
-    """The turn without `<information>` blocks, nested ones included, unclosed ones to its end.
+    """Cut `<information>` blocks out of a turn, nested ones included, unclosed ones to its end.
 
-    A line break stands for what was cut, so that the two sides never join to form a tag.
+    A line break takes the place of each, so that the two sides cannot join to form a tag.
     """
     kept: list[str] = []
     depth, start = 0, 0
@@ -146,7 +144,7 @@ def without_forged(text: str) -> str:
 
 
 def _malformed(tags: Sequence[re.Match[str]], wanted: str) -> str:
-    """Why tags are not one opening and its closing; "" if they are. `wanted` is what there could be."""
+    """Return why tags are not one opening and its closing tag; "" if they are."""
     names = {tag[2] for tag in tags}
     if not names:
         return f"no {wanted} tag"
@@ -169,16 +167,16 @@ def _as_it_is(task: Task) -> Task:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TagProtocol:
-    """One form of the protocol: how turns are read, and what is written around and between them.
+    """One form of the protocol. `search` below says whether there is a search engine.
 
     Attributes:
-        prompt_format: how instruction and question make a prompt.
-        parse: a turn and whether there is a search engine, to what it asks for.
-        answer: the turns of an episode and whether there is a search engine, to its final answer.
-        correction: what answers an invalid turn: its error, and whether there is a search engine.
-        information: what answers a search, of its passages.
-        failure: what answers a search that failed.
-        asked: a task as it is asked.
+        prompt_format: the layout of instruction and question.
+        parse: (text of a turn, search) to its action.
+        answer: (texts of an episode's turns, search) to the final answer.
+        correction: (error of an invalid turn, search) to the observation.
+        information: passages to the observation of a search.
+        failure: the observation of a search that failed.
+        asked: a task to the task with the question as it is asked.
     """
 
     prompt_format: PromptFormat
@@ -200,4 +198,120 @@ TAGS = TagProtocol(
     information=render_information,
     failure=failure_observation,
 )
-"""The stricter form, and the default: one action a turn, corrections that say what was wrong."""
+"""The stricter form and the default: one action a turn, and corrections that give the error."""
+
+
+# Search-R1's own form, written from what github.com/PeterGriffinJin/Search-R1 does in generation.py,
+# qa_em.py and its data scripts; docs/how-to/search-r1.md says where it differs on purpose.
+
+SEARCH_R1_PROMPT_FORMAT = PromptFormat(
+    question_prefix="Question: ", question_suffix="\n", separator=" "
+)
+"""One user message: the instruction, a space, "Question: ", the question and a line break."""
+
+
+INVALID_ACTION = (
+    "\nMy previous action is invalid. If I want to search, I should put the query between <search> and "
+    "</search>. If I want to give the final answer, I should put the answer between <answer> and "
+    "</answer>. Let me try again.\n"
+)
+"""Exactly the text that its policies were trained on after a turn without an action."""
+
+
+_CLOSING = re.compile(r"</(search|answer)>")
+
+
+_CLOSING_ANSWER = re.compile(r"</(answer)>")
+
+
+_SEARCH_R1_ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+
+
+def parse_search_r1_turn(text: str, search: bool = True) -> Parsed:
+    """Parse the action of a turn in Search-R1's form: the first closing tag decides.
+
+    Text after that tag does not count. The argument starts at the first opening tag of the same
+    name, and may be empty or hold other tags. Never raises.
+
+    Args:
+        text: the policy's turn.
+        search: whether there is a search engine; without one, its tags are plain text.
+    """
+    closing = (_CLOSING if search else _CLOSING_ANSWER).search(text)
+    if closing is None:
+        return Parsed("invalid", error="no action is closed")
+    name = "search" if closing[1] == "search" else "answer"
+    _, opening, argument = text[: closing.start()].partition(f"<{name}>")
+    if not opening:
+        return Parsed("invalid", error=f"stray </{name}>")
+    return Parsed(name, argument.strip())
+
+
+def search_r1_answer(turn_texts: Sequence[str], search: bool = True) -> str | None:
+    """Return the final answer of an episode, or None if it has none, a blank one, or several.
+
+    Search-R1 takes the last `<answer>` of prompt and response together, if there are two or more.
+    Here answers count only in the policy's own turns, outside forged `<information>` blocks; there
+    must be exactly one, and it must be its turn's action.
+
+    Args:
+        turn_texts: the policy's own text, turn by turn, without prompt and observations.
+        search: whether there is a search engine.
+    """
+    found = [
+        (text, match[1].strip())
+        for text in turn_texts
+        for match in _SEARCH_R1_ANSWER.finditer(without_forged(text))
+    ]
+    if len(found) != 1:
+        return None
+    text, answer = found[0]
+    return answer or None if parse_search_r1_turn(text, search).action == "answer" else None
+
+
+def _search_r1_correction(error: str, search: bool = True) -> str:
+    """Return the observation after an invalid turn. Search-R1's does not give the error."""
+    return INVALID_ACTION if search else error_observation(error, search)
+
+
+def search_r1_information(passages: Sequence[str]) -> str:
+    """Return the observation of a search: `Doc 1(Title: "Oslo") …`, one passage a line.
+
+    In a protocol tag inside a passage "<" becomes "‹", as in the other form.
+
+    Args:
+        passages: `(Title: "Oslo") …`, numbered or not; an empty title is added if there is none.
+    """
+    body = "\n".join(_numbered(i, escaped(passage)) for i, passage in enumerate(passages, 1))
+    return _block(body.strip())
+
+
+def _search_r1_failure() -> str:
+    return _block(FAILURE)
+
+
+def _with_question_mark(task: Task) -> Task:
+    """Return the task with a question mark at its end, as in Search-R1's data scripts."""
+    question = task.question.strip()
+    return task if question.endswith("?") else replace(task, question=f"{question}?")
+
+
+def _block(body: str) -> str:
+    return f"\n\n<information>{body}</information>\n\n"
+
+
+def _numbered(number: int, passage: str) -> str:
+    if passage.startswith(f"Doc {number}(Title: "):
+        return passage
+    return f"Doc {number}{passage if passage.startswith('(Title: ') else f'(Title: ) {passage}'}"
+
+
+SEARCH_R1 = TagProtocol(
+    prompt_format=SEARCH_R1_PROMPT_FORMAT,
+    parse=parse_search_r1_turn,
+    answer=search_r1_answer,
+    correction=_search_r1_correction,
+    information=search_r1_information,
+    failure=_search_r1_failure,
+    asked=_with_question_mark,
+)

@@ -1,7 +1,7 @@
-"""Calls of the user's functions: several at a time, each with a time-out, none that can hang a run.
+"""Runs the user's functions: several at a time, each with a timeout, so that none can hang a run.
 
-A function that does not come back in time goes on in its thread, which nobody waits for: Python
-cannot stop it. Its place is free again at once, and it does not keep the process from ending.
+A function that takes too long continues in its thread, since Python cannot stop it, but nobody
+waits for it. Its slot is free at once, and the thread does not keep the process from ending.
 """
 
 import inspect
@@ -23,10 +23,10 @@ _PATIENCE = 1.0  # seconds in which an event loop that is not blocked answers
 
 @dataclass(frozen=True)
 class Job:
-    """A call to be made of a function, sync or async, and its time-out.
+    """A call of a function, sync or async, with its timeout.
 
     Attributes:
-        worker: the thread that a sync call is made in; None for one of its own.
+        worker: the thread that makes a sync call; None for a new thread.
     """
 
     function: Callable[..., Any]
@@ -41,7 +41,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a call: its value, or its error; a TimeoutError where it took too long."""
+    """The value of a call, or its error; a TimeoutError if it took too long."""
 
     value: Any = None
     error: BaseException | None = None
@@ -57,14 +57,14 @@ class _Running:
 
 
 class Worker:
-    """A thread that makes one call after the other, for objects that stay in one thread.
+    """A thread that makes one call after the other, for objects that must stay in one thread.
 
-    It ends when nobody has it any more.
+    It ends when the worker is garbage-collected.
     """
 
     def __init__(self) -> None:
         self._work: SimpleQueue[_Work | None] = SimpleQueue()
-        # The thread has the queue alone: with the worker it would keep itself.
+        # The thread holds only the queue: a reference to the worker would keep it alive.
         threading.Thread(target=_serve, args=(self._work,), name="cotune-tool", daemon=True).start()
         weakref.finalize(self, self._work.put, None)
 
@@ -73,7 +73,7 @@ class Worker:
 
 
 class ToolRunner:
-    """Runs lanes of calls side by side: those of a lane one after the other.
+    """Runs lanes of calls at the same time, and the calls of a lane one after the other.
 
     Sync calls run in threads, async ones on one event loop in the background.
 
@@ -86,10 +86,10 @@ class ToolRunner:
         self._loop = BackgroundLoop()
 
     def run(self, lanes: Sequence[Sequence[Job]]) -> list[list[Outcome]]:
-        """Makes all calls; outcomes in the order of the calls, whatever the order they ended in.
+        """Make all calls and return their outcomes in the order of the calls.
 
-        A lane ends with its first call that takes too long; those after it are not made and have
-        the same outcome.
+        A lane ends with its first call that takes too long; the calls after it are not made and
+        have the same outcome.
         """
         outcomes: list[list[Outcome]] = [[] for _ in lanes]
         waiting = deque(i for i, lane in enumerate(lanes) if lane)
@@ -110,7 +110,7 @@ class ToolRunner:
         return outcomes
 
     def call(self, job: Job) -> Outcome:
-        """One call."""
+        """Make one call."""
         return self.run([[job]])[0][0]
 
     def _start(self, lane: int, job: Job) -> _Running:
@@ -126,7 +126,7 @@ class ToolRunner:
         return _Running(lane, future, time.monotonic() + job.seconds, job)
 
     def _ended(self, running: Sequence[_Running]) -> list[_Running]:
-        """Waits for the next call that ends or runs out of its time."""
+        """Wait for the next call that ends or times out."""
         nearest = min(call.deadline for call in running)
         wait(
             [call.future for call in running],
@@ -136,13 +136,13 @@ class ToolRunner:
         now = time.monotonic()
         ended = [call for call in running if call.future.done() or call.deadline <= now]
         for call in ended:
-            # Of an async call the coroutine is cancelled; of a sync one nobody takes the result.
+            # The coroutine of an async call is cancelled; the result of a sync call is ignored.
             if not call.future.done() and call.future.cancel() and is_async(call.job.function):
                 self._leave_if_blocked()
         return ended
 
     def _leave_if_blocked(self) -> None:
-        """Has later async calls run on a new loop where one blocks this one (`time.sleep` in it)."""
+        """Use a new loop for later async calls if one blocks this loop (with `time.sleep`)."""
         if not self._loop.answers(_PATIENCE):
             self._loop = BackgroundLoop()
 
@@ -155,7 +155,7 @@ async def _awaited(job: Job) -> Any:
     try:
         return await job()
     except (SystemExit, KeyboardInterrupt) as error:
-        # These would end the event loop.
+        # These would stop the event loop.
         raise RuntimeError(f"{type(error).__name__}: {error}") from error
 
 
@@ -166,13 +166,12 @@ def _serve(queue: "SimpleQueue[_Work | None]") -> None:
 
 
 def _into(future: "Future[Any]", job: Job, loop: BackgroundLoop) -> None:
-    """A thread's work: what a call returns or raises, into the future."""
+    """Make a call in a thread, and put its result or exception into the future."""
     try:
         value = job()
         if inspect.isawaitable(value):  # a function that only returns a coroutine
             value = loop.run(_of(value))
-    # Whatever the user's code raises is an outcome; SystemExit ends the thread, not the process.
-    except BaseException as error:  # noqa: BLE001
+    except BaseException as error:  # noqa: BLE001 - the user's code; SystemExit, too, is an outcome
         _settle(future, error=error)
     else:
         _settle(future, value)

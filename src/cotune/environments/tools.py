@@ -1,43 +1,115 @@
-"""Your own typed functions as tools, called through the policy's chat template."""
+"""Typed Python functions as tools: their schemas, the calls of a turn, and the environment.
 
+A turn without calls is the answer. A call that fails (no such tool, arguments that do not fit, an
+exception, a timeout) is an observation that says so, so that the policy can learn from it.
+"""
+
+import inspect
+import json
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, cast
+from dataclasses import dataclass
+from typing import Any, cast, get_type_hints
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic.errors import PydanticSchemaGenerationError
 
 from cotune.environments.base import PromptFormat, TaskEnvironment
 from cotune.environments.environment_options import ToolConfig, ToolsOptions
 from cotune.environments.tool_calls import spoken
-from cotune.environments.tool_functions import Tool, tool_of
-from cotune.environments.tool_runner import ToolRunner
-from cotune.environments.tool_turns import answered
+from cotune.environments.tool_runner import Job, Outcome, ToolRunner, Worker
 from cotune.errors import ConfigError
-from cotune.types import Action, Response, Task, Trajectory
+from cotune.types import Action, Response, Task, ToolCall, Trajectory
 from cotune.utils.importing import import_object
 
 ToolFunction = Callable[..., Any]
+OUT_OF_TURNS = "calls a tool in its last turn"
+TIMED_OUT = "took too long"
+_SHOWN = 120  # characters of a turn's error
+_VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+_JSON: tuple[type[Any], ...] = (dict, list, tuple, int, float, type(None))
+
+
+class BadArguments(ValueError):
+    """The arguments of a call do not fit its tool; the message says which and why."""
+
+
+@dataclass(frozen=True)
+class Tool:
+    """A function that a policy may call.
+
+    Attributes:
+        name: the name in calls.
+        schema: its JSON schema for chat templates: {"type": "function", "function": …}.
+        function: the function, sync or async.
+        seconds: the timeout of a call.
+        signature: the function's signature.
+        types: adapters that check and convert each parameter's value.
+        worker: the thread it is called in; None for a new one each time.
+    """
+
+    name: str
+    schema: Mapping[str, Any]
+    function: Callable[..., Any]
+    seconds: float
+    signature: inspect.Signature
+    types: Mapping[str, TypeAdapter[Any]]
+    worker: Worker | None = None
+
+    def bind(self, arguments: Mapping[str, Any]) -> inspect.BoundArguments:
+        """Bind a call's arguments to the signature, converted if the type allows ("7" to 7).
+
+        Raises:
+            BadArguments: an argument is missing, unknown or of another type.
+        """
+        for name in arguments:
+            if name not in self.types:
+                takes = ", ".join(self.types) or "none"
+                raise BadArguments(f"there is no argument {name!r}; it takes {takes}")
+        for name, parameter in self.signature.parameters.items():
+            if name not in arguments and parameter.default is inspect.Parameter.empty:
+                raise BadArguments(f"the argument {name!r} is missing")
+        bound = self.signature.bind_partial()
+        for name in self.signature.parameters:
+            if name in arguments:
+                bound.arguments[name] = self._converted(name, arguments[name])
+        return bound
+
+    def _converted(self, name: str, value: Any) -> Any:
+        try:
+            return self.types[name].validate_python(value)
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            raise BadArguments(
+                f"the argument {name!r} is {json.dumps(value, default=str)[:80]}: {first['msg']}"
+            ) from None
+
+
+Tools = Callable[[Action], Sequence[Tool]]
+"""A function that returns the tools of an episode."""
 
 
 class ToolEnvironment(TaskEnvironment):
-    """Questions answered with the help of your functions; reward functions score.
+    """Questions that the policy answers by calling your functions; reward functions score.
 
     The policy reads names, types and docstrings of the functions through its chat template, and
     calls them in the template's own form, several in a turn if it likes. A turn without a call is
-    the answer; without its thoughts it is what `answer` holds. Calls of all episodes run at the
-    same time, so a function that keeps a state must allow for that.
+    the answer; `answer` is its text without thoughts. Calls of all episodes run at the same time,
+    so a function with state must be thread-safe.
 
     Args:
-        tools: functions with types and Google-style docstrings, sync or async, each alone or with a
-            time-out of its own: (function, seconds). What one returns is shown as it is if it is a
-            text, else as JSON; what it raises is shown as an error.
+        tools: functions with types and Google-style docstrings, sync or async, each alone or with
+            its own timeout: (function, seconds). Results are shown as they are if they are texts,
+            else as JSON; exceptions are shown as errors.
         tasks: the tasks of each split: "train", "validation", "test".
-        initial_instruction: what training starts from.
-        prompt_format: how a prompt is laid out.
-        seconds: after which a call counts as failed. A sync function cannot be stopped: it goes on
-            in its thread, and its result is dropped.
+        initial_instruction: the instruction that training starts from.
+        prompt_format: the layout of a prompt.
+        seconds: the timeout of a call. A sync function cannot be stopped: it continues in its
+            thread, and its result is dropped.
         concurrency: calls that run at the same time, per process.
 
     Raises:
-        ConfigError: a function without types or docstring, or two of the same name; names tool and
-            parameter.
+        ConfigError: a function has no types or docstring, or two have the same name; names tool
+            and parameter.
     """
 
     needs_rewards = True
@@ -72,11 +144,11 @@ class ToolEnvironment(TaskEnvironment):
         return tuple(tool.schema for tool in self._tools)
 
     def respond(self, actions: Sequence[Action]) -> list[Response]:
-        """Makes the calls of all episodes side by side; answers in order."""
+        """Make the calls of all episodes at the same time; return responses in order."""
         return answered(actions, self._tools_of, self._runner)
 
     def score(self, trajectory: Trajectory) -> tuple[float, str | None]:
-        """No reward; the answer is what the last turn says besides its thoughts."""
+        """Return reward 0, and as the answer the last turn without its thoughts."""
         return 0.0, answer_of(trajectory)
 
     def _tools_of(self, action: Action) -> Sequence[Tool]:
@@ -84,7 +156,7 @@ class ToolEnvironment(TaskEnvironment):
 
 
 def answer_of(trajectory: Trajectory) -> str | None:
-    """The last turn without its thoughts; None if it calls a tool or says nothing."""
+    """Return the last turn without its thoughts; None if it calls a tool or is empty."""
     last = trajectory.turns[-1] if trajectory.turns else None
     if last is None or last.action != "answer":
         return None
@@ -92,7 +164,7 @@ def answer_of(trajectory: Trajectory) -> str | None:
 
 
 def tool_environment(options: ToolsOptions, tasks: Mapping[str, Sequence[Task]]) -> ToolEnvironment:
-    """The environment of a run file; ConfigError for functions that cannot be had or used."""
+    """Build the environment of a run file; ConfigError for functions that cannot be used."""
     environment = ToolEnvironment(
         [(_function(tool), tool.seconds or options.seconds) for tool in options.tools],
         tasks,
@@ -105,3 +177,220 @@ def tool_environment(options: ToolsOptions, tasks: Mapping[str, Sequence[Task]])
 
 def _function(config: ToolConfig) -> ToolFunction:
     return import_object(config.function, "environment.tools")
+
+
+def tool_of(function: Any, seconds: float, owner: str = "") -> Tool:
+    """Make a tool of a function or bound method with type hints and a Google-style docstring.
+
+    Args:
+        function: the function, sync or async.
+        seconds: the timeout of a call.
+        owner: the class of a method, for errors.
+
+    Raises:
+        ConfigError: names tool, parameter and what to add.
+    """
+    name = getattr(function, "__name__", "")
+    if not callable(function) or not name.isidentifier():
+        raise ConfigError(
+            f"tools: {function!r} is not a named function; expected a typed function with a "
+            "docstring: write a def for it"
+        )
+    where = f"tools: {owner}{'.' if owner else ''}{name}"
+    if not seconds > 0:
+        raise ConfigError(f"{where}: seconds is {seconds}; expected more than 0")
+    signature = inspect.signature(function)
+    for parameter in signature.parameters.values():
+        if parameter.kind in _VARIADIC:
+            raise ConfigError(
+                f"{where} takes {str(parameter).split(':')[0]}; expected named parameters: name "
+                "each with its type"
+            )
+        if parameter.annotation is inspect.Parameter.empty:
+            raise ConfigError(
+                f"{where}: its parameter {parameter.name} has no type; add one, such as "
+                f"{parameter.name}: str"
+            )
+    schema = _schema(function, where)
+    hints = _hints(function, where)
+    types = {p: _adapter(hints[p], where, p) for p in signature.parameters}
+    return Tool(name, schema, function, float(seconds), signature, types)
+
+
+def text_of(result: Any) -> str:
+    """Return a result as the policy reads it: texts unchanged, plain data as JSON, others by str()."""
+    if isinstance(result, _JSON):
+        try:
+            return json.dumps(result, ensure_ascii=False, default=str)
+        except (TypeError, ValueError):  # keys that are not texts, or a list that contains itself
+            pass
+    return str(result)
+
+
+def _schema(function: Callable[..., Any], where: str) -> dict[str, Any]:
+    # Loads transformers, which is not needed without tools.
+    from transformers.utils import chat_template_utils
+
+    utils = cast(Any, chat_template_utils)
+    doc = (inspect.getdoc(function) or "").strip()
+    if not doc:
+        raise ConfigError(
+            f"{where} has no docstring; describe what it does, and each parameter in an Args: section"
+        )
+    described: dict[str, str] = utils.parse_google_format_docstring(doc)[1] or {}
+    for parameter in inspect.signature(function).parameters:
+        if parameter not in described:
+            raise ConfigError(
+                f"{where}: its docstring does not describe {parameter}; add a line "
+                f'"{parameter}: what it is" under "Args:"'
+            )
+    try:
+        return dict(utils.get_json_schema(function))
+    except (
+        utils.TypeHintParsingException,
+        utils.DocstringParsingException,
+        ValueError,
+        NameError,
+    ) as error:
+        reason = " ".join(" ".join(map(str, error.args)).split())[:200]
+        raise ConfigError(
+            f"{where}: its types have no JSON schema ({reason}); use str, int, float, bool, "
+            "Literal, Enum, and list, dict or unions of them"
+        ) from error
+
+
+def _hints(function: Callable[..., Any], where: str) -> dict[str, Any]:
+    try:
+        return get_type_hints(function, include_extras=True)
+    except (NameError, TypeError) as error:
+        raise ConfigError(
+            f"{where}: its types cannot be read ({error}); import what they name"
+        ) from error
+
+
+def _adapter(hint: Any, where: str, parameter: str) -> TypeAdapter[Any]:
+    try:
+        # Models also write 7 for a text parameter.
+        return TypeAdapter(hint, config=ConfigDict(coerce_numbers_to_str=True))
+    except PydanticSchemaGenerationError as error:
+        raise ConfigError(
+            f"{where}: the type of its parameter {parameter} is not supported; use str, int, float, "
+            "bool, Literal, Enum, and list, dict or unions of them"
+        ) from error
+
+
+@dataclass
+class _Answer:
+    """The outcome of one call: the text for the policy, and the error in a few words."""
+
+    name: str
+    job: Job | None = None
+    text: str = ""
+    error: str = ""
+    timed_out: bool = False
+
+    def take(self, outcome: Outcome, shown: Callable[[Any], str]) -> None:
+        """Fill in the result or the error of the call."""
+        self.timed_out = outcome.timed_out
+        if outcome.timed_out:
+            self._fail(TIMED_OUT, f"{self.name} {outcome.error}")
+        elif outcome.error is not None:
+            kind = type(outcome.error).__name__
+            self._fail(kind, f"{kind}: {_said(outcome.error)}")
+        else:
+            try:
+                self.text = shown(outcome.value)
+            except ConfigError:
+                raise
+            except Exception as error:  # noqa: BLE001 - a result whose __str__ fails
+                self._fail(type(error).__name__, f"its result has no text: {_said(error)}")
+
+    def _fail(self, error: str, text: str) -> None:
+        self.error, self.text = f"{self.name}: {error}", f"Error: {text}"
+
+
+def answered(
+    actions: Sequence[Action],
+    tools: Tools,
+    runner: ToolRunner,
+    shown: Callable[[Any], str] = text_of,
+    stateful: bool = False,
+) -> list[Response]:
+    """Make the calls of all episodes at the same time and return the responses.
+
+    Args:
+        actions: one turn of each episode.
+        tools: returns the tools of an episode.
+        runner: makes the calls.
+        shown: turns a result into the text for the policy.
+        stateful: an episode's tools share a state: its calls are made one after the other, and a
+            timeout breaks the environment, since the call may still change the state.
+    """
+    turns = [_prepared(action, tools) for action in actions]
+    lanes: list[list[_Answer]] = []
+    for turn in turns:
+        made = [answer for answer in turn if answer.job is not None]
+        lanes += [made] if stateful else [[answer] for answer in made]
+    jobs = [[answer.job for answer in lane if answer.job is not None] for lane in lanes]
+    for lane, outcomes in zip(lanes, runner.run(jobs), strict=True):
+        for answer, outcome in zip(lane, outcomes, strict=True):
+            answer.take(outcome, shown)
+    return [_response(action, turn, stateful) for action, turn in zip(actions, turns, strict=True)]
+
+
+def _prepared(action: Action, tools: Tools) -> list[_Answer]:
+    """Return the calls of a turn, those that cannot be made with the reason."""
+    if action.last or action.calls.error:
+        return []
+    known = {tool.name: tool for tool in tools(action)} if action.calls.calls else {}
+    return [_call(call, known) for call in action.calls.calls]
+
+
+def _call(call: ToolCall, known: dict[str, Tool]) -> _Answer:
+    tool = known.get(call.name)
+    if tool is None:
+        names = ", ".join(known)
+        name = call.name[:_SHOWN]
+        text = f"Error: there is no tool {name!r}; the tools are {names}"
+        return _Answer(name, text=text, error="no such tool")
+    try:
+        bound = tool.bind(call.arguments)
+    except BadArguments as error:
+        return _Answer(tool.name, text=f"Error: {error}", error=f"{tool.name}: bad arguments")
+    return _Answer(
+        tool.name, Job(tool.function, tool.seconds, bound.args, bound.kwargs, tool.worker)
+    )
+
+
+def _response(action: Action, turn: Sequence[_Answer], stateful: bool) -> Response:
+    calls = action.calls
+    if calls.error:
+        text = f"Error: {calls.error}. Write the call again in the form shown, or answer without."
+        message = {"role": "user", "content": text}
+        return Response(done=action.last, action="invalid", error=calls.error, messages=(message,))
+    if not calls.calls:
+        return Response(done=True, action="answer")
+    if action.last:
+        return Response(done=True, action=_named(action), error=OUT_OF_TURNS)
+    errors = "; ".join(dict.fromkeys(answer.error for answer in turn if answer.error))
+    return Response(
+        action=_named(action, [answer.name for answer in turn if answer.error != "no such tool"]),
+        error=errors[:_SHOWN],
+        failed=stateful and any(answer.timed_out for answer in turn),
+        messages=tuple({"role": "tool", "name": a.name, "content": a.text} for a in turn),
+    )
+
+
+def _named(action: Action, known: Sequence[str] = ()) -> str:
+    """Return the name of a turn's action: its tool, or the number of calls."""
+    count = len(action.calls.calls)
+    if count > 1:
+        return f"{count} calls"
+    return known[0] if known else "call"
+
+
+def _said(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:  # noqa: BLE001 - the user's own class
+        return "(without a text)"

@@ -9,10 +9,8 @@ from typing import Any, cast
 
 from cotune.environments.base import PromptFormat, TaskEnvironment
 from cotune.environments.environment_options import TrlOptions
-from cotune.environments.tool_functions import Tool, tool_of
 from cotune.environments.tool_runner import Job, Outcome, ToolRunner, Worker
-from cotune.environments.tool_turns import answered
-from cotune.environments.tools import answer_of
+from cotune.environments.tools import Tool, answer_of, answered, tool_of
 from cotune.errors import ConfigError
 from cotune.types import Action, Prompt, Response, StopReason, Task, Trajectory
 from cotune.utils.importing import import_object

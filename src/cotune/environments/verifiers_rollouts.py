@@ -22,8 +22,7 @@ from verifiers.legacy.types import ToolCall as ModelCall
 from verifiers.legacy.utils.env_utils import load_environment
 
 from cotune.environments.base import PromptFormat, TaskEnvironment
-from cotune.environments.tool_turns import OUT_OF_TURNS
-from cotune.environments.tools import answer_of
+from cotune.environments.tools import OUT_OF_TURNS, answer_of
 from cotune.errors import ConfigError
 from cotune.types import Action, Response, Task, Trajectory
 from cotune.utils.background import BackgroundLoop

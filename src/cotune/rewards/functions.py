@@ -1,9 +1,11 @@
-"""Reward functions as TRL takes them, given what they should read: real prompts, own tokens."""
+"""Reward functions with TRL's signature, called with real prompts and the policy's own tokens."""
 
 import asyncio
+import functools
 import inspect
 import math
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any, cast
@@ -11,33 +13,67 @@ from typing import Any, cast
 from cotune.errors import ConfigError
 from cotune.protocols import Environment
 from cotune.rewards import REWARDS, Reward
-from cotune.rewards.batch import Batch
 from cotune.rewards.boxed import BoxedReward, last_boxed
-from cotune.rewards.calls import (
-    Loaded,
-    RewardFunction,
-    call,
-    check_columns,
-    checked,
-    is_async,
-    name_of,
-    raised,
-)
 from cotune.types import Task, Trajectory
 from cotune.utils.background import BackgroundLoop
 from cotune.utils.importing import import_object
 
+RewardFunction = Callable[..., Any]
+"""`f(prompts, completions, **columns)`, sync or async, that returns a number for each completion."""
+
+GIVEN = (
+    "prompts",
+    "completions",
+    "completion_ids",
+    "ground_truths",
+    "trainer_state",
+    "log_extra",
+    "log_metric",
+)
+"""Keyword arguments of a function besides the columns of the data."""
+
+_COMPARED = 8  # rollouts that a function is called on again
+_NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 _LOOP = BackgroundLoop()
 
 
+@dataclass(frozen=True, kw_only=True)
+class WeightedReward:
+    """A reward function with its weight.
+
+    Attributes:
+        function: the function, or a reference as in a run file.
+        weight: the weight of its values in the sum.
+        messages: whether it gets chat messages (True) or texts (False); None follows the form of
+            the data's questions, and gives messages if there are tools.
+    """
+
+    function: RewardFunction | str
+    weight: float = 1.0
+    messages: bool | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loaded:
+    """A `WeightedReward` whose function has been loaded and checked."""
+
+    function: RewardFunction
+    weight: float
+    messages: bool | None
+
+
+AnyReward = RewardFunction | str | tuple[RewardFunction | str, float] | WeightedReward
+"""Forms of a reward function that `RewardFunctions` accepts."""
+
+
 class AnswerReward:
-    """One of our rewards: a rollout's answer against the accepted answers of its task.
+    """A built-in reward: compares a rollout's answer with the accepted answers of its task.
 
     Args:
-        name: what a run file calls it.
-        reward: of an answer, or None, and the accepted ones.
-        answer: how it is read off a rollout.
-        exact: whether it is 1 or 0.
+        name: its name in a run file.
+        reward: scores an answer, or None, against the accepted ones.
+        answer: returns the answer of a rollout.
+        exact: whether the reward is always 1 or 0.
     """
 
     def __init__(
@@ -55,51 +91,66 @@ class AnswerReward:
         return [self._reward(self._answer(t), t.task.answers) for t in trajectories]
 
 
-@dataclass(frozen=True, kw_only=True)
-class WeightedReward:
-    """A reward function as `RewardFunctions` takes it.
+class Batch:
+    """The arguments of reward functions for a batch of rollouts, built once."""
 
-    Attributes:
-        function: the function, or a reference as in a run file.
-        weight: of its values in the sum.
-        messages: whether it is given chat messages (True) or texts (False); None is as the data has
-            its questions, and messages where there are tools.
-    """
+    def __init__(
+        self, trajectories: Sequence[Trajectory], environment: Environment, state: Any
+    ) -> None:
+        self.trajectories, self._environment, self._state = trajectories, environment, state
+        self.ids = [t.task.id for t in trajectories]
+        columns = dict.fromkeys(key for t in trajectories for key in t.task.columns)
+        self.columns = [*columns, *of_environment(environment, ())]
+        self.logged: defaultdict[str, list[float]] = defaultdict(list)
+        self._rows: dict[bool | None, dict[str, list[Any]]] = {}
 
-    function: RewardFunction | str
-    weight: float = 1.0
-    messages: bool | None = None
+    def arguments(self, messages: bool | None) -> dict[str, Any]:
+        """Return all keyword arguments, lists with one entry for each rollout and shared ones."""
+        if messages not in self._rows:
+            self._rows[messages] = arguments(self.trajectories, self._environment, messages)
+        shared = {
+            "trainer_state": self._state,
+            "log_extra": _drop,
+            "log_metric": self._log,
+        }
+        return {**self._rows[messages], **shared}
 
+    def one(self, index: int) -> "Batch":
+        return Batch(self.trajectories[index : index + 1], self._environment, self._state)
 
-AnyReward = RewardFunction | str | tuple[RewardFunction | str, float] | WeightedReward
-"""What `RewardFunctions` takes."""
+    def _log(self, name: str, value: float) -> None:
+        number = float(value)
+        if not math.isfinite(number):
+            raise ValueError(f"log_metric({name!r}, {value}): expected a finite number")
+        self.logged[name].append(number)
 
 
 class RewardFunctions:
     """Scores a batch of rollouts by the weighted sum of reward functions.
 
-    Each is called as TRL calls it: `prompts`, `completions`, `completion_ids` and every column of
-    the data by keyword, lists of one entry a rollout, and `trainer_state`, `log_metric` and
-    `log_extra` (which is taken and dropped). A function without `**kwargs` gets those it names.
-    `ground_truths` are the tasks' accepted answers, where no column has that name. Async functions
-    run at the same time, on one event loop. An environment of TRL's gives `environments`, too, and
-    its own reward is added to the sum.
+    Functions are called as TRL calls them, with `prompts`, `completions`, `completion_ids` and every
+    column of the data as lists with one entry for each rollout, and with `trainer_state`,
+    `log_metric` and `log_extra` (which is ignored). A function without `**kwargs` gets the arguments
+    it names. `ground_truths` are the tasks' accepted answers, unless a column has that name. Async
+    functions run at the same time, on one event loop. A TRL environment also gives `environments`,
+    and its own reward is added to the sum.
 
-    Where TRL shows what it was trained on, they receive the prompt that is trained on (instruction
-    and question, no hint), and as completion the policy's own turns, as assistant messages without
-    observations. Data whose questions are plain texts gives texts in place of messages.
+    The prompt is the one that is trained on (instruction and question, no hint). The completion is
+    the policy's own turns, as assistant messages without observations. If the data's questions are
+    plain texts, both are texts.
 
-    A batch is what one process rolls out together: a part of a step's, or of a verification.
+    A batch is the rollouts that one process makes together: a part of a step's or of a
+    verification's.
 
     Args:
-        functions: each alone, with its weight, as a `WeightedReward`, or by reference.
+        functions: functions, (function, weight) pairs, `WeightedReward`s or references.
 
     Attributes:
-        trainer_state: what functions get under that name: the trainer's, where there is one.
+        trainer_state: passed to functions; the trainer's own state if there is a trainer.
 
     Raises:
-        ConfigError: no function, one that is none, a weight that is not finite, a reference that
-            leads nowhere.
+        ConfigError: no function, something that is not a function, a weight that is not finite, or
+            a reference that cannot be imported.
     """
 
     def __init__(
@@ -116,7 +167,7 @@ class RewardFunctions:
 
     @property
     def measure(self) -> str:
-        """What the mean of the rewards is called: "exact match" where it is that alone."""
+        """Return the name of the mean reward: "exact match" if that is the only reward."""
         reward, *others = self._functions.values()
         function = reward.function
         exact = isinstance(function, AnswerReward) and function.exact and reward.weight == 1
@@ -124,16 +175,16 @@ class RewardFunctions:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of the functions, in order; a second one of the same name has "_2" after it."""
+        """Return the functions' names, in order; a second one of the same name ends in "_2"."""
         return tuple(self._functions)
 
     def __call__(
         self, trajectories: Sequence[Trajectory], environment: Environment
     ) -> list[Trajectory]:
-        """See `contracts.Rewards`.
+        """Return the rollouts with their rewards; see `protocols.Rewards`.
 
         Raises:
-            ConfigError: a function asks for a column that the data lacks, raises, or gives no
+            ConfigError: a function needs a column that the data lacks, raises, or does not return a
                 finite number for each rollout.
         """
         if not trajectories:
@@ -141,7 +192,7 @@ class RewardFunctions:
         batch = Batch(trajectories, environment, self.trainer_state)
         found = self._called(batch)
         logged = {name: sum(v) / len(v) for name, v in batch.logged.items()}
-        # An environment of TRL's own kind scores beside the functions, with the weight 1.
+        # A TRL environment's own reward has the weight 1.
         own = getattr(environment, "own_reward", "")
         own = own and self._free_name(own)
         scored: list[Trajectory] = []
@@ -155,17 +206,17 @@ class RewardFunctions:
         return scored
 
     def describe(self) -> list[dict[str, object]]:
-        """Plain data that tells these functions from others."""
+        """Return plain data that identifies these functions."""
         return [
             {"function": name, "weight": reward.weight, "messages": reward.messages}
             for name, reward in self._functions.items()
         ]
 
     def check_tasks(self, tasks: Sequence[Task], split: str, also: Sequence[str] = ()) -> None:
-        """Raises ConfigError for what the functions need and the tasks of a split do not have.
+        """Raise ConfigError if the tasks of a split lack something that the functions need.
 
         Args:
-            also: what the environment gives them besides.
+            also: names of arguments that the environment gives them.
         """
         columns = dict.fromkeys([name for task in tasks for name in task.columns] + list(also))
         for name, reward in self._functions.items():
@@ -176,11 +227,11 @@ class RewardFunctions:
             if without is not None:
                 raise ConfigError(
                     f"rewards: {name} compares with answers, but task {without} of the {split} split "
-                    "has none; name their column by dataset.columns: {answers: …}, or drop the row"
+                    "has none; name their column in dataset.columns: {answers: …}, or drop the row"
                 )
 
     def _called(self, batch: Batch) -> dict[str, list[float]]:
-        """The values of every function: async ones together, after the others."""
+        """Return the values of every function; async ones run together, after the others."""
         found: dict[str, list[float]] = {}
         waiting: dict[str, Loaded] = {}
         for name, reward in self._functions.items():
@@ -194,7 +245,7 @@ class RewardFunctions:
             else:
                 found[name] = _values(name, reward, batch)
         if waiting:
-            results = _LOOP.run(_together([_awaited(r, batch) for r in waiting.values()]))
+            results = _LOOP.run(_called_together(list(waiting.values()), batch))
             for (name, reward), result in zip(waiting.items(), results, strict=True):
                 if isinstance(result, Exception):
                     raise raised(name, reward, result, batch) from result
@@ -211,7 +262,7 @@ class RewardFunctions:
 
 
 def load_reward(reference: str) -> RewardFunction | AnswerReward:
-    """A reward function by reference, or one of ours by name; ConfigError if it is neither."""
+    """Load a reward function by reference, or a built-in one by name; ConfigError for neither."""
     if reference in REWARDS:
         exact = reference == "exact_match"
         return AnswerReward(reference, REWARDS[reference], lambda t: t.answer, exact=exact)
@@ -220,14 +271,14 @@ def load_reward(reference: str) -> RewardFunction | AnswerReward:
     if ":" not in reference:
         known = ", ".join([*REWARDS, "boxed"])
         raise ConfigError(
-            f"rewards: {reference!r} is none of {known}; expected one of them, package.module:name "
-            "or file.py:name"
+            f"rewards: {reference!r} is unknown; expected one of {known}, package.module:name or "
+            "file.py:name"
         )
     return cast(RewardFunction, import_object(reference, "rewards"))
 
 
 def _boxed() -> Reward:
-    """`BoxedReward` on ground truths that may be whole solutions with a box."""
+    """Return `BoxedReward` for ground truths that may be whole solutions with a box."""
     reward = BoxedReward()
 
     def boxed(answer: str | None, truths: Sequence[str]) -> float:
@@ -237,7 +288,7 @@ def _boxed() -> Reward:
 
 
 def _loaded(given: AnyReward) -> Loaded:
-    """A function with its weight, checked."""
+    """Load and check a function with its weight."""
     if isinstance(given, tuple):
         alone, weight = cast("tuple[RewardFunction | str, float]", given)
         given = WeightedReward(function=alone, weight=weight)
@@ -255,8 +306,8 @@ def _loaded(given: AnyReward) -> Loaded:
     if hasattr(function, "named_parameters") or isinstance(function, type):
         kind = "a class" if isinstance(function, type) else "a torch module"
         raise ConfigError(
-            f"rewards: {named} is {kind}; expected a function or an object that is called: write a "
-            "function around it that takes completions and gives a number for each"
+            f"rewards: {named} is {kind}; expected a function or a callable object: wrap it in a "
+            "function that takes completions and gives a number for each"
         )
     if isinstance(weight, bool) or not isinstance(cast(Any, weight), int | float):
         raise ConfigError(f"rewards: the weight of {named} is {weight!r}; expected a number")
@@ -266,26 +317,252 @@ def _loaded(given: AnyReward) -> Loaded:
 
 
 def _values(name: str, reward: Loaded, batch: Batch) -> list[float]:
-    """The values of a function that is not async."""
+    """Return the values of a function that is not async."""
     try:
         values = call(reward, batch)
-        if inspect.isawaitable(values):  # of a lambda around an async function, say
+        if inspect.isawaitable(values):  # such as a lambda around an async function
             values = _LOOP.run(_result(values))
     except ConfigError:
         raise
-    # The user's code: whatever it raises is said with its name.
-    except Exception as error:
+    except Exception as error:  # the user's code may raise anything
         raise raised(name, reward, error, batch) from error
     return checked(name, values, batch.ids)
-
-
-async def _awaited(reward: Loaded, batch: Batch) -> Any:
-    return await call(reward, batch)
 
 
 async def _result(value: Any) -> Any:
     return await value
 
 
-async def _together(calls: Sequence[Any]) -> list[Any]:
-    return await asyncio.gather(*calls, return_exceptions=True)
+async def _called_together(rewards: Sequence[Loaded], batch: Batch) -> list[Any]:
+    async def called(reward: Loaded) -> Any:
+        return await call(reward, batch)
+
+    return await asyncio.gather(*map(called, rewards), return_exceptions=True)
+
+
+def arguments(
+    trajectories: Sequence[Trajectory], environment: Environment, messages: bool | None = None
+) -> dict[str, list[Any]]:
+    """Return the keyword arguments of reward functions, lists with one entry for each rollout.
+
+    Args:
+        messages: whether prompts and completions are chat messages; None follows the data.
+    """
+    columns = dict.fromkeys(key for t in trajectories for key in t.task.columns)
+    given: dict[str, list[Any]] = {"ground_truths": [list(t.task.answers) for t in trajectories]}
+    given |= {name: [t.task.columns.get(name) for t in trajectories] for name in columns}
+    chats = [
+        bool(environment.tools) or _is_conversational(t.task) if messages is None else messages
+        for t in trajectories
+    ]
+    prompts = [environment.messages(t.task, t.assignment.trained) for t in trajectories]
+    given["prompts"] = [
+        p if chat else "\n\n".join(m["content"] for m in p)
+        for p, chat in zip(prompts, chats, strict=True)
+    ]
+    given["completions"] = [
+        [{"role": "assistant", "content": turn.text} for turn in t.turns] if chat else t.own_text
+        for t, chat in zip(trajectories, chats, strict=True)
+    ]
+    given["completion_ids"] = [
+        [i for i, own in zip(t.completion_ids, t.mask, strict=True) if own] for t in trajectories
+    ]
+    return given | of_environment(environment, trajectories)
+
+
+def of_environment(
+    environment: Environment, trajectories: Sequence[Trajectory]
+) -> dict[str, list[Any]]:
+    """Return the arguments that an environment adds: `environments`, as in TRL."""
+    give = getattr(environment, "reward_arguments", None)
+    return {} if give is None else give(trajectories)
+
+
+def _is_conversational(task: Task) -> bool:
+    """Return whether a task's question is chat messages in the data."""
+    return any(
+        isinstance(value, list)
+        and len(cast("list[Any]", value)) == len(task.context) + 1
+        and isinstance(value[-1], Mapping)
+        and cast("Mapping[str, Any]", value[-1]).get("role") == "user"
+        for value in task.columns.values()
+    )
+
+
+def _drop(column: str, values: Sequence[Any]) -> None:
+    """Ignore TRL's `log_extra`: trajectories are saved anyway."""
+
+
+def name_of(function: RewardFunction) -> str:
+    """Return a function's name as in TRL: of a partial the wrapped one's, of an object its class's."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    name = str(getattr(function, "__name__", type(function).__name__))
+    return "lambda" if name == "<lambda>" else name
+
+
+def is_async(function: RewardFunction) -> bool:
+    """Return whether a function, a partial or a callable object is async."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    call = getattr(function, "__call__", None)  # noqa: B004
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call)
+
+
+def required_parameters(function: RewardFunction) -> list[str]:
+    """Return parameters without a default, except *args and **kwargs."""
+    return [
+        p.name
+        for p in _parameters(function)
+        if p.kind in _NAMED and p.default is inspect.Parameter.empty
+    ]
+
+
+def accepted(function: RewardFunction, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments that a function accepts: all, if it has **kwargs."""
+    parameters = _parameters(function)
+    if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters):
+        return dict(given)
+    names = {p.name for p in parameters if p.kind in _NAMED}
+    return {name: value for name, value in given.items() if name in names}
+
+
+def checked(name: str, values: Any, ids: Sequence[str]) -> list[float]:
+    """Return a function's values as numbers.
+
+    Args:
+        name: the function's name, for errors.
+        values: its result: a list, tuple, array or tensor of numbers.
+        ids: the task ids of the rollouts.
+
+    Raises:
+        ConfigError: the result is not one finite number for each rollout.
+    """
+    given: Any = values.tolist() if hasattr(values, "tolist") else values
+    if isinstance(given, str | Mapping) or not isinstance(given, Iterable):
+        raise ConfigError(
+            f"rewards: {name} returned {_shown(values)}; expected a list of {len(ids)} numbers, one "
+            "for each completion"
+        )
+    rewards = list(cast("Iterable[Any]", given))
+    if len(rewards) != len(ids):
+        raise ConfigError(
+            f"rewards: {name} returned {len(rewards)} values for {len(ids)} completions; expected "
+            "one each: return a list as long as completions"
+        )
+    return [_number(name, value, id) for value, id in zip(rewards, ids, strict=True)]
+
+
+def check_columns(name: str, function: RewardFunction, columns: Sequence[str]) -> None:
+    """Raise ConfigError for a function with a required parameter that nothing provides."""
+    missing = [p for p in required_parameters(function) if p not in (*columns, *GIVEN)]
+    if missing:
+        raise ConfigError(
+            f"rewards: {name} needs the column {missing[0]!r}, but the data has "
+            f"{', '.join(columns) or 'no columns'}; rename the parameter or the column"
+        )
+
+
+def call(reward: Loaded, batch: Batch, messages: bool | None = None) -> Any:
+    """Call a function on a batch, with chat messages or texts if `messages` says so."""
+    as_messages = reward.messages if messages is None else messages
+    return reward.function(**accepted(reward.function, batch.arguments(as_messages)))
+
+
+def raised(name: str, reward: Loaded, error: Exception, batch: Batch) -> ConfigError:
+    """Return the error of a function that raised, with the task if calling it again finds it."""
+    where, fix = "", "fix the function"
+    if not is_async(reward.function):
+        index = _culprit(reward, error, batch)
+        if index is not None:
+            where = f" for task {batch.ids[index]}"
+            fix = _fix(reward, batch)
+    elif len(batch.ids) == 1:
+        where = f" for task {batch.ids[0]}"
+    return ConfigError(f"rewards: {name} raised {_said(error, reward.function)}{where}; {fix}")
+
+
+def _culprit(reward: Loaded, error: Exception, batch: Batch) -> int | None:
+    """Return the first rollout for which a function raises the same error when called on it alone."""
+    for i in range(len(batch.ids)):
+        if _fails(reward, batch.one(i), type(error)):
+            return i
+    return None
+
+
+def _fails(
+    reward: Loaded, batch: Batch, kind: type[Exception], messages: bool | None = None
+) -> bool:
+    try:
+        call(reward, batch, messages)
+    except Exception as error:  # noqa: BLE001
+        return isinstance(error, kind)
+    return False
+
+
+def _fix(reward: Loaded, batch: Batch) -> str:
+    """Return the fix: another form of completions, if the function works only with that."""
+    is_text = isinstance(batch.arguments(reward.messages)["completions"][0], str)
+    rows = [i for i, t in enumerate(batch.trajectories) if t.own_text.strip()][:_COMPARED]
+    never = all(_fails(reward, batch.one(i), Exception) for i in rows)
+    if not (rows and never) or _fails(reward, batch, Exception, messages=is_text):
+        return "fix the function"
+    takes, gets = ("chat messages", "texts") if is_text else ("texts", "chat messages")
+    return (
+        f"it takes {takes}, but gets {gets}: set messages: {str(is_text).lower()} for it in rewards"
+    )
+
+
+def _number(name: str, value: Any, id: str) -> float:
+    if value is None:
+        raise ConfigError(
+            f"rewards: {name} returned None for task {id}; TRL would leave the rollout out of this "
+            "function's sum, but here every rollout needs a number: return 0.0 if it does not apply"
+        )
+    try:
+        number = math.nan if isinstance(value, str) else float(value)
+    except (TypeError, ValueError):
+        number = math.nan
+    if not math.isfinite(number):
+        raise ConfigError(
+            f"rewards: {name} returned {_shown(value)} for task {id}; expected a finite number"
+        )
+    return number
+
+
+def _parameters(function: RewardFunction) -> list[inspect.Parameter]:
+    try:
+        return list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):
+        # Some built-in callables have no signature; they get every argument.
+        return [inspect.Parameter("given", inspect.Parameter.VAR_KEYWORD)]
+
+
+def _shown(value: Any) -> str:
+    text = " ".join(repr(value).split())
+    return text if len(text) <= 60 else f"{type(value).__name__} {text[:57]}..."
+
+
+def _said(error: Exception, function: RewardFunction) -> str:
+    """Return an exception with the line of the function that raised it."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    code = code or getattr(getattr(type(function), "__call__", None), "__code__", None)  # noqa: B004
+    frames = list(_frames(error))
+    own = [f for f in frames if code is not None and f[0] == code.co_filename]
+    text = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+    if not frames:
+        return text
+    file, line = (own or frames)[-1]
+    return f"{text} ({file.rpartition('/')[2]}, line {line})"
+
+
+def _frames(error: Exception) -> list[tuple[str, int]]:
+    """Return (file, line) of each frame below the one that caught an exception, outermost first."""
+    found: list[tuple[str, int]] = []
+    trace = error.__traceback__
+    while trace is not None:
+        found.append((trace.tb_frame.f_code.co_filename, trace.tb_lineno))
+        trace = trace.tb_next
+    return found[1:]

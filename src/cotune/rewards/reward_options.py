@@ -11,14 +11,13 @@ class RewardConfig(Model):
     """A reward function and its weight."""
 
     function: str
-    """`package.module:name` or `file.py:name` of a function as TRL takes it, or one of ours:
+    """`package.module:name` or `file.py:name` of a function with TRL's signature, or a built-in one:
     exact_match, f1_squad, f1_hotpot, boxed."""
     weight: float = 1.0
-    """Of its values in the sum of all."""
+    """The weight of its values in the sum."""
     messages: bool | None = None
-    """Whether it gets prompts and completions as chat messages (true) or as texts (false); null: as
-    the data has its questions, and messages where there are tools."""
-    """Of its value in the sum."""
+    """Whether prompts and completions are chat messages (true) or texts (false); null follows the
+    form of the data's questions, and gives messages if there are tools."""
 
     @model_validator(mode="before")
     @classmethod
