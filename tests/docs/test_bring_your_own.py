@@ -89,5 +89,5 @@ def test_a_judge_without_a_page() -> None:
     assert "TRL leaves a `None` out of its sum" in page
     functions = cotune.RewardFunctions([lambda completions: [None for _ in completions]])
     world = cotune.SingleTurnEnvironment({}, "")
-    with pytest.raises(ConfigError, match=r"TRL would leave .* return 0\.0 where"):
+    with pytest.raises(ConfigError, match=r"TRL would leave .* return 0\.0 if"):
         functions([rollout(Task("t", "q", ()), "a")], world)

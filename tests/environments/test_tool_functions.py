@@ -158,9 +158,9 @@ def unresolved(a: "Nowhere") -> int:  # type: ignore[name-defined]  # noqa: F821
         (variadic, r"variadic takes \*numbers"),
         (custom, "custom: its types have no JSON schema"),
         (unresolved, "unresolved: .*Nowhere"),
-        (lambda a: a, "no function with a name"),
-        (Scale(), "no function with a name"),
-        ("weigh", "no function with a name"),
+        (lambda a: a, "not a named function"),
+        (Scale(), "not a named function"),
+        ("weigh", "not a named function"),
     ],
 )
 def test_functions_that_are_no_tools_are_refused_in_a_line(function: Any, said: str) -> None:

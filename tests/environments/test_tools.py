@@ -273,7 +273,7 @@ def test_a_run_file_names_functions_with_time_outs(tmp_path: Path) -> None:
         tool_environment(
             ToolsOptions(tools=(ToolConfig(function=f"{file}:duble"),)), {"train": [TASK]}
         )
-    with pytest.raises(ConfigError, match="tools: 3 is no function"):
+    with pytest.raises(ConfigError, match="tools: 3 is not a named function"):
         tool_environment(
             ToolsOptions(tools=(ToolConfig(function=f"{file}:number"),)), {"train": [TASK]}
         )

@@ -427,7 +427,7 @@ def test_a_function_for_texts_on_messages_is_told_how_to_get_them() -> None:
         ((len, float("nan")), ["the weight of len is nan", "finite"]),
         (3, ["int is int; expected a function"]),
         (Length, ["Length is a class"]),
-        (torch.nn.Linear(1, 1), ["Linear is a torch module", "write a function around it"]),
+        (torch.nn.Linear(1, 1), ["Linear is a torch module", "wrap it in a function"]),
         ("math:pi", ["math:pi is float; expected a function"]),
         ("math:poe", ["math has no poe"]),
     ],
