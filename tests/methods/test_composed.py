@@ -9,6 +9,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from cotune.methods.composed import ComposedOptions, InspoP2O
 from cotune.methods.inspo.inspo import InspoOptions
+from cotune.methods.method import Context
 from cotune.methods.p2o.hints import HintOptions
 from cotune.methods.p2o.p2o import P2OOptions
 from cotune.types import Assignment, Distillation, Progress, Prompt, Trajectory
@@ -51,7 +52,7 @@ def options(distil: float = 0.0, **p2o: Any) -> ComposedOptions:
 
 
 def strategy(distil: float = 0.0, seed: int = 1, **p2o: Any) -> InspoP2O:
-    return InspoP2O(INITIAL, TASKS, options(distil, **p2o), seed)
+    return InspoP2O(options(distil, **p2o), Context(instruction=INITIAL, tasks=TASKS, seed=seed))
 
 
 class Run:
@@ -233,7 +234,15 @@ def test_limits_hold_for_instructions_and_hints():
     def count_tokens(text: str) -> int:
         return 60 if "hop" in text else 1
 
-    run = Run(InspoP2O(INITIAL, TASKS, options(), 1, count_tokens, 50, ("Never",)))
+    context = Context(
+        instruction=INITIAL,
+        tasks=TASKS,
+        seed=1,
+        count_tokens=count_tokens,
+        max_tokens=50,
+        control_tokens=("Never",),
+    )
+    run = Run(InspoP2O(options(), context))
     run.steps(range(1, 6))
     for kind in ("instruction_rejected", "hint_rejected"):
         reasons = {row["reason"] for row in run.events.of(kind)}

@@ -16,8 +16,8 @@ from cotune.methods.inspo.proposers import (
     reflection_prompt,
     surroundings,
 )
+from cotune.methods.method import Context
 from cotune.methods.p2o.p2o import P2O, P2OOptions
-from cotune.methods.static import StaticStrategy
 from cotune.protocols import Strategy
 from cotune.testing import ScriptedLLM
 from cotune.types import Progress, Task
@@ -88,7 +88,10 @@ def test_the_reflector_of_hints_is_told(reflection: str) -> None:
 
     options = P2OOptions(hints=replace(SMALL, reflection=reflection))  # type: ignore[arg-type]
     runs = [
-        Run(P2O(StaticStrategy(INSTRUCTION), TASKS, options, 1, description=text), llm)
+        Run(
+            P2O(options, Context(instruction=INSTRUCTION, tasks=TASKS, seed=1, description=text)),
+            llm,
+        )
         for text, llm in ((SHOWN, told), ("", plain))
     ]
     for one in runs:

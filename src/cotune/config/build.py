@@ -11,10 +11,12 @@ from cotune.environments.math import MathOptions, math_environment
 from cotune.environments.search import SearchOptions, search_environment
 from cotune.errors import ConfigError
 from cotune.llm.client import MeteredLLM, NoLLM, OpenAIClient
-from cotune.methods.method import Context
+from cotune.methods.method import Context, MethodOptions
+from cotune.methods.registry import method_of
 from cotune.protocols import LLM, Environment, Strategy, TokenRules
 from cotune.rewards.functions import RewardFunctions, WeightedReward
 from cotune.run.ledger import Ledger
+from cotune.types import Limits
 from cotune.worlds.arithmetic import ArithmeticEnvironment, ArithmeticOptions
 from cotune.worlds.geo import GeoEnvironment, GeoOptions
 from cotune.worlds.hint_writer import RulesLLM
@@ -68,11 +70,40 @@ def build_rewards(config: RunConfig) -> RewardFunctions | None:
 def build_strategy(
     config: RunConfig, environment: Environment, tokens: TokenRules | None = None
 ) -> Strategy:
-    """The run's strategy; `tokens` is the policy's codec, where there is one."""
-    context = Context(
+    """Build a run file's strategy; `tokens` is the policy's codec, if there is one."""
+    return strategy_of(
+        config.strategy,
+        environment,
         instruction=initial_instruction(config, environment),
-        tasks=environment.tasks("train"),
         seed=config.seed,
+        limits=config.limits,
+        tokens=tokens,
+    )
+
+
+def strategy_of(
+    options: MethodOptions,
+    environment: Environment,
+    *,
+    instruction: str,
+    seed: int,
+    limits: Limits,
+    tokens: TokenRules | None = None,
+) -> Strategy:
+    """Build the strategy that a method's options describe.
+
+    Args:
+        options: of the method.
+        environment: gives the training questions, and what an instruction must contain.
+        instruction: the initial one.
+        seed: of all draws.
+        limits: what evolved texts may take of a prompt follows from them.
+        tokens: the policy's codec; None counts no tokens.
+    """
+    context = Context(
+        instruction=instruction,
+        tasks=environment.tasks("train"),
+        seed=seed,
         required=environment.required,
         description=description_of(environment),
     )
@@ -80,10 +111,10 @@ def build_strategy(
         context = replace(
             context,
             count_tokens=tokens.count,
-            max_tokens=evolved_room(config.limits, config.strategy.kind),
+            max_tokens=evolved_room(limits, options.kind),
             control_tokens=tokens.control_tokens,
         )
-    return config.method.build(config.strategy, context)
+    return method_of(options.kind).build(options, context)
 
 
 def build_llm(config: RunConfig, ledger: Ledger) -> LLM:

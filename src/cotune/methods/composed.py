@@ -1,7 +1,7 @@
 """INSPO and P²O composed: a population of instructions, and hints on hard questions besides."""
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal
 
@@ -48,43 +48,12 @@ class InspoP2O(P2O):
 
     The gradient is on instruction and question without the hint. Hinted rollouts credit no
     instruction (`Inspo.observe`). Hints are evolved under the best instruction.
-
-    Args:
-        initial_instruction: "i0"; also what instructions are distilled into.
-        tasks: the training questions.
-        options: both methods' numbers.
-        seed: of all draws.
-        count_tokens, max_tokens, control_tokens: limits of instructions and of hints alike.
-        required: texts that every instruction must hold.
-        description: what the LLM that proposes is told of the environment.
     """
 
-    def __init__(
-        self,
-        initial_instruction: str,
-        tasks: Sequence[Task],
-        options: ComposedOptions,
-        seed: int,
-        count_tokens: Callable[[str], int] | None = None,
-        max_tokens: int | None = None,
-        control_tokens: Sequence[str] = (),
-        required: Sequence[str] = (),
-        description: str = "",
-    ) -> None:
-        base = Inspo(
-            initial_instruction,
-            options.inspo,
-            seed,
-            count_tokens,
-            max_tokens,
-            control_tokens,
-            required,
-            description,
-        )
-        limits = (count_tokens, max_tokens, control_tokens)
-        super().__init__(base, tasks, options.p2o, seed, *limits, description)
+    def __init__(self, options: ComposedOptions, context: Context) -> None:
+        super().__init__(options.p2o, context, Inspo(options.inspo, context))
         self.composition = options
-        self._initial = initial_instruction
+        self._initial = context.instruction
 
     def assign(
         self, tasks: Sequence[Task], group_size: int, progress: Progress
@@ -103,21 +72,6 @@ class InspoP2O(P2O):
         return draw < self.composition.distil_instruction
 
 
-def _build(options: ComposedOptions, context: Context) -> InspoP2O:
-    c = context
-    return InspoP2O(
-        c.instruction,
-        c.tasks,
-        options,
-        c.seed,
-        c.count_tokens,
-        c.max_tokens,
-        c.control_tokens,
-        c.required,
-        c.description,
-    )
-
-
 def _check(options: ComposedOptions, shape: RunShape) -> None:
     p2o.check(options.p2o, shape)
 
@@ -133,7 +87,7 @@ def _scaled(options: ComposedOptions) -> ComposedOptions:
 
 METHOD = Method(
     options=ComposedOptions,
-    build=_build,
+    build=InspoP2O,
     label="INSPO with P²O",
     about="both composed",
     card=(

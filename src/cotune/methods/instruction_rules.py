@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from cotune.errors import ConfigError
+from cotune.methods.method import Context
 from cotune.types import Task
 
 _TAG = re.compile(r"</?[A-Za-z][\w-]*>")
@@ -117,6 +118,19 @@ class InstructionRules:
     max_tokens: int | None = None
     control_tokens: tuple[str, ...] = ()
     required: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, context: Context, max_chars: int) -> "InstructionRules":
+        """Return the rules of a run; ConfigError if nothing can evolve from its instruction."""
+        check_initial(context.instruction)
+        return cls(
+            context.instruction,
+            max_chars,
+            context.count_tokens,
+            context.max_tokens,
+            tuple(context.control_tokens),
+            tuple(context.required),
+        )
 
     def check(
         self, candidate: str, parent: str, others: Iterable[str], tasks: Iterable[Task]

@@ -49,6 +49,7 @@ class RunShape:
 
     Attributes:
         steps, questions_per_step, group_size, rollout_budget, frozen: as in its `training`.
+        group_field: what sets `group_size`, for messages.
         questions: training questions; 0 if they are not counted yet.
         environment: its kind.
         has_references: whether the environment's questions come with reference answers.
@@ -59,6 +60,7 @@ class RunShape:
     questions_per_step: int = 1
     rollout_budget: int | None = None
     frozen: bool = False
+    group_field: str = "training.group_size"
     questions: int = 0
     environment: str = ""
     has_references: bool = True

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from cotune.errors import EngineError
-from cotune.methods.method import Context, Method, RunShape
+from cotune.methods.method import Method, RunShape
 from cotune.methods.static import StaticStrategy
 from cotune.protocols import Codec
 from cotune.types import Trajectory
@@ -155,10 +155,6 @@ def check_accepted(kept: int, sampled: int, highest: float, options: SFTOptions)
     )
 
 
-def _build(options: SFTOptions, context: Context) -> StaticStrategy:
-    return StaticStrategy(context.instruction)
-
-
 def _check(options: SFTOptions, shape: RunShape) -> None:
     if shape.frozen:
         raise ValueError(
@@ -174,7 +170,7 @@ def _check(options: SFTOptions, shape: RunShape) -> None:
 
 METHOD = Method(
     options=SFTOptions,
-    build=_build,
+    build=lambda options, context: StaticStrategy(context.instruction),
     label="SFT",
     about="supervised fine-tuning under the static instruction",
     card="Supervised fine-tuning under a fixed instruction",

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from cotune.errors import ConfigError
-from cotune.methods.method import Context, Method
+from cotune.methods.method import Method
 from cotune.protocols import LLM, Recorder, Rollout, State
 from cotune.types import Assignment, Distillation, Metrics, Progress, Prompt, Task, Trajectory
 
@@ -33,8 +33,7 @@ class Unhinted:
 class StaticStrategy(Unhinted):
     """Every rollout is sampled under and trained on the same instruction, "i0"."""
 
-    def __init__(self, instruction: str, options: StaticOptions | None = None) -> None:
-        self.options = options or StaticOptions()
+    def __init__(self, instruction: str) -> None:
         self._prompt = Prompt(instruction)
 
     def evolve_if_due(
@@ -77,13 +76,9 @@ class StaticStrategy(Unhinted):
             )
 
 
-def _build(options: StaticOptions, context: Context) -> StaticStrategy:
-    return StaticStrategy(context.instruction, options)
-
-
 METHOD = Method(
     options=StaticOptions,
-    build=_build,
+    build=lambda options, context: StaticStrategy(context.instruction),
     label="GRPO",
     about="GRPO under the static instruction",
     card="GRPO under a fixed instruction",

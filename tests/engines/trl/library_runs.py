@@ -11,7 +11,7 @@ from trl import GRPOConfig, GRPOTrainer
 
 import cotune
 from cotune.engines.trl.hooks import TRLJoint
-from cotune.engines.trl.own_trainer import Method
+from cotune.engines.trl.own_trainer import TrainerMethod
 from cotune.run.ledger import Ledger
 from cotune.types import Completion, Trajectory
 from cotune.worlds.hint_writer import is_gepa_prompt
@@ -68,7 +68,7 @@ def _word(rng: random.Random) -> str:
 METHODS = ("static", "inspo", "p2o", "inspo+p2o")
 
 
-def method_of(name: str, **changes: Any) -> Method:
+def method_of(name: str, **changes: Any) -> TrainerMethod[Any]:
     given: dict[str, Any] = {"environment": Even(), "limits": LIMITS, "seed": 1, **changes}
     if name == "static":
         return cotune.Static(**given)
@@ -116,7 +116,7 @@ def begin(
     folder: Path,
     name: str = "static",
     trainer_class: type[GRPOTrainer] | None = None,
-    method: Method | None = None,
+    method: TrainerMethod[Any] | None = None,
     trainer_arguments: dict[str, Any] | None = None,
     evaluates: bool = False,
     **changes: Any,

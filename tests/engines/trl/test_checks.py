@@ -20,6 +20,7 @@ from cotune.engines.trl.checks import (
 from cotune.engines.trl.fields import FIELDS
 from cotune.engines.trl.hooks import TRLJoint
 from cotune.errors import ConfigError, EngineError
+from cotune.methods.method import Context
 from cotune.methods.p2o.p2o import P2O, P2OOptions
 from cotune.methods.static import StaticStrategy
 from cotune.types import Distillation
@@ -168,7 +169,7 @@ def test_what_does_not_go_together_is_refused_with_its_mend(
 
 def p2o(**settings: Any) -> P2O:
     options = P2OOptions(distillation=Distillation(**settings))
-    return P2O(StaticStrategy("abc"), [], options, seed=0)
+    return P2O(options, Context(instruction="abc"))
 
 
 def test_the_ratio_of_a_sequence_cannot_leave_tokens_out(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from trl import GRPOConfig, GRPOTrainer
 
 import cotune
 from cotune.engines.trl.checkpoints import load_state
-from cotune.engines.trl.own_trainer import Method
+from cotune.engines.trl.own_trainer import TrainerMethod
 from cotune.engines.trl.truncation import was_cut
 from cotune.errors import ConfigError
 from tests.engines.trl.library_runs import (
@@ -174,7 +174,7 @@ def test_the_trainers_evaluation_is_counted_and_changes_nothing(
     assert row["sampled"]["hint"] == ""
 
 
-def shares() -> Method:
+def shares() -> TrainerMethod[Any]:
     """On a world whose rewards are of any size, so that evaluations differ."""
     return method_of("inspo", environment=Letters(), seed=3)
 
@@ -340,7 +340,7 @@ def test_a_trainer_with_other_arguments_is_refused(tmp_path: Path) -> None:
 def test_a_question_that_could_never_graduate_is_refused(tmp_path: Path) -> None:
     options = cotune.P2OOptions(successes_below=2, hinted_per_group="half", judged_on="plain")
     method = method_of("p2o", options=options)
-    with pytest.raises(ConfigError, match=r"successes_below is 2.*num_generations=3.*at most 1"):
+    with pytest.raises(ConfigError, match=r"successes_below is 2.*num_generations 3.*at most 1"):
         method.for_trl(tiny_tokenizer(), config(tmp_path))
 
 

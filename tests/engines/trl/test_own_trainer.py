@@ -8,7 +8,7 @@ import pytest
 
 import cotune
 from cotune.engines.trl.own_run import LibraryRun
-from cotune.engines.trl.own_trainer import Method
+from cotune.engines.trl.own_trainer import TrainerMethod
 from cotune.errors import ConfigError
 from cotune.methods.composed import InspoP2O
 from cotune.methods.gepa.gepa import Gepa
@@ -120,7 +120,7 @@ def run(tmp_path: Path, geo: cotune.GeoEnvironment) -> Iterator[LibraryRun]:
     begun._close()  # pyright: ignore[reportPrivateUsage]
 
 
-def describe(method: Method) -> dict[str, Any]:
+def describe(method: TrainerMethod[Any]) -> dict[str, Any]:
     return {"library": "trl", **method.describe(), "batch": {"rollouts": 8, "group_size": 4}}
 
 

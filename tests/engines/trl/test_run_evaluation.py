@@ -11,6 +11,7 @@ from cotune.engines.trl.best import TRLBest
 from cotune.engines.trl.run import Outcome, RunEvaluation
 from cotune.engines.trl.trackers import report_scores
 from cotune.methods.inspo.inspo import Inspo, InspoOptions
+from cotune.methods.method import Context
 from cotune.policy.folder import read_best
 from cotune.protocols import State, Strategy
 from tests.engines.trl.setup import HINT, Counting, Run, start
@@ -24,7 +25,7 @@ CLOSE = ([0.4, 0.9], [0.5, 0.9])  # means 0.65 and 0.7; 0.32
 
 def inspo_state(windows: tuple[list[float], ...]) -> State:
     """INSPO's state with an instruction a window; three rollouts were observed in each step."""
-    fresh = Inspo(TEXTS[0], InspoOptions(population_size=1), seed=0).state_dict()
+    fresh = Inspo(InspoOptions(population_size=1), Context(instruction=TEXTS[0])).state_dict()
     members: list[dict[str, Any]] = []
     for i, window in enumerate(windows):
         parent = (
@@ -78,7 +79,7 @@ def test_the_best_instruction_is_told_with_how_sure_one_can_be(
     weight: float,
     close: bool,
 ) -> None:
-    strategy = Inspo(TEXTS[0], InspoOptions(population_size=1), seed=0)
+    strategy = Inspo(InspoOptions(population_size=1), Context(instruction=TEXTS[0]))
     strategy.load_state_dict(inspo_state(windows))
     run, outcome, config = finished(tmp_path, strategy)
     (event,) = [row for row in run.folder.read_events() if row["kind"] == "best_instruction"]

@@ -11,6 +11,7 @@ from cotune.methods.gepa.gepa import Gepa, GepaOptions
 from cotune.methods.gepa.instruction_reflection import InstructionReflector, read_instruction
 from cotune.methods.gepa.reflection import example
 from cotune.methods.instruction_rules import InstructionRules
+from cotune.methods.method import Context
 from cotune.testing import ScriptedLLM
 from cotune.types import Assignment, Completion, Progress, Prompt, StopReason, Task, Trajectory
 from cotune.worlds.hint_writer import RulesLLM, read_shown
@@ -64,10 +65,15 @@ def one_skill_more(n: int, prompt: str) -> str:
     return reply(f"{now} Mind {lacks[0] if lacks else 'it'}, alpha{n}x beta{n}x gamma{n}x.")
 
 
+def gepa(options: GepaOptions = SMALL, **context: Any) -> Gepa:
+    given: dict[str, Any] = {"instruction": START, "tasks": questions(), "seed": 5, **context}
+    return Gepa(options, Context(**given))
+
+
 def searched(
     write: Callable[[int, str], str] = one_skill_more, options: GepaOptions = SMALL, **also: Any
 ) -> tuple[Gepa, Policy, Author, Events]:
-    strategy = Gepa(START, questions(), options, 5, **also)
+    strategy = gepa(options, **also)
     policy, author, record = Policy(), Author(write), Events()
     strategy.evolve_if_due(FIRST, policy, author, record)
     return strategy, policy, author, record
@@ -129,7 +135,7 @@ def test_dev_and_minibatches_are_two_parts_of_the_training_questions():
     shown = {a.task.id for call in policy.calls if len(call) == 3 for a in call}
     assert not dev & shown
     assert dev | shown <= {task.id for task in questions()}
-    other = Gepa(START, questions()[::-1], SMALL, 5)
+    other = gepa(tasks=questions()[::-1])
     same = Policy()
     other.evolve_if_due(FIRST, same, Author(one_skill_more), Events())
     assert [a.task.id for a in same.calls[0]] == [a.task.id for a in seed]
@@ -166,7 +172,7 @@ def test_what_breaks_the_contract_is_rejected_and_the_search_ends_in_an_error(
     write: Callable[[int, str], str], reason: str
 ):
     options = replace(SMALL, max_instruction_chars=500)
-    strategy = Gepa(START, questions(), options, 5, control_tokens=("<|im_end|>",))
+    strategy = gepa(options, control_tokens=("<|im_end|>",))
     policy, record = Policy(), Events()
     with pytest.raises(EvolutionError, match="every instruction that GEPA was proposed failed"):
         strategy.evolve_if_due(FIRST, policy, Author(write), record)
@@ -198,7 +204,7 @@ def test_an_answer_of_a_question_that_was_met_is_a_leak():
 
     record = Events()
     with pytest.raises(EvolutionError, match="brings in the answer"):
-        Gepa(START, questions(), SMALL, 5).evolve_if_due(FIRST, Policy(), Author(leak), record)
+        gepa().evolve_if_due(FIRST, Policy(), Author(leak), record)
     assert all("of a training question" in r["reason"] for r in record.of("instruction_rejected"))
 
 
@@ -225,23 +231,21 @@ def test_an_error_of_the_rollout_is_raised():
         raise RuntimeError("no policy")
 
     with pytest.raises(RuntimeError, match="no policy"):
-        Gepa(START, questions(), SMALL, 5).evolve_if_due(
-            FIRST, broken, Author(one_skill_more), Events()
-        )
+        gepa().evolve_if_due(FIRST, broken, Author(one_skill_more), Events())
 
 
 def test_the_state_holds_the_search():
     strategy, *_ = searched()
-    again = Gepa(START, questions(), SMALL, 5)
+    again = gepa()
     again.load_state_dict(json.loads(json.dumps(strategy.state_dict())))
     assert again.best_prompt() == strategy.best_prompt() != Prompt(START)
     assert again.candidates() == strategy.candidates()
     assert again.evolve_if_due(FIRST, Policy(), Author(raising(LLMError("no"))), Events()) == {}
-    fresh = Gepa(START, questions(), SMALL, 5)
+    fresh = gepa()
     fresh.load_state_dict(fresh.state_dict())
     assert (fresh.best_instruction_id(), fresh.candidates()) == ("i0", None)
     with pytest.raises(ConfigError, match="expected the same"):
-        Gepa("Another.", questions(), SMALL, 5).load_state_dict(strategy.state_dict())
+        gepa(instruction="Another.").load_state_dict(strategy.state_dict())
 
 
 @pytest.mark.parametrize(
@@ -269,7 +273,7 @@ def test_options_that_cannot_work_are_refused(fields: dict[str, Any], message: s
 )
 def test_what_cannot_evolve_is_refused(start: str, tasks: int, message: str):
     with pytest.raises(ConfigError, match=message):
-        Gepa(start, questions(tasks), SMALL, 5)
+        gepa(instruction=start, tasks=questions(tasks))
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from cotune.errors import ConfigError, EvolutionError, LLMError
 from cotune.methods.inspo.inspo import Inspo, InspoOptions
+from cotune.methods.method import Context
 from cotune.protocols import Strategy
 from cotune.testing import ScriptedLLM
 from cotune.types import Completion, Progress, Prompt
@@ -30,7 +31,7 @@ def options(**changes: Any) -> InspoOptions:
 
 
 def inspo(**changes: Any) -> Inspo:
-    return Inspo(INITIAL, options(**changes), seed=1)
+    return Inspo(options(**changes), Context(instruction=INITIAL, seed=1))
 
 
 def reply(*sentences: str) -> str:
@@ -86,9 +87,9 @@ def test_rewrites_go_on_until_the_population_is_full_or_the_rounds_are_spent():
 
 def test_an_unevolvable_initial_instruction_is_refused():
     with pytest.raises(ConfigError, match="blank"):
-        Inspo(" ", options(), 0)
+        Inspo(options(), Context(instruction=" "))
     with pytest.raises(ConfigError, match="<ins_1>"):
-        Inspo("Use <ins_1>.", options(), 0)
+        Inspo(options(), Context(instruction="Use <ins_1>."))
 
 
 # ---- assignment and credit
@@ -391,7 +392,9 @@ def test_a_run_that_was_stopped_continues_as_if_it_was_not(stop, credit, propose
 
 def test_state_of_another_run_is_refused():
     with pytest.raises(ConfigError, match="initial instruction"):
-        Inspo(INITIAL + " Else.", options(), 1).load_state_dict(inspo().state_dict())
+        Inspo(options(), Context(instruction=INITIAL + " Else.")).load_state_dict(
+            inspo().state_dict()
+        )
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,8 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from cotune.methods.method import Context
 from cotune.methods.p2o.p2o import P2O, P2OOptions
-from cotune.methods.static import StaticStrategy
 from cotune.protocols import LLM
 from cotune.types import Assignment, Progress, Prompt, Task
 from tests.helpers import Events, make_trajectory
@@ -62,7 +62,10 @@ class Run:
 
 
 def p2o(seed: int = 1, **changes: Any) -> P2O:
-    return P2O(StaticStrategy(INSTRUCTION), TASKS, P2OOptions(**{"hints": SMALL, **changes}), seed)
+    return P2O(
+        P2OOptions(**{"hints": SMALL, **changes}),
+        Context(instruction=INSTRUCTION, tasks=TASKS, seed=seed),
+    )
 
 
 def hints(assignments: Sequence[Assignment]) -> dict[str, tuple[str, ...]]:

@@ -4,6 +4,7 @@ import pytest
 from pydantic import TypeAdapter, ValidationError
 
 from cotune.methods.inspo.inspo import Inspo, InspoOptions
+from cotune.methods.method import Context
 from cotune.methods.p2o.hints import HintOptions
 from cotune.methods.p2o.p2o import P2O, P2OOptions
 from cotune.protocols import Strategy
@@ -184,9 +185,10 @@ def test_questions_are_known_by_their_id_not_by_their_place():
 
 
 def test_the_base_credits_its_own_rollouts_alone():
-    base = Inspo("Solve it well.", InspoOptions(population_size=1), 1)
+    context = Context(instruction="Solve it well.", tasks=TASKS, seed=1)
+    base = Inspo(InspoOptions(population_size=1), context)
     options = P2OOptions(hints=SMALL, hinted_per_group="half")
-    run = Run(P2O(base, TASKS, options, seed=1))
+    run = Run(P2O(options, context, base))
     run.batch(0)
     assert base.best().weight == pytest.approx(6 / 26)  # the easy ones
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from cotune.errors import EvolutionError, LLMError
+from cotune.methods.method import Context
 from cotune.methods.p2o.p2o import P2O, P2OOptions
-from cotune.methods.static import StaticStrategy
 from cotune.types import Assignment, Progress
 from tests.methods.p2o.hint_fakes import SMALL, Author, one_keyword_each, raising
 from tests.methods.p2o.p2o_run import (
@@ -87,13 +87,15 @@ def test_limits_of_a_hint_are_those_of_the_policy():
         return ["```\nMind <|end|> the columns.\n```", "```\n" + "columns " * 9 + "\n```"][n % 2]
 
     made = P2O(
-        StaticStrategy(INSTRUCTION),
-        TASKS,
         P2OOptions(hints=SMALL),
-        seed=1,
-        count_tokens=lambda text: len(text.split()),
-        max_hint_tokens=8,
-        control_tokens=("<|end|>",),
+        Context(
+            instruction=INSTRUCTION,
+            tasks=TASKS,
+            seed=1,
+            count_tokens=lambda text: len(text.split()),
+            max_tokens=8,
+            control_tokens=("<|end|>",),
+        ),
     )
     run = Run(made, Author(write))
     run.batch(0)

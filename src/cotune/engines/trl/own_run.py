@@ -1,13 +1,31 @@
-"""The run folder of a trainer that is not ours."""
+"""A method of `cotune.engines.trl.own_trainer` on a user's own GRPOTrainer, and its run folder."""
 
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any, cast
 
 from rich.console import Console
 from rich.text import Text
+from transformers import (
+    PreTrainedTokenizerBase,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+)
+from trl import GRPOConfig
 
+from cotune.config.preflight import check_context, check_prompts, check_rewards, check_told
+from cotune.engines.parts import Parts
+from cotune.engines.trl.checkpoints import drop_torn
+from cotune.engines.trl.checks import check_args, check_trl, steps_per_batch
+from cotune.engines.trl.hooks import TRLJoint
+from cotune.engines.trl.own_trainer import TrainerMethod
 from cotune.errors import ConfigError
+from cotune.methods.method import RunShape
+from cotune.policy.codec import HFCodec
+from cotune.policy.tool_templates import check_tools
 from cotune.protocols import State
 from cotune.run.console import RunJournal, describe_event
 from cotune.run.evolution_log import EvolutionLog
@@ -15,6 +33,7 @@ from cotune.run.json_files import plain, write_atomic
 from cotune.run.ledger import Ledger
 from cotune.run.run_dir import RunDir
 from cotune.types import Purpose, Trajectory
+from cotune.utils.processes import launched_rank
 
 _FIXED = ("seed", "environment", "instruction", "limits", "rewards", "strategy", "batch")
 _TRAJECTORIES_EVERY = 10  # steps between files of training rollouts, as in a run file
@@ -26,8 +45,8 @@ _log = logging.getLogger("cotune")
 class LibraryRun:
     """Journal, meter and ledger in one; the folder is opened when training begins.
 
-    What happens before training (a trainer's own evaluation, say) is neither written down nor
-    counted. What an evolution brought is said by the logger "cotune", a line each.
+    What happens before training (a trainer's own evaluation, say) is neither written nor counted.
+    The logger "cotune" says in a line each what an evolution brought.
 
     Args:
         folder: the run folder.
@@ -41,11 +60,11 @@ class LibraryRun:
         self._ledger: Ledger | None = None
 
     def begin_attempt(self, resumed_from: int | None) -> int:
-        """Makes the folder, or opens it to go on from a step.
+        """Create the folder, or open it to resume from a step.
 
         Raises:
-            ConfigError: a fresh run into a folder that holds one, a resume without one, or with
-                other settings than it was begun with.
+            ConfigError: the folder of a new run holds one; that of a resumed run holds none, or one
+                with other settings.
         """
         self._close()
         run = self._created() if resumed_from is None else self._opened()
@@ -54,7 +73,7 @@ class LibraryRun:
         return self._ledger.begin_attempt(resumed_from)
 
     def finish(self, step: int, instruction_id: str, instruction: str) -> None:
-        """Ends the run: keeps its best instruction in best/instruction.txt."""
+        """End the run: write its best instruction to best/instruction.txt."""
         best = RunDir(self._folder, attempt=1).best_path
         best.mkdir(exist_ok=True)
         write_atomic(best / "instruction.txt", instruction + "\n")
@@ -112,26 +131,8 @@ class LibraryRun:
     def reserve(self, worst_case: float, limit: float | None, model: str = "") -> int:
         return self._open_ledger().reserve(worst_case, limit, model)
 
-    def settle(
-        self,
-        reservation: int,
-        *,
-        prompt_tokens: int,
-        completion_tokens: int,
-        cost: float,
-        error: str = "",
-        estimated: bool = False,
-        seconds: float = 0.0,
-    ) -> None:
-        self._open_ledger().settle(
-            reservation,
-            prompt_tokens=prompt_tokens,
-            completion_tokens=completion_tokens,
-            cost=cost,
-            error=error,
-            estimated=estimated,
-            seconds=seconds,
-        )
+    def settle(self, reservation: int, **fields: Any) -> None:
+        self._open_ledger().settle(reservation, **fields)
 
     def _open_ledger(self) -> Ledger:
         if self._ledger is None:
@@ -143,7 +144,7 @@ class LibraryRun:
             return RunDir.create(self._folder, self._config)
         except ConfigError:
             raise ConfigError(
-                f"{self._folder}: holds an earlier run; go on with it by "
+                f"{self._folder}: holds an earlier run; resume it with "
                 "trainer.train(resume_from_checkpoint=True), or set another output_dir in "
                 "GRPOConfig"
             ) from None
@@ -171,7 +172,7 @@ class LibraryRun:
 
 
 def _say(kind: str, step: int, fields: Mapping[str, object]) -> None:
-    """Logs an event that a person would want to hear of; model text as the console shows it."""
+    """Log an event that a person wants to see; model text as the console shows it."""
     line = describe_event(kind, fields)
     if kind == "evolution":
         line = (
@@ -182,3 +183,102 @@ def _say(kind: str, step: int, fields: Mapping[str, object]) -> None:
         level = logging.DEBUG if kind in _DETAILS else logging.INFO
         level = logging.WARNING if kind in _WARNINGS else level
         _log.log(level, "step %d: %s", step, Text.from_markup(line).plain)
+
+
+def joint_run(
+    method: TrainerMethod[Any], tokenizer: PreTrainedTokenizerBase, args: GRPOConfig
+) -> TRLJoint:
+    """See `TrainerMethod.for_trl`."""
+    check_trl()
+    check_args(args)
+    group = "GRPOConfig.num_generations"
+    try:
+        method.method.check(
+            method.options, RunShape(group_size=args.num_generations or 1, group_field=group)
+        )
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+    if method.rewards is not None:
+        method.rewards.trainer_state = TrainerState(max_steps=args.max_steps)
+    check_rewards(method.rewards, method.environment, method.instruction, ("train",))
+    codec = HFCodec(tokenizer, cast("dict[str, Any] | None", args.chat_template_kwargs))
+    check_tools(method.environment, codec, tokenizer)
+    check_told(method.environment, method.instruction, codec)
+    check_prompts(
+        method.environment,
+        codec,
+        method.instruction,
+        method.limits,
+        ("train",),
+        strategy=method.method.kind,
+    )
+    steps = args.max_steps // steps_per_batch(args)
+    folder = method.folder or Path(cast(str, args.output_dir)) / "cotune"
+    if launched_rank() == 0:
+        # The trainer resumes from the newest folder, whole or not.
+        drop_torn(Path(cast(str, args.output_dir)))
+    run = LibraryRun(folder, _config(method, tokenizer, args, steps), steps)
+    parts = Parts(
+        strategy=method.build_strategy(codec),
+        environment=method.environment,
+        llm=method.build_llm(run),
+        journal=run,
+        meter=run,
+        limits=method.limits,
+        seed=method.seed,
+        rewards=method.rewards,
+    )
+    joint = TRLJoint(parts, tokenizer, args)
+    joint.callbacks.append(_LibraryCallback(joint, run))
+    return joint
+
+
+def _config(
+    method: TrainerMethod[Any], tokenizer: PreTrainedTokenizerBase, args: GRPOConfig, steps: int
+) -> dict[str, Any]:
+    """Return run.yaml: what the method was given, and the trainer's numbers that a reader looks for."""
+    return {
+        "library": "trl",
+        "name": Path(cast(str, args.output_dir)).resolve().name,
+        "policy": {"path": tokenizer.name_or_path},
+        **method.describe(),
+        "batch": {"rollouts": args.generation_batch_size, "group_size": args.num_generations},
+        "training": {
+            "steps": steps,
+            "mini_batches": steps_per_batch(args),
+            "learning_rate": args.learning_rate,
+            "temperature": args.temperature,
+            "kl": args.beta,
+            "clip": args.epsilon,
+        },
+    }
+
+
+class _LibraryCallback(TrainerCallback):
+    """Checks limits against the model when the trainer is made; closes the run when it has trained."""
+
+    def __init__(self, joint: TRLJoint, run: LibraryRun) -> None:
+        self._joint, self._run = joint, run
+
+    def on_init_end(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        model: Any = None,
+        **_: Any,
+    ) -> None:
+        context = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+        check_context(context, self._joint.parts.limits)
+
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        coordinator = self._joint.coordinator
+        if coordinator.comm.rank == 0:
+            strategy = coordinator.strategy
+            self._run.finish(
+                self._joint.batches,
+                strategy.best_instruction_id(),
+                strategy.best_prompt().instruction,
+            )

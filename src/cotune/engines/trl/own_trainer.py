@@ -16,22 +16,22 @@ before training begins, and no environment variable is set.
 """
 
 import difflib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from cotune.config.preflight import check_instruction, evolved_room
-from cotune.engines.trl.own_run import LibraryRun
-from cotune.environments.description import description_of
+from cotune.config.build import strategy_of
+from cotune.config.preflight import check_instruction
 from cotune.errors import ConfigError
-from cotune.llm.client import MeteredLLM, NoLLM, OpenAIClient, OpenAIOptions
-from cotune.methods.composed import ComposedOptions, InspoP2O
-from cotune.methods.gepa.gepa import Gepa, GepaOptions
-from cotune.methods.inspo.inspo import Inspo, InspoOptions
-from cotune.methods.p2o import p2o
+from cotune.llm.client import Account, MeteredLLM, NoLLM, OpenAIClient, OpenAIOptions
+from cotune.methods.composed import ComposedOptions
+from cotune.methods.gepa.gepa import GepaOptions
+from cotune.methods.inspo.inspo import InspoOptions
+from cotune.methods.method import MethodOptions
 from cotune.methods.p2o.p2o import P2OOptions
-from cotune.methods.static import StaticStrategy
+from cotune.methods.registry import method_of
+from cotune.methods.static import StaticOptions
 from cotune.protocols import LLM, Environment, State, Strategy, TokenRules
 from cotune.rewards.functions import AnyReward, RewardFunctions
 from cotune.types import Limits
@@ -47,12 +47,21 @@ if TYPE_CHECKING:
     from cotune.engines.trl.hooks import TRLJoint
 
 GivenRewards = RewardFunctions | Sequence[AnyReward] | None
+Options = TypeVar("Options", bound=MethodOptions)
+_WORLDS = {"geo": GeoEnvironment, "arithmetic": ArithmeticEnvironment}
 
 
-class Method:
-    """What all methods share: the parts of a run that are not the trainer's."""
+class TrainerMethod(Generic[Options]):
+    """What all methods share: the parts of a run that are not the trainer's.
 
-    kind: ClassVar[str]
+    Attributes:
+        options: the method's numbers.
+        llm: what proposes; None if nothing does.
+    """
+
+    options_class: type[Options]
+    options: Options
+    llm: LLM | OpenAIOptions | None = None
 
     def __init__(
         self,
@@ -67,68 +76,85 @@ class Method:
         self.environment = environment
         self.limits = limits or Limits()
         self.instruction = environment.initial_instruction if instruction is None else instruction
-        check_instruction(environment, self.instruction, self.kind)
+        self.method = method_of(self.options_class().kind)
+        check_instruction(environment, self.instruction, self.method.kind)
         if rewards is not None and not isinstance(rewards, RewardFunctions):
             rewards = RewardFunctions(rewards)
         self.rewards: RewardFunctions | None = rewards
         self.seed, self.folder = seed, None if folder is None else Path(folder)
 
     def for_trl(self, tokenizer: "PreTrainedTokenizerBase", args: "GRPOConfig") -> "TRLJoint":
-        """What a GRPOTrainer is given: `dataset`, `rollout_func`, `reward_funcs`, `callbacks`.
+        """Return what a GRPOTrainer takes: `dataset`, `rollout_func`, `reward_funcs`, `callbacks`.
 
-        `trainer.train()` begins a run folder, `trainer.train(resume_from_checkpoint=True)` goes on
-        in it. With `eval_dataset=joint.eval_dataset("validation")` the trainer evaluates, too.
-        Where several processes train, every one of them calls this.
+        `trainer.train()` begins a run folder, `trainer.train(resume_from_checkpoint=True)` continues
+        it. With `eval_dataset=joint.eval_dataset("validation")` the trainer evaluates, too.
+        If several processes train, each of them calls this.
 
         Args:
             tokenizer: the policy's, with a chat template; also the trainer's `processing_class`.
             args: the trainer's configuration, with `max_steps` and `shuffle_dataset=False`;
-                docs/reference/grpo-config.md goes through all fields.
+                docs/grpo-config.md goes through all fields.
 
         Raises:
             ConfigError: an argument that cannot work; the trainer is checked when it is made.
         """
         need_trl("for_trl")
-        from cotune.engines.trl.method import joint_run
+        from cotune.engines.trl.own_run import joint_run
 
         return joint_run(self, tokenizer, args)
 
     def describe(self) -> State:
-        """What a run folder's run.yaml says of the method."""
-        return {
+        """Return what a run folder's run.yaml says of the method."""
+        found = {
             "seed": self.seed,
             "environment": {"kind": type(self.environment).__name__},
             "instruction": self.instruction,
             "limits": asdict(self.limits),
             "rewards": None if self.rewards is None else self.rewards.describe(),
-            "strategy": {"kind": self.kind},
+            "strategy": asdict(self.options),  # pyright: ignore[reportArgumentType]
         }
-
-    def check_group(self, group_size: int) -> None:
-        """Raises ConfigError where the method cannot work with groups of so many rollouts."""
+        if self.llm is not None:
+            llm = self.llm
+            name = llm.model if isinstance(llm, OpenAIOptions) else type(llm).__name__
+            found["llm"] = {"kind": name}
+        return found
 
     def build_strategy(self, tokens: TokenRules) -> Strategy:
-        """A new strategy; `tokens` is the policy's codec."""
-        raise NotImplementedError
+        """Build a new strategy; `tokens` is the policy's codec."""
+        return strategy_of(
+            self.options,
+            self.environment,
+            instruction=self.instruction,
+            seed=self.seed,
+            limits=self.limits,
+            tokens=tokens,
+        )
 
-    def build_llm(self, run: LibraryRun) -> LLM:
-        """The optimizer LLM; its calls are entered in the run's ledger."""
-        raise NotImplementedError
+    def build_llm(self, account: Account) -> LLM:
+        """Return the optimizer LLM, whose calls an account keeps."""
+        if self.llm is None:
+            return NoLLM()
+        if isinstance(self.llm, OpenAIOptions):
+            return OpenAIClient(self.llm, account)
+        return MeteredLLM(self.llm, account, model=type(self.llm).__name__)
 
 
-Options = TypeVar("Options", InspoOptions, P2OOptions, ComposedOptions, GepaOptions)
+class Static(TrainerMethod[StaticOptions]):
+    """GRPO with a static instruction for your own trainer: the baseline of every method.
 
+    Args:
+        environment, limits, instruction, seed, folder, rewards: as for `INSPO`.
 
-class Evolving(Method, Generic[Options]):
-    """A method with an optimizer LLM and with options.
-
-    Attributes:
-        options: the method's numbers.
-        llm: what proposes.
+    Raises:
+        ConfigError: an instruction that cannot work.
     """
 
-    options_class: type[Options]
-    offline: ClassVar[tuple[type[Any], ...]]  # the environments that the offline rules know
+    options_class = StaticOptions
+    options = StaticOptions()
+
+
+class Evolving(TrainerMethod[Options]):
+    """A method with an optimizer LLM and with options."""
 
     def __init__(
         self,
@@ -148,21 +174,22 @@ class Evolving(Method, Generic[Options]):
             folder=folder, rewards=rewards,
         )  # fmt: skip
         name = type(self).__name__
-        if options is not None and option_fields:
+        if options is None:
+            options = _options(name, self.options_class, option_fields)
+        elif option_fields:
             raise ConfigError(
                 f"{name} was given options and {', '.join(option_fields)}; expected one of the two: "
                 "put the fields into options"
             )
-        if options is not None and not isinstance(options, self.options_class):
+        elif not isinstance(options, self.options_class):
             raise ConfigError(
                 f"{name}: options is of {type(options).__name__}; expected "
                 f"{self.options_class.__name__}"
             )
-        if options is None:
-            options = _options(name, self.options_class, option_fields)
         self.options = options
-        if llm is None and not isinstance(environment, self.offline):
-            known = " and ".join(c.__name__ for c in self.offline)
+        worlds = tuple(_WORLDS[world] for world in self.method.offline_worlds)
+        if llm is None and not isinstance(environment, worlds):
+            known = " and ".join(world.__name__ for world in worlds)
             raise ConfigError(
                 f"llm is None, but for {name} the offline rules know {known} alone and environment "
                 f"is {type(environment).__name__}; give llm=cotune.OpenAIOptions(model=…) or an "
@@ -170,23 +197,9 @@ class Evolving(Method, Generic[Options]):
             )
         self.llm = RulesLLM(seed) if llm is None else llm
 
-    def describe(self) -> State:
-        llm = self.llm
-        name = llm.model if isinstance(llm, OpenAIOptions) else type(llm).__name__
-        return {**super().describe(), "strategy": asdict(self.options), "llm": {"kind": name}}
-
-    def _limits(self, tokens: TokenRules) -> tuple[Callable[[str], int], int, tuple[str, ...]]:
-        """How texts are counted, how long they may be, and what none may hold."""
-        return tokens.count, evolved_room(self.limits, self.kind), tokens.control_tokens
-
-    def build_llm(self, run: LibraryRun) -> LLM:
-        if isinstance(self.llm, OpenAIOptions):
-            return OpenAIClient(self.llm, run)
-        return MeteredLLM(self.llm, run, model=type(self.llm).__name__)
-
 
 class INSPO(Evolving[InspoOptions]):
-    """Instruction-policy co-evolution (arXiv 2512.01945) for a trainer of one's own.
+    """Instruction-policy co-evolution (arXiv 2512.01945) for your own trainer.
 
     Args:
         environment: where tasks come from, how actions are answered and scored.
@@ -205,13 +218,7 @@ class INSPO(Evolving[InspoOptions]):
         ConfigError: an option or an instruction that cannot work, or no LLM.
     """
 
-    kind = "inspo"
     options_class = InspoOptions
-    offline = (GeoEnvironment,)
-
-    def build_strategy(self, tokens: TokenRules) -> Strategy:
-        told = (self.environment.required, description_of(self.environment))
-        return Inspo(self.instruction, self.options, self.seed, *self._limits(tokens), *told)
 
 
 class GEPA(Evolving[GepaOptions]):
@@ -220,34 +227,14 @@ class GEPA(Evolving[GepaOptions]):
     The search spends its whole `budget` of rollouts at step 1, under the policy as it is then.
 
     Args:
-        environment: where tasks come from, how actions are answered and scored.
-        llm: the optimizer LLM, which reflects on failures; as for `INSPO`.
         options: the method's numbers; or give its fields as keywords, not both.
-        limits: of an episode, in tokens and turns.
-        instruction: the initial instruction; None is the environment's.
-        seed: of the order of tasks and of all draws.
-        folder: the run folder; None is `cotune` in the trainer's `output_dir`.
-        rewards: functions as TRL takes them, each alone or with its weight; they score in the
-            environment's place. See `cotune.RewardFunctions`.
+        environment, llm, limits, instruction, seed, folder, rewards: as for `INSPO`.
 
     Raises:
         ConfigError: an option or an instruction that cannot work, or no LLM.
     """
 
-    kind = "gepa"
     options_class = GepaOptions
-    offline = (GeoEnvironment,)
-
-    def build_strategy(self, tokens: TokenRules) -> Strategy:
-        return Gepa(
-            self.instruction,
-            self.environment.tasks("train"),
-            self.options,
-            self.seed,
-            *self._limits(tokens),
-            self.environment.required,
-            description_of(self.environment),
-        )
 
 
 class P2O(Evolving[P2OOptions]):
@@ -257,37 +244,16 @@ class P2O(Evolving[P2OOptions]):
     GRPOTrainer; a plain one does with `distillation=cotune.Distillation(ratio="original")`.
 
     Args:
-        environment: where tasks come from, how actions are answered and scored.
-        llm: the optimizer LLM, which reflects on failures; as for `INSPO`. None is the offline
-            `RulesLLM` on the bundled worlds `geo` and `arithmetic`, and an error elsewhere.
+        llm: as for `INSPO`; None is the offline `RulesLLM` on the bundled worlds `geo` and
+            `arithmetic`, and an error elsewhere.
         options: the method's numbers; or give its fields as keywords, not both.
-        limits: of an episode, in tokens and turns.
-        instruction: None is the environment's.
-        seed: of the order of tasks and of all draws.
-        folder: the run folder; None is `cotune` in the trainer's `output_dir`.
-        rewards: functions as TRL takes them, each alone or with its weight; they score in the
-            environment's place. See `cotune.RewardFunctions`.
+        environment, limits, instruction, seed, folder, rewards: as for `INSPO`.
 
     Raises:
         ConfigError: an option or an instruction that cannot work, or no LLM.
     """
 
-    kind = "p2o"
     options_class = P2OOptions
-    offline = (GeoEnvironment, ArithmeticEnvironment)
-
-    def check_group(self, group_size: int) -> None:
-        _check_judged(self.options, group_size)
-
-    def build_strategy(self, tokens: TokenRules) -> Strategy:
-        return p2o.P2O(
-            StaticStrategy(self.instruction),
-            self.environment.tasks("train"),
-            self.options,
-            self.seed,
-            *self._limits(tokens),
-            description_of(self.environment),
-        )
 
 
 class INSPOWithP2O(Evolving[ComposedOptions]):
@@ -296,77 +262,20 @@ class INSPOWithP2O(Evolving[ComposedOptions]):
     Trained by `cotune.JointTrainer`, as `P2O` is.
 
     Args:
-        environment: where tasks come from, how actions are answered and scored.
-        llm: the optimizer LLM of both; as for `INSPO`.
         options: both methods' numbers; or give its fields as keywords (`inspo`, `p2o`,
             `distil_instruction`), not both.
-        limits: of an episode, in tokens and turns.
-        instruction: the initial instruction; None is the environment's.
-        seed: of the order of tasks and of all draws.
-        folder: the run folder; None is `cotune` in the trainer's `output_dir`.
-        rewards: functions as TRL takes them, each alone or with its weight; they score in the
-            environment's place. See `cotune.RewardFunctions`.
+        environment, llm, limits, instruction, seed, folder, rewards: as for `INSPO`.
 
     Raises:
         ConfigError: an option or an instruction that cannot work, or no LLM.
     """
 
-    kind = "inspo+p2o"
     options_class = ComposedOptions
-    offline = (GeoEnvironment,)
-
-    def check_group(self, group_size: int) -> None:
-        _check_judged(self.options.p2o, group_size)
-
-    def build_strategy(self, tokens: TokenRules) -> Strategy:
-        return InspoP2O(
-            self.instruction,
-            self.environment.tasks("train"),
-            self.options,
-            self.seed,
-            *self._limits(tokens),
-            self.environment.required,
-            description_of(self.environment),
-        )
-
-
-class Static(Method):
-    """GRPO with a static instruction for a trainer of one's own: the baseline of every method.
-
-    Args:
-        environment: where tasks come from, how actions are answered and scored.
-        limits: of an episode, in tokens and turns.
-        instruction: None is the environment's.
-        seed: of the order of tasks and of all draws.
-        folder: the run folder; None is `cotune` in the trainer's `output_dir`.
-        rewards: functions as TRL takes them, each alone or with its weight; they score in the
-            environment's place. See `cotune.RewardFunctions`.
-
-    Raises:
-        ConfigError: an instruction that cannot work.
-    """
-
-    kind = "static"
-
-    def build_strategy(self, tokens: TokenRules) -> Strategy:
-        return StaticStrategy(self.instruction)
-
-    def build_llm(self, run: LibraryRun) -> LLM:
-        return NoLLM()
-
-
-def _check_judged(options: P2OOptions, group_size: int) -> None:
-    judged = options.judged(group_size)
-    if options.successes_below > judged:
-        raise ConfigError(
-            f"successes_below is {options.successes_below}, but a question is judged by {judged} "
-            f"rollouts of GRPOConfig.num_generations={group_size} and would stay hard for ever; "
-            f"expected at most {judged}"
-        )
 
 
 def _options(method: str, options_class: type[Options], given: dict[str, Any]) -> Options:
-    known = [field.name for field in fields(options_class) if field.name != "kind"]
+    names = fields(options_class)  # pyright: ignore[reportArgumentType]
+    known = [field.name for field in names if field.name != "kind"]
     for name in given:
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1)

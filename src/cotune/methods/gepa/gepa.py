@@ -1,14 +1,14 @@
 """GEPA on the instruction, before any training: the prompt-only baseline (arXiv 2507.19457)."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import ClassVar, Literal
 
 from cotune.errors import ConfigError
 from cotune.methods.gepa.gepa_phase import Search
 from cotune.methods.gepa.instruction_evolution import Candidates, evolve_instruction
-from cotune.methods.instruction_rules import InstructionRules, check_initial
+from cotune.methods.instruction_rules import InstructionRules
 from cotune.methods.method import Context, Cost, Method, Proposals, RunShape, arxiv
 from cotune.methods.p2o.hints import split
 from cotune.methods.static import Unhinted
@@ -64,46 +64,20 @@ class Gepa(Unhinted):
     With `training.frozen` nothing else happens: "prompt only". Without, the policy is then trained
     as GRPO with a static instruction is: "prompt before RL".
 
-    Args:
-        initial_instruction: "i0"; its tags are the protocol's and every candidate keeps them.
-        tasks: the training questions: no other is scored or reflected on.
-        options: the method's numbers.
-        seed: of all draws.
-        count_tokens: a text's length in the policy's tokens.
-        max_instruction_tokens: length limit in these tokens.
-        control_tokens: the policy's special tokens as text; no instruction may hold one.
-        required: texts that every instruction must hold, besides those tags.
-        description: what the LLM that proposes is told of the environment.
+    The tags of the initial instruction are the protocol's, and every candidate keeps them. No other
+    question than a training question is scored or reflected on.
     """
 
-    def __init__(
-        self,
-        initial_instruction: str,
-        tasks: Sequence[Task],
-        options: GepaOptions,
-        seed: int,
-        count_tokens: Callable[[str], int] | None = None,
-        max_instruction_tokens: int | None = None,
-        control_tokens: Sequence[str] = (),
-        required: Sequence[str] = (),
-        description: str = "",
-    ) -> None:
-        check_initial(initial_instruction)
-        if len(tasks) < 2:
+    def __init__(self, options: GepaOptions, context: Context) -> None:
+        self._rules = InstructionRules.of(context, options.max_instruction_chars)
+        if len(context.tasks) < 2:
             raise ConfigError(
-                f"{len(tasks)} training questions; GEPA expects 2 or more, to score and reflect on"
+                f"{len(context.tasks)} training questions; GEPA expects 2 or more, to score and "
+                "reflect on"
             )
-        self.options, self.seed = options, seed
-        self._tasks, self._description = tasks, description
-        self._rules = InstructionRules(
-            initial_instruction,
-            options.max_instruction_chars,
-            count_tokens,
-            max_instruction_tokens,
-            tuple(control_tokens),
-            tuple(required),
-        )
-        self._initial = Instruction("i0", initial_instruction)
+        self.options, self.seed = options, context.seed
+        self._tasks, self._description = context.tasks, context.description
+        self._initial = Instruction("i0", context.instruction)
         self._found: Candidates | None = None
 
     def evolve_if_due(
@@ -209,21 +183,6 @@ class Gepa(Unhinted):
 # ---- the method's entry in the registry
 
 
-def _build(options: GepaOptions, context: Context) -> Gepa:
-    c = context
-    return Gepa(
-        c.instruction,
-        c.tasks,
-        options,
-        c.seed,
-        c.count_tokens,
-        c.max_tokens,
-        c.control_tokens,
-        c.required,
-        c.description,
-    )
-
-
 def _check(options: GepaOptions, shape: RunShape) -> None:
     if shape.rollout_budget is None:
         return
@@ -249,7 +208,7 @@ def _scaled(options: GepaOptions) -> GepaOptions:
 
 METHOD = Method(
     options=GepaOptions,
-    build=_build,
+    build=Gepa,
     label="GEPA",
     about="the instruction evolved before the first step",
     card=f"GRPO under an instruction that GEPA ({arxiv('2507.19457')}) evolved before the first step",

@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from statistics import fmean
 from typing import ClassVar, Literal
@@ -13,7 +13,7 @@ from cotune.methods.inspo.population import Best, Member, Population
 from cotune.methods.inspo.proposers import ProposerKind
 from cotune.methods.inspo.replay import ReplayBuffer
 from cotune.methods.inspo.verification import Candidate
-from cotune.methods.instruction_rules import InstructionRules, check_initial
+from cotune.methods.instruction_rules import InstructionRules
 from cotune.methods.method import Context, Cost, Method, Proposals, RunShape, arxiv
 from cotune.methods.static import Unhinted
 from cotune.protocols import LLM, Recorder, Rollout, State
@@ -103,49 +103,25 @@ class Inspo(Unhinted):
     stays as it was instead of shrinking to the parents. Rollouts that saw a hint are neither
     credited to an instruction nor reflected on.
 
-    Args:
-        initial_instruction: "i0"; its tags are the protocol's and every candidate keeps them.
-        seed: of all draws, each keyed by what it is for, never by call order.
-        count_tokens: a text's length in the policy's tokens.
-        max_instruction_tokens: length limit in these tokens.
-        control_tokens: the policy's special tokens as text; no instruction may hold one.
-        required: texts that every instruction must hold, besides those tags.
-        description: what the LLM that proposes is told of the environment.
+    The tags of the initial instruction are the protocol's, and every candidate keeps them.
     """
 
-    def __init__(
-        self,
-        initial_instruction: str,
-        options: InspoOptions,
-        seed: int,
-        count_tokens: Callable[[str], int] | None = None,
-        max_instruction_tokens: int | None = None,
-        control_tokens: Sequence[str] = (),
-        required: Sequence[str] = (),
-        description: str = "",
-    ) -> None:
-        check_initial(initial_instruction)
-        self.options, self.seed = options, seed
+    def __init__(self, options: InspoOptions, context: Context) -> None:
+        self.options, self.seed = options, context.seed
+        rules = InstructionRules.of(context, options.max_instruction_chars)
         self.population = Population(options.window, options.selection_temperature)
         self._replay = ReplayBuffer(options.buffer_size, options.failure_below)
         self._generator = Generator(
-            InstructionRules(
-                initial_instruction,
-                options.max_instruction_chars,
-                count_tokens,
-                max_instruction_tokens,
-                tuple(control_tokens),
-                tuple(required),
-            ),
+            rules,
             self._replay,
-            seed,
+            self.seed,
             candidates=options.candidates,
             rounds=options.verification_rounds,
             failures=options.failures_per_reflection,
             tasks=options.verification_tasks,
-            description=description,
+            description=context.description,
         )
-        self._lineage = [Instruction("i0", initial_instruction)]
+        self._lineage = [Instruction("i0", context.instruction)]
         self.population.add(self._lineage[0], 0.0)
         self.last_weights: dict[str, float] = {}  # by instruction id; the history proposer's
         self._baselines: dict[str, tuple[int, float]] = {}  # task id -> rollouts, mean reward
@@ -403,20 +379,6 @@ def _record_gone(members: Sequence[Member], cause: str, record: Recorder) -> Non
 # ---- the method's entry in the registry
 
 
-def _build(options: InspoOptions, context: Context) -> Inspo:
-    c = context
-    return Inspo(
-        c.instruction,
-        options,
-        c.seed,
-        c.count_tokens,
-        c.max_tokens,
-        c.control_tokens,
-        c.required,
-        c.description,
-    )
-
-
 def cost(options: InspoOptions, shape: RunShape) -> Cost:
     """Bound the verification rollouts and the proposals: t mod K_e = 0 with t < T_e and t < T."""
     every, last = options.evolve_every, min(options.evolve_until, shape.steps)
@@ -448,7 +410,7 @@ def scaled(options: InspoOptions) -> InspoOptions:
 
 METHOD = Method(
     options=InspoOptions,
-    build=_build,
+    build=Inspo,
     label="INSPO",
     about="instructions and policy together",
     card=f"INSPO ({arxiv('2512.01945')}): weights and instruction trained together, on GRPO",

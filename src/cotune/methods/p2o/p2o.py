@@ -1,7 +1,7 @@
 """P²O: joint policy and prompt optimisation (arXiv 2603.21877), Algorithm 1."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal
 
@@ -81,34 +81,23 @@ class P2O:
     of the phase before.
 
     Args:
-        base: decides the instruction of every rollout.
-        tasks: the training questions.
         options: the method's numbers.
-        seed: of all draws, each keyed by what it is for.
-        count_tokens: a text's length in the policy's tokens.
-        max_hint_tokens: length limit of a hint in these tokens.
-        control_tokens: the policy's special tokens as text; no hint may hold one.
-        description: what the LLM that proposes is told of the environment.
+        context: what it is built from.
+        base: decides the instruction of every rollout; None keeps the initial one.
     """
 
-    def __init__(
-        self,
-        base: Strategy,
-        tasks: Sequence[Task],
-        options: P2OOptions,
-        seed: int,
-        count_tokens: Callable[[str], int] | None = None,
-        max_hint_tokens: int | None = None,
-        control_tokens: Sequence[str] = (),
-        description: str = "",
-    ) -> None:
-        self.base, self.options, self.seed = base, options, seed
-        self._tasks = {task.id: task for task in tasks}
+    def __init__(self, options: P2OOptions, context: Context, base: Strategy | None = None) -> None:
+        self.base = base or StaticStrategy(context.instruction)
+        self.options, self.seed = options, context.seed
+        self._tasks = {task.id: task for task in context.tasks}
         self._hard = HardSamples(options.successes_below)
         rules = HintRules(
-            options.hints.max_chars, count_tokens, max_hint_tokens, tuple(control_tokens)
+            options.hints.max_chars,
+            context.count_tokens,
+            context.max_tokens,
+            tuple(context.control_tokens),
         )
-        self._evolution = HintEvolution(rules, options.hints, seed, description)
+        self._evolution = HintEvolution(rules, options.hints, self.seed, context.description)
         self._pool: HintPool | None = None
         self._epoch = 0
         self._batch = 0  # rollouts of the last batch
@@ -264,20 +253,14 @@ class _Counted:
 # ---- the method's entry in the registry
 
 
-def _build(options: P2OOptions, context: Context) -> P2O:
-    c = context
-    base, limits = StaticStrategy(c.instruction), (c.count_tokens, c.max_tokens, c.control_tokens)
-    return P2O(base, c.tasks, options, c.seed, *limits, c.description)
-
-
 def check(options: P2OOptions, shape: RunShape) -> None:
     """Refuse options under which a hard question could never count as solved."""
     judged = options.judged(shape.group_size)
     if options.successes_below > judged:
         raise ValueError(
             f"strategy: successes_below is {options.successes_below}, but a question is judged by "
-            f"{judged} rollouts of its group of {shape.group_size} and would stay hard forever; "
-            f"expected at most {judged}"
+            f"{judged} rollouts of {shape.group_field} {shape.group_size} and would stay hard "
+            f"forever; expected at most {judged}"
         )
 
 
@@ -315,7 +298,7 @@ def scaled(options: P2OOptions) -> P2OOptions:
 
 METHOD = Method(
     options=P2OOptions,
-    build=_build,
+    build=P2O,
     label="P²O",
     about="hints for hard questions, distilled into the policy",
     card=(
