@@ -11,8 +11,8 @@ from cotune.config.preflight import (
     check_retriever,
     check_rewards,
     check_splits,
-    evolved_room,
 )
+from cotune.config.strategy import evolved_room
 from cotune.environments.base import SingleTurnEnvironment
 from cotune.environments.math import MathEnvironment
 from cotune.environments.search import SEARCH_R1_INSTRUCTION, SearchEnvironment

@@ -16,7 +16,6 @@ from transformers import AutoTokenizer
 import cotune
 from cotune.cli.train import train
 from cotune.cli.try_rollouts import try_run
-from cotune.engines.trl import own_run as library_run
 from cotune.run.ledger import Ledger
 from tests.endpoint import endpoint
 from tests.examples.three_tools import FOLDER, Teacher, modules
@@ -140,7 +139,9 @@ def trained(
 ) -> tuple[cotune.RunReader, Teacher]:
     llm = Teacher()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(library_run, "_TRAJECTORIES_EVERY", 1)  # rollouts of every step are kept
+        patch.setattr(
+            "cotune.engines.trl.own_run._TRAJECTORIES_EVERY", 1
+        )  # rollouts of every step are kept
         example["with_cotune"].main(
             ["--method", method, "--steps", str(STEPS[method]), "--output", str(folder)], llm=llm
         )

@@ -1,22 +1,16 @@
 """From a run file to the parts of a run; engine-free."""
 
-from dataclasses import replace
-
-from cotune.config.preflight import evolved_room
 from cotune.config.run_file import RulesConfig, RunConfig
+from cotune.config.strategy import strategy_of
 from cotune.environments.base import TaskEnvironment
-from cotune.environments.description import description_of
 from cotune.environments.environment_options import own_environment
 from cotune.environments.math import MathOptions, math_environment
 from cotune.environments.search import SearchOptions, search_environment
 from cotune.errors import ConfigError
 from cotune.llm.client import MeteredLLM, NoLLM, OpenAIClient
-from cotune.methods.method import Context, MethodOptions
-from cotune.methods.registry import method_of
 from cotune.protocols import LLM, Environment, Strategy, TokenRules
 from cotune.rewards.functions import RewardFunctions, WeightedReward
 from cotune.run.ledger import Ledger
-from cotune.types import Limits
 from cotune.worlds.arithmetic import ArithmeticEnvironment, ArithmeticOptions
 from cotune.worlds.geo import GeoEnvironment, GeoOptions
 from cotune.worlds.hint_writer import RulesLLM
@@ -79,42 +73,6 @@ def build_strategy(
         limits=config.limits,
         tokens=tokens,
     )
-
-
-def strategy_of(
-    options: MethodOptions,
-    environment: Environment,
-    *,
-    instruction: str,
-    seed: int,
-    limits: Limits,
-    tokens: TokenRules | None = None,
-) -> Strategy:
-    """Build the strategy that a method's options describe.
-
-    Args:
-        options: of the method.
-        environment: gives the training questions, and what an instruction must contain.
-        instruction: the initial one.
-        seed: of all draws.
-        limits: what evolved texts may take of a prompt follows from them.
-        tokens: the policy's codec; None counts no tokens.
-    """
-    context = Context(
-        instruction=instruction,
-        tasks=environment.tasks("train"),
-        seed=seed,
-        required=environment.required,
-        description=description_of(environment),
-    )
-    if tokens is not None:
-        context = replace(
-            context,
-            count_tokens=tokens.count,
-            max_tokens=evolved_room(limits, options.kind),
-            control_tokens=tokens.control_tokens,
-        )
-    return method_of(options.kind).build(options, context)
 
 
 def build_llm(config: RunConfig, ledger: Ledger) -> LLM:

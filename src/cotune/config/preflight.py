@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 
+from cotune.config.strategy import evolved_room
 from cotune.environments.base import missing_texts
 from cotune.environments.description import description_of
 from cotune.errors import ConfigError
@@ -13,14 +14,6 @@ from cotune.types import Assignment, Limits, Prompt, StopReason, Task, Trajector
 _RENDERED = 16  # tasks with the longest questions, of each split
 _TOKENS = ("hub_token", "push_to_hub_token")
 _TRIED = ("", "I do not know.")  # completions that rewards are tried on
-
-
-def evolved_room(limits: Limits, strategy: str) -> int:
-    """Return how many tokens an evolved text may have: half of a prompt's, shared by kinds of text.
-
-    The other half is the question's, the chat template's, and what does not evolve.
-    """
-    return limits.prompt_tokens // (2 * max(1, len(method_of(strategy).evolves)))
 
 
 def check_instruction(environment: Environment, instruction: str, strategy: str = "static") -> None:

@@ -1,12 +1,23 @@
-"""The run file that a resumed run continues with, and the changes to it that are allowed."""
+"""Resuming: which fields of a run file may change, which did, and what a resume continues with."""
 
-from collections.abc import Sequence
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
-from cotune.config.changes import check_resumable
 from cotune.config.overrides import with_overrides
-from cotune.config.run_file import RunConfig, parse_config
+from cotune.config.run_file import RunConfig, dump_config, parse_config
 from cotune.errors import ConfigError
 from cotune.run.run_dir import RunDir
+
+_FIXED = (
+    "policy", "dataset", "environment", "rewards", "instruction", "limits", "strategy", "seed",
+)  # fmt: skip
+# A step would be another one: which questions it takes, and how many optimizer steps it makes.
+_FIXED_IN_TRAINING = ("engine", "questions_per_step", "group_size", "mini_batches", "frozen")
+_FREE = "name, threads, environment.retriever, llm, evaluation, logging and training"
+# May hold a key or a token: kept as a hash, and only their names are said.
+_SILENT = ("llm", "training.engine_args")
 
 
 def resumed_config(
@@ -30,7 +41,11 @@ def resumed_config(
         config = parse_config(with_overrides(run.read_config(), assignments), source)
         check_resumable(was, config, source)
     if config.method.supervised:
-        _check_unfinished(run)
+        if run.read_summary() is not None:
+            raise ConfigError(
+                f"{run.path}: this run is finished; see its report (cotune report {run.path} writes it "
+                "anew), or start another run with other strategy.epochs"
+            )
         return config
     if config.training.steps < (trained or 0):
         raise ConfigError(
@@ -42,19 +57,10 @@ def resumed_config(
     return config
 
 
-def _check_unfinished(run: RunDir) -> None:
-    """Of supervised fine-tuning, whose epochs are fixed."""
-    if run.read_summary() is not None:
-        raise ConfigError(
-            f"{run.path}: this run is finished; see its report (cotune report {run.path} writes it "
-            "anew), or start another run with other strategy.epochs"
-        )
-
-
 def _check_goes_further(
     run: RunDir, was: RunConfig, config: RunConfig, trained: int | None
 ) -> None:
-    """Of a finished run."""
+    """Raise ConfigError if a finished run is given nothing more to do."""
     before, now = was.training, config.training
     if not was.has_batches:
         raise ConfigError(
@@ -74,3 +80,99 @@ def _check_goes_further(
             f"{run.path}: this run is finished and keeps no checkpoint to go on from "
             f"(training.save_every is {before.save_every}); start another run"
         )
+
+
+def identity(config: RunConfig) -> dict[str, str]:
+    """Return what a resume must find unchanged, by field, as JSON."""
+    plain = dump_config(config)
+    if server := plain["environment"].get("retriever"):
+        # The address of a server and how long it is waited for; what it answers cannot be known.
+        plain["environment"]["retriever"] = {"kind": server["kind"]}
+    fixed = {field: plain[field] for field in _FIXED}
+    fixed |= {f"training.{name}": plain["training"][name] for name in _FIXED_IN_TRAINING}
+    return {field: json.dumps(value, sort_keys=True) for field, value in fixed.items()}
+
+
+def renewed(saved: Mapping[str, str], config: RunConfig) -> dict[str, str]:
+    """Return what an older version saved as `identity`, with new fields at their defaults.
+
+    Args:
+        saved: by field, as JSON; what is no field of the run file stays as it is.
+        config: the run file that is resumed.
+    """
+    plain = dump_config(config)
+    server = plain["environment"].get("retriever")
+    plain |= {field: json.loads(text) for field, text in saved.items() if field in plain}
+    if server and plain["environment"].get("retriever"):
+        plain["environment"]["retriever"] = server  # of which only the kind was saved
+    try:
+        known = identity(parse_config(plain, "the saved run"))
+    except ConfigError:
+        return dict(saved)  # of another kind; the comparison says which field differs
+    return {field: known[field] if field in plain else text for field, text in saved.items()}
+
+
+def changeable(config: RunConfig) -> dict[str, str]:
+    """Return the fields that a resume may find changed, as JSON; hashes of silent ones."""
+    dumped = dump_config(config)
+    plain = {name: part for name, part in dumped.items() if name not in _FIXED}
+    if server := dumped["environment"].get("retriever"):
+        plain["environment"] = {"retriever": server}
+    return {
+        field: hashlib.sha256(value.encode()).hexdigest() if _is_silent(field) else value
+        for field, value in _leaves("", plain)
+    }
+
+
+def check_resumable(was: RunConfig, now: RunConfig, source: str) -> None:
+    """Raise ConfigError if a run that started as `was` cannot continue as `now`.
+
+    Args:
+        was: the run file that the folder holds.
+        now: the same with some fields changed.
+        source: where the changes were given; named in the error.
+    """
+    before, after = identity(was), identity(now)
+    for field, value in before.items():
+        if after[field] != value:
+            raise ConfigError(
+                f"{source}: {field} is fixed once a run has begun; on resume {_FREE} can change "
+                f"(there not {', '.join(_FIXED_IN_TRAINING)}); leave it, or start a new run in "
+                "another folder"
+            )
+    if was.output != now.output:
+        raise ConfigError(
+            f"{source}: output is fixed once a run has begun; leave it, or move the whole folder and "
+            "resume it where it is then"
+        )
+
+
+def changes(
+    was: Mapping[str, str], now: Mapping[str, str]
+) -> dict[str, tuple[object, object] | None]:
+    """Return, by field that differs, what it was and what it is; null if there is none.
+
+    None in place of both for what stands under `llm` or `training.engine_args`.
+    """
+    fields = sorted(field for field in was.keys() | now.keys() if was.get(field) != now.get(field))
+    return {
+        field: None if _is_silent(field) else (_value(was, field), _value(now, field))
+        for field in fields
+    }
+
+
+def _is_silent(field: str) -> bool:
+    return any(field == name or field.startswith(f"{name}.") for name in _SILENT)
+
+
+def _value(fields: Mapping[str, str], field: str) -> object:
+    return json.loads(fields.get(field, "null"))
+
+
+def _leaves(name: str, value: Any) -> Iterator[tuple[str, str]]:
+    """Yield (dotted field, JSON) of every value that is no mapping."""
+    if isinstance(value, Mapping):
+        for key, part in value.items():
+            yield from _leaves(f"{name}.{key}" if name else str(key), part)
+    else:
+        yield name, json.dumps(value, sort_keys=True)

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from cotune.config.changes import changes
+from cotune.config.resuming import changes
 from cotune.engines.parts import Parts
 from cotune.errors import ConfigError
 from cotune.protocols import State

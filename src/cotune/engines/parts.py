@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from cotune.config.build import build_llm, build_strategy
-from cotune.config.changes import changeable, identity, renewed
+from cotune.config.resuming import changeable, identity, renewed
 from cotune.config.run_file import RunConfig
 from cotune.policy.codec import HFCodec
 from cotune.protocols import LLM, Environment, Rewards, Strategy
@@ -36,7 +36,7 @@ class Parts:
     frozen: bool = False
     """Whether the policy stays as it is; then a `JointTrainer` rolls out and makes no update."""
     changeable: Mapping[str, str] = field(default_factory=dict)
-    """By field, what a resume may find changed; then it says so (see `cotune.config.changes`)."""
+    """By field, what a resume may find changed; then it says so (see `cotune.config.resuming`)."""
 
 
 def run_parts(

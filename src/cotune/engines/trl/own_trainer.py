@@ -21,8 +21,8 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from cotune.config.build import strategy_of
 from cotune.config.preflight import check_instruction
+from cotune.config.strategy import strategy_of
 from cotune.errors import ConfigError
 from cotune.llm.client import Account, MeteredLLM, NoLLM, OpenAIClient, OpenAIOptions
 from cotune.methods.composed import ComposedOptions

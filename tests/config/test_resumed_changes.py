@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from cotune.config.changes import changeable, changes, check_resumable, identity, renewed
+from cotune.config.resuming import changeable, changes, check_resumable, identity, renewed
 from cotune.config.run_file import RunConfig, dump_config, parse_config
 from cotune.errors import ConfigError
 from tests.run_files import tiny
