@@ -69,6 +69,22 @@ def _inference(name: str, label: str, about: str) -> Method:
     return Method(label=label, group="inference", about=about, compute="none", stages=(stage,))
 
 
+def _trained(label: str, about: str, *, compute: str = "1x", **stage: Any) -> Method:
+    """Return a method of one stage; GRPO under the static instruction by default."""
+    stages = (Stage(**stage),)
+    return Method(label=label, group="trained", about=about, compute=compute, stages=stages)
+
+
+def _staged(label: str, about: str, *stages: Stage) -> Method:
+    return Method(label=label, group="staged", about=about, stages=stages)
+
+
+def _searching(**stage: Any) -> Stage:
+    """Return a stage that searches for an instruction while the policy is frozen."""
+    strategy = stage.pop("strategy", "inspo")
+    return Stage(name="prompt", strategy=strategy, changes={"training": {"frozen": True}}, **stage)
+
+
 def _ours(kind: str) -> Method:
     """Return a method of the registry, with nothing before or after it."""
     method, stage = method_of(kind), Stage(strategy=kind)
@@ -77,13 +93,21 @@ def _ours(kind: str) -> Method:
 
 def _ablation(strategy: str, label: str, about: str, **changes: Any) -> Method:
     """Return a method with other options of its strategy."""
-    stage = Stage(strategy=strategy, changes={"strategy": changes})
-    return Method(label=label, group="ablation", about=about, stages=(stage,))
+    return _variant(strategy, label, about, {"strategy": changes})
 
 
-_PROMPT = Stage(
-    name="prompt", strategy="inspo", part="prompt", changes={"training": {"frozen": True}}
-)
+def _variant(
+    strategy: str,
+    label: str,
+    about: str,
+    changes: Mapping[str, Any] | None = None,
+    endpoint: str = "",
+) -> Method:
+    """Return a method with other fields of the run file, or another endpoint."""
+    stages = (Stage(strategy=strategy, changes=changes or {}),)
+    return Method(label=label, group="ablation", about=about, stages=stages, endpoint=endpoint)
+
+
 _RANDOM = {"llm": {"kind": "rules", "remedies": "random"}}
 
 METHODS: dict[str, Method] = {
@@ -92,84 +116,43 @@ METHODS: dict[str, Method] = {
     "ircot": _inference("ircot", "IRCoT", "retrieval after every sentence of reasoning"),
     "search-o1": _inference("search-o1", "Search-o1", "agentic search, documents condensed first"),
     "agent": _inference("agent", "Initial policy", "the run's own environment, untrained"),
-    "sft": Method(
-        label="SFT",
-        group="trained",
-        about="supervised on the reference answers",
-        compute="none",
-        stages=(Stage(strategy="sft", changes={"strategy": {"data": "answers"}}),),
+    "sft": _trained(
+        "SFT", "supervised on the reference answers", compute="none",
+        strategy="sft", changes={"strategy": {"data": "answers"}},
     ),
-    "rejection-sft": Method(
-        label="Rejection-sampled SFT",
-        group="trained",
-        about="supervised on the initial policy's own successes",
-        stages=(Stage(strategy="sft", changes={"strategy": {"data": "rollouts"}}),),
+    "rejection-sft": _trained(
+        "Rejection-sampled SFT", "supervised on the initial policy's own successes",
+        strategy="sft", changes={"strategy": {"data": "rollouts"}},
     ),
-    "grpo-no-tools": Method(
-        label="GRPO without tools",
-        group="trained",
-        about="GRPO with nothing to search with",
-        stages=(Stage(tools=False),),
-    ),
-    "search-r1": Method(
-        label="Search-R1",
-        group="trained",
-        about="GRPO under the static instruction, with its tools",
-    ),
-    "grpo": Method(label="GRPO", group="trained", about="GRPO under the static instruction"),
-    "grpo-2x": Method(
-        label="GRPO, twice the rollouts",
-        group="trained",
-        about="GRPO under the static instruction with twice the budget",
+    "grpo-no-tools": _trained("GRPO without tools", "GRPO with nothing to search with", tools=False),
+    "search-r1": _trained("Search-R1", "GRPO under the static instruction, with its tools"),
+    "grpo": _trained("GRPO", "GRPO under the static instruction"),
+    "grpo-2x": _trained(
+        "GRPO, twice the rollouts", "GRPO under the static instruction with twice the budget",
         compute="2x",
     ),
-    "dapo": Method(
-        label="GRPO with DAPO's filter",
-        group="trained",
-        about="groups of equal rewards are sampled anew from other questions",
-        stages=(Stage(changes={"training": {"resample_rounds": 3}}),),
+    "dapo": _trained(
+        "GRPO with DAPO's filter", "groups of equal rewards are sampled anew from other questions",
+        changes={"training": {"resample_rounds": 3}},
     ),
     "gepa": Method(
         label="GEPA",
         group="prompt",
         about="the instruction evolved under the frozen policy",
-        stages=(Stage(name="prompt", strategy="gepa", changes={"training": {"frozen": True}}),),
+        stages=(_searching(strategy="gepa"),),
     ),
-    "prompt-before-rl": Method(
-        label="Prompt before RL",
-        group="staged",
-        about="an instruction found under the initial policy, then GRPO under it",
-        stages=(_PROMPT, Stage(instruction="before")),
+    "prompt-before-rl": _staged(
+        "Prompt before RL", "an instruction found under the initial policy, then GRPO under it",
+        _searching(part="prompt"), Stage(instruction="before"),
     ),
-    "prompt-after-rl": Method(
-        label="Prompt after RL",
-        group="staged",
-        about="GRPO, then an instruction found under the trained policy",
-        stages=(
-            Stage(part="main"),
-            Stage(
-                name="prompt",
-                strategy="inspo",
-                policy="before",
-                changes={"training": {"frozen": True}},
-            ),
-        ),
+    "prompt-after-rl": _staged(
+        "Prompt after RL", "GRPO, then an instruction found under the trained policy",
+        Stage(part="main"), _searching(policy="before"),
     ),
-    "w-p-w": Method(
-        label="w -> p -> w",
-        group="staged",
-        about="GRPO, an instruction found under the trained policy, GRPO under that",
-        stages=(
-            Stage(name="first", part="half"),
-            Stage(
-                name="prompt",
-                strategy="inspo",
-                part="prompt",
-                policy="before",
-                changes={"training": {"frozen": True}},
-            ),
-            Stage(policy="before", instruction="before"),
-        ),
+    "w-p-w": _staged(
+        "w -> p -> w", "GRPO, an instruction found under the trained policy, GRPO under that",
+        Stage(name="first", part="half"), _searching(part="prompt", policy="before"),
+        Stage(policy="before", instruction="before"),
     ),
     "inspo": _ours("inspo"),
     "p2o": _ours("p2o"),
@@ -198,11 +181,8 @@ METHODS: dict[str, Method] = {
     "parents-3": _ablation("inspo", "N_parent 3", "three parents are kept", parents=3),
     "tau-s-0.05": _ablation("inspo", "τ_s 0.05", "greedier", selection_temperature=0.05),
     "tau-s-1": _ablation("inspo", "τ_s 1", "nearly uniform", selection_temperature=1.0),
-    "inspo-random": Method(
-        label="random remedies",
-        group="ablation",
-        about="INSPO's control: remedies drawn without reading failures",
-        stages=(Stage(strategy="inspo", changes=_RANDOM),),
+    "inspo-random": _variant(
+        "inspo", "random remedies", "INSPO's control: remedies drawn without reading failures", _RANDOM
     ),
     # P²O, Section 4
     "no-distillation": _ablation(
@@ -234,24 +214,15 @@ METHODS: dict[str, Method] = {
     "tau-4": _ablation("p2o", "τ = 4", "hard: up to three successes", successes_below=4),
     "beam-1": _ablation("p2o", "beam 1", "one parent an iteration", hints={"beam": 1}),
     "beam-16": _ablation("p2o", "beam 16", "sixteen parents an iteration", hints={"beam": 16}),
-    "p2o-random": Method(
-        label="random hints",
-        group="ablation",
-        about="P²O's control: the reflector reads no failure",
-        stages=(Stage(strategy="p2o", changes=_RANDOM),),
+    "p2o-random": _variant(
+        "p2o", "random hints", "P²O's control: the reflector reads no failure", _RANDOM
     ),
-    "self-ref": Method(
-        label="Self-Ref",
-        group="ablation",
-        about="hints by the initial policy itself (endpoints.self_ref)",
-        stages=(Stage(strategy="p2o"),),
+    "self-ref": _variant(
+        "p2o", "Self-Ref", "hints by the initial policy itself (endpoints.self_ref)",
         endpoint="self_ref",
     ),
-    "teacher-ref": Method(
-        label="Teacher-Ref",
-        group="ablation",
-        about="hints by a stronger model (endpoints.teacher_ref)",
-        stages=(Stage(strategy="p2o"),),
+    "teacher-ref": _variant(
+        "p2o", "Teacher-Ref", "hints by a stronger model (endpoints.teacher_ref)",
         endpoint="teacher_ref",
     ),
 }  # fmt: skip

@@ -2,15 +2,15 @@
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, cast
 
 from cotune.errors import ConfigError
 from cotune.experiments.compare.cells import Cell, State
-from cotune.experiments.compare.stages import Finished, Row, Setting
+from cotune.experiments.compare.stages import Finished, Row, Setting, rows_of
 from cotune.experiments.compare.suite_file import SuiteConfig
 from cotune.experiments.compare.suite_summary import PROGRESS, is_suite, read_suite
 from cotune.run.json_files import Row as Json
@@ -52,33 +52,6 @@ class Progress:
         self._written = rows
 
 
-@dataclass(frozen=True)
-class _Read:
-    """A progress file.
-
-    Attributes:
-        updated: Unix time of its last change.
-        suite: the suite file without the fields of run files.
-        setting: what all rows share.
-        states: (state, problem) by a cell's method and seed.
-    """
-
-    updated: float
-    suite: SuiteConfig
-    setting: Setting
-    states: Mapping[tuple[str, int], tuple[State, str]]
-
-    @classmethod
-    def of(cls, folder: Path, found: Mapping[str, Any]) -> "_Read":
-        own = cast("Mapping[str, Any]", found["suite"])
-        suite = SuiteConfig.model_validate({**own, "base": {}, "output": str(folder)})
-        states = {
-            (str(cell["method"]), int(cell["seed"])): (State(cell["state"]), str(cell["problem"]))
-            for cell in found["cells"]
-        }
-        return cls(float(found["updated"]), suite, Setting(**found["setting"]), states)
-
-
 def summary_so_far(folder: Path) -> Json:
     """Return a suite's summary over the runs that are finished; write nothing.
 
@@ -90,40 +63,40 @@ def summary_so_far(folder: Path) -> Json:
     """
     from cotune.experiments.compare.results import summarise
 
-    progress = _progress(folder)
-    if progress is None:
+    path = folder / PROGRESS
+    if not path.is_file():
         return read_suite(folder)
+    try:
+        found = json.loads(path.read_bytes())
+        if found["schema_version"] != _VERSION:
+            raise ValueError("of another version")
+        suite = SuiteConfig.model_validate({**found["suite"], "base": {}, "output": str(folder)})
+        states = {
+            (str(cell["method"]), int(cell["seed"])): (State(cell["state"]), str(cell["problem"]))
+            for cell in found["cells"]
+        }
+        updated, setting = float(found["updated"]), Setting(**found["setting"])
+    except (AttributeError, KeyError, TypeError, ValueError):
+        raise ConfigError(
+            f"{path} is not what cotune compare writes; remove it, and run cotune compare again"
+        ) from None
     working = is_worked_on(folder)
     written = read_summary(folder)
     if written is not None and is_suite(written) and not working:
         methods = cast("list[Json]", written.get("methods") or [])
         ended = all(row.get("status") != "unfinished" for row in methods)
-        if ended and (written.get("created") or 0.0) >= progress.updated:
+        if ended and (written.get("created") or 0.0) >= updated:
             return written
-    suite = progress.suite
-    rows = [Row(suite, {}, entry, seed) for seed in suite.seeds for entry in suite.methods]
-    return summarise(suite, [_cell(row, progress, working) for row in rows], progress.setting)
+    cells: list[Cell] = []
+    for row in rows_of(suite, {}):
+        state, problem = states.get((row.entry.key, row.seed), (State.WAITING, ""))
+        cells.append(_cell(row, state, problem, working))
+    return summarise(suite, cells, setting)
 
 
-def _progress(folder: Path) -> _Read | None:
-    path = folder / PROGRESS
-    if not path.is_file():
-        return None
-    try:
-        found = json.loads(path.read_bytes())
-        if found["schema_version"] != _VERSION:
-            raise ValueError("of another version")
-        return _Read.of(folder, found)
-    except (AttributeError, KeyError, TypeError, ValueError):
-        raise ConfigError(
-            f"{path} is not what cotune compare writes; remove it, and run cotune compare again"
-        ) from None
-
-
-def _cell(row: Row, progress: _Read, working: bool) -> Cell:
+def _cell(row: Row, state: State, problem: str, working: bool) -> Cell:
     """Return a cell as it was left, with its finished stages."""
     cell = Cell(row)
-    state, problem = progress.states.get((row.entry.key, row.seed), (State.WAITING, ""))
     try:
         for index in range(len(row.method.stages)):
             if (found := Finished.read(row.stage_folder(index))) is None:
