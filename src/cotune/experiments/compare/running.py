@@ -109,10 +109,12 @@ def dry_run(path: Path, console: Console, assignments: Sequence[str] = ()) -> No
     for column in ("method", "stage", "strategy", "steps", "policy rollouts", "LLM calls"):
         right = column in ("steps", "policy rollouts", "LLM calls")
         table.add_column(column, justify="right" if right else "left")
+    configs: list[RunConfig] = []
     for row in rows[: len(suite.methods)]:
         for index, (stage, config) in enumerate(zip(row.method.stages, row.planned, strict=True)):
             trained = stage.command == ("train",)
             planned = plan_run(config) if trained else None
+            configs += [config] if trained else []
             table.add_row(
                 row.label if index == 0 else "",
                 stage.name,
@@ -128,22 +130,10 @@ def dry_run(path: Path, console: Console, assignments: Sequence[str] = ()) -> No
         f"{len(folders)} run{'s' * (len(folders) != 1)} over {seeds} seed{'s' * (seeds != 1)}; "
         f"{done} of them {'is' if done == 1 else 'are'} finished already"
     )
-    configs = [
-        config
-        for row in rows[: len(suite.methods)]
-        for stage, config in zip(row.method.stages, row.planned, strict=True)
-        if stage.command == ("train",)
-    ]
-    for text in _missing(configs):
+    checks = (Preflight(config, new=False, patient=False).findings() for config in configs)
+    missing = (finding.text for found in checks for finding in found if not finding.ok)
+    for text in dict.fromkeys(missing):
         console.print(f"missing: {text}", markup=False, highlight=False)
-
-
-def _missing(configs: Sequence[RunConfig]) -> list[str]:
-    """Return what the preflight of some run files finds missing, each thing once."""
-    found = (
-        f for config in configs for f in Preflight(config, new=False, patient=False).findings()
-    )
-    return list(dict.fromkeys(finding.text for finding in found if not finding.ok))
 
 
 def list_methods(console: Console) -> None:
