@@ -56,6 +56,7 @@ class FitRecipe:
 
     seed: int = 0
     vocabulary: int = 2048
+    tokenizer_demonstrations: int = 6000
     hidden_size: int = 128
     layers: int = 4
     heads: int = 4

@@ -8,7 +8,7 @@ from cotune.utils.packages import installed
 from tests.needing import TRL_FOLDER, WITH_NOTEBOOK, WITH_TRL
 
 # What a busy machine takes for an example says nothing about the code.
-settings.register_profile("cotune", deadline=None)
+settings.register_profile("cotune", deadline=None, max_examples=50)
 settings.load_profile("cotune")
 
 # They import these packages at their top: without them, as in veRL's environment, they are left out.

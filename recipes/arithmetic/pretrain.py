@@ -45,10 +45,10 @@ class Recipe(FitRecipe):
 
 
 def train_tokenizer(recipe: Recipe) -> PreTrainedTokenizerFast:
-    """Byte-level BPE on 6,000 demonstrations."""
+    """Byte-level BPE on demonstrations."""
     rng, demonstrator = random.Random(recipe.seed), Demonstrator()
     texts: list[str] = []
-    for _ in range(6000):
+    for _ in range(recipe.tokenizer_demonstrations):
         demo = demonstrator.sample(rng)
         texts += [demo.message, demo.response]
     return byte_level_bpe(texts, recipe)

@@ -45,11 +45,10 @@ def new_demonstrator(unprompted: Unprompted = UNPROMPTED) -> Demonstrator:
 
 
 def train_tokenizer(demonstrator: Demonstrator, recipe: Recipe) -> PreTrainedTokenizerFast:
-    """Byte-level BPE on 6,000 demonstrations and all documents; the protocol's tags are one token
-    each."""
+    """Byte-level BPE on demonstrations and all documents; the protocol's tags are one token each."""
     rng = random.Random(recipe.seed)
     texts = list(demonstrator.world.documents)
-    for _ in range(6000):
+    for _ in range(recipe.tokenizer_demonstrations):
         demo = demonstrator.sample(rng)
         texts.append(_message(demo))
         texts.append("".join(text for text, _ in demo.segments))

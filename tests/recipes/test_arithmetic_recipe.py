@@ -202,6 +202,7 @@ def test_demonstrations_are_of_training_problems_as_the_environment_asks_them() 
 def test_a_small_fit_learns_and_can_be_loaded(tmp_path: Path) -> None:
     recipe = Recipe(
         vocabulary=384,
+        tokenizer_demonstrations=400,
         hidden_size=32,
         layers=1,
         heads=2,

@@ -14,6 +14,7 @@ from cotune.environments.tag_protocol import own_answer, parse_turn
 from cotune.rewards import exact_match
 from cotune.worlds.geo import bundled_world
 from cotune.worlds.geo_world import split_of
+from recipes import fitting
 from recipes.fitting import micro_batches, new_model, token_losses
 from recipes.geo.demonstrations import Demonstrator, Rates, rates
 from recipes.geo.phrases import INITIAL, PATTERNS, SENTENCES, Kind, expand, sample_instruction
@@ -141,9 +142,14 @@ def test_made_up_names_leave_the_instruction_alone(demonstrator: Demonstrator) -
 
 
 @pytest.mark.slow
-def test_a_small_fit_learns_and_can_be_loaded(tmp_path: Path, demonstrator: Demonstrator) -> None:
+def test_a_small_fit_learns_and_can_be_loaded(
+    tmp_path: Path, demonstrator: Demonstrator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # In this process; that of arithmetic starts one for each phase.
+    monkeypatch.setattr(fitting, "spawn", lambda work, arguments, nprocs: work(0, *arguments))
     recipe = Recipe(
         vocabulary=512,
+        tokenizer_demonstrations=400,
         hidden_size=32,
         layers=1,
         heads=2,

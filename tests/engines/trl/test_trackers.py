@@ -23,6 +23,7 @@ from cotune.errors import ConfigError
 from cotune.methods.static import StaticStrategy
 from cotune.run.run_dir import RunDir
 from tests.engines.trl.library_runs import STEPS, LibraryTraining, begin, figures
+from tests.policy.tiny import small_policy
 from tests.run_files import tiny, write
 
 ROOT = Path(__file__).parents[3]
@@ -207,7 +208,8 @@ RUN = {
 
 @pytest.mark.slow
 def test_every_name_that_a_run_logs_is_documented(tmp_path: Path) -> None:
-    path = write(tmp_path / "run.yaml", tiny(tmp_path / "out", RUN))
+    policy = {"policy": {"path": small_policy()}}
+    path = write(tmp_path / "run.yaml", tiny(tmp_path / "out", {**policy, **RUN}))
     train(path, quiet_console())
     run = RunDir.open(tmp_path / "out")
     rows = {name for row in run.read_metrics() for name in row}
