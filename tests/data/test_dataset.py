@@ -398,7 +398,7 @@ def test_equal_questions_without_ids_are_told_and_dropped(
     assert [t.answers for t in tasks if t.question == "What is 3?"] == [("3",)]
     assert len(tasks) == 10
     (line,) = caplog.messages
-    assert line == f"dataset.path: {file}: 1 of 11 rows ask a question again; the first is kept"
+    assert line == f"dataset.path: {file}: 1 of 11 rows repeat a question; the first is kept"
     caplog.clear()
     monkeypatch.setenv("RANK", "1")
     read(file)

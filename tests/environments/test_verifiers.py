@@ -418,7 +418,7 @@ def in_groups(completions: list[Any]) -> list[float]:
                     [{**row, "info": json.dumps({"tool_defs": []})} for row in SUMS]
                 )
             ),
-            "has tools of its own",
+            "has its own tools",
         ),
     ],
 )

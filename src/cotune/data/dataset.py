@@ -214,7 +214,7 @@ def _unique(rows: Sequence[Row], config: DatasetConfig, source: str) -> list[Que
             )
         kept.setdefault(known, question)
     if dropped := len(rows) - len(kept):
-        warn(f"{source}: {dropped} of {len(rows)} rows ask a question again; the first is kept")
+        warn(f"{source}: {dropped} of {len(rows)} rows repeat a question; the first is kept")
     return list(kept.values())
 
 

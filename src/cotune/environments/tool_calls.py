@@ -1,7 +1,6 @@
-"""Tool calls as chat templates have models write them, read from the text of a turn.
+"""Parsers of tool calls, in the forms of chat templates, from the text of a turn.
 
-What a model writes is data: nothing here raises on it, a call that cannot be read is the turn's
-error.
+Nothing here raises on a model's text: a call that cannot be parsed is the turn's error.
 """
 
 import json
@@ -13,7 +12,7 @@ from cotune.types import Calls, ToolCall
 
 Schema = Mapping[str, Any]
 Reader = Callable[[str, Sequence[Schema]], Calls]
-"""Reads the text of a turn, without its EOS; the schemas are those of the tools on offer."""
+"""Parses the text of a turn, without its EOS, given the schemas of the available tools."""
 
 _BLOCK = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
 _TAGS = ("<tool_call>", "</tool_call>")
@@ -22,32 +21,32 @@ _PARAMETER = re.compile(r"<parameter=([^>\n]+)>\n?(.*?)\n?</parameter>", re.DOTA
 _THOUGHT = re.compile(r"<think>.*?(?:</think>|\Z)", re.DOTALL)
 _PYTHON_TAG = "<|python_tag|>"
 _MISTRAL = "[TOOL_CALLS]"
-_SHOWN = 120  # characters of a reason
+_SHOWN = 120  # most characters of a reason
 
 
 def spoken(text: str) -> str:
-    """A turn without its thoughts: what stands in <think>, which the chat template may have opened.
+    """Return a turn without its thoughts in <think>, which the chat template may have opened.
 
-    A thought that is never closed goes to the end of the turn.
+    A thought that is never closed extends to the end of the turn.
     """
     return _THOUGHT.sub("", text).rpartition("</think>")[2]
 
 
 def read_hermes(text: str, tools: Sequence[Schema] = ()) -> Calls:
-    """JSON between <tool_call> and </tool_call>: Hermes, Qwen2.5, Qwen3; several a turn."""
+    """Parse JSON between <tool_call> and </tool_call>: Hermes, Qwen2.5, Qwen3; several a turn."""
     return _read_blocks(text, _from_json)
 
 
 def read_xml(text: str, tools: Sequence[Schema] = ()) -> Calls:
-    """<function=…> with a <parameter=…> each, within <tool_call>: Qwen3-Coder, Qwen3.5, Nemotron 3.
+    """Parse <function=…> with <parameter=…> in <tool_call>: Qwen3-Coder, Qwen3.5, Nemotron 3.
 
-    The form has texts alone; the tools' schemas say which of them are numbers, lists, ….
+    Values are texts; the tools' schemas say which of them are numbers, lists, ….
     """
     return _read_blocks(text, lambda block: _from_xml(block, tools))
 
 
 def read_llama(text: str, tools: Sequence[Schema] = ()) -> Calls:
-    """A turn that is one JSON object with "name" and "parameters": Llama 3.1 and 3.2.
+    """Parse a turn that is one JSON object with "name" and "parameters": Llama 3.1 and 3.2.
 
     JSON without these fields is an answer, not a call.
     """
@@ -68,9 +67,9 @@ def read_llama(text: str, tools: Sequence[Schema] = ()) -> Calls:
 
 
 def read_mistral(text: str, tools: Sequence[Schema] = ()) -> Calls:
-    """[TOOL_CALLS] before a JSON list of calls, or before each `name[ARGS]{…}`: Mistral's.
+    """Parse [TOOL_CALLS] before a JSON list of calls, or before each `name[ARGS]{…}`: Mistral.
 
-    The second form, of 2025's models, may hold a `[CALL_ID]` before `[ARGS]`.
+    The second form, of the models of 2025, may have a `[CALL_ID]` before `[ARGS]`.
     """
     said, *calls = spoken(text).split(_MISTRAL)
     if not calls:
@@ -84,7 +83,7 @@ def read_mistral(text: str, tools: Sequence[Schema] = ()) -> Calls:
 
 
 def read_granite(text: str, tools: Sequence[Schema] = ()) -> Calls:
-    """<|tool_call|> before a JSON list of calls: Granite 3, Phi-4-mini."""
+    """Parse <|tool_call|> before a JSON list of calls: Granite 3, Phi-4-mini."""
     said, mark, calls = spoken(text).partition("<|tool_call|>")
     if not mark:
         return Calls(said=text.strip())
@@ -95,11 +94,11 @@ def read_granite(text: str, tools: Sequence[Schema] = ()) -> Calls:
 
 
 READERS: tuple[Reader, ...] = (read_hermes, read_xml, read_llama, read_mistral, read_granite)
-"""In the order in which they are tried on a chat template."""
+"""All parsers, in the order in which they are tried on a chat template."""
 
 
 def call_from(value: object) -> ToolCall:
-    """A call from `{"name": …, "arguments": {…}}`; ValueError says what is wrong with it."""
+    """Return the call of `{"name": …, "arguments": {…}}`; ValueError says what is wrong with it."""
     if not isinstance(value, dict):
         raise ValueError('expected {"name": …, "arguments": {…}}')
     fields = cast("dict[str, Any]", value)
@@ -116,7 +115,7 @@ def call_from(value: object) -> ToolCall:
 
 
 def _read_blocks(text: str, read: Callable[[str], ToolCall]) -> Calls:
-    """The calls of all <tool_call> blocks; one that cannot be read spoils the turn."""
+    """Return the calls of all <tool_call> blocks; one that cannot be parsed is the turn's error."""
     said = spoken(text)
     blocks = _BLOCK.findall(said)
     rest = _BLOCK.sub("", said)
@@ -154,7 +153,7 @@ def _from_xml(block: str, tools: Sequence[Schema]) -> ToolCall:
 
 
 def _listed(text: str) -> tuple[ToolCall, ...]:
-    """The calls of a JSON list; an empty one is no call."""
+    """Return the calls of a JSON list, which must not be empty."""
     values = json.loads(text)
     if not isinstance(values, list) or not values:
         raise ValueError("expected a list of calls")
@@ -175,7 +174,7 @@ def _problem(error: Exception) -> str:
 
 
 def _types(name: str, tools: Sequence[Schema]) -> Mapping[str, Any]:
-    """The properties of a tool's parameters; {} for a tool that is not on offer."""
+    """Return the properties of a tool's parameters; {} for an unknown tool."""
     for tool in tools:
         function = tool.get("function", tool)
         if function.get("name") == name:
@@ -184,7 +183,7 @@ def _types(name: str, tools: Sequence[Schema]) -> Mapping[str, Any]:
 
 
 def _typed(raw: str, schema: Mapping[str, Any] | None) -> Any:
-    """A parameter's text as its schema has it; as text where that is what it is, or if it is not."""
+    """Convert a parameter's text to its schema's type; return it unchanged if that fails."""
     schema = schema or {"type": "string"}
     if "enum" in schema:
         return next((value for value in schema["enum"] if str(value) == raw), raw)
@@ -195,7 +194,7 @@ def _typed(raw: str, schema: Mapping[str, Any] | None) -> Any:
     try:
         return json.loads(raw)
     except (ValueError, RecursionError):
-        # Templates write True and None as Python does.
+        # Templates may write True and None as in Python.
         return {"true": True, "false": False, "none": None}.get(raw.strip().lower(), raw)
 
 

@@ -21,7 +21,7 @@ _FIELD = "environment.factory"
 
 @dataclass
 class _Instance:
-    """One environment of the user's, the thread it lives in, and whether it can still be used."""
+    """One of the user's environments, its thread, and whether it is broken."""
 
     made: Any
     worker: Worker
@@ -34,14 +34,14 @@ class _Instance:
 class TrlEnvironment(TaskEnvironment):
     """See `from_trl`.
 
-    Each episode has an instance of its own, which is reset for it and used again by later ones, as
-    TRL does it. Everything that is called of it is called in one thread, one call after the other;
-    several instances run at the same time. A `reset` that fails or a call that takes too long
-    breaks its instance: the episode ends as an environment error, and the instance is used no more.
+    Each episode has its own instance, which is reset for it and reused by later ones, as in TRL. All
+    calls of an instance are made in one thread, one after the other; several instances run at the
+    same time. A `reset` that fails or a call that takes too long breaks its instance: the episode
+    ends with an environment error, and the instance is not used again.
 
     Attributes:
-        needs_rewards: False where the environment has `get_reward`.
-        own_reward: the name under which `get_reward` counts beside reward functions; "" without it.
+        needs_rewards: False if the environment has `get_reward`.
+        own_reward: the name of `get_reward` among the reward functions; "" without it.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class TrlEnvironment(TaskEnvironment):
             )
         self.own_reward = kind.__name__ if callable(getattr(kind, "get_reward", None)) else ""
         self.needs_rewards = not self.own_reward
-        # By the class: on the instance, properties would be evaluated.
+        # On the instance, this would evaluate properties.
         names = [name for name, _ in inspect.getmembers(kind, predicate=inspect.isfunction)]
         self._tools = {
             name: tool_of(getattr(first.made, name), seconds, owner=kind.__name__)
@@ -89,10 +89,10 @@ class TrlEnvironment(TaskEnvironment):
         return tuple(tool.schema for tool in self._tools.values())
 
     def messages(self, task: Task, prompt: Prompt) -> list[dict[str, str]]:
-        """As `prompt_format` says, and after the user's message what `reset` returned.
+        """Return the chat messages of a task, with the text of `reset` after the user's message.
 
         Raises:
-            ConfigError: `reset` raises, or returns something else than a text or None.
+            ConfigError: `reset` raises, or returns something other than a text or None.
         """
         if task.id not in self._texts:
             self._texts[task.id] = self._first_text(task)
@@ -100,10 +100,10 @@ class TrlEnvironment(TaskEnvironment):
         return [*before, {**last, "content": last["content"] + self._texts[task.id]}]
 
     def respond(self, actions: Sequence[Action]) -> list[Response]:
-        """Makes the calls of all episodes side by side; resets instances for those that begin.
+        """Make the calls of all episodes at the same time; reset instances for those that start.
 
         Raises:
-            ConfigError: `reset` returns another text than the prompt has.
+            ConfigError: `reset` returns another text than the one in the prompt.
         """
         failed = self._begin([action for action in actions if not action.turns])
         begun = [action for action in actions if action.row not in failed]
@@ -114,10 +114,10 @@ class TrlEnvironment(TaskEnvironment):
         return [found[action.row] for action in actions]
 
     def score(self, trajectory: Trajectory) -> tuple[float, str | None]:
-        """The value of `get_reward`, where there is one; 0 where the environment broke.
+        """Return the value of `get_reward`; 0 without it or if the environment broke.
 
         Raises:
-            ConfigError: it raises, takes too long, or gives no finite number.
+            ConfigError: `get_reward` raises, takes too long, or returns no finite number.
         """
         self._scored.add(trajectory.row)
         answer = answer_of(trajectory)
@@ -127,7 +127,7 @@ class TrlEnvironment(TaskEnvironment):
         outcome = self._runner.call(instance.job(instance.made.get_reward, self._seconds))
         where = f"{_FIELD}: get_reward() of {self.own_reward}"
         if outcome.error is not None:
-            raise ConfigError(f"{where} {_failed(outcome.error)}; mend it") from outcome.error
+            raise ConfigError(f"{where} {_failed(outcome.error)}; fix it") from outcome.error
         value = outcome.value
         if isinstance(value, str) or value is None or not math.isfinite(value):
             raise ConfigError(
@@ -136,9 +136,10 @@ class TrlEnvironment(TaskEnvironment):
         return float(value), answer
 
     def reward_arguments(self, trajectories: Sequence[Trajectory]) -> dict[str, list[Any]]:
-        """`environments`, as TRL gives them to reward functions: each rollout's own instance.
+        """Return `environments` for reward functions, as in TRL: each rollout's own instance.
 
-        A rollout that was never made (the trial of reward functions) gets one reset for its task.
+        Rollouts that were not made here (when reward functions are tried out) get an instance that
+        is reset for their task.
         """
         instances: list[Any] = []
         for trajectory in trajectories:
@@ -150,12 +151,12 @@ class TrlEnvironment(TaskEnvironment):
         return {"environments": instances}
 
     def _begin(self, actions: Sequence[Action]) -> dict[int, Response]:
-        """Gives each episode that begins an instance, reset; by row what ends those that cannot."""
+        """Reset an instance for each episode that starts; return the failures by row."""
         for row in self._scored:
             self._give_back(self._live.pop(row))
         self._scored.clear()
         for action in actions:
-            if action.row in self._live:  # of a rollout that was broken off
+            if action.row in self._live:  # from a rollout that was interrupted
                 self._give_back(self._live.pop(action.row))
             self._live[action.row] = self._taken()
         outcomes = self._reset([(self._live[a.row], a.task) for a in actions])
@@ -174,7 +175,7 @@ class TrlEnvironment(TaskEnvironment):
         return failed
 
     def _reset(self, pairs: Sequence[tuple[_Instance, Task]]) -> list[Outcome]:
-        """`reset` of each instance for a task, with the columns of its row."""
+        """Call `reset` of each instance with the columns of a task."""
         jobs = [
             [instance.job(instance.made.reset, self._seconds, **task.columns)]
             for instance, task in pairs
@@ -182,13 +183,13 @@ class TrlEnvironment(TaskEnvironment):
         return [outcome for (outcome,) in self._runner.run(jobs)]
 
     def _first_text(self, task: Task) -> str:
-        """What `reset` returns for a task; the instance is the last of the spare ones then."""
+        """Return the text of `reset` for a task; the instance becomes the last spare one."""
         instance = self._taken()
         (outcome,) = self._reset([(instance, task)])
         if outcome.error is not None:
             raise ConfigError(
-                f"{_FIELD}: reset() of task {task.id} {_failed(outcome.error)}; it is given the "
-                f"columns {', '.join(task.columns) or '(none)'}: mend it"
+                f"{_FIELD}: reset() of task {task.id} {_failed(outcome.error)}; it is called with the "
+                f"columns {', '.join(task.columns) or '(none)'}: fix it"
             ) from outcome.error
         self._give_back(instance)
         return _reset_text(outcome.value)
@@ -212,7 +213,7 @@ class TrlEnvironment(TaskEnvironment):
         outcome = self._runner.call(Job(self._factory, math.inf, worker=worker))
         if outcome.error is not None:
             raise ConfigError(
-                f"{_FIELD} {_failed(outcome.error)}; mend it, or its arguments"
+                f"{_FIELD} {_failed(outcome.error)}; fix it, or its arguments"
             ) from outcome.error
         return _Instance(outcome.value, worker)
 
@@ -226,28 +227,28 @@ def from_trl(
     seconds: float = 30.0,
     concurrency: int = 32,
 ) -> TrlEnvironment:
-    """An environment that was written for `GRPOTrainer(environment_factory=…)`, as it is.
+    """Use an environment written for `GRPOTrainer(environment_factory=…)` unchanged.
 
-    `reset(**columns)` is called with the columns of the task's row; a text that it returns stands
-    after the user's message. Public methods are tools, sync or async. `get_reward()` scores; reward
-    functions may take `environments`, as with TRL, and count beside it.
+    `reset(**columns)` is called with the columns of the task's row; the text it returns is appended
+    to the user's message. Public methods are tools, sync or async. `get_reward()` scores; reward
+    functions may take `environments`, as in TRL, and are added to it.
 
     Args:
         factory: a class or function that makes one environment, without arguments.
         tasks: the tasks of each split: "train", "validation", "test".
-        initial_instruction: what training starts from.
-        prompt_format: how a prompt is laid out.
-        seconds: after which a call counts as failed.
+        initial_instruction: the instruction that training starts from.
+        prompt_format: the layout of a prompt.
+        seconds: the timeout of a call.
         concurrency: calls that run at the same time, per process.
 
     Raises:
-        ConfigError: no factory, no `reset`, or a method that is no tool; names what to mend.
+        ConfigError: no factory, no `reset`, or a method that cannot be a tool; names the fix.
     """
     return TrlEnvironment(factory, tasks, initial_instruction, prompt_format, seconds, concurrency)
 
 
 def trl_environment(options: TrlOptions, tasks: Mapping[str, Sequence[Task]]) -> TrlEnvironment:
-    """The environment of a run file; ConfigError for a factory that cannot be had or used."""
+    """Build the environment of a run file; ConfigError for a factory that cannot be used."""
     factory = import_object(options.factory, _FIELD)
     if options.args:
         if not callable(factory):
@@ -267,13 +268,13 @@ def trl_environment(options: TrlOptions, tasks: Mapping[str, Sequence[Task]]) ->
 
 
 def _shown(result: Any) -> str:
-    """A result as TRL shows it to the policy: by str(), of content blocks the texts."""
+    """Return a result as TRL shows it to the policy: str(), or the texts of content blocks."""
     text = _of_blocks(result)
     return str(result) if text is None else text
 
 
 def _reset_text(value: Any) -> str:
-    """What `reset` returned, as text."""
+    """Return the result of `reset` as text."""
     if value is None or isinstance(value, str):
         return value or ""
     text = _of_blocks(value)
@@ -285,13 +286,13 @@ def _reset_text(value: Any) -> str:
 
 
 def _of_blocks(value: Any) -> str | None:
-    """The texts of content blocks; None if it is none, ConfigError if one is an image."""
+    """Return the texts of content blocks; None for other values, ConfigError for an image."""
     if not isinstance(value, list):
         return None
     blocks = cast("list[Any]", value)
     types = [cast(Any, b).get("type") if isinstance(b, dict) else None for b in blocks]
     if "image" in types:
-        raise ConfigError(f"{_FIELD} returned an image; policies are trained on text alone")
+        raise ConfigError(f"{_FIELD} returned an image; policies are trained only on text")
     if not blocks or set(types) != {"text"}:
         return None
     return "".join(str(block["text"]) for block in blocks)

@@ -1,4 +1,4 @@
-"""Environments of the `verifiers` library as they are: their data, their tools, their rubric."""
+"""Environments of the `verifiers` library, with their own data, tools and rubric."""
 
 import hashlib
 import json
@@ -29,23 +29,21 @@ def from_verifiers(
     validation: int = 100,
     test: int = 200,
 ) -> "VerifiersEnvironment":
-    """An environment of the `verifiers` library, whose own rollout loop and rubric are used.
+    """Use an environment of the `verifiers` library, with its own rollout loop and rubric.
 
-    Where its client would ask a served model, the policy that is trained is sampled. Its
-    system prompt becomes the initial instruction, in the system message.
+    The trained policy is sampled in place of a served model. The environment's system prompt
+    becomes the initial instruction, in the system message.
 
     Args:
-        environment: a `MultiTurnEnv`: SingleTurnEnv, ToolEnv, StatefulToolEnv and what derives
-            from them.
+        environment: a `MultiTurnEnv`: SingleTurnEnv, ToolEnv, StatefulToolEnv or a subclass.
         initial_instruction: None is its system prompt.
         prompt_format: None puts the instruction into the system message.
-        validation: questions of its evaluation data for validation; without any, held out of its
-            training data, at most a tenth of them.
-        test: questions for the final evaluation likewise, at most a fifth.
+        validation: number of questions for validation, of its evaluation data; without such data
+            they are held out of its training data, at most a tenth.
+        test: number of questions for the final evaluation, likewise, at most a fifth.
 
     Raises:
-        ConfigError: `verifiers` is not installed, or the environment is of a kind that cannot be
-            trained on.
+        ConfigError: `verifiers` is not installed, or the environment cannot be trained on.
     """
     rollouts = _rollouts()
     rollouts.check(environment)
@@ -67,7 +65,7 @@ def from_verifiers(
 
 
 def verifiers_environment(options: VerifiersOptions) -> "VerifiersEnvironment":
-    """The environment of a run file; ConfigError for one that cannot be had or trained on."""
+    """Build the environment of a run file; ConfigError for one that cannot be loaded or trained on."""
     _rollouts()
     return from_verifiers(
         _loaded(options),
@@ -78,7 +76,7 @@ def verifiers_environment(options: VerifiersOptions) -> "VerifiersEnvironment":
 
 
 def _rollouts() -> Any:
-    """The module that needs `verifiers`."""
+    """Import the module that needs `verifiers`."""
     try:
         from cotune.environments import verifiers_rollouts
     except ImportError as error:
@@ -90,7 +88,7 @@ def _rollouts() -> Any:
 
 
 def _loaded(options: VerifiersOptions) -> Any:
-    """What the environment's loader returns, signal handlers left as they were."""
+    """Return the result of the environment's loader, with signal handlers unchanged."""
     with _signals_kept():
         try:
             if ":" in options.environment:
@@ -98,8 +96,7 @@ def _loaded(options: VerifiersOptions) -> Any:
             return _rollouts().load(options.environment, options.args)
         except ConfigError:
             raise
-        # A package of somebody else's: whatever it raises, the run file names it.
-        except Exception as error:
+        except Exception as error:  # a third-party package may raise anything
             reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
             raise ConfigError(
                 f"{_FIELD}: {options.environment!r} cannot be loaded ({reason}); install it, or "
@@ -109,7 +106,7 @@ def _loaded(options: VerifiersOptions) -> Any:
 
 @contextmanager
 def _signals_kept() -> Generator[None]:
-    """Environments of verifiers take Ctrl-C for themselves when they are made."""
+    """Restore signal handlers: environments of verifiers replace them when they are made."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -125,14 +122,14 @@ Row = tuple[str, dict[str, Any]]
 
 
 def _rows(dataset: Any, source: str) -> list[Row]:
-    """A data set's rows with an id each."""
+    """Return a data set's rows, each with an id."""
     return [(f"{source}-{i}", dict(row)) for i, row in enumerate(dataset)]
 
 
 def _splits(
     rows: Sequence[Row], held_out: Sequence[Row] | None, validation: int, test: int
 ) -> dict[str, list[Row]]:
-    """Rows by split; what is held out of the training data is chosen by a hash of its texts."""
+    """Return rows by split; rows are held out of the training data by a hash of their texts."""
     if held_out is None:
         counts = {"test": min(test, len(rows) // SHARES["test"])}
         counts["validation"] = min(validation, len(rows) // SHARES["validation"])
@@ -160,7 +157,7 @@ def _digest(row: Row) -> str:
 
 
 def _common_system(rows: Sequence[Row]) -> str:
-    """The system prompt that all rows begin with; "" where they have none, or several."""
+    """Return the system prompt that all rows share; "" if they have none, or different ones."""
     found = {_system(row) for _, row in rows}
     return found.pop() if len(found) == 1 else ""
 
@@ -174,9 +171,9 @@ def _system(row: Mapping[str, Any]) -> str:
 
 
 def _task(id: str, row: Mapping[str, Any], own_system: str) -> Task:
-    """A row as a task: the last message is the question, those before it stay before it.
+    """Return a row as a task: the last message is the question, the others are its context.
 
-    The environment's own system prompt is left out: the instruction takes its place.
+    The environment's own system prompt is left out, since the instruction takes its place.
     """
     prompt = row.get("prompt")
     if isinstance(prompt, str) or not prompt:
@@ -197,7 +194,7 @@ def _task(id: str, row: Mapping[str, Any], own_system: str) -> Task:
 
 
 def _message(message: Mapping[str, Any], id: str) -> tuple[str, str]:
-    """A message's role and text; ConfigError for images and for tool calls in few-shot examples."""
+    """Return a message's role and text; ConfigError for images and tool calls."""
     content = message.get("content")
     if isinstance(content, list):
         parts = cast("list[Mapping[str, Any]]", content)
@@ -205,7 +202,7 @@ def _message(message: Mapping[str, Any], id: str) -> tuple[str, str]:
             content = "".join(str(part["text"]) for part in parts)
     if not isinstance(content, str) or message.get("tool_calls"):
         raise ConfigError(
-            f"{_FIELD}: the prompt of row {id} holds more than text; policies are trained on text "
-            "alone, and examples cannot call tools"
+            f"{_FIELD}: the prompt of row {id} holds more than text; policies are trained only on "
+            "text, and examples cannot call tools"
         )
     return str(message["role"]), content

@@ -1,6 +1,6 @@
-"""Rollouts of a `verifiers` environment: its own loop asks, the policy that is trained answers.
+"""Rollouts of a `verifiers` environment: its own loop asks, and the trained policy answers.
 
-Needs `verifiers`; imported by `environments.verifiers` alone.
+Needs `verifiers`; imported only by `environments.verifiers`.
 """
 
 # pyright: basic
@@ -28,9 +28,9 @@ from cotune.types import Action, Response, Task, Trajectory
 from cotune.utils.background import BackgroundLoop
 
 _FIELD = "environment.environment"
-_REFUSALS = 4  # after which a loop that asks again and again is given up
+_REFUSALS = 4  # refused requests after which a rollout is cancelled
 _PATIENCE = 2.0  # seconds in which a loop that is not blocked answers
-_MODEL = "policy"  # what an environment is told it asks
+_MODEL = "policy"  # the model's name in requests
 
 Chat = dict[str, str]
 
@@ -38,8 +38,8 @@ Chat = dict[str, str]
 class VerifiersEnvironment(TaskEnvironment):
     """See `environments.verifiers.from_verifiers`.
 
-    Each episode is a rollout of the environment's own, on an event loop in the background, that
-    waits for the policy's next turn. Time-outs are the environment's own.
+    Each episode is one of the environment's own rollouts, on an event loop in the background, which
+    waits for the policy's next turn. Timeouts are the environment's own.
     """
 
     def __init__(
@@ -54,12 +54,12 @@ class VerifiersEnvironment(TaskEnvironment):
         self._tools = tuple(_schema(tool) for tool in environment.tool_defs or ())
         self._loop = BackgroundLoop()
         self._rollouts: dict[int, _Rollout] = {}
-        # Of a run that ends before its episodes do, none is left to complain.
+        # If a run ends before its episodes, their tasks must not warn at exit.
         weakref.finalize(self, _end, self._loop, self._rollouts)
         own = next((row for rows in tasks.values() for row in rows if _own_tools(row)), None)
         if own is not None:
             raise ConfigError(
-                f"{_FIELD}: row {own.id} has tools of its own; expected the same for all rows"
+                f"{_FIELD}: row {own.id} has its own tools; expected the same for all rows"
             )
 
     @property
@@ -67,16 +67,16 @@ class VerifiersEnvironment(TaskEnvironment):
         return self._tools
 
     def respond(self, actions: Sequence[Action]) -> list[Response]:
-        """Gives each rollout the policy's turn; what its loop asks next is the observation.
+        """Give each rollout the policy's turn; the next request of its loop is the observation.
 
         Raises:
-            ConfigError: a rollout does what a policy cannot be trained on: it rewrites the
-                conversation, changes its tools, or shows images.
+            ConfigError: a rollout cannot be trained on: it rewrites the conversation, changes its
+                tools, or shows images.
         """
         return self._loop.run(self._respond(actions))
 
     def score(self, trajectory: Trajectory) -> tuple[float, str | None]:
-        """The reward of the environment's rubric; 0 where the environment broke."""
+        """Return the reward of the environment's rubric; 0 if the environment broke."""
         output = self._output(trajectory)
         reward = output.get("reward", 0.0)
         if not math.isfinite(reward):
@@ -87,7 +87,7 @@ class VerifiersEnvironment(TaskEnvironment):
         return float(reward), answer_of(trajectory)
 
     def reward_parts(self, trajectory: Trajectory) -> dict[str, float]:
-        """What each function of the rubric gave, by name."""
+        """Return the values of the rubric's functions, by name."""
         metrics = self._output(trajectory).get("metrics") or {}
         return {name: float(value) for name, value in metrics.items()}
 
@@ -105,8 +105,7 @@ class VerifiersEnvironment(TaskEnvironment):
             return await self._rollouts[action.row].answer(action)
         except ConfigError:
             raise
-        # The user's environment: what it raises ends the episode, not the run.
-        except Exception as error:  # noqa: BLE001
+        except Exception as error:  # noqa: BLE001 - of the user's environment; ends the episode only
             reason = " ".join(f"{type(error).__name__}: {error}".split())[:120]
             return Response(failed=True, action="invalid", error=reason)
 
@@ -130,14 +129,14 @@ class _Rollout:
     ) -> None:
         self._policy = _Policy()
         self._task = asyncio.ensure_future(environment.run_rollout(row, self._policy, _MODEL, {}))
-        # Whoever drops a rollout does not ask what became of it.
+        # A dropped rollout's exception is never retrieved otherwise.
         self._task.add_done_callback(lambda task: task.cancelled() or task.exception())
         self._prompt, self._offered = prompt, [tool["function"]["name"] for tool in tools]
         self._seen: list[Any] = []
         self._calls: dict[str, str] = {}
 
     async def answer(self, action: Action) -> Response:
-        """The policy's turn to the loop, and what it asks then; its end ends the episode."""
+        """Pass the policy's turn to the loop, and return its next request or the episode's end."""
         if not self._seen:
             asked = await self._asked()
             if asked is not None:
@@ -156,7 +155,7 @@ class _Rollout:
         )
 
     async def ended(self) -> Mapping[str, Any]:
-        """What came of the rollout; one that still asks is told that there is no more room."""
+        """Return the rollout's output; if it still asks, tell it that the context is full."""
         for _ in range(_REFUSALS):
             if self._task.done():
                 broke = self._task.cancelled() or self._task.exception() is not None
@@ -167,12 +166,12 @@ class _Rollout:
         return {}
 
     async def drop(self) -> None:
-        """Breaks the rollout off, if it still runs."""
+        """Cancel the rollout if it still runs."""
         self._task.cancel()
         await asyncio.wait({self._task}, timeout=_PATIENCE)
 
     async def _asked(self) -> list[Any] | None:
-        """The messages that the loop asks the policy to go on from; None if it has ended."""
+        """Return the messages of the loop's next request; None if it has ended."""
         waiting = asyncio.ensure_future(self._policy.asked())
         await asyncio.wait({waiting, self._task}, return_when=asyncio.FIRST_COMPLETED)
         if not waiting.done():
@@ -188,7 +187,7 @@ class _Rollout:
         return messages
 
     def _last(self, action: Action) -> Response:
-        """The end of an episode, by the loop's own account."""
+        """Return the end of an episode from the loop's output."""
         output = self._task.result()
         if error := output.get("error"):
             reason = " ".join(f"{type(error).__name__}: {error}".split())[:120]
@@ -198,7 +197,7 @@ class _Rollout:
         return Response(done=True, action=_named(action), error=error)
 
     def _check_first(self, asked: list[Any]) -> None:
-        """That the loop begins from the prompt that the policy saw."""
+        """Check that the loop starts from the prompt that the policy saw."""
         if [_chat(m, {}) for m in asked] != [dict(m) for m in self._prompt]:
             raise ConfigError(
                 f"{_FIELD}: it changes a row's prompt when a rollout begins; expected the row's own: "
@@ -207,7 +206,7 @@ class _Rollout:
         self._seen = asked
 
     def _turn(self, action: Action) -> ModelResponse:
-        """A turn as the loop would get it from a server."""
+        """Return a turn as a server would send it."""
         calls = [
             ModelCall(
                 id=f"call_{len(action.turns)}_{i}",
@@ -228,7 +227,7 @@ class _Rollout:
         )
 
     def _new(self, asked: list[Any]) -> list[Chat]:
-        """The messages that the loop has put after the policy's turn."""
+        """Return the messages that the loop has added after the policy's turn."""
         own = len(self._seen) + 1
         before = [_plain(m) for m in self._seen]
         if [_plain(m) for m in asked[: own - 1]] != before or len(asked) < own:
@@ -256,9 +255,9 @@ def _end(loop: BackgroundLoop, rollouts: Mapping[int, _Rollout]) -> None:
 
 
 class _Policy(Client[Any, Any, Any, Any]):
-    """Stands where an environment expects a served model; one a rollout.
+    """The client that an environment sees instead of a served model's; one for each rollout.
 
-    The base class calls `get_native_response` with what the `to_native` methods give.
+    The base class calls `get_native_response` with the results of the `to_native` methods.
     """
 
     def __init__(self) -> None:
@@ -267,7 +266,7 @@ class _Policy(Client[Any, Any, Any, Any]):
         self._reply: asyncio.Future[ModelResponse] | None = None
 
     async def asked(self) -> tuple[list[Any], list[Tool] | None]:
-        """What the environment asks next: its messages and its tools."""
+        """Wait for the environment's next request: its messages and tools."""
         return await self._questions.get()
 
     def answer(self, response: ModelResponse) -> None:
@@ -275,7 +274,7 @@ class _Policy(Client[Any, Any, Any, Any]):
             self._reply.set_result(response)
 
     def refuse(self) -> None:
-        """As a server does whose context is full."""
+        """Fail like a server whose context is full."""
         if self._reply is not None and not self._reply.done():
             self._reply.set_exception(OverlongPromptError("the episode's limits are reached"))
 
@@ -311,12 +310,12 @@ class _Policy(Client[Any, Any, Any, Any]):
 
 
 def load(id: str, arguments: Mapping[str, Any]) -> Any:
-    """An installed environment by its id, as `vf-eval` loads it."""
+    """Load an installed environment by its id, like `vf-eval`."""
     return load_environment(id, **arguments)
 
 
 def check(environment: Any) -> None:
-    """Raises ConfigError for an environment that no policy of ours can be trained in."""
+    """Raise ConfigError for an environment that a policy cannot be trained in."""
     kind = type(environment).__name__
     if not isinstance(environment, MultiTurnEnv):
         raise ConfigError(
@@ -336,7 +335,7 @@ def check(environment: Any) -> None:
 
 
 def _schema(tool: Tool) -> dict[str, Any]:
-    """A tool as chat templates take it."""
+    """Return a tool's schema for chat templates."""
     function = {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
     return {"type": "function", "function": function}
 
@@ -352,7 +351,7 @@ def _own_tools(task: Task) -> bool:
 
 
 def _named(action: Action) -> str:
-    """What a turn was taken for: an answer, its tool, or how many calls."""
+    """Return the name of a turn's action: an answer, its tool, or the number of calls."""
     calls = action.calls.calls
     if not calls:
         return "invalid" if action.calls.error else "answer"
@@ -360,13 +359,13 @@ def _named(action: Action) -> str:
 
 
 def _plain(message: Any) -> tuple[str, str, list[tuple[str, str]]]:
-    """What tells a message from another."""
+    """Return what identifies a message: role, text and calls."""
     calls = getattr(message, "tool_calls", None) or ()
     return message.role, _text(message), [(call.name, call.arguments) for call in calls]
 
 
 def _chat(message: Any, calls: Mapping[str, str]) -> Chat:
-    """A message for the chat template; a tool's has its name."""
+    """Return a message for the chat template; a tool's message has its name."""
     chat = {"role": str(message.role), "content": _text(message)}
     if chat["role"] == "tool":
         chat["name"] = calls.get(message.tool_call_id, "tool")

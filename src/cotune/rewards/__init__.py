@@ -1,7 +1,4 @@
-"""Rewards: an answer against its ground truths, as a number.
-
-A reward takes the final answer, or None where an episode has none, and the accepted answers.
-"""
+"""Rewards: functions of a final answer, or None if there is none, and the accepted answers."""
 
 from collections.abc import Callable, Mapping, Sequence
 

@@ -1,8 +1,9 @@
-r"""Answers in \boxed{…}: how one is read off a text, and whether it equals a ground truth.
+r"""Answers in \boxed{…}: extracted from a text, and compared with ground truths.
 
-What a policy writes is hostile: "9**9**9**9" or a deep nest must neither hang nor fill a run.
-math-verify limits its time by `signal.alarm`, which fails in threads and does not interrupt sympy
-inside C code. So it runs in a process of its own (`math_worker`), which is killed when late.
+A policy's answer may be hostile: "9**9**9**9" or deep nesting must neither hang a run nor exhaust
+its memory. math-verify limits its time by `signal.alarm`, which fails in threads and does not
+interrupt sympy inside C code. So it runs in a separate process (`math_worker`), which is killed if
+it takes too long.
 """
 
 import json
@@ -21,21 +22,21 @@ from typing import Any
 from cotune.errors import ConfigError
 
 MAX_CHARACTERS = 1000
-"""A longer answer scores 0 unread."""
+"""Longer answers score 0 without being compared."""
 
 _START_SECONDS = 60.0
 _WORKER = Path(__file__).with_name("math_worker.py")
 _BOX = re.compile(r"\\boxed\s*\{")
-# With what a backslash escapes, so that the braces of \{ and \} do not count.
+# Matches escaped characters, too, so that the braces of \{ and \} do not count.
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
 _INTEGER = re.compile(r"([+-]?)(\d{1,3}(?:,\d{3})+|\d+)", re.ASCII)
 
 
 def last_boxed(text: str) -> str | None:
-    r"""The content of the last \boxed{…}; None where there is none or the last one is unclosed.
+    r"""Return the content of the last \boxed{…}; None if there is none or the last one is unclosed.
 
-    As MATH's `last_boxed_only_string`: the last one that is begun decides, so that what was boxed
-    before an answer that breaks off does not count. Of nested ones it is the innermost.
+    As in MATH's `last_boxed_only_string`, the last one that is opened decides, so that an earlier
+    box does not count if the final one is cut off. Of nested boxes it is the innermost.
 
     >>> last_boxed(r"So \boxed{1}, no: \boxed{\frac{1}{2}}.")
     '\\frac{1}{2}'
@@ -53,27 +54,27 @@ def last_boxed(text: str) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """1 or 0, and why it is 0 where that is not plain inequality; "" otherwise."""
+    """A reward of 1 or 0, and why it is 0 if the answer could not be compared; "" otherwise."""
 
     reward: float
     reason: str = ""
 
 
 class BoxedReward:
-    """1 if an answer equals one of the ground truths as mathematics, by math-verify; else 0.
+    """1 if an answer equals one of the ground truths mathematically, by math-verify; else 0.
 
-    Equal texts and plain integers ("1,024" is 1024) are settled here. The rest goes to a worker
+    Equal texts and plain integers ("1,024" is 1024) are compared here. Other answers go to a worker
     process, started when first needed and kept: 0.5 s to start, about 15 ms an answer. An answer
-    that takes too long, or that crashes the worker, scores 0; a new worker does the rest. Several
-    threads may call it; they take turns.
+    that takes too long, or crashes the worker, scores 0, and a new worker continues. Threads may
+    share it; they take turns.
 
     Args:
-        seconds: for one answer, with all its ground truths.
-        plain_integers: a ground truth that is a plain integer is equalled by plain integers alone.
+        seconds: time limit for one answer, with all its ground truths.
+        plain_integers: a ground truth that is a plain integer equals only plain integers.
             Otherwise 12 \\times 13 equals 156, and a policy may learn to box the question.
 
     Raises:
-        ConfigError: `seconds` is not positive; when a worker is needed: it does not start.
+        ConfigError: `seconds` is not positive, or a worker does not start.
     """
 
     def __init__(self, seconds: float = 5.0, *, plain_integers: bool = False) -> None:
@@ -87,15 +88,15 @@ class BoxedReward:
         return self._judge(answer, truths).reward
 
     def score(self, pairs: Sequence[tuple[str | None, Sequence[str]]]) -> list[float]:
-        """The rewards of answers, each with its ground truths, in order."""
+        """Return the rewards of answers, each with its ground truths, in order."""
         return [verdict.reward for verdict in self.judge(pairs)]
 
     def judge(self, pairs: Sequence[tuple[str | None, Sequence[str]]]) -> list[Verdict]:
-        """`score` with the reasons."""
+        """Return the rewards with their reasons."""
         return [self._judge(answer, truths) for answer, truths in pairs]
 
     def close(self) -> None:
-        """Ends the worker; a later call starts another. Without it, it ends with this process."""
+        """End the worker, which otherwise ends with this process; a later call starts another."""
         with self._lock:
             if self._worker is not None:
                 self._worker.end()
@@ -132,10 +133,10 @@ class BoxedReward:
 
 
 class _Worker:
-    """One process of `math_worker`, asked one question at a time."""
+    """A process of `math_worker`, which compares one answer at a time."""
 
     def __init__(self, seconds: float) -> None:
-        # By path with -P: no file of this folder or of the user's shadows a module of the libraries.
+        # By path with -P, so that no file of this folder or the user's shadows a library's module.
         command = [sys.executable, "-P", str(_WORKER), str(seconds)]
         self._seconds = seconds
         self._late = threading.Event()
@@ -146,7 +147,7 @@ class _Worker:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
                 encoding="utf-8",
-                # sympy's order of simplification may follow that of sets.
+                # sympy's order of simplification may depend on the order of sets.
                 env={**os.environ, "PYTHONHASHSEED": "0"},
             )
         except OSError as error:
@@ -161,7 +162,7 @@ class _Worker:
 
     @property
     def ended(self) -> bool:
-        # True in a fork of the process that started it, too: a pipe cannot serve two.
+        # Also true in a fork of the process that started it: two processes cannot share the pipe.
         return self._process.poll() is not None
 
     def compare(self, answer: str, truths: Sequence[str]) -> Verdict:
@@ -172,10 +173,10 @@ class _Worker:
         return Verdict(float(reply["equal"]))
 
     def _exchange(self, line: str, seconds: float) -> dict[str, Any] | None:
-        """Sends a line and reads one; None where the worker crashed or was killed for being late.
+        """Send a line and read one; None if the worker crashed or was killed for being late.
 
-        Whatever else happens meanwhile (Ctrl-C, say), a worker whose reply was not read is ended:
-        it would be taken for the reply to the next question.
+        On any other interruption, such as Ctrl-C, a worker whose reply was not read is ended, since
+        its reply would be taken for that to the next question.
         """
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -211,7 +212,7 @@ def _end(process: "subprocess.Popen[str]") -> None:
     process.wait()
     for pipe in (process.stdin, process.stdout):
         if pipe is not None:
-            # What was never read is flushed into a pipe without a reader.
+            # Closing flushes into a pipe that has no reader.
             with suppress(OSError):
                 pipe.close()
 
@@ -224,7 +225,7 @@ def _no_start(reason: str) -> ConfigError:
 
 
 def _integer(text: str) -> str | None:
-    """A plain integer without commas, plus sign and leading zeros; None for any other text."""
+    """Return a plain integer without commas, plus sign and leading zeros; None for other texts."""
     match = _INTEGER.fullmatch(text)
     if match is None:
         return None

@@ -1,9 +1,9 @@
-"""Compares answers as mathematics; `boxed.BoxedReward` starts it as a process of its own.
+"""Compares answers mathematically; `boxed.BoxedReward` starts it as a separate process.
 
-Speaks JSON lines. First it writes {"ready": true} or {"error": …}; then {"equal": true | false}
-for each {"answer": …, "truths": […]} that it reads. It ends when its input ends, when one
-comparison outlasts the seconds given as its argument, and at any fault: an answer that crashes it
-is its reader's to judge. Imports nothing of cotune, so that it can be run by its path.
+It reads and writes JSON lines: first it writes {"ready": true} or {"error": …}, then
+{"equal": true | false} for each {"answer": …, "truths": […]} that it reads. It ends when its input
+ends, when a comparison takes longer than the seconds given as its argument, and on any error. It
+imports nothing of cotune, so that it can be run by its path.
 """
 
 import importlib
@@ -15,14 +15,14 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 MEMORY_BYTES = 2**30
-"""Address space: 10^(10^9) must not take the machine's memory. The libraries alone need 70 MB."""
+"""Limit of the address space, against answers like 10^(10^9). The libraries need 70 MB."""
 
 
 def main() -> None:
     seconds = float(sys.argv[1])
-    # Ctrl-C goes to the whole process group; the parent decides what it means.
+    # Ctrl-C goes to the whole process group; the parent handles it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # Libraries print now and then: what they print must not pass for a reply.
+    # Libraries may print to stdout, which must not be taken for a reply.
     replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
 
@@ -46,10 +46,13 @@ def main() -> None:
 
 
 def comparison() -> Callable[[str, Sequence[str]], bool]:
-    """math-verify as a function of an answer and its ground truths; ImportError where it is not.
+    """Return math-verify as a function of an answer and its ground truths.
 
-    Nothing but the whole answer is parsed: by default math-verify would pick the 5 out of
-    "hello 5 @@". Its own time limits are off: they do not stop a computation inside C code.
+    Only whole answers are parsed: by default math-verify would extract the 5 from "hello 5 @@". Its
+    own time limits are off, since they do not stop a computation inside C code.
+
+    Raises:
+        ImportError: math-verify is not installed.
     """
     library = importlib.import_module("math_verify")
     latex = library.LatexExtractionConfig(boxed_match_priority=0)
@@ -61,14 +64,14 @@ def comparison() -> Callable[[str, Sequence[str]], bool]:
 
     def equal(answer: str, truths: Sequence[str]) -> bool:
         own = parsed(answer)
-        # The order counts: an equation equals its right side where the ground truth is that side.
+        # The order matters: an equation equals its right side if the ground truth is that side.
         return any(library.verify(parsed(truth), own, timeout_seconds=None) for truth in truths)
 
     return equal
 
 
 def limit_memory() -> None:
-    """Caps the address space, where the system can."""
+    """Limit the address space if the system supports it."""
     try:
         import resource
     except ImportError:  # Windows
@@ -81,9 +84,9 @@ def limit_memory() -> None:
 
 
 def set_alarm(seconds: float) -> None:
-    """The kernel ends this process then, even inside C code and with its parent gone; 0 is never.
+    """Let the kernel end this process after 1.5 times `seconds`, even inside C code; 0 is never.
 
-    Half as long again as the parent waits, which ends it first as long as it lives.
+    The parent, if it is alive, ends this process earlier.
     """
     if hasattr(signal, "setitimer"):
         signal.setitimer(signal.ITIMER_REAL, 1.5 * seconds)

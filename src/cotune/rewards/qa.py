@@ -1,6 +1,6 @@
-"""Question answering: exact match and token F1 in [0, 1], as the official scorers compute them.
+"""Question answering: exact match and token F1 in [0, 1], as in the official scorers.
 
-All take the best over the ground truths; no answer (None) and no ground truth score 0.
+All return the best score over the ground truths; without an answer or a ground truth it is 0.
 """
 
 import re
@@ -14,27 +14,27 @@ _CLOSED = ("yes", "no", "noanswer")
 
 
 def normalize(text: str) -> str:
-    """SQuAD's normal form: lower case, no ASCII punctuation, no articles, single spaces.
+    """Return SQuAD's normal form: lower case, no ASCII punctuation, no articles, single spaces.
 
-    In this order, as in all three scorers: "the-cat" becomes "thecat", which holds no article.
+    In this order, as in all three scorers: "the-cat" becomes "thecat", which has no article.
     """
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_NO_PUNCTUATION)).split())
 
 
 def exact_match(answer: str | None, golds: Sequence[str]) -> float:
-    """1 if the answer equals a ground truth in normal form, else 0: Search-R1's `em_check`."""
+    """Return 1 if the answer equals a ground truth in normal form, else 0: Search-R1's `em_check`."""
     return _best(lambda a, b: float(a == b), answer, golds)
 
 
 def f1_squad(answer: str | None, golds: Sequence[str]) -> float:
-    """Token F1 of SQuAD 2.0's `compute_f1`: where either side is empty, 1 if both are, else 0."""
+    """Return the token F1 of SQuAD 2.0's `compute_f1`: if either is empty, 1 if both are, else 0."""
     return _best(lambda a, b: _f1(a, b) if a and b else float(a == b), answer, golds)
 
 
 def f1_hotpot(answer: str | None, golds: Sequence[str]) -> float:
-    """Token F1 of HotpotQA's `f1_score`: "yes", "no" and "noanswer" score whole or not at all.
+    """Return the token F1 of HotpotQA's `f1_score`: "yes", "no" and "noanswer" score 1 or 0.
 
-    Unlike SQuAD's, two empty texts share no token and score 0.
+    Unlike SQuAD's, it is 0 for two empty texts.
     """
 
     def f1(a: str, b: str) -> float:
@@ -44,7 +44,7 @@ def f1_hotpot(answer: str | None, golds: Sequence[str]) -> float:
 
 
 def _best(score: Callable[[str, str], float], answer: str | None, golds: Sequence[str]) -> float:
-    """The highest score of the normalised answer over the normalised ground truths."""
+    """Return the highest score of the normalised answer over the normalised ground truths."""
     if answer is None:
         return 0.0
     normal = normalize(answer)
@@ -52,7 +52,7 @@ def _best(score: Callable[[str, str], float], answer: str | None, golds: Sequenc
 
 
 def _f1(answer: str, gold: str) -> float:
-    """Harmonic mean of the precision and the recall of the answer's tokens."""
+    """Return the harmonic mean of the precision and recall of the answer's tokens."""
     answer_tokens, gold_tokens = answer.split(), gold.split()
     same = (Counter(answer_tokens) & Counter(gold_tokens)).total()
     if same == 0:

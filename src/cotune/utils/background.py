@@ -11,10 +11,10 @@ T = TypeVar("T")
 
 
 class BackgroundLoop:
-    """Runs coroutines on an event loop in a thread of its own, started when first needed.
+    """Runs coroutines on an event loop in its own thread, started when first needed.
 
-    It is the same loop each time, as clients of async libraries need; and it works where a loop
-    already runs, in a notebook say.
+    It is the same loop each time, as clients of async libraries require, and it works if a loop is
+    already running, as in a notebook.
     """
 
     def __init__(self) -> None:
@@ -23,7 +23,7 @@ class BackgroundLoop:
         self._lock = threading.Lock()
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """The coroutine's result; what it raises is raised, and Ctrl-C cancels it."""
+        """Return the coroutine's result, or raise its exception; Ctrl-C cancels it."""
         future = self.submit(coroutine)
         try:
             return future.result()
@@ -32,18 +32,18 @@ class BackgroundLoop:
             raise
 
     def submit(self, coroutine: Coroutine[Any, Any, T]) -> "Future[T]":
-        """Runs a coroutine meanwhile; cancelling the future cancels it."""
+        """Start a coroutine and return its future; cancelling the future cancels it."""
         return asyncio.run_coroutine_threadsafe(coroutine, self._started())
 
     def answers(self, seconds: float) -> bool:
-        """Whether the loop does something else within some seconds, or is blocked."""
+        """Return whether the loop responds within some seconds, or is blocked."""
         answered = threading.Event()
         self._started().call_soon_threadsafe(answered.set)
         return answered.wait(seconds)
 
     def _started(self) -> asyncio.AbstractEventLoop:
         with self._lock:
-            # A fork has the loop, but not its thread.
+            # A forked process has the loop, but not its thread.
             if self._loop is None or self._process != os.getpid():
                 self._loop, self._process = asyncio.new_event_loop(), os.getpid()
                 threading.Thread(

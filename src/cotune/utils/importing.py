@@ -17,12 +17,12 @@ ENVIRONMENTS = "cotune.environments"
 
 
 def import_object(reference: str, field: str) -> Any:
-    """The object of `package.module:name` or `file.py:name`.
+    """Import the object of `package.module:name` or `file.py:name`.
 
-    A package is looked for where Python looks and in the current folder, a file from there.
+    Packages are searched on Python's path and in the current folder; file paths are relative to it.
 
     Raises:
-        ConfigError: names the field and what could not be found, or what the import raised.
+        ConfigError: the object is not found, or the import raised; names the field.
     """
     where, colon, name = reference.partition(":")
     if not (where and colon and name):
@@ -54,15 +54,14 @@ def load_registered(group: str, name: str, field: str) -> Any:
     """
     try:
         return registered(group)[name].load()
-    # Whatever a package raises while it is imported, the run file names it.
-    except Exception as error:
+    except Exception as error:  # an import may raise anything
         raise ConfigError(
             f"{field}: {name!r} cannot be loaded ({_said(error)}); fix or reinstall its package"
         ) from error
 
 
 def import_from(folders: Iterable[Path]) -> None:
-    """Lets modules be imported from some folders, after all others: a script's own, say."""
+    """Append folders to Python's path, such as a script's own folder."""
     for folder in folders:
         path = str(folder.resolve())
         if path not in sys.path:
@@ -84,7 +83,7 @@ def _module(name: str, field: str) -> ModuleType:
 
 
 def _file(path: str, field: str) -> ModuleType:
-    """A module from a file; the same one each time, under a name that pickling can find again."""
+    """Import a file as a module, once, under a name that pickling can find again."""
     file = Path(path).resolve()
     name = f"cotune_file_{file.stem}_{abs(hash(str(file))):x}"
     if name in sys.modules:
@@ -93,7 +92,7 @@ def _file(path: str, field: str) -> ModuleType:
         raise ConfigError(f"{field}: no file {path} in {Path.cwd().name}; give its path from there")
     spec = importlib.util.spec_from_file_location(name, file)
     if spec is None or spec.loader is None:
-        raise ConfigError(f"{field}: {path} is no Python file; expected one that ends in .py")
+        raise ConfigError(f"{field}: {path} is not a Python file; expected one that ends in .py")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     try:
