@@ -9,6 +9,7 @@ import pytest
 import yaml
 from rich.console import Console
 
+import cotune
 from cotune.config.run_file import dump_config, parse_config
 from cotune.config.schema import run_schema
 from cotune.errors import ConfigError
@@ -51,6 +52,14 @@ def test_each_method_says_what_it_is() -> None:
         assert method.about
         assert bool(method.evolves) == method.needs_llm == bool(method.offline_worlds)
     assert len({method.label for method in BUILT_IN.values()}) == len(BUILT_IN)
+
+
+def test_the_methods_folders_do_not_import_each_other() -> None:
+    folders = ("inspo", "p2o", "gepa")
+    root = Path(cotune.__file__).parent / "methods"
+    for name in folders:
+        code = "".join(file.read_text(encoding="utf-8") for file in (root / name).glob("*.py"))
+        assert not [n for n in folders if n != name and f"cotune.methods.{n}" in code]
 
 
 @pytest.mark.usefixtures("bandit")

@@ -14,8 +14,8 @@ from cotune.methods.inspo.proposers import (
     history_prompt,
     paraphrase_prompt,
     reflection_prompt,
-    surroundings,
 )
+from cotune.methods.instruction_rules import surroundings
 from cotune.methods.method import Context
 from cotune.methods.p2o.p2o import P2O, P2OOptions
 from cotune.protocols import Strategy

@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cotune.errors import LLMError
-from cotune.methods.gepa.reflection import example
 from cotune.methods.inspo.proposers import paraphrase_prompt
 from cotune.methods.instruction_rules import is_near_copy
-from cotune.methods.p2o.hint_reflection import read_hint
+from cotune.methods.p2o.hint_evolution import read_hint
 from cotune.methods.p2o.hint_rules import HintRules
+from cotune.methods.text_evolution import example
 from cotune.types import Assignment, Completion, Prompt, Task, Trajectory
 from cotune.worlds import rules
 from cotune.worlds.arithmetic_world import KINDS, SIZES, problem

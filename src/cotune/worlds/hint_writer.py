@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from cotune.errors import LLMError
-from cotune.methods.gepa.instruction_reflection import ABOUT_AN_AGENT
+from cotune.methods.gepa.gepa import ABOUT_AN_AGENT
 from cotune.types import Completion
 from cotune.worlds.rules import REMEDIES, Example, failure_modes
 from cotune.worlds.rules import RulesLLM as ProposalRules
@@ -83,7 +83,7 @@ def is_gepa_prompt(prompt: str) -> bool:
 
 
 def is_instruction_prompt(prompt: str) -> bool:
-    """Whether a prompt of GEPA's asks for an agent's instruction (`instruction_reflection`)."""
+    """Whether a prompt of GEPA's asks for an agent's instruction (`methods.gepa`)."""
     return is_gepa_prompt(prompt) and ABOUT_AN_AGENT in prompt
 
 

@@ -5,7 +5,8 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cotune.methods.inspo.replay import ReplayBuffer, shorten_middle
+from cotune.methods.inspo.replay import ReplayBuffer
+from cotune.methods.instruction_rules import shorten_middle
 from cotune.types import Assignment, Prompt, StopReason, Task, Trajectory
 from tests.helpers import make_tasks, make_trajectory
 

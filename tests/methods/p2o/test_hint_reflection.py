@@ -3,8 +3,8 @@ from typing import Any
 
 import pytest
 
-from cotune.methods.gepa.reflection import example, feedback
-from cotune.methods.p2o.hint_reflection import read_hint
+from cotune.methods.p2o.hint_evolution import read_hint
+from cotune.methods.text_evolution import example, feedback
 from cotune.types import Assignment, Prompt, StopReason, Task, Trajectory, Turn
 from tests.helpers import make_trajectory
 from tests.methods.p2o.hint_fakes import Author, Policy, evolve, one_keyword_each

@@ -11,8 +11,8 @@ from cotune.methods.p2o.hints import (
     assign_hints,
     auto_budget,
     covering,
-    split,
 )
+from cotune.methods.text_evolution import split
 from tests.helpers import make_tasks
 
 POOL = HintPool(

@@ -1,17 +1,28 @@
 """GEPA on the instruction, before any training: the prompt-only baseline (arXiv 2507.19457)."""
 
 import math
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
+from statistics import fmean
 from typing import ClassVar, Literal
 
-from cotune.errors import ConfigError
-from cotune.methods.gepa.gepa_phase import Search
-from cotune.methods.gepa.instruction_evolution import Candidates, evolve_instruction
-from cotune.methods.instruction_rules import InstructionRules
+from cotune.errors import ConfigError, EvolutionError
+from cotune.methods.instruction_rules import InstructionRules, protocol_tags, surroundings
 from cotune.methods.method import Context, Cost, Method, Proposals, RunShape, arxiv
-from cotune.methods.p2o.hints import split
 from cotune.methods.static import Unhinted
+from cotune.methods.text_evolution import (
+    PLACEHOLDERS,
+    Evolved,
+    Judge,
+    Record,
+    Reflector,
+    Search,
+    evolve_by_gepa,
+    fenced_text,
+    split,
+    too_close_to_call,
+)
 from cotune.protocols import LLM, Recorder, Rollout, State
 from cotune.types import Assignment, Instruction, Metrics, Progress, Prompt, Task, Trajectory
 
@@ -56,6 +67,307 @@ class GepaOptions:
     def overrun(self) -> int:
         """By how many evaluations the last batch, of minibatches, can exceed the budget at most."""
         return self.beam * self.minibatch
+
+
+# ---- the search
+
+_ORIGIN = "gepa"
+_PROGRESS_EVENTS = 20  # of a phase
+
+
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """The instructions of a phase, the initial one first, with what they were worth.
+
+    Attributes:
+        scores: rewards, instructions × dev questions; greedy, one rollout each.
+        evaluations: rollouts that the phase cost.
+    """
+
+    instructions: tuple[Instruction, ...]
+    scores: tuple[tuple[float, ...], ...]
+    evaluations: int = 0
+
+    def mean(self, index: int) -> float:
+        """An instruction's mean reward over dev."""
+        return fmean(self.scores[index])
+
+    @property
+    def best(self) -> int:
+        """The index of the highest mean, of equal ones the earliest."""
+        return max(range(len(self.scores)), key=lambda i: (self.mean(i), -i))
+
+
+def evolve_instruction(
+    dev: Sequence[Task],
+    train: Sequence[Task],
+    *,
+    rollout: Rollout,
+    llm: LLM,
+    rules: InstructionRules,
+    search: Search,
+    seed_key: str,
+    step: int,
+    record: Recorder,
+    description: str = "",
+) -> Candidates:
+    """One phase from `search.seed`. The same arguments and replies make the same calls in order.
+
+    Recorded as "gepa_phase", "gepa_progress", "gepa_phase_ended" and "best_instruction"; what
+    joins as "instruction_born" with its critique and mean dev score, what does not as
+    "instruction_rejected".
+
+    Args:
+        dev: questions that instructions are scored on.
+        train: questions that are reflected on.
+        step: the step before which this happens.
+        description: what the LLM is told of the environment.
+
+    Raises:
+        EvolutionError: the LLM was asked and no reply kept to the contract, though its budget was
+            not spent.
+        CotuneError: what `rollout` or `llm` raised; an LLMError is recorded instead.
+    """
+    record("gepa_phase", dev=len(dev), train=len(train), budget=search.budget)
+    judge = Judge(Prompt, rollout)
+    lineage = _Lineage(search, step, record)
+    reflector = InstructionReflector(llm, rules, judge.met, lineage.unlawful, record, description)
+    lineage.critiques = reflector.critiques
+    found = evolve_by_gepa(dev, train, judge, reflector, search, seed_key, lineage)
+    if reflector.asked and not reflector.lawful and not reflector.spent:
+        raise EvolutionError(
+            f"every instruction that GEPA was proposed failed ({'; '.join(reflector.reasons)}); "
+            "expected a lawful instruction within ``` blocks: check the run file's `llm`"
+        )
+    candidates = Candidates(tuple(lineage.instructions), found.scores, judge.evaluations)
+    _record_ended(candidates, found, reflector, search.budget, record)
+    return candidates
+
+
+def _record_ended(
+    candidates: Candidates, found: Evolved, reflector: Reflector, budget: int, record: Recorder
+) -> None:
+    best, rest = candidates.best, range(len(found.texts))
+    record(
+        "gepa_phase_ended",
+        evaluations=candidates.evaluations,
+        budget=budget,
+        asked=reflector.asked,
+        proposed=reflector.proposed,
+        lawful=reflector.lawful,
+        accepted=len(found.texts) - 1,
+        initial_dev_score=candidates.mean(0),
+        best_dev_score=candidates.mean(best),
+    )
+    others = sorted((i for i in rest if i != best), key=lambda i: (-candidates.mean(i), i))
+    second = others[0] if others else None
+    record(
+        "best_instruction",
+        id=candidates.instructions[best].id,
+        weight=candidates.mean(best),
+        observed_steps=0,
+        observed_rollouts=len(found.scores[best]),
+        runner_up=None if second is None else candidates.instructions[second].id,
+        too_close_to_call=second is not None
+        and too_close_to_call(found.scores[best], found.scores[second]),
+    )
+
+
+class _Lineage:
+    """gepa's `Report` with ids: names what joins and records what happens.
+
+    Attributes:
+        instructions: what has joined, in order.
+        critiques: by text, what the LLM said before it.
+    """
+
+    def __init__(self, search: Search, step: int, record: Recorder) -> None:
+        self.instructions = [Instruction("i0", search.seed)]
+        self.critiques: dict[str, str] = {}
+        self._ids = {search.seed: "i0"}
+        self._step, self._record, self._budget = step, record, search.budget
+        self._told = -1
+        record("instruction_born", **asdict(self.instructions[0]), score=None, parent_score=None)
+
+    def accepted(self, text: str, parent: str, score: float, parent_score: float) -> None:
+        instruction = Instruction(
+            id=f"i{len(self.instructions)}",
+            text=text,
+            parent=self._ids[parent],
+            origin=_ORIGIN,
+            born=self._step,
+            critique=self.critiques.get(text, ""),
+        )
+        self.instructions.append(instruction)
+        self._ids[text] = instruction.id
+        self._record(
+            "instruction_born", **asdict(instruction), score=score, parent_score=parent_score
+        )
+
+    def rejected(
+        self, text: str, parent: str, score: float, parent_score: float, improved: bool
+    ) -> None:
+        reason = "no budget left to score it" if improved else "not above its parent"
+        self._refuse(text, parent, reason, score, parent_score)
+
+    def unlawful(self, text: str, parent: str, reason: str) -> None:
+        """A text breaks the contract."""
+        self._refuse(text, parent, reason, None, None)
+
+    def _refuse(
+        self, text: str, parent: str, reason: str, score: float | None, parent_score: float | None
+    ) -> None:
+        self._record(
+            "instruction_rejected",
+            reason=reason,
+            text=text,
+            parent=self._ids[parent],
+            origin=_ORIGIN,
+            score=score,
+            parent_score=parent_score,
+        )
+
+    def progress(self, evaluations: int, texts: int, best: float) -> None:
+        """Recorded every so often: an iteration may be six rollouts."""
+        part = evaluations * _PROGRESS_EVENTS // self._budget
+        if part == self._told:
+            return
+        self._told = part
+        self._record(
+            "gepa_progress",
+            evaluations=evaluations,
+            budget=self._budget,
+            instructions=texts,
+            best_dev_score=best,
+        )
+
+
+# ---- the prompt
+
+ABOUT_AN_AGENT = "The assistant is an agent: it may act in several turns"
+"""In every prompt of this module, in none of gepa's own."""
+
+# gepa's own text but for the agent, and for its advice to put facts of the examples into the
+# instruction, which the contract forbids.
+_TEMPLATE = f"""I provided an assistant with the following instructions to perform a task for me:
+```
+<curr_param>
+```
+
+{ABOUT_AN_AGENT}, and what its tools returned stands in its responses where it saw it. The following are examples of different task inputs provided to the assistant along with the assistant's response for each of them, and some feedback on how the assistant's response could be better:
+```
+<side_info>
+```
+
+Your task is to write a new instruction for the assistant.
+
+Read the inputs carefully and identify the input format and infer detailed task description about the task I wish to solve with the assistant.
+
+Read all the assistant responses turn by turn with the corresponding feedback: how it planned, what it asked its tools for, what it made of their results, how it gave its answer. First say in a few sentences what went wrong, and what in the instructions allowed it. The assistant may have utilized a generalizable strategy to solve the task, if so, include that in the instruction as well. Write general strategies, never the answers to these examples.
+"""
+_THINK_TAG = re.compile(r"</?think>")
+_CRITIQUE_CHARS = 2000
+
+
+def instruction_prompt(parent: str, examples: Sequence[Record], required: Iterable[str]) -> str:
+    """Parent and examples in; critique and one new instruction out.
+
+    Args:
+        required: texts that the new instruction must hold.
+    """
+    from gepa.strategies.instruction_proposal import InstructionProposalSignature
+
+    prompt = InstructionProposalSignature.prompt_renderer(
+        {
+            "current_instruction_doc": parent,
+            "dataset_with_feedback": list(map(dict, examples)),
+            "prompt_template": _TEMPLATE,
+        }
+    )
+    assert isinstance(prompt, str)  # it is a list only where examples hold images
+    kept = ", ".join(required)
+    keep = f"Keep these texts in the new instruction, letter by letter: {kept}\n\n" if kept else ""
+    return f"{prompt}\n{keep}Provide the new instructions within ``` blocks."
+
+
+def read_instruction(reply: str) -> tuple[str, str]:
+    """(critique, instruction) of a reply; never raises.
+
+    The critique is what stands before the first block. A reply that was cut off within its
+    reasoning is returned whole as the instruction, so that the contract rejects it.
+    """
+    said = _after_reasoning(reply.strip())
+    if said is None:
+        return "", reply.strip()
+    critique, fence, _ = said.partition("```")
+    return critique.strip()[:_CRITIQUE_CHARS] if fence else "", fenced_text(said)
+
+
+def _after_reasoning(reply: str) -> str | None:
+    """The reply after its leading think block; None where that is not closed.
+
+    Tags are counted: reasoning may itself speak of "<think> and </think>".
+    """
+    if not reply.startswith("<think>"):
+        return reply
+    depth = 0
+    for tag in _THINK_TAG.finditer(reply):
+        depth += 1 if tag.group() == "<think>" else -1
+        if depth == 0:
+            return reply[tag.end() :].strip()
+    return None
+
+
+class InstructionReflector(Reflector):
+    """Asks for instructions.
+
+    Args:
+        rules: the contract of an instruction.
+        met: the questions so far, whose answers no instruction may bring in.
+        reject: records what breaks the contract: text, parent, reason.
+        description: what the LLM is told of the environment.
+
+    Attributes:
+        critiques: by lawful instruction, what the LLM said before it.
+    """
+
+    def __init__(
+        self,
+        llm: LLM,
+        rules: InstructionRules,
+        met: Callable[[], Iterable[Task]],
+        reject: Callable[[str, str, str], None],
+        record: Recorder,
+        description: str = "",
+    ) -> None:
+        super().__init__(llm, record)
+        self._rules, self._met, self._reject_text = rules, met, reject
+        self._surroundings = surroundings(description)
+        self._tried.append(rules.original)
+        self._critique = ""
+        self.critiques: dict[str, str] = {}
+
+    def _prompt(self, parent: str, examples: Sequence[Record]) -> str:
+        kept = dict.fromkeys((*protocol_tags(self._rules.original), *self._rules.required))
+        return self._surroundings + instruction_prompt(parent, examples, kept)
+
+    def _read(self, reply: str) -> str:
+        self._critique, text = read_instruction(reply)
+        return text
+
+    def _broken(self, text: str, parent: str) -> str | None:
+        if placed := [p for p in PLACEHOLDERS if p in text]:
+            return f"holds {', '.join(placed)}, which only the reflection prompt may"
+        reason = self._rules.check(text, parent, self._tried, self._met())
+        if reason is None:
+            self.critiques[text] = self._critique
+        return reason
+
+    def _reject(self, text: str, parent: str, reason: str) -> None:
+        self._reject_text(text, parent, reason)
+
+
+# ---- the strategy
 
 
 class Gepa(Unhinted):

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 
+from cotune.methods.text_evolution import too_close_to_call
 from cotune.protocols import State
 from cotune.types import Instruction
 
@@ -32,18 +33,6 @@ def importance_weight(step_means: Sequence[float], start: float) -> float:
     adds nothing, so that a rarely drawn one is not punished for it.
     """
     return statistics.fmean(step_means) if step_means else start
-
-
-def too_close_to_call(a: Sequence[float], b: Sequence[float]) -> bool:
-    """Whether two windows' means differ by no more than the standard error of their difference.
-
-    That is sqrt(var(a)/len(a) + var(b)/len(b)) with sample variances. A window of fewer than two
-    values has no variance: too close, then.
-    """
-    if min(len(a), len(b)) < 2:
-        return True
-    error = math.sqrt(statistics.variance(a) / len(a) + statistics.variance(b) / len(b))
-    return abs(statistics.fmean(a) - statistics.fmean(b)) <= error
 
 
 @dataclass(slots=True)

@@ -5,17 +5,9 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
+from cotune.methods.instruction_rules import shorten_middle
 from cotune.protocols import State
 from cotune.types import StopReason, Task, Trajectory
-
-
-def shorten_middle(text: str, limit: int) -> str:
-    """At most about `limit` characters of a text: its beginning and its end."""
-    if len(text) <= limit:
-        return text
-    head = limit // 2
-    tail = text[len(text) - (limit - head) :]
-    return f"{text[:head]}\n[... {len(text) - limit} characters left out ...]\n{tail}"
 
 
 @dataclass(frozen=True, slots=True)

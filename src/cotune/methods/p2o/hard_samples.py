@@ -3,11 +3,9 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from cotune.methods.text_evolution import SOLVED_AT
 from cotune.protocols import State
 from cotune.types import Trajectory
-
-SOLVED_AT = 0.5
-"""A rollout whose reward reaches this is a success; the paper's rewards are 0 and 1."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from cotune.methods.instruction_rules import InstructionRules, ngrams, words_of
+from cotune.methods.text_evolution import PLACEHOLDERS
 from cotune.types import Task
 
-PLACEHOLDERS = ("<curr_param>", "<side_info>")
-"""Of gepa's reflection prompt: in a text, they would be filled in when it is a parent."""
 _THINK_TAG = re.compile(r"</?think>")
 _NUMBER = re.compile(r"(?<![\w.])[0-9][0-9,]*(?:\.[0-9]+)?(?!\w)")
 _NUMERIC_ANSWER = re.compile(r"[-+$\s]*[0-9][0-9,]*(?:\.[0-9]+)?[%\s]*")

@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import ClassVar, Literal
 
-from cotune.methods.p2o.hard_samples import SOLVED_AT
+from cotune.methods.text_evolution import SOLVED_AT
 from cotune.protocols import State
-from cotune.types import Task
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,24 +69,6 @@ def auto_budget(dev: int, candidates: int = 72) -> int:
     trials = int(max(4 * math.log2(candidates), 1.5 * candidates))
     full = (trials + 1) // every + 1 + (1 if trials < every else 0)
     return dev + 5 * candidates + trials * minibatch + full * dev
-
-
-def dev_count(count: int, dev_size: int) -> int:
-    """How many of so many questions are dev: `dev_size`, or half of a set below 1.5 times it."""
-    return dev_size if 2 * count >= 3 * dev_size else count // 2
-
-
-def split(
-    questions: Sequence[Task], dev_size: int, key: str
-) -> tuple[tuple[Task, ...], tuple[Task, ...]]:
-    """Shuffles questions into dev and train: `dev_size` and the rest.
-
-    In halves where there are fewer than 1.5 × `dev_size`. The order they come in does not matter.
-    """
-    tasks = sorted(questions, key=lambda task: task.id)
-    random.Random(f"{key}/split").shuffle(tasks)
-    dev = dev_count(len(tasks), dev_size)
-    return tuple(tasks[:dev]), tuple(tasks[dev:])
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,9 @@ from cotune.methods.method import Context, Cost, Method, Proposals, RunShape, ar
 from cotune.methods.p2o.hard_samples import HardSamples
 from cotune.methods.p2o.hint_evolution import HintEvolution
 from cotune.methods.p2o.hint_rules import HintRules
-from cotune.methods.p2o.hints import HintOptions, HintPool, assign_hints, covering, dev_count
+from cotune.methods.p2o.hints import HintOptions, HintPool, assign_hints, covering
 from cotune.methods.static import StaticStrategy
+from cotune.methods.text_evolution import dev_count
 from cotune.protocols import LLM, Recorder, Rollout, State, Strategy
 from cotune.types import (
     Assignment,
