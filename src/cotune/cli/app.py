@@ -1,4 +1,4 @@
-"""The command line. Errors that a user can mend are one line and exit status 2."""
+"""The command line: parses. Errors that a user can fix are one line and exit status 2."""
 
 import sys
 from pathlib import Path
@@ -342,7 +342,7 @@ def demo_p2o(output: DemoFolder = Path("runs/demo-p2o"), seed: DemoSeed = 0) -> 
 
 
 def _console() -> "Console":
-    """Where a command shows what it does: of processes that torchrun started, the first shows."""
+    """Return the console of a command; of processes that torchrun started, the first shows."""
     from rich.console import Console
 
     return Console(quiet=launched_rank() != 0)

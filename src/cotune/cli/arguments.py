@@ -1,4 +1,4 @@
-"""What is given to the commands: arguments and options with their help."""
+"""The arguments and options of the commands, with their help."""
 
 from pathlib import Path
 from typing import Annotated

@@ -34,7 +34,7 @@ def allow_hub() -> None:
 
 
 def _may_fetch(config: RunConfig) -> bool:
-    """Whether a run may need the Hugging Face hub for its policy, its data or its user's code."""
+    """Return whether a run may need the Hugging Face hub for its policy, data or own code."""
     policy, dataset, options = config.policy.path, config.dataset, config.environment
     local = policy.startswith("bundled:") or Path(policy).is_dir()
     of_hub = dataset is not None and dataset.name is not None and not Path(dataset.name).is_dir()

@@ -32,7 +32,7 @@ def prompt_text(prompt: str, instruction: str) -> Text:
 
 
 def completion_text(trajectory: Trajectory, codec: Codec, labelled: bool = False) -> Text:
-    """What followed the prompt, control tokens included, coloured by the mask.
+    """Return what followed the prompt, control tokens included, coloured by the mask.
 
     Args:
         labelled: says before each run of tokens whose they are, for where there are no colours.
@@ -46,13 +46,13 @@ def completion_text(trajectory: Trajectory, codec: Codec, labelled: bool = False
 
 
 def segments(ids: Sequence[int], mask: Sequence[int]) -> Iterator[tuple[bool, list[int]]]:
-    """Runs of tokens with equal mask: (whether the policy wrote them, token ids)."""
+    """Yield runs of tokens with equal mask: (whether the policy wrote them, token ids)."""
     for own, run in groupby(zip(ids, mask, strict=True), key=lambda pair: pair[1]):
         yield bool(own), [token for token, _ in run]
 
 
 def outcome_lines(trajectory: Trajectory) -> list[str]:
-    """What became of a rollout: reward and its parts, why it ended, what was wrong."""
+    """Return the outcome of a rollout: reward and its parts, why it ended, what was wrong."""
     parts = ", ".join(f"{name} {value:.3g}" for name, value in trajectory.parts.items())
     lines = [f"reward {trajectory.reward:.3g}" + (f" ({parts})" if parts else "")]
     lines.append(

@@ -14,7 +14,7 @@ KINDS = {
     "tools": "an agent that calls your Python functions",
     "search": "questions answered with a search engine over your own corpus",
 }
-"""What there is a starter for, and in a few words what it is."""
+"""The kinds of starters, each with a short description."""
 
 
 _PATH = "  path: Qwen/Qwen3-0.6B "

@@ -1,4 +1,4 @@
-"""What can be found wrong before anything is trained or written."""
+"""Checks of a run's parts that need no engine; `cotune.engines.preflight` runs them in order."""
 
 from collections.abc import Iterable, Mapping
 
@@ -17,7 +17,7 @@ _TRIED = ("", "I do not know.")  # completions that rewards are tried on
 
 
 def check_instruction(environment: Environment, instruction: str, strategy: str = "static") -> None:
-    """Raises ConfigError for an instruction under which no policy can act, or that cannot evolve.
+    """Raise ConfigError for an instruction under which no policy can act, or that cannot evolve.
 
     Args:
         instruction: the initial one; blank is none at all.
@@ -34,7 +34,7 @@ def check_instruction(environment: Environment, instruction: str, strategy: str 
 
 
 def check_told(environment: Environment, instruction: str, tokens: TokenRules) -> None:
-    """Raises ConfigError for texts of which prompts could not be made as they are.
+    """Raise ConfigError for texts of which prompts could not be made as they are.
 
     Args:
         instruction: the initial one.
@@ -49,7 +49,7 @@ def check_told(environment: Environment, instruction: str, tokens: TokenRules) -
 
 
 def check_tokens(engine_args: Mapping[str, object]) -> None:
-    """Raises ConfigError for a token in engine_args, which run files and folders would keep."""
+    """Raise ConfigError for a token in engine_args, which run files and folders would keep."""
     for name in _TOKENS:
         if engine_args.get(name) is not None:
             raise ConfigError(
@@ -59,7 +59,7 @@ def check_tokens(engine_args: Mapping[str, object]) -> None:
 
 
 def check_splits(environment: Environment, *, validates: bool) -> None:
-    """Raises ConfigError where a split that a run needs has no questions.
+    """Raise ConfigError where a split that a run needs has no questions.
 
     Args:
         validates: whether the run is evaluated on the validation split, too.
@@ -81,7 +81,7 @@ def check_prompts(
     *,
     strategy: str,
 ) -> None:
-    """Raises ConfigError where the longest prompts of some splits are longer than the limit.
+    """Raise ConfigError where the longest prompts of some splits are longer than the limit.
 
     Args:
         instruction: the initial one.
@@ -178,7 +178,7 @@ def check_retriever(environment: Environment) -> None:
 
 
 def check_context(context_tokens: int | None, limits: Limits) -> None:
-    """Raises ConfigError where a full episode is longer than what the policy can attend to.
+    """Raise ConfigError where a full episode is longer than what the policy can attend to.
 
     Args:
         context_tokens: the policy's; None where it has no bound.

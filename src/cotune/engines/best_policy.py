@@ -73,7 +73,7 @@ class BestPolicy:
         shutil.rmtree(self._staged, ignore_errors=True)
 
     def _swap_in(self, staged: Path) -> None:
-        """Puts a complete folder in the other's place; `_read` mends a kill in between."""
+        """Replace the folder by a complete one; `_read` repairs a kill in between."""
         shutil.rmtree(self._folder, ignore_errors=True)
         staged.rename(self._folder)
 

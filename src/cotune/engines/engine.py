@@ -29,7 +29,7 @@ Conclude = Callable[[RunConfig, RunDir, Journal, "Outcome", Environment, Console
 
 
 class Engine(Protocol):
-    """What trains the weights of a run file.
+    """The trainer of a run file's weights.
 
     Constructing one and looking it up imports no library; each method imports what it needs.
     """

@@ -1,4 +1,4 @@
-"""What a run measures of itself: before, while and after it trains; the same in every engine."""
+"""Evaluation of a run before, during and after training; the same in every engine."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from cotune.types import Prompt
 
 
 class EvaluatedParts(Protocol):
-    """What of a run's parts is asked for."""
+    """The parts of a run that evaluation needs."""
 
     @property
     def environment(self) -> Environment: ...
@@ -45,7 +45,7 @@ class Evaluated(Protocol):
         ...
 
     def begin_closing(self) -> None:
-        """What follows counts under the step after the last: a resume drops it and does it anew."""
+        """Count what follows under the step after the last, so that a resume drops and repeats it."""
         ...
 
 
@@ -70,14 +70,14 @@ class Keeper(Protocol):
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a finished run is worth, and what it cost.
+    """The result of a finished run.
 
     Attributes:
         before: test split, untrained policy, initial instruction; None where not measured.
         after: test split, reported policy, best instruction.
         plain: test split, reported policy, initial instruction.
         hinted: test split, reported policy, best instruction and best hint; None without hints.
-        choice: how INSPO's best instruction of the last step was told from the others.
+        choice: how INSPO's best instruction of the last step was chosen.
     """
 
     before: Score | None
@@ -108,7 +108,7 @@ class RunEvaluation:
         config: the run file.
         run: its folder.
         best: keeps the best policy on validation.
-        report: is told every score by the name that trackers know it by.
+        report: receives every score under its name in trackers.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""A run that trains weights and prompt together, whatever its engine: where it stands, its state."""
+"""A run that trains weights and prompt together, on any engine: its parts, progress and saved state."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -13,7 +13,7 @@ from cotune.types import Progress
 
 
 class Resumable:
-    """What a resume compares and says.
+    """The part of a run that a resume compares and continues.
 
     Attributes:
         parts: the run besides its trainer.
@@ -27,7 +27,7 @@ class Resumable:
         raise NotImplementedError
 
     def check_identity(self, state: State) -> None:
-        """Raises ConfigError where another run was saved than this one."""
+        """Raise ConfigError if the saved run is another than this one."""
         mine = self.identity
         for name, was in self.parts.renew(state["identity"]).items():
             if mine.get(name) != was:
@@ -37,7 +37,7 @@ class Resumable:
                 )
 
     def go_on_from(self, step: int, saved: Mapping[str, Any]) -> None:
-        """Begins an attempt after a step: cuts back what was written after it, says what changed.
+        """Begin an attempt after a step: truncate later logs, record what changed.
 
         Args:
             step: the last one that counts.
@@ -52,7 +52,7 @@ class Resumable:
 
 
 class Joint(Resumable):
-    """What the engines' runs have in common.
+    """The base of both engines' runs.
 
     Args:
         parts: strategy, environment, LLM and where things are written.
@@ -76,7 +76,7 @@ class Joint(Resumable):
         self.rollouts_left: Callable[[], int | None] = lambda: None
 
     def progress(self, step: int) -> Progress:
-        """Where a step stands; what is left of a budget is known on rank 0."""
+        """Return where a step stands; what is left of a budget is known on rank 0."""
         return Progress(
             step=step,
             epoch=self.order.epoch(step),
@@ -94,7 +94,7 @@ class Joint(Resumable):
         }
 
     def load_state_dict(self, state: State) -> None:
-        """Raises ConfigError where another run was saved than this one."""
+        """Raise ConfigError if the saved run is another than this one."""
         self.check_identity(state)
         self.batches, self.ended = int(state["batches"]), bool(state["ended"])
         self.coordinator.load_state_dict(state["coordinator"])
@@ -104,13 +104,13 @@ class Joint(Resumable):
         return {"the training tasks": self.order.fingerprint, **self.parts.identity}
 
     def resume(self, state: State) -> None:
-        """Goes on from a saved state: cuts back what was written after it, begins an attempt."""
+        """Resume from a saved state: truncate later logs, begin an attempt."""
         self.load_state_dict(state)
         if self.coordinator.comm.rank == 0:
             self.go_on_from(self.batches, state)
 
     def begin_closing(self) -> None:
-        """What follows counts under the step after the last: a resume drops it and does it anew."""
+        """Count what follows under the step after the last, so that a resume drops and repeats it."""
         self.coordinator.step = self.batches + 1
         if self.coordinator.comm.rank == 0:
             self.parts.meter.set_step(self.batches + 1)

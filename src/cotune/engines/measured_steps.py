@@ -1,4 +1,4 @@
-"""What some steps of a run took, and what the whole of it would take at that rate."""
+"""Timings of some steps of a run, and a projection of the whole run from them."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -29,7 +29,7 @@ class MeasuredStep:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What was measured.
+    """A measurement.
 
     Attributes:
         steps: in order.
@@ -58,7 +58,7 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What one purpose of rollouts would take; counts are upper bounds, as in the plan."""
+    """The projection of one purpose of rollouts; counts are upper bounds, as in the plan."""
 
     rollouts: int
     tokens: float
@@ -83,7 +83,7 @@ class Projection:
 
 
 def project(measured: Measured, planned: Plan, rollouts_per_step: int) -> Projection:
-    """What `planned` would take if it went on as measured.
+    """Project what `planned` would take at the measured rate.
 
     A purpose that no measured step had is taken to go as training does. So is evaluation, which is
     greedy.

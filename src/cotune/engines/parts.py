@@ -1,4 +1,4 @@
-"""What a run is made of besides its trainer, and from a run file to that; the same in every engine."""
+"""The parts of a run besides its trainer; the same in every engine."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ from cotune.types import Limits
 
 @dataclass(frozen=True)
 class Parts:
-    """What a run is made of besides the trainer."""
+    """The parts of a run besides its trainer."""
 
     strategy: Strategy
     environment: Environment
@@ -28,13 +28,13 @@ class Parts:
     """Score in place of the environment; None where it scores."""
     rows_per_call: int = 512
     resample_rounds: int = 0
-    """How often groups without variance are replaced in a step at most (`cotune.rollout.resampling`)."""
+    """Rounds in which groups without variance are replaced (`cotune.rollout.resampling`)."""
     identity: Mapping[str, str] = field(default_factory=dict)
     """By field, what a resume must find as it was."""
     renew: Callable[[Mapping[str, str]], Mapping[str, str]] = dict
     """Brings what an older version saved as `identity` up to date."""
     frozen: bool = False
-    """Whether the policy stays as it is; then a `JointTrainer` rolls out and makes no update."""
+    """If set, a `JointTrainer` rolls out and makes no update."""
     changeable: Mapping[str, str] = field(default_factory=dict)
     """By field, what a resume may find changed; then it says so (see `cotune.config.resuming`)."""
 

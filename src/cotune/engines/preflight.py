@@ -264,7 +264,7 @@ class Preflight:
 
     @property
     def context_tokens(self) -> int | None:
-        """How many tokens the policy can attend to; None if its config.json does not say."""
+        """Tokens that the policy can attend to; None if its config.json does not say."""
         return getattr(self.architecture.get_text_config(), "max_position_embeddings", None)
 
     # ---- checks that build on them

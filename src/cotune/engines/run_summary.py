@@ -1,4 +1,4 @@
-"""What a finished run came to, as its summary.json has it."""
+"""summary.json: the result of a finished run."""
 
 from typing import TYPE_CHECKING, Any
 

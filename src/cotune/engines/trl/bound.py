@@ -1,4 +1,4 @@
-"""What runs on any trainer of TRL share: the trainer, a row of metrics."""
+"""A run's trainer, whichever of TRL's it is, and a row of its metrics."""
 
 from collections.abc import Mapping
 from typing import Any, Generic, TypeVar
@@ -17,7 +17,7 @@ class Bound(Generic[AnyTrainer]):
 
     @property
     def bound(self) -> bool:
-        """Whether there is a trainer."""
+        """Return whether there is a trainer."""
         return self._trainer is not None
 
     @property

@@ -19,7 +19,7 @@ from cotune.run.json_files import write_json_atomic
 
 
 def state_path(folder: Path, step: int) -> Path:
-    """Where cotune's half of the checkpoint of an optimizer step lies."""
+    """Return where cotune's half of the checkpoint of an optimizer step lies."""
     return folder / f"cotune-state-{step}.json"
 
 
@@ -83,7 +83,7 @@ def _is_whole(path: Path, state: State) -> bool:
 
 
 def _of_other_processes(path: Path, state: State) -> Iterator[Path]:
-    """What the processes besides the first have written; nothing of a run in one."""
+    """Yield what the processes besides the first have written."""
     if not (path / "rng_state_0.pth").is_file():
         return  # one process, or the weights alone were saved
     latest = path / "latest"

@@ -1,4 +1,4 @@
-"""Refuses, in a line each, what would make TRL run something other than what cotune was told."""
+"""Checks that refuse, in a line each, arguments with which TRL would not do what cotune asks."""
 
 import inspect
 from typing import Any
@@ -23,7 +23,7 @@ SUPPORTED = (Version("1.16"), Version("1.17"))
 
 
 def check_trl() -> None:
-    """Raises EngineError unless the installed TRL has the hooks this engine was written for."""
+    """Raise EngineError unless the installed TRL has the hooks this engine was written for."""
     version = Version(trl.__version__)
     if not SUPPORTED[0] <= version < SUPPORTED[1]:
         raise EngineError(
@@ -40,7 +40,7 @@ def check_trl() -> None:
 
 
 def check_args(args: GRPOConfig) -> None:
-    """Raises ConfigError for the first argument under which a run would not be what it says.
+    """Raise ConfigError for the first argument that would change what the run is.
 
     What is refused by itself stands in `fields.FIELDS`; here is what depends on other fields.
     """
@@ -58,7 +58,7 @@ def _refused_by_themselves(args: GRPOConfig) -> list[tuple[bool, str]]:
     return [
         (
             not field.accepts(value),
-            f"GRPOConfig.{name} is {_shown(value)}; {field.line}: {field.mend}",
+            f"GRPOConfig.{name} is {_shown(value)}; {field.line}: {field.fix}",
         )
         for name, field in FIELDS.items()
         if field.accepts is not None
@@ -80,7 +80,7 @@ def _shown(value: Any) -> str:
 
 
 def _vllm_conflicts(args: GRPOConfig) -> list[tuple[bool, str]]:
-    """What would keep vLLM from sampling the policy, or from sampling it as it is."""
+    """List what would keep vLLM from sampling the policy as it is."""
     shared = args.vllm_tensor_parallel_size if args.vllm_mode == "colocate" else 1
     return [
         (
@@ -101,7 +101,7 @@ def _vllm_conflicts(args: GRPOConfig) -> list[tuple[bool, str]]:
 
 
 def _batch_conflicts(args: GRPOConfig) -> list[tuple[bool, str]]:
-    """What would begin, save or evaluate a step inside a rollout batch."""
+    """List what would begin, save or evaluate a step inside a rollout batch."""
     per_batch = steps_per_batch(args)
     takes = f"but a rollout batch takes {per_batch} optimizer steps"
     return [
@@ -141,7 +141,7 @@ def _batch_conflicts(args: GRPOConfig) -> list[tuple[bool, str]]:
 
 
 def _keeping(args: GRPOConfig) -> list[tuple[bool, str]]:
-    """What would save or keep another policy than the one meant."""
+    """List what would save or keep a policy other than the one meant."""
     keeps_best = bool(args.load_best_model_at_end) or args.save_strategy == SaveStrategy.BEST
     metric = args.metric_for_best_model or ""
     spans = "the data set spans the run, so an epoch of the trainer's ends with it"
@@ -183,7 +183,7 @@ def _keeping(args: GRPOConfig) -> list[tuple[bool, str]]:
 
 
 def check_strategy(args: GRPOConfig, strategy: Strategy) -> None:
-    """Raises ConfigError where the loss cannot do what the strategy asks of it."""
+    """Raise ConfigError if the loss cannot do what the strategy asks of it."""
     masked = may_hint(strategy) and strategy.distillation.ratio == "masked"
     if masked and args.importance_sampling_level == "sequence":
         raise ConfigError(
@@ -194,12 +194,12 @@ def check_strategy(args: GRPOConfig, strategy: Strategy) -> None:
 
 
 def may_hint(strategy: Strategy) -> bool:
-    """Whether it is known beforehand that rollouts will be sampled under hints."""
+    """Return whether rollouts can be sampled under hints."""
     return isinstance(strategy, P2O)
 
 
 def check_weighing(strategy: Strategy) -> None:
-    """Raises ConfigError where a plain GRPOTrainer could not train on the strategy's rollouts."""
+    """Raise ConfigError if a plain GRPOTrainer could not train on the strategy's rollouts."""
     settings = strategy.distillation
     if may_hint(strategy) and weighs(settings):
         asked = "drop_failed" if settings.drop_failed else f"ratio: {settings.ratio}"
@@ -211,7 +211,7 @@ def check_weighing(strategy: Strategy) -> None:
 
 
 def check_trainer(trainer: GRPOTrainer) -> None:
-    """Raises ConfigError if the trainer would generate, score or shard otherwise than cotune."""
+    """Raise ConfigError if the trainer would generate, score or shard differently from cotune."""
     if trainer.tools or trainer.environment_factories is not None:
         raise ConfigError(
             "GRPOTrainer was given tools= or environment_factory=, with which TRL runs its own tool "

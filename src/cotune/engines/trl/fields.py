@@ -13,19 +13,19 @@ Accepts = Callable[[Any], bool]
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """What becomes of one field.
+    """The treatment of one field.
 
     Attributes:
         status: "supported" is passed on as it is; "adjusted" means what `line` says; "refused" is
             an error when the joint run is made, unless `accepts` takes the value.
         line: what it does, what cotune makes of it, or why it is refused.
-        mend: of a refused one, what to set.
+        fix: of a refused one, what to set.
         accepts: of a refused one, whether a value changes nothing.
     """
 
     status: Literal["supported", "adjusted", "refused"]
     line: str
-    mend: str = ""
+    fix: str = ""
     accepts: Accepts | None = None
 
 
@@ -37,8 +37,8 @@ def _adjusted(line: str) -> Field:
     return Field("adjusted", line)
 
 
-def _refused(line: str, mend: str, accepts: Accepts) -> Field:
-    return Field("refused", line, mend, accepts)
+def _refused(line: str, fix: str, accepts: Accepts) -> Field:
+    return Field("refused", line, fix, accepts)
 
 
 def _each(names: str, field: Field) -> dict[str, Field]:
@@ -251,7 +251,7 @@ _SAVING: Mapping[str, Field] = {
     "save_steps": _ok("A multiple of the optimizer steps that a rollout batch takes."),
     "save_total_limit": _ok("Passed on; cotune's half of a checkpoint goes with the trainer's."),
     "save_only_model": _refused(
-        "a run cannot be gone on with from a checkpoint without its optimizer",
+        "a run cannot be resumed from a checkpoint without its optimizer",
         "set save_only_model=False",
         _off,
     ),

@@ -159,7 +159,7 @@ class TRLJoint(Joint, Bound[GRPOTrainer]):
         )
 
     def _context_tokens(self) -> int | None:
-        """What can be attended to: the policy's own limit, and that of vLLM where it is lower."""
+        """Return what can be attended to: the policy's own limit, or that of vLLM if it is lower."""
         config = self.unwrapped.config.get_text_config()
         context = getattr(config, "max_position_embeddings", None)
         if not self.trainer.use_vllm:
@@ -219,7 +219,7 @@ class TRLJoint(Joint, Bound[GRPOTrainer]):
         }
 
     def _trained_mask(self, trajectory: Trajectory) -> list[int]:
-        """Which tokens are trained on; none of a rollout that was cut off, where args say so."""
+        """Return which tokens are trained on; none of a rollout that was cut off, if args say so."""
         stop = self.parts.environment.stop
         if self.args.mask_truncated_completions and was_cut(trajectory, stop):
             return [0] * len(trajectory.mask)
@@ -253,7 +253,7 @@ class TRLJoint(Joint, Bound[GRPOTrainer]):
         return {**super().state_dict(), **(spread(self.trainer) if self.bound else {})}
 
     def load_state_dict(self, state: State) -> None:
-        """Raises ConfigError where another run was saved than this one, or by other processes."""
+        """Raise ConfigError if another run was saved than this one, or by other processes."""
         self._loaded = state
         if self.bound:
             check_spread(state, self.trainer)

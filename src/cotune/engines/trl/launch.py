@@ -1,4 +1,4 @@
-"""How the processes were started: whether each has a GPU of its own."""
+"""The launch: whether each process has its own GPU."""
 
 import os
 from typing import TYPE_CHECKING, TypeVar
@@ -17,7 +17,7 @@ Args = TypeVar("Args", bound="TrainingArguments")
 
 
 def check_launch(training: "TrainingConfig") -> None:
-    """Raises ConfigError where a run file's processes do not fit the GPUs that they see."""
+    """Raise ConfigError if a run file's processes do not fit the GPUs that they see."""
     if training.engine_args.get("use_cpu"):
         return
     gpus = torch.cuda.device_count()
@@ -37,13 +37,13 @@ def check_launch(training: "TrainingConfig") -> None:
 
 
 def check_devices(args: "TrainingArguments") -> None:
-    """Raises ConfigError where the trainer would split its batches over GPUs within one process."""
+    """Raise ConfigError if the trainer would split its batches over GPUs within one process."""
     if args.n_gpu > 1:
         raise ConfigError(_one_of(args.n_gpu, "your_script.py"))
 
 
 def held_to_one_gpu(args: Args) -> Args:
-    """The same arguments, under which the trainer uses the first GPU alone.
+    """Return the same arguments, with which the trainer uses the first GPU alone.
 
     It wraps the model in DataParallel where it counts several. Trainer sets the same field to 1
     where a model is split over GPUs.

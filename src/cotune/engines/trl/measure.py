@@ -1,4 +1,4 @@
-"""Some steps of a run file for real, to see how long they take and what memory they need."""
+"""Real steps of a run file, timed, with the memory that they need."""
 
 import sys
 import time
@@ -95,7 +95,7 @@ class _Stopwatch(TrainerCallback):
 
 
 def peak_memory() -> int | None:
-    """The most memory of this process that was resident, in bytes; None where it is not told."""
+    """Return the peak resident memory of this process in bytes; None if unknown."""
     try:
         import resource
     except ImportError:  # not on Windows

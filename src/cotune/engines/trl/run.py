@@ -72,7 +72,7 @@ def train(
 def build_trainer(
     config: RunConfig, setup: Setup, journal: Journal, ledger: Ledger, before_rollout: Hook
 ) -> tuple[TRLJoint, JointTrainer, "RolloutBudget"]:
-    """A run file's trainer, which writes where it is told and shows nothing by itself."""
+    """Return a run file's trainer, which shows nothing by itself."""
     tokenizer, args = setup.tokenizer, setup.args
     codec = HFCodec(tokenizer, config.policy.template_args)
     parts = run_parts(config, setup.environment, codec, setup.rewards, journal, ledger)
@@ -109,7 +109,7 @@ def went_to_its_end(joint: TRLJoint, checkpoint: Path) -> bool:
 
 
 def lost_steps(setup: Loaded, learning_rate: float) -> str | None:
-    """Says where the weights' type is too coarse for the steps; adapters are float32."""
+    """Say if the weights' type is too coarse for the steps; adapters are float32."""
     if setup.adapter is not None or not learning_rate:
         return None
     return rounding_notice(str(setup.model.dtype).removeprefix("torch."), learning_rate)
@@ -130,13 +130,13 @@ class RolloutBudget(TrainerCallback):
         joint.rollouts_left = self.left
 
     def left(self) -> int | None:
-        """What is left of the budget, as rank 0 knows it; None without one."""
+        """Return what is left of the budget, as rank 0 knows it; None without one."""
         if self._budget is None:
             return None
         return self._budget - policy_rollouts(self._ledger.totals().rollouts)
 
     def spent(self) -> bool:
-        """Whether another batch would exceed the budget; all ranks ask together."""
+        """Return whether another batch would exceed the budget; all ranks ask together."""
         if self._budget is None:
             return False
         return self._joint.coordinator.comm.broadcast(self.left()) < self._batch

@@ -30,7 +30,7 @@ from cotune.rewards.functions import RewardFunctions
 
 @dataclass(frozen=True)
 class Loaded:
-    """What a run needs that can be wrong, besides its trainer's arguments.
+    """The policy, environment and rewards of a run, loaded.
 
     Attributes:
         rewards: score in place of the environment; None where it scores.
@@ -46,7 +46,7 @@ class Loaded:
 
 @dataclass(frozen=True)
 class Setup(Loaded):
-    """The same with the arguments of GRPOTrainer."""
+    """The same, with the arguments of GRPOTrainer."""
 
     args: GRPOConfig = field(kw_only=True)
 
@@ -145,7 +145,7 @@ def grpo_config(config: RunConfig, folder: Path) -> GRPOConfig:
 
 
 def shared_args(config: RunConfig, folder: Path) -> dict[str, Any]:
-    """What the arguments of GRPOTrainer and of SFTTrainer have in common."""
+    """Return the arguments that GRPOTrainer and SFTTrainer share."""
     training = config.training
     values: dict[str, Any] = {
         "output_dir": str(folder),
@@ -170,7 +170,7 @@ def shared_args(config: RunConfig, folder: Path) -> dict[str, Any]:
 
 
 def _check_frozen(training: TrainingConfig) -> None:
-    """Raises ConfigError for what needs gradients of a policy that has none."""
+    """Raise ConfigError for what needs gradients if the policy has none."""
     if training.frozen and training.engine_args.get("fp16"):
         raise ConfigError(
             "training.engine_args.fp16 scales gradients, and with training.frozen there are none; "
@@ -179,7 +179,7 @@ def _check_frozen(training: TrainingConfig) -> None:
 
 
 def check_engine_args(given: dict[str, Any]) -> None:
-    """Raises ConfigError for what GRPOConfig does not take, and for what is not its to say."""
+    """Raise ConfigError for what GRPOConfig does not take, and for what is set elsewhere."""
     check_not_ours(given)
     check_known(given, GRPOConfig)
     if given.get("deepspeed"):
@@ -198,7 +198,7 @@ def dry_run_args(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def check_known(given: dict[str, Any], config: type) -> None:
-    """Raises ConfigError for a field of training.engine_args that a trainer's arguments lack."""
+    """Raise ConfigError for a field of training.engine_args that a trainer's arguments lack."""
     known = [field.name for field in fields(config) if field.init]
     for name in given:
         if name not in known:
@@ -211,7 +211,7 @@ def check_known(given: dict[str, Any], config: type) -> None:
 
 
 def check_not_ours(given: dict[str, Any]) -> None:
-    """Raises ConfigError for what a run file says elsewhere, or must not say."""
+    """Raise ConfigError for what a run file sets elsewhere, or must not set."""
     check_tokens(given)
     for name in given:
         if name == "output_dir":

@@ -64,7 +64,7 @@ from cotune.run.run_dir import RunDir
 
 @dataclass(frozen=True)
 class SFTSetup(Loaded):
-    """What a run needs, with the arguments of SFTTrainer."""
+    """The loaded parts of a run, with the arguments of SFTTrainer."""
 
     args: SFTConfig = field(kw_only=True)
 
@@ -129,7 +129,7 @@ def sft_config(config: RunConfig, folder: Path) -> SFTConfig:
 
 
 def check_engine_args(given: dict[str, Any]) -> None:
-    """Raises ConfigError for the first field that a fine-tuning run refuses."""
+    """Raise ConfigError for the first field that a fine-tuning run refuses."""
     check_not_ours(given)
     known = {one.name for one in fields(SFTConfig) if one.init}
     grpos = {one.name for one in fields(GRPOConfig) if one.init} - known
@@ -150,7 +150,7 @@ def check_engine_args(given: dict[str, Any]) -> None:
 
 
 def check_one_process() -> None:
-    """Raises ConfigError where torchrun has started several."""
+    """Raise ConfigError if torchrun has started several."""
     world = int(os.environ.get("WORLD_SIZE", "1"))
     if world > 1:
         raise ConfigError(
@@ -230,14 +230,14 @@ class TRLSft(Resumable, Bound[SFTTrainer]):
             model.train(training)
 
     def weights_replaced(self) -> None:
-        """Nothing else holds a copy of the weights."""
+        """Do nothing: nothing else holds a copy of the weights."""
 
     def begin_closing(self) -> None:
-        """What follows counts under the step after the last: a resume drops it and does it anew."""
+        """Count what follows under the step after the last, so that a resume drops and repeats it."""
         self.at(self.batches + 1)
 
     def at(self, step: int) -> None:
-        """What follows counts under a step."""
+        """Count what follows under a step."""
         self.coordinator.step = step
         self.parts.meter.set_step(step)
 
@@ -310,7 +310,7 @@ def train(
 ) -> Outcome:
     """Fine-tunes to the end, from the newest checkpoint if `resume`; evaluates and keeps the best.
 
-    A run that was stopped before its first checkpoint goes on with the rollouts that it has.
+    A run that was stopped before its first checkpoint continues with the rollouts that it has.
 
     Args:
         config: the run file.

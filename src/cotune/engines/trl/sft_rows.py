@@ -33,14 +33,14 @@ SCHEMA_VERSION = 1
 
 @dataclass(frozen=True)
 class Rows:
-    """What is fitted, and what the event that tells of it says besides."""
+    """The rows to fit, and what the event on them records."""
 
     rows: Sequence[TrainingRow]
     about: Mapping[str, object]
 
 
 def check_references(environment: Environment) -> None:
-    """Raises ConfigError where training questions have no reference answer."""
+    """Raise ConfigError if training questions have no reference answer."""
     tasks = environment.tasks("train")
     without = [task.id for task in tasks if not reference_of(environment, task)]
     if without:
@@ -206,7 +206,7 @@ def write_rows(
 
 
 def read_head(path: Path) -> Row:
-    """What `write_rows` wrote of the run; empty where there is nothing to read."""
+    """Return what `write_rows` wrote of the run; empty if there is nothing to read."""
     lines = read_jsonl(path)
     return lines[0] if lines else {}
 

@@ -34,7 +34,7 @@ _NO_SHARDS = (DistributedType.NO, DistributedType.MULTI_CPU)
 
 
 def is_sharded(model: Any) -> bool:
-    """Whether a model's own weights are spread over processes (FSDP2)."""
+    """Return whether a model's own weights are spread over processes (FSDP2)."""
     return isinstance(model, FSDPModule)
 
 
@@ -105,7 +105,7 @@ def _load_shards(model: Any, folder: Path) -> None:
 
 
 def sharding_of(trainer: Trainer) -> str:
-    """How a trainer spreads its training: none, fsdp2, zero1 or zero2; DDP is none, too."""
+    """Return how a trainer spreads its training: none (DDP included), fsdp2, zero1 or zero2."""
     state = trainer.accelerator.state
     if (fsdp := getattr(state, "fsdp_plugin", None)) is not None:
         return f"fsdp{fsdp.fsdp_version}"
@@ -115,7 +115,7 @@ def sharding_of(trainer: Trainer) -> str:
 
 
 def check_deepspeed(why: str) -> None:
-    """Raises ConfigError unless DeepSpeed is installed; `why` says what asks for it."""
+    """Raise ConfigError unless DeepSpeed is installed; `why` says what asks for it."""
     if importlib.util.find_spec("deepspeed") is None:
         raise ConfigError(
             f"{why} needs DeepSpeed, which is not installed: pip install 'cotune[deepspeed]'"
@@ -123,7 +123,7 @@ def check_deepspeed(why: str) -> None:
 
 
 def check_sharding(args: TrainingArguments) -> None:
-    """Raises ConfigError for a way to spread training that a joint run cannot use.
+    """Raise ConfigError for a way to spread training that a joint run cannot use.
 
     Read are the arguments and what `accelerate launch` has set in the environment.
     """
@@ -178,13 +178,13 @@ def _is_set(name: str) -> bool:
 
 
 def spread(trainer: Trainer) -> State:
-    """What a checkpoint's other half is laid out for: kept with it, so that a resume can compare."""
+    """Return how training is spread, which is kept with a checkpoint for a resume to compare."""
     processes = dist.get_world_size() if dist.is_initialized() else 1
     return {"sharding": sharding_of(trainer), "processes": processes}
 
 
 def check_spread(saved: State, trainer: Trainer) -> None:
-    """Raises ConfigError where a checkpoint's optimizer could not be read as training is spread now.
+    """Raise ConfigError if a checkpoint's optimizer cannot be read as training is spread now.
 
     The trainer would begin with a new optimizer, and say nothing.
     """

@@ -1,4 +1,4 @@
-"""What trackers get besides the trainer's numbers: the table of instructions, and of hints.
+"""The tables of instructions and hints for trackers, beside the trainer's numbers.
 
 They follow the trainer's own reporting callbacks, whichever `report_to` or the user put there.
 """
@@ -50,7 +50,7 @@ _AVAILABLE: Mapping[str, Callable[[], bool]] = {
 
 
 def check_installed(backends: Sequence[str]) -> None:
-    """Raises ConfigError for a backend of logging.report_to that is not installed."""
+    """Raise ConfigError for a backend of logging.report_to that is not installed."""
     for name in backends:
         if not _AVAILABLE[name]():
             raise ConfigError(
@@ -60,7 +60,7 @@ def check_installed(backends: Sequence[str]) -> None:
 
 
 def tables(strategy: Strategy) -> list[Table]:
-    """What a strategy knows, as tables; of one that is none of cotune's, the best instruction."""
+    """Return what a strategy knows as tables; of a user's own strategy, the best instruction."""
     base = strategy.base if isinstance(strategy, P2O) else strategy
     rows = [_only_instruction(base)]
     if isinstance(base, Inspo):
@@ -94,7 +94,7 @@ def _instructions(strategy: Inspo) -> list[Row]:
 
 
 def _candidates(strategy: Gepa) -> list[Row]:
-    """What GEPA accepted; the weight is the mean dev score. [] before the search."""
+    """Return what GEPA accepted; the weight is the mean dev score. [] before the search."""
     found = strategy.candidates()
     paths: dict[str | None, str] = {}
     rows: list[Row] = []
@@ -115,7 +115,7 @@ def _only_instruction(strategy: Strategy) -> Row:
 
 
 def _hints(strategy: P2O) -> list[Row]:
-    """Those of the last phase; `covers` are the ones that hard questions are sampled under."""
+    """Return those of the last phase; `covers` marks the ones that hard questions are sampled under."""
     pool = strategy.pool
     if pool is None:
         return []

@@ -1,4 +1,4 @@
-"""What the keeping of the best policy asks of a run on TRL, besides what its evaluation does."""
+"""A run on TRL as `TRLBest` sees it."""
 
 from contextlib import AbstractContextManager
 from typing import Protocol
@@ -13,7 +13,7 @@ class Trained(Evaluated, Protocol):
 
     @property
     def bound(self) -> bool:
-        """Whether there is a trainer."""
+        """Return whether there is a trainer."""
         ...
 
     @property

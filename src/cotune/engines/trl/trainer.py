@@ -207,7 +207,7 @@ def filled_up(rows: torch.Tensor, count: int, total: int) -> torch.Tensor:
 
 
 def with_rows(inputs: dict[str, Any], rows: torch.Tensor) -> dict[str, Any]:
-    """The same inputs for some rows; entries that are not one value a row stay as they are."""
+    """Return the inputs of some rows; entries that are not one value a row stay as they are."""
     count = len(inputs["advantages"])
     return {
         name: value[rows] if _per_row(value, count) else value for name, value in inputs.items()

@@ -1,4 +1,4 @@
-"""Which rollouts a limit of tokens cut off: `mask_truncated_completions` asks."""
+"""Rollouts that a limit of tokens cut off, for `mask_truncated_completions`."""
 
 from collections.abc import Sequence
 
@@ -6,7 +6,7 @@ from cotune.types import StopReason, Trajectory
 
 
 def was_cut(trajectory: Trajectory, stop: Sequence[str]) -> bool:
-    """Whether a limit of tokens ended the rollout, or what the policy wrote in its last turn.
+    """Return whether a limit of tokens ended the rollout, or the policy's part of its last turn.
 
     TRL tells it by a missing EOS, which no rollout of ours lacks. A turn ends by an EOS, by a stop
     string, or by a limit.

@@ -177,7 +177,7 @@ class VLLMSession:
             "skip_special_tokens": False,
             "ignore_eos": True,
             "stop_token_ids": [self._codec.eos_id],
-            # What would make the distribution another than the policy's.
+            # What would make the distribution differ from the policy's.
             "top_p": 1.0,
             "top_k": 0,
             "min_p": 0.0,
@@ -191,7 +191,7 @@ class VLLMSession:
             self._generation.generation_kwargs = before
 
     def _cut(self, request: SampleRequest, written: Sequence[tuple[int, float]]) -> Sample:
-        """What the row's own limit and the stop rule of the other samplers leave of a turn."""
+        """Return a turn cut by the row's own limit and the stop rule of the other samplers."""
         ids: list[int] = []
         for token, _ in written[: request.max_tokens]:
             ids.append(token)
@@ -208,7 +208,7 @@ def _number(logprob: float | None) -> float:
 def sampling_logprobs(
     trajectories: Sequence[Trajectory], training: bool
 ) -> list[list[float | None]]:
-    """What TRL's importance-sampling correction compares with the trainer's log-probabilities.
+    """Return what TRL's importance-sampling correction compares with the trainer's own.
 
     None for each token of a rollout that was sampled from another distribution than the trainer
     computes: under a hint that is not trained on, or greedily in an evaluation. There TRL takes a
@@ -224,7 +224,7 @@ def sampling_logprobs(
 
 
 def engine_context(trainer: GRPOTrainer, distillation: Distillation, comm: Comm) -> int:
-    """How many tokens vLLM attends to, prompt included; asked by all ranks together.
+    """Return how many tokens vLLM attends to, prompt included; all ranks call it together.
 
     Raises:
         ConfigError: a server's log-probabilities are not at the run's temperature, and something

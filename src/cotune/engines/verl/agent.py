@@ -32,7 +32,7 @@ from cotune.types import Assignment, Sample, SampleRequest, Sampling, Trajectory
 
 @dataclass(frozen=True)
 class Calls:
-    """What an environment is asked, for all episodes of this process together.
+    """The environment's calls, batched over all episodes of this process.
 
     Attributes:
         begin: (assignment, row) to an episode; its prompt may be an environment's to say.
@@ -82,7 +82,7 @@ def _calls(worker: Worker) -> Calls:
 
 
 def _trainer_state(worker: Worker, step: int) -> SimpleNamespace:
-    """What reward functions get as `trainer_state`: the optimizer steps made before a step."""
+    """Return what reward functions get as `trainer_state`: the optimizer steps before a step."""
     training = worker.config.training
     made = (step - 1) * training.mini_batches
     questions = len(worker.environment.tasks("train"))
@@ -94,7 +94,7 @@ def _trainer_state(worker: Worker, step: int) -> SimpleNamespace:
 
 
 class EpisodeLoop(AgentLoopBase):
-    """Runs the episode of one session of a prompt's row.
+    """Run the episode of one session of a prompt's row.
 
     The row has columns of ours (`wire`): what each session is sampled under and trained on, and how it
     samples. What comes back trains on the prompt that the assignment says, with the tokens that were
@@ -168,7 +168,7 @@ class EpisodeLoop(AgentLoopBase):
 
 
 def turn_params(request: SampleRequest, sampling: Sampling, eos_id: int) -> dict[str, Any]:
-    """How vLLM is to sample a turn, by its names: until a stop string, our EOS or the turn's limit."""
+    """Return vLLM's sampling parameters for a turn: until a stop string, our EOS or the turn's limit."""
     params: dict[str, Any] = {
         "temperature": sampling.temperature,
         "top_p": 1.0,
@@ -188,7 +188,7 @@ def turn_params(request: SampleRequest, sampling: Sampling, eos_id: int) -> dict
 
 
 def _note_versions(sent: dict[str, Any], fields: dict[str, Any]) -> None:
-    """Which versions of the weights wrote the turns; veRL reads the first and the last."""
+    """Record which versions of the weights wrote the turns; veRL reads the first and the last."""
     sent.setdefault("min_global_steps", fields.get("min_global_steps"))
     sent["max_global_steps"] = fields.get("max_global_steps")
     if "global_steps" in fields:

@@ -31,7 +31,7 @@ class Together:
         self._thread = thread or ThreadPoolExecutor(1, thread_name_prefix="cotune")
 
     async def __call__(self, item: Any) -> Any:
-        """Its result; raises what the call that took it raised."""
+        """Return its result; raise what the call that took it raised."""
         answer = asyncio.get_running_loop().create_future()
         self._waiting.append((item, answer))
         if self._running is None:

@@ -1,7 +1,7 @@
 """A checkpoint is a pair: veRL's folder of a step and cotune's state in it, which is written last.
 
 So a pair is whole when the state can be read, and a kill at any moment leaves the pair before it
-untouched. veRL is told to delete none; older ones go once a newer pair is whole.
+untouched. veRL deletes none; older ones go once a newer pair is whole.
 """
 
 import json
@@ -15,7 +15,7 @@ _STATE = "cotune-state.json"
 
 
 def step_folder(folder: Path, step: int) -> Path:
-    """Where veRL keeps the checkpoint of a step."""
+    """Return where veRL keeps the checkpoint of a step."""
     return folder / f"global_step_{step}"
 
 
@@ -50,7 +50,7 @@ def keep_newest(folder: Path, count: int) -> None:
 
 
 def drop_later(folder: Path, step: int) -> None:
-    """Deletes checkpoints of later steps than one that is gone on from: of a run that did not happen."""
+    """Delete checkpoints of steps after the one that is resumed from."""
     for number, path in _numbered(folder):
         if number > step:
             shutil.rmtree(path, ignore_errors=True)

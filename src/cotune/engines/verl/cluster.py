@@ -1,4 +1,4 @@
-"""Runs on a Ray cluster that is there already: named by RAY_ADDRESS, as in a submitted job, or by the run file."""
+"""Runs that join a running Ray cluster: RAY_ADDRESS, as in a submitted job, or the run file names it."""
 
 import os
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ _COPY = "_ray_pkg_"
 
 
 def on_cluster(ray_init: Mapping[str, Any]) -> bool:
-    """Whether a run joins a running cluster instead of starting one.
+    """Return whether a run joins a running cluster instead of starting one.
 
     Args:
         ray_init: `ray_kwargs.ray_init` of veRL's configuration.
@@ -22,7 +22,7 @@ def on_cluster(ray_init: Mapping[str, Any]) -> bool:
 
 
 def check_cluster(ray_init: Mapping[str, Any]) -> None:
-    """Raises ConfigError for what Ray takes only where it starts a cluster itself."""
+    """Raise ConfigError for what Ray accepts only if it starts a cluster itself."""
     if not on_cluster(ray_init):
         return
     for name in _OF_A_NEW_ONE:
@@ -34,7 +34,7 @@ def check_cluster(ray_init: Mapping[str, Any]) -> None:
 
 
 def check_copy(folder: Path) -> None:
-    """Raises ConfigError for a run folder in the copy that Ray makes of a job's --working-dir.
+    """Raise ConfigError for a run folder in the copy that Ray makes of a job's --working-dir.
 
     The copy lies in Ray's session folder on one node, and goes with it.
     """

@@ -33,7 +33,7 @@ _NAMES = {
 
 
 class VerlJoint(Joint):
-    """What veRL's hooks call; it runs in the trainer's process alone.
+    """The run behind veRL's hooks, in the trainer's process alone.
 
     Args:
         parts: strategy, environment, LLM and where things are written.

@@ -10,7 +10,7 @@ from cotune.rollout.task_order import TaskOrder
 
 
 class Questions(Dataset[dict[str, Any]]):
-    """Task ids; what is asked, and how, the agent loops are told by the trainer.
+    """Task ids; the trainer sends the agent loops what is asked, and how.
 
     Made by veRL from `data.custom_cls`, in the trainer's process.
 

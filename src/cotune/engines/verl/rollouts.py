@@ -30,10 +30,10 @@ _APART = "val"  # the partition of rollouts that are not trained on
 
 
 class Assigning(Protocol):
-    """What decides the assignments of a training batch."""
+    """The seam that decides the assignments of a training batch."""
 
     def assign(self, task_ids: Sequence[str]) -> tuple[list[Assignment], Sampling]:
-        """Those of all sessions, group after group, and how they sample."""
+        """Return those of all sessions, group after group, and how they sample."""
         ...
 
 
@@ -169,7 +169,7 @@ def _in_order(
 
 
 def _raised(name: str, message: str) -> Exception:
-    """What an agent loop failed of, as the error that it was there."""
+    """Return the error of an agent loop as the exception that it was there."""
     kind = getattr(errors, name, None)
     if isinstance(kind, type) and issubclass(kind, errors.CotuneError):
         return kind(message)

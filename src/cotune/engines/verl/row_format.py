@@ -1,4 +1,4 @@
-"""What travels between the trainer's process and the agent loops, as JSON texts in columns of a row."""
+"""The JSON that travels between the trainer's process and the agent loops, in columns of a row."""
 
 import json
 from collections.abc import Sequence
@@ -9,12 +9,12 @@ from cotune.run.evolution_log import trajectory_fields, trajectory_from
 from cotune.types import Assignment, Prompt, Sampling, Task, Trajectory
 
 ASSIGNMENTS = "cotune_assignments"
-"""Of a prompt's row: what each of its sessions is sampled under and trained on."""
+"""Column of a prompt's row: what each of its sessions is sampled under and trained on."""
 SAMPLING = "cotune_sampling"
 ROW = "cotune_row"
-"""Of a prompt's row: the number of its first session within the rollout call."""
+"""Column of a prompt's row: the number of its first session within the rollout call."""
 RESULT = "cotune_result"
-"""Of a session's extra fields: the trajectory, or what failed."""
+"""Extra field of a session: the trajectory, or the error."""
 
 
 def assignments_text(assignments: Sequence[Assignment]) -> str:

@@ -48,7 +48,7 @@ _LOOK_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class VerlSetup:
-    """What was checked before anything is written.
+    """veRL's side of a run file, checked before anything is written.
 
     Attributes:
         found: veRL's configuration, of a run from its start.
@@ -80,7 +80,7 @@ def prepare(checked: Preflight, folder: Path) -> VerlSetup:
 def _checked(
     config: RunConfig, folder: Path, worker: Worker, distillation: Distillation
 ) -> DictConfig:
-    """veRL's configuration, found good by veRL itself."""
+    """Return veRL's configuration, validated by veRL itself."""
     found = verl_config(
         config,
         folder.absolute(),
@@ -113,7 +113,7 @@ def _checked(
 
 
 def _check_ranks(found: DictConfig, checkpoint: Path) -> None:
-    """Raises ConfigError where a checkpoint's shards are those of another number of ranks."""
+    """Raise ConfigError if a checkpoint was sharded over another number of ranks."""
     if not str(found.actor_rollout_ref.actor.strategy).startswith("fsdp"):
         return
     ranks = int(found.trainer.n_gpus_per_node) * int(found.trainer.nnodes)
@@ -175,7 +175,7 @@ def train(
             if ray.is_initialized():
                 raise
             raise EngineError(
-                f"Ray could not be started or reached: {' '.join(str(error).split())[:300]}; mend it "
+                f"Ray could not be started or reached: {' '.join(str(error).split())[:300]}; fix it "
                 f"(RAY_ADDRESS, training.engine_args.ray_kwargs.ray_init), then: cotune resume {run.path}"
             ) from error
         finally:
@@ -301,7 +301,7 @@ def _begin(
     resume: bool,
     config: RunConfig,
 ) -> State | None:
-    """What is written before anything is loaded; the saved state that is gone on from."""
+    """Write the first events; return the saved state to resume from."""
     if checkpoint is None:
         if resume:
             journal.cut_back(-1)
@@ -363,7 +363,7 @@ def _following(path: Path, shown: Console) -> Generator[None]:
 
 @contextlib.contextmanager
 def _logged(path: Path) -> Generator[None]:
-    """What veRL prints in this process goes into a file."""
+    """Send what veRL prints in this process to a file."""
     with path.open("a", encoding="utf-8") as file, contextlib.redirect_stdout(file):
         yield
     sys.stdout.flush()

@@ -18,7 +18,7 @@ from cotune.types import Distillation
 from cotune.utils.text import flat
 
 AGENT = "cotune"
-"""What the agent loop is called in agents.yaml."""
+"""The name of the agent loop in agents.yaml."""
 LOSS = "seq-mean-token-mean"
 """The mean over rollouts of their token means: INSPO's Eq. 2."""
 LOSS_WHERE_MASKED = "token-mean"
@@ -121,7 +121,7 @@ def resume_from(found: DictConfig, checkpoint: Path) -> None:
 
 
 def check_supported(config: RunConfig, distillation: Distillation) -> None:
-    """Raises ConfigError for what veRL's public hooks cannot do; names the field."""
+    """Raise ConfigError for what veRL's public hooks cannot do; name the field."""
     training = config.training
     check_tokens(training.engine_args)
     refused = {
@@ -284,7 +284,7 @@ def _check_loss(found: DictConfig, distillation: Distillation) -> None:
 def _set_context(
     found: DictConfig, config: RunConfig, context_tokens: int | None, given: Mapping[str, Any]
 ) -> None:
-    """What the rollout engine makes room for: an episode, not all that the policy could attend to."""
+    """Let the rollout engine reserve room for an episode rather than for the policy's whole context."""
     name = "actor_rollout_ref.rollout.max_model_len"
     if name not in given:
         longest = config.limits.prompt_tokens + config.limits.trajectory_tokens
@@ -302,7 +302,7 @@ def _check_rollout(found: DictConfig) -> None:
 
 
 def _check_batch(found: DictConfig, config: RunConfig) -> None:
-    """Raises ConfigError where the ranks cannot share a mini-batch; veRL says so after the first step."""
+    """Raise ConfigError if the ranks cannot share a mini-batch; veRL would say so after a step."""
     training, actor = config.training, found.actor_rollout_ref.actor
     if not str(actor.strategy).startswith("fsdp"):
         return

@@ -20,7 +20,7 @@ from cotune.engines.verl.hooks import VerlJoint
 from cotune.engines.verl.rollouts import Apart, Manager
 
 _POLL_SECONDS = 0.2
-"""How often veRL looks whether rollouts are done; its own 2 s would be most of a short evaluation."""
+"""Seconds between veRL's looks for finished rollouts; its own 2 s dominate a short evaluation."""
 
 
 class JointTrainer(PPOTrainerSync):

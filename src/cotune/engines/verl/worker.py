@@ -1,4 +1,4 @@
-"""What one of veRL's processes needs of a run: its environment and codec, made once."""
+"""The environment and codec of a run in one of veRL's processes, made once."""
 
 import os
 import sys
