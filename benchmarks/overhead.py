@@ -24,7 +24,7 @@ from trl import GRPOTrainer
 from cotune.cli.libraries import quiet_libraries
 from cotune.config.build import build_environment
 from cotune.config.run_file import RunConfig, parse_config
-from cotune.engines.parts import Parts
+from cotune.engines.joint_run import Parts
 from cotune.engines.trl.hooks import TRLJoint
 from cotune.engines.trl.run import grpo_config, load_policy
 from cotune.methods.static import StaticStrategy

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from peft import LoraConfig
 
-from cotune.engines.trl.best import TRLBest
+from cotune.engines.trl.run import TRLBest
 from cotune.engines.trl.trainer import JointTrainer
 from tests.engines.trl.setup import start
 from tests.engines.trl.two_ranks import SIZES, fingerprint

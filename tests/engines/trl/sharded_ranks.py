@@ -20,8 +20,8 @@ from rich.console import Console
 import cotune.engines.trl.run as engine
 from cotune.cli.train import resume, train
 from cotune.engines.trl import setup
-from cotune.engines.trl.best import TRLBest
 from cotune.engines.trl.hooks import TRLJoint
+from cotune.engines.trl.run import TRLBest
 from cotune.engines.trl.sharding import sharding_of, whole_weights
 from cotune.run.run_dir import RunDir
 from tests.engines.trl.killed_run import reward_lengths

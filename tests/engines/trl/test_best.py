@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from cotune.engines.trl.best import TRLBest
+from cotune.engines.trl.run import TRLBest
 from cotune.policy.folder import read_best
 from cotune.types import Prompt
 from tests.engines.trl.setup import Run, start

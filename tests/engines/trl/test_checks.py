@@ -92,8 +92,8 @@ def test_a_refused_field_is_refused_when_the_joint_run_is_made(tmp_path: Path, n
         TRLJoint(parts, tiny_tokenizer(), args)
     message = str(error.value)
     assert message.startswith(f"GRPOConfig.{name} is ")
-    assert FIELDS[name].mend
-    assert message.endswith(f"{FIELDS[name].line}: {FIELDS[name].mend}")
+    assert FIELDS[name].fix
+    assert message.endswith(f"{FIELDS[name].line}: {FIELDS[name].fix}")
     assert "\n" not in message
 
 
@@ -110,7 +110,7 @@ def test_every_field_of_grpos_own_is_in_the_table() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "field", "mend"),
+    ("changes", "field", "fix"),
     [
         ({"max_steps": -1, "num_train_epochs": 2}, "max_steps is -1", "set max_steps"),
         (
@@ -155,15 +155,15 @@ def test_every_field_of_grpos_own_is_in_the_table() -> None:
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
-def test_what_does_not_go_together_is_refused_with_its_mend(
-    tmp_path: Path, changes: dict[str, Any], field: str, mend: str
+def test_what_does_not_go_together_is_refused_with_its_fix(
+    tmp_path: Path, changes: dict[str, Any], field: str, fix: str
 ) -> None:
     args = config(tmp_path, **changes)
     with pytest.raises(ConfigError) as error:
         check_args(args)
     message = str(error.value)
     assert field in message
-    assert mend in message
+    assert fix in message
     assert "\n" not in message
 
 

@@ -45,6 +45,6 @@ def test_hinted_rollouts_are_trained_on(tmp_path: Path, changes: dict[str, Any])
 
 def test_lines_are_cells_of_a_table() -> None:
     for name, field in FIELDS.items():
-        assert "|" not in field.line + field.mend, name
-        assert "\n" not in field.line + field.mend, name
-        assert (field.status == "refused") == bool(field.mend) == (field.accepts is not None), name
+        assert "|" not in field.line + field.fix, name
+        assert "\n" not in field.line + field.fix, name
+        assert (field.status == "refused") == bool(field.fix) == (field.accepts is not None), name

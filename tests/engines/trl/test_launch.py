@@ -12,8 +12,7 @@ from trl import GRPOConfig, GRPOTrainer
 from cotune.config.run_file import RunConfig, parse_config
 from cotune.engines import preflight
 from cotune.engines.trl import setup as trl_setup
-from cotune.engines.trl.checks import check_args
-from cotune.engines.trl.launch import check_launch, held_to_one_gpu
+from cotune.engines.trl.checks import check_args, check_launch, held_to_one_gpu
 from cotune.engines.trl.setup import grpo_config, prepare
 from cotune.errors import ConfigError
 from tests.engines.trl.setup import config as own_args

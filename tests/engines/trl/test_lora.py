@@ -11,8 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from trl import GRPOTrainer
 
 from cotune.config.run_file import RunConfig, parse_config
-from cotune.engines.trl.best import TRLBest
-from cotune.engines.trl.run import lost_steps
+from cotune.engines.trl.run import TRLBest, lost_steps
 from cotune.engines.trl.setup import Loaded, load_policy, prepare
 from cotune.engines.trl.trainer import JointTrainer
 from cotune.errors import ConfigError

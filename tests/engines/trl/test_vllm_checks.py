@@ -28,7 +28,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checks, "is_vllm_available", lambda: True)
 
 
-def test_vllm_that_is_not_installed_is_named_with_the_mend(
+def test_vllm_that_is_not_installed_is_named_with_the_fix(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(checks, "is_vllm_available", lambda: False)

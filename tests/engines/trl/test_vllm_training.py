@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from cotune.config.run_file import parse_config
-from cotune.engines.trl.best import TRLBest
-from cotune.engines.trl.run import train
+from cotune.engines.trl.run import TRLBest, train
 from cotune.engines.trl.trainer import JointTrainer
 from cotune.errors import ConfigError
 from cotune.experiments.evaluate.evaluating import EvaluationOptions, evaluate_run

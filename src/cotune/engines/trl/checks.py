@@ -1,8 +1,10 @@
 """Checks that refuse, in a line each, arguments with which TRL would not do what cotune asks."""
 
 import inspect
-from typing import Any
+import os
+from typing import TYPE_CHECKING, Any, TypeVar
 
+import torch
 import trl
 from accelerate.utils import is_peft_model
 from packaging.version import Version
@@ -11,12 +13,17 @@ from trl import GRPOConfig, GRPOTrainer
 from trl.import_utils import is_vllm_available
 
 from cotune.engines.trl.fields import FIELDS
-from cotune.engines.trl.launch import check_devices
 from cotune.engines.trl.sharding import check_sharding
 from cotune.errors import ConfigError, EngineError
 from cotune.methods.p2o.distillation import weighs
 from cotune.methods.p2o.p2o import P2O
 from cotune.protocols import Strategy
+
+if TYPE_CHECKING:
+    from transformers import TrainingArguments
+
+    from cotune.config.run_file import TrainingConfig
+
 
 # `rollout_func` is marked experimental upstream: each minor release is read before it is admitted.
 SUPPORTED = (Version("1.16"), Version("1.17"))
@@ -233,3 +240,51 @@ def check_trainer(trainer: GRPOTrainer) -> None:
 def steps_per_batch(args: GRPOConfig) -> int:
     """Optimizer steps that one rollout batch feeds."""
     return max(1, (args.steps_per_generation or 0) // args.gradient_accumulation_steps)
+
+
+Args = TypeVar("Args", bound="TrainingArguments")
+
+
+def check_launch(training: "TrainingConfig") -> None:
+    """Raise ConfigError if a run file's processes do not fit the GPUs that they see."""
+    if training.engine_args.get("use_cpu"):
+        return
+    gpus = torch.cuda.device_count()
+    world = int(os.environ.get("WORLD_SIZE", "1"))
+    here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    if world == 1 and gpus > 1 and not training.single_gpu:
+        raise ConfigError(
+            f"{_one_of(gpus, '-m cotune train RUN.yaml')}, or set training.single_gpu: true to train "
+            "on the first"
+        )
+    if 0 < gpus < here:
+        raise ConfigError(
+            f"{here} processes were started on this machine, but it shows {gpus} GPU"
+            f"{'' if gpus == 1 else 's'}; expected one a process: torchrun --nproc_per_node {gpus}, "
+            "or see CUDA_VISIBLE_DEVICES"
+        )
+
+
+def check_devices(args: "TrainingArguments") -> None:
+    """Raise ConfigError if the trainer would split its batches over GPUs within one process."""
+    if args.n_gpu > 1:
+        raise ConfigError(_one_of(args.n_gpu, "your_script.py"))
+
+
+def held_to_one_gpu(args: Args) -> Args:
+    """Return the same arguments, with which the trainer uses the first GPU alone.
+
+    It wraps the model in DataParallel where it counts several. Trainer sets the same field to 1
+    where a model is split over GPUs.
+    """
+    if args.n_gpu > 1:
+        args._n_gpu = 1
+    return args
+
+
+def _one_of(gpus: int, program: str) -> str:
+    return (
+        f"one process sees {gpus} GPUs and would split its batches over them (DataParallel); start "
+        f"one process a GPU: torchrun --nproc_per_node {gpus} {program}, or show it one: "
+        "CUDA_VISIBLE_DEVICES=0"
+    )

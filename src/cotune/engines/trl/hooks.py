@@ -13,21 +13,31 @@
 A rollout batch is one call of `rollout_func`; strategy time counts those calls.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Generic, Protocol, TypeVar, cast
 
 import torch.distributed as dist
 from datasets import Dataset
-from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback
+from transformers import (
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    Trainer,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+)
+from transformers.trainer_utils import SaveStrategy
 from trl import GRPOConfig, GRPOTrainer
 
 from cotune.engines.comm import TorchComm
-from cotune.engines.joint_run import Joint
-from cotune.engines.parts import Parts
-from cotune.engines.trl.bound import Bound
+from cotune.engines.evaluation import Evaluated
+from cotune.engines.joint_run import Joint, Parts
+from cotune.engines.trl.checkpoints import drop_orphans, drop_torn, load_state, save_state
 from cotune.engines.trl.checks import (
     check_args,
     check_strategy,
@@ -36,20 +46,74 @@ from cotune.engines.trl.checks import (
     check_weighing,
     steps_per_batch,
 )
-from cotune.engines.trl.late_sampler import LateSampler
 from cotune.engines.trl.sharding import check_spread, gathered, spread, whole_weights
+from cotune.engines.trl.trackers import TrackerCallback
 from cotune.engines.trl.trainer import JointTrainer
-from cotune.engines.trl.truncation import was_cut
-from cotune.engines.trl.vllm_sampler import engine_context, sampling_logprobs
-from cotune.errors import ConfigError
+from cotune.engines.trl.vllm_sampler import VLLMSampler, engine_context, sampling_logprobs
+from cotune.errors import ConfigError, EngineError
 from cotune.methods.p2o.distillation import reweighs
 from cotune.policy.codec import HFCodec
-from cotune.protocols import State
+from cotune.policy.sampling import policy_sampler
+from cotune.protocols import Sampler, State
 from cotune.rewards.functions import RewardFunctions
 from cotune.rollout.comm import SingleProcess
 from cotune.rollout.coordinator import Coordinator, RolloutSettings
 from cotune.rollout.task_order import TaskOrder
-from cotune.types import Task, Trajectory
+from cotune.run.scores import measure_of, score_trajectories
+from cotune.types import StopReason, Task, Trajectory
+
+AnyTrainer = TypeVar("AnyTrainer", bound=Trainer)
+
+
+class Bound(Generic[AnyTrainer]):
+    """A run that belongs to a trainer, from when that is made."""
+
+    _trainer: AnyTrainer | None = None
+
+    @property
+    def bound(self) -> bool:
+        """Return whether there is a trainer."""
+        return self._trainer is not None
+
+    @property
+    def trainer(self) -> AnyTrainer:
+        if self._trainer is None:
+            raise EngineError("no trainer yet: call bind(trainer), or train, before evaluating")
+        return self._trainer
+
+
+def metrics_row(logs: Mapping[str, Any] | None, state: TrainerState) -> dict[str, float] | None:
+    """The numbers that a trainer logs of an optimizer step; None where it logs something else."""
+    if logs is None or "loss" not in logs:
+        return None
+    numbers = {name: float(value) for name, value in logs.items() if isinstance(value, int | float)}
+    return {**numbers, "optimizer_step": float(state.global_step)}
+
+
+class Trained(Evaluated, Protocol):
+    """A run on TRL: `TRLJoint`, or `TRLSft`."""
+
+    @property
+    def bound(self) -> bool:
+        """Return whether there is a trainer."""
+        ...
+
+    @property
+    def trainer(self) -> Trainer: ...
+
+    @property
+    def unwrapped(self) -> PreTrainedModel:
+        """The current policy as it lies in this process: under FSDP2 its weights are shards."""
+        ...
+
+    def policy(self) -> AbstractContextManager[PreTrainedModel]:
+        """The current policy, unwrapped, whole and in evaluation mode."""
+        ...
+
+    def weights_replaced(self) -> None:
+        """To be called where weights came into the policy beside the trainer."""
+        ...
+
 
 Hook = Callable[["TRLJoint", int], None]
 """Called on rank 0 before a step's rollouts, with the steps trained so far."""
@@ -80,9 +144,6 @@ class TRLJoint(Joint, Bound[GRPOTrainer]):
         args: GRPOConfig,
         before_rollout: Hook | None = None,
     ) -> None:
-        from cotune.engines.trl.callback import JointCallback
-        from cotune.engines.trl.trackers import TrackerCallback
-
         check_trl()
         check_args(args)
         check_strategy(args, parts.strategy)
@@ -323,3 +384,173 @@ class TRLJoint(Joint, Bound[GRPOTrainer]):
         self.order.by_id.update({task.id: task for task in tasks})
         self.splits.update(dict.fromkeys((task.id for task in tasks), split))
         return Dataset.from_dict({"prompt": [task.id for task in tasks]})
+
+
+_log = logging.getLogger("cotune")
+
+
+class JointCallback(TrainerCallback):
+    """Keeps cotune's half of every checkpoint; see `checkpoints`."""
+
+    def __init__(self, joint: "TRLJoint") -> None:
+        self._joint = joint
+        self._training = False
+
+    @property
+    def _writes(self) -> bool:
+        return self._joint.coordinator.comm.rank == 0
+
+    def on_init_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        """The end of the trainer's construction: the earliest that anything is known of it."""
+        if args is not self._joint.args:
+            raise ConfigError(
+                "the trainer was given other args than cotune checked: give the same GRPOConfig to "
+                "for_trl(tokenizer, args) and to the trainer"
+            )
+        trainer = JointTrainer.in_the_making()
+        if trainer is None:
+            check_weighing(self._joint.parts.strategy)
+        else:
+            trainer.joint = self._joint
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        joint, self._training = self._joint, True
+        if self._writes:
+            drop_torn(joint.state_folder)
+        if state.global_step == 0:
+            if self._writes:
+                joint.parts.meter.begin_attempt(None)
+            return
+        saved = load_state(joint.state_folder, state.global_step)
+        if saved is None:
+            raise ConfigError(
+                f"{joint.state_folder}: checkpoint-{state.global_step} has no readable "
+                f"cotune-state-{state.global_step}.json beside it; resume from one that has"
+            )
+        joint.resume(saved)
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        if control.should_save:
+            self._save_state(state)
+
+    def on_save(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        if self._writes:
+            drop_orphans(self._joint.state_folder, keep_from=state.global_step)
+            self._joint.parts.journal.event("saved", self._joint.batches)
+
+    def on_evaluate(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        self._write_evaluation(state)
+        # Only after this does the trainer decide whether to save: our half comes first.
+        if self._training and args.save_strategy == SaveStrategy.BEST:
+            self._save_state(state)
+
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        self._training = False
+        if args.load_best_model_at_end and state.best_model_checkpoint is not None:
+            self._load_best(Path(state.best_model_checkpoint))
+        if self._writes:
+            drop_orphans(self._joint.state_folder, keep_from=state.global_step + 1)
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, Any] | None = None,
+        **_: Any,
+    ) -> None:
+        row = metrics_row(logs, state)
+        if self._writes and row is not None:
+            own = {k: float(v) for k, v in self._joint.metrics.items()}
+            self._joint.parts.journal.metrics(self._joint.batches, {**row, **own})
+
+    def _save_state(self, state: TrainerState) -> None:
+        if self._writes:
+            save_state(self._joint.state_folder, state.global_step, self._joint.state_dict())
+
+    def _load_best(self, checkpoint: Path) -> None:
+        """The strategy of the checkpoint whose weights the trainer has just loaded."""
+        joint, step = self._joint, int(checkpoint.name.rpartition("-")[2])
+        saved = load_state(joint.state_folder, step) if checkpoint.is_dir() else None
+        if saved is None:
+            if self._writes:
+                _log.warning("%s is not whole: the instruction is the last step's", checkpoint)
+            return
+        joint.coordinator.strategy.load_state_dict(saved["coordinator"]["strategy"])
+        joint.weights_replaced()
+
+    def _write_evaluation(self, state: TrainerState) -> None:
+        """The trainer's own evaluation, as a run file's is written down."""
+        joint = self._joint
+        trajectories, joint.evaluated = list(joint.evaluated.values()), {}
+        if not (trajectories and self._writes):
+            return
+        measure = measure_of(joint.parts.environment, joint.parts.rewards)
+        score, step = score_trajectories(trajectories, measure), joint.batches
+        when = "during" if self._training and step else "after" if step else "before"
+        joint.parts.journal.event(
+            "evaluated",
+            step,
+            trained=step,
+            split=joint.splits.get(trajectories[0].task.id, "train"),
+            when=when,
+            prompt="best",
+            instruction_id=trajectories[0].assignment.instruction_id,
+            em=score.em,
+            n=score.n,
+            measure=score.measure,
+            by_stratum={name: list(value) for name, value in score.by_stratum.items()},
+        )
+        joint.parts.journal.trajectories(step, f"evaluate_{when}", trajectories)
+
+
+class LateSampler:
+    """Samples from the bound trainer's policy or its vLLM; picked when the trainer is known."""
+
+    def __init__(self, joint: "TRLJoint", tokenizer: PreTrainedTokenizerBase) -> None:
+        self._joint, self._tokenizer = joint, tokenizer
+        self._sampler: Sampler | None = None
+        self._trainer: GRPOTrainer | None = None
+
+    def open(self, sampling: Any) -> Any:
+        trainer = self._joint.trainer
+        if self._sampler is None or self._trainer is not trainer:
+            self._sampler, self._trainer = self._pick(self._joint), trainer
+        return self._sampler.open(sampling)
+
+    def _pick(self, joint: "TRLJoint") -> Sampler:
+        if joint.trainer.use_vllm:
+            coordinator = joint.coordinator
+            context = coordinator.settings.context_tokens
+            return VLLMSampler(joint.trainer, joint.codec, coordinator.comm, context)
+        return policy_sampler(joint.policy, joint.codec, cast(Any, self._tokenizer))
+
+
+def was_cut(trajectory: Trajectory, stop: Sequence[str]) -> bool:
+    """Return whether a limit of tokens ended the rollout, or the policy's part of its last turn.
+
+    TRL tells it by a missing EOS, which no rollout of ours lacks. A turn ends by an EOS, by a stop
+    string, or by a limit.
+
+    Args:
+        trajectory: one with its closing EOS.
+        stop: strings after which a turn ends.
+    """
+    if trajectory.stop in (StopReason.TOKEN_LIMIT, StopReason.CONTEXT_LIMIT):
+        return True
+    *before, closing = trajectory.mask
+    if closing or not before or not before[-1]:
+        return False  # the policy wrote the EOS, or an observation came last
+    return not trajectory.turns[-1].text.endswith(tuple(stop))

@@ -17,7 +17,7 @@ from transformers import (
 from trl import GRPOConfig
 
 from cotune.config.preflight import check_context, check_prompts, check_rewards, check_told
-from cotune.engines.parts import Parts
+from cotune.engines.joint_run import Parts
 from cotune.engines.trl.checkpoints import drop_torn
 from cotune.engines.trl.checks import check_args, check_trl, steps_per_batch
 from cotune.engines.trl.hooks import TRLJoint

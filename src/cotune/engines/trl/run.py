@@ -1,16 +1,16 @@
 """A run file on TRL, from loading the policy to the summary."""
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
 from cotune.config.run_file import RunConfig
+from cotune.engines.best_policy import BestPolicy
 from cotune.engines.comm import world
 from cotune.engines.evaluation import Outcome, RunEvaluation
-from cotune.engines.parts import run_parts
-from cotune.engines.trl.best import TRLBest
+from cotune.engines.joint_run import run_parts
 from cotune.engines.trl.checkpoints import latest_checkpoint, load_state
 from cotune.engines.trl.checks import steps_per_batch
 from cotune.engines.trl.hooks import Hook, TRLJoint
@@ -18,12 +18,28 @@ from cotune.engines.trl.setup import Loaded, Setup, grpo_config, load_policy, pr
 from cotune.engines.trl.sharding import check_spread, restore_weights
 from cotune.engines.trl.trackers import close_reports, report_scores, tensorboard_into
 from cotune.engines.trl.trainer import JointTrainer
+from cotune.policy.adapters import save_weights
 from cotune.policy.codec import HFCodec
 from cotune.policy.rounding import rounding_notice
 from cotune.protocols import State
 from cotune.run.journal import Journal
 from cotune.run.ledger import Ledger, policy_rollouts
 from cotune.run.run_dir import RunDir
+
+if TYPE_CHECKING:
+    from cotune.engines.trl.hooks import Trained
+
+
+class TRLBest(BestPolicy):
+    """As `BestPolicy`, of weights that the trainer's processes hold, whole or in shards."""
+
+    def write_weights(self, joint: "Trained", folder: Path, step: int) -> None:
+        save_weights(joint.unwrapped, folder, joint.coordinator.gather_here())
+
+    def load_weights(self, joint: "Trained", step: int) -> None:
+        restore_weights(joint.unwrapped, self._folder)
+        joint.weights_replaced()
+
 
 __all__ = ["Outcome", "grpo_config", "load_policy", "train"]
 

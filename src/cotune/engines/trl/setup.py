@@ -13,9 +13,8 @@ from trl import GRPOConfig
 from cotune.config.preflight import check_tokens
 from cotune.config.run_file import RunConfig, TrainingConfig
 from cotune.engines.preflight import Preflight
-from cotune.engines.trl.checks import check_args
+from cotune.engines.trl.checks import check_args, check_launch, held_to_one_gpu
 from cotune.engines.trl.fields import SECTIONS
-from cotune.engines.trl.launch import check_launch, held_to_one_gpu
 from cotune.engines.trl.sharding import check_deepspeed
 from cotune.engines.trl.trackers import check_installed
 from cotune.errors import ConfigError

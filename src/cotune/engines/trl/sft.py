@@ -25,11 +25,8 @@ from trl import GRPOConfig, SFTConfig, SFTTrainer
 from cotune.config.cost import accumulation
 from cotune.config.run_file import RunConfig
 from cotune.engines.evaluation import Outcome, RunEvaluation
-from cotune.engines.joint_run import Resumable
-from cotune.engines.parts import Parts, run_parts
+from cotune.engines.joint_run import Parts, Resumable, run_parts
 from cotune.engines.preflight import Preflight
-from cotune.engines.trl.best import TRLBest
-from cotune.engines.trl.bound import Bound, metrics_row
 from cotune.engines.trl.checkpoints import (
     drop_orphans,
     drop_torn,
@@ -37,8 +34,9 @@ from cotune.engines.trl.checkpoints import (
     load_state,
     save_state,
 )
-from cotune.engines.trl.launch import check_devices, held_to_one_gpu
-from cotune.engines.trl.run import lost_steps
+from cotune.engines.trl.checks import check_devices, held_to_one_gpu
+from cotune.engines.trl.hooks import Bound, metrics_row
+from cotune.engines.trl.run import TRLBest, lost_steps
 from cotune.engines.trl.setup import Loaded, check_known, check_not_ours, load_checked, shared_args
 from cotune.engines.trl.sft_rows import (
     ROWS,

@@ -167,7 +167,7 @@ def processes(config: RunConfig, starting: bool = False) -> list[Finding]:
     """
     import torch
 
-    from cotune.engines.trl.launch import check_launch
+    from cotune.engines.trl.checks import check_launch
 
     training = config.training
     count = torch.cuda.device_count()

@@ -7,7 +7,14 @@ untouched. veRL deletes none; older ones go once a newer pair is whole.
 import json
 import shutil
 from pathlib import Path
+from typing import Any
+from uuid import uuid4
 
+from transformers import PreTrainedTokenizerBase
+
+from cotune.engines.best_policy import BestPolicy
+from cotune.engines.evaluation import Evaluated
+from cotune.errors import EngineError
 from cotune.protocols import State
 from cotune.run.json_files import write_json_atomic
 
@@ -61,3 +68,70 @@ def _numbered(folder: Path) -> list[tuple[int, Path]]:
         (path.name.removeprefix("global_step_"), path) for path in folder.glob("global_step_*")
     ]
     return [(int(step), path) for step, path in named if step.isdigit()]
+
+
+_WHOLE = "whole"
+
+
+class VerlBest(BestPolicy):
+    """As `BestPolicy`, of weights that lie in pieces with veRL's workers.
+
+    A checkpoint of them, which is what they can load again, is kept beside the run's own. It is written
+    under another name and marked once it is whole, so that a kill leaves the one before it.
+
+    Args:
+        folder: the Hugging Face folder.
+        tokenizer: saved with the weights.
+        checkpoint: where the workers' own is kept.
+    """
+
+    def __init__(self, folder: Path, tokenizer: PreTrainedTokenizerBase, checkpoint: Path) -> None:
+        super().__init__(folder, tokenizer)
+        self._checkpoint = checkpoint
+
+    def offer(self, joint: Evaluated, em: float, step: int) -> None:
+        super().offer(joint, em, step)
+        known = self._read()
+        kept = None if known is None else self._pieces(known["step"])
+        for folder in self._checkpoint.glob("step_*"):
+            if folder != kept:
+                shutil.rmtree(folder, ignore_errors=True)
+
+    def write_weights(self, joint: Any, folder: Path, step: int) -> None:
+        trainer, pieces = joint.trainer, self._checkpoint / f"step_{step}_{uuid4().hex[:8]}"
+        # As in veRL's own saves, the rollout engine has given back its share of the memory.
+        trainer.checkpoint_manager.sleep_replicas()
+        trainer.actor_rollout_wg.save_checkpoint(
+            str(pieces / "actor"), None, step, max_ckpt_to_keep=None
+        )
+        trainer.checkpoint_manager.update_weights(trainer.global_steps)
+        whole = pieces / "actor" / "huggingface"
+        if not any(whole.glob("*.safetensors")):
+            raise EngineError(
+                f"veRL wrote no weights into {whole}; expected save_contents hf_model"
+            )
+        shutil.copytree(whole, folder)
+        shutil.rmtree(whole)  # the copy is what is kept of it
+        (pieces / _WHOLE).touch()
+
+    def load_weights(self, joint: Any, step: int) -> None:
+        trainer, pieces = joint.trainer, self._pieces(step)
+        assert pieces is not None  # `_read` counts a best without them as none
+        trainer.checkpoint_manager.sleep_replicas()
+        trainer.actor_rollout_wg.load_checkpoint(
+            local_path=str(pieces / "actor"), del_local_after_load=False
+        )
+        trainer.checkpoint_manager.update_weights(trainer.global_steps)
+
+    def forget(self) -> None:
+        super().forget()
+        shutil.rmtree(self._checkpoint, ignore_errors=True)
+
+    def _read(self) -> dict[str, Any] | None:
+        known = super()._read()
+        return known if known is not None and self._pieces(known["step"]) is not None else None
+
+    def _pieces(self, step: int) -> Path | None:
+        """The newest whole checkpoint of a step."""
+        found = [p for p in self._checkpoint.glob(f"step_{step}_*") if (p / _WHOLE).exists()]
+        return max(found, key=lambda path: (path / _WHOLE).stat().st_mtime, default=None)

@@ -24,10 +24,9 @@ from cotune.config.build import build_strategy
 from cotune.config.run_file import RunConfig
 from cotune.engines.engine import Conclude
 from cotune.engines.evaluation import Outcome, RunEvaluation
-from cotune.engines.parts import run_parts
+from cotune.engines.joint_run import run_parts
 from cotune.engines.preflight import Preflight
-from cotune.engines.verl.best import VerlBest
-from cotune.engines.verl.checkpoints import drop_later, latest_checkpoint, load_state
+from cotune.engines.verl.checkpoints import VerlBest, drop_later, latest_checkpoint, load_state
 from cotune.engines.verl.cluster import check_cluster, check_copy, on_cluster
 from cotune.engines.verl.hooks import VerlJoint
 from cotune.engines.verl.settings import resume_from, verl_config
