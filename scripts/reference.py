@@ -169,7 +169,7 @@ def grpo_page() -> str:
 
 
 def _explained(field: Any) -> str:
-    return f"{field.line}: {field.mend}" if field.status == "refused" else field.line
+    return f"{field.line}: {field.fix}" if field.status == "refused" else field.line
 
 
 # ---- Python

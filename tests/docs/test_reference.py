@@ -178,7 +178,7 @@ def test_every_checked_field_of_grpo_config_is_on_its_page() -> None:
     for name, status, text in shown:
         assert status == FIELDS[name].status
         assert FIELDS[name].line in text
-        assert FIELDS[name].mend in text
+        assert FIELDS[name].fix in text
 
 
 def test_every_public_name_once_and_in_a_group() -> None:
