@@ -1,8 +1,8 @@
-"""Multi-turn rollouts: the KV cache kept across turns against `model.generate` anew for each turn.
+"""Compare a KV cache that is kept across turns with a call of `model.generate` for each turn.
 
     python benchmarks/generation.py --groups 16 --repeats 3
 
-Both sample the same episodes of the bundled world, in turns within one run; CPU seconds.
+Both sample the same episodes of the bundled world, alternating in one process; in CPU seconds.
 """
 
 import argparse

@@ -1,12 +1,11 @@
-"""What one GPU does: rollouts and updates in tokens a second, peak memory, and a policy from scratch.
+"""Measure one GPU: rollouts and updates in tokens per second, peak memory, a policy from scratch.
 
     python benchmarks/gpu.py --output gpu.md
 
-Policies of the shapes of Qwen2.5-0.5B and 3B with random weights are trained for some steps; nothing is
-downloaded. Each is sampled by each way of sampling, vLLM only where it is installed, in a process of
-its own. Then a larger policy of the bundled world `geo` is fitted from scratch. Prints Markdown. Without
-a GPU it says so and ends; `--device cpu --tiny` runs the same on a CPU, at a size whose figures say
-nothing.
+Policies in the shapes of Qwen2.5-0.5B and 3B with random weights are trained for some steps; nothing is
+downloaded. Each is sampled in each way (vLLM only if it is installed) in its own process. Then a larger
+policy for the bundled world `geo` is fitted from scratch. Prints Markdown. Without a GPU it prints a
+line and ends; `--device cpu --tiny` runs the same code on a CPU, at a size whose figures mean nothing.
 """
 
 import argparse
@@ -41,7 +40,7 @@ PACKAGES = ("cotune", "torch", "transformers", "trl", "vllm")
 
 
 def machine(device: str) -> str:
-    """The machine and the versions, in a line."""
+    """Return the machine and the package versions in a line."""
     name = "no GPU"
     if device == "cuda":
         properties = torch.cuda.get_device_properties(0)
@@ -51,7 +50,7 @@ def machine(device: str) -> str:
 
 
 def arms(shapes: list[str], load: Load, device: str) -> list[tuple[str, str, Figures | str]]:
-    """Shape, sampler and figures of each arm, or how it failed."""
+    """Return shape, sampler and figures of each arm, or how it failed."""
     found: list[tuple[str, str, Figures | str]] = []
     for shape in shapes:
         with tempfile.TemporaryDirectory() as folder:
@@ -72,7 +71,7 @@ def _installed(package: str) -> bool:
 def _one(policy: Path, sampler: str, load: Load, device: str) -> Figures | str:
     if device == "cpu":
         return measure(policy, policy.with_name(sampler), sampler, load, device)
-    # In a process of its own, where no other arm holds memory of the GPU.
+    # In its own process, so that no other arm holds memory of the GPU.
     result = policy.with_name(f"{sampler}.json")
     command = [sys.executable, __file__, *sys.argv[1:], "--arm", sampler, "--policy", str(policy)]
     done = subprocess.run([*command, "--output", str(result)], check=False)
@@ -82,7 +81,7 @@ def _one(policy: Path, sampler: str, load: Load, device: str) -> Figures | str:
 
 
 def arm_table(found: list[tuple[str, str, Figures | str]], load: Load) -> str:
-    """The arms as Markdown."""
+    """Return the arms as Markdown."""
     lines = [
         f"{load.questions} questions × {load.group_size} rollouts a step, up to {load.limits.turns} "
         f"turns of {load.limits.turn_tokens} tokens; updates of {load.micro_batch} rollouts at a time; "
@@ -104,7 +103,7 @@ def arm_table(found: list[tuple[str, str, Figures | str]], load: Load) -> str:
 
 
 def fit_table(fitted: Fitted, seconds: float) -> str:
-    """The policy from scratch as Markdown."""
+    """Return the policy from scratch as Markdown."""
     return "\n".join(
         (
             f"A policy of `geo` fitted from scratch in {seconds:,.0f} s; {fitted.questions} test questions, "
@@ -133,8 +132,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--gpu-memory", type=float, default=0.4, help="vLLM's share")
     parser.add_argument("--fit-seconds", type=float, default=600, help="0: no policy from scratch")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--tiny", action="store_true", help="a size whose figures say nothing")
-    parser.add_argument("--output", type=Path, help="a file that the Markdown is written to, too")
+    parser.add_argument("--tiny", action="store_true", help="a size whose figures mean nothing")
+    parser.add_argument("--output", type=Path, help="a file for the Markdown")
     parser.add_argument("--arm", help=argparse.SUPPRESS)
     parser.add_argument("--policy", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -149,7 +148,7 @@ def arguments() -> argparse.Namespace:
 
 
 def load_of(args: argparse.Namespace) -> Load:
-    """What each arm trains."""
+    """Return the load of each arm."""
     if args.tiny:
         return TINY
     return Load(

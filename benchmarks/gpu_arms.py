@@ -1,7 +1,7 @@
-"""Some real steps of GRPO on a policy of random weights, and what its rollouts and updates took.
+"""Time the rollouts and updates of some GRPO steps on a policy with random weights.
 
-A Qwen2 under the bundled policy's tokenizer. What it writes means nothing and stops nowhere, so that
-every turn has its full length whatever samples it.
+It is a Qwen2 with the bundled policy's tokenizer. Its text is random and never stops, so every turn has
+its full length, whichever way it is sampled.
 """
 
 import time
@@ -56,8 +56,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 """Numbers of config.json; 0.5B and 3B are Qwen2.5's."""
 SAMPLERS = ("cached", "generate", "vllm")
-"""KV cache kept across turns; `model.generate` anew for each turn; vLLM in the trainer's process."""
-
+"""KV cache kept across turns; `model.generate` for each turn; vLLM in the trainer's process."""
 
 LIMITS = Limits(
     turns=3, turn_tokens=256, observation_tokens=128, trajectory_tokens=1024, prompt_tokens=512
@@ -66,11 +65,11 @@ LIMITS = Limits(
 
 @dataclass(frozen=True, kw_only=True)
 class Load:
-    """What an arm trains.
+    """The load of an arm.
 
     Attributes:
-        steps: the first one pays for set-up and is left out of the figures.
-        questions, group_size: of a step.
+        steps: the first includes set-up and does not count.
+        questions, group_size: per step.
         micro_batch: rollouts of one forward and backward pass.
         gpu_memory: vLLM's share of the GPU.
     """
@@ -85,15 +84,15 @@ class Load:
 
 @dataclass(frozen=True)
 class Figures:
-    """What an arm came to: medians over its steps but the first.
+    """The figures of an arm: medians over its steps but the first.
 
     Attributes:
         parameters: of the policy.
-        rollout_tokens: that it wrote in a step.
-        rollout_rate: those a second.
-        update_tokens: prompts and completions that a step's update was made on.
-        update_rate: those a second, optimizer step included.
-        peak_gib: most memory that torch held on the GPU at once; 0 without one.
+        rollout_tokens: tokens written in a step.
+        rollout_rate: the same per second.
+        update_tokens: tokens of the prompts and completions in a step's update.
+        update_rate: the same per second, optimizer step included.
+        peak_gib: peak memory of torch on the GPU; 0 without one.
     """
 
     parameters: int
@@ -105,7 +104,7 @@ class Figures:
 
 
 def make_policy(folder: Path, shape: str, device: str) -> None:
-    """Random weights and the tokenizer as a Hugging Face folder; bfloat16 on a GPU."""
+    """Write random weights and the tokenizer as a Hugging Face folder; bfloat16 on a GPU."""
     tokenizer = AutoTokenizer.from_pretrained(policy_path("bundled:geo"))
     torch.manual_seed(0)
     config = Qwen2Config(
@@ -127,7 +126,7 @@ def make_policy(folder: Path, shape: str, device: str) -> None:
 
 
 def every_other(completions: list[Any], **_: Any) -> list[float]:
-    """A reward that every group differs in: a group of equal rewards is not trained on."""
+    """Return rewards that differ within every group: groups of equal rewards are not trained on."""
     return [float(i % 2) for i in range(len(completions))]
 
 
@@ -146,14 +145,14 @@ class Clock(TrainerCallback):
 
 
 def now() -> float:
-    """Seconds, once all that was given to the GPU is done."""
+    """Return the time in seconds once the GPU has finished its work."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
     return time.perf_counter()
 
 
 def measure(policy: Path, out: Path, sampler: str, load: Load, device: str) -> Figures:
-    """Trains the policy of a folder for `load.steps` and says what that took."""
+    """Train the policy of a folder for `load.steps` and return the figures."""
     tokenizer = AutoTokenizer.from_pretrained(policy)
     model = AutoModelForCausalLM.from_pretrained(policy, dtype="auto")
     args = _arguments(out, load, device, sampler == "vllm")

@@ -1,7 +1,7 @@
-"""A policy of `geo` from scratch, larger than the bundled one, within a time limit.
+"""Fit a policy of `geo` from scratch, larger than the bundled one, within a time limit.
 
-The recipe of the bundled policy (`recipes.geo.pretrain`) in another shape, on one device; its
-learning rates fall with the time that is left instead of the steps.
+The recipe is that of the bundled policy (`recipes.geo.pretrain`) in another shape, on one device; its
+learning rates decay with the remaining time instead of the steps.
 """
 
 import os
@@ -30,16 +30,16 @@ _FLOOR = 0.02  # of the learning rates
 
 @dataclass(frozen=True)
 class Fitted:
-    """What a policy learnt.
+    """The figures of a fitted policy.
 
     Attributes:
-        parameters: of it.
+        parameters: of the policy.
         steps: updates made.
         tokens_rate: tokens a second, prompts and observations included.
         first_loss, last_loss: means over a twentieth of the steps, of the policy's own tokens.
-        questions: of the test split that it was asked, greedily.
-        plain, guided: exact match under the initial instruction, and told to look up one entity at a
-            time.
+        questions: test questions, answered greedily.
+        plain, guided: exact match under the initial instruction, and under one that says to look up
+            one entity at a time.
     """
 
     parameters: int
@@ -53,7 +53,7 @@ class Fitted:
 
 
 class _Demonstrations(IterableDataset[Any]):
-    """Batches of the recipe's first phase, each a list of micro-batches; every worker its own."""
+    """Batches of the recipe's first phase, each a list of micro-batches; different for every worker."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast, recipe: Recipe) -> None:
         self._tokenizer, self._recipe = tokenizer, recipe
@@ -66,7 +66,7 @@ class _Demonstrations(IterableDataset[Any]):
 
 
 def recipe(hidden_size: int, layers: int, batch: int) -> Recipe:
-    """The bundled policy's with another shape; Muon's rate is that of its matrices' own scale."""
+    """Return the bundled policy's recipe with another shape; Muon's rate is that of its matrices' own scale."""
     heads = max(2, hidden_size // 64)
     return Recipe(
         hidden_size=hidden_size,
@@ -80,7 +80,7 @@ def recipe(hidden_size: int, layers: int, batch: int) -> Recipe:
 
 
 def fit(out: Path, shape: Recipe, seconds: float, device: str) -> tuple[int, list[float], float]:
-    """Trains for so many seconds and writes a Hugging Face folder.
+    """Train for so many seconds and write a Hugging Face folder.
 
     Returns:
         parameters, the loss of each step, tokens a second.
@@ -116,7 +116,7 @@ def fit(out: Path, shape: Recipe, seconds: float, device: str) -> tuple[int, lis
 
 
 def learn(out: Path, shape: Recipe, seconds: float, device: str, questions: int) -> Fitted:
-    """Fits a policy and asks it the test split."""
+    """Fit a policy and score it on the test split."""
     parameters, losses, rate = fit(out, shape, seconds, device)
     environment = GeoEnvironment(GeoOptions(train=1, validation=3, test=questions))
     told = environment.initial_instruction

@@ -1,12 +1,12 @@
-"""What the joint layer costs beside a plain GRPOTrainer on the same rollouts, in CPU seconds.
+"""Measure the cost of the joint layer against a plain GRPOTrainer on the same rollouts, in CPU seconds.
 
     python benchmarks/overhead.py --steps 6 --repeats 3
 
 Both arms train the bundled policy from the same weights with the same draws, so step t of one does
-the same arithmetic as step t of the other; they take turns in one process. "Plain" is GRPOTrainer
-with a rollout_func that only drives episodes; "cotune" adds coordinator, strategy, ledger, run
-folder and callback. The last line times the layer itself: all of cotune's rollout_func that is
-neither sampling nor the environment.
+the same arithmetic as step t of the other; they alternate in one process. "Plain" is GRPOTrainer with
+a rollout_func that only runs episodes; "cotune" adds coordinator, strategy, ledger, run folder and
+callback. The last line is the time of the layer itself: cotune's rollout_func without sampling and
+environment.
 """
 
 import argparse
@@ -99,7 +99,7 @@ def trainer_of(
 
 
 def plain(config: RunConfig, folder: Path) -> list[float]:
-    """GRPOTrainer with nothing but episodes in its rollout_func."""
+    """Train with a rollout_func that only runs episodes; return the CPU seconds of each step."""
     from datasets import Dataset
     from trl.models.utils import unwrap_model_for_generation
 
@@ -145,7 +145,7 @@ def plain(config: RunConfig, folder: Path) -> list[float]:
 
 
 def joint(config: RunConfig, folder: Path) -> tuple[list[float], list[float]]:
-    """The same through cotune; also the CPU seconds of the layer itself, a step each."""
+    """Train through cotune; return the CPU seconds of each step, and those of the layer itself."""
     environment = build_environment(config)
     run = RunDir.create(config.output, {"name": config.name})
     journal = RunJournal(run, Console(quiet=True), config.training.steps, 10)

@@ -1,10 +1,10 @@
-"""How much of a strategy has moved into the weights: long problems, no hint, temperature 1.
+"""Measure how much of a strategy has moved into the weights: long problems, no hint, temperature 1.
 
     cotune compare configs/suites/p2o-transfer-arithmetic.yaml
     python benchmarks/transfer.py runs/suites/p2o-transfer-arithmetic/*/seed-*/train
 
-Prints, for the untrained policy of `arithmetic` and for the policy each run folder kept, how often long
-problems of the test split are solved, and how often the written procedure is used for them.
+Prints how often long problems of the test split are solved, and how often the written procedure is used,
+for the untrained policy of `arithmetic` and for the best policy of each run folder.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from recipes.arithmetic.card import LIMITS, writes
 
 
 def unprompted(folder: Path, kinds: tuple[str, ...], seed: int) -> list[Trajectory]:
-    """One sampled rollout each of 200 long test problems without a hint."""
+    """Sample one rollout of each of 200 long test problems, without a hint."""
     options = ArithmeticOptions(
         train=1, validation=1, test=200, seed=seed, kinds=kinds, long_share=1.0
     )

@@ -1,8 +1,8 @@
-"""How often the bundled policy looks up one entity at a time without being told.
+"""Measure how often the bundled policy looks up one entity at a time without being told to.
 
     python benchmarks/unprompted.py
 
-Rolls the initial instruction out on training questions of two and three hops, at temperature 1.
+Samples the initial instruction on training questions of two and three hops, at temperature 1.
 """
 
 import argparse
@@ -20,7 +20,7 @@ LIMITS = Limits(turn_tokens=64, observation_tokens=200, trajectory_tokens=640, p
 
 
 def searched_one_entity(trajectory: Trajectory) -> bool:
-    """Whether the first search names an entity instead of repeating the question."""
+    """Return whether the first search names an entity instead of repeating the question."""
     query = re.search(r"<search>(.*?)</search>", trajectory.turns[0].text)
     return query is not None and " of " not in query[1]
 

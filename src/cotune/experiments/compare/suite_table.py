@@ -146,7 +146,7 @@ def _plain_table(title: str, columns: Sequence[str]) -> Table:
     )
     table.add_column("")
     for column in columns:
-        table.add_column(Text(one_line(column)), justify="right")
+        table.add_column(Text(one_line(column), overflow="fold"), justify="right")
     return table
 
 
