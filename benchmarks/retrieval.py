@@ -1,12 +1,12 @@
-"""What an index on disk costs, and what a server costs beside the same index called in process.
+"""Measure the cost of an index on disk, and of a server compared with the same index in process.
 
     python benchmarks/retrieval.py --passages 18000 200000
     python benchmarks/retrieval.py --index dense --model MODEL --passages 18000
 
-Passages are of about 100 words (`--words`) drawn by Zipf's law, as long as those of Search-R1's Wikipedia
-dump; queries are of six words of a passage. For each size: an index is built by a process of its own, then
-searched in this process and, in turns with that, by `cotune serve-retriever` and `RemoteRetriever`
-on loopback: batches of 512 queries, top 3. Rates are medians; compare those of one run only.
+Passages have about 100 words (`--words`) drawn by Zipf's law, like those of Search-R1's Wikipedia dump;
+queries are six words of a passage. For each size an index is built in a separate process, then searched
+alternately in this process and through `cotune serve-retriever` and `RemoteRetriever` on loopback, with
+batches of 512 queries, top 3. Rates are medians; compare only those of the same run.
 """
 
 import argparse
@@ -41,7 +41,7 @@ def write_corpus(path: Path, count: int, length: int) -> None:
 
 
 def batches(path: Path, count: int, size: int) -> list[list[str]]:
-    """Distinct queries of words that stand in a passage, the most frequent ones left out."""
+    """Return batches of queries made of a passage's distinct words, without those of its title."""
     draw = np.random.default_rng(11)
     with path.open(encoding="utf-8") as file:
         lines = [line for _, line in zip(range(5000), file, strict=False)]
@@ -54,7 +54,7 @@ def batches(path: Path, count: int, size: int) -> list[list[str]]:
 
 
 def build(corpus: Path, folder: Path, options: IndexOptions) -> tuple[float, float]:
-    """CPU seconds and peak MiB of a process that builds the index."""
+    """Return CPU seconds and peak MiB of a process that builds the index."""
     child = os.fork()
     if child == 0:
         status = 1
@@ -70,7 +70,7 @@ def build(corpus: Path, folder: Path, options: IndexOptions) -> tuple[float, flo
 
 
 def memory(pid: int) -> dict[str, float]:
-    """MiB of a process: its own, and file pages that it has mapped (the kernel can drop those)."""
+    """Return MiB of a process: its own, and of mapped file pages (which the kernel can drop)."""
     rows = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
     return {name: int(rows[name].split()[0]) / 2**10 for name in ("RssAnon", "RssFile")}
 
@@ -127,7 +127,7 @@ def measure(
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--passages", type=int, nargs="+", default=[18_000, 200_000])
-    parser.add_argument("--words", type=int, default=100, help="of a passage, at least six")
+    parser.add_argument("--words", type=int, default=100, help="words of a passage, at least six")
     parser.add_argument("--index", choices=["bm25", "dense"], default="bm25")
     parser.add_argument("--model", default="intfloat/e5-base-v2")
     parser.add_argument("--repeats", type=int, default=5)

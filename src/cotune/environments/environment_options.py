@@ -147,7 +147,7 @@ def environment_section(raw: object, known: frozenset[str], registered: frozense
     return section
 
 
-_MEMBERS = (
+_MEMBERS = [
     "stop",
     "required",
     "tools",
@@ -156,7 +156,7 @@ _MEMBERS = (
     "messages",
     "respond",
     "score",
-)
+]
 
 
 def own_environment(options: OwnEnvironment, dataset: DatasetConfig | None) -> Environment:

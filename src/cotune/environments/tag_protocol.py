@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from cotune.data.search_questions import as_it_is
 from cotune.environments.base import PromptFormat
 from cotune.types import Task
 
@@ -161,10 +162,6 @@ def _malformed(tags: Sequence[re.Match[str]], wanted: str) -> str:
     return f"nested <{name}>" if "<<" in marks else f"more than one <{name}>"
 
 
-def _as_it_is(task: Task) -> Task:
-    return task
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TagProtocol:
     """One form of the protocol. `search` below says whether there is a search engine.
@@ -185,7 +182,7 @@ class TagProtocol:
     correction: Callable[[str, bool], str]
     information: Callable[[Sequence[str]], str]
     failure: Callable[[], str]
-    asked: Callable[[Task], Task] = _as_it_is
+    asked: Callable[[Task], Task] = as_it_is
 
 
 PROMPT_FORMAT = PromptFormat(question_prefix="Question: ")
