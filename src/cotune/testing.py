@@ -25,7 +25,7 @@ class ScriptedLLM:
         self.prompts: list[str] = []
 
     def complete(self, prompt: str) -> Completion:
-        """Raises AssertionError when there are more questions than replies."""
+        """Raise AssertionError when there are more questions than replies."""
         self.prompts.append(prompt)
         if len(self.prompts) > len(self._replies):
             raise AssertionError(
@@ -68,7 +68,7 @@ class CharacterCodec:
 
 
 Reply = str | Sequence[int]
-"""What a scripted policy writes in one turn: a text, or token ids (to close with EOS, say)."""
+"""One turn of a scripted policy: a text, or token ids (to close with EOS, say)."""
 
 
 class ScriptedSampler:
@@ -101,7 +101,7 @@ class ScriptedSampler:
         return ScriptedSession(self)
 
     def reply(self, row: int, turn: int, context: str) -> Reply:
-        """Raises AssertionError when there are more turns than replies."""
+        """Raise AssertionError when there are more turns than replies."""
         if callable(self._reply):
             return self._reply(row, turn, context)
         if turn >= len(self._reply):

@@ -148,7 +148,7 @@ def test_fields_are_set_on_the_command_line(tmp_path: Path) -> None:
 
     refused = cotune("resume", out, "--set", "strategy.population_size=4")
     assert refused.returncode == 2
-    assert "strategy is fixed once a run has begun" in refused.stderr
+    assert "strategy is fixed once a run has started" in refused.stderr
     further = cotune("resume", out, "--set", "training.steps=3", "--set", "llm={kind: rules}")
     assert (further.returncode, further.stderr) == (0, "")
     run = RunDir.open(out)

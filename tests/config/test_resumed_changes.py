@@ -66,7 +66,7 @@ def test_a_resume_may_change_what_the_run_does_not_stand_on() -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"strategy": {"evolve_every": 3}}, "strategy is fixed once a run has begun"),
+        ({"strategy": {"evolve_every": 3}}, "strategy is fixed once a run has started"),
         ({"seed": 1}, "seed is fixed"),
         ({"training": {"group_size": 4}}, "training.group_size is fixed"),
         ({"output": "elsewhere"}, "output is fixed"),

@@ -40,7 +40,7 @@ def test_what_was_set_is_validated_and_written_nowhere_yet(tmp_path: Path) -> No
     assert folder.resume("training.steps=9", "evaluation.every=2").training.steps == 9
     with pytest.raises(ConfigError, match=r"run\.yaml with --set: training\.stepz: unknown field"):
         folder.resume("training.stepz=9")
-    with pytest.raises(ConfigError, match="limits is fixed once a run has begun"):
+    with pytest.raises(ConfigError, match="limits is fixed once a run has started"):
         folder.resume("limits.turns=2")
     assert folder.run.config_path.read_bytes() == before
 
@@ -85,6 +85,6 @@ def test_a_finished_run_without_a_budget_has_none_to_raise(tmp_path: Path) -> No
 def test_a_finished_run_without_a_checkpoint_is_not_begun_anew(tmp_path: Path) -> None:
     folder = Folder(tmp_path / "out", finished=True, training={"save_every": 0})
     with pytest.raises(
-        ConfigError, match=r"keeps no checkpoint to go on from \(training.save_every is 0"
+        ConfigError, match=r"keeps no checkpoint to resume from \(training.save_every is 0"
     ):
         folder.resume("training.steps=9")

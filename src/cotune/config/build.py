@@ -87,7 +87,7 @@ def build_llm(config: RunConfig, ledger: Ledger) -> LLM:
 
 
 def describe_llm(config: RunConfig) -> str:
-    """Which LLM proposes, for the console and the report."""
+    """Name the LLM that proposes, for the console and the report."""
     if not config.method.needs_llm:
         return "none"
     options = config.llm or RulesConfig()

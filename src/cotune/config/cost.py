@@ -1,4 +1,4 @@
-"""What a run will spend at most, reckoned from its run file."""
+"""Upper bounds on what a run spends, from its run file."""
 
 import math
 from collections.abc import Mapping
@@ -113,7 +113,7 @@ def split_sizes(config: RunConfig) -> dict[str, int]:
     """Questions of each split.
 
     Raises:
-        ConfigError: data that cannot be read; an environment of one's own that cannot be built.
+        ConfigError: data that cannot be read; an environment of your own that cannot be built.
     """
     environment = config.environment
     if isinstance(environment, PythonOptions | VerifiersOptions):

@@ -19,7 +19,7 @@ def with_overrides(raw: Mapping[str, Any], assignments: Sequence[str]) -> dict[s
     """A run file's plain data with some fields set; `raw` stays as it is.
 
     Each assignment is `FIELD=VALUE`: the field by its dotted path, the value as YAML. A section
-    that the file does not have is begun. A later assignment wins over an earlier one. Whether the
+    that the file lacks is added. A later assignment wins over an earlier one. Whether the
     fields exist, and whether the values fit, is for `config.parse_config` to say.
 
     Raises:

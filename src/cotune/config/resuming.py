@@ -64,7 +64,7 @@ def _check_goes_further(
     before, now = was.training, config.training
     if not was.has_batches:
         raise ConfigError(
-            f"{run.path}: this run is finished, and training.frozen leaves nothing to go on with; see its "
+            f"{run.path}: this run is finished, and training.frozen leaves nothing to continue; see its "
             f"report (cotune report {run.path} writes it anew), or start another run"
         )
     more_rollouts = before.rollout_budget is not None and (
@@ -77,7 +77,7 @@ def _check_goes_further(
         )
     if trained is None:
         raise ConfigError(
-            f"{run.path}: this run is finished and keeps no checkpoint to go on from "
+            f"{run.path}: this run is finished and keeps no checkpoint to resume from "
             f"(training.save_every is {before.save_every}); start another run"
         )
 
@@ -136,13 +136,13 @@ def check_resumable(was: RunConfig, now: RunConfig, source: str) -> None:
     for field, value in before.items():
         if after[field] != value:
             raise ConfigError(
-                f"{source}: {field} is fixed once a run has begun; on resume {_FREE} can change "
+                f"{source}: {field} is fixed once a run has started; on resume {_FREE} can change "
                 f"(there not {', '.join(_FIXED_IN_TRAINING)}); leave it, or start a new run in "
                 "another folder"
             )
     if was.output != now.output:
         raise ConfigError(
-            f"{source}: output is fixed once a run has begun; leave it, or move the whole folder and "
+            f"{source}: output is fixed once a run has started; leave it, or move the whole folder and "
             "resume it where it is then"
         )
 

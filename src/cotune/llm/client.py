@@ -99,7 +99,7 @@ class OpenAIOptions:
             )
 
     def describe(self) -> str:
-        """Which model answers, and where."""
+        """Name the model that answers and its address."""
         return f"{self.model} at {self.base_url or 'api.openai.com'}"
 
     def price(self, prompt_tokens: int, completion_tokens: int) -> float:
@@ -111,7 +111,7 @@ class OpenAIOptions:
 
 
 class Account(Protocol):
-    """Where an LLM's calls are entered; `Ledger` is one and says what its methods do."""
+    """A record of an LLM's calls; `Ledger` is one and documents the methods."""
 
     def reserve(self, worst_case: float, limit: float | None, model: str = "") -> int: ...
 
@@ -234,7 +234,7 @@ class NoLLM:
     """Stands where a method has no use for an LLM."""
 
     def complete(self, prompt: str) -> Completion:
-        """Raises LLMError, always."""
+        """Raise LLMError, always."""
         raise LLMError("this run has no LLM; set llm: in the run file")
 
 
@@ -255,7 +255,7 @@ class MeteredLLM:
         self._model = model
 
     def complete(self, prompt: str) -> Completion:
-        """What the LLM replies; its LLMError goes through."""
+        """Return the LLM's reply; its LLMError passes through."""
         reservation = self._ledger.reserve(0.0, None, self._model)
         begun = time.monotonic()
         try:
@@ -279,7 +279,7 @@ class MeteredLLM:
 
 
 def _as_completion(reply: object, name: str) -> Completion:
-    """What an LLM object returned; a text alone is a reply whose tokens are not known."""
+    """Convert what an LLM object returned; a text alone is a reply whose tokens are not known."""
     if isinstance(reply, Completion):
         return reply
     if isinstance(reply, str):

@@ -24,7 +24,7 @@ _UNSENT = {"ConnectError", "ConnectTimeout", "PoolTimeout", "ProxyError", "Unsup
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of one attempt.
+    """The outcome of one attempt.
 
     Attributes:
         text: the reply; "" on failure.

@@ -34,7 +34,7 @@ def protocol_tags(text: str) -> list[str]:
 
 
 def check_initial(instruction: str) -> None:
-    """Raises ConfigError for an instruction that nothing can be evolved from."""
+    """Raise ConfigError for an instruction that nothing can be evolved from."""
     if not instruction.strip():
         raise ConfigError("the initial instruction is blank; expected a text")
     if reserved := reserved_tags(instruction):
@@ -87,7 +87,7 @@ def leaked_answer(candidate: str, parent: str, tasks: Iterable[Task]) -> str | N
 
 
 def is_near_copy(a: str, b: str) -> bool:
-    """Whether two texts differ by at most two words, case and punctuation aside.
+    """Return whether two texts differ by at most two words, case and punctuation aside.
 
     A replaced word counts as two. Counted in words, not as a ratio: one short sentence can
     change all, and in a long instruction a ratio would call that a copy.
@@ -103,7 +103,7 @@ def is_near_copy(a: str, b: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class InstructionRules:
-    """What every instruction of a run must keep to.
+    """The contract of every instruction of a run.
 
     Attributes:
         original: the initial instruction; its tags are the protocol's.
@@ -137,7 +137,7 @@ class InstructionRules:
     def check(
         self, candidate: str, parent: str, others: Iterable[str], tasks: Iterable[Task]
     ) -> str | None:
-        """Why the candidate is rejected, in a few words; None where it is not.
+        """Return why the candidate is rejected, in a few words; None if it is valid.
 
         Args:
             parent: the instruction it was derived from; what that holds is no leak.
@@ -179,7 +179,7 @@ class InstructionRules:
 
 
 def surroundings(description: str) -> str:
-    """The section of a prompt that says what the agent acts in, an empty line after it; "" for ""."""
+    """Return the section of a prompt that says what the agent acts in, an empty line after it; "" for ""."""
     if not description.strip():
         return ""
     shown = _ENVIRONMENT_TAG.sub("(environment)", neutralised(description)).strip()
@@ -191,7 +191,7 @@ def surroundings(description: str) -> str:
 
 
 def shorten_middle(text: str, limit: int) -> str:
-    """At most about `limit` characters of a text: its beginning and its end."""
+    """Shorten a text to about `limit` characters: its beginning and its end."""
     if len(text) <= limit:
         return text
     head = limit // 2

@@ -1,4 +1,4 @@
-"""What a method tells the rest of the program about itself; `methods.registry` lists them all."""
+"""The entry of a method in the registry, and what strategies are built from."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,7 +20,7 @@ Options = TypeVar("Options", bound=MethodOptions)
 
 @dataclass(frozen=True, kw_only=True)
 class Context:
-    """What a strategy is built from, besides its options.
+    """The inputs of a strategy, besides its options.
 
     Attributes:
         instruction: the initial one, "i0".

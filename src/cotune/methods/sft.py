@@ -145,7 +145,7 @@ def optimizer_steps(rows: int, epochs: int, micro_batch_size: int, accumulation:
 
 
 def check_accepted(kept: int, sampled: int, highest: float, options: SFTOptions) -> None:
-    """Raises EngineError where rejection sampling has left nothing to train on."""
+    """Raise EngineError if rejection sampling has left nothing to train on."""
     if kept:
         return
     raise EngineError(

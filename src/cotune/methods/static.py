@@ -19,7 +19,7 @@ class StaticOptions:
 
 
 class Unhinted:
-    """What strategies without hints share: rollouts are trained on the prompt they were sampled under."""
+    """A base for strategies without hints: rollouts are trained on the prompt they were sampled under."""
 
     @property
     def distillation(self) -> Distillation:
@@ -68,7 +68,7 @@ class StaticStrategy(Unhinted):
         return {"instruction": self._prompt.instruction}
 
     def load_state_dict(self, state: State) -> None:
-        """Raises ConfigError where the state is of a run with another instruction."""
+        """Raise ConfigError if the state is of a run with another instruction."""
         if state["instruction"] != self._prompt.instruction:
             raise ConfigError(
                 f"the saved run's instruction is {state['instruction']!r}, this run's "

@@ -37,7 +37,7 @@ class Judge:
     """The current policy under candidate texts, greedily, one rollout for each text and question.
 
     Args:
-        prompt: what the policy is told where a text is the candidate.
+        prompt: the prompt under a candidate text.
 
     Attributes:
         evaluations: rollouts made so far.
@@ -49,7 +49,7 @@ class Judge:
         self.evaluations = 0
 
     def evaluate(self, items: Sequence[tuple[str, Sequence[Task]]]) -> list[list[Trajectory]]:
-        """The trajectories of each (text, questions), all made in one rollout call."""
+        """Return the trajectories of each (text, questions), all made in one rollout call."""
         pairs = [(self._prompt(text), task) for text, tasks in items for task in tasks]
         assignments = [Assignment(task, p, p, "", i) for i, (p, task) in enumerate(pairs)]
         done = self._rollout(assignments, purpose="evolve", greedy=True)
@@ -66,7 +66,7 @@ class Judge:
 
 
 def feedback(trajectory: Trajectory, show_answers: bool) -> str:
-    """What was wrong, the answer or its form, for the reflector; the truth only if it is shown."""
+    """Tell the reflector what was wrong, the answer or its form; the truth only if it is shown."""
     if trajectory.reward >= SOLVED_AT:
         return "Correct."
     if trajectory.answer is None:
@@ -83,7 +83,7 @@ def feedback(trajectory: Trajectory, show_answers: bool) -> str:
 
 
 def example(trajectory: Trajectory, show_answers: bool) -> Record:
-    """A rollout as the reflector sees it, in the form gepa recommends."""
+    """Return a rollout as the reflector sees it, in the form gepa recommends."""
     return {
         "Inputs": trajectory.task.question,
         "Generated Outputs": shorten_middle(trajectory.full_text, _RESPONSE_CHARS),
@@ -92,7 +92,7 @@ def example(trajectory: Trajectory, show_answers: bool) -> Record:
 
 
 def fenced_text(reply: str) -> str:
-    """What stands within the ``` blocks of a reply, by gepa's own extraction; never raises."""
+    """Return what stands within the ``` blocks of a reply, by gepa's own extraction; never raises."""
     from gepa.strategies.instruction_proposal import InstructionProposalSignature
 
     return InstructionProposalSignature.output_extractor(reply.strip())["new_instruction"]
@@ -117,7 +117,7 @@ class Reflector(ABC):
         self.spent = False
 
     def propose(self, parent: str, examples: Sequence[Record]) -> str | None:
-        """A lawful text; None where the call failed or the reply breaks the contract.
+        """Return a valid text; None if the call failed or the reply breaks the contract.
 
         A failed call is recorded as "proposal_failed".
         """
@@ -146,7 +146,7 @@ class Reflector(ABC):
 
     @abstractmethod
     def _prompt(self, parent: str, examples: Sequence[Record]) -> str:
-        """What the LLM is asked."""
+        """Return what the LLM is asked."""
 
     @abstractmethod
     def _read(self, reply: str) -> str:
@@ -154,7 +154,7 @@ class Reflector(ABC):
 
     @abstractmethod
     def _broken(self, text: str, parent: str) -> str | None:
-        """Why a text breaks the contract; None where it does not."""
+        """Return why a text breaks the contract; None if it does not."""
 
     @abstractmethod
     def _reject(self, text: str, parent: str, reason: str) -> None:
@@ -178,7 +178,7 @@ def too_close_to_call(a: Sequence[float], b: Sequence[float]) -> bool:
 
 
 def dev_count(count: int, dev_size: int) -> int:
-    """How many of so many questions are dev: `dev_size`, or half of a set below 1.5 times it."""
+    """Return how many of `count` questions are dev: `dev_size`, or half of a set below 1.5 times it."""
     return dev_size if 2 * count >= 3 * dev_size else count // 2
 
 
@@ -205,7 +205,7 @@ Job = tuple[Candidate, Mapping[str, Sequence[Record]], list[str]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Search:
-    """What a phase starts from and may cost.
+    """The start and the limits of a phase.
 
     Attributes:
         seed: the text that evolution starts from.
@@ -213,7 +213,7 @@ class Search:
         beam: parents that texts are derived from in one iteration.
         minibatch: questions shown to the reflector, on which a child must beat its parent.
         show_answers: whether the reflector is shown the ground truth.
-        barren: iterations in a row without a lawful text that end the phase.
+        barren: iterations in a row without a valid text that end the phase.
         overrun: whether a text is scored on dev where what is left pays for a part of that.
     """
 
@@ -235,7 +235,7 @@ class Evolved:
 
 
 class Report(Protocol):
-    """Hears how a phase goes on."""
+    """Receives the progress of a phase."""
 
     def accepted(self, text: str, parent: str, score: float, parent_score: float) -> None:
         """A text joined; both scores are means over dev."""
@@ -244,7 +244,7 @@ class Report(Protocol):
     def rejected(
         self, text: str, parent: str, score: float, parent_score: float, improved: bool
     ) -> None:
-        """A lawful text did not join; both scores are means over its minibatch.
+        """A valid text did not join; both scores are means over its minibatch.
 
         Args:
             improved: it did better than its parent, but no budget was left to score it on dev.
@@ -270,12 +270,12 @@ def evolve_by_gepa(
     seed_key: str,
     report: Report,
 ) -> Evolved:
-    """The seed and all that gepa accepted, with their scores on dev.
+    """Return the seed and all that gepa accepted, with their scores on dev.
 
     An iteration draws `beam` parents from the instance-level Pareto front, reflects on a minibatch
     of train with each, and scores on dev the children that are strictly better on their
     minibatch. Ends when the budget is spent, or when `barren` iterations in a row brought no
-    lawful text. No batch of evaluations begins after the budget is spent, so that it is exceeded by
+    valid text. No batch of evaluations begins after the budget is spent, so that it is exceeded by
     part of one batch at most.
 
     Raises:
@@ -367,13 +367,13 @@ class _Adapter:
 class _Reflection:
     """gepa's `BatchReflectionLM` around a `Reflector`.
 
-    A job that brings no lawful text gets no new one, for which gepa pays no evaluation. gepa
+    A job that brings no valid text gets no new one, for which gepa pays no evaluation. gepa
     swallows what is raised here and asks again job by job: the first error is kept, nothing is
     asked after it, and the phase raises it when gepa has returned.
 
     Attributes:
         failure: the error that ends the phase; None for none.
-        barren: iterations in a row in which the LLM was asked and brought no lawful text.
+        barren: iterations in a row in which the LLM was asked and brought no valid text.
     """
 
     def __init__(self, judge: Judge, reflector: Reflector, search: Search, proposal: Any) -> None:
@@ -384,7 +384,7 @@ class _Reflection:
 
     @property
     def spent(self) -> bool:
-        """Whether the LLM's budget is: rollouts could bring nothing any more."""
+        """Return whether the LLM's budget is spent; further rollouts could bring nothing."""
         return self._reflector.spent
 
     def reflect(

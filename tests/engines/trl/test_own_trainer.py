@@ -183,7 +183,7 @@ def test_a_resume_with_other_settings_is_refused(
 ) -> None:
     run.begin_attempt(None)
     other = describe(cotune.Static(environment=geo, seed=5))
-    with pytest.raises(ConfigError, match=r"seed is 5, but the run in .* was begun with 0"):
+    with pytest.raises(ConfigError, match=r"seed is 5, but the run in .* was started with 0"):
         LibraryRun(tmp_path / "cotune", other, 4).begin_attempt(1)
     longer = LibraryRun(tmp_path / "cotune", describe(cotune.Static(environment=geo)), 99)
     assert longer.begin_attempt(1) == 2

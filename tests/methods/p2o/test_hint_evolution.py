@@ -83,7 +83,7 @@ def test_failed_phases_count_in_a_row():
     for step, author in enumerate([bad, good, bad], start=1):
         runner(evolution, Policy(), author, record)(step)
     assert [e["phase"] for e in record.of("hint_phase")] == [1, 2, 3]
-    with pytest.raises(EvolutionError, match=r"empty.*expected a lawful hint"):
+    with pytest.raises(EvolutionError, match=r"empty.*expected a valid hint"):
         runner(evolution, Policy(), bad, record)(4)
 
 

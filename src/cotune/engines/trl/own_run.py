@@ -160,7 +160,7 @@ class LibraryRun:
         for name in _FIXED:
             if before.get(name) != now.get(name):
                 raise ConfigError(
-                    f"{name} is {now.get(name)!r}, but the run in {self._folder} was begun with "
+                    f"{name} is {now.get(name)!r}, but the run in {self._folder} was started with "
                     f"{before.get(name)!r}; a resume needs the same"
                 )
         return run

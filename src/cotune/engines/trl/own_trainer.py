@@ -52,7 +52,7 @@ _WORLDS = {"geo": GeoEnvironment, "arithmetic": ArithmeticEnvironment}
 
 
 class TrainerMethod(Generic[Options]):
-    """What all methods share: the parts of a run that are not the trainer's.
+    """The base of all methods: the parts of a run that are not the trainer's.
 
     Attributes:
         options: the method's numbers.

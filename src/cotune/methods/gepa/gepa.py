@@ -26,7 +26,7 @@ from cotune.methods.text_evolution import (
 from cotune.protocols import LLM, Recorder, Rollout, State
 from cotune.types import Assignment, Instruction, Metrics, Progress, Prompt, Task, Trajectory
 
-_BARREN = 20  # iterations in a row without a lawful instruction that end the search
+_BARREN = 20  # iterations in a row without a valid instruction that end the search
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,7 +121,7 @@ def evolve_instruction(
         dev: questions that instructions are scored on.
         train: questions that are reflected on.
         step: the step before which this happens.
-        description: what the LLM is told of the environment.
+        description: the environment, described to the LLM.
 
     Raises:
         EvolutionError: the LLM was asked and no reply kept to the contract, though its budget was
@@ -131,13 +131,13 @@ def evolve_instruction(
     record("gepa_phase", dev=len(dev), train=len(train), budget=search.budget)
     judge = Judge(Prompt, rollout)
     lineage = _Lineage(search, step, record)
-    reflector = InstructionReflector(llm, rules, judge.met, lineage.unlawful, record, description)
+    reflector = InstructionReflector(llm, rules, judge.met, lineage.invalid, record, description)
     lineage.critiques = reflector.critiques
     found = evolve_by_gepa(dev, train, judge, reflector, search, seed_key, lineage)
     if reflector.asked and not reflector.lawful and not reflector.spent:
         raise EvolutionError(
             f"every instruction that GEPA was proposed failed ({'; '.join(reflector.reasons)}); "
-            "expected a lawful instruction within ``` blocks: check the run file's `llm`"
+            "expected a valid instruction within ``` blocks: check the run file's `llm`"
         )
     candidates = Candidates(tuple(lineage.instructions), found.scores, judge.evaluations)
     _record_ended(candidates, found, reflector, search.budget, record)
@@ -210,7 +210,7 @@ class _Lineage:
         reason = "no budget left to score it" if improved else "not above its parent"
         self._refuse(text, parent, reason, score, parent_score)
 
-    def unlawful(self, text: str, parent: str, reason: str) -> None:
+    def invalid(self, text: str, parent: str, reason: str) -> None:
         """A text breaks the contract."""
         self._refuse(text, parent, reason, None, None)
 
@@ -325,10 +325,10 @@ class InstructionReflector(Reflector):
         rules: the contract of an instruction.
         met: the questions so far, whose answers no instruction may bring in.
         reject: records what breaks the contract: text, parent, reason.
-        description: what the LLM is told of the environment.
+        description: the environment, described to the LLM.
 
     Attributes:
-        critiques: by lawful instruction, what the LLM said before it.
+        critiques: by valid instruction, what the LLM said before it.
     """
 
     def __init__(
@@ -476,7 +476,7 @@ class Gepa(Unhinted):
         }
 
     def load_state_dict(self, state: State) -> None:
-        """Raises ConfigError where the state is of a run with another initial instruction."""
+        """Raise ConfigError if the state is of a run with another initial instruction."""
         if state["initial"] != self._initial.text:
             raise ConfigError(
                 f"the saved run's initial instruction is {state['initial']!r}, this run's "

@@ -21,7 +21,7 @@ from cotune.types import Instruction, Task
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """What one phase brought.
+    """The result of a phase.
 
     Attributes:
         accepted: at most as many candidates as were wanted, in the order of acceptance.
@@ -47,7 +47,7 @@ class Generator:
         rounds: proposals of one phase at most.
         failures: failed rollouts in a reflection prompt.
         tasks: questions a candidate is verified on.
-        description: what the LLM is told of the environment.
+        description: the environment, described to the LLM.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class Generator:
             origin: what to call the candidates' origin; the proposer's kind where empty.
             last: no further phase is to come in this run.
             affordable: rollouts that may be spent on verification; None is no limit. A round that
-                could exceed it is not begun.
+                could exceed it does not start.
 
         Raises:
             EvolutionError: two phases have passed and all proposals of the run failed.
@@ -131,7 +131,7 @@ class Generator:
     def _wanting(
         self, prompt: str | None, verified_on: Sequence[Task] | None, left: int | None
     ) -> str:
-        """What a round lacks to begin; "" for nothing.
+        """Return why a round cannot start; "" if it can.
 
         Args:
             prompt: what the LLM is to be asked, if there is anything.
@@ -153,7 +153,7 @@ class Generator:
         attempt: int,
         rng: random.Random,
     ) -> str | None:
-        """What the LLM is asked; None where there is no experience to learn from."""
+        """Return the prompt; None if there is no experience to learn from."""
         how = (self._candidates, attempt, self._description)
         if proposer == "paraphrase":
             return paraphrase_prompt(parent.text, *how)

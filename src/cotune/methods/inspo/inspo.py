@@ -345,7 +345,7 @@ class Inspo(Unhinted):
         }
 
     def load_state_dict(self, state: State) -> None:
-        """Raises ConfigError where the state is of a run with another initial instruction."""
+        """Raise ConfigError if the state is of a run with another initial instruction."""
         lineage = [Instruction(**fields) for fields in state["lineage"]]
         if lineage[0].text != self._lineage[0].text:
             raise ConfigError(

@@ -131,7 +131,7 @@ def parse_candidates(text: str) -> list[str]:
 
 
 def critique_of(text: str) -> str:
-    """What a reply says before its first candidate, at most 2,000 characters."""
+    """Return what a reply says before its first candidate, at most 2,000 characters."""
     before = _OPENING.split(_without_reasoning(text), maxsplit=1)[0]
     return re.sub(r"```\w*\s*\Z", "", before).strip()[:_CRITIQUE_CHARS]
 
@@ -161,7 +161,7 @@ def _unfenced(candidate: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """What an LLM proposed; no candidates where its reply could not be read."""
+    """A reply of an LLM; without candidates if it could not be read."""
 
     candidates: tuple[str, ...]
     critique: str
@@ -219,7 +219,7 @@ class Proposals:
         if (last or self._phases >= 2) and not self._useful:
             raise EvolutionError(
                 f"every proposal of {self._phases} phases failed ({'; '.join(self._causes)}); "
-                "expected a reply with lawful <ins_1>...</ins_1> candidates: check the run file's `llm`"
+                "expected a reply with valid <ins_1>...</ins_1> candidates: check the run file's `llm`"
             )
 
     def state_dict(self) -> State:

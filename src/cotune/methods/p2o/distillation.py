@@ -21,32 +21,32 @@ RATIO_FROM, RATIO_TO, RATIO_BINS = -4.0, 2.0, 24
 
 
 def is_hinted(trajectory: Trajectory) -> bool:
-    """Whether the rollout was sampled under a hint."""
+    """Return whether the rollout was sampled under a hint."""
     return trajectory.assignment.sampled.hint != ""
 
 
 def is_distilled(trajectory: Trajectory) -> bool:
-    """Whether the rollout is trained on other prompt tokens than it was sampled under."""
+    """Return whether the rollout is trained on other prompt tokens than it was sampled under."""
     return trajectory.sampled_prompt_ids != trajectory.prompt_ids
 
 
 def is_dropped(trajectory: Trajectory, settings: Distillation) -> bool:
-    """Whether `drop_failed` takes the rollout out of the loss: hinted, with a reward of 0 or less."""
+    """Return whether `drop_failed` takes the rollout out of the loss: hinted, with a reward of 0 or less."""
     return settings.drop_failed and is_hinted(trajectory) and trajectory.reward <= 0
 
 
 def compares_contexts(settings: Distillation) -> bool:
-    """Whether the loss needs log-probabilities under both prompts."""
+    """Return whether the loss needs log-probabilities under both prompts."""
     return settings.ratio in ("masked", "hint")
 
 
 def weighs(settings: Distillation) -> bool:
-    """Whether rollouts under hints have another loss than plain GRPO's on their trained prompts."""
+    """Return whether the loss of hinted rollouts differs from plain GRPO's on their trained prompts."""
     return compares_contexts(settings) or settings.drop_failed
 
 
 def reweighs(trajectories: Iterable[Trajectory], settings: Distillation) -> bool:
-    """Whether the loss of these rollouts is another than plain GRPO's on their trained prompts."""
+    """Return whether the loss of these rollouts differs from plain GRPO's on their trained prompts."""
     compares = compares_contexts(settings)
     return any((compares and is_distilled(t)) or is_dropped(t, settings) for t in trajectories)
 
@@ -65,7 +65,7 @@ def context_ratios(trained_logprobs: Floats, sampled_logprobs: Floats) -> Floats
 
 
 def token_weights(ratios: Floats, settings: Distillation) -> Floats:
-    """What each token's loss is multiplied by, from its context ratio, (C,) to (C,).
+    """Return the factor of each token's loss, from its context ratio, (C,) to (C,).
 
     With `ratio: masked` the context-ratio mask 1[low <= r <= high], or softly min(1, r/low, high/r):
     continuous at the bounds and never above 1. Ones in every other mode.
@@ -139,7 +139,7 @@ class RatioStatistics:
 
 
 def ratio_counts(ratios: Floats) -> list[int]:
-    """How many of the ratios (C,) are in each bin, those out of range included; RATIO_BINS + 2."""
+    """Count the ratios (C,) in each bin, those out of range included; RATIO_BINS + 2."""
     edges = np.linspace(RATIO_FROM, RATIO_TO, RATIO_BINS + 1)
     with np.errstate(divide="ignore"):  # a ratio that underflowed to 0 is in the first bin
         bins = np.searchsorted(edges, np.log10(ratios), side="right")
@@ -152,7 +152,7 @@ def batch_weights(
     settings: Distillation,
     statistics: RatioStatistics | None = None,
 ) -> Floats:
-    """What multiplies the advantage of each token, (B, C); zero where the policy did not write.
+    """Return the factor of each token's advantage, (B, C); zero where the policy did not write.
 
     The loss keeps its denominator, the number of own tokens: a masked token counts as one.
 

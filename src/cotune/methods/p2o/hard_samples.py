@@ -10,7 +10,7 @@ from cotune.types import Trajectory
 
 @dataclass(frozen=True, slots=True)
 class EpochTrend:
-    """What an epoch changed.
+    """The changes of an epoch.
 
     Attributes:
         hard: ids of the hard questions of the next epoch, sorted.

@@ -24,7 +24,7 @@ from cotune.protocols import LLM, Recorder, Rollout, State
 from cotune.types import Prompt, Task
 
 _BARREN_PHASES = 2
-_BARREN_ROUNDS = 2  # without a lawful hint, in a row, which end a phase
+_BARREN_ROUNDS = 2  # without a valid hint, in a row, which end a phase
 _MOST_CAUSES = 5
 
 
@@ -47,8 +47,8 @@ class HintReflector(Reflector):
 
     Args:
         tasks: the hard questions, whose answers and solutions no hint may hold.
-        instruction: what the policy is told beside the hint.
-        description: what the LLM is told of the environment, before gepa's prompt.
+        instruction: what the policy sees besides the hint.
+        description: the environment, described to the LLM, before gepa's prompt.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class HintReflector(Reflector):
 
 @dataclass(frozen=True, slots=True)
 class PhaseResult:
-    """What one phase brought and cost.
+    """The result of a phase and its cost.
 
     Attributes:
         pool: the hints with their dev scores; the empty one alone where no other was accepted.
@@ -110,7 +110,7 @@ class PhaseResult:
 
 @dataclass(frozen=True, slots=True)
 class HintSearch:
-    """What a search for hints is given.
+    """The inputs of a search for hints.
 
     Attributes:
         dev: hard questions that hints are scored on.
@@ -151,12 +151,12 @@ def evolve_hints(
 
     Args:
         hard: the hard questions, two or more.
-        instruction: what the policy is told beside the hint.
+        instruction: what the policy sees besides the hint.
         rollout: the current policy.
         llm: the reflector.
         seed_key: of all draws.
         phase: its number, for the events.
-        description: what the reflector is told of the environment.
+        description: the environment, described to the reflector.
 
     Raises:
         ValueError: there are fewer than two hard questions.
@@ -262,7 +262,7 @@ class _HintReport:
 def reflect_once(phase: HintSearch) -> HintPool:
     """Single-turn reflection (the paper's ablation): hints written from the empty one, none evolved.
 
-    Asks about minibatches of train, each evaluated once without a hint, until `beam` lawful hints
+    Asks about minibatches of train, each evaluated once without a hint, until `beam` valid hints
     are there, or as many as the budget can score on dev; two rounds in a row without one are the
     last. All hints and the empty one are then scored on dev in one batch.
     """
@@ -315,7 +315,7 @@ class HintEvolution:
     Args:
         rules: the contract of a hint.
         seed: of all draws, which are keyed by (seed, step).
-        description: what the reflector is told of the environment.
+        description: the environment, described to the reflector.
     """
 
     def __init__(
@@ -393,7 +393,7 @@ class HintEvolution:
         if self._failed >= _BARREN_PHASES:
             raise EvolutionError(
                 f"every hint proposed in {self._failed} phases in a row failed "
-                f"({'; '.join(self._causes)}); expected a lawful hint within ``` blocks: check the "
+                f"({'; '.join(self._causes)}); expected a valid hint within ``` blocks: check the "
                 "run file's `llm`"
             )
 

@@ -78,7 +78,7 @@ def _spaced(text: str) -> str:
 
 
 def think_tags_match(text: str) -> bool:
-    """Whether every <think> is closed and every </think> was opened."""
+    """Return whether every <think> is closed and every </think> was opened."""
     depth = 0
     for tag in _THINK_TAG.finditer(text):
         depth += 1 if tag.group() == "<think>" else -1
@@ -89,7 +89,7 @@ def think_tags_match(text: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class HintRules:
-    """What every hint of a run must keep to. One that does not is rejected, never repaired.
+    """The contract of every hint of a run. One that does not is rejected, never repaired.
 
     Attributes:
         max_chars: length limit in characters.
@@ -111,7 +111,7 @@ class HintRules:
         tasks: Sequence[Task],
         instruction: str = "",
     ) -> str | None:
-        """Why the candidate is rejected, in a few words; None where it is not.
+        """Return why the candidate is rejected, in a few words; None if it is valid.
 
         Args:
             parent: the hint it was derived from; may be empty.

@@ -172,6 +172,6 @@ def assign_hints(
 
 
 def _weights(pool: HintPool, hints: Sequence[int]) -> list[float]:
-    """What hints that solved something are drawn by: their means, or shares where one is not above 0."""
+    """Return the weights by which hints that solved something are drawn: their means, or shares where one is not above 0."""
     means = [pool.mean(hint) for hint in hints]
     return means if min(means) > 0 else [pool.solved_share([hint]) for hint in hints]

@@ -61,12 +61,12 @@ class P2OOptions:
             )
 
     def hinted(self, group_size: int) -> int:
-        """How many of a group's rollouts see a hint; at least one."""
+        """Return how many of a group's rollouts see a hint; at least one."""
         plain = {"all": 0, "all_but_one": 1, "half": group_size // 2}[self.hinted_per_group]
         return group_size - plain
 
     def judged(self, group_size: int) -> int:
-        """By how many of a group's rollouts a question with hints is judged."""
+        """Return how many of a group's rollouts judge a question with hints."""
         return group_size if self.judged_on == "all" else group_size - self.hinted(group_size)
 
 
