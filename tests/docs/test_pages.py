@@ -13,7 +13,7 @@ import yaml
 
 import cotune
 from cotune.cli.app import app
-from cotune.config import changes
+from cotune.config import resuming
 from cotune.config.run_file import RunConfig, parse_config
 from cotune.experiments.compare.suite_file import SuiteConfig
 from cotune.methods.composed import ComposedOptions
@@ -165,7 +165,7 @@ def test_defaults_in_the_tables_are_the_defaults(page: str, options: Any) -> Non
 
 def test_what_a_resume_needs_unchanged_is_named() -> None:
     text = text_of("how-to/resuming.md")
-    fixed = (*changes._FIXED, *getattr(changes, "_FIXED_IN_TRAINING", ()))
+    fixed = (*resuming._FIXED, *getattr(resuming, "_FIXED_IN_TRAINING", ()))
     for name in fixed:
         assert f"`{name}`" in text, name
 

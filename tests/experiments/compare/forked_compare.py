@@ -14,7 +14,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from cotune.cli.app import main
-from cotune.experiments.compare import cells, processes
+from cotune.experiments.compare import cells
 from cotune.run.json_files import read_jsonl
 from tests.forked import ForkedPopen
 
@@ -30,7 +30,7 @@ if __name__ == "__main__":
     file, *killed_at = sys.argv[1:]
     path = Path(killed_at[0]) if killed_at else None
     cells.time = SimpleNamespace(sleep=lambda _: _look_again(path))
-    processes.subprocess = SimpleNamespace(
+    cells.subprocess = SimpleNamespace(
         Popen=ForkedPopen, STDOUT=subprocess.STDOUT, DEVNULL=subprocess.DEVNULL
     )
     sys.argv = ["cotune", "compare", file]
