@@ -117,11 +117,13 @@ class Check:
         except (ConfigError, EngineError) as error:
             return [wrong(self.name, error)]
 
-    def require(self) -> None:
-        """Raise ConfigError for the first thing it finds that stops training."""
-        for finding in self.look() or ():
+    def require(self) -> list[Finding]:
+        """Return what it finds; raise ConfigError for the first thing that stops training."""
+        found = list(self.look() or ())
+        for finding in found:
             if finding.blocks and not finding.ok:
                 raise ConfigError(finding.text)
+        return found
 
 
 class Preflight:
@@ -130,7 +132,6 @@ class Preflight:
     Args:
         config: the run file.
         new: whether its output folder is to be made.
-        engine: what trains it; by default that of `training.engine`.
         patient: whether a retrieval server is waited for as long as the run file allows.
 
     Attributes:
@@ -139,16 +140,9 @@ class Preflight:
 
     starting = False
 
-    def __init__(
-        self,
-        config: RunConfig,
-        *,
-        new: bool = True,
-        engine: Engine | None = None,
-        patient: bool = True,
-    ) -> None:
-        self.config, self.engine, self._patient = config, engine or engine_of(config), patient
-        self._new = new
+    def __init__(self, config: RunConfig, *, new: bool = True, patient: bool = True) -> None:
+        self.config, self.engine = config, engine_of(config)
+        self._new, self._patient = new, patient
 
     def checks(self) -> list[Check]:
         """Return the list, cheap checks first."""
@@ -207,9 +201,9 @@ class Preflight:
             if failed & set(check.needs):
                 failed.add(check.name)
                 continue
-            if check.name in needed or not check.here:
-                check.require()
-            if lacking := [finding for finding in check.findings() if not finding.ok]:
+            strict = check.name in needed or not check.here
+            found = check.require() if strict else check.findings()
+            if lacking := [finding for finding in found if not finding.ok]:
                 failed.add(check.name)
                 missing += lacking
         return missing
