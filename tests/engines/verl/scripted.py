@@ -13,7 +13,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from cotune.engines import parts
+from cotune.engines import joint_run
 from cotune.policy.codec import HFCodec
 from cotune.protocols import Strategy
 from cotune.rollout.coordinator import stable_seed
@@ -131,6 +131,6 @@ def _note_updates(path: Path) -> None:
 
 
 if SCRIPT in os.environ:
-    _build_strategy = parts.build_strategy
-    parts.build_strategy = _built
-    parts.build_llm = _scripted_llm
+    _build_strategy = joint_run.build_strategy
+    joint_run.build_strategy = _built
+    joint_run.build_llm = _scripted_llm
