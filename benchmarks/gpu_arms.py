@@ -23,7 +23,7 @@ from trl import GRPOConfig
 
 from cotune.engines.trl.own_trainer import Static
 from cotune.engines.trl.trainer import JointTrainer
-from cotune.policy.paths import policy_path
+from cotune.policy.location import policy_path
 from cotune.policy.sampling import GenerateSampler
 from cotune.types import Limits
 from cotune.worlds.geo import GeoEnvironment, GeoOptions

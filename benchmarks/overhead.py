@@ -33,7 +33,7 @@ from cotune.policy.sampling import CachedSampler
 from cotune.rollout.coordinator import stable_seed
 from cotune.rollout.episode import new_episodes, run_episodes
 from cotune.rollout.task_order import TaskOrder
-from cotune.run.console import RunJournal
+from cotune.run.journal import RunJournal
 from cotune.run.ledger import Ledger
 from cotune.run.run_dir import RunDir
 from cotune.types import Assignment, Prompt, Sampling

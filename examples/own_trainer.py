@@ -17,7 +17,7 @@ from trl import GRPOConfig, GRPOTrainer
 
 import cotune
 from cotune.engines.trl.own_trainer import Method
-from cotune.policy.paths import policy_path
+from cotune.policy.location import policy_path
 
 
 def method_of(name: str) -> Method:

@@ -9,7 +9,7 @@ import random
 from collections import Counter
 from dataclasses import dataclass
 
-from cotune.worlds.arithmetic_world import KINDS, Problem, problem, split_of
+from cotune.worlds.arithmetic import KINDS, Problem, problem, split_of
 from recipes.arithmetic.phrases import INITIAL, Kind, sample_hint
 
 LOOK = "Let me see."

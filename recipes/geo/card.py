@@ -21,8 +21,14 @@ from cotune.rollout.coordinator import RolloutSettings
 from cotune.run.json_files import write_atomic, write_json_atomic
 from cotune.run.scores import Score, score_trajectories, wilson
 from cotune.types import Assignment, Limits, Prompt
-from cotune.worlds.geo import INITIAL_INSTRUCTION, GeoEnvironment, GeoOptions, bundled_world
-from cotune.worlds.geo_world import SPLITS, split_of
+from cotune.worlds.geo import (
+    INITIAL_INSTRUCTION,
+    SPLITS,
+    GeoEnvironment,
+    GeoOptions,
+    bundled_world,
+    split_of,
+)
 from cotune.worlds.rules import REMEDIES, STYLE, Mode
 from recipes.geo.demonstrations import rates
 from recipes.geo.phrases import INITIAL, SENTENCES, Kind

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from cotune.environments.tag_protocol import render_information
 from cotune.retrieval.bm25 import BM25Retriever
-from cotune.worlds.geo_world import GeoQuestion, GeoWorld
+from cotune.worlds.geo import GeoQuestion, GeoWorld
 from recipes.geo.phrases import Kind, sample_instruction
 
 TOP_K = 3

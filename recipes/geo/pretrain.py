@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerFast
 from cotune.environments.tag_protocol import PROMPT_FORMAT
 from cotune.retrieval.bm25 import BM25Retriever
 from cotune.types import Prompt, Task
-from cotune.worlds.geo_world import GeoWorld
+from cotune.worlds.geo import GeoWorld
 from recipes.fitting import FitPhase, FitRecipe, Row, byte_level_bpe, encode_chat, fit, stream_rng
 from recipes.geo.demonstrations import UNPROMPTED, Demonstration, Demonstrator, Unprompted
 

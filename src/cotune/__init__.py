@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     )
     from cotune.worlds.arithmetic import ArithmeticEnvironment, ArithmeticOptions
     from cotune.worlds.geo import GeoEnvironment, GeoOptions
-    from cotune.worlds.hint_writer import RulesLLM
+    from cotune.worlds.rules import RulesLLM
 
 __all__ = [
     "GEPA",
@@ -159,7 +159,7 @@ _HOME = {
         "Static",
     ),
     "llm.client": ("OpenAIOptions",),
-    "worlds.hint_writer": ("RulesLLM",),
+    "worlds.rules": ("RulesLLM",),
     "types": (
         "Action",
         "Completion",

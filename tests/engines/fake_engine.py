@@ -9,15 +9,13 @@ from typing import Any
 from rich.console import Console
 
 from cotune.config.run_file import RunConfig
-from cotune.engines.engine import Conclude, newest_numbered
+from cotune.engines.engine import Conclude, Measured, newest_numbered
 from cotune.engines.evaluation import Outcome
-from cotune.engines.measured_steps import Measured
 from cotune.engines.memory import MemoryEstimate
 from cotune.engines.preflight import Check, Finding, Preflight
 from cotune.errors import ConfigError
-from cotune.policy.paths import policy_path
-from cotune.run.console import RunJournal
-from cotune.run.journal import Journal
+from cotune.policy.location import policy_path
+from cotune.run.journal import Journal, RunJournal
 from cotune.run.ledger import Ledger
 from cotune.run.run_dir import RunDir
 from cotune.run.scores import score_trajectories

@@ -6,8 +6,9 @@ import pytest
 from rich.console import Console
 
 from cotune.cli.plan import measured_plan
+from cotune.cli.plan.measured_plan import project
 from cotune.config.cost import Plan
-from cotune.engines.measured_steps import Measured, MeasuredStep, project
+from cotune.engines.engine import Measured, MeasuredStep
 from cotune.run.ledger import PURPOSES, Totals
 
 

@@ -21,7 +21,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from cotune.policy.paths import policy_path
+from cotune.policy.location import policy_path
 from cotune.types import Action, Prompt, Response, Task, Trajectory
 
 ALPHABET = "abcdef .?\n"

@@ -15,7 +15,7 @@ from cotune.environments.math import INITIAL_INSTRUCTION, MathEnvironment
 from cotune.methods.instruction_rules import words_of
 from cotune.rewards.boxed import last_boxed
 from cotune.types import Prompt, Task
-from cotune.worlds.arithmetic_world import KINDS, problem, split_of
+from cotune.worlds.arithmetic import KINDS, problem, split_of
 from recipes.arithmetic.demonstrations import LOOK, UNPROMPTED, Demonstrator, Rates, act, rates
 from recipes.arithmetic.phrases import (
     INITIAL,

@@ -12,8 +12,7 @@ from transformers import AutoTokenizer, Qwen2ForCausalLM
 
 from cotune.environments.tag_protocol import own_answer, parse_turn
 from cotune.rewards import exact_match
-from cotune.worlds.geo import bundled_world
-from cotune.worlds.geo_world import split_of
+from cotune.worlds.geo import bundled_world, split_of
 from recipes import fitting
 from recipes.fitting import micro_batches, new_model, token_losses
 from recipes.geo.demonstrations import Demonstrator, Rates, rates

@@ -2,8 +2,7 @@ import pytest
 
 from cotune.retrieval import bm25
 from cotune.retrieval.bm25 import BM25Retriever
-from cotune.worlds.geo import bundled_world
-from cotune.worlds.geo_world import GeoQuestion
+from cotune.worlds.geo import GeoQuestion, bundled_world
 
 MIX = {1: 1.0, 2: 1.0, 3: 1.0}
 

@@ -12,8 +12,7 @@ from cotune.errors import EngineError
 from cotune.methods.static import StaticStrategy
 from cotune.protocols import LLM, Recorder, Rewards, Rollout, State
 from cotune.rewards.functions import RewardFunctions
-from cotune.rollout.comm import SingleProcess
-from cotune.rollout.coordinator import Coordinator, RolloutSettings, stable_seed
+from cotune.rollout.coordinator import Coordinator, RolloutSettings, SingleProcess, stable_seed
 from cotune.rollout.metrics import trajectory_metrics
 from cotune.run.evolution_log import EvolutionLog
 from cotune.testing import CharacterCodec, ScriptedLLM, ScriptedSampler, ScriptedSession

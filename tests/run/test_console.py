@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from cotune.run.console import RunJournal, describe_event, score_table
-from cotune.run.journal import Journal, SilentJournal
+from cotune.run.journal import Journal, RunJournal, SilentJournal, describe_event, score_table
 from cotune.run.run_dir import RunDir
 from cotune.run.scores import Score
 from cotune.types import Assignment, Prompt

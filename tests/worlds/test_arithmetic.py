@@ -14,12 +14,13 @@ from pydantic import TypeAdapter, ValidationError
 from cotune.errors import ConfigError
 from cotune.protocols import Environment
 from cotune.types import Assignment, Prompt, StopReason, Task, Trajectory, Turn
-from cotune.worlds.arithmetic import ArithmeticEnvironment, ArithmeticOptions
-from cotune.worlds.arithmetic_world import (
+from cotune.worlds.arithmetic import (
     HARD,
     KINDS,
     SIZES,
     SPLITS,
+    ArithmeticEnvironment,
+    ArithmeticOptions,
     Operation,
     Problem,
     problem,

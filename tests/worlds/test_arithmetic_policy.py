@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from cotune.policy.local_policy import load
-from cotune.policy.paths import policy_path
-from cotune.worlds.arithmetic_world import HARD
+from cotune.policy.location import policy_path
+from cotune.worlds.arithmetic import HARD
 from recipes.arithmetic.card import ROWS, HintKind, describe, measure, read_card, readme
 from recipes.arithmetic.pretrain import Recipe
 

@@ -19,8 +19,8 @@ from cotune.worlds.geo import (
     bundled_world,
     capacity,
     shares,
+    split_of,
 )
-from cotune.worlds.geo_world import split_of
 from recipes.geo.phrases import INITIAL
 
 SPLITS = ("train", "validation", "test")

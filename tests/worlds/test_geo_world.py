@@ -3,8 +3,7 @@ import re
 
 import pytest
 
-from cotune.worlds.geo import bundled_world
-from cotune.worlds.geo_world import GeoQuestion, GeoWorld, split_of
+from cotune.worlds.geo import GeoQuestion, GeoWorld, bundled_world, split_of
 
 SPLITS = ("train", "validation", "test")
 MIX = {1: 1.0, 2: 1.0, 3: 1.0}

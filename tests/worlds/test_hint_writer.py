@@ -15,10 +15,12 @@ from cotune.methods.p2o.hint_rules import HintRules
 from cotune.methods.text_evolution import example
 from cotune.types import Assignment, Completion, Prompt, Task, Trajectory
 from cotune.worlds import rules
-from cotune.worlds.arithmetic_world import KINDS, SIZES, problem
-from cotune.worlds.hint_writer import (
+from cotune.worlds.arithmetic import KINDS, SIZES, problem
+from cotune.worlds.rules import (
     ADVICE,
     GENERAL,
+    REMEDIES,
+    Mode,
     RulesLLM,
     Shown,
     current_text,
@@ -26,7 +28,6 @@ from cotune.worlds.hint_writer import (
     kind_of,
     read_shown,
 )
-from cotune.worlds.rules import REMEDIES, Mode
 from recipes.arithmetic import phrases
 from recipes.geo import phrases as geo_phrases
 from tests.helpers import INITIAL, make_trajectory

@@ -16,8 +16,7 @@ from cotune.engines.preflight import Preflight
 from cotune.engines.run_summary import write_run_summary
 from cotune.errors import ConfigError, Stopped
 from cotune.protocols import Environment
-from cotune.run.console import score_table
-from cotune.run.journal import Journal
+from cotune.run.journal import Journal, score_table
 from cotune.run.ledger import Ledger
 from cotune.run.locks import run_locked
 from cotune.run.run_dir import RunDir

@@ -21,8 +21,7 @@ from cotune.config.run_file import RunConfig, load_config
 from cotune.engines.preflight import Finding, Preflight
 from cotune.errors import ConfigError
 from cotune.experiments.evaluate.evaluating import SPLITS
-from cotune.policy.folder import cached_folder
-from cotune.policy.paths import policy_path
+from cotune.policy.location import cached_folder, policy_path
 from cotune.rollout.coordinator import RolloutSettings
 from cotune.run.scores import score_trajectories
 from cotune.types import Assignment, Prompt, Trajectory

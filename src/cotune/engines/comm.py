@@ -5,7 +5,7 @@ from typing import Any
 import torch.distributed as dist
 
 from cotune.protocols import Comm
-from cotune.rollout.comm import SingleProcess
+from cotune.rollout.coordinator import SingleProcess
 
 
 class TorchComm:

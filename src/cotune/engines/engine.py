@@ -5,6 +5,7 @@ module in `cotune.utils.packages.ENGINES`. Nothing else compares an engine's nam
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -15,17 +16,65 @@ from cotune.config.run_file import RunConfig
 from cotune.errors import ConfigError
 from cotune.protocols import Environment
 from cotune.run.journal import Journal
+from cotune.run.ledger import Totals
 from cotune.run.run_dir import RunDir
 from cotune.utils.packages import ENGINES, installed
 
 if TYPE_CHECKING:
     from cotune.engines.evaluation import Outcome
-    from cotune.engines.measured_steps import Measured
     from cotune.engines.memory import MemoryEstimate
     from cotune.engines.preflight import Check, Finding, Preflight
 
 Conclude = Callable[[RunConfig, RunDir, Journal, "Outcome", Environment, Console], None]
 """Ends a run that has been trained: writes its summary, completes best/, reports."""
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredStep:
+    """One step, in seconds.
+
+    Attributes:
+        evolution: before the rollouts: proposals and verification, where they fell due.
+        rollouts: training rollouts.
+        update: the rest: scoring, the forward and backward passes, the optimizer.
+    """
+
+    evolution: float
+    rollouts: float
+    update: float
+
+    @property
+    def training(self) -> float:
+        return self.rollouts + self.update
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What was measured.
+
+    Attributes:
+        steps: in order.
+        totals: rollouts, tokens, seconds and LLM calls.
+        memory: the most of this process's memory that was resident, in bytes; None if unknown.
+        gpu_memory: the most that was reserved on this process's GPU, in bytes; None without one.
+        gpu_total: what that GPU has, in bytes.
+    """
+
+    steps: Sequence[MeasuredStep]
+    totals: Totals
+    memory: int | None = None
+    gpu_memory: int | None = None
+    gpu_total: int | None = None
+
+    @property
+    def steady(self) -> Sequence[MeasuredStep]:
+        """The steps that a projection goes by: the first warms up, so it counts only if alone."""
+        return self.steps[1:] or self.steps
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Own tokens of training rollouts a second of rollouts."""
+        return self.totals.generated_tokens["train"] / max(self.totals.seconds["train"], 1e-9)
 
 
 class Engine(Protocol):
@@ -104,7 +153,7 @@ class Engine(Protocol):
 
     def measure(
         self, config: RunConfig, run: RunDir, journal: Journal, setup: Any, steps: int
-    ) -> "Measured":
+    ) -> Measured:
         """Train the first steps without evaluating or saving, and time them.
 
         Raises:

@@ -42,8 +42,13 @@ from cotune.environments.environment_options import (
 from cotune.environments.math import hub_name
 from cotune.errors import ConfigError, EngineError
 from cotune.llm.client import OpenAIOptions
-from cotune.policy.folder import cached_folder, has_chat_template, missing_parts, weights_size
-from cotune.policy.paths import policy_path
+from cotune.policy.location import (
+    cached_folder,
+    has_chat_template,
+    missing_parts,
+    policy_path,
+    weights_size,
+)
 from cotune.protocols import Environment
 from cotune.rewards.functions import RewardFunctions, load_reward
 from cotune.run.ledger import Ledger
@@ -243,7 +248,7 @@ class Preflight:
         from transformers import AutoConfig
 
         from cotune.policy.adapters import adapter_base, is_adapter_folder
-        from cotune.policy.hub import only_local
+        from cotune.policy.location import only_local
 
         path = policy_path(self.config.policy.path)
         path = adapter_base(path) if is_adapter_folder(path) else path

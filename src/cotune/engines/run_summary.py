@@ -7,7 +7,7 @@ from cotune.config.run_file import RunConfig
 from cotune.run.ledger import Ledger
 from cotune.run.run_dir import RunDir
 from cotune.run.scores import Score, mean_over
-from cotune.worlds.arithmetic_world import HARD
+from cotune.worlds.arithmetic import HARD
 
 if TYPE_CHECKING:
     from cotune.engines.evaluation import Outcome

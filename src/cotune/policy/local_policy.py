@@ -15,13 +15,13 @@ from cotune.methods.static import StaticStrategy
 from cotune.policy.adapters import adapter_base, check_peft, is_adapter_folder, merged, with_adapter
 from cotune.policy.chat_template import own_templates
 from cotune.policy.codec import HFCodec, use_template
-from cotune.policy.hub import only_local
+from cotune.policy.location import only_local
 from cotune.policy.sampling import policy_sampler
+from cotune.policy.tool_templates import check_tools
 from cotune.protocols import Environment, Rewards
 from cotune.rollout.coordinator import Coordinator, RolloutSettings
 from cotune.run.journal import SilentJournal
 from cotune.types import Purpose
-from cotune.utils.packages import installed
 
 
 def load(
@@ -122,7 +122,7 @@ def local_coordinator(
     context = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     use_template(tokenizer, chat_template)
     codec = HFCodec(tokenizer, template_args)
-    _check_tools(environment, codec, tokenizer)
+    check_tools(environment, codec, tokenizer)
     return Coordinator(
         strategy=StaticStrategy(instruction),
         environment=environment,
@@ -134,25 +134,6 @@ def local_coordinator(
         settings=replace(settings, context_tokens=context),
         rewards=rewards,
     )
-
-
-def _check_tools(
-    environment: Environment, codec: HFCodec, tokenizer: PreTrainedTokenizerBase
-) -> None:
-    """Finds out how tool calls are read.
-
-    For a form that the codec does not know, TRL's table is asked where TRL is installed.
-    """
-    if not environment.tools:
-        return
-    try:
-        codec.check_tools(environment.tools)
-    except ConfigError:
-        if installed("trl") is None:
-            raise
-        from cotune.policy.tool_templates import check_tools
-
-        check_tools(environment, codec, tokenizer)
 
 
 class _Unmetered:

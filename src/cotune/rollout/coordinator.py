@@ -13,7 +13,6 @@ from typing import Any
 
 from cotune.errors import EngineError, EvolutionError
 from cotune.protocols import LLM, Codec, Comm, Environment, Rewards, Sampler, State, Strategy
-from cotune.rollout.comm import SingleProcess
 from cotune.rollout.episode import new_episodes, run_episodes
 from cotune.rollout.metrics import trajectory_metrics
 from cotune.rollout.resampling import Resampling, resampled
@@ -44,6 +43,19 @@ class RolloutSettings:
     rows_per_call: int = 512
     context_tokens: int | None = None
     resample_rounds: int = 0
+
+
+class SingleProcess:
+    """The comm of a run in one process."""
+
+    rank = 0
+    size = 1
+
+    def broadcast(self, value: Any) -> Any:
+        return value
+
+    def gather(self, value: Any) -> list[Any]:
+        return [value]
 
 
 @dataclass(frozen=True)

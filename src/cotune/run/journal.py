@@ -1,10 +1,20 @@
-"""Where a run is written down and counted, as protocols."""
+"""A run's journal: a protocol, the one that writes to the run folder and shows it, a silent one."""
 
+import time
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import Protocol, cast
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
 
 from cotune.run.evolution_log import Entries, EvolutionLog
+from cotune.run.run_dir import RunDir
+from cotune.run.scores import EXACT_MATCH, Score
 from cotune.types import Purpose, Trajectory
+from cotune.utils.text import one_line
+
+_WARNED_AFTER = 3  # steps without any gradient
 
 
 class Journal(Protocol):
@@ -54,3 +64,206 @@ class Meter(Entries, Protocol):
     def add_rollouts(
         self, purpose: Purpose, rollouts: int, generated_tokens: int, seconds: float = 0.0
     ) -> None: ...
+
+
+class RunJournal:
+    """Writes to the run folder and shows the same on the console.
+
+    Args:
+        run: the folder.
+        console: where to show; a quiet console shows nothing.
+        total_steps: the most steps the run can take.
+        trajectories_every: steps between trajectory files of training; 0 keeps evaluations alone.
+    """
+
+    def __init__(
+        self, run: RunDir, console: Console, total_steps: int, trajectories_every: int
+    ) -> None:
+        self._run, self._console = run, console
+        self._total, self._every = total_steps, trajectories_every
+        self._started = time.monotonic()
+        self._without_gradient = 0  # steps in a row
+
+    def event(self, kind: str, step: int, /, **fields: object) -> None:
+        self._run.event(kind, step, **fields)
+        line = describe_event(kind, fields)
+        if line:
+            self._say(line)
+
+    def metrics(self, step: int, values: Mapping[str, float]) -> None:
+        self._run.metrics(step, values)
+        shown = [
+            f"reward {values.get('reward_mean', 0):.2f}",
+            f"zero-advantage groups {values.get('zero_advantage_share', 0):.0%}",
+            f"turns {values.get('turns_mean', 0):.1f}",
+        ]
+        if "mean_token_accuracy" in values:  # of supervised fine-tuning, which samples nothing
+            accuracy = f"tokens as written {values['mean_token_accuracy']:.0%}"
+            shown = [f"loss {values.get('loss', 0):.3f}", accuracy]
+        if "inspo/population_size" in values:
+            shown.append(f"population {values['inspo/population_size']:.0f}")
+            shown.append(f"best weight {values.get('inspo/best_weight', 0):.2f}")
+        if "hinted_share" in values:
+            shown.append(f"under hints {values['hinted_share']:.0%}")
+        place = f"step {step}/{values.get('total_steps', self._total):.0f}"
+        self._say(f"[bold]{place}[/]  " + "  ".join(shown))
+        none = values.get("zero_advantage_share") == 1
+        self._without_gradient = self._without_gradient + 1 if none else 0
+        if self._without_gradient == _WARNED_AFTER:
+            self._console.print(
+                f"  [yellow]the rewards of every group were equal in {_WARNED_AFTER} steps in a row: "
+                "nothing is learnt from them; look at rollouts with cotune try[/]",
+                highlight=False,
+            )
+
+    def trajectories(self, step: int, purpose: str, trajectories: Sequence[Trajectory]) -> None:
+        due = self._every > 0 and (step % self._every == 0 or step in (1, self._total))
+        if purpose != "train" or due:
+            self._run.trajectories(step, purpose, trajectories)
+
+    def cut_back(self, step: int) -> None:
+        self._run.cut_back(step)
+
+    def evolution_log(self, step: int) -> EvolutionLog:
+        return self._run.evolution_log(step)
+
+    def _say(self, line: str) -> None:
+        """Shows markup behind the time: indented where a terminal wraps it, one line in a file."""
+        clock = f"  [dim]{self._clock()}[/]"
+        if not self._console.is_terminal:
+            self._console.print(f"{clock} {line}", highlight=False, soft_wrap=True)
+            return
+        row = Table.grid(padding=(0, 1, 0, 0))
+        row.add_column(no_wrap=True)
+        row.add_column()
+        row.add_row(clock, line)
+        self._console.print(row, highlight=False)
+
+    def _clock(self) -> str:
+        seconds = int(time.monotonic() - self._started)
+        return f"{seconds // 60:02d}:{seconds % 60:02d}"
+
+
+def describe_event(kind: str, fields: Mapping[str, object]) -> str:
+    """An event as a line of rich markup; "" for those that are not shown.
+
+    Model text is escaped, and stripped of control characters.
+    """
+
+    def text(name: str, most: int | None = None) -> str:
+        line = one_line(str(fields.get(name, "")))
+        return escape(line if most is None or len(line) <= most else f"{line[:most]}…")
+
+    def number(name: str) -> str:
+        value = fields.get(name)
+        return f"{value:.2f}" if isinstance(value, int | float) else "unverified"
+
+    if kind == "instruction_born":
+        score = f", {number('score')} against its parent's {number('parent_score')}"
+        verdict = score if fields.get("score") is not None else ""
+        return f"[green]+ {text('id')}[/] ({text('origin')}{verdict}): {text('text', 110)}"
+    if kind == "instruction_pruned":
+        return f"[red]- {text('id')}[/] pruned at weight {number('weight')}"
+    if kind == "evaluated":
+        return (
+            f"[cyan]{text('when')}: {text('measure') or EXACT_MATCH} {number('em')}[/] on {text('n')} "
+            f"{text('split')} questions"
+        )
+    if kind == "sampled":
+        return f"sampled {text('rollouts')} of {text('of')} rollouts: mean reward {number('reward_mean')}"
+    if kind == "training_rows":
+        return (
+            f"{text('rows')} {text('data')} to fine-tune on, of {text('questions')} questions: "
+            f"{text('tokens')} own tokens, {text('steps')} steps"
+        )
+    if kind == "hint_accepted":
+        return f"[green]+ hint[/] ({number('mean_dev_score')} on dev): {text('text', 110)}"
+    if kind in ("gepa_progress", "gepa_phase_ended"):
+        return describe_gepa(kind, fields)
+    if kind in ("hard_samples", "hint_progress", "hint_phase_ended"):
+        return describe_hints(kind, fields)
+    if kind in ("proposal_failed", "notice"):
+        return f"[yellow]{text('reason') or text('text')}[/]"
+    if kind == "best_instruction":
+        close = "; too close to call" if fields.get("too_close_to_call") else ""
+        return (
+            f"best instruction {text('id')}: weight {number('weight')} over "
+            f"{text('observed_rollouts')} rollouts{close}"
+        )
+    if kind == "resumed":
+        changed = escape(", ".join(cast("Mapping[str, object]", fields.get("changed") or {})))
+        return f"resumed after step {text('from_step')}" + (changed and f" with another {changed}")
+    return ""
+
+
+def describe_gepa(kind: str, fields: Mapping[str, object]) -> str:
+    """Where GEPA's search for an instruction stands, in numbers alone."""
+
+    def count(name: str) -> int:
+        value = fields.get(name)
+        return int(value) if isinstance(value, int | float) else 0
+
+    def score(name: str) -> str:
+        value = fields.get(name)
+        return f"{value:.2f}" if isinstance(value, int | float) else "–"
+
+    evaluations = f"{count('evaluations'):,}/{count('budget'):,} evaluations"
+    if kind == "gepa_progress":
+        found = count("instructions")
+        return f"GEPA: {evaluations}, {found} instructions, best {score('best_dev_score')} on dev"
+    rejected, failed = (
+        count("proposed") - count("lawful"),
+        count("asked") - count("proposed"),
+    )
+    return (
+        f"GEPA: {count('accepted')} of {count('asked')} proposals accepted ({rejected} unlawful, "
+        f"{failed} failed); dev {score('initial_dev_score')} -> {score('best_dev_score')}; "
+        f"{evaluations}"
+    )
+
+
+def describe_hints(kind: str, fields: Mapping[str, object]) -> str:
+    """Where the evolution of hints stands, in numbers alone; of the three kinds of events that tell.
+
+    Epochs count from 1, and hints without the empty one.
+    """
+
+    def count(name: str) -> int:
+        value = fields.get(name)
+        return int(value) if isinstance(value, int | float) else 0
+
+    def share(name: str) -> str:
+        value = fields.get(name)
+        return f"{value:.2f}" if isinstance(value, int | float) else "–"
+
+    evaluations = f"{count('evaluations'):,}/{count('budget'):,} evaluations"
+    if kind == "hard_samples":
+        return (
+            f"epoch {count('epoch') + 1}: {count('hard')} hard, {count('newly_hard')} newly; "
+            f"{count('graduated')} graduated, {count('solved_by_hint')} of them under hints"
+        )
+    if kind == "hint_progress":
+        best = share("best_mean_dev_score")
+        return f"hints: {evaluations}, {count('hints') - 1} hints, best {best}"
+    rejected = count("proposed") - count("lawful")
+    failed = count("asked") - count("proposed")
+    return (
+        f"hints: {count('accepted')} of {count('asked')} proposals accepted ({rejected} rejected, "
+        f"{failed} failed), {count('covering')} cover; dev solved {share('solved_without')} -> "
+        f"{share('solved_by_cover')}; {evaluations}"
+    )
+
+
+def score_table(title: str, rows: Sequence[tuple[str, Score | None]]) -> Table:
+    """Mean rewards overall and by stratum, a row a score."""
+    strata = sorted({name for _, score in rows if score for name in score.by_stratum})
+    table = Table(title=title, title_justify="left", show_edge=False, pad_edge=False)
+    table.add_column("")
+    for name in ("all", *strata):
+        table.add_column(name, justify="right")
+    for label, score in rows:
+        if score is None:
+            continue
+        cells = [f"{score.by_stratum[s][0]:.2f}" if s in score.by_stratum else "" for s in strata]
+        table.add_row(label, f"{score.em:.2f}", *cells)
+    return table

@@ -1,4 +1,10 @@
-"""The bundled world `arithmetic` as an environment: one turn, the answer in `\\boxed{}`."""
+"""The bundled world `arithmetic`: problems, the written procedures that solve them, and the slips.
+
+There are four kinds of problems, each short or long. Answering a long one at once gives the slips
+that children make (Brown and Burton, 1978): carries are forgotten, the smaller digit is subtracted
+from the larger one. A written procedure, a different one for each kind, gives the right answer. As an
+environment it has one turn, with the answer in `\\boxed{}`.
+"""
 
 import hashlib
 import math
@@ -11,9 +17,246 @@ from cotune.environments.math import INITIAL_INSTRUCTION, MathEnvironment
 from cotune.errors import ConfigError
 from cotune.rewards.boxed import BoxedReward
 from cotune.types import Task
-from cotune.worlds.arithmetic_world import KINDS, SIZES, Problem, problem, split_of
 
 _TRIES = 2000  # draws of one problem before a stratum counts as used up
+KINDS = ("addition", "subtraction", "multiplication", "word problem")
+SIZES = ("short", "long")
+SPLITS = {"train": 0.8, "validation": 0.1, "test": 0.1}
+HARD = tuple(f"long {kind}" for kind in KINDS)
+"""The strata that the bundled policy misses unless it writes a procedure."""
+
+Operator = Literal["+", "-", "*"]
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One step: two whole numbers and what is done with them. No result is negative."""
+
+    left: int
+    operator: Operator
+    right: int
+
+    @property
+    def result(self) -> int:
+        if self.operator == "+":
+            return self.left + self.right
+        if self.operator == "-":
+            return self.left - self.right
+        return self.left * self.right
+
+    @property
+    def slipped(self) -> int:
+        """What comes out without carrying and borrowing.
+
+        >>> Operation(47, "+", 85).slipped, Operation(42, "-", 17).slipped, Operation(47, "*", 6).slipped
+        (122, 35, 242)
+        """
+        left, other = _digits(self.left), _digits(self.right)
+        if self.operator == "*":
+            columns = [a * self.right for a in left]
+        else:
+            pairs = [(_at(left, i), _at(other, i)) for i in range(max(len(left), len(other)))]
+            columns = [a + b if self.operator == "+" else abs(a - b) for a, b in pairs]
+        *lower, highest = columns
+        return int("".join(map(str, (highest, *(c % 10 for c in reversed(lower))))))
+
+    @property
+    def columns(self) -> str:
+        """The written procedure from the right: each column and the result so far.
+
+        >>> Operation(47, "+", 85).columns
+        '7+5+0=12 2; 4+8+1=13 132;'
+        >>> Operation(42, "-", 17).columns
+        '12-7-0=5 5; 4-1-1=2 25;'
+        >>> Operation(47, "*", 6).columns
+        '7*6+0=42 2; 4*6+4=28 282;'
+        """
+        written: list[str] = []
+        left, other = _digits(self.left), _digits(self.right)
+        width = len(left) if self.operator == "*" else max(len(left), len(other))
+        carry, result = 0, ""
+        for i in range(width):
+            column, value, carry = self._column(_at(left, i), _at(other, i), carry)
+            result = f"{value if i == width - 1 else value % 10}{result}"
+            written.append(f"{column}={value} {result};")
+        return " ".join(written)
+
+    def _column(self, a: int, b: int, carry: int) -> tuple[str, int, int]:
+        """The column as it is written, its value, and what goes on to the next one."""
+        if self.operator == "-":
+            borrows = a - b - carry < 0
+            top = a + 10 * borrows
+            return f"{top}-{b}-{carry}", top - b - carry, int(borrows)
+        if self.operator == "*":
+            value = a * self.right + carry
+            return f"{a}*{self.right}+{carry}", value, value // 10
+        value = a + b + carry
+        return f"{a}+{b}+{carry}", value, value // 10
+
+    @property
+    def carries(self) -> int:
+        """Columns that pass something on to a column further left."""
+        left, other = _digits(self.left), _digits(self.right)
+        carry = count = 0
+        for i in range(max(len(left), len(other)) - 1):
+            _column, _value, carry = self._column(_at(left, i), _at(other, i), carry)
+            count += carry > 0
+        return count
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A problem of one or two steps; the second one starts from the first one's result."""
+
+    kind: str
+    size: str
+    text: str
+    steps: tuple[Operation, ...]
+
+    @property
+    def stratum(self) -> str:
+        return f"{self.size} {self.kind}"
+
+    @property
+    def answer(self) -> int:
+        return self.steps[-1].result
+
+    @property
+    def at_once(self) -> int:
+        """The answer of somebody who writes nothing down: slips where the problem is long."""
+        if self.size == "short":
+            return self.answer
+        value = self.steps[0].slipped
+        for step in self.steps[1:]:
+            right = min(step.right, value) if step.operator == "-" else step.right
+            value = Operation(value, step.operator, right).slipped
+        return value
+
+    @property
+    def procedure(self) -> str:
+        """The written solution of this kind of problem, without its answer."""
+        if self.kind == "addition":
+            return f"Adding the columns: {self.steps[0].columns}"
+        if self.kind == "subtraction":
+            return f"With borrowing: {self.steps[0].columns}"
+        if self.kind == "multiplication":
+            return f"Digit times number: {self.steps[0].columns}"
+        parts = [f"{step.left}{step.operator}{step.right}: {step.columns}" for step in self.steps]
+        return f"First {parts[0]} Then {parts[1]}"
+
+
+def _digits(number: int) -> list[int]:
+    """Least significant first."""
+    return [int(d) for d in reversed(str(number))]
+
+
+def _at(digits: list[int], i: int) -> int:
+    return digits[i] if i < len(digits) else 0
+
+
+def problem(rng: random.Random, kind: str, size: str) -> Problem:
+    """A random problem; a long one passes something on in at least two columns of a step."""
+    while True:
+        text, steps = _DRAW[kind](rng, size == "long")
+        if all(step.result >= 0 and not _leading_zero(step) for step in steps) and (
+            size == "short" or _carries_enough(steps)
+        ):
+            return Problem(kind, size, text, steps)
+
+
+def _carries_enough(steps: tuple[Operation, ...]) -> bool:
+    return all(step.carries >= 1 for step in steps) and sum(step.carries for step in steps) >= 2
+
+
+def _leading_zero(step: Operation) -> bool:
+    """Whether the written columns of a subtraction would end in a zero at the front."""
+    return step.operator == "-" and len(str(step.result)) < len(str(step.left))
+
+
+Drawn = tuple[str, tuple[Operation, ...]]
+
+
+def _number(rng: random.Random, digits: int) -> int:
+    return rng.randrange(10 ** (digits - 1), 10**digits)
+
+
+def _addition(rng: random.Random, long: bool) -> Drawn:
+    digits = rng.choice((4, 5)) if long else rng.choice((1, 2))
+    a, b = _number(rng, digits), _number(rng, digits)
+    return _asked(rng, f"{a} + {b}"), (Operation(a, "+", b),)
+
+
+def _subtraction(rng: random.Random, long: bool) -> Drawn:
+    digits = rng.choice((4, 5)) if long else 2
+    a, b = _number(rng, digits), _number(rng, digits)
+    return _asked(rng, f"{a} - {b}"), (Operation(a, "-", b),)
+
+
+def _multiplication(rng: random.Random, long: bool) -> Drawn:
+    a, b = _number(rng, rng.choice((3, 4)) if long else 2), rng.randrange(3 if long else 2, 10)
+    return _asked(rng, f"{a} * {b}"), (Operation(a, "*", b),)
+
+
+def _asked(rng: random.Random, expression: str) -> str:
+    return rng.choice(("What is {}?", "Compute {}.", "Calculate {}.")).format(expression)
+
+
+_NAMES = ("Ada", "Ben", "Carl", "Dina", "Eva", "Finn", "Gus", "Hana", "Ivo", "Jana")
+_THINGS = (
+    "apples",
+    "books",
+    "cards",
+    "coins",
+    "eggs",
+    "nails",
+    "pens",
+    "shells",
+    "stamps",
+    "tiles",
+)
+
+
+def _word_problem(rng: random.Random, long: bool) -> Drawn:
+    name, things = rng.choice(_NAMES), rng.choice(_THINGS)
+    digits = 3 if long else 1
+    a, b, c = (_number(rng, digits) for _ in range(3))
+    if rng.random() < 0.5:
+        text = (
+            f"{name} has {a} {things}, gets {b} more and then gives away {c}. "
+            f"How many {things} are left?"
+        )
+        return text, (Operation(a, "+", b), Operation(a + b, "-", c))
+    k = rng.randrange(2, 10)
+    text = f"{name} has {k} boxes of {a} {things} and {b} more. How many {things} is that?"
+    return text, (Operation(a, "*", k), Operation(a * k, "+", b))
+
+
+_DRAW = {
+    "addition": _addition,
+    "subtraction": _subtraction,
+    "multiplication": _multiplication,
+    "word problem": _word_problem,
+}
+
+
+def split_of(text: str) -> str:
+    """The split of a problem, by a hash of its text."""
+    place = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") / 2**64
+    for split, share in SPLITS.items():
+        if place < share:
+            return split
+        place -= share
+    return "test"
+
+
+def problems(rng: random.Random, count: int, kind: str, size: str, split: str) -> list[Problem]:
+    """Different problems of a stratum in a split."""
+    found: dict[str, Problem] = {}
+    while len(found) < count:
+        new = problem(rng, kind, size)
+        if split_of(new.text) == split:
+            found.setdefault(new.text, new)
+    return list(found.values())
 
 
 @dataclass(frozen=True, kw_only=True)

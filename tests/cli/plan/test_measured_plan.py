@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from cotune.cli.plan import measured_plan
-from cotune.engines.measured_steps import Measured
+from cotune.engines.engine import Measured
 from cotune.errors import ConfigError, Stopped
 from cotune.run.ledger import Ledger
 from cotune.run.run_dir import RunDir

@@ -12,8 +12,8 @@ from rich.console import Console
 from cotune.cli.plan.memory_table import show_memory
 from cotune.config.run_file import RunConfig, parse_config
 from cotune.engines.memory import Memory, find_config, memory_of, read_shape
+from cotune.policy.location import policy_path
 from cotune.policy.options import LoraOptions
-from cotune.policy.paths import policy_path
 from cotune.policy.rounding import rounding_notice
 from tests.run_files import tiny
 

@@ -11,7 +11,7 @@ from cotune.config.build import build_environment, build_strategy
 from cotune.loop import LoopSettings, completion_logprobs, group_advantages, train
 from cotune.methods.p2o.distillation import batch_weights
 from cotune.policy.codec import HFCodec
-from cotune.policy.paths import policy_path
+from cotune.policy.location import policy_path
 from cotune.protocols import Environment, Strategy
 from cotune.rollout.coordinator import Coordinator, RolloutSettings
 from cotune.rollout.task_order import TaskOrder

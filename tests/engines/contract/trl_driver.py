@@ -8,7 +8,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from cotune.engines.trl.trainer import JointTrainer
 from cotune.policy.codec import HFCodec
-from cotune.policy.paths import policy_path
+from cotune.policy.location import policy_path
 from tests.engines.contract.loop_driver import built
 from tests.engines.contract.recording import Recording, Row, update_row, watch
 from tests.engines.contract.script import POLICY, Script

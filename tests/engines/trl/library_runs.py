@@ -14,7 +14,7 @@ from cotune.engines.trl.hooks import TRLJoint
 from cotune.engines.trl.own_trainer import TrainerMethod
 from cotune.run.ledger import Ledger
 from cotune.types import Completion, Trajectory
-from cotune.worlds.hint_writer import is_gepa_prompt
+from cotune.worlds.rules import is_gepa_prompt
 from tests.engines.trl.setup import config
 from tests.policy.tiny import Letters, tiny_model, tiny_tokenizer
 

@@ -10,7 +10,7 @@ from trl import GRPOTrainer
 
 from cotune.engines.trl.trainer import JointTrainer
 from cotune.loop import policy_loss
-from cotune.policy.paths import policy_path
+from cotune.policy.location import policy_path
 from cotune.types import Limits, Trajectory
 from cotune.worlds.geo import GeoEnvironment, GeoOptions
 from tests.engines.trl.setup import Counting, start

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from cotune.engines.trl.run import TRLBest
-from cotune.policy.folder import read_best
+from cotune.policy.location import read_best
 from cotune.types import Prompt
 from tests.engines.trl.setup import Run, start
 from tests.policy.tiny import tiny_tokenizer

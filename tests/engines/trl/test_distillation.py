@@ -14,7 +14,7 @@ from cotune.engines.trl.trainer import JointTrainer
 from cotune.errors import ConfigError
 from cotune.loop import completion_logprobs, policy_loss
 from cotune.methods.static import StaticStrategy
-from cotune.policy.paths import policy_path
+from cotune.policy.location import policy_path
 from cotune.types import Assignment, Distillation, Limits, Progress, Prompt, Task, Trajectory
 from cotune.worlds.geo import GeoEnvironment, GeoOptions
 from tests.engines.trl.setup import HINT, Counting, Run, start

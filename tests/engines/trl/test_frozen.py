@@ -16,7 +16,7 @@ from cotune.engines.trl.setup import grpo_config
 from cotune.engines.trl.trainer import JointTrainer
 from cotune.engines.trl.trl_engine import TRL
 from cotune.errors import ConfigError
-from cotune.policy.paths import policy_path
+from cotune.policy.location import policy_path
 from cotune.run.ledger import Ledger, policy_rollouts
 from cotune.run.lineage import instruction_rows
 from cotune.run.run_dir import RunDir

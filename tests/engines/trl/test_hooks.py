@@ -9,7 +9,7 @@ import torch
 from datasets import Dataset
 
 from cotune.errors import ConfigError, EngineError
-from cotune.rollout.comm import SingleProcess
+from cotune.rollout.coordinator import SingleProcess
 from cotune.types import Limits, StopReason
 from tests.engines.trl.setup import HINT, Counting, Run, start
 from tests.policy.tiny import Letters, tiny_model, tiny_tokenizer

@@ -18,8 +18,8 @@ from cotune.errors import ConfigError
 from cotune.loop import completion_logprobs, policy_loss
 from cotune.policy.adapters import lora_config, merged, save_weights
 from cotune.policy.codec import HFCodec
+from cotune.policy.location import policy_path
 from cotune.policy.options import LoraOptions
-from cotune.policy.paths import policy_path
 from cotune.policy.sampling import CachedSampler, GenerateSampler, policy_sampler
 from cotune.types import Distillation, SampleRequest, Sampling
 from tests.engines.trl.setup import Run, config, start

@@ -23,7 +23,7 @@ from cotune.engines.trl.trainer import (
     with_rows,
     without_padding,
 )
-from cotune.policy.paths import policy_path
+from cotune.policy.location import policy_path
 
 # Three groups of two: one decides, two are all right or all wrong; lengths differ.
 REWARDS = [1.0, 0.0, 1.0, 1.0, 0.0, 0.0]

@@ -13,7 +13,7 @@ from transformers import AutoTokenizer
 from trl import GRPOTrainer
 
 from cotune.engines.trl.trainer import JointTrainer
-from cotune.policy.paths import policy_path
+from cotune.policy.location import policy_path
 from tests.engines.trl.setup import start
 from tests.engines.trl.test_trainer import gradients
 from tests.engines.trl.two_ranks import SIZES, UNEVEN, fingerprint, seen, train_resampled

@@ -15,7 +15,7 @@ from cotune.engines.trl.trainer import JointTrainer
 from cotune.errors import ConfigError
 from cotune.experiments.evaluate.evaluating import EvaluationOptions, evaluate_run
 from cotune.policy.local_policy import load
-from cotune.policy.paths import policy_path
+from cotune.policy.location import policy_path
 from cotune.run.ledger import Ledger
 from cotune.run.run_dir import RunDir
 from cotune.types import Assignment, Distillation, Limits, Progress, Prompt, StopReason, Task

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from transformers import AutoTokenizer
 
 from cotune.engines.trl.trainer import JointTrainer
-from cotune.policy.paths import policy_path
+from cotune.policy.location import policy_path
 from cotune.protocols import Recorder
 from cotune.types import Action, Metrics, Progress, Response, Trajectory
 from tests.engines.trl.setup import Counting, Run, start

@@ -12,7 +12,7 @@ import torch
 
 from cotune.engines.trl.vllm_sampler import VLLMSampler
 from cotune.policy.sampling import CachedSampler
-from cotune.rollout.comm import SingleProcess
+from cotune.rollout.coordinator import SingleProcess
 from cotune.types import Trajectory
 from tests.engines.trl.fake_vllm import Engine
 from tests.engines.trl.setup import Run, start

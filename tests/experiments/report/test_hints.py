@@ -18,7 +18,7 @@ from cotune.experiments.report.hints import (
     outside_phases,
 )
 from cotune.run.run_dir import RunDir, write_summary
-from cotune.worlds.arithmetic_world import HARD
+from cotune.worlds.arithmetic import HARD
 from tests.experiments.report.hint_runs import phase
 from tests.experiments.report.pages import check
 from tests.methods.p2o.hint_fakes import Author, Policy, fresh_hint, one_keyword_each

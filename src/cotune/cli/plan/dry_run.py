@@ -18,7 +18,7 @@ from cotune.cli.plan.dry_run_tasks import WORLDS, staged
 from cotune.cli.plan.measured_plan import measured_steps
 from cotune.config.build import describe_llm
 from cotune.config.run_file import RunConfig, load_config
-from cotune.engines.measured_steps import Measured
+from cotune.engines.engine import Measured
 from cotune.errors import ConfigError, Stopped
 from cotune.llm.client import OpenAIOptions
 from cotune.rewards.functions import load_reward

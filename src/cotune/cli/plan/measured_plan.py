@@ -1,7 +1,9 @@
 """`cotune plan --steps`: runs some steps for real, throws them away, and says what they took."""
 
+import math
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
@@ -11,13 +13,11 @@ from cotune.cli.train import prepare
 from cotune.config.build import describe_llm
 from cotune.config.cost import Plan, plan_run
 from cotune.config.run_file import RunConfig, dump_config, load_config
-from cotune.engines.engine import engine_of
-from cotune.engines.measured_steps import Measured, Projection, project
+from cotune.engines.engine import Measured, engine_of
 from cotune.errors import ConfigError, Stopped
 from cotune.experiments.report.pages import duration
 from cotune.llm.client import OpenAIOptions
-from cotune.run.console import RunJournal
-from cotune.run.journal import SilentJournal
+from cotune.run.journal import RunJournal, SilentJournal
 from cotune.run.run_dir import RunDir
 
 _GIB = 2**30
@@ -87,6 +87,60 @@ def _kept_for_now(
         return RunDir(folder, attempt=1), SilentJournal()
     run = RunDir.create(folder, dump_config(config))
     return run, RunJournal(run, console, steps, trajectories_every=0)
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What one purpose of rollouts would take; counts are upper bounds, as in the plan."""
+
+    rollouts: int
+    tokens: float
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Projection:
+    """The whole run at the measured rate.
+
+    Attributes:
+        shares: by purpose; "train" holds the updates, too.
+        llm: seconds of all LLM calls, one after the other; None where none was measured.
+    """
+
+    shares: Mapping[str, Share]
+    llm: float | None
+
+    @property
+    def seconds(self) -> float:
+        return math.fsum(share.seconds for share in self.shares.values()) + (self.llm or 0.0)
+
+
+def project(measured: Measured, planned: Plan, rollouts_per_step: int) -> Projection:
+    """What `planned` would take if it went on as measured.
+
+    A purpose that no measured step had is taken to go as training does. So is evaluation, which is
+    greedy.
+    """
+    totals, steady = measured.totals, measured.steady
+    per_step = math.fsum(step.training for step in steady) / len(steady)
+    rollout = math.fsum(step.rollouts for step in steady) / len(steady) / rollouts_per_step
+    shares: dict[str, Share] = {}
+    for purpose, count in planned.rollouts.items():
+        known = purpose if totals.rollouts.get(purpose) else "train"
+        tokens = totals.generated_tokens[known] / max(1, totals.rollouts[known])
+        if purpose == "train":
+            seconds = count / rollouts_per_step * per_step
+        elif known == purpose:
+            seconds = count * totals.seconds[purpose] / totals.rollouts[purpose]
+        else:
+            seconds = count * rollout
+        shares[purpose] = Share(count, count * tokens, seconds)
+    llm = None
+    if not planned.calls:
+        llm = 0.0
+    elif totals.llm_calls:
+        llm = planned.calls * totals.llm_seconds / totals.llm_calls
+    return Projection(shares, llm)
 
 
 def _steps_table(measured: Measured) -> Table:

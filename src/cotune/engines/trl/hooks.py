@@ -56,8 +56,7 @@ from cotune.policy.codec import HFCodec
 from cotune.policy.sampling import policy_sampler
 from cotune.protocols import Sampler, State
 from cotune.rewards.functions import RewardFunctions
-from cotune.rollout.comm import SingleProcess
-from cotune.rollout.coordinator import Coordinator, RolloutSettings
+from cotune.rollout.coordinator import Coordinator, RolloutSettings, SingleProcess
 from cotune.rollout.task_order import TaskOrder
 from cotune.run.scores import measure_of, score_trajectories
 from cotune.types import StopReason, Task, Trajectory

@@ -10,7 +10,7 @@ from transformers.trainer_utils import SaveStrategy
 
 from cotune.config.run_file import RunConfig
 from cotune.engines.comm import world
-from cotune.engines.measured_steps import Measured, MeasuredStep
+from cotune.engines.engine import Measured, MeasuredStep
 from cotune.engines.trl.checks import steps_per_batch
 from cotune.engines.trl.hooks import TRLJoint
 from cotune.engines.trl.run import build_trainer

@@ -27,8 +27,8 @@ from cotune.methods.method import RunShape
 from cotune.policy.codec import HFCodec
 from cotune.policy.tool_templates import check_tools
 from cotune.protocols import State
-from cotune.run.console import RunJournal, describe_event
 from cotune.run.evolution_log import EvolutionLog
+from cotune.run.journal import RunJournal, describe_event
 from cotune.run.json_files import plain, write_atomic
 from cotune.run.ledger import Ledger
 from cotune.run.run_dir import RunDir

@@ -38,7 +38,7 @@ from cotune.types import Limits
 from cotune.utils.packages import need_trl
 from cotune.worlds.arithmetic import ArithmeticEnvironment
 from cotune.worlds.geo import GeoEnvironment
-from cotune.worlds.hint_writer import RulesLLM
+from cotune.worlds.rules import RulesLLM
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -21,7 +21,7 @@ from cotune.errors import ConfigError
 from cotune.policy.adapters import is_adapter_folder, lora_config
 from cotune.policy.codec import HFCodec, use_template
 from cotune.policy.local_policy import load
-from cotune.policy.paths import policy_path
+from cotune.policy.location import policy_path
 from cotune.policy.tool_templates import check_tools
 from cotune.protocols import Environment
 from cotune.rewards.functions import RewardFunctions

@@ -15,14 +15,13 @@ from cotune.engines.memory import MemoryEstimate
 from cotune.engines.preflight import Check, Finding, Preflight
 from cotune.errors import EngineError
 from cotune.methods.sft import SFTOptions
-from cotune.run.console import RunJournal
-from cotune.run.journal import Journal, SilentJournal
+from cotune.run.journal import Journal, RunJournal, SilentJournal
 from cotune.run.run_dir import RunDir
 from cotune.utils.text import one_line, size
 
 if TYPE_CHECKING:
+    from cotune.engines.engine import Measured
     from cotune.engines.evaluation import Outcome
-    from cotune.engines.measured_steps import Measured
     from cotune.engines.trl.setup import Loaded, Setup
 
 

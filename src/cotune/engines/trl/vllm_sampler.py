@@ -13,7 +13,7 @@ from cotune.errors import ConfigError, EngineError
 from cotune.methods.p2o.distillation import compares_contexts, is_distilled
 from cotune.policy.sampling import StopFinder
 from cotune.protocols import Codec, Comm
-from cotune.rollout.comm import SingleProcess
+from cotune.rollout.coordinator import SingleProcess
 from cotune.types import Distillation, Sample, SampleRequest, Sampling, Trajectory
 
 Waiting = list[tuple[int, int]] | None

@@ -33,10 +33,9 @@ from cotune.engines.verl.settings import resume_from, verl_config
 from cotune.engines.verl.worker import SECTION, Worker, make_worker, worker_of
 from cotune.errors import ConfigError, CotuneError, EngineError
 from cotune.methods.p2o.p2o import P2O
-from cotune.policy.hub import only_local
-from cotune.policy.paths import policy_path
+from cotune.policy.location import only_local, policy_path
 from cotune.protocols import State
-from cotune.run.console import RunJournal
+from cotune.run.journal import RunJournal
 from cotune.run.ledger import Ledger, policy_rollouts
 from cotune.run.run_dir import RunDir
 from cotune.types import Distillation

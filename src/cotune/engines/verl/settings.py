@@ -13,7 +13,7 @@ from omegaconf.errors import OmegaConfBaseException
 from cotune.config.preflight import check_tokens
 from cotune.config.run_file import RunConfig
 from cotune.errors import ConfigError
-from cotune.policy.paths import policy_path
+from cotune.policy.location import policy_path
 from cotune.types import Distillation
 from cotune.utils.text import flat
 

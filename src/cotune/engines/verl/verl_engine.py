@@ -20,7 +20,7 @@ from cotune.run.run_dir import RunDir
 from cotune.utils.packages import installed
 
 if TYPE_CHECKING:
-    from cotune.engines.measured_steps import Measured
+    from cotune.engines.engine import Measured
     from cotune.engines.verl.run import VerlSetup
 
 BREAKS_VERL = Version("1.16")

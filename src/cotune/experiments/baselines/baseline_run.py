@@ -27,11 +27,11 @@ from cotune.experiments.baselines.base import (
 )
 from cotune.experiments.baselines.chat import Chat, EndpointChat, PolicyChat
 from cotune.llm.client import OPENAI_URL, OpenAIClient, OpenAIOptions
-from cotune.policy.paths import policy_path
+from cotune.policy.location import policy_path
 from cotune.protocols import Environment, Rewards
 from cotune.rollout.coordinator import RolloutSettings
 from cotune.rollout.episode import score
-from cotune.run.console import RunJournal, score_table
+from cotune.run.journal import RunJournal, score_table
 from cotune.run.ledger import Ledger
 from cotune.run.run_dir import RunDir
 from cotune.run.scores import Score, measure_of, score_trajectories

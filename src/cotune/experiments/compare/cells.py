@@ -19,7 +19,7 @@ import yaml
 from cotune.config.run_file import RunConfig, dump_config, parse_config
 from cotune.errors import ConfigError, CotuneError
 from cotune.experiments.compare.stages import Finished, Row
-from cotune.run.console import describe_event
+from cotune.run.journal import describe_event
 from cotune.run.json_files import read_jsonl, write_atomic
 from cotune.run.run_dir import RunDir
 from cotune.utils.text import flat

@@ -21,8 +21,7 @@ from cotune.experiments.evaluate.metrics import (
     sampled_figures,
 )
 from cotune.experiments.evaluate.question_sets import QuestionSet, metrics_of, question_sets
-from cotune.policy.folder import read_best
-from cotune.policy.paths import policy_path
+from cotune.policy.location import policy_path, read_best
 from cotune.protocols import Environment
 from cotune.rewards import REWARDS
 from cotune.rewards.functions import RewardFunctions

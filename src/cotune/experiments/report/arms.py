@@ -12,7 +12,7 @@ from cotune.experiments.report.rollouts import Group, Rollout, some_evaluated, s
 from cotune.run.json_files import Row
 from cotune.run.run_dir import RunDir, read_summary
 from cotune.run.scores import EXACT_MATCH, mean_over
-from cotune.worlds.arithmetic_world import HARD
+from cotune.worlds.arithmetic import HARD
 
 
 @dataclass(frozen=True, slots=True)
