@@ -4,13 +4,10 @@ Every figure is held-out accuracy at temperature 1 under one kind of hint, drawn
 problem: with the recipe's own sentences, and with unseen ones, which the offline LLM writes.
 """
 
-import hashlib
-import json
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,15 +15,15 @@ from cotune.errors import ConfigError
 from cotune.policy.local_policy import load, local_coordinator
 from cotune.rollout.coordinator import RolloutSettings
 from cotune.run.json_files import write_atomic, write_json_atomic
-from cotune.run.scores import Score, score_trajectories, wilson
+from cotune.run.scores import Score, score_trajectories
 from cotune.types import Assignment, Limits, Prompt, Task, Trajectory
 from cotune.worlds.arithmetic import ArithmeticEnvironment, ArithmeticOptions
 from cotune.worlds.rules import ADVICE
 from recipes.arithmetic.demonstrations import rates
 from recipes.arithmetic.phrases import INITIAL, PROCEDURES, SENTENCES, Kind, sentence
 from recipes.arithmetic.pretrain import Recipe
+from recipes.cards import identity, introduction, markdown_table, sentence_counts, share
 
-SCHEMA_VERSION = 1
 PROBLEMS = 400
 RARE_SEEDS = 10
 TEMPERATURE = 1.0
@@ -120,15 +117,13 @@ def figure(kind: HintKind, score: Score, used: float) -> dict[str, Any]:
     return {
         "hint": kind.name,
         "wording": kind.wording,
-        **_share(score.em, score.n),
-        "by_stratum": {name: _share(em, n) for name, (em, n) in score.by_stratum.items()},
+        **share("accuracy", score.em, score.n),
+        "by_stratum": {
+            name: share("accuracy", em, n) for name, (em, n) in score.by_stratum.items()
+        },
         "procedures": round(used, 4),
         "demonstrated": demonstrated,
     }
-
-
-def _share(em: float, n: int) -> dict[str, Any]:
-    return {"accuracy": round(em, 4), "n": n, "interval": [round(end, 4) for end in wilson(em, n)]}
 
 
 def write_card(
@@ -174,47 +169,24 @@ def describe(folder: Path, recipe: Recipe) -> dict[str, Any]:
             f"{(recipe.vocabulary, *wanted[1:])}; rebuild the policy: make policy-arithmetic"
         )
     return {
-        "schema_version": SCHEMA_VERSION,
-        "policy": "arithmetic",
-        "architecture": config.architectures[0],
-        "parameters": sum(p.numel() for p in model.parameters()),
-        "vocabulary": made[0],
-        "weights_sha256": hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest(),
-        "recipe": asdict(recipe),
-        "packages": {name: version(name) for name in PACKAGES},
+        **identity(folder, "arithmetic", model, made[0], recipe, PACKAGES),
         "data": {
             "demonstrations": sum(phase.steps for phase in recipe.phases) * recipe.batch,
-            "sentences": {
-                kind.value: {"patterns": len(patterns), "sentences": sum(map(len, patterns))}
-                for kind, patterns in SENTENCES.items()
-            },
+            "sentences": sentence_counts(SENTENCES),
         },
     }
 
 
-def read_card(folder: Path) -> dict[str, Any]:
-    """The card beside a policy's weights."""
-    return json.loads((folder / "card.json").read_text(encoding="utf-8"))
-
-
 def readme(card: dict[str, Any]) -> str:
-    """The card for people; every figure is card.json's."""
-    recipe = card["recipe"]
+    """Return the card for people; every figure is card.json's."""
     return _README.format(
-        parameters=card["parameters"],
-        architecture=card["architecture"].removesuffix("ForCausalLM"),
-        vocabulary=card["vocabulary"],
-        recipe=recipe,
+        **introduction(card),
         phases=", then ".join(
             f"{phase['steps']:,} steps at {phase['scale']:g} of the learning rates with "
             f"{phase['prompted']:.0%} of the problems under a hint for their own procedure, which "
             f"{phase['unprompted'][0] * phase['unprompted'][1]:.2%} of the others write, too"
-            for phase in recipe["phases"]
+            for phase in card["recipe"]["phases"]
         ),
-        data=card["data"],
-        sentences=", ".join(f"{n['sentences']} {k}" for k, n in card["data"]["sentences"].items()),
-        packages=", ".join(f"{name} {number}" for name, number in card["packages"].items()),
-        measured=card["measurement"],
         table=_table(card["figures"]),
     )
 
@@ -222,7 +194,7 @@ def readme(card: dict[str, Any]) -> str:
 def _table(figures: Sequence[dict[str, Any]]) -> str:
     strata = sorted({name for row in figures for name in row["by_stratum"]})
     head = ["hint", "wording", "all", "95 % interval", *strata, "writes", "demonstrated"]
-    lines = [head, ["---"] * 2 + ["---:"] * (len(head) - 2)]
+    lines: list[list[str]] = []
     for row in figures:
         low, high = row["interval"]
         cells = [row["hint"], row["wording"] if row["hint"] != "none" else ""]
@@ -231,7 +203,7 @@ def _table(figures: Sequence[dict[str, Any]]) -> str:
         shown = row["demonstrated"]
         cells += [f"{row['procedures']:.1%}", "" if shown is None else f"{shown:.1%}"]
         lines.append(cells)
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+    return markdown_table(head, lines)
 
 
 _README = """\

@@ -5,13 +5,10 @@ one with a sentence of each named kind after it, drawn anew for every question. 
 twice, with the recipe's own sentences and with unseen ones, which the offline LLM writes.
 """
 
-import hashlib
-import json
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,7 +16,7 @@ from cotune.errors import ConfigError
 from cotune.policy.local_policy import load, local_coordinator
 from cotune.rollout.coordinator import RolloutSettings
 from cotune.run.json_files import write_atomic, write_json_atomic
-from cotune.run.scores import Score, score_trajectories, wilson
+from cotune.run.scores import Score, score_trajectories
 from cotune.types import Assignment, Limits, Prompt
 from cotune.worlds.geo import (
     INITIAL_INSTRUCTION,
@@ -30,11 +27,11 @@ from cotune.worlds.geo import (
     split_of,
 )
 from cotune.worlds.rules import REMEDIES, STYLE, Mode
+from recipes.cards import identity, introduction, markdown_table, sentence_counts, share
 from recipes.geo.demonstrations import rates
 from recipes.geo.phrases import INITIAL, SENTENCES, Kind
 from recipes.geo.pretrain import Recipe
 
-SCHEMA_VERSION = 1
 QUESTIONS = 300
 TEMPERATURE = 1.0
 LIMITS = Limits(
@@ -113,14 +110,10 @@ def figure(kind: InstructionKind, score: Score) -> dict[str, Any]:
         "instruction": kind.name,
         "kinds": list(kind.kinds),
         "wording": kind.wording,
-        **_share(score.em, score.n),
-        "by_hops": {name: _share(em, n) for name, (em, n) in score.by_stratum.items()},
+        **share("em", score.em, score.n),
+        "by_hops": {name: share("em", em, n) for name, (em, n) in score.by_stratum.items()},
         "demonstrated": demonstrated,
     }
-
-
-def _share(em: float, n: int) -> dict[str, Any]:
-    return {"em": round(em, 4), "n": n, "interval": [round(end, 4) for end in wilson(em, n)]}
 
 
 def write_card(
@@ -166,52 +159,28 @@ def describe(folder: Path, recipe: Recipe) -> dict[str, Any]:
     world, _retriever = bundled_world()
     splits = Counter(split_of(city) for city in world.cities)
     return {
-        "schema_version": SCHEMA_VERSION,
-        "policy": "geo",
-        "architecture": config.architectures[0],
-        "parameters": sum(p.numel() for p in model.parameters()),
-        "vocabulary": len(tokenizer),
-        "weights_sha256": hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest(),
-        "recipe": asdict(recipe),
-        "packages": {name: version(name) for name in PACKAGES},
+        **identity(folder, "geo", model, len(tokenizer), recipe, PACKAGES),
         "data": {
             "episodes": sum(phase.steps for phase in recipe.phases) * recipe.batch,
             "documents": len(world.documents),
             "countries": len(world.countries),
             "cities": {name: splits[name] for name in SPLITS},
-            "sentences": {
-                kind.value: {"patterns": len(patterns), "sentences": sum(map(len, patterns))}
-                for kind, patterns in SENTENCES.items()
-            },
+            "sentences": sentence_counts(SENTENCES),
         },
     }
 
 
-def read_card(folder: Path) -> dict[str, Any]:
-    """The card beside a policy's weights."""
-    return json.loads((folder / "card.json").read_text(encoding="utf-8"))
-
-
 def readme(card: dict[str, Any]) -> str:
-    """The card for people; every figure is card.json's."""
-    recipe, data, measured = card["recipe"], card["data"], card["measurement"]
-    sentences = ", ".join(f"{n['sentences']} {k}" for k, n in data["sentences"].items())
-    packages = ", ".join(f"{name} {number}" for name, number in card["packages"].items())
+    """Return the card for people; every figure is card.json's."""
+    recipe = card["recipe"]
     return _README.format(
-        parameters=card["parameters"],
-        architecture=card["architecture"].removesuffix("ForCausalLM"),
-        vocabulary=card["vocabulary"],
-        recipe=recipe,
+        **introduction(card),
         phases=" then ".join(
             f"{phase['steps']:,} steps of {recipe['batch']} demonstrations of which "
             f"{phase['unprompted'][0]:.1%} look up one entity at a time unprompted"
             for phase in recipe["phases"]
         ),
-        data=data,
-        cities=sum(data["cities"].values()),
-        sentences=sentences,
-        packages=packages,
-        measured=measured,
+        cities=sum(card["data"]["cities"].values()),
         table=_table(card["figures"]),
     )
 
@@ -219,7 +188,7 @@ def readme(card: dict[str, Any]) -> str:
 def _table(figures: Sequence[dict[str, Any]]) -> str:
     strata = sorted({name for row in figures for name in row["by_hops"]})
     head = ["instruction", "wording", "all", "95 % interval", *strata, "demonstrated: looks up"]
-    lines = [head, ["---"] * 2 + ["---:"] * (len(head) - 2)]
+    lines: list[list[str]] = []
     for row in figures:
         low, high = row["interval"]
         cells = [row["instruction"], row["wording"] if row["kinds"] else "", f"{row['em']:.2f}"]
@@ -227,7 +196,7 @@ def _table(figures: Sequence[dict[str, Any]]) -> str:
         cells += [f"{row['by_hops'][s]['em']:.2f}" if s in row["by_hops"] else "" for s in strata]
         shown = row["demonstrated"]
         lines.append([*cells, f"{shown['decompose']:.1%}" if shown else ""])
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+    return markdown_table(head, lines)
 
 
 _README = """\

@@ -93,9 +93,9 @@ def test_the_layers_that_are_named_get_adapters(targets: Any, adapters: int) -> 
     [
         ("qproj", "is none of its layers"),
         ("proj", "is none of its layers"),  # peft matches whole names
-        ("lm_head", "is no linear layer that can have an adapter"),
-        ("norm", "is no linear layer that can have an adapter"),
-        ("embed_tokens", "is no linear layer that can have an adapter"),
+        ("lm_head", "is not a linear layer that can have an adapter"),
+        ("norm", "is not a linear layer that can have an adapter"),
+        ("embed_tokens", "is not a linear layer that can have an adapter"),
     ],
 )
 def test_a_layer_that_cannot_have_one_is_named_with_those_that_can(name: str, wrong: str) -> None:

@@ -62,7 +62,7 @@ def test_create_refuses_a_folder_that_holds_something_and_leaves_it_alone(tmp_pa
     with pytest.raises(ConfigError, match="not an empty folder"):
         RunDir.create(tmp_path / "mine.txt", CONFIG)
     run = RunDir.create(tmp_path / "run", CONFIG)
-    with pytest.raises(ConfigError, match="or go on with it: cotune resume") as info:
+    with pytest.raises(ConfigError, match="or resume the run: cotune resume") as info:
         RunDir.create(run.path, CONFIG)
     assert str(info.value).endswith(f"cotune resume {run.path}")
 

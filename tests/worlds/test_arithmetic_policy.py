@@ -11,8 +11,9 @@ import pytest
 from cotune.policy.local_policy import load
 from cotune.policy.location import policy_path
 from cotune.worlds.arithmetic import HARD
-from recipes.arithmetic.card import ROWS, HintKind, describe, measure, read_card, readme
+from recipes.arithmetic.card import ROWS, HintKind, describe, measure, readme
 from recipes.arithmetic.pretrain import Recipe
+from recipes.cards import read_card
 
 FOLDER = Path(policy_path("bundled:arithmetic"))
 

@@ -16,6 +16,7 @@ from cotune.policy.location import policy_path
 from cotune.run.scores import wilson
 from cotune.types import Prompt
 from cotune.worlds.geo import INITIAL_INSTRUCTION, GeoEnvironment, GeoOptions
+from recipes.cards import read_card
 from recipes.geo.card import (
     QUESTIONS,
     ROWS,
@@ -23,7 +24,6 @@ from recipes.geo.card import (
     InstructionKind,
     describe,
     measure,
-    read_card,
     readme,
 )
 from recipes.geo.phrases import INITIAL, Kind, all_sentences

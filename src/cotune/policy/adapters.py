@@ -1,7 +1,7 @@
-"""Adapters: LoRA on a policy, and a policy's weights on disk, whole or as an adapter.
+"""LoRA adapters, and saving and loading a policy's weights, whole or as an adapter.
 
 An adapter folder holds `adapter_config.json`, which names the base, and the adapter's weights.
-`peft` is an extra; it is imported where an adapter is used.
+`peft` is an extra and is imported only when an adapter is used.
 """
 
 import importlib.util
@@ -23,13 +23,13 @@ _WEIGHTS = "adapter_model.safetensors"
 
 
 def check_peft(why: str) -> None:
-    """Raises ConfigError unless peft is installed; `why` says what needs it."""
+    """Raise ConfigError unless peft is installed; `why` names what needs it."""
     if importlib.util.find_spec("peft") is None:
         raise ConfigError(f"{why} needs peft, which is not installed: pip install 'cotune[peft]'")
 
 
 def lora_config(options: LoraOptions, model: Any) -> Any:
-    """A `peft.LoraConfig` for a policy, for a trainer's `peft_config`.
+    """Return a `peft.LoraConfig` for a policy, for a trainer's `peft_config`.
 
     Raises:
         ConfigError: peft is missing, or the policy has no such layers.
@@ -51,7 +51,7 @@ def lora_config(options: LoraOptions, model: Any) -> Any:
 
 
 def _check_target(name: str, model: Any) -> None:
-    """As peft matches names: a module's whole name, or how it ends after a dot."""
+    """Check a target as peft matches names: the whole name of a module, or its end after a dot."""
     found = {path: module for path, module in model.named_modules() if path}
     matching = [
         module for path, module in found.items() if path == name or path.endswith(f".{name}")
@@ -66,19 +66,19 @@ def _check_target(name: str, model: Any) -> None:
         for path, module in found.items()
         if isinstance(module, torch.nn.Linear | Conv1D) and module is not head
     }
-    what = "is no linear layer that can have an adapter" if matching else "is none of its layers"
+    what = "is not a linear layer that can have an adapter" if matching else "is none of its layers"
     raise ConfigError(
         f"policy.lora.target_modules: {name!r} {what}; the policy has {', '.join(sorted(linear))}"
     )
 
 
 def is_adapter_folder(path: str | Path) -> bool:
-    """Whether a folder holds an adapter in place of a model's weights."""
+    """Return whether a folder holds an adapter instead of a model's weights."""
     return (Path(path) / _CONFIG).is_file()
 
 
 def adapter_base(path: str | Path) -> str:
-    """The base that an adapter folder names: a Hugging Face name or folder.
+    """Return the base that an adapter folder names: a Hugging Face name or folder.
 
     Raises:
         ConfigError: it names none.
@@ -94,7 +94,7 @@ def adapter_base(path: str | Path) -> str:
 
 
 def with_adapter(model: Any, path: str | Path) -> Any:
-    """A `PeftModel`: the base with the adapter of a folder, for inference."""
+    """Return a `PeftModel`: the base with the adapter of a folder, for inference."""
     check_peft(str(path))
     from peft import PeftModel
 
@@ -102,9 +102,9 @@ def with_adapter(model: Any, path: str | Path) -> Any:
 
 
 def merged(model: Any) -> Any:
-    """A policy as a plain model: an adapter is added to its base's weights, in their type.
+    """Merge an adapter into its base's weights, in their type. Return the plain model.
 
-    What is given is used up. A policy without an adapter is given back as it is.
+    The argument is consumed. A policy without an adapter is returned as it is.
 
     Raises:
         ValueError: the merged weights are not all finite numbers.
@@ -113,17 +113,17 @@ def merged(model: Any) -> Any:
 
 
 def save_weights(model: Any, folder: Path, weights: dict[str, Any] | None = None) -> None:
-    """Saves what of a policy is trained: its weights, or its active adapter.
+    """Save the trained part of a policy: its weights, or its active adapter.
 
     Args:
         model: the policy.
         folder: where to.
-        weights: by name, of a policy whose own are spread over processes.
+        weights: by name, for a policy whose own are sharded over processes.
     """
     if not is_peft_model(model):
         model.save_pretrained(folder, state_dict=weights)
         return
-    # Linear layers alone have adapters here; "auto" would ask the hub whether embeddings grew.
+    # Only linear layers have adapters here; "auto" would ask the hub whether embeddings grew.
     model.save_pretrained(
         folder,
         selected_adapters=[model.active_adapter],
@@ -134,7 +134,7 @@ def save_weights(model: Any, folder: Path, weights: dict[str, Any] | None = None
 
 
 def load_weights(model: Any, folder: Path) -> None:
-    """Puts into a policy, in place, what `save_weights` or a trainer's checkpoint saved of it."""
+    """Load into a policy, in place, what `save_weights` or a trainer's checkpoint saved."""
     if not is_peft_model(model):
         kept = cast(Any, AutoModelForCausalLM.from_pretrained(folder))
         model.load_state_dict(kept.state_dict())
@@ -151,7 +151,7 @@ def load_weights(model: Any, folder: Path) -> None:
 
 
 def read_weights(model: Any, folder: Path) -> dict[str, Any]:
-    """What `load_weights` would put into a policy, by the policy's own names, on the CPU."""
+    """Return what `load_weights` would load, by the policy's own names, on the CPU."""
     if not is_peft_model(model):
         kept = cast(Any, AutoModelForCausalLM.from_pretrained(folder))
         return dict(kept.state_dict())

@@ -1,4 +1,4 @@
-"""A saved policy in this process, with nothing around it: for evaluation outside of a run."""
+"""A saved policy loaded into this process, for evaluation outside a run."""
 
 import contextlib
 from collections.abc import Mapping
@@ -27,19 +27,18 @@ from cotune.types import Purpose
 def load(
     path: str | Path, dtype: str = "auto", *, base: str | Path | None = None, merge: bool = False
 ) -> tuple[Any, PreTrainedTokenizerBase]:
-    """Model and tokenizer by `from_pretrained`; a missing padding token becomes the EOS.
+    """Load model and tokenizer; a missing padding token becomes the EOS.
 
-    A chat template that carries an instruction gives way to the model's own.
+    A chat template that carries an instruction is replaced by the model's own.
 
     Args:
-        path: a Hugging Face name or folder, an adapter's folder among them.
-        dtype: the weights' type; "auto" is the checkpoint's, of an adapter the base's.
-        base: what an adapter is loaded on; None is the base that it names. Unused with whole
-            weights.
-        merge: whether an adapter becomes part of the weights; else the model is a `PeftModel`.
+        path: a Hugging Face name or folder; may be an adapter's folder.
+        dtype: of the weights; "auto" is the checkpoint's (for an adapter, the base's).
+        base: the model to load an adapter on; None is the base that it names.
+        merge: merge an adapter into the weights; otherwise the model is a `PeftModel`.
 
     Raises:
-        ConfigError: names what could not be loaded.
+        ConfigError: a part cannot be loaded.
     """
     adapter, at = is_adapter_folder(path), path
     if adapter:
@@ -58,7 +57,7 @@ def load(
 
 
 def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:
-    """The tokenizer alone, as `load` gives it; raises ConfigError where it cannot be loaded."""
+    """Load the tokenizer as `load` does. Raises ConfigError if it cannot be loaded."""
     local = only_local(path, weights=False)
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=local)
@@ -101,17 +100,17 @@ def local_coordinator(
     chat_template: str | None = None,
     rewards: Rewards | None = None,
 ) -> Coordinator:
-    """A coordinator that rolls out the policy of a folder, in one process, and writes nothing.
+    """Return a coordinator that rolls out a saved policy in one process and writes nothing.
 
-    It is on the first GPU, where there is one.
+    The policy is on the first GPU, if there is one.
 
     Args:
         folder: a Hugging Face name or folder; an adapter's is on its base, not merged.
-        instruction: what `evaluate` uses where it is given no prompt.
+        instruction: the default prompt of `evaluate`.
         settings: limits, temperature and seed; its context is the policy's.
         dtype, base: see `load`.
         template_args: passed to the chat template.
-        chat_template: another than the folder's; see `codec.use_template`.
+        chat_template: in place of the folder's; see `codec.use_template`.
         rewards: score in place of the environment.
 
     Raises:
@@ -137,7 +136,7 @@ def local_coordinator(
 
 
 class _Unmetered:
-    """Stands for a ledger where there is no run."""
+    """A ledger that counts nothing, for use without a run."""
 
     def begin_attempt(self, resumed_from: int | None) -> int:
         return 1

@@ -11,11 +11,11 @@ from cotune.errors import ConfigError
 _LOG = logging.getLogger("cotune")
 _MAKE = {"geo": "make policy", "arithmetic": "make policy-arithmetic"}
 BUNDLED = tuple(_MAKE)
-_MEND = "name a folder that holds a model, or a model of the hub that is cached or within reach"
+_FIX = "name a folder that holds a model, or a model of the hub that is cached or within reach"
 
 
 def policy_path(path: str) -> str:
-    """Resolves "bundled:NAME" to its folder; any other path or name is returned as it is."""
+    """Return the folder of "bundled:NAME"; any other path or name as it is."""
     if not path.startswith("bundled:"):
         if path.startswith(("/", ".", "~")) and not Path(path).is_dir():
             raise ConfigError(
@@ -38,7 +38,7 @@ def policy_path(path: str) -> str:
 
 
 def missing_parts(folder: Path) -> list[str]:
-    """Which parts of a Hugging Face folder, of a model or an adapter, are not there."""
+    """Return the parts that a Hugging Face folder of a model or adapter lacks."""
     parts = {
         "config.json": ["config.json", "adapter_config.json"],
         "weights": ["*.safetensors", "pytorch_model*.bin"],
@@ -54,7 +54,7 @@ def missing_parts(folder: Path) -> list[str]:
 
 
 def cached_folder(name: str) -> Path | None:
-    """The folder of a model in the hub's cache; None where it is not there."""
+    """Return the folder of a model in the hub's cache; None if it is not there."""
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
 
@@ -66,7 +66,7 @@ def cached_folder(name: str) -> Path | None:
 
 
 def has_chat_template(folder: Path) -> bool:
-    """Whether the tokenizer of a folder has a chat template."""
+    """Return whether the tokenizer of a folder has a chat template."""
     if (folder / "chat_template.jinja").is_file() or (folder / "chat_template.json").is_file():
         return True
     try:
@@ -77,34 +77,34 @@ def has_chat_template(folder: Path) -> bool:
 
 
 def weights_size(folder: Path) -> int:
-    """Bytes of the weights of a folder: safetensors if it has any."""
+    """Return the size of a folder's weights in bytes: of safetensors if it has any."""
     files = list(folder.glob("*.safetensors")) or list(folder.glob("pytorch_model*.bin"))
     return sum(file.stat().st_size for file in files)
 
 
 def read_best(folder: Path) -> dict[str, Any]:
-    """best.json of a run's best policy; `hint` is "" in one from before hints were kept.
+    """Read best.json of a run's best policy; `hint` is "" in files from before hints were kept.
 
     Raises:
-        OSError, ValueError: there is none that can be read.
+        OSError, ValueError: the file cannot be read.
     """
     return {"hint": "", **json.loads((folder / "best.json").read_text(encoding="utf-8"))}
 
 
 def only_local(path: str | Path, of: str = "", *, weights: bool = True) -> bool:
-    """Whether a policy's files are to be taken from this machine alone.
+    """Return whether to load a policy from this machine only, without asking the hub.
 
-    A folder is, and what is whole in the hub's cache while the hub is out of reach or switched off
-    (HF_HUB_OFFLINE). The hub is asked once, for HF_HUB_ETAG_TIMEOUT seconds at most (10 by
-    default); its own clients would try each file of a model again for half a minute.
+    True for a folder, and for a complete model in the cache if the hub is unreachable or switched off
+    (HF_HUB_OFFLINE). The hub is asked once, for at most HF_HUB_ETAG_TIMEOUT seconds (10 by default);
+    its own clients would retry each file of a model for half a minute.
 
     Args:
         path: the folder or name.
-        of: what it is of, for what is said of it.
-        weights: whether they are wanted, besides configuration and tokenizer.
+        of: added to the name in error messages.
+        weights: whether weights are needed besides configuration and tokenizer.
 
     Raises:
-        ConfigError: the hub knows no such model, or is needed and does not answer.
+        ConfigError: the hub has no such model, or is needed and does not answer.
     """
     name = str(path)
     if Path(path).is_dir():
@@ -120,17 +120,17 @@ def only_local(path: str | Path, of: str = "", *, weights: bool = True) -> bool:
     if lacks:
         raise ConfigError(
             f"policy.path: cannot load {shown}: it is no folder here, the hub's cache lacks "
-            f"{', '.join(lacks)} of it, and {reason}; {_MEND}"
+            f"{', '.join(lacks)} of it, and {reason}; {_FIX}"
         )
     _LOG.warning("%s: %s is taken from the cache", reason, name)
     return True
 
 
 def _unreachable(name: str, shown: str) -> str | None:
-    """Why the hub does not give a model; None where it does.
+    """Return why the hub does not provide a model; None if it does.
 
     Raises:
-        ConfigError: no model can be called so.
+        ConfigError: not a valid model name.
     """
     from huggingface_hub import HfApi, constants
     from huggingface_hub.errors import (
@@ -144,7 +144,7 @@ def _unreachable(name: str, shown: str) -> str | None:
         HfApi().model_info(name, timeout=constants.HF_HUB_ETAG_TIMEOUT)
     except HFValidationError:
         raise ConfigError(
-            f"policy.path: cannot load {shown}: it is no folder here and no model's name; {_MEND}"
+            f"policy.path: cannot load {shown}: it is no folder here and no model's name; {_FIX}"
         ) from None
     except RepositoryNotFoundError:
         return (
@@ -154,8 +154,8 @@ def _unreachable(name: str, shown: str) -> str | None:
     except OfflineModeIsEnabled:
         return "HF_HUB_OFFLINE is set"
     except HfHubHTTPError:
-        return None  # it answers; whoever loads the files tries again, and says why in vain
-    # What a connection fails with is another class in each generation of huggingface_hub.
+        return None  # it answers; loading the files will report the problem
+    # Connection errors have different classes in each generation of huggingface_hub.
     except Exception as error:  # noqa: BLE001
         said = " ".join(str(error).split())[:80]
         return f"{constants.ENDPOINT} cannot be reached ({type(error).__name__}: {said})"

@@ -1,4 +1,4 @@
-"""The policy of a run file: which model is trained, and whether by adapters."""
+"""The `policy` section of a run file: which model is trained, and whether with LoRA."""
 
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, cast

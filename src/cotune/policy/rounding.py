@@ -1,11 +1,11 @@
-"""Learning rates that are too small for the type of the weights."""
+"""A check for learning rates that are too small for the type of the weights."""
 
 _FRACTION_BITS = {"bfloat16": 7, "float16": 10}
 _TYPICAL_WEIGHT = 0.02  # the standard deviation that weights are usually initialized with
 
 
 def rounding_notice(dtype: str, learning_rate: float) -> str | None:
-    """Says where AdamW's steps, about as long as the learning rate, are lost in rounding.
+    """Return a notice if AdamW's steps, about as large as the learning rate, are lost to rounding.
 
     Args:
         dtype: of the weights that are trained.

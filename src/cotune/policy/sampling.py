@@ -29,10 +29,10 @@ ModelContext = Callable[[], AbstractContextManager[PreTrainedModel]]
 
 
 class StopFinder:
-    """Finds the token that completes a stop string, looking at text only where it can matter.
+    """Finds the token that completes a stop string.
 
-    A stop string can be completed only by a token that holds its last character, so most tokens
-    are settled without decoding anything.
+    Only a token that contains a stop string's last character can complete it, so most tokens need no
+    decoding.
     """
 
     def __init__(self, codec: Codec, stop: Sequence[str]) -> None:
@@ -42,7 +42,7 @@ class StopFinder:
         self._candidate: dict[int, bool] = {}
 
     def completes(self, ids: Sequence[int]) -> bool:
-        """Whether the last of a turn's tokens completes a stop string of that turn."""
+        """Return whether the last token of a turn completes a stop string."""
         if not self._stop:
             return False
         token = ids[-1]
@@ -57,14 +57,14 @@ class StopFinder:
 
 
 class GrowingLayer(DynamicLayer):
-    """A dynamic cache layer that appends in place into a buffer with room to spare.
+    """A dynamic cache layer that appends in place into a buffer with spare room.
 
     `DynamicLayer` copies the whole cache for every token; this one copies it only when the
     buffer is full, and then grows it by half.
     """
 
     def adopt(self, keys: torch.Tensor, values: torch.Tensor) -> None:
-        """Starts from keys and values of shape (B, heads, L, head_dim)."""
+        """Start from keys and values of shape (B, heads, L, head_dim)."""
         self.dtype, self.device = keys.dtype, keys.device
         self.is_initialized = True
         self._keys_buffer, self._values_buffer = keys, values
@@ -99,9 +99,9 @@ class Rows:
     """Some rows with their cached keys and values.
 
     Attributes:
-        names: what the caller calls each row, (B,).
-        fed: how many of its tokens each row has in the cache, (B,).
-        mask: 1 where a cache column holds a token of the row, (B, L); other columns are padding.
+        names: the caller's name of each row, (B,).
+        fed: tokens that each row has in the cache, (B,).
+        mask: 1 if a cache column holds a token of the row, else padding, (B, L).
         layers: (keys, values) of every layer, each (B, heads, L, head_dim).
     """
 
@@ -111,7 +111,7 @@ class Rows:
     layers: list[tuple[torch.Tensor, torch.Tensor]]
 
     def select(self, positions: Sequence[int]) -> "Rows":
-        """These rows only, in this order; a position may come more than once."""
+        """Return the rows at these positions in this order; a position may repeat."""
         index = torch.tensor(list(positions), device=self.mask.device)
         return Rows(
             [self.names[i] for i in positions],
@@ -121,7 +121,7 @@ class Rows:
         )
 
     def trimmed(self) -> "Rows":
-        """Without the leading columns that are padding in every row."""
+        """Return the rows without leading columns that are padding in every row."""
         used = self.mask.any(0).nonzero()
         first = int(used[0]) if len(used) else 0
         if first == 0:
@@ -130,7 +130,7 @@ class Rows:
         return Rows(self.names, self.fed, self.mask[:, first:], layers)
 
     def cache(self) -> Cache:
-        """A transformers cache that goes on from these rows."""
+        """Return a transformers cache that continues these rows."""
         layers = []
         for keys, values in self.layers:
             layer = GrowingLayer()
@@ -140,7 +140,7 @@ class Rows:
 
     @staticmethod
     def of(names: list[int], fed: list[int], mask: torch.Tensor, cache: Cache) -> "Rows":
-        """The rows of a cache after a forward pass."""
+        """Return the rows of a cache after a forward pass."""
         layers: list[tuple[torch.Tensor, torch.Tensor]] = []
         for layer in cache.layers:
             if not isinstance(layer, GrowingLayer) or layer.keys is None or layer.values is None:
@@ -150,7 +150,7 @@ class Rows:
 
 
 def joined(pieces: Sequence[Rows]) -> Rows:
-    """All rows of the pieces, each padded on the left to the longest."""
+    """Join the rows of all pieces, each padded on the left to the longest."""
     if len(pieces) == 1:
         return pieces[0]
     length = max(piece.mask.shape[1] for piece in pieces)
@@ -178,14 +178,14 @@ def joined(pieces: Sequence[Rows]) -> Rows:
 
 
 class CachedSampler:
-    """Samples with one KV cache per rollout call. For models with full attention in every layer.
+    """Samples with one KV cache per rollout call, for models with full attention in every layer.
 
     Args:
         model: opens the current policy.
         codec: for stop strings.
         pad_id: token that fills unequal rows.
 
-    The draws of a row depend on (seed, row, position) alone: not on which rows share its batch.
+    The draws of a row depend on (seed, row, position) only, not on the other rows of its batch.
     """
 
     def __init__(self, model: ModelContext, codec: Codec, pad_id: int) -> None:
@@ -196,7 +196,7 @@ class CachedSampler:
 
 
 class _Turn:
-    """What one row writes in one `generate` call; its draws depend on (seed, row, position)."""
+    """The tokens that one row gets in one `generate` call; draws depend on (seed, row, position)."""
 
     def __init__(self, request: SampleRequest, sampling: Sampling) -> None:
         self.ids: list[int] = []
@@ -230,7 +230,7 @@ def advance(
     eos_id: int,
     finder: StopFinder,
 ) -> list[int]:
-    """Draws a token a row from logits (B, V); turns that are not over keep theirs, or end with it."""
+    """Draw one token per row from logits (B, V), and append it to the turns that are not finished."""
     uniforms = [turn.next_uniform() for turn in turns]
     tokens, logprobs = draw(logits, sampling.temperature, uniforms)
     for turn, token, logprob in zip(turns, tokens, logprobs, strict=True):
@@ -261,7 +261,7 @@ class CachedSession:
         parked: list[Rows] = []
         names, cache, mask = rows.names, rows.cache(), rows.mask
         fed = torch.tensor(rows.fed, device=mask.device)
-        del rows  # or a cache would be held that is no longer read, here and below
+        del rows  # frees its cache, here and below
         while True:
             live = [turns[name] for name in names]
             tokens = advance(live, logits, self._sampling, self._eos_id, self._finder)
@@ -290,7 +290,7 @@ class CachedSession:
         tokens: list[int],
         finished: list[bool],
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Feeds each live row its last token; finished rows get a masked column instead."""
+        """Feed each live row its last token; finished rows get a masked column."""
         alive = torch.tensor([not f for f in finished], device=mask.device)
         ids = torch.tensor(tokens, device=mask.device)
         mask = torch.cat([mask, alive[:, None].to(mask.dtype)], 1)
@@ -305,10 +305,10 @@ class CachedSession:
         return logits, mask, fed + alive.to(fed.dtype)
 
     def _prefill(self, requests: Sequence[SampleRequest]) -> tuple[Rows, torch.Tensor]:
-        """Feeds what the rows have new; returns them in request order with the next logits (B, V)."""
+        """Feed the rows' new tokens. Return the rows in request order with the next logits (B, V)."""
         known = {name: i for i, name in enumerate(self._rows.names)} if self._rows else {}
         if self._rows is None or any(r.row not in known for r in requests):
-            self._rows = None  # of rows that are finished: frees their cache
+            self._rows = None  # frees the cache of finished rows
             return self._prefill_prompts(requests)
         rows = self._rows.select([known[r.row] for r in requests]).trimmed()
         self._rows = None
@@ -316,7 +316,7 @@ class CachedSession:
         return self._feed(rows, rows.cache(), new)
 
     def _prefill_prompts(self, requests: Sequence[SampleRequest]) -> tuple[Rows, torch.Tensor]:
-        """Prefills each different context once and repeats its cache for the rows that share it."""
+        """Prefill each distinct context once and repeat its cache for the rows that share it."""
         where: dict[tuple[int, ...], int] = {}
         for request in requests:
             where.setdefault(request.context_ids, len(where))
@@ -362,12 +362,12 @@ class CachedSession:
 def draw(
     logits: torch.Tensor, temperature: float, uniforms: Sequence[float]
 ) -> tuple[list[int], list[float]]:
-    """One token a row by inverting the cumulative distribution at its uniform draw.
+    """Draw one token per row by inverting the cumulative distribution at a uniform draw.
 
     Args:
         logits: (B, V).
         temperature: divides the logits; 0 takes the most likely token.
-        uniforms: one draw from [0, 1) a row, (B,).
+        uniforms: one draw from [0, 1) per row, (B,).
 
     Returns:
         tokens (B,) and their log-probabilities at that temperature (at 1 for greedy), (B,).
@@ -379,7 +379,7 @@ def draw(
     else:
         chances = logprobs.double().exp()
         if torch.are_deterministic_algorithms_enabled():
-            chances = chances.cpu()  # torch refuses to add up so on a GPU then
+            chances = chances.cpu()  # torch has no deterministic cumsum on GPUs
         cumulative = chances.cumsum(-1)
         target = torch.tensor(uniforms, dtype=torch.float64, device=cumulative.device)[:, None]
         found = torch.searchsorted(cumulative, target * cumulative[:, -1:], right=True)
@@ -388,7 +388,7 @@ def draw(
 
 
 class GenerateSampler:
-    """One `model.generate` call a turn, nothing kept in between; draws as `CachedSampler` does."""
+    """Calls `model.generate` for every turn and keeps nothing in between; draws as `CachedSampler` does."""
 
     def __init__(self, model: ModelContext, codec: Codec, pad_id: int) -> None:
         self._model, self._codec, self._pad_id = model, codec, pad_id
@@ -426,7 +426,7 @@ class GenerateSession:
         mask = [[0] * n + [1] * (width - n) for n in pads]
 
         def force(_: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
-            """Leaves `generate` no choice but the tokens drawn here."""
+            """Force `generate` to take the tokens drawn here."""
             tokens = advance(turns, logits, self._sampling, self._eos_id, self._finder)
             chosen = torch.tensor(tokens, device=logits.device)[:, None]
             return torch.full_like(logits, -torch.inf).scatter(1, chosen, 0.0)
@@ -449,14 +449,14 @@ class GenerateSession:
 def policy_sampler(
     model: ModelContext, codec: Codec, tokenizer: PreTrainedTokenizerBase
 ) -> Sampler:
-    """The fastest sampler that is right for the policy's architecture."""
+    """Return the fastest sampler that is correct for the policy's architecture."""
     with model() as policy:
         kind = CachedSampler if _attends_fully(policy) else GenerateSampler
     return kind(model, codec, cast(int, tokenizer.pad_token_id))
 
 
 def _attends_fully(policy: PreTrainedModel) -> bool:
-    """Whether each token sees all before it in every layer, by keys and values alone."""
+    """Return whether every layer attends to all earlier tokens by keys and values only."""
     config = policy.config.get_text_config()
     layers = getattr(config, "layer_types", None)
     if layers is None:

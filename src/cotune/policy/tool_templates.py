@@ -1,4 +1,4 @@
-"""Whether a policy's chat template can call tools: known before anything is written."""
+"""A check that a policy's chat template can call tools, before anything is written."""
 
 from transformers import PreTrainedTokenizerBase
 
@@ -10,14 +10,14 @@ from cotune.protocols import Environment
 def check_tools(
     environment: Environment, codec: HFCodec, tokenizer: PreTrainedTokenizerBase
 ) -> None:
-    """Finds out how tool calls are read, where the environment has tools.
+    """Find out how to parse tool calls, if the environment has tools.
 
-    Where the codec knows no way, TRL's table of chat templates is asked for a response template,
-    which the tokenizer then keeps and saves.
+    For a form that the codec does not know, TRL's table of chat templates may have a response
+    template, which the tokenizer then keeps and saves.
 
     Args:
         codec: of `tokenizer`.
-        tokenizer: the policy's; gets a `response_template` where TRL knows one.
+        tokenizer: the policy's; gets a `response_template` if TRL has one.
 
     Raises:
         ConfigError: the policy's chat template cannot call tools.

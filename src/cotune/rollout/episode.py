@@ -1,7 +1,7 @@
-"""One rollout as a state machine on token ids, and the lock-step that drives many of them.
+"""One rollout as a state machine on token ids, and the lock-step loop that runs many of them.
 
-Token in, token out: a prompt is tokenized once, what the policy wrote is never decoded and
-tokenized again, observations are tokenized apart and appended with mask 0. An engine either drives
+Token in, token out: a prompt is tokenized once, the policy's tokens are never decoded and tokenized
+again, observations are tokenized on their own and appended with mask 0. An engine either drives
 episodes in lock-step (`run_episodes`) or one at a time with the same calls:
 
     while not episode.done:
@@ -95,7 +95,7 @@ class Episode:
         return self._fitting - len(self._completion)
 
     def request(self) -> SampleRequest:
-        """What to continue, and by how many tokens at most."""
+        """Return the context to continue and how many tokens may follow."""
         return SampleRequest(
             row=self.row,
             context_ids=(*self._sampled_prompt_ids, *self._completion),
@@ -103,7 +103,7 @@ class Episode:
         )
 
     def advance(self, ids: Sequence[int], logprobs: Sequence[float]) -> Action:
-        """Takes one turn of the policy; the action is for the environment.
+        """Take one turn of the policy. Return the action for the environment.
 
         A closing EOS is left out of the turn's text but stays the policy's own token.
         """
@@ -122,7 +122,7 @@ class Episode:
         )
 
     def observe(self, response: Response) -> None:
-        """Takes the environment's answer to the last turn and decides whether to go on."""
+        """Take the environment's answer to the last turn and decide whether the episode continues."""
         shown = ""
         if response.messages and not (response.done or response.failed):
             shown = self._append_messages(response.messages)
@@ -133,10 +133,10 @@ class Episode:
         self.stop_reason = self._stop(response)
 
     def trajectory(self) -> Trajectory:
-        """The finished rollout, unscored.
+        """Return the finished rollout, unscored.
 
-        A completion that does not end in EOS gets one with mask 0: trainers take a missing EOS
-        for a truncated rollout, and an empty completion for a fault.
+        A completion that does not end in EOS gets one with mask 0: trainers treat a missing EOS as a
+        truncated rollout and an empty completion as an error.
         """
         if self.stop_reason is None:
             raise RuntimeError(
@@ -160,10 +160,10 @@ class Episode:
         )
 
     def _append_messages(self, messages: Sequence[Mapping[str, str]]) -> str:
-        """Appends chat messages as the template renders them, EOS before them if none was written.
+        """Append chat messages as the template renders them, after an EOS if the policy wrote none.
 
-        The contents share the limit of an observation. Where all of it does not fit into the
-        room, nothing is appended and the room is used up: half a message would be no message.
+        The contents share the limit of an observation. If they do not all fit, nothing is appended and
+        the episode is out of room: half a message would not be a message.
         """
         kept = [
             {**message, "content": self._cut(message["content"], tokens)}
@@ -172,7 +172,7 @@ class Episode:
         closed = bool(self._completion) and self._completion[-1] == self._codec.eos_id
         following = self._codec.render_next(kept, self._tools)
         ids = [*([] if closed else [self._codec.eos_id]), *following]
-        # A policy that cannot write a token after them has no use for them.
+        # Messages are useless if the policy cannot write a token after them.
         if len(ids) >= self._room:
             self._fitting = len(self._completion)
             return ""
@@ -180,7 +180,7 @@ class Episode:
         return readable(kept)
 
     def _shares(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
-        """How many tokens each message's content may have; what a short one leaves, others get."""
+        """Return the tokens that each message's content may have; long ones get what short ones leave."""
         sizes = [len(self._codec.encode(message["content"])) for message in messages]
         shares = [0] * len(sizes)
         left = self._limits.observation_tokens
@@ -199,7 +199,7 @@ class Episode:
         self._logprobs += [0.0] * len(ids)
 
     def _append_observation(self, text: str) -> str:
-        """Appends an observation's tokens, cut to its limit and to the room; returns its text."""
+        """Append an observation, cut to its limit and the room left. Return its text."""
         if not text:
             return ""
         ids = self._codec.encode(text)
@@ -220,7 +220,7 @@ class Episode:
 
 
 def readable(messages: Sequence[Mapping[str, str]]) -> str:
-    """Messages as people and proposers read them: contents a line each, of several tools by name."""
+    """Return messages as text for people and proposers: one content per line, prefixed by the tool if several."""
     several = len(messages) > 1
     lines = [
         f"{m['name']}: {m['content']}" if several and "name" in m else m["content"]
@@ -237,7 +237,7 @@ def new_episodes(
     first_row: int = 0,
     context_tokens: int | None = None,
 ) -> list[Episode]:
-    """One episode an assignment, rows counted from `first_row`; equal prompts are rendered once."""
+    """Return one episode per assignment, rows counted from `first_row`. Equal prompts are rendered once."""
     rendered: dict[tuple[str, str, str], list[int]] = {}
     tools = environment.tools
 
@@ -269,11 +269,10 @@ def run_episodes(
     session: Session,
     rewards: Rewards | None = None,
 ) -> list[Trajectory]:
-    """Drives episodes turn by turn, all live ones together, and scores them.
+    """Run episodes turn by turn, all live ones together, and score them.
 
-    Reward functions, where there are any, score in place of the environment.
-
-    The environment sees one batch of actions a turn; episodes that ended leave the batch.
+    The environment gets one batch of actions per turn; finished episodes leave the batch. `rewards`,
+    if given, score in place of the environment.
     """
     live = [episode for episode in episodes if not episode.done]
     while live:
@@ -290,18 +289,18 @@ def run_episodes(
 
 
 def score(trajectory: Trajectory, environment: Environment) -> Trajectory:
-    """The trajectory with the environment's reward and answer filled in.
+    """Fill in the environment's reward and answer.
 
-    An environment that scores by several functions may say by `reward_parts` what each gave.
+    An environment may have a method `reward_parts` that returns the value of each of its functions.
 
     Raises:
-        ConfigError: the reward is no finite number.
+        ConfigError: the reward is not a finite number.
     """
     reward, answer = environment.score(trajectory)
     if not math.isfinite(reward):
         raise ConfigError(
             f"environment: {type(environment).__name__}.score gave the reward {reward} for task "
-            f"{trajectory.task.id}; expected a finite number: mend it"
+            f"{trajectory.task.id}; expected a finite number; fix `score`"
         )
     parts = getattr(environment, "reward_parts", None)
     return replace(

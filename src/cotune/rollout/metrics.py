@@ -8,18 +8,16 @@ from cotune.methods.p2o.distillation import is_hinted
 from cotune.rollout.resampling import without_variance
 from cotune.types import SEARCH_FAILED, Trajectory
 
-_NOT_IN_A_NAME = re.compile(r"[^\w.-]+")  # of a metric: an environment's names may be any text
+_NOT_IN_A_NAME = re.compile(r"[^\w.-]+")  # metric names; an environment may use any text
 
 
 def trajectory_metrics(trajectories: Sequence[Trajectory], group_size: int) -> dict[str, float]:
-    """Means over a batch; `zero_advantage_share` is the share of groups without any gradient.
+    """Return the metrics of a batch; `zero_advantage_share` is the share of groups without a gradient.
 
-    Where rollouts were sampled under a hint, their share, and that share of groups among those with
-    a hinted rollout and among the others.
-
-    `actions/<kind>` is how many turns of a rollout the environment took for that kind of action:
-    of a tool, its calls. A kind that no turn was taken for is not there, nor are `failed_searches`
-    where there were none.
+    With hinted rollouts also their share, and the zero-advantage share among groups with a hinted
+    rollout and among the others. `actions/<kind>` is the mean number of turns per rollout with that
+    kind of action (for a tool, its calls). Actions and `failed_searches` that did not occur are left
+    out.
     """
     count = len(trajectories)
     rewards = [t.reward for t in trajectories]
@@ -42,14 +40,14 @@ def trajectory_metrics(trajectories: Sequence[Trajectory], group_size: int) -> d
 
 
 def _failed_searches(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    """Searches of a batch that the retriever could not carry out; empty where all were."""
+    """Count searches that the retriever could not carry out; empty if there were none."""
     turns = [turn for t in trajectories for turn in t.turns]
     failed = sum(turn.error.startswith(SEARCH_FAILED) for turn in turns)
     return {"failed_searches": float(failed)} if failed else {}
 
 
 def _actions(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    """Turns a rollout by kind of action; turns that no environment named are left out."""
+    """Return turns per rollout by kind of action."""
     kinds = Counter(turn.action for t in trajectories for turn in t.turns if turn.action)
     counts: Counter[str] = Counter()
     for kind, count in kinds.items():
@@ -58,10 +56,7 @@ def _actions(trajectories: Sequence[Trajectory]) -> dict[str, float]:
 
 
 def _reward_parts(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    """The mean of each reward function, before weights, and of what they logged.
-
-    Empty where the environment scores.
-    """
+    """Return the mean of each reward function before weighting, and of the metrics they logged."""
     found: dict[str, list[float]] = {}
     for trajectory in trajectories:
         for name, value in trajectory.parts.items():
@@ -73,7 +68,7 @@ def _reward_parts(trajectories: Sequence[Trajectory]) -> dict[str, float]:
 
 
 def _hint_metrics(trajectories: Sequence[Trajectory], group_size: int) -> dict[str, float]:
-    """`trajectory_metrics` with and without hints; empty where there is no hint."""
+    """Return the hint metrics of a batch; empty without hints."""
     hinted = sum(map(is_hinted, trajectories))
     if not hinted:
         return {}

@@ -1,7 +1,7 @@
 """DAPO's dynamic sampling (arXiv 2503.14476, Section 3.2): a batch full of groups with a gradient.
 
 A group whose rewards are all equal has no advantage, hence no gradient. Its place is given to a
-group of another question, rolled out anew, which is paid like every rollout.
+group of another question, whose rollouts count like all others.
 """
 
 import random
@@ -16,13 +16,13 @@ RollOut = Callable[[Sequence[Task]], list[Trajectory]]
 
 @dataclass(frozen=True)
 class Resampling:
-    """What may be drawn for the groups of one step.
+    """The pool of questions for one step's replacements.
 
     Attributes:
-        tasks: the training tasks in their fixed order; those rolled out in the step are passed over.
-        rounds: how often groups are rolled out anew at most.
-        key: run seed and step, which the draws of each round are keyed by.
-        rollouts_left: how many rollouts may still be made; None without a bound.
+        tasks: the training tasks in their fixed order; those already rolled out in the step are skipped.
+        rounds: how often groups are replaced at most.
+        key: run seed and step; seeds the draws of each round.
+        rollouts_left: rollouts that may still be made; None is unlimited.
     """
 
     tasks: Sequence[Task]
@@ -31,14 +31,14 @@ class Resampling:
     rollouts_left: int | None = None
 
     def draw(self, count: int, tried: set[str], round: int) -> list[Task]:
-        """`count` tasks of those not tried, without replacement; fewer where there are fewer."""
+        """Draw up to `count` untried tasks without replacement."""
         spare = [task for task in self.tasks if task.id not in tried]
-        # Keyed by position in the run alone, so that a resumed run draws the same.
+        # Keyed by the position in the run only, so that a resumed run draws the same.
         return random.Random(f"{self.key}/{round}").sample(spare, min(count, len(spare)))
 
 
 def without_variance(rewards: Sequence[float], group_size: int) -> list[int]:
-    """Indices of the groups whose rewards are all equal.
+    """Return the indices of groups whose rewards are all equal.
 
     Args:
         rewards: (B · G,), group after group.
@@ -54,16 +54,15 @@ def without_variance(rewards: Sequence[float], group_size: int) -> list[int]:
 def resampled(
     trajectories: Sequence[Trajectory], group_size: int, roll_out: RollOut, settings: Resampling
 ) -> tuple[list[Trajectory], dict[str, float]]:
-    """The batch with groups of other questions in place of those without variance.
+    """Replace groups without variance by groups of other questions.
 
-    Each round rolls out as many other questions as there are groups to replace; those of them whose
-    rewards differ take the places. It ends after the last round, once every group has a gradient,
-    where no question is left, and before a round that would exceed `rollouts_left`. Groups that were
-    not replaced stay as they were.
+    Each round rolls out as many other questions as there are groups to replace, and keeps those whose
+    rewards differ. It stops after the last round, once every group has a gradient, when no question
+    is left, and before a round that would exceed `rollouts_left`. Other groups stay as they were.
 
     Returns:
-        the batch, as long as before, and what was done: rounds, groups replaced, and share of
-        groups without variance and mean reward as the batch was first rolled out.
+        the batch, as long as before, and metrics: rounds, groups replaced, and the share of groups
+        without variance and the mean reward before any replacement.
     """
     batch, left = list(trajectories), settings.rollouts_left
     tried = {t.task.id for t in batch}
@@ -98,12 +97,12 @@ def _with_variance(trajectories: Sequence[Trajectory], group_size: int) -> list[
 
 
 def _moved(group: Sequence[Trajectory], place: int) -> list[Trajectory]:
-    """The group's rollouts, told that they are the batch's group `place`."""
+    """Renumber a group's rollouts as the batch's group `place`."""
     return [replace(t, assignment=replace(t.assignment, group=place)) for t in group]
 
 
 def _as_first_rolled_out(rewards: Sequence[float], group_size: int) -> dict[str, float]:
-    """What the policy did on the questions that were due: those that stay are no fair sample."""
+    """Return metrics of the batch before replacement: the final batch is a biased sample."""
     share = len(without_variance(rewards, group_size)) * group_size / len(rewards)
     return {
         "resample/zero_advantage_share_before": share,

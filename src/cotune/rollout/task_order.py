@@ -1,4 +1,4 @@
-"""Which tasks each step trains on: every epoch's own permutation, one after the other."""
+"""The order of the training tasks: one permutation per epoch."""
 
 import hashlib
 import json
@@ -10,13 +10,13 @@ from cotune.types import Task
 
 
 class TaskOrder:
-    """The training tasks in the order a run visits them.
+    """The training tasks in the order in which a run visits them.
 
-    Epoch e is a permutation keyed by (seed, e): the same after a resume, whatever came before.
+    Epoch e is a permutation keyed by (seed, e), so a resumed run sees the same order.
 
     Args:
-        tasks: the training tasks; ids must differ.
-        questions: tasks a step.
+        tasks: the training tasks, with unique ids.
+        questions: tasks per step.
         seed: the run's seed.
 
     Attributes:
@@ -42,7 +42,7 @@ class TaskOrder:
         self.fingerprint = hashlib.sha256(json.dumps(rows).encode()).hexdigest()
 
     def at(self, position: int) -> str:
-        """The task id at a position of the endless sequence, counted from 0."""
+        """Return the task id at a position of the endless sequence, counted from 0."""
         epoch, place = divmod(position, len(self._ids))
         if epoch not in self._permutations:
             order = list(self._ids)
@@ -51,10 +51,10 @@ class TaskOrder:
         return self._permutations[epoch][place]
 
     def step(self, step: int) -> list[Task]:
-        """The tasks of a step, counted from 1."""
+        """Return the tasks of a step, counted from 1."""
         first = (step - 1) * self._questions
         return [self.by_id[self.at(first + i)] for i in range(self._questions)]
 
     def epoch(self, step: int) -> int:
-        """Whole passes over the tasks completed before a step."""
+        """Return the passes over the tasks completed before a step."""
         return (step - 1) * self._questions // len(self._ids)

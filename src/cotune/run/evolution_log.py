@@ -1,9 +1,9 @@
-"""A write-ahead log of an evolution phase: what was rolled out and replied before a kill is used again.
+"""A write-ahead log of an evolution phase, so that a resume does not pay twice for it.
 
-An evolution phase is the first act of its step, under the policy that the checkpoint of the step
-before holds, or at the first step the run's own. So a run that goes on from there asks the same questions of the same
-policy and LLM in the same order, and the answers that are on disk stand for new ones. From any
-other checkpoint the phase is done anew, and its log is deleted.
+An evolution phase is the first act of its step, under the policy of the previous step's checkpoint (or
+the initial policy at step 1). A run resumed from there asks the same questions of the same policy and
+LLM in the same order, so the recorded answers replace new ones. From any other checkpoint the phase
+starts over and its log is deleted.
 """
 
 import hashlib
@@ -30,21 +30,21 @@ from cotune.types import (
     Turn,
 )
 
-_FORMAT = 2  # part of every key: a log in another format is one of other questions
+_FORMAT = 2  # part of every key, so a log in another format matches nothing
 _FILE = re.compile(r"step-(\d{6,})\.jsonl")
 
 
 class EvolutionLog:
-    """The answers of one phase, one JSON line each, recalled in the order in which they came.
+    """The answers of one phase in order, one JSON line each.
 
-    A line counts once its newline is there. A torn line and what cannot be read end the log.
+    A line counts once its newline is written. A torn or unreadable line ends the log.
 
     Args:
-        path: the file, made by the first answer; None for a phase that is not logged.
+        path: the file, created by the first answer; None for a phase that is not logged.
 
     Attributes:
         recalled: answers that were used again.
-        dropped: whether recorded answers were cut off because other questions came.
+        dropped: whether recorded answers were dropped because the questions differed.
     """
 
     def __init__(self, path: Path | None = None) -> None:
@@ -54,7 +54,7 @@ class EvolutionLog:
         self.recalled, self.dropped = 0, False
 
     def recall(self, key: str) -> Row | None:
-        """The next answer, if it is one to this question. Otherwise None, now and from now on."""
+        """Return the next answer if it belongs to this question; else None, from now on."""
         found = self._read(self._end) if self.recalling else None
         if found is None or found[0]["key"] != key or self._fails_to_the_end():
             self.cut_off()
@@ -64,7 +64,7 @@ class EvolutionLog:
         return row
 
     def note(self, row: Row) -> None:
-        """Appends an answer; it is on disk when this returns."""
+        """Append an answer; it is on disk when this returns."""
         if self._path is not None:
             self._path.parent.mkdir(exist_ok=True)
             line = exact_line(row)
@@ -72,7 +72,7 @@ class EvolutionLog:
             self._end += len(line)
 
     def cut_off(self) -> None:
-        """Drops the answers that are left: from now on all is asked anew."""
+        """Drop the remaining answers; everything is asked anew from now on."""
         if self.recalling and self._path is not None:
             self.dropped = self._read(self._end) is not None and not self._fails_to_the_end()
             with self._path.open("rb+") as file:
@@ -81,12 +81,12 @@ class EvolutionLog:
         self.recalling = False
 
     def delete(self) -> None:
-        """For a phase that would end the same way, were its answers used again."""
+        """Delete the log, for a phase that would fail again on the same answers."""
         if self._path is not None:
             self._path.unlink(missing_ok=True)
 
     def _read(self, begin: int) -> tuple[Row, int] | None:
-        """The answer that begins at a byte, and where the next one does; None at the end."""
+        """Return the answer that starts at a byte and the end of its line; None at the end of the log."""
         assert self._path is not None
         with self._path.open("rb") as file:
             file.seek(begin)
@@ -100,7 +100,7 @@ class EvolutionLog:
         return cast("Row", row), begin + len(line)
 
     def _fails_to_the_end(self) -> bool:
-        """Whether nothing but failures is left; what made a person stop the run may be mended."""
+        """Return whether only failures are left, whose cause may be fixed by now."""
         at, failed = self._end, False
         while (found := self._read(at)) is not None:
             if "error" not in found[0]:
@@ -110,10 +110,9 @@ class EvolutionLog:
 
 
 class EvolutionLogs:
-    """The logs of a run, in a folder: `step-{step:06d}.jsonl`.
+    """The logs of a run in a folder: `step-{step:06d}.jsonl`.
 
-    Only the phase right after a checkpoint, or the run's start, is logged: no other can be gone on
-    with.
+    Only the phase right after a checkpoint or the start is logged: no other can be resumed.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -121,15 +120,15 @@ class EvolutionLogs:
         self._checkpoint: int | None = None
 
     def open(self, step: int) -> EvolutionLog:
-        """The log of the phase before a step's rollouts, with what is recorded of it."""
+        """Return the log of the phase before a step's rollouts."""
         if self._checkpoint is None or step != self._checkpoint + 1:
             return EvolutionLog()
         return EvolutionLog(self._folder / f"step-{step:06d}.jsonl")
 
     def go_on_from(self, step: int) -> None:
-        """A checkpoint of a step is whole or is resumed from: all logs but the next step's go.
+        """Delete all logs but the next step's, after a checkpoint of `step` was saved or resumed from.
 
-        Step 0 is the run's start, which the same run file always has again.
+        Step 0 is the start of the run.
         """
         self._checkpoint = step
         if not self._folder.is_dir():
@@ -142,38 +141,35 @@ class EvolutionLogs:
             self._folder.rmdir()
 
     def finish(self) -> None:
-        """The run is over: one that has no checkpoint has nothing to go on from."""
+        """End the run; without a checkpoint delete the remaining log."""
         if self._checkpoint == 0:
             self.go_on_from(-1)
 
 
 class Entries(Protocol):
-    """What an account of rollouts and LLM calls does for a phase that is gone on with."""
+    """The part of a ledger that a resumed phase needs."""
 
     def last_entry(self) -> int:
-        """The number of the entry made last; 0 before the first."""
+        """Return the number of the latest entry; 0 before the first."""
         ...
 
     def adopt(self, after: int, last: int) -> None:
-        """Counts entries of an earlier attempt, of numbers above `after` up to `last`, in this one.
-
-        Their answers are used again, so that they were not spent in vain.
-        """
+        """Count an earlier attempt's entries with numbers in (after, last] in this attempt."""
         ...
 
 
 class LoggedPhase:
-    """`rollout` and `llm` for one phase: from the log as far as it goes, then live.
+    """The rollouts and LLM replies of one phase: from the log as far as it goes, then live.
 
     Args:
         log: of this phase.
         roll_out: rolls out live, counting what it did in `entries`.
-        next_sampling: how the next rollout call of a purpose samples, greedy or not; called once a
-            call, recalled or live, so that the calls after it draw as if all had been live.
+        next_sampling: returns how the next rollout call of a purpose samples; called for recalled calls,
+            too, so that later calls draw as if all had been live.
         llm: asked live, counting its calls in `entries`.
         entries: where both are counted.
-        record: takes a notice of what was used again.
-        what: the phase is called in it.
+        record: takes a notice about answers that were used again.
+        what: the phase's name in that notice.
     """
 
     def __init__(
@@ -222,7 +218,7 @@ class LoggedPhase:
         return completion
 
     def close(self) -> None:
-        """The phase is over."""
+        """End the phase."""
         self._recall("")
 
     def _recall(self, key: str) -> Row | None:
@@ -242,13 +238,13 @@ class LoggedPhase:
 
 
 def identity_of(llm: LLM) -> str:
-    """Which LLM answers: a run that begins anew may have another, whose replies are no others'."""
+    """Return which LLM answers; recorded replies of another LLM are not used."""
     said = getattr(llm, "identity", None)
     return said if isinstance(said, str) else type(llm).__name__
 
 
 def rollout_key(assignments: Sequence[Assignment], purpose: Purpose, sampling: Sampling) -> str:
-    """SHA-256 of all that decides what these assignments are answered with, but the policy."""
+    """Return a SHA-256 of everything but the policy that determines the rollouts of assignments."""
     rows = [
         [a.task.id, *_texts(a.sampled), *(_texts(a.trained) if a.trained != a.sampled else ())]
         for a in assignments
@@ -265,7 +261,7 @@ def _key(*parts: object) -> str:
 
 
 def trajectory_fields(trajectory: Trajectory) -> Row:
-    """A rollout without its assignment, for `trajectory_from`: exact, log-probabilities included."""
+    """Return a rollout without its assignment as exact JSON, for `trajectory_from`."""
     same = trajectory.prompt_ids == trajectory.sampled_prompt_ids
     return {
         "sampled_prompt_ids": _ints(trajectory.sampled_prompt_ids),
@@ -283,7 +279,7 @@ def trajectory_fields(trajectory: Trajectory) -> Row:
 
 
 def trajectory_from(fields: Row, assignment: Assignment) -> Trajectory:
-    """The rollout of an assignment that `trajectory_fields` wrote."""
+    """Return the rollout of an assignment that `trajectory_fields` wrote."""
     sampled = tuple[int, ...](fields["sampled_prompt_ids"])
     return Trajectory(
         assignment,

@@ -18,7 +18,7 @@ _WARNED_AFTER = 3  # steps without any gradient
 
 
 class Journal(Protocol):
-    """Where a run is written down (`cotune.run.run_dir.RunDir` is one)."""
+    """A place to record a run (`cotune.run.run_dir.RunDir` is one)."""
 
     def event(self, kind: str, step: int, /, **fields: object) -> None: ...
 
@@ -27,16 +27,16 @@ class Journal(Protocol):
     def trajectories(self, step: int, purpose: str, trajectories: Sequence[Trajectory]) -> None: ...
 
     def cut_back(self, step: int) -> None:
-        """Forgets everything after a step: a resumed run writes it anew."""
+        """Drop everything after a step; a resumed run writes it again."""
         ...
 
     def evolution_log(self, step: int) -> EvolutionLog:
-        """The log of the evolution before a step's rollouts, to be gone on with after a kill."""
+        """Return the log of the evolution before a step's rollouts, which a resume continues."""
         ...
 
 
 class SilentJournal:
-    """Writes and shows nothing: of the processes that only serve the first one, or where none is kept."""
+    """Writes and shows nothing, for processes that serve rank 0 and for runs that keep no folder."""
 
     def event(self, kind: str, step: int, /, **fields: object) -> None:
         pass
@@ -55,7 +55,7 @@ class SilentJournal:
 
 
 class Meter(Entries, Protocol):
-    """Where rollouts are counted (`cotune.run.ledger.Ledger` is one)."""
+    """A place to count rollouts (`cotune.run.ledger.Ledger` is one)."""
 
     def begin_attempt(self, resumed_from: int | None) -> int: ...
 
@@ -67,13 +67,13 @@ class Meter(Entries, Protocol):
 
 
 class RunJournal:
-    """Writes to the run folder and shows the same on the console.
+    """Writes to the run folder and shows progress on the console.
 
     Args:
         run: the folder.
-        console: where to show; a quiet console shows nothing.
+        console: shows progress; a quiet one shows nothing.
         total_steps: the most steps the run can take.
-        trajectories_every: steps between trajectory files of training; 0 keeps evaluations alone.
+        trajectories_every: steps between trajectory files of training; 0 keeps those of evaluations only.
     """
 
     def __init__(
@@ -128,7 +128,7 @@ class RunJournal:
         return self._run.evolution_log(step)
 
     def _say(self, line: str) -> None:
-        """Shows markup behind the time: indented where a terminal wraps it, one line in a file."""
+        """Print markup after the time: with a hanging indent on a terminal, as one line in a file."""
         clock = f"  [dim]{self._clock()}[/]"
         if not self._console.is_terminal:
             self._console.print(f"{clock} {line}", highlight=False, soft_wrap=True)
@@ -145,7 +145,7 @@ class RunJournal:
 
 
 def describe_event(kind: str, fields: Mapping[str, object]) -> str:
-    """An event as a line of rich markup; "" for those that are not shown.
+    """Return an event as a line of rich markup; "" for events that are not shown.
 
     Model text is escaped, and stripped of control characters.
     """
@@ -197,7 +197,7 @@ def describe_event(kind: str, fields: Mapping[str, object]) -> str:
 
 
 def describe_gepa(kind: str, fields: Mapping[str, object]) -> str:
-    """Where GEPA's search for an instruction stands, in numbers alone."""
+    """Return the progress of GEPA's search for an instruction, in numbers."""
 
     def count(name: str) -> int:
         value = fields.get(name)
@@ -223,9 +223,9 @@ def describe_gepa(kind: str, fields: Mapping[str, object]) -> str:
 
 
 def describe_hints(kind: str, fields: Mapping[str, object]) -> str:
-    """Where the evolution of hints stands, in numbers alone; of the three kinds of events that tell.
+    """Return the progress of the evolution of hints, in numbers.
 
-    Epochs count from 1, and hints without the empty one.
+    Epochs count from 1; the empty hint is not counted.
     """
 
     def count(name: str) -> int:
@@ -255,7 +255,7 @@ def describe_hints(kind: str, fields: Mapping[str, object]) -> str:
 
 
 def score_table(title: str, rows: Sequence[tuple[str, Score | None]]) -> Table:
-    """Mean rewards overall and by stratum, a row a score."""
+    """Return a table of mean rewards, overall and by stratum, one row per score."""
     strata = sorted({name for _, score in rows if score for name in score.by_stratum})
     table = Table(title=title, title_justify="left", show_edge=False, pad_edge=False)
     table.add_column("")

@@ -1,4 +1,4 @@
-"""Files that outlive a kill: atomic replacement, and JSON lines of which only finished ones count."""
+"""Files that survive a kill: atomic replacement, and JSON lines of which only finished ones count."""
 
 import json
 import math
@@ -18,7 +18,7 @@ _INTEGERS = frozenset({int})
 
 
 def write_atomic(path: Path, content: str | bytes) -> None:
-    """Replaces `path` by `content` (text as UTF-8): a reader sees the old file or the new one."""
+    """Replace `path` by `content` (text as UTF-8). A reader sees the old file or the new one."""
     data = content.encode() if isinstance(content, str) else content
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
@@ -33,16 +33,16 @@ def write_atomic(path: Path, content: str | bytes) -> None:
 
 
 def write_json_atomic(path: Path, value: object) -> None:
-    """`write_atomic` of `value` as indented JSON.
+    """Replace `path` by `value` as indented JSON.
 
     Raises:
-        TypeError: a part of `value` has no JSON form; the message names it.
+        TypeError: a part of `value` has no JSON form.
     """
     write_atomic(path, _encode(plain(value, path.name), indent=2))
 
 
 def _sync_folder(folder: Path) -> None:
-    """Makes a rename durable where folders can be synced (not on Windows)."""
+    """Make a rename durable, on systems where folders can be synced (not on Windows)."""
     with suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY)
         try:
@@ -52,10 +52,10 @@ def _sync_folder(folder: Path) -> None:
 
 
 def plain(value: object, where: str) -> Any:
-    """`value` as JSON types: tuples as lists, NaN and infinities as None, numpy scalars as Python's.
+    """Return `value` as JSON types: tuples as lists, NaN and infinities as None, numpy scalars as Python's.
 
     Raises:
-        TypeError: for anything else, naming `where` it stands.
+        TypeError: any other type; the message names its place, starting with `where`.
     """
     if value is None or isinstance(value, bool):
         return value
@@ -89,17 +89,17 @@ def _encode(value: Any, indent: int | None = None) -> bytes:
 
 
 def json_line(row: Mapping[str, object], where: str) -> bytes:
-    """`row` as one line of a JSONL file. Raises TypeError as `plain` does."""
+    """Return `row` as one line of a JSONL file. Raises TypeError as `plain` does."""
     return _encode(plain(row, where))
 
 
 def exact_line(row: Mapping[str, object]) -> bytes:
-    """`row` as one line that `json.loads` reads back as it was, NaN and lone surrogates included."""
+    """Return `row` as one line that `json.loads` reads back exactly, NaN and lone surrogates included."""
     return json.dumps(row).encode() + b"\n"
 
 
 def append_durably(path: Path, data: bytes) -> None:
-    """Appends to a file, made if missing; what was appended outlives a power cut."""
+    """Append to a file, created if missing, durably even if the power fails."""
     new = not path.exists()
     with path.open("ab") as file:
         file.write(data)
@@ -110,14 +110,14 @@ def append_durably(path: Path, data: bytes) -> None:
 
 
 def _complete_lines(path: Path) -> list[bytes]:
-    """The lines of a JSONL file; a last one without its newline is torn and left out."""
+    """Return the lines of a JSONL file without a torn last one."""
     if not path.exists():
         return []
     return path.read_bytes().split(b"\n")[:-1]
 
 
 def read_jsonl(path: Path) -> list[Row]:
-    """The finished lines of a JSONL file; [] if there is no file.
+    """Return the finished lines of a JSONL file; [] if there is no file.
 
     Raises:
         ConfigError: a finished line is not a JSON object.
@@ -127,15 +127,15 @@ def read_jsonl(path: Path) -> list[Row]:
         try:
             row = json.loads(line)
         except ValueError as error:
-            raise ConfigError(f"{path}, line {number}: not JSON ({error}); mend it") from error
+            raise ConfigError(f"{path}, line {number}: not JSON ({error}); fix the line") from error
         if not isinstance(row, dict):
-            raise ConfigError(f"{path}, line {number}: expected a JSON object; mend the line")
+            raise ConfigError(f"{path}, line {number}: expected a JSON object; fix the line")
         rows.append(cast("Row", row))
     return rows
 
 
 def drop_torn_line(path: Path) -> None:
-    """Cuts a JSONL file back to its last newline; nothing to do where it ends in one."""
+    """Truncate a JSONL file after its last newline."""
     if not path.exists() or path.stat().st_size == 0:
         return
     with path.open("rb+") as file:

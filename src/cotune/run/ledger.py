@@ -1,9 +1,9 @@
-"""What a run spent, in one SQLite file: rollouts, generated tokens, LLM calls and money.
+"""The ledger: a run's rollouts, generated tokens, LLM calls and money in one SQLite file.
 
-Every row carries the attempt (1, 2, …: each resume is a new one) and the step it was spent at. A
-resume from step s throws away what earlier attempts did after s, so their rows with a later step
-are no longer *committed*, but for those whose results it uses again (`Ledger.adopt`). A method's
-compute counts committed rows only, each once; money counts every row, because no resume gives it back.
+Every row has the attempt (1, 2, …; each resume is a new one) and the step at which it was spent. A
+resume from step s discards the work of earlier attempts after s, so their later rows are no longer
+*committed*, except those whose results it uses again (`Ledger.adopt`). A method's compute is the sum of
+committed rows; money is the sum of all rows, since a resume does not refund any.
 """
 
 import math
@@ -55,20 +55,20 @@ _SLACK = 1 + 1e-9
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """What a run cost; the mappings have a key for each of `PURPOSES`.
+    """The cost of a run; the mappings have a key for each of `PURPOSES`.
 
     Attributes:
         rollouts: trajectories by purpose, committed.
         generated_tokens: the policy's own tokens by purpose, committed.
         seconds: time spent on rollouts by purpose, committed.
         llm_calls: LLM calls, committed; each retry is a call of its own.
-        llm_failed: those of them that brought no usable reply.
-        llm_open: those of them that were never settled: in flight, or cut off by a kill.
-        llm_estimated: those of them whose tokens are an upper bound, for want of a usage report.
+        llm_failed: those that returned no usable reply.
+        llm_open: those that were never settled: in flight, or interrupted by a kill.
+        llm_estimated: those whose tokens are an upper bound because no usage was reported.
         llm_prompt_tokens: tokens sent, committed.
         llm_completion_tokens: tokens received, committed.
         llm_seconds: time spent in LLM calls, committed.
-        money: all that was spent in all attempts; calls never settled at their worst case.
+        money: spent in all attempts; calls that were never settled count at their worst case.
     """
 
     rollouts: Mapping[Purpose, int]
@@ -110,13 +110,13 @@ class CostRow:
 class Ledger:
     """The ledger of one run; every write is on disk when its call returns.
 
-    Usable from several threads. Write-ahead logging lets a report read while a run writes.
+    Thread-safe. Write-ahead logging lets a report read while a run writes.
 
     Args:
         path: the SQLite file, created if missing; ":memory:" keeps it in memory.
 
     Raises:
-        ConfigError: the file is no ledger, or one of another schema version.
+        ConfigError: the file is not a ledger of this schema version.
     """
 
     def __init__(self, path: str | PathLike[str]) -> None:
@@ -125,7 +125,7 @@ class Ledger:
         self._attempt = 0
         self._step = 0
         try:
-            # Autocommit: transactions are opened where several statements belong together.
+            # Autocommit; several statements that belong together get an explicit transaction.
             self._db = sqlite3.connect(
                 path, timeout=30.0, isolation_level=None, check_same_thread=False
             )
@@ -152,8 +152,8 @@ class Ledger:
                     f"{self._path}: ledger has schema version {version}, this cotune reads "
                     f"{SCHEMA_VERSION}: read it with the cotune that wrote it, or start a new run"
                 )
-        # Where the file system cannot do it SQLite stays with its rollback journal: as safe,
-        # but readers wait. `synchronous` is left at FULL, SQLite's default.
+        # On file systems without support SQLite keeps its rollback journal: as safe, but readers
+        # wait. `synchronous` stays at SQLite's default, FULL.
         self._db.execute("PRAGMA journal_mode = WAL")
 
     @property
@@ -167,14 +167,14 @@ class Ledger:
         return self._step
 
     def begin_attempt(self, resumed_from: int | None) -> int:
-        """Starts an attempt and returns its number, counted from 1.
+        """Start an attempt and return its number, counted from 1.
 
         Args:
-            resumed_from: the step whose checkpoint the run goes on from; None from scratch, which
-                leaves nothing of earlier attempts committed.
+            resumed_from: the step of the checkpoint; None starts from scratch, which leaves nothing
+                of earlier attempts committed.
 
         Raises:
-            ConfigError: a resume, but the ledger knows no earlier attempt.
+            ConfigError: a resume, but the ledger has no earlier attempt.
         """
         if resumed_from is not None and resumed_from < 0:
             raise ValueError(f"resumed_from is {resumed_from}, expected None or a step >= 0")
@@ -191,7 +191,7 @@ class Ledger:
         return self._attempt
 
     def set_step(self, step: int) -> None:
-        """Sets the rollout batch that rows are written under from now on; 0 is before the first."""
+        """Set the step that later rows are written under; 0 is before the first."""
         if step < 0:
             raise ValueError(f"step is {step}, expected >= 0")
         self._step = step
@@ -199,7 +199,7 @@ class Ledger:
     def add_rollouts(
         self, purpose: Purpose, rollouts: int, generated_tokens: int, seconds: float = 0.0
     ) -> None:
-        """Adds finished rollouts: how many, the policy's own tokens, how long they took."""
+        """Add finished rollouts: their number, the policy's own tokens, and the seconds they took."""
         if purpose not in PURPOSES:
             raise ValueError(f"purpose is {purpose!r}, expected one of {', '.join(PURPOSES)}")
         _check(rollouts=rollouts, generated_tokens=generated_tokens, seconds=seconds)
@@ -211,13 +211,13 @@ class Ledger:
             )
 
     def reserve(self, worst_case: float, limit: float | None, model: str = "") -> int:
-        """Sets aside the most a call can cost, before it is made; `settle` takes what is returned.
+        """Reserve the most a call can cost before it is made. Return the reservation for `settle`.
 
-        The row stands at its worst case until it is settled, so a kill in between overstates what
-        was spent and never understates it.
+        Until it is settled the row counts at its worst case, so a kill in between overstates the cost
+        and never understates it.
 
         Args:
-            worst_case: money the call costs at most.
+            worst_case: the most that the call can cost.
             limit: the run's budget, over all attempts; None for no limit.
             model: which model is called.
 
@@ -252,14 +252,14 @@ class Ledger:
         estimated: bool = False,
         seconds: float = 0.0,
     ) -> None:
-        """Replaces a reservation by what the call came to.
+        """Replace a reservation by the call's actual cost.
 
         Args:
             reservation: what `reserve` returned.
             prompt_tokens: tokens sent.
             completion_tokens: tokens received.
             cost: money.
-            error: why there is no usable reply, in one line; "" when there is one.
+            error: why there is no usable reply, in one line; "" if there is one.
             estimated: whether tokens and cost are upper bounds.
             seconds: how long the call took.
         """
@@ -281,14 +281,14 @@ class Ledger:
             raise ValueError(f"reservation {reservation} is not open")
 
     def last_entry(self) -> int:
-        """The number of the row begun last; 0 in an empty ledger."""
+        """Return the number of the latest row; 0 in an empty ledger."""
         with self._lock:
             return int(self._one("SELECT COALESCE(MAX(id), 0) FROM entries")[0])
 
     def adopt(self, after: int, last: int) -> None:
-        """Moves rows of this step, of numbers above `after` up to `last`, into this attempt.
+        """Move this step's rows with numbers in (after, last] into this attempt.
 
-        What they paid for is used again by it, so they are committed again, and not twice.
+        Their results are used again, so they are committed again, once.
         """
         with self._lock:
             self._db.execute(
@@ -297,7 +297,7 @@ class Ledger:
             )
 
     def totals(self) -> Totals:
-        """What the run cost up to now."""
+        """Return the cost of the run so far."""
         with self._lock:
             found = self._db.execute(
                 "SELECT kind, SUM(rollouts), SUM(generated_tokens), SUM(seconds), COUNT(*),"
@@ -324,7 +324,7 @@ class Ledger:
         )
 
     def rows(self) -> list[CostRow]:
-        """All rows in the order in which they were begun, for a report's cost table."""
+        """Return all rows in the order of their creation, for a report's cost table."""
         names = [column.name for column in fields(CostRow)]
         with self._lock:
             found = self._db.execute(f"SELECT {', '.join(names)} FROM costs ORDER BY id").fetchall()
@@ -370,7 +370,7 @@ class Ledger:
 
 
 def _cost_row(values: dict[str, Any]) -> CostRow:
-    for flag in ("committed", "estimated"):  # SQLite knows no truth values
+    for flag in ("committed", "estimated"):  # SQLite has no booleans
         values[flag] = bool(values[flag])
     return CostRow(**values)
 
@@ -382,5 +382,5 @@ def _check(**amounts: float) -> None:
 
 
 def policy_rollouts(by_purpose: Mapping[str, int]) -> int:
-    """Rollouts that a method has to pay for: all but evaluation."""
+    """Return the rollouts that count as a method's compute: all but evaluation."""
     return sum(count for purpose, count in by_purpose.items() if purpose != "evaluate")

@@ -1,4 +1,4 @@
-"""Keeps a second process off a folder that one writes to."""
+"""Locks that keep a second process from writing to the same folder."""
 
 import contextlib
 import os
@@ -11,12 +11,12 @@ from cotune.utils.processes import launched_rank
 
 _RUN_LOCK = "run.lock"
 _PATIENCE = 2.0
-"""Seconds that a process which was killed may take to be gone."""
+"""Seconds that a killed process may take to disappear."""
 
 
 @contextlib.contextmanager
 def run_locked(folder: Path) -> Generator[None]:
-    """Holds a run folder while a command trains it; of processes that train together the first does.
+    """Hold the lock of a run folder during training; of processes that train together only the first does.
 
     Raises:
         ConfigError: another process trains it.
@@ -31,14 +31,14 @@ def run_locked(folder: Path) -> Generator[None]:
 
 @contextlib.contextmanager
 def locked(path: Path, busy: str, patience: float = 0.1) -> Generator[None]:
-    """Holds the lock that a file stands for, which the system drops with the process.
+    """Hold the lock of a file, which the system releases with the process.
 
-    Outside posix, and on file systems without locks, nothing is locked.
+    Nothing is locked outside POSIX and on file systems without locks.
 
     Args:
-        path: the file; made if need be.
-        busy: what is said where another process holds it.
-        patience: seconds to try for; `is_locked` holds a lock for a moment, too.
+        path: the file, created if missing.
+        busy: the error message if another process holds it.
+        patience: seconds to wait for the lock; `is_locked` takes it for a moment, too.
 
     Raises:
         ConfigError: another process holds it.
@@ -54,7 +54,7 @@ def locked(path: Path, busy: str, patience: float = 0.1) -> Generator[None]:
 
 
 def is_locked(path: Path) -> bool:
-    """Whether a process holds the lock: always outside posix, never where files have no locks."""
+    """Return whether a process holds the lock: always true outside POSIX, never without file locks."""
     if os.name != "posix":
         return True
     import fcntl
@@ -70,7 +70,7 @@ def is_locked(path: Path) -> bool:
 
 
 def _lock(descriptor: int) -> bool:
-    """Whether the lock was free, or there is none to be had."""
+    """Take the lock. Return whether it was free or locks are not supported."""
     import fcntl
 
     try:

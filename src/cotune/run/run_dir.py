@@ -1,20 +1,20 @@
-"""The run folder: everything a run leaves behind, in files that outlive a kill.
+"""The run folder: everything a run leaves behind, in files that survive a kill.
 
     run.yaml            the resolved configuration and the folder's schema_version
     events.jsonl        what happened, one event a line
-    metrics.jsonl       numbers of each step
+    metrics.jsonl       metrics of each step
     instructions.jsonl  lineage: one row per instruction born
     trajectories/       {purpose}-{step:06d}.jsonl, one rollout a line
     ledger.sqlite       rollouts, tokens, LLM calls and money (cotune.run.ledger)
     checkpoints/        what a resume starts from
-    evolution/          the log of a phase that may have to be gone on with
-    sft/                rows.jsonl: what supervised fine-tuning on rollouts trains on
+    evolution/          the log of an evolution phase that a resume may have to continue
+    sft/                rows.jsonl: the rows of supervised fine-tuning on rollouts
     best/               the policy and instruction to ship
     summary.json        the run's result; written last
-    report.html         the same for people
+    report.html         the same as a page
 
 Whole files are replaced atomically. JSONL files are appended to, one write a line; a line counts
-once its newline is there, so a kill in the middle of an append costs that line only.
+once its newline is written, so a kill in the middle of an append costs that line only.
 """
 
 import json
@@ -53,10 +53,10 @@ def _assignment_prompt(prompt: Prompt) -> Row:
 
 
 def trajectory_row(trajectory: Trajectory) -> Row:
-    """One rollout as JSON: all of it but the log-probabilities.
+    """Return one rollout as JSON, without its log-probabilities.
 
     `prompt_ids` (P,) is the prompt it was sampled under; `trained_prompt_ids` and `trained` are
-    None unless it is trained on another one. `mask` (C,) goes with `completion_ids` (C,).
+    None if it is trained on the same one. `mask` (C,) goes with `completion_ids` (C,).
     """
     assignment = trajectory.assignment
     task = assignment.task
@@ -97,27 +97,27 @@ def trajectory_row(trajectory: Trajectory) -> Row:
 
 
 class RunDir:
-    """One run's folder. One process writes to it; any number read.
+    """The folder of one run. One process writes to it; any number read.
 
     Attributes:
         path: the folder.
-        attempt: counted from 1; every line says which attempt wrote it.
+        attempt: counted from 1; every line records the attempt that wrote it.
     """
 
     def __init__(self, path: Path, attempt: int) -> None:
         """Use `RunDir.create` or `RunDir.open`."""
         self.path = path
         self.attempt = attempt
-        self._mended: set[Path] = set()
+        self._repaired: set[Path] = set()
         self._evolution = EvolutionLogs(path / "evolution")
 
     @classmethod
     def create(cls, path: str | Path, config: Mapping[str, object]) -> Self:
-        """A new run folder with its run.yaml.
+        """Create a run folder with its run.yaml.
 
         Raises:
-            ConfigError: the folder holds something already; nothing is written then.
-            TypeError: `config` holds something that is not plain data.
+            ConfigError: the folder is not empty; nothing is written then.
+            TypeError: `config` holds a value that is not plain data.
         """
         path = Path(path)
         cls.check_free(path)
@@ -129,10 +129,10 @@ class RunDir:
 
     @classmethod
     def open(cls, path: str | Path) -> Self:
-        """A run folder that exists, at its latest attempt. Writes nothing.
+        """Open an existing run folder at its latest attempt. Write nothing.
 
         Raises:
-            ConfigError: no run folder, or one of another schema_version.
+            ConfigError: not a run folder of this schema_version.
         """
         run = cls(Path(path), attempt=1)
         run._load_yaml()
@@ -141,18 +141,18 @@ class RunDir:
 
     @classmethod
     def check_free(cls, path: str | Path) -> None:
-        """Raises ConfigError where `create` would: something is at `path` already."""
+        """Raise ConfigError if `create` would, because something is at `path` already."""
         path = Path(path)
         if not path.exists() or (path.is_dir() and not any(path.iterdir())):
             return
-        mend = f" or go on with it: cotune resume {path}" if cls.is_run(path) else ""
+        fix = f" or resume the run: cotune resume {path}" if cls.is_run(path) else ""
         raise ConfigError(
-            f"output: {path} exists and is not an empty folder; choose another output{mend}"
+            f"output: {path} exists and is not an empty folder; choose another output{fix}"
         )
 
     @staticmethod
     def is_run(path: str | Path) -> bool:
-        """Whether `path` looks like a run folder."""
+        """Return whether `path` looks like a run folder."""
         return (Path(path) / "run.yaml").is_file()
 
     @property
@@ -200,14 +200,14 @@ class RunDir:
         return self.path / "report.html"
 
     def event(self, kind: str, step: int, /, **fields: object) -> None:
-        """Appends an event; "instruction_born" also adds its row to instructions.jsonl.
+        """Append an event; "instruction_born" also adds its row to instructions.jsonl.
 
-        "saved" says that a checkpoint of the step is whole: logs of evolutions before it go. With
-        "run_started" the policy at the run's start is one.
+        "saved" and "run_started" mark states that a resume can start from; logs of evolutions before
+        them are deleted.
 
         Raises:
-            TypeError: a field that JSON cannot hold; nothing is written.
-            ValueError: a field is called like a column of its own (time, attempt, step, kind).
+            TypeError: a field that has no JSON form; nothing is written.
+            ValueError: a field has the name of a column (time, attempt, step, kind).
         """
         row = self._row(step, f"event {kind!r}", {"kind": kind}, fields)
         self._append(self.events_path, [row], f"event {kind!r}")
@@ -220,26 +220,26 @@ class RunDir:
             self._evolution.finish()
 
     def metrics(self, step: int, values: Mapping[str, object]) -> None:
-        """Appends the numbers of one step. Raises as `event` does."""
+        """Append the metrics of one step. Raises as `event` does."""
         self._append(self.metrics_path, [self._row(step, "metrics", {}, values)], "metrics")
 
     def trajectories(self, step: int, purpose: Purpose, trajectories: Iterable[Trajectory]) -> None:
-        """Appends rollouts to trajectories/{purpose}-{step:06d}.jsonl."""
+        """Append rollouts to trajectories/{purpose}-{step:06d}.jsonl."""
         path = self._trajectory_file(step, purpose)
         path.parent.mkdir(exist_ok=True)
         head = {"step": step, "attempt": self.attempt, "purpose": purpose}
         self._append(path, (head | trajectory_row(t) for t in trajectories), "trajectory")
 
     def evolution_log(self, step: int) -> EvolutionLog:
-        """Of the phase before a step's rollouts: logged where a resume can go on with it."""
+        """Return the log of the phase before a step's rollouts; an empty one if no resume can continue it."""
         return self._evolution.open(step)
 
     def write_summary(self, summary: Mapping[str, object]) -> None:
-        """Replaces summary.json; adds schema_version and the attempt that it is the result of."""
+        """Replace summary.json; add schema_version and the attempt."""
         write_summary(self.path, dict(summary) | {"attempt": self.attempt})
 
     def replace_config(self, config: Mapping[str, object]) -> None:
-        """Replaces run.yaml; adds schema_version. Raises TypeError for what is not plain data."""
+        """Replace run.yaml; add schema_version. Raises TypeError for values that are not plain data."""
         resolved = {"schema_version": SCHEMA_VERSION} | plain(config, "config")
         resolved["schema_version"] = SCHEMA_VERSION
         write_atomic(
@@ -248,7 +248,7 @@ class RunDir:
         )
 
     def read_config(self) -> Row:
-        """The resolved configuration, without schema_version."""
+        """Return the resolved configuration without schema_version."""
         config = self._load_yaml()
         del config["schema_version"]
         return config
@@ -263,26 +263,26 @@ class RunDir:
         return read_jsonl(self.instructions_path)
 
     def read_trajectories(self, step: int, purpose: Purpose) -> list[Row]:
-        """The rollouts of a step and purpose as `trajectory_row` wrote them; [] if none."""
+        """Return the rollouts of a step and purpose as `trajectory_row` wrote them; [] if none."""
         return read_jsonl(self._trajectory_file(step, purpose))
 
     def read_summary(self) -> Row | None:
-        """summary.json; None before this attempt has one (an earlier attempt's is out of date)."""
+        """Return summary.json; None until this attempt has one (an earlier attempt's is out of date)."""
         summary = read_summary(self.path)
         if summary is not None and summary.get("attempt", self.attempt) < self.attempt:
             return None
         return summary
 
     def trajectory_files(self) -> list[tuple[int, Purpose]]:
-        """(step, purpose) of every trajectory file, in order."""
+        """Return (step, purpose) of every trajectory file, in order."""
         return sorted((step, purpose) for step, purpose, _ in self._trajectory_paths())
 
     def cut_back(self, step: int) -> None:
-        """Begins a new attempt at the end of `step`: what later steps wrote is dropped.
+        """Begin a new attempt at the end of `step`; drop everything that later steps wrote.
 
-        Removes later lines of events, metrics and instructions, later trajectory files, and logs of
-        evolutions but the next step's; touches nothing else. Each file is replaced atomically, the events last: they carry the attempt, so
-        that a kill half way is mended by calling again.
+        Removes later lines of events, metrics and instructions, later trajectory files, and evolution
+        logs other than the next step's. Each file is replaced atomically, the events last: they hold
+        the attempt, so that calling again completes an interrupted call.
         """
         attempt = self.attempt + 1
         for path in (self.metrics_path, self.instructions_path):
@@ -325,9 +325,9 @@ class RunDir:
 
     def _append(self, path: Path, rows: Iterable[Row], where: str) -> None:
         data = b"".join(json_line(row, where) for row in rows)
-        if path not in self._mended:
+        if path not in self._repaired:
             drop_torn_line(path)
-            self._mended.add(path)
+            self._repaired.add(path)
         with path.open("ab") as file:
             file.write(data)
 
@@ -359,12 +359,12 @@ def _version_message(path: Path, found: object) -> str:
 
 
 def write_summary(folder: Path, summary: Mapping[str, object]) -> None:
-    """Replaces the summary.json of a run or of a comparison's folder; adds schema_version."""
+    """Replace the summary.json of a run or of a comparison's folder; add schema_version."""
     write_json_atomic(folder / "summary.json", {"schema_version": SCHEMA_VERSION} | dict(summary))
 
 
 def read_summary(folder: Path) -> Row | None:
-    """The summary.json of a run or of a comparison's folder; None where there is none.
+    """Return the summary.json of a run or of a comparison's folder; None if there is none.
 
     Raises:
         ConfigError: not JSON, or of another schema_version.

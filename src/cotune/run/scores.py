@@ -1,4 +1,4 @@
-"""Scores of a set of rollouts: the mean, its interval, and the same by stratum."""
+"""The score of a set of rollouts: the mean reward with its interval, overall and by stratum."""
 
 import math
 from collections import defaultdict
@@ -14,14 +14,14 @@ _Z = 1.959964  # of 95 %
 
 @dataclass(frozen=True)
 class Score:
-    """Mean reward of one rollout a task; exact match where the reward is exact match.
+    """The mean reward of one rollout per task; exact match if that is the reward.
 
     Attributes:
         em: the mean.
         n: rollouts.
         by_stratum: (mean, rollouts) of each stratum, in name order.
-        measure: what the mean is of, for titles.
-        deviation: the rewards' sample standard deviation; None where all are 0 or 1.
+        measure: the name of the reward, for titles.
+        deviation: the rewards' sample standard deviation; None if all are 0 or 1.
     """
 
     em: float
@@ -32,7 +32,7 @@ class Score:
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """The 95 % interval of the mean: Wilson's for rewards of 0 and 1, Student's t for others.
+        """The 95 % confidence interval of the mean: Wilson's for rewards of 0 and 1, else Student's t.
 
         None for a single reward that is neither 0 nor 1.
         """
@@ -45,15 +45,15 @@ class Score:
 
 
 def measure_of(environment: Environment, rewards: Rewards | None = None) -> str:
-    """What the mean reward of an environment, or of reward functions in its place, is called."""
+    """Return the name of the mean reward of an environment, or of reward functions in its place."""
     return getattr(environment if rewards is None else rewards, "measure", MEAN_REWARD)
 
 
 def score_trajectories(trajectories: Sequence[Trajectory], measure: str = EXACT_MATCH) -> Score:
-    """The score of finished, scored rollouts.
+    """Compute the score of finished, scored rollouts.
 
     Args:
-        trajectories: one a task.
+        trajectories: one per task.
         measure: see `measure_of`.
 
     Raises:
@@ -84,7 +84,7 @@ def _deviation(values: Sequence[float]) -> float:
 def mean_over(
     by_stratum: Mapping[str, Sequence[float]], strata: Collection[str]
 ) -> tuple[float, int] | None:
-    """(mean, rollouts) of some strata taken together; None where none of them is there.
+    """Return (mean, rollouts) of some strata taken together; None if none of them occurs.
 
     Args:
         by_stratum: (mean, rollouts) of each stratum.
@@ -96,7 +96,7 @@ def mean_over(
 
 
 def student_t(degrees: int) -> float:
-    """The 97.5 % quantile of Student's t, within 0.2 %.
+    """Return the 97.5 % quantile of Student's t, within 0.2 %.
 
     Exact for one and two degrees of freedom, else the Cornish-Fisher expansion (Abramowitz and
     Stegun 26.7.5).
@@ -118,7 +118,7 @@ def student_t(degrees: int) -> float:
 
 
 def wilson(share: float, n: int, z: float = _Z) -> tuple[float, float]:
-    """Wilson's score interval of a share over `n` trials (Wilson 1927)."""
+    """Return Wilson's score interval of a share over `n` trials (Wilson 1927)."""
     if n < 1:
         raise ValueError(f"n is {n}; expected at least 1")
     centre = share + z * z / (2 * n)

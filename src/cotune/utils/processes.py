@@ -1,8 +1,8 @@
-"""Which of the processes that a launcher started this one is."""
+"""The rank of this process among those of a launcher."""
 
 import os
 
 
 def launched_rank() -> int:
-    """The number of this process among those that a launcher started together; they need not have met."""
+    """Return this process's rank among those that a launcher started; they need not be connected yet."""
     return int(os.environ.get("RANK", "0"))

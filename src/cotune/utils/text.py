@@ -1,4 +1,4 @@
-"""Text and names: what a terminal may be shown, and nested mappings as dotted names."""
+"""Text that is safe for a terminal, sizes in bytes, and nested mappings as dotted names."""
 
 import re
 from collections.abc import Mapping
@@ -10,17 +10,17 @@ _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\
 
 
 def printable(text: str) -> str:
-    """Text of a model without what a terminal would act on; line breaks and tabs stay."""
+    """Remove from a model's text what a terminal would act on; line breaks and tabs stay."""
     return _CONTROLS.sub("", text)
 
 
 def one_line(text: str) -> str:
-    """Text of a model on one line, without what a terminal would act on."""
+    """Return a model's text on one line, without what a terminal would act on."""
     return " ".join(printable(" ".join(text.split())).split())
 
 
 def flat(given: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested mappings as dotted names.
+    """Return nested mappings as one mapping with dotted names.
 
     >>> flat({"a.b": {"c": 1}, "d": 2})
     {'a.b.c': 1, 'd': 2}

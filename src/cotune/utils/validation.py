@@ -13,13 +13,13 @@ Path = tuple[str, ...]
 
 _UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument", "invalid_key")
 _NO_MAPPING = ("model_type", "dataclass_type", "model_attributes_type")
-# What stands below these may be a secret that was put in the wrong place, so it is never shown.
+# Values below these may be secrets in the wrong place, so they are never shown.
 _SECRET = ("llm", "endpoints")
 _FIELD_NAME = re.compile(r"[a-z_]{1,40}")
 
 
 class Model(BaseModel):
-    """Frozen, without unknown fields; a field's docstring is its description."""
+    """A frozen model that refuses unknown fields; a field's docstring is its description."""
 
     model_config = ConfigDict(
         extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False
@@ -27,11 +27,11 @@ class Model(BaseModel):
 
 
 def describe(error: ValidationError, model: type[BaseModel]) -> str:
-    """The first problem of a run file as "field: what is wrong", and how many more there are.
+    """Return the first problem of a run file as "field: what is wrong", and how many more there are.
 
     Args:
         error: what validating `model` raised.
-        model: the run file's model; its fields are what misspelt names are compared with.
+        model: the run file's model, whose fields misspelt names are compared with.
     """
     problems = error.errors(include_url=False)
     # An unknown field explains a missing one, so it goes first.
@@ -71,13 +71,13 @@ def _describe(problem: dict[str, Any], known: list[Path]) -> str:
     if kind == "value_error":
         return _own_message(path, str(context["error"]), known)
     message = problem["msg"].replace("Input should be", "expected", 1)
-    # What pydantic did with a text besides ("…, unable to parse string as an integer").
+    # pydantic's addition about text ("…, unable to parse string as an integer").
     message = message.partition(", unable to parse")[0]
     return f"{field}: {message}{came}"
 
 
 def _own_message(path: Path, message: str, known: list[Path]) -> str:
-    """A message of our own checks, which starts with the field it is about, under its full name."""
+    """Return a message of our own checks, which starts with a field, with the field's full name."""
     section = ".".join(path)
     if not section or message.startswith(f"{section}."):
         return message
@@ -85,7 +85,7 @@ def _own_message(path: Path, message: str, known: list[Path]) -> str:
 
 
 def _path(loc: tuple[int | str, ...], known: list[Path]) -> Path:
-    """Where a problem is, without the kind that pydantic names after a section that has kinds."""
+    """Return where a problem is, without the kind that pydantic inserts after a section with kinds."""
     parts = tuple(str(part) for part in loc if part != "[key]")
     if len(parts) > 1 and (parts[0], "kind") in known:
         return (parts[0], *parts[2:])
@@ -93,7 +93,7 @@ def _path(loc: tuple[int | str, ...], known: list[Path]) -> Path:
 
 
 def _suggestion(path: Path, known: list[Path]) -> str:
-    """The field that a misspelt or misplaced one was meant to be, if that can be guessed."""
+    """Return " (did you mean FIELD?)" for a misspelt or misplaced field, if that can be guessed."""
     section, name = path[:-1], path[-1]
     near = difflib.get_close_matches(name, [p[-1] for p in known if p[:-1] == section], n=1)
     elsewhere = [p for p in known if p[-1] == name]
@@ -102,7 +102,7 @@ def _suggestion(path: Path, known: list[Path]) -> str:
 
 
 def _fields(model: Any, section: Path = ()) -> Iterator[Path]:
-    """Every field of a model or options class, those of all kinds of a section included."""
+    """Yield every field of a model or options class, including those of all kinds of a section."""
     for name, annotation in get_type_hints(model).items():
         if name.startswith(("_", "model_")):
             continue
@@ -112,7 +112,7 @@ def _fields(model: Any, section: Path = ()) -> Iterator[Path]:
 
 
 def _classes(annotation: Any) -> Iterator[type]:
-    """The models and options classes that an annotation is made of."""
+    """Yield the models and options classes in an annotation."""
     if isinstance(annotation, type) and (
         is_dataclass(annotation) or issubclass(annotation, BaseModel)
     ):

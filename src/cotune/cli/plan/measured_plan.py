@@ -1,4 +1,4 @@
-"""`cotune plan --steps`: runs some steps for real, throws them away, and says what they took."""
+"""`cotune plan --steps`: run some steps for real, throw them away, and project the whole run."""
 
 import math
 import tempfile
@@ -26,10 +26,10 @@ _GIB = 2**30
 def plan_by_steps(
     path: Path, console: Console, steps: int, assignments: Sequence[str] = ()
 ) -> None:
-    """Runs the first steps of a run file in a temporary folder and prints what they took.
+    """Run the first steps of a run file in a temporary folder and print their time and memory.
 
-    The policy, the rewards and the LLM are the run file's own, so LLM calls are real ones. Nothing
-    is evaluated and nothing is left behind.
+    The policy, the rewards and the LLM are the run file's own, so LLM calls are real. Nothing is
+    evaluated and nothing is left behind.
     """
     config = load_config(path, assignments=assignments)
     if steps < 1:
@@ -66,10 +66,10 @@ def plan_by_steps(
 
 
 def measured_steps(config: RunConfig, folder: Path, steps: int, console: Console) -> Measured:
-    """Runs the first steps of a run in a folder to throw away, shown as they go.
+    """Run the first steps of a run in a temporary folder, showing progress.
 
     Raises:
-        ConfigError: what `cotune train` would end with.
+        ConfigError: as `cotune train` would.
     """
     given = config.model_copy(update={"output": folder})
     setup = prepare(given, folder)
@@ -80,7 +80,7 @@ def measured_steps(config: RunConfig, folder: Path, steps: int, console: Console
 def _kept_for_now(
     config: RunConfig, folder: Path, steps: int, console: Console
 ) -> tuple[RunDir, RunJournal | SilentJournal]:
-    """The temporary run folder, and what writes to it and shows it: in the first process alone."""
+    """Return the temporary run folder and its journal, which is silent in all but the first process."""
     from cotune.engines.comm import world
 
     if world().rank != 0:
@@ -91,7 +91,7 @@ def _kept_for_now(
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What one purpose of rollouts would take; counts are upper bounds, as in the plan."""
+    """The cost of one purpose of rollouts; counts are upper bounds, as in the plan."""
 
     rollouts: int
     tokens: float
@@ -103,8 +103,8 @@ class Projection:
     """The whole run at the measured rate.
 
     Attributes:
-        shares: by purpose; "train" holds the updates, too.
-        llm: seconds of all LLM calls, one after the other; None where none was measured.
+        shares: by purpose; "train" includes the updates.
+        llm: seconds of all LLM calls, one after the other; None if none was measured.
     """
 
     shares: Mapping[str, Share]
@@ -116,10 +116,9 @@ class Projection:
 
 
 def project(measured: Measured, planned: Plan, rollouts_per_step: int) -> Projection:
-    """What `planned` would take if it went on as measured.
+    """Project a planned run at the measured rate.
 
-    A purpose that no measured step had is taken to go as training does. So is evaluation, which is
-    greedy.
+    Purposes that no measured step had, and evaluation, are assumed to be as fast as training.
     """
     totals, steady = measured.totals, measured.steady
     per_step = math.fsum(step.training for step in steady) / len(steady)
