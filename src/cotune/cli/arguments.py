@@ -25,7 +25,10 @@ WeightsFormat = Annotated[
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Show nothing while it runs.")]
 DemoFolder = Annotated[
-    Path, typer.Option("--output", help="The folder; an earlier demo in it is renamed.")
+    Path,
+    typer.Option(
+        "--output", help="The folder; a stopped demo in it is resumed, a finished one renamed."
+    ),
 ]
 DemoSeed = Annotated[
     int, typer.Option("--seed", min=0, help="Of the questions' order and all draws.")

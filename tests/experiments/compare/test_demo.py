@@ -11,6 +11,7 @@ from cotune.config.run_file import RunConfig, dump_config
 from cotune.errors import ConfigError, Stopped
 from cotune.experiments.compare import cells, running
 from cotune.experiments.compare.cells import Cell, State
+from cotune.experiments.compare.progress import held
 from cotune.experiments.compare.running import demo, progress_table
 from cotune.experiments.compare.stages import rows_of
 from cotune.experiments.compare.suite_file import load_suite
@@ -101,6 +102,17 @@ def test_a_demo_that_was_stopped_is_resumed_by_the_same_command(
     run(name, folder, 3)
     assert [words[0] for words in processes.started] == ["resume"]
     assert not (tmp_path / "demo-1").exists()
+
+
+def test_a_demo_that_still_runs_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Processes(monkeypatch, good)
+    folder = tmp_path / "demo"
+    run("demo", folder)
+    with held(folder), pytest.raises(ConfigError, match="is being worked on by another"):
+        run("demo", folder, 1)
+    assert [path.name for path in tmp_path.iterdir()] == ["demo"]
 
 
 def test_the_papers_numbers_stand_beside_the_demos(

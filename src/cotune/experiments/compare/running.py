@@ -17,7 +17,7 @@ from cotune.engines.preflight import Preflight
 from cotune.errors import ConfigError, CotuneError, Stopped
 from cotune.experiments.compare.cells import Cell, State, run_cells
 from cotune.experiments.compare.methods import METHODS, method_named
-from cotune.experiments.compare.progress import Progress, held
+from cotune.experiments.compare.progress import Progress, held, is_worked_on
 from cotune.experiments.compare.stages import Setting, check_rows, rows_of
 from cotune.experiments.compare.suite_file import SuiteConfig, load_suite
 from cotune.experiments.compare.suite_summary import PROGRESS
@@ -85,7 +85,8 @@ def demo(name: str, folder: Path, seed: int, console: Console) -> Json:
         ConfigError: the folder holds something else.
         Stopped: Ctrl-C.
     """
-    if (earlier := _earlier_demo(name, folder)) is not None and earlier != (seed, False):
+    earlier = None if is_worked_on(folder) else _earlier_demo(name, folder)
+    if earlier is not None and earlier != (seed, False):
         number = 1
         while (aside := folder.with_name(f"{folder.name}-{number}")).exists():
             number += 1
