@@ -150,6 +150,6 @@ def _refuse_repeated_id(path: Path, field: str) -> None:
         if id in lines:
             raise ConfigError(
                 f"{where}: the id {shortened(id)} came before, in line {lines[id]}; give each "
-                "passage an id of its own, or none"
+                "passage its own id, or none"
             )
         lines[id] = number

@@ -283,9 +283,9 @@ def _question(row: Mapping[str, Any], columns: Mapping[str, str], where: str) ->
         context=context,
         columns=row,
     )
-    told = json.dumps([*context, question]) if context else question
+    text = json.dumps([*context, question]) if context else question
     asked = [content for role, content in context if role != "system"]
-    return Question(task, sha(told)[:12], "\n".join([*asked, question]), where)
+    return Question(task, sha(text)[:12], "\n".join([*asked, question]), where)
 
 
 def _asked(value: object, column: str, where: str) -> tuple[tuple[tuple[str, str], ...], str]:

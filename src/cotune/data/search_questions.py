@@ -231,9 +231,9 @@ def _asked(row: Mapping[str, Any], where: str) -> tuple[tuple[tuple[str, str], .
     if row.get("prompt") is not None:
         *before, (role, content) = _messages(row["prompt"], where)
         context = tuple(before)
-        _, mark, told = content.partition(_MARK)
-        if role == "user" and mark and told.strip():
-            return context, told.strip()
+        _, mark, question = content.partition(_MARK)
+        if role == "user" and mark and question.strip():
+            return context, question.strip()
     if isinstance(own, str) and own.strip():
         return context, own.strip()
     came = f'"prompt" ends with {shortened(content)}' if content else f'"question" is {own!r}'
