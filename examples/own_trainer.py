@@ -10,17 +10,18 @@ python examples/own_trainer.py --steps 6 --resume   # continue from the last che
 import argparse
 import logging
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import GRPOConfig, GRPOTrainer
 
 import cotune
-from cotune.engines.trl.own_trainer import Method
+from cotune.engines.trl.own_trainer import TrainerMethod
 from cotune.policy.location import policy_path
 
 
-def method_of(name: str) -> Method:
+def method_of(name: str) -> TrainerMethod[Any]:
     """Return the method, with numbers for a run of a few steps."""
     # P²O evolves hints at the end of an epoch: four questions, two per step, make an epoch of two steps.
     questions = 4 if "p2o" in name else 64
