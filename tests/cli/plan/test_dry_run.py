@@ -15,8 +15,7 @@ from typer.testing import CliRunner
 
 from cotune.cli.app import app
 from cotune.cli.plan import dry_run
-from cotune.cli.plan.dry_run_scaling import scaled_training
-from cotune.cli.plan.dry_run_tasks import staged
+from cotune.cli.plan.dry_run import scaled_training, staged
 from cotune.config.preflight import check_context
 from cotune.config.run_file import RunConfig, load_config, parse_config
 from cotune.environments.math import MathOptions, math_environment
@@ -175,9 +174,7 @@ def test_a_files_own_problems_are_read_by_its_own_columns(tmp_path: Path) -> Non
 
 
 def test_a_server_that_answers_is_there(tmp_path: Path) -> None:
-    from cotune.cli.plan import dry_run_tasks
-
-    answers = dry_run_tasks._answers  # pyright: ignore[reportPrivateUsage]
+    answers = dry_run._answers  # pyright: ignore[reportPrivateUsage]
     with socket.create_server(("127.0.0.1", 0)) as server:
         url = f"http://127.0.0.1:{server.getsockname()[1]}/retrieve"
         assert answers(url)

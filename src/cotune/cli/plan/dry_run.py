@@ -1,28 +1,38 @@
-"""`cotune train --dry-run`: two steps of a run file, scaled down, with the bundled policy in its place."""
+"""`cotune train --dry-run`: run two scaled-down steps of a run file with a bundled policy."""
 
+import json
 import os
 import signal
+import socket
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from threading import current_thread, main_thread
 from typing import Any
+from urllib.parse import urlsplit
 
 from rich.console import Console
 
 from cotune.cli.libraries import quiet_libraries
-from cotune.cli.plan.dry_run_scaling import QUESTIONS, scaled_training
-from cotune.cli.plan.dry_run_tasks import WORLDS, staged
 from cotune.cli.plan.measured_plan import measured_steps
-from cotune.config.build import describe_llm
-from cotune.config.run_file import RunConfig, load_config
-from cotune.engines.engine import Measured
+from cotune.config.build import build_environment, describe_llm
+from cotune.config.run_file import Environment, RunConfig, TrainingConfig, load_config
+from cotune.data.corpus import corpus_rows
+from cotune.data.search_questions import read_split
+from cotune.engines.engine import Measured, engine_named
+from cotune.environments.environment_options import InstructionConfig
+from cotune.environments.math import MathOptions, hub_name, read_problems
+from cotune.environments.search import SearchOptions
 from cotune.errors import ConfigError, Stopped
 from cotune.llm.client import OpenAIOptions
 from cotune.rewards.functions import load_reward
 from cotune.run.run_dir import RunDir
+from cotune.types import Limits, Task
+from cotune.worlds.arithmetic import ArithmeticEnvironment, ArithmeticOptions
+from cotune.worlds.geo import GeoOptions
 
 _STEPS = 2
 _PHASES: Mapping[str, tuple[str, ...]] = {
@@ -34,10 +44,35 @@ _PHASES: Mapping[str, tuple[str, ...]] = {
 _REASONS = ("proposal_failed", "instruction_rejected", "hint_rejected", "notice")
 
 
+QUESTIONS = 8
+"""Of a step; the training data has as many, so that an epoch ends with the first step."""
+_GROUP = 8  # rollouts of a question, at most
+
+
+WORLDS: Mapping[str, str] = {
+    "geo": "geo",
+    "search": "geo",
+    "arithmetic": "arithmetic",
+    "math": "arithmetic",
+}
+"""The bundled world of each kind of environment that has one."""
+_SIZES: Mapping[str, Any] = {"train": QUESTIONS, "validation": 2, "test": 2}
+_SHORTEST = 4  # of so many times the questions that are wanted, the shortest are taken
+_CONNECT = 2.0  # seconds
+# What the bundled policies can attend to is 1,024 and 512 tokens.
+_GEO = Limits(
+    turns=4, turn_tokens=64, observation_tokens=120, trajectory_tokens=448, prompt_tokens=576
+)
+_ARITHMETIC = Limits(
+    turns=1, turn_tokens=144, observation_tokens=1, trajectory_tokens=146, prompt_tokens=360
+)
+_INSTRUCTION = {"geo": 900, "arithmetic": 300}  # characters that leave room for a question
+
+
 def dry_run(
     path: Path, console: Console, assignments: Sequence[str] = (), ask_llm: bool = False
 ) -> None:
-    """Runs two steps of a run file, scaled down, in a temporary folder, and says what ran.
+    """Run two scaled-down steps of a run file in a temporary folder and print what ran.
 
     The strategy, the reward, the protocol and the trainer's settings are the file's. The policy is a
     bundled one; data or a server that is not there gives way to the bundled world of the same kind,
@@ -77,7 +112,7 @@ def dry_run(
 
 @contextmanager
 def _stopped_by_sigterm() -> Iterator[None]:
-    """SIGTERM as KeyboardInterrupt, so that the temporary folder goes as it does with Ctrl-C."""
+    """Turn SIGTERM into KeyboardInterrupt, so that the temporary folder is deleted as with Ctrl-C."""
     if current_thread() is not main_thread():
         yield
         return
@@ -94,7 +129,7 @@ def _stopped_by_sigterm() -> Iterator[None]:
 
 
 def _check(config: RunConfig, ask_llm: bool) -> None:
-    """Raises ConfigError for run files that have no such steps."""
+    """Raise ConfigError for run files that have no such steps."""
     kind, strategy = config.environment.kind, config.strategy.kind
     world = "arithmetic" if kind in ("math", "arithmetic") else "geo"
     if kind not in WORLDS:
@@ -125,7 +160,7 @@ def _check(config: RunConfig, ask_llm: bool) -> None:
 
 
 def _scaled(config: RunConfig, folder: Path, ask_llm: bool) -> tuple[RunConfig, list[str]]:
-    """The run file of the two steps, and what of it is in whose place, a line each."""
+    """Return the scaled-down run file, and a line for each replacement."""
     stage = staged(config, folder)
     bundled = f"bundled:{stage.policy}"
     replaced = [f"policy: {bundled} for {config.policy.path}"] * (bundled != config.policy.path)
@@ -166,7 +201,7 @@ def _scaled(config: RunConfig, folder: Path, ask_llm: bool) -> tuple[RunConfig, 
 
 
 def _llm(config: RunConfig, ask_llm: bool) -> str:
-    """Which LLM proposes, and whether the real run would have its key."""
+    """Say which LLM proposes, and whether the real run would have its key."""
     if ask_llm:
         return f"llm: {describe_llm(config)}, asked for real"
     options = config.llm
@@ -179,7 +214,7 @@ def _llm(config: RunConfig, ask_llm: bool) -> str:
 
 
 def _outcome(config: RunConfig, measured: Measured, run: RunDir) -> list[str]:
-    """What ran, a line each."""
+    """Return what ran, a line each."""
     totals = measured.totals
     steps = {int(row["step"]): float(row.get("reward_mean", 0)) for row in run.read_metrics()}
     rewards = ", ".join(f"{reward:.2f}" for _, reward in sorted(steps.items()))
@@ -203,5 +238,205 @@ def _outcome(config: RunConfig, measured: Measured, run: RunDir) -> list[str]:
 
 
 def evolves(config: RunConfig) -> bool:
-    """Whether a run's strategy evolves instructions or hints before its last step."""
+    """Return whether a run evolves instructions or hints before its last step."""
     return config.method.cost(config.strategy, config.shape(QUESTIONS)).phases > 0
+
+
+def scaled_training(training: TrainingConfig) -> tuple[TrainingConfig, Sequence[str]]:
+    """GRPO as the run file has it, in two steps of a few rollouts on TRL.
+
+    Returns:
+        The fields, and the names of those of `engine_args` that are left out: all but the loss's.
+
+    Raises:
+        ConfigError: a field of `engine_args` that GRPOConfig does not have, or that is not its to say.
+    """
+    questions = min(training.questions_per_step, QUESTIONS)
+    # Not fewer rollouts than the file has, unless it has many: a question's successes are counted.
+    group = min(training.group_size, _GROUP)
+    rows = questions * group
+    mini_batches = training.mini_batches if rows % training.mini_batches == 0 else 1
+    args = engine_named(training.engine).dry_run_args(training.engine_args)
+    changes: dict[str, Any] = {
+        "engine": "trl",
+        "steps": 2,
+        "questions_per_step": questions,
+        "group_size": group,
+        "mini_batches": mini_batches,
+        "micro_batch_size": rows // mini_batches,
+        "rollout_budget": None,
+        "rows_per_call": min(training.rows_per_call, rows),
+        "save_every": 0,
+        "single_gpu": True,
+        "engine_args": args,
+    }
+    without = [name for name in training.engine_args if name not in args]
+    return training.model_copy(update=changes), without
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Where the two steps take place.
+
+    Attributes:
+        policy: the bundled one.
+        environment: the run file's, its questions and corpus in files of the folder.
+        instruction: the run file's, or none where it is too long for that policy.
+        limits: what fits that policy, and is within the run file's.
+        own: whether the questions are the run file's.
+        replaced: what is in whose place, a line each.
+    """
+
+    policy: str
+    environment: Environment
+    instruction: InstructionConfig
+    limits: Limits
+    own: bool
+    replaced: Sequence[str]
+
+
+def staged(config: RunConfig, folder: Path) -> Stage:
+    """The stage of a dry run; what it needs is written into a folder.
+
+    Raises:
+        ConfigError: data of the run file that are there and cannot be read.
+    """
+    world = WORLDS[config.environment.kind]
+    environment, own, replaced = _environment(config, folder)
+    instruction = config.instruction
+    most = _INSTRUCTION[world]
+    told = instruction.text or getattr(environment, "initial_instruction", "")
+    if len(told) > most:
+        instruction = instruction.model_copy(update={"text": _plain_instruction(world)})
+        replaced.append(
+            f"instruction: a short one; the bundled policy has no room for {len(told)} characters"
+        )
+    most_of = _GEO if world == "geo" else _ARITHMETIC
+    limits = replace(
+        most_of,
+        turns=min(config.limits.turns, most_of.turns),
+        turn_tokens=min(config.limits.turn_tokens, most_of.turn_tokens),
+        observation_tokens=min(config.limits.observation_tokens, most_of.observation_tokens),
+    )
+    return Stage(world, environment, instruction, limits, own, replaced)
+
+
+def _plain_instruction(world: str) -> str:
+    from cotune.environments import math
+    from cotune.worlds import geo
+
+    return geo.INITIAL_INSTRUCTION if world == "geo" else math.INITIAL_INSTRUCTION
+
+
+def _environment(config: RunConfig, folder: Path) -> tuple[Environment, bool, list[str]]:
+    """The environment, whether its questions are the run file's, and what was replaced."""
+    options = config.environment
+    if isinstance(options, GeoOptions | ArithmeticOptions):
+        return replace(options, **_SIZES), True, []
+    assert isinstance(options, SearchOptions | MathOptions)
+    missing = _missing(options)
+    if missing:
+        _check_files(options)
+        world = WORLDS[options.kind]
+        why = f"data: the bundled world {world}; not here: {', '.join(missing)}"
+        return _of_world(options, folder), False, [why]
+    environment = build_environment(config)
+    changes = {split: folder / f"{split}.jsonl" for split in _SIZES}
+    for split, count in _SIZES.items():
+        _write(changes[split], map(_row, _shortest(environment.tasks(split), count)))
+    said = f"data: {QUESTIONS} short questions of {options.train}"
+    return replace(options, **changes, **_whole(options)), True, [said]
+
+
+def _check_files(options: SearchOptions | MathOptions) -> None:
+    """Reads what is there beside what is missing, as the run would; raises its ConfigError."""
+    for split in _SIZES:
+        path = getattr(options, split)
+        if not isinstance(path, Path) or hub_name(path) is not None or not path.exists():
+            continue
+        if isinstance(options, MathOptions):
+            read_problems(path, split, options)
+        else:
+            read_split(path, split)
+    corpus = getattr(options, "corpus", None)
+    if isinstance(corpus, Path) and corpus.exists():
+        for _ in corpus_rows(corpus):  # not held in memory
+            pass
+
+
+def _missing(options: SearchOptions | MathOptions) -> list[str]:
+    """Files that are not there, data of the hub, which is not asked, and a server that does not answer."""
+    # Named by their fields: a corpus may be None, and splits be numbers.
+    named = {name: value for name, value in vars(options).items() if isinstance(value, Path)}
+    absent = [
+        str(path) for path in named.values() if hub_name(path) is not None or not path.exists()
+    ]
+    url = getattr(vars(options).get("retriever"), "url", None)
+    if isinstance(url, str) and not _answers(url):
+        absent.append(url)
+    return absent
+
+
+def _answers(url: str) -> bool:
+    """Whether something takes connections where a URL points to."""
+    parts = urlsplit(url)
+    port = parts.port or {"https": 443}.get(parts.scheme, 80)
+    try:
+        with socket.create_connection((parts.hostname or "", port), _CONNECT):
+            return True
+    except OSError:
+        return False
+
+
+def _of_world(options: SearchOptions | MathOptions, folder: Path) -> Environment:
+    """The same environment over the bundled world: its questions, and its documents as the corpus."""
+    files = {split: folder / f"{split}.jsonl" for split in _SIZES}
+    if isinstance(options, MathOptions):
+        arithmetic = ArithmeticEnvironment(ArithmeticOptions(**_SIZES))
+        for split, file in files.items():
+            _write(file, map(_row, arithmetic.tasks(split)))
+        # As mathematics "12*13" equals 156; there that is the question.
+        return replace(options, **files, **_whole(options), plain_integers=True)
+    from cotune.worlds.geo import GeoEnvironment
+
+    geo = GeoEnvironment(GeoOptions(**_SIZES))
+    for split, file in files.items():
+        _write(file, map(_row, geo.tasks(split)))
+    corpus = folder / "corpus.jsonl"
+    pairs = zip(geo.world.titles, geo.world.documents, strict=True)
+    _write(corpus, ({"id": t, "contents": f'"{t}"\n{text}'} for t, text in pairs))
+    server: dict[str, Any] = {"retriever": None} if "retriever" in vars(options) else {}
+    return replace(options, **files, **_whole(options), corpus=corpus, **server)
+
+
+def _whole(options: SearchOptions | MathOptions) -> dict[str, Any]:
+    """Fields that say how our own files are read: whole, and in our own columns."""
+    if isinstance(options, MathOptions):
+        names = ("question_column", "answer_column", "difficulty_at_least", "limit")
+        return {**dict.fromkeys(names), "solution_column": "solution", "stratum_column": "stratum"}
+    return {"sample": {}} if "sample" in vars(options) else {}
+
+
+def _shortest(tasks: Sequence[Task], count: int) -> list[Task]:
+    """Questions that leave the bundled policy room, not all of one kind."""
+    ranked = sorted(tasks, key=lambda task: (len(task.question), task.id))
+    return (
+        ranked[: count * _SHORTEST : _SHORTEST]
+        if len(ranked) >= count * _SHORTEST
+        else ranked[:count]
+    )
+
+
+def _row(task: Task) -> dict[str, Any]:
+    return {
+        "id": task.id,
+        "question": task.question,
+        "answers": list(task.answers),
+        "solution": task.solution,
+        "stratum": task.stratum,
+    }
+
+
+def _write(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+    path.write_text("".join(lines), encoding="utf-8")
