@@ -117,7 +117,7 @@ def test_fields_are_described_by_their_docstrings() -> None:
     assert inspo["properties"]["proposer"]["description"].startswith("who writes candidates")
     limits = definition("Limits")["properties"]
     assert limits["prompt_tokens"]["description"] == (
-        "tokens of the prompt; a longer one is an error, never cut."
+        "tokens of the prompt; a longer one is an error and never cut."
     )
     undescribed = [
         f"{name}.{field}"
