@@ -142,8 +142,7 @@ class TrainerMethod(Generic[Options]):
 class Static(TrainerMethod[StaticOptions]):
     """GRPO with a static instruction for your own trainer: the baseline of every method.
 
-    Args:
-        environment, limits, instruction, seed, folder, rewards: as for `INSPO`.
+    Takes the arguments of `INSPO` except `llm` and `options`.
 
     Raises:
         ConfigError: an instruction that cannot work.
@@ -224,11 +223,11 @@ class INSPO(Evolving[InspoOptions]):
 class GEPA(Evolving[GepaOptions]):
     """GEPA on the instruction before the first step (arXiv 2507.19457), then GRPO under the best one.
 
-    The search spends its whole `budget` of rollouts at step 1, under the policy as it is then.
+    The search spends its whole `budget` of rollouts at step 1, under the policy of that moment. Takes the
+    arguments of `INSPO`.
 
     Args:
         options: the method's numbers; or give its fields as keywords, not both.
-        environment, llm, limits, instruction, seed, folder, rewards: as for `INSPO`.
 
     Raises:
         ConfigError: an option or an instruction that cannot work, or no LLM.
@@ -241,13 +240,13 @@ class P2O(Evolving[P2OOptions]):
     """Hints on hard questions, distilled into the weights (arXiv 2603.21877).
 
     The instruction stays as it is. Trained by `cotune.JointTrainer`, whose arguments are those of
-    GRPOTrainer; a plain one does with `distillation=cotune.Distillation(ratio="original")`.
+    GRPOTrainer; a plain one does with `distillation=cotune.Distillation(ratio="original")`. Takes the
+    arguments of `INSPO`.
 
     Args:
         llm: as for `INSPO`; None is the offline `RulesLLM` on the bundled worlds `geo` and
             `arithmetic`, and an error elsewhere.
         options: the method's numbers; or give its fields as keywords, not both.
-        environment, limits, instruction, seed, folder, rewards: as for `INSPO`.
 
     Raises:
         ConfigError: an option or an instruction that cannot work, or no LLM.
@@ -259,12 +258,11 @@ class P2O(Evolving[P2OOptions]):
 class INSPOWithP2O(Evolving[ComposedOptions]):
     """INSPO and P²O composed: instructions evolve, and hard questions get hints besides.
 
-    Trained by `cotune.JointTrainer`, as `P2O` is.
+    Trained by `cotune.JointTrainer`, as `P2O` is. Takes the arguments of `INSPO`.
 
     Args:
         options: both methods' numbers; or give its fields as keywords (`inspo`, `p2o`,
             `distil_instruction`), not both.
-        environment, llm, limits, instruction, seed, folder, rewards: as for `INSPO`.
 
     Raises:
         ConfigError: an option or an instruction that cannot work, or no LLM.
