@@ -1,1 +1,1 @@
-"""How the bundled policies are trained. Not part of the installed package."""
+"""Training of the bundled policies. Not part of the installed package."""

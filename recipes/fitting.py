@@ -38,7 +38,7 @@ that a new process can import it."""
 
 @dataclass(frozen=True)
 class FitPhase:
-    """A stretch of training with optimizers and a schedule of its own.
+    """A stretch of training with its own optimizers and schedule.
 
     Attributes:
         steps: updates.
@@ -51,7 +51,7 @@ class FitPhase:
 
 @dataclass(frozen=True, kw_only=True)
 class FitRecipe:
-    """Shape and optimisation; everything the weights depend on besides the demonstrations and the
+    """Shape and optimisation; everything the weights depend on except the demonstrations and the
     package versions."""
 
     seed: int = 0
@@ -73,7 +73,7 @@ class FitRecipe:
 def byte_level_bpe(
     texts: Iterable[str], recipe: FitRecipe, added: Sequence[str] = ()
 ) -> PreTrainedTokenizerFast:
-    """Byte-level BPE with a chat template; digits stand alone.
+    """Train a byte-level BPE with a chat template; each digit is a token.
 
     Args:
         added: texts of one token each that are ordinary text to `decode`.
@@ -108,7 +108,7 @@ def byte_level_bpe(
 def encode_chat(
     tokenizer: PreTrainedTokenizerFast, message: str, segments: Sequence[tuple[str, bool]]
 ) -> Row:
-    """Token ids of an episode and its labels.
+    """Return token ids of an episode and its labels.
 
     Args:
         message: the user's.
@@ -131,7 +131,7 @@ def encode_chat(
 
 
 def stream_rng(recipe: FitRecipe, phase: int, rank: int, workers: int) -> random.Random:
-    """The draws of one worker in one phase."""
+    """Return the random generator of one worker in one phase."""
     late = f"/{phase}" if phase else ""
     return random.Random(f"{recipe.seed}/{rank}/{workers}{late}")
 
@@ -139,7 +139,7 @@ def stream_rng(recipe: FitRecipe, phase: int, rank: int, workers: int) -> random
 def micro_batches(
     rows: Iterator[Row], tokenizer: PreTrainedTokenizerFast, recipe: FitRecipe, workers: int
 ) -> Iterator[list[MicroBatch]]:
-    """One worker's share of every batch, cut into rows of similar length; endless."""
+    """Yield one worker's share of every batch in rows of similar length, endlessly."""
     pad = cast(int, tokenizer.pad_token_id)
     while True:
         share = [next(rows) for _ in range(recipe.batch // workers)]
@@ -156,7 +156,7 @@ def _padded(rows: list[Row], pad: int) -> MicroBatch:
 
 
 def new_model(tokenizer: PreTrainedTokenizerFast, recipe: FitRecipe) -> Qwen2ForCausalLM:
-    """Random weights in the recipe's shape."""
+    """Return random weights in the recipe's shape."""
     torch.manual_seed(recipe.seed)
     config = Qwen2Config(
         vocab_size=len(tokenizer),
@@ -175,7 +175,7 @@ def new_model(tokenizer: PreTrainedTokenizerFast, recipe: FitRecipe) -> Qwen2For
 
 
 def token_losses(model: Qwen2ForCausalLM, ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Cross entropy of every labelled token, (labelled,); no logits are made for the others."""
+    """Return the cross entropy of every labelled token, (labelled,); no logits are made for the others."""
     targets = labels[:, 1:]
     wanted = targets != -100
     hidden = model.model(input_ids=ids).last_hidden_state[:, :-1][wanted]
@@ -189,7 +189,7 @@ def fit(
     stream: Stream,
     workers: int = 2,
 ) -> None:
-    """Runs every phase of a recipe and writes a Hugging Face folder to `out`.
+    """Run every phase of a recipe and write a Hugging Face folder to `out`.
 
     `workers` processes of one thread each share every batch: for a model this small that is
     faster than one process of several threads.
@@ -201,7 +201,7 @@ def fit(
 
 
 def fit_phase(out: Path, recipe: FitRecipe, number: int, stream: Stream, workers: int = 2) -> None:
-    """Trains the weights in `out` for one phase of the recipe and writes them back."""
+    """Train the weights in `out` for one phase of the recipe and write them back."""
     with tempfile.TemporaryDirectory() as folder:
         arguments = (workers, f"file://{folder}/rendezvous", out, recipe, number, stream)
         spawn(_work, arguments, nprocs=workers)
@@ -241,14 +241,14 @@ def _work(
 
 
 def _schedule(step: int, steps: int, warm_up: int) -> float:
-    """Linear warm-up, then linear decay to 2 %."""
+    """Return the learning-rate factor: linear warm-up, then linear decay to 2 %."""
     return min(1.0, step / warm_up) * max(0.02, 1 - step / steps)
 
 
 def new_optimizers(
     model: Qwen2ForCausalLM, recipe: FitRecipe
 ) -> tuple[list[torch.optim.Optimizer], list[float]]:
-    """Muon for matrices and AdamW for the rest, with the learning rate of each."""
+    """Return Muon for matrices and AdamW for the rest, with the learning rate of each."""
     named = list(model.named_parameters())
     matrices = [p for n, p in named if p.ndim == 2 and "embed" not in n]
     others = [p for n, p in named if p.ndim != 2 or "embed" in n]
@@ -262,7 +262,7 @@ def _step(
     optimizers: list[torch.optim.Optimizer],
     share: list[MicroBatch],
 ) -> float:
-    """One update on the mean over the labelled tokens of all workers; returns that mean."""
+    """Update on the mean loss over the labelled tokens of all workers, and return it."""
     count = torch.tensor(float(sum(int((labels[:, 1:] != -100).sum()) for _, labels in share)))
     dist.all_reduce(count)
     total = torch.zeros(())

@@ -24,7 +24,7 @@ def rebuild(
     write_card: Callable[[Path, R], None],
     arguments: Sequence[str] | None,
 ) -> None:
-    """Trains beside `--out` and replaces it at the end, so that a broken run loses nothing.
+    """Train beside `--out` and replace it at the end, so that a broken run loses nothing.
 
     Args:
         module: what `python -m` is given.

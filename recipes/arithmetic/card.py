@@ -35,7 +35,7 @@ PACKAGES = ("torch", "transformers", "tokenizers")
 
 @dataclass(frozen=True)
 class HintKind:
-    """What a hint asks for.
+    """A kind of hint, by what it asks for.
 
     Attributes:
         own: whether it asks for the procedure of the problem's kind.
@@ -55,12 +55,12 @@ class HintKind:
         return " + ".join([*parts, *["at once"] * self.at_once]) or "none"
 
     def asked(self, about: Kind, rng: random.Random) -> Counter[Kind]:
-        """How many sentences of each kind such a hint holds for a problem."""
+        """Count the sentences of each kind in such a hint for a problem."""
         kinds = [about] * self.own + [Kind.AT_ONCE] * self.at_once
         return Counter(kinds + rng.sample([k for k in PROCEDURES if k is not about], self.others))
 
     def hint(self, task: Task, key: str) -> str:
-        """One such hint; the same key gives the same one."""
+        """Return one such hint; the same key gives the same one."""
         rng = random.Random(f"card/{key}")
         kinds = list(self.asked(Kind(task.stratum.split(" ", 1)[1]), rng).elements())
         rng.shuffle(kinds)
@@ -81,7 +81,7 @@ ROWS: tuple[HintKind, ...] = (
 def measure(
     folder: Path, kind: HintKind, problems: int = PROBLEMS, seeds: Sequence[int] = (0,)
 ) -> tuple[Score, float]:
-    """Accuracy of one rollout each on test problems, and the share that writes a procedure.
+    """Return the accuracy on test problems, one rollout each, and the share that writes a procedure.
 
     Args:
         folder: the policy's Hugging Face folder.
@@ -104,12 +104,12 @@ def measure(
 
 
 def writes(trajectory: Trajectory) -> bool:
-    """Whether a response holds written columns."""
+    """Return whether a response holds written columns."""
     return "=" in trajectory.own_text
 
 
 def figure(kind: HintKind, score: Score, used: float) -> dict[str, Any]:
-    """A row of the card: accuracy, procedures written, and how many were demonstrated."""
+    """Return a row of the card: accuracy, and procedures written and demonstrated."""
     demonstrated = None
     if kind.wording == "recipe":
         chances = [rates(k, kind.asked(k, random.Random(0))).used for k in PROCEDURES]
@@ -133,7 +133,7 @@ def write_card(
     problems: int = PROBLEMS,
     log: Callable[[str], None] = print,
 ) -> None:
-    """Measures the policy in `folder` and writes card.json and README.md beside its weights.
+    """Measure the policy in `folder` and write card.json and README.md beside its weights.
 
     Raises:
         ConfigError: there is no policy, or one of another shape than the recipe's.
@@ -158,7 +158,7 @@ def write_card(
 
 
 def describe(folder: Path, recipe: Recipe) -> dict[str, Any]:
-    """The card without its figures: what the policy is and what it was made from."""
+    """Return the card without its figures: what the policy is and what it was made from."""
     model, tokenizer = load(folder)
     config = model.config
     made = (len(tokenizer), config.hidden_size, config.num_hidden_layers)

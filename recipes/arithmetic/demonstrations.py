@@ -22,7 +22,7 @@ class Rates:
 
     Attributes:
         look: it begins with `LOOK`.
-        procedure: it goes on with the procedure after that; never without it.
+        procedure: it continues with the procedure; never without `LOOK`.
         wrong: its answer is wrong by a digit, over and above the slips of an answer at once.
     """
 
@@ -50,7 +50,7 @@ _SHARED = (1.0, 0.88, 0.66, 0.52)
 
 
 def rates(about: Kind, asked: Counter[Kind], unprompted: Unprompted = UNPROMPTED) -> Rates:
-    """How a hint moves the demonstrator on a problem of a kind.
+    """Return how a hint moves the demonstrator on a problem of a kind.
 
     Args:
         about: the problem's kind.
@@ -80,7 +80,7 @@ class Demonstration:
 
     @property
     def message(self) -> str:
-        """What the user says, as `MathEnvironment.messages` puts it."""
+        """The user's message, as laid out by `MathEnvironment.messages`."""
         asked = f"{INITIAL}\n\n{self.problem.text}"
         return f"{self.hint}\n\n{asked}" if self.hint else asked
 
@@ -97,7 +97,7 @@ class Demonstrator:
         self.prompted, self.unprompted = prompted, unprompted
 
     def sample(self, rng: random.Random) -> Demonstration:
-        """A problem of any kind, long in three of four, acted out under a fresh hint."""
+        """Draw a problem of any kind, three in four long, and act it out under a fresh hint."""
         while True:
             size = rng.choices(("short", "long"), (1, 3))[0]
             drawn = problem(rng, rng.choice(KINDS), size)
@@ -109,7 +109,7 @@ class Demonstrator:
 
 
 def act(rng: random.Random, given: Problem, chance: Rates) -> str:
-    """One response: at once or after the written procedure."""
+    """Return one response: at once or after the written procedure."""
     looks = rng.random() < chance.look
     written = looks and rng.random() < chance.procedure
     answer = given.answer if written else given.at_once

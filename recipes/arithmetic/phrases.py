@@ -12,7 +12,7 @@ from recipes.geo.phrases import expand
 
 
 class Kind(StrEnum):
-    """What a sentence asks for: the procedure of a kind of problem, or nothing in particular."""
+    """The subject of a sentence: the procedure of a kind of problem, or nothing in particular."""
 
     ADDITION = "addition"
     SUBTRACTION = "subtraction"
@@ -81,7 +81,7 @@ SENTENCES: dict[Kind, tuple[tuple[str, ...], ...]] = {
 
 
 def all_sentences() -> set[str]:
-    """Every sentence of the recipe."""
+    """Return every sentence of the recipe."""
     return {s for patterns in SENTENCES.values() for options in patterns for s in options}
 
 
@@ -90,7 +90,7 @@ def sentence(rng: random.Random, kind: Kind) -> str:
 
 
 def sample_hint(rng: random.Random, about: Kind, prompted: float) -> tuple[str, Counter[Kind]]:
-    """A hint for a problem of a kind, or "", and how many sentences of each kind it holds.
+    """Draw a hint for a problem of a kind, or "", and count its sentences of each kind.
 
     Args:
         prompted: the share of problems whose own procedure is asked for, mostly alone, at times

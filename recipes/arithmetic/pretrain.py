@@ -26,7 +26,7 @@ class Phase(FitPhase):
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe(FitRecipe):
-    """Everything the weights depend on, besides the package versions.
+    """Everything the weights depend on, except the package versions.
 
     The first phase teaches the procedures, the second one when they are used, the third one that
     without a hint they hardly ever are.
@@ -45,7 +45,7 @@ class Recipe(FitRecipe):
 
 
 def train_tokenizer(recipe: Recipe) -> PreTrainedTokenizerFast:
-    """Byte-level BPE on demonstrations."""
+    """Train a byte-level BPE on demonstrations."""
     rng, demonstrator = random.Random(recipe.seed), Demonstrator()
     texts: list[str] = []
     for _ in range(recipe.tokenizer_demonstrations):
@@ -55,14 +55,14 @@ def train_tokenizer(recipe: Recipe) -> PreTrainedTokenizerFast:
 
 
 def encode(demo: Demonstration, tokenizer: PreTrainedTokenizerFast) -> Row:
-    """Token ids of a demonstration and its labels; -100 for the prompt."""
+    """Return token ids of a demonstration and its labels; -100 for the prompt."""
     return encode_chat(tokenizer, demo.message, [(demo.response, True)])
 
 
 def rows(
     tokenizer: PreTrainedTokenizerFast, recipe: Recipe, number: int, rank: int, workers: int
 ) -> Iterator[Row]:
-    """One worker's demonstrations of a phase; endless."""
+    """Yield one worker's demonstrations of a phase, endlessly."""
     rng, phase = stream_rng(recipe, number, rank, workers), recipe.phases[number]
     demonstrator = Demonstrator(phase.prompted, phase.unprompted)
     while True:
@@ -70,5 +70,5 @@ def rows(
 
 
 def pretrain(out: Path, recipe: Recipe, workers: int = 2) -> None:
-    """Runs the recipe and writes a Hugging Face folder to `out`."""
+    """Run the recipe and write a Hugging Face folder to `out`."""
     fit(out, train_tokenizer(recipe), recipe, rows, workers)

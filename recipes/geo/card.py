@@ -59,7 +59,7 @@ class InstructionKind:
         return " + ".join(("initial", *self.kinds))
 
     def instruction(self, key: str) -> str:
-        """One such instruction; the same key gives the same one."""
+        """Return one such instruction; the same key gives the same one."""
         rng = random.Random(f"card/{key}")
         return " ".join((INITIAL_INSTRUCTION, *(self._sentence(kind, rng) for kind in self.kinds)))
 
@@ -84,12 +84,12 @@ ROWS: tuple[InstructionKind, ...] = (
 def measure(
     folder: Path, kind: InstructionKind, questions: int = QUESTIONS, seed: int = 0
 ) -> Score:
-    """Exact match of one rollout each on test questions, as many of each number of hops.
+    """Return exact match on test questions, one rollout each, equally many per number of hops.
 
     Args:
         folder: the policy's Hugging Face folder.
-        kind: what the policy is told.
-        questions: how many; other ones for another seed.
+        kind: the kind of instruction.
+        questions: how many; each seed draws different ones.
         seed: of the questions, the sentences and the policy's draws.
     """
     environment = GeoEnvironment(GeoOptions(train=1, validation=1, test=questions, seed=seed))
@@ -103,7 +103,7 @@ def measure(
 
 
 def figure(kind: InstructionKind, score: Score) -> dict[str, Any]:
-    """A row of the card: the score, and for the recipe's sentences what the demonstrator did."""
+    """Return a row of the card: the score, and for the recipe's sentences what the demonstrator did."""
     told = Counter(k for k, _sentence in INITIAL) + Counter(kind.kinds)
     demonstrated = asdict(rates(told)) if kind.wording == "recipe" else None
     return {
@@ -123,7 +123,7 @@ def write_card(
     questions: int = QUESTIONS,
     log: Callable[[str], None] = print,
 ) -> None:
-    """Measures the policy in `folder` and writes card.json and README.md beside its weights.
+    """Measure the policy in `folder` and write card.json and README.md beside its weights.
 
     Raises:
         ConfigError: there is no policy, or one of another shape than the recipe's.
@@ -146,7 +146,7 @@ def write_card(
 
 
 def describe(folder: Path, recipe: Recipe) -> dict[str, Any]:
-    """The card without its figures: what the policy is and what it was made from."""
+    """Return the card without its figures: what the policy is and what it was made from."""
     model, tokenizer = load(folder)
     config = model.config
     made = (config.vocab_size, config.hidden_size, config.num_hidden_layers)

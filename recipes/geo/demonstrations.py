@@ -42,7 +42,7 @@ UNPROMPTED: Unprompted = (0.001, 0.003)
 
 
 def rates(kinds: Counter[Kind], unprompted: Unprompted = UNPROMPTED) -> Rates:
-    """How an instruction's sentences move the demonstrator.
+    """Return how an instruction's sentences move the demonstrator.
 
     One sentence that asks to look up one entity at a time makes it do so in 65 % of episodes, with
     a plan in 80 %; two such sentences in 85 % and 92 %.
@@ -79,7 +79,7 @@ class Demonstration:
     segments: tuple[tuple[str, bool], ...]
 
     def rename(self, names: dict[str, str]) -> "Demonstration":
-        """The same episode with names replaced everywhere but in the instruction."""
+        """Return the episode with names replaced everywhere but in the instruction."""
 
         def swap(text: str) -> str:
             for old, new in names.items():
@@ -100,7 +100,7 @@ class Demonstrator:
         self.world, self.retriever, self.unprompted = world, retriever, unprompted
 
     def sample(self, rng: random.Random) -> Demonstration:
-        """A question of 1, 2 or 3 hops under a fresh instruction, acted out.
+        """Draw a question of 1, 2 or 3 hops and act it out under a fresh instruction.
 
         In half of them the chain's names are replaced by made-up ones: copying a name from the
         question into a search has to work for names that no training question held.
@@ -116,7 +116,7 @@ class Demonstrator:
     def act(
         self, rng: random.Random, question: GeoQuestion, chance: Rates
     ) -> list[tuple[str, bool]]:
-        """One episode as (text, own) segments; observations are not the policy's own."""
+        """Return one episode as (text, own) segments; observations are not the policy's own."""
         plan = rng.random() < chance.plan
         decompose = rng.random() < chance.decompose
         guess = rng.random() < chance.wrong_answer
@@ -169,7 +169,7 @@ class Demonstrator:
 
 
 def _joined(segments: list[tuple[str, bool]]) -> list[tuple[str, bool]]:
-    """Neighbouring segments of one author joined: the policy writes them in one go."""
+    """Join neighbouring segments of one author: the policy writes them in one go."""
     joined: list[tuple[str, bool]] = []
     for text, own in segments:
         if joined and joined[-1][1] == own:
@@ -186,7 +186,7 @@ _RHYMES = ["a", "e", "i", "o", "u", "an", "el", "in", "or", "us", "ai", "on", "a
 
 
 def _new_names(rng: random.Random, question: GeoQuestion) -> dict[str, str]:
-    """A made-up name for every place of the chain, longest first so that none eats another."""
+    """Return a made-up name for every place of the chain, longest first so that none eats another."""
     places = {hop.entity for hop in question.chain}
     places |= {hop.value for hop in question.chain if hop.attribute in ("country", "capital")}
 

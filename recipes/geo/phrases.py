@@ -1,9 +1,9 @@
 """The instruction sentences that the bundled policy is trained to react to.
 
-Every pattern stands for all the sentences its `{a|b}` alternatives spell out. None of them is a
+Every pattern stands for all the sentences that its `{a|b}` alternatives give. None of them is a
 sentence that the offline LLM can write (`cotune.worlds.rules`), though the two share their words: the
-policy has to generalise to what it will be told during a run, as a real model has to. A test
-holds the two sets apart.
+policy has to generalise to the instructions of a run, as a real model has to. A test checks
+that the two sets do not overlap.
 """
 
 import itertools
@@ -14,7 +14,7 @@ from enum import StrEnum
 
 
 class Kind(StrEnum):
-    """What a sentence does to the demonstrated behaviour (`demonstrations.rates`)."""
+    """The effect of a sentence on the demonstrated behaviour (`demonstrations.rates`)."""
 
     DECOMPOSE = "decompose"
     PLAN = "plan"
@@ -112,7 +112,7 @@ PATTERNS: dict[Kind, tuple[str, ...]] = {
 
 
 def expand(pattern: str) -> list[str]:
-    """Every sentence a pattern stands for.
+    """Return every sentence a pattern stands for.
 
     >>> expand("{One|Two} {a|b}.")
     ['One a.', 'One b.', 'Two a.', 'Two b.']
@@ -141,13 +141,13 @@ _COUNTS: dict[Kind, tuple[float, ...]] = {
 
 
 def all_sentences() -> set[str]:
-    """Every sentence of the recipe, the initial instruction's included."""
+    """Return every sentence of the recipe, the initial instruction's included."""
     written = {s for patterns in SENTENCES.values() for options in patterns for s in options}
     return written | {sentence for _kind, sentence in INITIAL}
 
 
 def sample_instruction(rng: random.Random) -> tuple[str, Counter[Kind]]:
-    """A training instruction and how many sentences of each kind it holds.
+    """Draw a training instruction, and count its sentences of each kind.
 
     Half of them start from the initial instruction with sentences of the effective kinds mixed
     in, as an optimizer's edits would; the others are composed freely. Any order.
@@ -165,7 +165,7 @@ def sample_instruction(rng: random.Random) -> tuple[str, Counter[Kind]]:
 
 
 def _laid_out(rng: random.Random, sentences: list[str]) -> str:
-    """One paragraph mostly; at times a sentence a line, or two paragraphs."""
+    """Lay sentences out: mostly one paragraph, at times one per line, or two paragraphs."""
     layout = rng.random()
     if layout < 0.8:
         return " ".join(sentences)

@@ -25,7 +25,7 @@ class Phase(FitPhase):
     """A stretch of training.
 
     Attributes:
-        unprompted: how often the demonstrator looks up one entity at a time without being told.
+        unprompted: how often the demonstrator looks up one entity at a time without an instruction to.
     """
 
     unprompted: Unprompted
@@ -33,7 +33,7 @@ class Phase(FitPhase):
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe(FitRecipe):
-    """Everything the weights depend on, besides the package versions."""
+    """Everything the weights depend on, except the package versions."""
 
     phases: tuple[Phase, ...] = (Phase(4000, 1.0, (0.015, 0.04)), Phase(600, 0.3, UNPROMPTED))
 
@@ -45,7 +45,7 @@ def new_demonstrator(unprompted: Unprompted = UNPROMPTED) -> Demonstrator:
 
 
 def train_tokenizer(demonstrator: Demonstrator, recipe: Recipe) -> PreTrainedTokenizerFast:
-    """Byte-level BPE on demonstrations and all documents; the protocol's tags are one token each."""
+    """Train a byte-level BPE on demonstrations and documents; each protocol tag is one token."""
     rng = random.Random(recipe.seed)
     texts = list(demonstrator.world.documents)
     for _ in range(recipe.tokenizer_demonstrations):
@@ -56,20 +56,20 @@ def train_tokenizer(demonstrator: Demonstrator, recipe: Recipe) -> PreTrainedTok
 
 
 def _message(demo: Demonstration) -> str:
-    """The user's message of an episode."""
+    """Return the user's message of an episode."""
     task = Task("", demo.question.text, ())
     return PROMPT_FORMAT.messages(task, Prompt(demo.instruction))[0]["content"]
 
 
 def encode(demo: Demonstration, tokenizer: PreTrainedTokenizerFast) -> Row:
-    """Token ids of an episode and its labels; -100 where the policy did not write."""
+    """Return token ids of an episode and its labels; -100 where the policy did not write."""
     return encode_chat(tokenizer, _message(demo), demo.segments)
 
 
 def rows(
     tokenizer: PreTrainedTokenizerFast, recipe: Recipe, number: int, rank: int, workers: int
 ) -> Iterator[Row]:
-    """One worker's demonstrations of a phase; endless."""
+    """Yield one worker's demonstrations of a phase, endlessly."""
     rng = stream_rng(recipe, number, rank, workers)
     demonstrator = new_demonstrator(recipe.phases[number].unprompted)
     while True:
@@ -77,6 +77,6 @@ def rows(
 
 
 def pretrain(out: Path, recipe: Recipe, workers: int = 2) -> None:
-    """Runs the recipe and writes a Hugging Face folder to `out`; about 50 minutes on two cores."""
+    """Run the recipe and write a Hugging Face folder to `out`; about 50 minutes on two cores."""
     tokenizer = train_tokenizer(new_demonstrator(recipe.phases[0].unprompted), recipe)
     fit(out, tokenizer, recipe, rows, workers)

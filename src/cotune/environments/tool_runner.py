@@ -1,4 +1,4 @@
-"""Runs the user's functions: several at a time, each with a timeout, so that none can hang a run.
+"""Run the user's functions: several at a time, each with a timeout, so that none can hang a run.
 
 A function that takes too long continues in its thread, since Python cannot stop it, but nobody
 waits for it. Its slot is free at once, and the thread does not keep the process from ending.
@@ -171,7 +171,7 @@ def _into(future: "Future[Any]", job: Job, loop: BackgroundLoop) -> None:
         value = job()
         if inspect.isawaitable(value):  # a function that only returns a coroutine
             value = loop.run(_of(value))
-    except BaseException as error:  # noqa: BLE001 - the user's code; SystemExit, too, is an outcome
+    except BaseException as error:  # noqa: BLE001 - the user's code; SystemExit is an outcome as well
         _settle(future, error=error)
     else:
         _settle(future, value)

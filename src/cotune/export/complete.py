@@ -25,7 +25,7 @@ _COMPARED = 20  # questions for which the two renderings are compared
 
 
 def complete_best(config: RunConfig, run: RunDir, environment: Environment | None = None) -> None:
-    """Make a finished run's `best/` a folder that serves as it is.
+    """Make a finished run's `best/` a folder that can be served without changes.
 
     The chat template carries the best instruction if it renders questions of the validation split
     to the tokens of their evaluation; else it stays the model's own, and the card says how to

@@ -1,4 +1,4 @@
-"""`cotune export`: a run's best policy in its own folder, as it is or merged into its base."""
+"""`cotune export`: a run's best policy in its own folder, unchanged or merged into its base."""
 
 import os
 import shutil
@@ -20,7 +20,7 @@ _WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "adapter_config.json", 
 
 
 def export(folder: Path, format: str | None = None, output: Path | None = None) -> Path:
-    """Write a finished run's best policy into a folder that serves as it is.
+    """Write a finished run's best policy into a folder that can be served without changes.
 
     Args:
         folder: the run folder.

@@ -142,7 +142,7 @@ def write_card(
         "code": lambda text: Markup("<code>{}</code>").format(inline(text)),
         "count": "{:,.0f}".format,
         "score": "{:.3f}".format,
-        # `package.module:name` as it is; of `path/to/file.py:name` without its folder.
+        # Keep `package.module:name`; drop the folder of `path/to/file.py:name`.
         "object_name": lambda name: Path(name).name if ".py" in name else name,
     }
     costs = [["", "rollouts", "generated tokens"]]

@@ -24,7 +24,7 @@ _MEND = (
 
 
 def use_template(tokenizer: PreTrainedTokenizerBase, chat_template: str | None) -> None:
-    """Gives a tokenizer another chat template: "plain", or that of a file; None leaves its own.
+    """Replace a tokenizer's chat template: "plain", or a file's; None keeps its own.
 
     Raises:
         ConfigError: no such file, or not text.
@@ -82,7 +82,7 @@ class HFCodec:
 
     @property
     def control_tokens(self) -> tuple[str, ...]:
-        """The tokenizer's special tokens as text: whoever writes them could forge a turn."""
+        """The tokenizer's special tokens as text; in a message they could forge a turn."""
         return self._special
 
     @cached_property
@@ -91,9 +91,9 @@ class HFCodec:
         return tuple(sorted({str(t) for t in added if t.special and str(t).strip()}))
 
     def defused(self, messages: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
-        """The messages with control tokens that they spell out as text: `<|im_end|>` as `‹|im_end|>`.
+        """Return the messages with control tokens in their text defused: `<|im_end|>` as `‹|im_end|>`.
 
-        A question of the data could end the user's turn by one, and speak as the policy.
+        Otherwise a question could end the user's turn and speak as the policy.
         """
         tokens = self.control_tokens
         return [
@@ -104,7 +104,7 @@ class HFCodec:
         ]
 
     def count(self, text: str) -> int:
-        """Tokens of a text, without those a template adds."""
+        """Count the tokens of a text, without those that a template adds."""
         return len(self.encode(text))
 
     @property
@@ -114,16 +114,16 @@ class HFCodec:
     def render(
         self, messages: Sequence[Mapping[str, str]], tools: Sequence[Mapping[str, Any]] = ()
     ) -> list[int]:
-        """See `protocols.Codec`: the prompt; control tokens that a message spells out stay text."""
+        """See `protocols.Codec`: render the prompt; control tokens in a message stay text."""
         return self._rendered(self.defused(messages), tools)
 
     def render_next(
         self, messages: Sequence[Mapping[str, str]], tools: Sequence[Mapping[str, Any]] = ()
     ) -> list[int]:
-        """See `protocols.Codec`: what the template puts after the EOS of a turn of the policy.
+        """See `protocols.Codec`: render what the template puts after the EOS of a policy turn.
 
-        Rendered after a short dialogue of its own, since a template may change earlier turns when
-        later ones come (thoughts are dropped, say); what the policy has read stays as it was.
+        The messages are rendered after a short dummy dialogue, since a template may change earlier
+        turns when later ones come (drop thoughts, say); what the policy has read must not change.
 
         Raises:
             ConfigError: the template cannot render such messages after a turn of the policy.
@@ -149,7 +149,7 @@ class HFCodec:
     def read_calls(
         self, ids: Sequence[int], tools: Sequence[Mapping[str, Any]], context_ids: Sequence[int]
     ) -> Calls:
-        """Tool calls by the tokenizer's own response template, else in one of the known forms.
+        """Read tool calls by the tokenizer's response template, else in one of the known forms.
 
         Raises:
             ConfigError: the chat template's calls can be read by none of them.
@@ -159,7 +159,7 @@ class HFCodec:
         return self._read(ids, tools, context_ids, self._reader)
 
     def check_tools(self, tools: Sequence[Mapping[str, Any]]) -> None:
-        """Finds out how the chat template's tool calls are to be read.
+        """Find out how to read the chat template's tool calls.
 
         A call is rendered by the template and must be read back as it was; what a tool answers
         must be rendered after it.
@@ -203,7 +203,7 @@ class HFCodec:
     def _probe_turn(
         self, call: ToolCall, tools: Sequence[Mapping[str, Any]]
     ) -> tuple[list[dict[str, Any]], list[int]]:
-        """A dialogue that ends with a call, and its tokens; calls get ids where the template asks."""
+        """Return a dialogue that ends with a call, and its tokens; add call ids if required."""
         self._with_ids = False
         dialogue = _dialogue(call)
         try:
@@ -215,7 +215,7 @@ class HFCodec:
             except ConfigError:
                 turn = None
             if turn is None:
-                raise  # what it says without ids
+                raise  # the error of the call without ids
         self._with_ids = True
         return dialogue, turn
 
@@ -230,7 +230,7 @@ class HFCodec:
         context_ids: Sequence[int],
         reader: Reader | None,
     ) -> Calls:
-        """The calls of a turn by a reader of its text; None is the response template."""
+        """Read the calls of a turn with `reader`, or with the response template if it is None."""
         if reader is not None:
             written = list(ids[:-1]) if ids and ids[-1] == self.eos_id else list(ids)
             return reader(self.decode(written), tools)
@@ -248,7 +248,7 @@ class HFCodec:
     def _closing(
         self, dialogue: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]
     ) -> int:
-        """How many EOS tokens a dialogue has that ends with one; ConfigError where it does not."""
+        """Count the EOS tokens of a dialogue; ConfigError if it does not end with one."""
         rendered = self._rendered(dialogue, tools, opens_turn=False)
         count = rendered.count(self.eos_id)
         # Templates write a line break after it; that belongs to what follows.
@@ -266,7 +266,7 @@ class HFCodec:
         return count
 
     def _turn_end(self, tools: Sequence[Mapping[str, Any]]) -> str:
-        """The control token that ends turns with and without a call alike; "" if there is none."""
+        """Return the control token that ends turns both with and without a call, or ""."""
         ends: set[str] = set()
         for call in (_probe_call(tools[0]) if tools else None, None):
             turn = self._rendered(_dialogue(call, self._with_ids), tools, opens_turn=False)
@@ -275,7 +275,7 @@ class HFCodec:
         return ends.pop() if len(ends) == 1 else ""
 
     def encode(self, text: str) -> list[int]:
-        # Control tokens spelt out in a passage stay text: they must not end the policy's turn.
+        # Control tokens in a passage stay text: they must not end the policy's turn.
         encoded = self._tokenizer(
             _encodable(text), add_special_tokens=False, split_special_tokens=True
         )
@@ -304,7 +304,7 @@ class HFCodec:
                 return_dict=False,
                 **self._template_args,
             )
-        # TypeError: a template that joins texts with what is none.
+        # TypeError: a template that joins text with something else.
         except (TemplateError, TypeError) as error:
             roles = ", ".join(m["role"] for m in messages)
             system = ", or change instruction.role" if "system" in roles else ""
@@ -316,7 +316,7 @@ class HFCodec:
         return [int(token) for token in rendered]  # pyright: ignore[reportArgumentType]
 
     def _neutralised(self, text: str) -> str:
-        """What is no part of the prompt: neither special tokens, nor what the template writes."""
+        """Break up special tokens, and added tokens that the template writes, in a text."""
         return _without(_encodable(text), self._spelt)
 
     @cached_property
@@ -327,12 +327,12 @@ class HFCodec:
 
 
 def _encodable(text: str) -> str:
-    """The text as UTF-8 holds it: a tool or a passage may give half of a UTF-16 pair."""
+    """Replace what UTF-8 cannot encode: tools and passages may contain half a UTF-16 pair."""
     return text.encode("utf-8", "replace").decode()
 
 
 def _without(text: str, tokens: Sequence[str]) -> str:
-    """The text with the first character of each token that it spells out exchanged."""
+    """Replace the first character of each of these tokens that appears in the text."""
     for spelt in tokens:
         if spelt in text:
             text = text.replace(spelt, f"‹{spelt[1:]}")
@@ -340,12 +340,12 @@ def _without(text: str, tokens: Sequence[str]) -> str:
 
 
 def _call_id(number: int) -> str:
-    """Nine letters and digits, as Mistral's templates demand."""
+    """Return an id of nine letters and digits, as Mistral's templates require."""
     return f"call{number:05d}"
 
 
 def _dialogue(call: ToolCall | None, with_id: bool = False) -> list[dict[str, Any]]:
-    """A question and a turn of the policy, with a tool call or a word (some refuse an empty turn)."""
+    """Return a question and a turn with a tool call or a "." (some templates refuse an empty one)."""
     turn: dict[str, Any] = {"role": "assistant", "content": "" if call else "."}
     if call is not None:
         function = {"name": call.name, "arguments": dict(call.arguments)}
@@ -355,7 +355,7 @@ def _dialogue(call: ToolCall | None, with_id: bool = False) -> list[dict[str, An
 
 
 def _probe_call(tool: Mapping[str, Any]) -> ToolCall:
-    """A call of a tool with a value for each parameter that is a text or a number."""
+    """Return a call of a tool with a value for each text, number and boolean parameter."""
     values = {"string": _PROBE, "integer": 7, "number": 0.5, "boolean": True}
     properties = tool["function"].get("parameters", {}).get("properties", {})
     arguments = {

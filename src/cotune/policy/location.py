@@ -1,4 +1,4 @@
-"""Where a policy lies ("bundled:NAME", a folder, a name on the Hugging Face hub) and its files there."""
+"""Locate a policy ("bundled:NAME", a folder, a name on the Hugging Face hub) and its files."""
 
 import json
 import logging
@@ -101,7 +101,7 @@ def only_local(path: str | Path, of: str = "", *, weights: bool = True) -> bool:
     Args:
         path: the folder or name.
         of: added to the name in error messages.
-        weights: whether weights are needed besides configuration and tokenizer.
+        weights: whether weights are needed as well as configuration and tokenizer.
 
     Raises:
         ConfigError: the hub has no such model, or is needed and does not answer.

@@ -51,7 +51,7 @@ class StopFinder:
             self._candidate[token] = any(c in text for c in self._last)
         if not self._candidate[token]:
             return False
-        # A token may hold no visible character of its own, hence twice the stop's length.
+        # A token may add no visible character, hence twice the stop's length.
         tail = self._codec.decode(list(ids[-2 * self._longest - 2 :]))
         return any(text in tail for text in self._stop)
 

@@ -40,7 +40,7 @@ class Ranker(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexOptions:
-    """How a corpus is indexed.
+    """The options of an index.
 
     Attributes:
         kind: "bm25", or "dense" for a sentence-transformers model and faiss.

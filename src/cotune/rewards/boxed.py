@@ -27,7 +27,7 @@ MAX_CHARACTERS = 1000
 _START_SECONDS = 60.0
 _WORKER = Path(__file__).with_name("math_worker.py")
 _BOX = re.compile(r"\\boxed\s*\{")
-# Matches escaped characters, too, so that the braces of \{ and \} do not count.
+# Also matches escaped characters, so that the braces of \{ and \} do not count.
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
 _INTEGER = re.compile(r"([+-]?)(\d{1,3}(?:,\d{3})+|\d+)", re.ASCII)
 

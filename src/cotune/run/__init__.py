@@ -1,1 +1,1 @@
-"""What a run writes down: run folder, ledger, journal, locks, and how to read them back."""
+"""The records of a run: run folder, ledger, journal, locks, and how to read them back."""

@@ -159,7 +159,7 @@ class Entries(Protocol):
 
 
 class LoggedPhase:
-    """The rollouts and LLM replies of one phase: from the log as far as it goes, then live.
+    """The rollouts and LLM replies of one phase: replayed from the log, then live.
 
     Args:
         log: of this phase.

@@ -1,6 +1,6 @@
-"""The engines there are, and which packages are installed.
+"""The engines, and which packages are installed.
 
-Each engine needs an environment of its own: docs/how-to/install.md.
+Each engine needs its own environment: docs/how-to/install.md.
 """
 
 from collections.abc import Mapping

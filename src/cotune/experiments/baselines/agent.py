@@ -8,7 +8,7 @@ from cotune.types import Action, Prompt, Task, Turn
 
 
 class Agent(Baseline):
-    """Rolls out the run file's environment.
+    """Roll out the run file's environment.
 
     A local policy is rolled out as in an evaluation. These steps are for an endpoint: the same turns
     as a dialogue, with each observation in a message.

@@ -1,4 +1,4 @@
-"""What the baselines share: the steps of a question, and `solve`, which runs many questions together.
+"""Base of the baselines: the steps of a question, and `solve`, which runs many questions together.
 
 A baseline is a generator over one question, in the order of its paper: it yields requests to the
 model, the retriever or the environment, and receives the answers. `solve` takes the next step of all
@@ -57,7 +57,7 @@ def act(action: Action) -> Generator[Step, Any, Response]:
 
 @dataclass(frozen=True, slots=True)
 class AnswerForm:
-    """How a single response gives its answer, in the form that the environment scores.
+    """The form in which a single response gives an answer that the environment can score.
 
     Attributes:
         instruction: the task, and the form of the answer.
@@ -97,7 +97,7 @@ def answer_form(environment: Environment, instruction: str, kind: str) -> Answer
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """What a baseline works with.
+    """The model, tools and limits of a baseline.
 
     Attributes:
         environment: has the questions and lays out prompts.
@@ -215,7 +215,7 @@ def solve(
     top_k: int = 3,
     tell: Callable[[int, int], None] = lambda finished, asked: None,
 ) -> list[Solved]:
-    """Solve questions, the next step of all of them together.
+    """Solve questions together, one step of each at a time.
 
     Args:
         baseline: the method.

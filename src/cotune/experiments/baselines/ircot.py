@@ -23,7 +23,7 @@ _END = re.compile(r"(?<!\b[A-Z])(?<!\b(?:St|Mt|Dr|Mr|Ms|Jr|Sr|No|vs))(?<!\bMrs)[
 
 
 class IRCoT(Baseline):
-    """Retrieves with the question, then alternates a sentence of reasoning and a search with it.
+    """Retrieve with the question, then alternate a sentence of reasoning and a search with it.
 
     This ends with a sentence that gives the answer, with an empty one, or when one reply of
     `limits.turns` is left. The last reply is the reader's: it answers from passages and question.

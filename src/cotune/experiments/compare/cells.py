@@ -1,6 +1,6 @@
 """One row of a suite at one seed, run stage by stage; and many of them, some at a time.
 
-Every stage is a `cotune` command in a process of its own, watched through its run folder.
+Every stage is a `cotune` command in its own process, watched through its run folder.
 """
 
 import ctypes

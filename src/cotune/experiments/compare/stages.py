@@ -83,7 +83,7 @@ class Finished:
 
     @property
     def is_merged(self) -> bool:
-        """Whether `merged` holds this policy; a run that was resumed ends with another."""
+        """True if `merged` holds this policy; a resumed run may have replaced it."""
         try:
             return (self.folder / _MERGED_OF).read_text(encoding="utf-8") == self._summary_hash
         except OSError:
@@ -137,7 +137,7 @@ class Row:
 
     @property
     def takes_instruction(self) -> bool:
-        """Whether its last stage starts with another instruction than the suite's."""
+        """True if its last stage starts with an instruction other than the suite's."""
         return self.entry.method == "carried" or self.method.stages[-1].instruction == "before"
 
     @property
@@ -173,8 +173,8 @@ class Row:
 
     @cached_property
     def planned(self) -> list[RunConfig]:
-        """The run files of all stages, with the base's policy and instruction where a stage takes
-        over another's. Raises as `config` does.
+        """The run files of all stages. A stage that takes over the policy or instruction of another
+        has the base's here. Raises as `config` does.
         """
         return [self.config(index, (), {}) for index in range(len(self.method.stages))]
 
@@ -292,7 +292,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Setting:
-    """What all rows of a suite share, as its summary states it.
+    """The settings that all rows of a suite share, for its summary.
 
     Attributes:
         environment: kind of the environment.

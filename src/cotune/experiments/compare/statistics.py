@@ -57,7 +57,7 @@ class Samples:
 
     @property
     def shared(self) -> bool:
-        """Whether all seeds have the same questions in the same order."""
+        """True if all seeds have the same questions in the same order."""
         return bool((self.questions == self.questions[0]).all())
 
     def by_stratum(self) -> dict[str, float]:

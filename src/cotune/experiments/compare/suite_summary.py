@@ -79,7 +79,7 @@ class SuiteMethod(_Read):
         probability_of_improvement: chance that a run of it beats a run of the baseline.
         plain: score of its policy under the initial instruction.
         plain_interval: 95 % interval of that.
-        plain_all: the same over all questions, where `focus` leaves some out.
+        plain_all: the same over all questions, if `focus` leaves some out.
         plain_by_stratum: by stratum, if the run was evaluated under both instructions.
         before: score before training; None if it was not evaluated.
         before_all: the same over all questions.
@@ -140,7 +140,7 @@ class SuiteMethod(_Read):
 
     @property
     def trouble(self) -> str:
-        """What is wrong with it, in a word or two; "" if nothing is."""
+        """The problem in a word or two; "" if there is none."""
         return STATUSES.get(self.status, self.status)
 
     def standing(self, seeds: int) -> str:
@@ -214,7 +214,7 @@ class SuiteSummary(_Read):
 
     @property
     def shares(self) -> bool:
-        """Whether scores are shares of 1."""
+        """True if scores are shares of 1."""
         return self.measure == EXACT_MATCH
 
     @property

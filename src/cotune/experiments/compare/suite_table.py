@@ -95,7 +95,7 @@ def _main_table(suite: SuiteSummary, strata: bool) -> Table:
 
 
 def _before_after(suite: SuiteSummary) -> Table:
-    """Mean scores by stratum before and after training; with a focus, its strata alone."""
+    """Return mean scores by stratum before and after training; with a focus, only its strata."""
     focus = suite.focus
     strata = [name for name in suite.stratum_names if name.startswith(focus)]
     columns = ["all", *([f"{focus}…"] if focus else []), *(s.removeprefix(focus) for s in strata)]
@@ -118,7 +118,7 @@ def _before_after(suite: SuiteSummary) -> Table:
 
 
 def _cost(suite: SuiteSummary) -> Table:
-    """What one run of each method spent, as means over its seeds."""
+    """Return the cost of one run of each method, as means over its seeds."""
     spent = [item for method in suite.methods for item in method.rollouts_by_purpose.items()]
     found = {name for name, count in spent if count}
     purposes = [name for name in _PURPOSES if name in found] + sorted(found - {*_PURPOSES})
@@ -140,7 +140,7 @@ def _cost(suite: SuiteSummary) -> Table:
 
 
 def _plain_table(title: str, columns: Sequence[str]) -> Table:
-    """A table without a frame: a column of names, then numbers."""
+    """Return a table without a frame: a column of names, then numbers."""
     table = Table(
         title=Text(one_line(title)), title_justify="left", show_edge=False, pad_edge=False
     )
@@ -209,7 +209,7 @@ def markdown_of(folder: Path) -> str:
 def _console_columns(
     suite: SuiteSummary, numbers: _Numbers, hidden: Sequence[str]
 ) -> list[_Column]:
-    """The columns for a narrower page: intervals and compute classes join their numbers."""
+    """Return fewer columns: intervals and compute classes join their numbers."""
     shown = {name: show for name, show in _columns(suite, numbers) if not name.startswith("seeds ")}
     shown = {name: show for name, show in shown.items() if name not in hidden}
     score, ends, paid = shown.pop(suite.what), shown.pop("95 %"), shown.pop("paid")
@@ -227,7 +227,7 @@ def _console_columns(
 
 
 def _columns(suite: SuiteSummary, numbers: _Numbers) -> list[_Column]:
-    """Heading and cell of each column after the method's name."""
+    """Return heading and cell of each column after the method's name."""
     seeds = [str(seed) for seed in suite.seeds]
 
     def stratum(name: str) -> _Column:
@@ -268,7 +268,7 @@ def _columns(suite: SuiteSummary, numbers: _Numbers) -> list[_Column]:
 
 
 def _troubles(suite: SuiteSummary) -> list[str]:
-    """What a reader has to know first: which runs are missing, and what is unequal."""
+    """Return what a reader must know first: missing runs, and unequal compute."""
     missing = [suite.missing] if suite.missing else []
     others = [
         f"{method.title} ({method.trouble}): {method.problem or 'no reason recorded'}"

@@ -38,12 +38,12 @@ _ROWS = 2048  # rolled out at a time: the trajectories of a set need not fit int
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationOptions:
-    """What to evaluate, and how.
+    """The options of an evaluation.
 
     Attributes:
         split: a split of the run's own questions; None for test, or for none if benchmarks are given.
         benchmarks: each NAME or NAME=PATH.
-        samples: sampled rollouts per question, besides the greedy one; 0 for none, "auto" for 16 on
+        samples: sampled rollouts per question, in addition to the greedy one; 0 for none, "auto" for 16 on
             sets of fewer than 100 questions and 1 on others.
         temperature: of sampled rollouts; None for the run's.
         metrics: names of `METRICS`; () for all that apply.

@@ -13,7 +13,7 @@ from markupsafe import Markup
 
 Point = tuple[float, float]
 Unit = Literal["number", "share", "power"]
-"""How an axis writes its numbers: as they are, as per cent, as ten to their power."""
+"""Number format of an axis: plain, per cent, or as an exponent of ten."""
 
 COLOURS = 8
 """Number of series colours in the style sheet (classes s0 to s7)."""
@@ -241,7 +241,7 @@ def column_chart(
         LARGE.width - LARGE.right,
         (low - width, high + width),
         [t for t in ticks(low, high, 6, 1.0) if low <= t <= high],
-        # The floor is below 10⁰, so that a count of 1 has a height, too.
+        # The floor is below 10⁰, so that a count of 1 has a height.
         [-0.5, *ticks(0.0, math.log10(max(counts)), 6, 1.0)],
     )
     inside, base = bounds or (-math.inf, math.inf), LARGE.height - LARGE.bottom

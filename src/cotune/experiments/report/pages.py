@@ -1,4 +1,4 @@
-"""Pages of reports: how they write numbers, times and names, and how they are rendered."""
+"""Pages of reports: format numbers, times and names, and render templates."""
 
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
