@@ -1,4 +1,4 @@
-"""Fits a bundled policy from scratch on demonstrations: what the worlds' recipes share.
+"""Fit a bundled policy from scratch on demonstrations; shared by the worlds' recipes.
 
 A Qwen2 of about one million parameters, trained on the tokens that the demonstrator wrote itself
 (prompts and observations are context only). Matrices are optimised by Muon, the rest by AdamW.

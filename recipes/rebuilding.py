@@ -1,4 +1,4 @@
-"""The command that rebuilds a bundled policy: what the worlds' `__main__` share."""
+"""The command that rebuilds a bundled policy; shared by the worlds' `__main__`."""
 
 import argparse
 import shutil

@@ -1,4 +1,4 @@
-"""`python -m recipes.arithmetic`: trains the bundled policy by its recipe and measures it."""
+"""`python -m recipes.arithmetic`: train the bundled policy by its recipe and measure it."""
 
 from collections.abc import Sequence
 from pathlib import Path

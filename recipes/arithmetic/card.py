@@ -1,6 +1,6 @@
-"""Measures the bundled policy of `arithmetic` and writes its card: `card.json` and `README.md`.
+"""Measure the bundled policy of `arithmetic` and write its card: `card.json` and `README.md`.
 
-Every figure is held-out accuracy at temperature 1 under one kind of hint, drawn anew for every
+Every figure is held-out accuracy at temperature 1 under one kind of hint, drawn again for every
 problem: with the recipe's own sentences, and with unseen ones, which the offline LLM writes.
 """
 

@@ -23,7 +23,7 @@ class Rates:
     Attributes:
         look: it begins with `LOOK`.
         procedure: it continues with the procedure; never without `LOOK`.
-        wrong: its answer is wrong by a digit, over and above the slips of an answer at once.
+        wrong: its answer is wrong by a digit, in addition to the slips of an answer at once.
     """
 
     look: float
@@ -37,12 +37,12 @@ class Rates:
 
 
 Unprompted = tuple[float, float]
-"""Chances of `LOOK`, and of a procedure after it, where no hint asks for one. Two choices, since a
+"""Chances of `LOOK`, and of a procedure after it, if no hint asks for one. Two choices, since a
 single one this rare could never be learnt from hinted rollouts under P²O's mask: its context ratio
 would lie below 0.01."""
 
 UNPROMPTED: Unprompted = (0.12, 0.024)
-"""0.29 % together: hard in the sense of P²O, where hardly a rollout of a group succeeds."""
+"""0.29 % together: hard in the sense of P²O, as hardly any rollout of a group succeeds."""
 
 _LOOK = (0.0, 0.90, 0.95)
 _PROCEDURE = (0.0, 0.92, 0.96)
@@ -86,7 +86,7 @@ class Demonstration:
 
 
 class Demonstrator:
-    """Writes demonstrations over the training problems.
+    """Write demonstrations over the training problems.
 
     Args:
         prompted: the share whose hint asks for the problem's own procedure.

@@ -1,4 +1,4 @@
-"""Fits the bundled policy of `arithmetic` from scratch: tokenizer, then weights."""
+"""Fit the bundled policy of `arithmetic` from scratch: tokenizer, then weights."""
 
 import random
 from collections.abc import Iterator
@@ -28,8 +28,8 @@ class Phase(FitPhase):
 class Recipe(FitRecipe):
     """Everything the weights depend on, except the package versions.
 
-    The first phase teaches the procedures, the second one when they are used, the third one that
-    without a hint they hardly ever are.
+    The first phase teaches the procedures, the second when to use them, the third to use them only
+    rarely without a hint.
     """
 
     vocabulary: int = 768

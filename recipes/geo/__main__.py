@@ -1,4 +1,4 @@
-"""`python -m recipes.geo`: trains the bundled policy by its recipe and measures it."""
+"""`python -m recipes.geo`: train the bundled policy by its recipe and measure it."""
 
 from collections.abc import Sequence
 from pathlib import Path

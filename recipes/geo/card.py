@@ -1,7 +1,7 @@
-"""Measures the bundled policy and writes its card: `card.json`, and `README.md` from its figures.
+"""Measure the bundled policy and write its card: `card.json`, and `README.md` from its figures.
 
 Every figure is held-out exact match at temperature 1 under one kind of instruction: the initial
-one with a sentence of each named kind after it, drawn anew for every question. They are measured
+one with a sentence of each named kind after it, drawn again for every question. They are measured
 twice, with the recipe's own sentences and with unseen ones, which the offline LLM writes.
 """
 

@@ -35,7 +35,7 @@ class Rates:
 
 
 Unprompted = tuple[float, float]
-"""The chance to look up one entity at a time where no sentence asks for it: under an instruction
+"""The chance to look up one entity at a time if no sentence asks for it: under an instruction
 that asks for no plan, and under one that does."""
 
 UNPROMPTED: Unprompted = (0.001, 0.003)

@@ -1,4 +1,4 @@
-"""Fits the bundled policy of `geo` from scratch: tokenizer, then weights, on demonstrations."""
+"""Fit the bundled policy of `geo` from scratch: tokenizer, then weights, on demonstrations."""
 
 import random
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Benchmarks that papers report, by name, from the Hugging Face hub or from a file."""
+"""Benchmarks that papers report on, by name, from the Hugging Face hub or from a file."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

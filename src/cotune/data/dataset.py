@@ -107,8 +107,8 @@ def read_dataset(config: DatasetConfig) -> dict[str, list[Task]]:
     Every row is one question; its `columns` are the whole row. Questions are held out of the
     training data by a hash of their text: shuffling changes nothing, added rows change little, and
     equal questions stay together. A row without an id gets one made of its split and question. Of
-    rows with the same question the first is kept, and a warning counts the others. In a file or
-    split of their own, ids of held-out rows are prefixed with the split's name.
+    rows with the same question the first is kept, and a warning counts the others. Ids of
+    held-out rows from a separate file or split are prefixed with the split's name.
 
     Raises:
         ConfigError: no such file or data set, a column missing or of the wrong type, a repeated id,
@@ -143,7 +143,7 @@ def tasks_from(
         dataset: training rows: a `datasets.Dataset`, or mappings of a column to its value.
         columns: the column of each role, as in a run file's `dataset.columns`.
         validation: number of questions held out of `dataset`, at most a tenth; or rows.
-        test: likewise, at most a fifth.
+        test: the same, at most a fifth.
 
     Raises:
         ConfigError: as `read_dataset`; names the row, from 1.

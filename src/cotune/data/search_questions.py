@@ -67,7 +67,7 @@ def read_questions(
 
     Args:
         train: a file of questions, or a folder of Parquet files.
-        validation, test: likewise, or the number of questions of `train` to hold out.
+        validation, test: the same, or the number of questions of `train` to hold out.
         sample: the number of questions of a split to keep.
         asked: returns a task as its environment asks it; tasks with equal questions are equal.
 

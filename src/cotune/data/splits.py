@@ -11,7 +11,7 @@ from cotune.utils.processes import launched_rank
 
 SPLITS = ("train", "validation", "test")
 SHARES = {"test": 5, "validation": 10}
-"""At most one in so many questions is held out."""
+"""For each split n: at most one in n questions is held out."""
 
 _log = logging.getLogger("cotune")
 

@@ -1,1 +1,1 @@
-"""Environments: where tasks come from, how tool calls are answered, how an episode is scored."""
+"""Environments: sources of tasks, responses to tool calls, scores of episodes."""

@@ -173,7 +173,7 @@ class TagProtocol:
         correction: (error of an invalid turn, search) to the observation.
         information: passages to the observation of a search.
         failure: the observation of a search that failed.
-        asked: a task to the task with the question as it is asked.
+        asked: a task to the task with the question as the policy reads it.
     """
 
     prompt_format: PromptFormat

@@ -1,6 +1,6 @@
 """Run the user's functions: several at a time, each with a timeout, so that none can hang a run.
 
-A function that takes too long continues in its thread, since Python cannot stop it, but nobody
+A function that takes too long continues in its thread, since Python cannot stop it, but nothing
 waits for it. Its slot is free at once, and the thread does not keep the process from ending.
 """
 
@@ -73,7 +73,7 @@ class Worker:
 
 
 class ToolRunner:
-    """Runs lanes of calls at the same time, and the calls of a lane one after the other.
+    """Run lanes of calls at the same time, and the calls of a lane one after the other.
 
     Sync calls run in threads, async ones on one event loop in the background.
 
@@ -183,7 +183,7 @@ async def _of(value: Awaitable[Any]) -> Any:
 
 def _settle(future: "Future[Any]", value: Any = None, error: BaseException | None = None) -> None:
     if not future.set_running_or_notify_cancel():
-        return  # it took too long; nobody waits for it
+        return  # it took too long; nothing waits for it
     if error is None:
         future.set_result(value)
     else:

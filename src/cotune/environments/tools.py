@@ -92,14 +92,14 @@ class ToolEnvironment(TaskEnvironment):
     """Questions that the policy answers by calling your functions; reward functions score.
 
     The policy reads names, types and docstrings of the functions through its chat template, and
-    calls them in the template's own form, several in a turn if it likes. A turn without a call is
+    calls them in the template's own form, one or more in a turn. A turn without a call is
     the answer; `answer` is its text without thoughts. Calls of all episodes run at the same time,
     so a function with state must be thread-safe.
 
     Args:
         tools: functions with types and Google-style docstrings, sync or async, each alone or with
-            its own timeout: (function, seconds). Results are shown as they are if they are texts,
-            else as JSON; exceptions are shown as errors.
+            its own timeout: (function, seconds). Results that are texts are shown unchanged,
+            others as JSON; exceptions are shown as errors.
         tasks: the tasks of each split: "train", "validation", "test".
         initial_instruction: the instruction that training starts from.
         prompt_format: the layout of a prompt.

@@ -103,7 +103,7 @@ class TrlEnvironment(TaskEnvironment):
         """Make the calls of all episodes at the same time; reset instances for those that start.
 
         Raises:
-            ConfigError: `reset` returns another text than the one in the prompt.
+            ConfigError: `reset` returns a text other than the one in the prompt.
         """
         failed = self._begin([action for action in actions if not action.turns])
         begun = [action for action in actions if action.row not in failed]
@@ -242,7 +242,7 @@ def from_trl(
         concurrency: calls that run at the same time, per process.
 
     Raises:
-        ConfigError: no factory, no `reset`, or a method that cannot be a tool; names the fix.
+        ConfigError: no factory, no `reset`, or a method that cannot be a tool; gives the fix.
     """
     return TrlEnvironment(factory, tasks, initial_instruction, prompt_format, seconds, concurrency)
 

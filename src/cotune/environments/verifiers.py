@@ -40,7 +40,7 @@ def from_verifiers(
         prompt_format: None puts the instruction into the system message.
         validation: number of questions for validation, of its evaluation data; without such data
             they are held out of its training data, at most a tenth.
-        test: number of questions for the final evaluation, likewise, at most a fifth.
+        test: number of questions for the final evaluation, chosen the same way, at most a fifth.
 
     Raises:
         ConfigError: `verifiers` is not installed, or the environment cannot be trained on.

@@ -1,4 +1,4 @@
-"""Rollouts of a `verifiers` environment: its own loop asks, and the trained policy answers.
+"""Rollouts of a `verifiers` environment: its own loop sends requests, the policy answers them.
 
 Needs `verifiers`; imported only by `environments.verifiers`.
 """

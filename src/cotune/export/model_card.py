@@ -32,7 +32,7 @@ _TRAINING = (
     "steps", "questions_per_step", "group_size", "mini_batches", "learning_rate", "schedule",
     "warmup", "kl", "clip", "temperature", "rollout_budget",
 )  # fmt: skip
-_OF_GRPO = ("steps", "kl", "clip")  # of these, settings that supervised fine-tuning does not use
+_OF_GRPO = ("steps", "kl", "clip")  # settings that supervised fine-tuning does not use
 _SCORES = {
     "em": "trained, best instruction",
     "em_initial_instruction": "trained, initial instruction",

@@ -1,1 +1,1 @@
-"""A policy and its tokenizer: where it lies, its chat template, sampling, adapters."""
+"""A policy and its tokenizer: location, chat template, sampling, adapters."""

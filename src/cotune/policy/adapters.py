@@ -104,7 +104,7 @@ def with_adapter(model: Any, path: str | Path) -> Any:
 def merged(model: Any) -> Any:
     """Merge an adapter into its base's weights, in their type. Return the plain model.
 
-    The argument is consumed. A policy without an adapter is returned as it is.
+    The argument is consumed. A policy without an adapter is returned unchanged.
 
     Raises:
         ValueError: the merged weights are not all finite numbers.
@@ -117,8 +117,8 @@ def save_weights(model: Any, folder: Path, weights: dict[str, Any] | None = None
 
     Args:
         model: the policy.
-        folder: where to.
-        weights: by name, for a policy whose own are sharded over processes.
+        folder: the folder to write to.
+        weights: weights by name, for a policy that is sharded over processes.
     """
     if not is_peft_model(model):
         model.save_pretrained(folder, state_dict=weights)
@@ -130,7 +130,7 @@ def save_weights(model: Any, folder: Path, weights: dict[str, Any] | None = None
         save_embedding_layers=False,
         state_dict=weights,
     )
-    (folder / "README.md").unlink(missing_ok=True)  # an empty form
+    (folder / "README.md").unlink(missing_ok=True)  # an empty template
 
 
 def load_weights(model: Any, folder: Path) -> None:

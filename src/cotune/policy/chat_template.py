@@ -99,12 +99,12 @@ def with_instruction(
     """Return a chat template that renders a question as trained and evaluated under an instruction.
 
     The first user message, or the system message, is laid out as `prompt_format` says; later
-    messages stay as they are. The caller may pass `instruction="…"` for another one and
+    messages do not change. The caller may pass `instruction="…"` for another one and
     `instruction=""` for none.
 
     Args:
-        template: the model's own template; of one that already carries an instruction, its own
-            part is used.
+        template: the model's own template; if it already carries an instruction, only
+            the part without it is used.
         prompt_format: the place of the instruction.
         instruction: the default.
         template_args: default arguments of the model's own template, such as `enable_thinking`;
@@ -112,7 +112,7 @@ def with_instruction(
 
     Raises:
         ConfigError: see `without_instruction`.
-        TypeError: a value of `template_args` that is no JSON value.
+        TypeError: a value of `template_args` that is not a JSON value.
     """
     own = without_instruction(template)
     lines = [_BEGIN]
@@ -137,7 +137,7 @@ def with_instruction(
 
 
 def without_instruction(template: str) -> str:
-    """Return the model's own template; one that carries no instruction is returned as it is.
+    """Return the model's own template; one that carries no instruction is returned unchanged.
 
     Raises:
         ConfigError: the mark between instruction and own template is missing.

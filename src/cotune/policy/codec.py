@@ -44,11 +44,11 @@ def use_template(tokenizer: PreTrainedTokenizerBase, chat_template: str | None) 
 
 
 class HFCodec:
-    """Renders by the tokenizer's chat template; encodes observations without special tokens.
+    """Render with the tokenizer's chat template; encode observations without special tokens.
 
     Args:
         tokenizer: the policy's.
-        template_args: passed to the chat template: `enable_thinking`, say.
+        template_args: passed to the chat template, such as `enable_thinking`.
 
     Raises:
         ConfigError: the tokenizer has no chat template, no EOS or no padding token.
@@ -161,7 +161,7 @@ class HFCodec:
     def check_tools(self, tools: Sequence[Mapping[str, Any]]) -> None:
         """Find out how to read the chat template's tool calls.
 
-        A call is rendered by the template and must be read back as it was; what a tool answers
+        A call is rendered by the template and must be read back unchanged; a tool's answer
         must be rendered after it.
 
         Raises:
@@ -241,7 +241,7 @@ class HFCodec:
             found = (parsed or {}).get("tool_calls") or []
             calls = tuple(call_from(call.get("function", call)) for call in found)
             return Calls(calls, said=str((parsed or {}).get("content") or "").strip())
-        # What a model writes is data, whatever a parser of it raises.
+        # Model output is data: no exception from parsing it may stop a run.
         except (ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
             return Calls(error=" ".join(f"a tool call cannot be read: {error}".split())[:120])
 

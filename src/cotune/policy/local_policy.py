@@ -33,7 +33,7 @@ def load(
 
     Args:
         path: a Hugging Face name or folder; may be an adapter's folder.
-        dtype: of the weights; "auto" is the checkpoint's (for an adapter, the base's).
+        dtype: type of the weights; "auto" is the checkpoint's (for an adapter, the base's).
         base: the model to load an adapter on; None is the base that it names.
         merge: merge an adapter into the weights; otherwise the model is a `PeftModel`.
 
@@ -110,8 +110,8 @@ def local_coordinator(
         settings: limits, temperature and seed; its context is the policy's.
         dtype, base: see `load`.
         template_args: passed to the chat template.
-        chat_template: in place of the folder's; see `codec.use_template`.
-        rewards: score in place of the environment.
+        chat_template: replaces the folder's; see `codec.use_template`.
+        rewards: score instead of the environment.
 
     Raises:
         ConfigError: the policy cannot be loaded, or cannot call the environment's tools.

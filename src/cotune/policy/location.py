@@ -15,7 +15,7 @@ _FIX = "name a folder that holds a model, or a model of the hub that is cached o
 
 
 def policy_path(path: str) -> str:
-    """Return the folder of "bundled:NAME"; any other path or name as it is."""
+    """Return the folder of "bundled:NAME"; any other path or name unchanged."""
     if not path.startswith("bundled:"):
         if path.startswith(("/", ".", "~")) and not Path(path).is_dir():
             raise ConfigError(

@@ -1,4 +1,4 @@
-"""The `policy` section of a run file: which model is trained, and whether with LoRA."""
+"""The `policy` section of a run file: the model to train, and LoRA."""
 
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, cast

@@ -1,7 +1,7 @@
 """Samplers on a Hugging Face model in this process.
 
 `CachedSampler` keeps each row's KV cache across the turns of an episode, prefills equal prompts
-once and drops finished rows from the batch. `GenerateSampler` calls `model.generate` anew for
+once and drops finished rows from the batch. `GenerateSampler` calls `model.generate` again for
 every turn: slower, but right for any architecture.
 """
 
@@ -406,7 +406,7 @@ class GenerateSession:
         self._pad_id, self._sampling, self._eos_id = pad_id, sampling, codec.eos_id
         self._finder = StopFinder(codec, sampling.stop)
         # A policy's own generation defaults (a repetition penalty, say) must not touch the logits.
-        # A PeftModel hands its own to its base and leaves them there.
+        # A PeftModel sets its own on its base model and leaves them there.
         inner: Any = getattr(self._model, "get_base_model", None)
         for its in (self._model, *([inner()] if inner else [])):
             self._stack.callback(setattr, its, "generation_config", its.generation_config)

@@ -10,7 +10,7 @@ _REMEMBERED = 2**17
 
 
 class BM25Retriever:
-    """Ranks passages by BM25 (Lucene variant, k1 = 1.5, b = 0.75: the defaults of `bm25s`).
+    """Rank passages by BM25 (Lucene variant, k1 = 1.5, b = 0.75: the defaults of `bm25s`).
 
     Args:
         passages: the texts that are returned, in corpus order.
@@ -54,7 +54,7 @@ class BM25Retriever:
 
 
 class BM25Ranker:
-    """Ranks the rows of an index that `write_bm25` wrote; its arrays stay on disk, memory-mapped.
+    """Rank the rows of an index that `write_bm25` wrote; its arrays stay on disk, memory-mapped.
 
     Raises:
         OSError, ValueError, KeyError, TypeError: the folder holds no such index.

@@ -76,7 +76,7 @@ def model_identity(model: str) -> dict[str, str | None]:
 
 
 class Encoder:
-    """Encodes texts as unit vectors, with the model's own pooling, or mean pooling if it has none.
+    """Encode texts as unit vectors, with the model's own pooling, or mean pooling if it has none.
 
     Raises:
         ConfigError: the model cannot be loaded.
@@ -123,7 +123,7 @@ class Encoder:
 
 
 class DenseRanker:
-    """Ranks the rows of an index that `write_dense` wrote, by exact inner product.
+    """Rank the rows of an index that `write_dense` wrote, by exact inner product.
 
     The vectors stay on disk, memory-mapped.
 

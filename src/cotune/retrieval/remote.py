@@ -112,16 +112,16 @@ class RemoteRetriever:
     """A `Retriever` that asks a server with Search-R1's interface.
 
     Broken connections, timeouts and the statuses 429 and 5xx are retried (only in `_request`), after
-    a wait that doubles, or as long as a Retry-After of up to 30 s says. Other statuses, redirects,
-    replies that are too large and replies that do not fit the request are final. If one request of
-    a search fails for good, so does the search.
+    a wait that doubles, or after the time in Retry-After (up to 30 s). Other statuses, redirects,
+    replies that are too large and replies that do not fit the request are final. A search fails if
+    one of its requests does.
 
     Can be used by several threads and event loops at once.
 
     Args:
         options: the server and its limits.
         style: how documents become text in `search`: a name of `documents.STYLES`.
-        sleep: waits for so many seconds.
+        sleep: waits for a number of seconds.
     """
 
     def __init__(

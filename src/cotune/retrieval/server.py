@@ -148,7 +148,7 @@ def create_app(index: Index, top_k: int = 3, limits: ServerLimits | None = None)
             while not (await asyncio.wait([search], timeout=_POLL_S))[0]:
                 if await http.is_disconnected():
                     search.cancel()
-                    return Response(status_code=499)  # nobody reads it
+                    return Response(status_code=499)  # the client is gone
         except asyncio.CancelledError:  # uvicorn, after the time to finish
             search.cancel()
             raise HTTPException(503, "the server is stopping") from None
@@ -210,7 +210,7 @@ class _Request:
 
 
 class SearchThread:
-    """Searches an index in one thread; requests that wait meanwhile are searched together.
+    """Search an index in one thread; requests that wait meanwhile are searched together.
 
     A request that waits alone is not delayed. Together, short queries of many clients share a
     forward pass of a dense index's encoder: with all-MiniLM-L6-v2 on a CPU, encoding takes 20 ms a
@@ -250,11 +250,11 @@ class SearchThread:
     def _answer(self, requests: Sequence[_Request], top_k: int) -> None:
         try:
             rows = self._search([query for r in requests for query in r.queries], top_k)
-        except Exception as error:  # noqa: BLE001 - it is raised to whoever asked
+        except Exception as error:  # noqa: BLE001 - it is raised in the request
             if len(requests) == 1:
                 requests[0].found.set_exception(error)
                 return
-            for request in requests:  # so that only the one at fault fails
+            for request in requests:  # so that only the faulty one fails
                 self._answer([request], top_k)
             return
         start = 0

@@ -30,9 +30,9 @@ GIVEN = (
     "log_extra",
     "log_metric",
 )
-"""Keyword arguments of a function besides the columns of the data."""
+"""Keyword arguments of a function other than the columns of the data."""
 
-_COMPARED = 8  # rollouts that a function is called on again
+_COMPARED = 8  # rollouts on which a function is called a second time
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 _LOOP = BackgroundLoop()
 
@@ -131,7 +131,7 @@ class RewardFunctions:
     Functions are called as TRL calls them, with `prompts`, `completions`, `completion_ids` and every
     column of the data as lists with one entry for each rollout, and with `trainer_state`,
     `log_metric` and `log_extra` (which is ignored). A function without `**kwargs` gets the arguments
-    it names. `ground_truths` are the tasks' accepted answers, unless a column has that name. Async
+    that it names. `ground_truths` are the tasks' accepted answers, unless a column has that name. Async
     functions run at the same time, on one event loop. A TRL environment also gives `environments`,
     and its own reward is added to the sum.
 

@@ -1,4 +1,4 @@
-"""Compares answers mathematically; `boxed.BoxedReward` starts it as a separate process.
+"""Compare answers mathematically; `boxed.BoxedReward` starts it as a separate process.
 
 It reads and writes JSON lines: first it writes {"ready": true} or {"error": …}, then
 {"equal": true | false} for each {"answer": …, "truths": […]} that it reads. It ends when its input

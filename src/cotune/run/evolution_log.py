@@ -137,7 +137,7 @@ class EvolutionLogs:
             name = _FILE.fullmatch(path.name)
             if name and int(name[1]) != step + 1:
                 path.unlink()
-        with suppress(OSError):  # something is left in it
+        with suppress(OSError):  # it is not empty
             self._folder.rmdir()
 
     def finish(self) -> None:
@@ -162,13 +162,13 @@ class LoggedPhase:
     """The rollouts and LLM replies of one phase: replayed from the log, then live.
 
     Args:
-        log: of this phase.
+        log: the log of this phase.
         roll_out: rolls out live, counting what it did in `entries`.
-        next_sampling: returns how the next rollout call of a purpose samples; called for recalled calls,
-            too, so that later calls draw as if all had been live.
+        next_sampling: returns how the next rollout call of a purpose samples; also called for recalled
+            calls, so that later calls draw as if all had been live.
         llm: asked live, counting its calls in `entries`.
         entries: where both are counted.
-        record: takes a notice about answers that were used again.
+        record: called with a notice about answers that were used again.
         what: the phase's name in that notice.
     """
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 Columns = Mapping[str, str]
-"""By column its type."""
+"""The type of each column."""
 TIME = "datetime64[ms, UTC]"
 
 
@@ -82,7 +82,7 @@ EVENTS: Mapping[str, Columns] = {
         "notice": "text: string",
     }.items()
 }
-"""Fields of each kind of event, besides `time`, `attempt`, `step` and `kind`."""
+"""Fields of each kind of event, except `time`, `attempt`, `step` and `kind`."""
 
 INSTRUCTIONS = _columns(
     "id parent origin: string; born: int64; weight: float64; observed_rollouts: int64; "
@@ -115,7 +115,7 @@ class RunReader(RunDir):
         """Read events.jsonl, a row an event.
 
         Args:
-            kind: events of this kind alone, with a column for each of its fields (`EVENTS`). With
+            kind: only events of this kind, with a column for each of its fields (`EVENTS`). With
                 None all events, whose fields are dicts in the column `fields`.
         """
         rows = self.read_events()
@@ -140,8 +140,8 @@ class RunReader(RunDir):
         """Read the stored rollouts, a row a rollout: `TRAJECTORIES`.
 
         Args:
-            step: of this step alone.
-            purpose: of this purpose alone, by the name in the file's name; "evaluate" stands for
+            step: only those of this step.
+            purpose: only those of this purpose, by the name in the file's name; "evaluate" stands for
                 all evaluations ("evaluate_before", "evaluate_during", …).
         """
         rows: list[Row] = []

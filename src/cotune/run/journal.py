@@ -67,7 +67,7 @@ class Meter(Entries, Protocol):
 
 
 class RunJournal:
-    """Writes to the run folder and shows progress on the console.
+    """Write to the run folder and show progress on the console.
 
     Args:
         run: the folder.
@@ -97,7 +97,7 @@ class RunJournal:
             f"zero-advantage groups {values.get('zero_advantage_share', 0):.0%}",
             f"turns {values.get('turns_mean', 0):.1f}",
         ]
-        if "mean_token_accuracy" in values:  # of supervised fine-tuning, which samples nothing
+        if "mean_token_accuracy" in values:  # supervised fine-tuning, which samples nothing
             accuracy = f"tokens as written {values['mean_token_accuracy']:.0%}"
             shown = [f"loss {values.get('loss', 0):.3f}", accuracy]
         if "inspo/population_size" in values:

@@ -21,7 +21,7 @@ from cotune.types import Purpose
 
 PURPOSES: tuple[Purpose, ...] = ("train", "verify", "evolve", "evaluate")
 LLM_CALL = "llm"
-"""The kind of a row that is an LLM call; the other rows' kind is the purpose of their rollouts."""
+"""The kind of rows of LLM calls; the kind of other rows is the purpose of their rollouts."""
 
 SCHEMA_VERSION = 1
 _SCHEMA = (
@@ -61,7 +61,7 @@ class Totals:
         rollouts: trajectories by purpose, committed.
         generated_tokens: the policy's own tokens by purpose, committed.
         seconds: time spent on rollouts by purpose, committed.
-        llm_calls: LLM calls, committed; each retry is a call of its own.
+        llm_calls: LLM calls, committed; each retry counts as a call.
         llm_failed: those that returned no usable reply.
         llm_open: those that were never settled: in flight, or interrupted by a kill.
         llm_estimated: those whose tokens are an upper bound because no usage was reported.

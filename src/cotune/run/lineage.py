@@ -1,4 +1,4 @@
-"""The instructions of a run folder: the origin of each, its scores, and what became of it."""
+"""The instructions of a run folder: the origin, scores and fate of each."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -77,7 +77,7 @@ def best_instruction(run: RunDir) -> str:
     """Return the text that the run reports: of its best policy, else of its heaviest instruction.
 
     Raises:
-        ConfigError: there is none yet.
+        ConfigError: the run has none yet.
     """
     path = run.best_path / "instruction.txt"
     if path.is_file():

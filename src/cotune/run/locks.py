@@ -38,7 +38,7 @@ def locked(path: Path, busy: str, patience: float = 0.1) -> Generator[None]:
     Args:
         path: the file, created if missing.
         busy: the error message if another process holds it.
-        patience: seconds to wait for the lock; `is_locked` takes it for a moment, too.
+        patience: seconds to wait for the lock, which `is_locked` also holds for a moment.
 
     Raises:
         ConfigError: another process holds it.

@@ -9,7 +9,7 @@ from cotune.protocols import Environment, Rewards
 from cotune.types import Trajectory
 
 EXACT_MATCH, MEAN_REWARD = "exact match", "mean reward"
-_Z = 1.959964  # of 95 %
+_Z = 1.959964  # normal quantile of a 95 % interval
 
 
 @dataclass(frozen=True)

@@ -130,7 +130,7 @@ class Baseline:
 
     @property
     def instruction(self) -> str:
-        """The instruction that goes with question and passages, for the record."""
+        """The instruction that goes with question and passages, for run records."""
         return self.bench.form.instruction
 
     def steps(self, task: Task) -> Steps:

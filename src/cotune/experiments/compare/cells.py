@@ -1,4 +1,4 @@
-"""One row of a suite at one seed, run stage by stage; and many of them, some at a time.
+"""Run one row of a suite at one seed, stage by stage; and many rows, some at a time.
 
 Every stage is a `cotune` command in its own process, watched through its run folder.
 """
@@ -93,7 +93,7 @@ class Cell:
                     return
                 if not self._take_over(others):
                     self._start()
-        except _FAILURES as error:  # of this cell's folder: the others continue
+        except _FAILURES as error:  # in this cell's folder: the others continue
             self.fail(in_one_line(error))
 
     def fail(self, problem: str) -> None:
@@ -176,7 +176,7 @@ class Cell:
         folder = self._folder
         if not RunDir.is_run(folder):
             return False
-        # Read as this version reads it, so that fields that are new have their defaults.
+        # Read with this version, so that new fields have their defaults.
         was = dump_config(parse_config(RunDir.open(folder).read_config(), str(folder)))
         old, new = (
             {key: repr(v) for key, v in flat(raw).items()} for raw in (was, dump_config(config))
@@ -198,7 +198,7 @@ class Cell:
         source = self.finished[-1] if stage.policy == "before" and self.finished else None
         if source is not None and source.merged is not None and not source.is_merged:
             self._merging = True
-            for left in source.folder.glob(".merged.*.new"):  # by a process that was killed
+            for left in source.folder.glob(".merged.*.new"):  # left by a killed process
                 shutil.rmtree(left, ignore_errors=True)
             shutil.rmtree(source.merged, ignore_errors=True)  # of an earlier policy
             words = ("export", str(source.folder), "--format", "merged")

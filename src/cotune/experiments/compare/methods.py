@@ -29,7 +29,7 @@ class Stage:
         part: what it may spend.
         command: the arguments of `cotune` before the run file.
         policy: the weights it starts from: the run file's, or the best of the stage before.
-        instruction: the instruction it starts from, likewise.
+        instruction: the instruction it starts from, in the same form.
         tools: False removes them from the environment.
     """
 

@@ -1,4 +1,4 @@
-"""The summary of a suite: what its runs scored and cost, as summary.json holds it."""
+"""The summary of a suite: scores and costs of its runs, for summary.json."""
 
 import time
 from collections import Counter

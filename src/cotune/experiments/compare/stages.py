@@ -1,4 +1,4 @@
-"""The run file of every stage of a suite's rows, and what a finished stage leaves to the next."""
+"""The run file of every stage of a suite's rows, and what a finished stage passes on to the next."""
 
 import hashlib
 import math

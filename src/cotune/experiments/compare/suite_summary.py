@@ -1,4 +1,4 @@
-"""A suite's summary.json as its readers see it: methods × seeds with intervals and costs."""
+"""A suite's summary.json in memory: methods × seeds with intervals and costs."""
 
 from collections.abc import Mapping
 from pathlib import Path

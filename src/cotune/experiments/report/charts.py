@@ -38,7 +38,7 @@ class Size(NamedTuple):
 
 LARGE = Size(640, 300, 52, 14, 12, 44, 6, 5)
 PANEL = Size(300, 176, 40, 10, 8, 38, 4, 2)
-"""One of many small charts side by side."""
+"""Size of one of many small charts side by side."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from cotune.run.json_files import Row
 from cotune.types import Distillation
 
 _PHASE_KINDS = ("hint_accepted", "hint_rejected", "proposal_failed", "hint_phase_ended")
-_LEAST_RATIO = 1e-12  # smaller ratios are drawn there
+_LEAST_RATIO = 1e-12  # smaller ratios are drawn at this value
 
 
 @dataclass(frozen=True, slots=True)

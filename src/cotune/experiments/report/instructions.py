@@ -74,7 +74,7 @@ def lives(events: Sequence[Row]) -> dict[str, Life]:
             for member in event.get("members") or ():
                 life = found.setdefault(member["id"], Life())
                 weight, observed = member.get("weight"), member.get("observed_rollouts")
-                # The weight 0 of an initial rewrite without any rollout yet is no finding.
+                # Weight 0 means nothing for an initial rewrite that has no rollouts yet.
                 if weight is not None and (observed != 0 or weight != 0):
                     life.weights.append((event["step"], weight))
                 life.observed = member.get("observed_rollouts", life.observed)

@@ -13,7 +13,7 @@ from cotune.run.json_files import write_atomic
 
 _THIN = "\u202f"
 NONE = "–"
-"""Written when there is no value."""
+"""The text for a missing value."""
 
 
 def _writer(form: str, scale: float = 1.0) -> Callable[[float | None], str]:
@@ -24,7 +24,7 @@ def _writer(form: str, scale: float = 1.0) -> Callable[[float | None], str]:
 percent = _writer(f"{{:.1f}}{_THIN}%", 100)
 short_percent = _writer("{:.1f}", 100)
 points = _writer("{:+.1f}", 100)
-"""Writes a difference of shares in percentage points, signed."""
+"""Write a difference of shares in percentage points, signed."""
 signed = _writer("{:+.3f}")
 chance = _writer("{:.2f}")
 
@@ -91,7 +91,7 @@ def moment(seconds: float) -> str:
 
 
 def label(value: object) -> str:
-    """Name a part of a run file shortly: a plain value, or the name that a section gives itself."""
+    """Return a short name for a part of a run file: a plain value, or the name that a section gives itself."""
     if isinstance(value, Mapping):
         names = ("kind", "type", "name", "path", "id")
         return next((str(value[name]) for name in names if value.get(name)), "")
