@@ -23,7 +23,7 @@ def identity(
         policy: its name, as in "bundled:NAME".
         model: the policy, loaded.
         vocabulary: tokens of its tokenizer.
-        recipe: a dataclass, how it was trained.
+        recipe: a dataclass that says how it was trained.
         packages: whose versions are recorded.
     """
     return {

@@ -42,7 +42,7 @@ class FitPhase:
 
     Attributes:
         steps: updates.
-        scale: of the learning rates.
+        scale: factor of the learning rates.
     """
 
     steps: int
@@ -111,7 +111,7 @@ def encode_chat(
     """Return token ids of an episode and its labels.
 
     Args:
-        message: the user's.
+        message: the user's message.
         segments: (text, whether the policy wrote it) in order.
     """
     rendered = tokenizer.apply_chat_template(
@@ -175,7 +175,7 @@ def new_model(tokenizer: PreTrainedTokenizerFast, recipe: FitRecipe) -> Qwen2For
 
 
 def token_losses(model: Qwen2ForCausalLM, ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Return the cross entropy of every labelled token, (labelled,); no logits are made for the others."""
+    """Return the cross entropy of labelled tokens, (labelled,); others get no logits."""
     targets = labels[:, 1:]
     wanted = targets != -100
     hidden = model.model(input_ids=ids).last_hidden_state[:, :-1][wanted]

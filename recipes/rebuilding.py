@@ -27,9 +27,9 @@ def rebuild(
     """Train beside `--out` and replace it at the end, so that a broken run loses nothing.
 
     Args:
-        module: what `python -m` is given.
-        weights: where the bundled ones lie.
-        arguments: of the command line; None reads the process's.
+        module: the name for `python -m`.
+        weights: folder of the bundled weights.
+        arguments: command-line arguments; None reads the process's.
     """
     parser = argparse.ArgumentParser(prog=f"python -m {module}", description=description)
     parser.add_argument("--out", type=Path, default=weights, help="default: the bundled weights")

@@ -81,12 +81,12 @@ ROWS: tuple[HintKind, ...] = (
 def measure(
     folder: Path, kind: HintKind, problems: int = PROBLEMS, seeds: Sequence[int] = (0,)
 ) -> tuple[Score, float]:
-    """Return the accuracy on test problems, one rollout each, and the share that writes a procedure.
+    """Return accuracy on test problems, one rollout each, and the share that writes a procedure.
 
     Args:
         folder: the policy's Hugging Face folder.
-        kind: of the hint.
-        problems: how many for each seed.
+        kind: kind of the hint.
+        problems: number of problems for each seed.
         seeds: of the problems, the sentences and the policy's draws.
     """
     found: list[Trajectory] = []
@@ -136,7 +136,7 @@ def write_card(
     """Measure the policy in `folder` and write card.json and README.md beside its weights.
 
     Raises:
-        ConfigError: there is no policy, or one of another shape than the recipe's.
+        ConfigError: there is no policy, or its shape is not the recipe's.
     """
     card = describe(folder, recipe)
     card["measurement"] = {

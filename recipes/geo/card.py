@@ -103,7 +103,7 @@ def measure(
 
 
 def figure(kind: InstructionKind, score: Score) -> dict[str, Any]:
-    """Return a row of the card: the score, and for the recipe's sentences what the demonstrator did."""
+    """Return a row of the card: the score, and the demonstrator's rates if the wording is the recipe's."""
     told = Counter(k for k, _sentence in INITIAL) + Counter(kind.kinds)
     demonstrated = asdict(rates(told)) if kind.wording == "recipe" else None
     return {
@@ -126,7 +126,7 @@ def write_card(
     """Measure the policy in `folder` and write card.json and README.md beside its weights.
 
     Raises:
-        ConfigError: there is no policy, or one of another shape than the recipe's.
+        ConfigError: there is no policy, or its shape is not the recipe's.
     """
     card = describe(folder, recipe)
     card["measurement"] = {

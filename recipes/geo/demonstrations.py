@@ -186,7 +186,7 @@ _RHYMES = ["a", "e", "i", "o", "u", "an", "el", "in", "or", "us", "ai", "on", "a
 
 
 def _new_names(rng: random.Random, question: GeoQuestion) -> dict[str, str]:
-    """Return a made-up name for every place of the chain, longest first so that none eats another."""
+    """Return a made-up name for every place of the chain, longest first to replace whole names."""
     places = {hop.entity for hop in question.chain}
     places |= {hop.value for hop in question.chain if hop.attribute in ("country", "capital")}
 

@@ -25,7 +25,7 @@ class Phase(FitPhase):
     """A stretch of training.
 
     Attributes:
-        unprompted: how often the demonstrator looks up one entity at a time without an instruction to.
+        unprompted: how often the demonstrator looks up one entity at a time without being asked.
     """
 
     unprompted: Unprompted

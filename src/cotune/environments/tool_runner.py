@@ -171,7 +171,7 @@ def _into(future: "Future[Any]", job: Job, loop: BackgroundLoop) -> None:
         value = job()
         if inspect.isawaitable(value):  # a function that only returns a coroutine
             value = loop.run(_of(value))
-    except BaseException as error:  # noqa: BLE001 - the user's code; SystemExit is an outcome as well
+    except BaseException as error:  # noqa: BLE001 - user code; SystemExit is an outcome as well
         _settle(future, error=error)
     else:
         _settle(future, value)

@@ -1,1 +1,1 @@
-"""A run's result as a folder that can be served anywhere: chat template, model card, export, upload."""
+"""A run's result as a folder that can be served: chat template, model card, export, upload."""

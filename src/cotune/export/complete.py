@@ -84,7 +84,7 @@ def completed(config: RunConfig, run: RunDir) -> Serving:
 
 
 def write_generation_config(folder: Path, limits: Limits, tokenizer: Any = None) -> None:
-    """Replace generation_config.json: greedy, a turn at a time, as the run was evaluated.
+    """Replace generation_config.json: greedy, one turn at a time, as the run was evaluated.
 
     The tokens that end a turn are those of the old file and the tokenizer's.
     """

@@ -58,7 +58,7 @@ def open_finished(folder: Path) -> tuple[RunDir, RunConfig]:
     """Open a finished run's folder and run file.
 
     Raises:
-        ConfigError: no run folder, one of a program's own trainer, or a run that is not finished.
+        ConfigError: no run folder, a program with its own trainer, or an unfinished run.
     """
     run = RunDir.open(folder)
     raw = run.read_config()
@@ -106,7 +106,7 @@ def stage(
         run: its folder.
         kind: what to write.
         staged: the new folder.
-        where: the repository that it is going to; "" for a folder.
+        where: the repository to upload to; "" for a folder.
         copy: copies or links a file.
     """
     serving = completed(config, run)

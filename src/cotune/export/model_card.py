@@ -44,12 +44,12 @@ _VERSIONED = ("cotune", "trl", "verl", "transformers", "torch")
 
 @dataclass(frozen=True, kw_only=True)
 class BaseModel:
-    """The model that a policy was trained from, without its place on the machine that trained it.
+    """The model that a policy was trained from, without its path on the machine that trained it.
 
     Attributes:
         name: a hub id, "bundled:geo", or the last part of a local folder's path.
         hub_id: the name if it is a hub id; "" otherwise.
-        license: as its own card says; "" if it says none.
+        license: the license on its own card; "" if it states none.
         license_name: the name that a card gives a license "other"; "" if none.
     """
 
@@ -117,7 +117,7 @@ def write_card(
         run: the run's folder.
         serving: how it was evaluated.
         kind: what the folder holds.
-        where: the repository that the folder is going to; "" for a folder.
+        where: the repository to upload to; "" for a folder.
     """
     totals = None
     if run.ledger_path.is_file():
@@ -293,7 +293,7 @@ def inline(text: str) -> Markup:
 def fenced(text: str, language: str = "text") -> Markup:
     """Return a code block around a text, its fence longer than any run of backticks in it.
 
-    Control characters and marks that turn a line's direction are left out.
+    Control characters and bidirectional marks are left out.
     """
     shown = printable(text.replace("\r\n", "\n").replace("\r", "\n"))
     longest = max(map(len, re.findall("`+", shown)), default=0)

@@ -31,7 +31,7 @@ class Serving:
             messages.
         stop: strings after which a turn ended, each kept at its end.
         tools: names of the tools that were offered through the chat template.
-        limits: of an episode.
+        limits: limits of an episode.
         tasks: how many questions each split has.
     """
 

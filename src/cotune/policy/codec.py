@@ -91,7 +91,7 @@ class HFCodec:
         return tuple(sorted({str(t) for t in added if t.special and str(t).strip()}))
 
     def defused(self, messages: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
-        """Return the messages with control tokens in their text defused: `<|im_end|>` as `‹|im_end|>`.
+        """Return messages with control tokens in their text defused: `<|im_end|>` as `‹|im_end|>`.
 
         Otherwise a question could end the user's turn and speak as the policy.
         """
@@ -345,7 +345,7 @@ def _call_id(number: int) -> str:
 
 
 def _dialogue(call: ToolCall | None, with_id: bool = False) -> list[dict[str, Any]]:
-    """Return a question and a turn with a tool call or a "." (some templates refuse an empty one)."""
+    """Return a question and a turn with a call or a "." (some templates refuse an empty one)."""
     turn: dict[str, Any] = {"role": "assistant", "content": "" if call else "."}
     if call is not None:
         function = {"name": call.name, "arguments": dict(call.arguments)}

@@ -105,9 +105,9 @@ def local_coordinator(
     The policy is on the first GPU, if there is one.
 
     Args:
-        folder: a Hugging Face name or folder; an adapter's is on its base, not merged.
+        folder: a Hugging Face name or folder; an adapter is loaded on its base, not merged.
         instruction: the default prompt of `evaluate`.
-        settings: limits, temperature and seed; its context is the policy's.
+        settings: limits, temperature and seed; the context length is the policy's.
         dtype, base: see `load`.
         template_args: passed to the chat template.
         chat_template: replaces the folder's; see `codec.use_template`.

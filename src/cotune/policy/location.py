@@ -100,7 +100,7 @@ def only_local(path: str | Path, of: str = "", *, weights: bool = True) -> bool:
 
     Args:
         path: the folder or name.
-        of: added to the name in error messages.
+        of: text added to the name in error messages.
         weights: whether weights are needed as well as configuration and tokenizer.
 
     Raises:

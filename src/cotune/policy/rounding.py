@@ -8,7 +8,7 @@ def rounding_notice(dtype: str, learning_rate: float) -> str | None:
     """Return a notice if AdamW's steps, about as large as the learning rate, are lost to rounding.
 
     Args:
-        dtype: of the weights that are trained.
+        dtype: type of the trained weights.
     """
     bits = _FRACTION_BITS.get(dtype)
     if bits is None:

@@ -29,7 +29,7 @@ ModelContext = Callable[[], AbstractContextManager[PreTrainedModel]]
 
 
 class StopFinder:
-    """Finds the token that completes a stop string.
+    """Find the token that completes a stop string.
 
     Only a token that contains a stop string's last character can complete it, so most tokens need no
     decoding.
@@ -178,14 +178,14 @@ def joined(pieces: Sequence[Rows]) -> Rows:
 
 
 class CachedSampler:
-    """Samples with one KV cache per rollout call, for models with full attention in every layer.
+    """Sample with one KV cache per rollout call, for models with full attention in every layer.
 
     Args:
         model: opens the current policy.
-        codec: for stop strings.
-        pad_id: token that fills unequal rows.
+        codec: decodes tokens to find stop strings.
+        pad_id: token that pads shorter rows.
 
-    The draws of a row depend on (seed, row, position) only, not on the other rows of its batch.
+    The draws of a row depend only on (seed, row, position), not on the other rows of its batch.
     """
 
     def __init__(self, model: ModelContext, codec: Codec, pad_id: int) -> None:

@@ -16,7 +16,7 @@ def check_tools(
     template, which the tokenizer then keeps and saves.
 
     Args:
-        codec: of `tokenizer`.
+        codec: the codec of `tokenizer`.
         tokenizer: the policy's; gets a `response_template` if TRL has one.
 
     Raises:

@@ -131,9 +131,9 @@ class RewardFunctions:
     Functions are called as TRL calls them, with `prompts`, `completions`, `completion_ids` and every
     column of the data as lists with one entry for each rollout, and with `trainer_state`,
     `log_metric` and `log_extra` (which is ignored). A function without `**kwargs` gets the arguments
-    that it names. `ground_truths` are the tasks' accepted answers, unless a column has that name. Async
-    functions run at the same time, on one event loop. A TRL environment also gives `environments`,
-    and its own reward is added to the sum.
+    that it names. `ground_truths` are the tasks' accepted answers, unless a column has that name.
+    Async functions run at the same time, on one event loop. A TRL environment also gives
+    `environments`, and its own reward is added to the sum.
 
     The prompt is the one that is trained on (instruction and question, no hint). The completion is
     the policy's own turns, as assistant messages without observations. If the data's questions are

@@ -164,8 +164,8 @@ class LoggedPhase:
     Args:
         log: the log of this phase.
         roll_out: rolls out live, counting what it did in `entries`.
-        next_sampling: returns how the next rollout call of a purpose samples; also called for recalled
-            calls, so that later calls draw as if all had been live.
+        next_sampling: returns how the next rollout call of a purpose samples; also called for
+            recalled calls, so that later calls draw as if all had been live.
         llm: asked live, counting its calls in `entries`.
         entries: where both are counted.
         record: called with a notice about answers that were used again.

@@ -141,7 +141,7 @@ class RunReader(RunDir):
 
         Args:
             step: only those of this step.
-            purpose: only those of this purpose, by the name in the file's name; "evaluate" stands for
+            purpose: only of this purpose, by the name in the file's name; "evaluate" stands for
                 all evaluations ("evaluate_before", "evaluate_during", …).
         """
         rows: list[Row] = []

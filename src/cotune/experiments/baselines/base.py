@@ -61,7 +61,7 @@ class AnswerForm:
 
     Attributes:
         instruction: the task, and the form of the answer.
-        brief: the form alone; "" if the run file's instruction states it.
+        brief: only the form; "" if the run file's instruction states it.
         stop: strings that end the response.
     """
 
@@ -118,7 +118,7 @@ class Baseline:
     """A method without training; subclasses write `steps`.
 
     Attributes:
-        description: one line on it.
+        description: one line about it.
         retrieves: whether it needs an environment with a retriever.
     """
 
@@ -165,7 +165,7 @@ class Baseline:
 
 
 def fitted(chat: Chat, built: Callable[[Sequence[str]], Ask], passages: Sequence[str]) -> Ask:
-    """Return a request with as many passages as fit, the last one cut; with none at worst.
+    """Return a request with as many passages as fit, the last one cut; with none if none fits.
 
     Args:
         chat: counts tokens.

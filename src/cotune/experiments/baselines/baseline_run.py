@@ -89,7 +89,7 @@ class _Ready:
     """The parts of a baseline's run, checked.
 
     Attributes:
-        model: the model's name, as it was given.
+        model: the model's name, as given.
         chat: the model.
         coordinator: rolls out a local policy; None for an endpoint.
     """

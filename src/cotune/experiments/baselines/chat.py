@@ -37,7 +37,7 @@ class Ask:
     Attributes:
         messages: the dialogue, {"role", "content"} each, the user's last.
         stop: strings that end the reply.
-        written: the model's replies since, each with what it was shown next. A local policy
+        written: the model's later replies, each with the text shown next. A local policy
             continues the same turn, as in an episode; an endpoint gets a message for each.
     """
 
@@ -144,8 +144,8 @@ class EndpointChat:
     """A model at an OpenAI-compatible endpoint. Tokens of a prompt are estimated by its bytes.
 
     Args:
-        client: sends requests. Its LLMError and BudgetError are raised, since an outage is no
-            wrong answer.
+        client: sends requests. Its LLMError and BudgetError are raised, since an outage is
+            not a wrong answer.
         limits: the run file's.
     """
 
@@ -183,8 +183,8 @@ def _dialogue(ask: Ask) -> list[Mapping[str, str]]:
 def ended(text: str, stop: Sequence[str], truncated: bool = False) -> str:
     """Return a reply up to its first stop string, including the string.
 
-    Endpoints leave the stop string out, so a tag that is open at the end is closed again; some ignore
-    it. A reply that was cut off by its limit stays open.
+    Endpoints leave the stop string out, so a tag left open at the end is closed; some ignore it.
+    A reply that was cut off at its limit stays open.
 
     >>> ended("<search> Kota Tinggi ", ("</search>", "</answer>"))
     '<search> Kota Tinggi </search>'

@@ -264,7 +264,7 @@ def run_cells(
     watch: Callable[[Sequence[Cell]], None],
     every: float = 1.0,
 ) -> None:
-    """Run cells, `at_once` at a time and in order; those that need others after them.
+    """Run cells, `at_once` at a time and in order, each after those that it needs.
 
     A cell that fails does not stop the others. First, stages that are finished in the folders are
     taken over.
@@ -273,7 +273,7 @@ def run_cells(
         cells: the cells.
         at_once: the number of processes at a time.
         watch: called with all cells whenever some may have changed.
-        every: seconds between two looks at the processes.
+        every: seconds between checks of the processes.
     """
     by_key = {(cell.row.entry.key, cell.row.seed): cell for cell in cells}
     needed = {cell: [by_key[name, cell.row.seed] for name in cell.row.needs] for cell in cells}

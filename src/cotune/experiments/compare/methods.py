@@ -23,10 +23,10 @@ class Stage:
     """One run of a method.
 
     Attributes:
-        name: its folder's.
+        name: the name of its folder.
         strategy: the run file's strategy.kind.
         changes: fields that differ from the suite's run file.
-        part: what it may spend.
+        part: the part of the budget that it may spend.
         command: the arguments of `cotune` before the run file.
         policy: the weights it starts from: the run file's, or the best of the stage before.
         instruction: the instruction it starts from, in the same form.
@@ -50,7 +50,7 @@ class Method:
     Attributes:
         label: its name in tables.
         group: its heading in tables.
-        about: one line on it.
+        about: one line about it.
         compute: policy rollouts it uses, as a multiple of the suite's budget, or "none".
         stages: one after the other; the last one's policy and prompt are the result.
         endpoint: the suite's endpoint that writes its proposals ("self_ref", "teacher_ref").
@@ -232,7 +232,7 @@ def method_named(name: str) -> Method:
     """Return a method by its name in a suite file.
 
     Raises:
-        ConfigError: there is none; the message names the nearest one.
+        ConfigError: no such method; the message names the nearest one.
     """
     if name in METHODS:
         return METHODS[name]

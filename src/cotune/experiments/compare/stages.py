@@ -1,4 +1,4 @@
-"""The run file of every stage of a suite's rows, and what a finished stage passes on to the next."""
+"""Run files of the stages of a suite's rows, and what a finished stage passes to the next."""
 
 import hashlib
 import math
@@ -161,12 +161,12 @@ class Row:
         """Return the run file of one stage.
 
         Args:
-            index: the stage's.
+            index: the stage's index.
             before: the stages before it.
             others: the last stages of the rows in `needs`, by key.
 
         Raises:
-            ConfigError: a field of it is invalid.
+            ConfigError: one of its fields is invalid.
         """
         where = f"methods: {self.entry.key}, stage {self.method.stages[index].name}"
         return parse_config(self._raw(index, before, others), where)
@@ -182,7 +182,7 @@ class Row:
         """Return the numbers of the method's strategy that the suite changes, by dotted path.
 
         {"hints.dev_size": {"here": 32, "paper": 300}}; "paper" is None if it is computed from others.
-        Empty for ablations and rows with fields of their own: those changes are what they compare.
+        Empty for ablations and for rows that set fields: their changes are the point of comparison.
         """
         if self.method.group != "ours" or self.entry.set or self.entry.method == "carried":
             return {}
@@ -323,7 +323,7 @@ def rows_of(suite: SuiteConfig, base: Mapping[str, Any]) -> list[Row]:
 def check_rows(rows: Sequence[Row]) -> None:
     """Check the run files of all stages before anything is run.
 
-    Stages that take over a policy or an instruction are checked with the base's in its place.
+    Stages that take over a policy or an instruction are checked with the base's instead.
 
     Raises:
         ConfigError: one of them is invalid.

@@ -21,7 +21,7 @@ class Samples:
     Attributes:
         rewards: (S seeds, Q questions).
         questions: ids, (S, Q); a suite may give each seed other questions.
-        strata: of each question, (S, Q); "" if the environment has none.
+        strata: the stratum of each question, (S, Q); "" if the environment has none.
     """
 
     rewards: Rewards

@@ -38,7 +38,7 @@ def merged(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any
 def expanded(changes: object) -> object:
     """Return nested fields for dotted paths: {"training.steps": 1} is {"training": {"steps": 1}}.
 
-    Anything but a mapping, and keys other than strings, are left for the validation to refuse.
+    Anything but a mapping, and keys other than strings, are left to be rejected by validation.
     """
     if not isinstance(changes, Mapping):
         return changes

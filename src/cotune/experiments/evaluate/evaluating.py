@@ -43,8 +43,8 @@ class EvaluationOptions:
     Attributes:
         split: a split of the run's own questions; None for test, or for none if benchmarks are given.
         benchmarks: each NAME or NAME=PATH.
-        samples: sampled rollouts per question, in addition to the greedy one; 0 for none, "auto" for 16 on
-            sets of fewer than 100 questions and 1 on others.
+        samples: sampled rollouts per question, after the greedy one; 0 for none, "auto" for 16
+            on sets of fewer than 100 questions and 1 on others.
         temperature: of sampled rollouts; None for the run's.
         metrics: names of `METRICS`; () for all that apply.
         limit: use only the first questions of each set; None for all.
@@ -142,8 +142,8 @@ class Evaluation:
     Attributes:
         name, strategy, policy, seed: the run's.
         temperature: of sampled rollouts.
-        columns: in order.
-        sets: in order.
+        columns: the columns in order.
+        sets: the question sets in order.
         created: Unix time.
     """
 

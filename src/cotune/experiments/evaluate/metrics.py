@@ -31,7 +31,7 @@ def pass_at_k(n: int, c: int, k: int) -> float:
     Args:
         n: samples.
         c: number of right ones.
-        k: at most n.
+        k: samples drawn, at most n.
 
     Raises:
         ValueError: not 0 <= c <= n, or not 1 <= k <= n.
@@ -80,7 +80,7 @@ class Figure:
         metric: a name of `METRICS`.
         title: its name in tables; "exact match" for a reward that is exact match.
         statistic: "greedy", "avg@8", "pass@4", …
-        mean: over questions.
+        mean: mean over questions.
         interval: 95 %, lower and upper end; None if a single question gives no spread.
         n: questions.
         by_stratum: (mean, questions) of each stratum, in name order.
@@ -102,7 +102,7 @@ def figure(
 
     Args:
         values: one for each question, combined from its samples if there are several.
-        strata: of each question; "" for none.
+        strata: the stratum of each question; "" for none.
     """
     groups: dict[str, list[float]] = defaultdict(list)
     for value, stratum in zip(values, strata, strict=True):
@@ -149,7 +149,8 @@ def sampled_figures(
 ) -> list[Figure]:
     """Return avg@k of k samples per question, and pass@1, 2, 4, … k.
 
-    A sample passes if its value reaches `PASSES_AT`. F1 has no pass@k: part of an answer is no answer.
+    A sample passes if its value reaches `PASSES_AT`. F1 has no pass@k, since part of an answer
+    is not an answer.
     """
     k = len(samples[0])
     means = [avg_at_k([values]) for values in samples]
@@ -170,7 +171,7 @@ def metric_functions(f1: Reward) -> dict[str, Values]:
     `boxed` reads the last box of the policy's own text; a reference answer may be a text with a box.
 
     Args:
-        f1: the data set's, `f1_squad` or `f1_hotpot`.
+        f1: the data set's scorer, `f1_squad` or `f1_hotpot`.
     """
     boxed = BoxedReward()
 

@@ -20,16 +20,16 @@ class Arm:
     """One run of a report.
 
     Attributes:
-        name: of the arm; the folder's if there is only one.
+        name: the arm's name; the folder's if there is only one.
         config: its run.yaml; {} if its folder is gone.
         events: events.jsonl.
         metrics: metrics.jsonl.
         instructions: instructions.jsonl.
-        result: its numbers: those of a summary, else what its lines say.
-        finished: a summary has its result.
+        result: its numbers, from a summary if there is one, else from its lines.
+        finished: whether a summary has its result.
         shown: rollouts of an evaluation to show, lowest rewards first.
         shown_from: the file they are from ("evaluate, step 200") and how many it holds.
-        groups: of training steps, to show side by side.
+        groups: groups of training steps to show side by side.
     """
 
     name: str

@@ -46,7 +46,7 @@ class Series:
     """One line.
 
     Attributes:
-        name: for the legend.
+        name: its name in the legend.
         points: (x, y), x ascending.
         style: CSS class of its colour ("s0" … "s7", "muted").
         raw: points drawn faintly behind, such as the values that `points` averages.
@@ -173,7 +173,7 @@ def line_chart(
     Args:
         title: heading, and the name for screen readers.
         series: the lines.
-        unit: of y.
+        unit: unit of y.
         x_label: what x counts.
         note: how to read the chart.
         legend: name the series.
@@ -181,7 +181,7 @@ def line_chart(
         x_range: ends of x for charts that share them; None for those of the points, whose x are
             whole.
         y_range: ends of y for charts that share them; None for those of the points.
-        size: of the drawing.
+        size: size of the drawing.
     """
     series = [s for s in series if s.points]
     everything = [p for s in series for p in (*s.points, *s.raw)]
@@ -224,7 +224,7 @@ def column_chart(
     """Draw a histogram over powers of ten; the height of a column is log10 of its count.
 
     Args:
-        title: what a screen reader says.
+        title: the name for screen readers.
         counts: the first is of everything below `low`, the last of everything from `high` on, the
             others of bins of equal width between.
         low, high: exponents of ten.

@@ -53,7 +53,7 @@ class HintPhase:
 
     Attributes:
         started: its "hint_phase" event.
-        ended: its "hint_phase_ended" event; {} while there is none.
+        ended: its "hint_phase_ended" event; {} if it has not ended.
         hints: the empty one first.
         rejected: its "hint_rejected" events, with their texts marked against the parents'.
         reasons: why proposals were rejected, and how often.
@@ -83,8 +83,8 @@ class Hints:
     Attributes:
         arm: the run.
         trend: a "hard_samples" event an epoch, with the phase that followed; None if none did.
-        charts: of that trend, of groups without advantage and of the context ratio.
-        phases: in order.
+        charts: charts of that trend, of groups without advantage and of the context ratio.
+        phases: the phases in order.
     """
 
     arm: Arm

@@ -57,8 +57,8 @@ class Life:
 
     Attributes:
         weights: (step, weight) at each step of its life from which its weight is known.
-        observed: rollouts its weight rests on.
-        pruned: the step it was dropped at; None while it lives.
+        observed: number of rollouts that its weight is based on.
+        pruned: the step at which it was dropped; None while it is in use.
     """
 
     weights: list[tuple[float, float]] = field(default_factory=list)

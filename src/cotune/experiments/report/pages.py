@@ -91,7 +91,7 @@ def moment(seconds: float) -> str:
 
 
 def label(value: object) -> str:
-    """Return a short name for a part of a run file: a plain value, or the name that a section gives itself."""
+    """Return a short name for a part of a run file: a plain value, or a section's own name."""
     if isinstance(value, Mapping):
         names = ("kind", "type", "name", "path", "id")
         return next((str(value[name]) for name in names if value.get(name)), "")
@@ -132,11 +132,11 @@ def write_page(
     Everything is escaped and an unknown name is an error. Control characters become pictures (␀, ␛).
 
     Args:
-        folder: where to write.
+        folder: the folder to write to.
         template: its file name.
         sheets: names of the style sheets to include.
         shares: scores are shares of 1, written as per cent.
-        content: what the template is given.
+        content: the variables of the template.
     """
     environment = Environment(
         loader=PackageLoader(__package__ or __name__, "."),

@@ -40,8 +40,8 @@ class ShownTurn:
     """One turn: what the policy wrote and what it read.
 
     Attributes:
-        action: what the environment took it for.
-        error: what was wrong with it; "" for nothing.
+        action: its action, as parsed by the environment.
+        error: the problem with it; "" if there is none.
         own, read: the tokens; without a tokenizer one piece with all of the text.
         own_left, read_left: how many tokens (or characters, see `Rollout.unit`) are left out.
     """
@@ -82,9 +82,9 @@ class Group:
     Attributes:
         step: the training step.
         rollouts: lowest rewards first, MOST_COLUMNS at most.
-        size: how many it has.
-        rewards: of all, sorted.
-        hinted: how many were sampled under a hint.
+        size: number of rollouts.
+        rewards: all rewards, sorted.
+        hinted: number of rollouts sampled under a hint.
     """
 
     step: int
@@ -115,7 +115,7 @@ class Group:
 def some_groups(run: RunDir) -> list[Group]:
     """Choose groups of the last stored training step and of the first: mixed rewards first.
 
-    Of a run with hints one group with some, from the newest file that has one.
+    If the run has hints, one of the groups has some, from the newest file with such a group.
     """
     steps = [step for step, purpose in run.trajectory_files() if purpose == "train"]
     if not steps:
@@ -208,7 +208,7 @@ def some_evaluated(run: RunDir) -> tuple[list[Rollout], tuple[str, int] | None]:
 def choose_trajectories(rows: Sequence[Row], shown: int, best: int) -> list[Row]:
     """Choose `shown` of the rows: the lowest rewards first, at the end `best` of the highest.
 
-    Among equal rewards the ways to stop and the strata take turns.
+    Rows of equal reward alternate between stop reasons and strata.
     """
 
     def by_reward(rows: Sequence[Row], sign: float) -> list[Row]:

@@ -234,7 +234,7 @@ def _shipped(summary: Row, arms: Sequence[Arm]) -> Row | None:
 def _resumed(arm: Arm) -> list[tuple[Row, list[tuple[str, str]]]]:
     """Return each resume, with the fields of the run file that changed and how.
 
-    Events do not hold the values of fields that may hold a key; those are named alone.
+    Fields that may hold a key are only named: events do not contain their values.
     """
 
     def changed(pair: Any) -> str:

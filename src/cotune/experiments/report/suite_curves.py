@@ -61,9 +61,9 @@ class MethodCurves:
     """The curves and instructions read from a method's run folders.
 
     Attributes:
-        curves: by measure and axis.
+        curves: curves by measure and axis.
         instructions: by seed the best instruction of the last finished stage.
-        missing: what could not be read, a line each.
+        missing: what could not be read, one line each.
     """
 
     curves: Mapping[tuple[Measure, Axis], Curve]
@@ -227,7 +227,7 @@ def _mean_curve(seeds: Sequence[Sequence[_Stage]], measure: Measure, axis: Axis)
 def average(
     lines: Sequence[Sequence[Point]],
 ) -> tuple[list[Point], list[tuple[float, float, float]]]:
-    """Return the mean of lines and (x, lowest, highest), where all are; straight between points.
+    """Return the mean of lines and (x, lowest, highest) over their shared x, interpolated.
 
     Lines that share no stretch of x (or have one point each) are cut to the first of them.
     """

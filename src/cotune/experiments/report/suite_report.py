@@ -45,12 +45,12 @@ _UNITS = ((3600 * 3, 3600.0, "hours"), (60 * 3, 60.0, "minutes"), (0, 1.0, "seco
 
 
 def write_suite_report(folder: Path | str, summary: Mapping[str, Any] | None = None) -> Path:
-    """Write report.html into a suite's folder, from its files; of what is finished so far.
+    """Write report.html into a suite's folder, from what is finished so far.
 
     The page names runs that are missing or broken.
 
     Args:
-        folder: the suite's.
+        folder: the suite's folder.
         summary: its summary; None reads it.
 
     Returns:
