@@ -21,10 +21,10 @@ class LoopSettings:
 
     Attributes:
         steps: T, rollout batches and updates.
-        questions: of a step.
+        questions: questions per step.
         group_size: G, rollouts per question.
-        steps_per_epoch: steps until an epoch ends, which P²O waits for; None is never.
-        learning_rate: of AdamW.
+        steps_per_epoch: steps in an epoch, after which P²O evolves hints; None is never.
+        learning_rate: AdamW's learning rate.
         clip: ε, the clip range of the importance ratio.
         max_grad_norm: gradients are clipped to this norm.
     """
@@ -60,7 +60,7 @@ def train(
         epoch = 0 if settings.steps_per_epoch is None else (step - 1) // settings.steps_per_epoch
         progress = Progress(step=step, epoch=epoch, total_steps=settings.steps)
 
-        # 1. The LLM rewrites instructions or proposes hints, in steps in which that is due.
+        # 1. The LLM rewrites instructions or proposes hints, in steps where that is due.
         metrics = coordinator.evolve(progress)
         # 2. The strategy decides which prompt each rollout is sampled under and trained on.
         assignments = coordinator.assign(tasks(step), group_size, progress)
@@ -100,8 +100,8 @@ def policy_loss(
         trajectories: (B,), group after group.
         group_size: G.
         clip: ε.
-        temperature: of the softmax that the rollouts were sampled from.
-        distillation: how to weigh rollouts whose prompts differ; None is its defaults.
+        temperature: softmax temperature at which the rollouts were sampled.
+        distillation: how to weight rollouts whose prompts differ; None uses the defaults.
 
     Returns:
         scalar.

@@ -1,4 +1,4 @@
-"""From a run file to the parts of a run; engine-free."""
+"""Build the parts of a run from a run file; engine-free."""
 
 from cotune.config.run_file import RulesConfig, RunConfig
 from cotune.config.strategy import strategy_of
@@ -17,7 +17,7 @@ from cotune.worlds.rules import RulesLLM
 
 
 def build_environment(config: RunConfig) -> Environment:
-    """The run file's environment, its prompt laid out as `instruction` says."""
+    """Return the run file's environment, with prompts laid out as `instruction` says."""
     environment = _environment(config)
     places = config.instruction.places
     if isinstance(environment, TaskEnvironment):
@@ -44,13 +44,13 @@ def _environment(config: RunConfig) -> Environment:
 
 
 def initial_instruction(config: RunConfig, environment: Environment) -> str:
-    """The run file's, else the environment's."""
+    """Return the run file's initial instruction, or else the environment's."""
     text = config.instruction.text
     return environment.initial_instruction if text is None else text
 
 
 def build_rewards(config: RunConfig) -> RewardFunctions | None:
-    """The run file's reward functions; None where the environment scores."""
+    """Return the run file's reward functions; None if the environment scores."""
     if not config.rewards:
         return None
     return RewardFunctions(
@@ -76,7 +76,7 @@ def build_strategy(
 
 
 def build_llm(config: RunConfig, ledger: Ledger) -> LLM:
-    """The optimizer LLM, metered. A run without one has `NoLLM`: asking it is an error."""
+    """Return the metered optimizer LLM; `NoLLM`, which raises when called, if the run has none."""
     if not config.method.needs_llm:
         return NoLLM()
     options = config.llm or RulesConfig()

@@ -1,4 +1,4 @@
-"""Upper bounds on what a run spends, from its run file."""
+"""Compute upper bounds on what a run spends, from its run file."""
 
 import math
 from collections.abc import Mapping
@@ -20,21 +20,21 @@ from cotune.environments.search import SearchOptions, questions_of
 from cotune.llm.client import OpenAIOptions, worst_case_price
 from cotune.methods.sft import SFTOptions, optimizer_steps
 
-# Of a proposer's prompt, besides what it shows of rollouts: our words, and the environment.
+# The fixed part of a proposer's prompt: our wording and the environment's description.
 _FIXED_CHARS = 2000 + DESCRIPTION_CHARS
 _CHARS_PER_TOKEN = 4
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Upper bounds.
+    """Upper bounds on a run's cost.
 
     Attributes:
-        rollouts: by purpose.
-        calls: of the optimizer LLM.
-        price: of these calls in the run file's currency; None where nothing is paid.
-        rows: that supervised fine-tuning fits; None of a run that does none.
-        steps: what the run takes: rollout batches, or optimizer steps of supervised fine-tuning.
+        rollouts: number of rollouts by purpose.
+        calls: calls of the optimizer LLM.
+        price: cost of these calls in the run file's currency; None if they are free.
+        rows: rows for supervised fine-tuning; None for other runs.
+        steps: rollout batches, or optimizer steps of supervised fine-tuning.
     """
 
     rollouts: Mapping[str, int]
@@ -45,10 +45,10 @@ class Plan:
 
 
 def plan_run(config: RunConfig) -> Plan:
-    """The most that training to the last step can spend, every round and phase in full.
+    """Return the most that training to the last step can spend, every round and phase in full.
 
     Raises:
-        ConfigError: a file of questions that cannot be read.
+        ConfigError: a question file cannot be read.
     """
     training, sizes = config.training, split_sizes(config)
     if isinstance(config.strategy, SFTOptions):
@@ -80,7 +80,7 @@ def plan_run(config: RunConfig) -> Plan:
 
 
 def _plan_fit(config: RunConfig, options: SFTOptions, sizes: Mapping[str, int]) -> Plan:
-    """Of supervised fine-tuning: every reference, or all rollouts that may be kept."""
+    """Bound the rows of supervised fine-tuning: every reference, or all rollouts that may be kept."""
     training, sampled = config.training, 0
     rows = sizes["train"]
     if options.data == "rollouts":
@@ -97,23 +97,23 @@ def _plan_fit(config: RunConfig, options: SFTOptions, sizes: Mapping[str, int]) 
 
 
 def rollouts_sampled(config: RunConfig, options: SFTOptions, tasks: int) -> int:
-    """Rollouts of rejection sampling: `samples` a question, within the budget."""
+    """Return the rollouts of rejection sampling: `samples` per question, within the budget."""
     budget = config.training.rollout_budget
     asked = options.samples * tasks
     return asked if budget is None else min(asked, budget)
 
 
 def accumulation(training: TrainingConfig) -> int:
-    """Micro-batches of an optimizer step in one process: as many rows as one of GRPO's has."""
+    """Return the micro-batches of an optimizer step in one process, with as many rows as in GRPO."""
     rows = training.questions_per_step * training.group_size
     return rows // (training.mini_batches * training.micro_batch_size)
 
 
 def split_sizes(config: RunConfig) -> dict[str, int]:
-    """Questions of each split.
+    """Count the questions of each split.
 
     Raises:
-        ConfigError: data that cannot be read; an environment of your own that cannot be built.
+        ConfigError: data cannot be read, or a custom environment cannot be built.
     """
     environment = config.environment
     if isinstance(environment, PythonOptions | VerifiersOptions):

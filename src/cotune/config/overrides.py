@@ -1,4 +1,4 @@
-"""Fields of a run file given on the command line: `--set training.steps=600`."""
+"""Override fields of a run file on the command line: `--set training.steps=600`."""
 
 import copy
 import re
@@ -10,17 +10,17 @@ import yaml
 from cotune.errors import ConfigError
 
 _FIELD = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z0-9_]+)*")
-# What looks like a field of ours may be repeated in an error; anything else may be a misplaced key.
+# Only what looks like one of our fields is repeated in an error; anything else may be a misplaced key.
 _SHOWN = re.compile(r"[a-z][a-z_]{0,39}(\.[a-z0-9_]{1,40}){0,7}")
 _EXAMPLE = "training.steps=600"
 
 
 def with_overrides(raw: Mapping[str, Any], assignments: Sequence[str]) -> dict[str, Any]:
-    """A run file's plain data with some fields set; `raw` stays as it is.
+    """Return a run file's plain data with some fields set; `raw` is not modified.
 
     Each assignment is `FIELD=VALUE`: the field by its dotted path, the value as YAML. A section
-    that the file lacks is added. A later assignment wins over an earlier one. Whether the
-    fields exist, and whether the values fit, is for `config.parse_config` to say.
+    that the file lacks is added. A later assignment wins over an earlier one.
+    `config.parse_config` checks that the fields exist and the values are valid.
 
     Raises:
         ConfigError: no `=`, no field before it, no YAML after it, or a field below one that is no
@@ -69,7 +69,7 @@ def _set(section: dict[str, Any], path: Sequence[str], value: Any) -> None:
 
 
 def _key(section: Mapping[Any, Any], name: str) -> Any:
-    """The key that is written like `name`: YAML reads some as numbers."""
+    """Return the existing key that is written like `name`; YAML reads some keys as numbers."""
     return next((key for key in section if str(key) == name), name)
 
 

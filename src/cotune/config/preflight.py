@@ -1,4 +1,4 @@
-"""Checks of a run's parts that need no engine; `cotune.engines.preflight` runs them in order."""
+"""Check a run's parts without an engine; `cotune.engines.preflight` runs the checks in order."""
 
 from collections.abc import Iterable, Mapping
 
@@ -11,17 +11,17 @@ from cotune.protocols import Codec, Environment, TokenRules
 from cotune.rewards.functions import RewardFunctions, of_environment
 from cotune.types import Assignment, Limits, Prompt, StopReason, Task, Trajectory, Turn
 
-_RENDERED = 16  # tasks with the longest questions, of each split
+_RENDERED = 16  # tasks with the longest questions, per split
 _TOKENS = ("hub_token", "push_to_hub_token")
 _TRIED = ("", "I do not know.")  # completions that rewards are tried on
 
 
 def check_instruction(environment: Environment, instruction: str, strategy: str = "static") -> None:
-    """Raise ConfigError for an instruction under which no policy can act, or that cannot evolve.
+    """Raise ConfigError if no policy can act under the instruction, or it cannot evolve.
 
     Args:
-        instruction: the initial one; blank is none at all.
-        strategy: its kind.
+        instruction: the initial one; blank counts as none.
+        strategy: the kind of strategy.
     """
     method = method_of(strategy)
     if "instruction" in method.evolves and not instruction.strip():
@@ -34,11 +34,11 @@ def check_instruction(environment: Environment, instruction: str, strategy: str 
 
 
 def check_told(environment: Environment, instruction: str, tokens: TokenRules) -> None:
-    """Raise ConfigError for texts of which prompts could not be made as they are.
+    """Raise ConfigError if texts could not be put into prompts unchanged.
 
     Args:
         instruction: the initial one.
-        tokens: the policy's; a control token that an instruction spells out would stay text.
+        tokens: the policy's codec; a control token written out in an instruction would stay text.
     """
     if spelt := [token for token in tokens.control_tokens if token in instruction]:
         raise ConfigError(
@@ -49,7 +49,7 @@ def check_told(environment: Environment, instruction: str, tokens: TokenRules) -
 
 
 def check_tokens(engine_args: Mapping[str, object]) -> None:
-    """Raise ConfigError for a token in engine_args, which run files and folders would keep."""
+    """Raise ConfigError if engine_args contains a token, which run files and folders would store."""
     for name in _TOKENS:
         if engine_args.get(name) is not None:
             raise ConfigError(
@@ -59,10 +59,10 @@ def check_tokens(engine_args: Mapping[str, object]) -> None:
 
 
 def check_splits(environment: Environment, *, validates: bool) -> None:
-    """Raise ConfigError where a split that a run needs has no questions.
+    """Raise ConfigError if a split that a run needs has no questions.
 
     Args:
-        validates: whether the run is evaluated on the validation split, too.
+        validates: whether the run is also evaluated on the validation split.
     """
     for split in ("train", "validation", "test") if validates else ("train", "test"):
         if not environment.tasks(split):
@@ -81,12 +81,12 @@ def check_prompts(
     *,
     strategy: str,
 ) -> None:
-    """Raise ConfigError where the longest prompts of some splits are longer than the limit.
+    """Raise ConfigError if the longest prompts of some splits exceed the limit.
 
     Args:
         instruction: the initial one.
-        splits: what to look at; of each the tasks with the longest questions.
-        strategy: its kind; texts that it evolves may take half of the limit.
+        splits: the splits to check; only the tasks with the longest questions are read.
+        strategy: the kind of strategy; texts that it evolves may take half of the limit.
     """
     evolves = method_of(strategy).evolves
     tasks = [task for split in splits for task in _longest(environment.tasks(split))]
@@ -122,18 +122,18 @@ def check_rewards(
     instruction: str,
     splits: Iterable[str],
 ) -> None:
-    """Calls the reward functions once, on two tasks: with nothing written, and with a short text.
+    """Call the reward functions once on two tasks, with an empty completion and a short one.
 
-    What is wrong with them (a column that is missing, a result of the wrong length, NaN) then shows
-    before a policy is loaded.
+    Errors in them (a missing column, a result of the wrong length, NaN) are then reported before
+    a policy is loaded.
 
     Args:
-        rewards: None where the environment scores.
+        rewards: None if the environment scores.
         instruction: the initial one.
-        splits: whose tasks must have what the functions need; the trial is on the first of them.
+        splits: splits whose tasks must have the columns needed; the first one is tried.
 
     Raises:
-        ConfigError: names the function; or there is none, and the environment gives no reward.
+        ConfigError: a function fails; or there is none, and the environment gives no reward.
     """
     if rewards is None:
         if getattr(environment, "needs_rewards", False):
@@ -167,10 +167,10 @@ def check_rewards(
 
 
 def check_retriever(environment: Environment) -> None:
-    """Asks a retrieval server for a passage, so that a wrong address shows before anything is spent.
+    """Request a passage from a retrieval server, so that a wrong address is found early.
 
     Raises:
-        ConfigError: the environment searches a server that gives no usable reply.
+        ConfigError: the environment's search server gives no usable reply.
     """
     check = getattr(getattr(environment, "retriever", None), "check", None)
     if check is not None:
@@ -178,10 +178,10 @@ def check_retriever(environment: Environment) -> None:
 
 
 def check_context(context_tokens: int | None, limits: Limits) -> None:
-    """Raise ConfigError where a full episode is longer than what the policy can attend to.
+    """Raise ConfigError if a full episode is longer than the policy's context.
 
     Args:
-        context_tokens: the policy's; None where it has no bound.
+        context_tokens: the policy's context length; None if unlimited.
     """
     asked = limits.prompt_tokens + limits.trajectory_tokens
     if context_tokens is not None and asked > context_tokens:

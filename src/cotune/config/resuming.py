@@ -1,4 +1,4 @@
-"""Resuming: which fields of a run file may change, which did, and what a resume continues with."""
+"""Resume a run: decide which run-file fields may change, and detect which did."""
 
 import hashlib
 import json
@@ -13,10 +13,10 @@ from cotune.run.run_dir import RunDir
 _FIXED = (
     "policy", "dataset", "environment", "rewards", "instruction", "limits", "strategy", "seed",
 )  # fmt: skip
-# A step would be another one: which questions it takes, and how many optimizer steps it makes.
+# Changing these changes a step: which questions it takes, and how many optimizer steps it makes.
 _FIXED_IN_TRAINING = ("engine", "questions_per_step", "group_size", "mini_batches", "frozen")
 _FREE = "name, threads, environment.retriever, llm, evaluation, logging and training"
-# May hold a key or a token: kept as a hash, and only their names are said.
+# May hold a key or a token: stored as a hash, and only the names are reported.
 _SILENT = ("llm", "training.engine_args")
 
 
@@ -27,7 +27,7 @@ def resumed_config(
 
     Args:
         run: the folder.
-        was: its run file.
+        was: the folder's run file.
         assignments: as given to `--set`.
         trained: steps that the newest checkpoint contains; None without a checkpoint.
 
@@ -60,7 +60,7 @@ def resumed_config(
 def _check_goes_further(
     run: RunDir, was: RunConfig, config: RunConfig, trained: int | None
 ) -> None:
-    """Raise ConfigError if a finished run is given nothing more to do."""
+    """Raise ConfigError if a finished run has no additional steps or rollouts."""
     before, now = was.training, config.training
     if not was.has_batches:
         raise ConfigError(
@@ -83,10 +83,10 @@ def _check_goes_further(
 
 
 def identity(config: RunConfig) -> dict[str, str]:
-    """Return what a resume must find unchanged, by field, as JSON."""
+    """Return the fields that must not change on a resume, as JSON."""
     plain = dump_config(config)
     if server := plain["environment"].get("retriever"):
-        # The address of a server and how long it is waited for; what it answers cannot be known.
+        # A server's address and its timeout may change; its answers cannot be checked.
         plain["environment"]["retriever"] = {"kind": server["kind"]}
     fixed = {field: plain[field] for field in _FIXED}
     fixed |= {f"training.{name}": plain["training"][name] for name in _FIXED_IN_TRAINING}
@@ -94,26 +94,26 @@ def identity(config: RunConfig) -> dict[str, str]:
 
 
 def renewed(saved: Mapping[str, str], config: RunConfig) -> dict[str, str]:
-    """Return what an older version saved as `identity`, with new fields at their defaults.
+    """Return an older version's saved `identity`, with new fields at their defaults.
 
     Args:
-        saved: by field, as JSON; what is no field of the run file stays as it is.
+        saved: values by field, as JSON; entries that are not run-file fields are kept.
         config: the run file that is resumed.
     """
     plain = dump_config(config)
     server = plain["environment"].get("retriever")
     plain |= {field: json.loads(text) for field, text in saved.items() if field in plain}
     if server and plain["environment"].get("retriever"):
-        plain["environment"]["retriever"] = server  # of which only the kind was saved
+        plain["environment"]["retriever"] = server  # only the kind of which was saved
     try:
         known = identity(parse_config(plain, "the saved run"))
     except ConfigError:
-        return dict(saved)  # of another kind; the comparison says which field differs
+        return dict(saved)  # of a different kind; the comparison reports the field that differs
     return {field: known[field] if field in plain else text for field, text in saved.items()}
 
 
 def changeable(config: RunConfig) -> dict[str, str]:
-    """Return the fields that a resume may find changed, as JSON; hashes of silent ones."""
+    """Return the fields that may change on a resume, as JSON; hashes for silent ones."""
     dumped = dump_config(config)
     plain = {name: part for name, part in dumped.items() if name not in _FIXED}
     if server := dumped["environment"].get("retriever"):
@@ -128,9 +128,9 @@ def check_resumable(was: RunConfig, now: RunConfig, source: str) -> None:
     """Raise ConfigError if a run that started as `was` cannot continue as `now`.
 
     Args:
-        was: the run file that the folder holds.
+        was: the run file in the folder.
         now: the same with some fields changed.
-        source: where the changes were given; named in the error.
+        source: the origin of the changes; named in the error.
     """
     before, after = identity(was), identity(now)
     for field, value in before.items():
@@ -150,9 +150,9 @@ def check_resumable(was: RunConfig, now: RunConfig, source: str) -> None:
 def changes(
     was: Mapping[str, str], now: Mapping[str, str]
 ) -> dict[str, tuple[object, object] | None]:
-    """Return, by field that differs, what it was and what it is; null if there is none.
+    """Return the old and the new value of each field that differs; null if absent.
 
-    None in place of both for what stands under `llm` or `training.engine_args`.
+    Both are None for fields under `llm` and `training.engine_args`.
     """
     fields = sorted(field for field in was.keys() | now.keys() if was.get(field) != now.get(field))
     return {
@@ -170,7 +170,7 @@ def _value(fields: Mapping[str, str], field: str) -> object:
 
 
 def _leaves(name: str, value: Any) -> Iterator[tuple[str, str]]:
-    """Yield (dotted field, JSON) of every value that is no mapping."""
+    """Yield (dotted field, JSON) for every value that is not a mapping."""
     if isinstance(value, Mapping):
         for key, part in value.items():
             yield from _leaves(f"{name}.{key}" if name else str(key), part)

@@ -1,4 +1,4 @@
-"""The run file: what a run is, in one frozen object. Defaults are the papers'."""
+"""The run file: a run's configuration in one frozen object. Defaults are the papers'."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -279,14 +279,14 @@ class RunConfig(Model):
 
     @property
     def method(self) -> Method[Any]:
-        """The entry of `strategy.kind` in the registry."""
+        """Return the registry entry of `strategy.kind`."""
         return method_of(self.strategy.kind)
 
     def shape(self, questions: int = 0) -> RunShape:
-        """Return what the method's checks and costs depend on.
+        """Return the fields that the method's checks and costs depend on.
 
         Args:
-            questions: how many training questions there are, if that is known.
+            questions: the number of training questions, if known.
         """
         training, environment = self.training, self.environment.kind
         return RunShape(
@@ -302,7 +302,7 @@ class RunConfig(Model):
 
     @property
     def has_batches(self) -> bool:
-        """Whether the run rolls out training batches; a frozen run does only to evolve by them."""
+        """Return whether the run rolls out training batches; a frozen run does so only to evolve."""
         return self.method.uses_batches or not self.training.frozen
 
     @model_validator(mode="after")
@@ -327,19 +327,19 @@ def load_config(
     overrides: Mapping[str, Any] | None = None,
     assignments: Sequence[str] = (),
 ) -> RunConfig:
-    """Reads a run file.
+    """Read a run file.
 
     Args:
         path: the file.
-        overrides: whole sections in place of the file's.
-        assignments: fields in place of the file's, each as `training.steps=600`; see
+        overrides: sections that replace the file's.
+        assignments: fields that replace the file's, each as `training.steps=600`; see
             `cotune.config.overrides`.
 
     Raises:
-        ConfigError: one line with the file, the field, what came and what was expected.
+        ConfigError: one line with the file, the field, the value and what was expected.
     """
     path = Path(path)
-    import_from((Path.cwd(), path.parent))  # what the run file names may lie there
+    import_from((Path.cwd(), path.parent))  # files named in the run file may be there
     try:
         raw = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -358,21 +358,21 @@ def load_config(
 
 
 def parse_config(raw: Mapping[str, Any], source: str) -> RunConfig:
-    """A configuration from plain data; `source` is named in errors."""
+    """Build a configuration from plain data; `source` is named in errors."""
     try:
         return RunConfig.model_validate(raw)
     except ValidationError as error:
-        # Not `from error`: its text repeats what was given, a misplaced key among it.
+        # Not `from error`: its text repeats the input, which may include a misplaced key.
         raise ConfigError(f"{source}: {describe(error, RunConfig)}") from None
 
 
 def dump_config(config: RunConfig) -> dict[str, Any]:
-    """Plain data that `parse_config` reads back."""
+    """Return plain data that `parse_config` reads back."""
     return config.model_dump(mode="json")
 
 
 def _yaml_problem(error: yaml.YAMLError) -> str:
-    """Where and what, without the line itself: it may hold a key."""
+    """Describe the position and the problem, without the line itself: it may hold a key."""
     if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
         return f", line {error.problem_mark.line + 1}: {error.problem or 'not YAML'}"
     return ": not YAML"

@@ -21,7 +21,7 @@ _ENTRY = re.compile(r"(?P<names>\w+(?:, \w+)*): ")
 
 
 def run_schema() -> dict[str, Any]:
-    """The schema: what the run file's model takes, its shorthands included.
+    """Return the schema of the run file, shorthands included.
 
     Descriptions are the fields' docstrings; of options classes, the entries of their "Attributes".
     """
@@ -40,11 +40,11 @@ def run_schema() -> dict[str, Any]:
             "anyOf": [short, full],
         }
     for union in _unions(schema):
-        # An OpenAPI word; that the kind must be told is said here, as alone a class has a default.
+        # An OpenAPI keyword; `kind` is required here, since a class on its own has a default for it.
         del union["discriminator"]
         union["oneOf"] = [{"allOf": [kind], "required": ["kind"]} for kind in union["oneOf"]]
     sections = schema["properties"]
-    # An environment may be a kind or an object alone.
+    # An environment may be given as a kind or as an object path alone.
     sections["environment"] = _with_packages(
         sections["environment"], ENVIRONMENTS, {"type": "string"}
     )
@@ -68,7 +68,7 @@ def _with_packages(section: Mapping[str, Any], group: str, *others: Any) -> dict
 
 
 def _describe(definition: dict[str, Any], found: type) -> None:
-    """Gives a class's schema its docstring's first paragraph, and its fields the entries below."""
+    """Copy a docstring's first paragraph to its class's schema, and its entries to the fields."""
     text = inspect.cleandoc(found.__doc__ or "")
     head = " ".join(text.partition("\n\n")[0].split())
     if head:
@@ -79,13 +79,13 @@ def _describe(definition: dict[str, Any], found: type) -> None:
 
 
 def attribute_docs(docstring: str) -> dict[str, str]:
-    """By attribute, its entry in a docstring's "Attributes:"; `a, b: …` stands for both."""
+    """Return the entries of a docstring's "Attributes:" by name; `a, b: …` describes both."""
     _, found, section = docstring.partition("\nAttributes:\n")
     docs: dict[str, str] = {}
     names: tuple[str, ...] = ()
     for line in section.splitlines() if found else ():
         if not line.strip():
-            break  # the section ends
+            break  # end of the section
         entry = _ENTRY.match(line.strip()) if re.match(r" {4}\S", line) else None
         if entry:
             names = tuple(entry["names"].split(", "))
@@ -96,7 +96,7 @@ def attribute_docs(docstring: str) -> dict[str, str]:
 
 
 def _unions(part: Any) -> Iterator[dict[str, Any]]:
-    """Every subschema that tells its kinds apart by `kind`."""
+    """Return every subschema that is discriminated by `kind`."""
     if isinstance(part, dict):
         if "discriminator" in part:
             yield part
@@ -108,7 +108,7 @@ def _unions(part: Any) -> Iterator[dict[str, Any]]:
 
 
 def _classes(model: type) -> Iterator[type]:
-    """The models and options classes that a model is made of, itself among them."""
+    """Return a model and all models and options classes nested in it."""
     yield model
     for annotation in get_type_hints(model).values():
         yield from _inside(annotation)

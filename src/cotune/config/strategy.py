@@ -1,4 +1,4 @@
-"""From a method's options to its strategy, for run files and for users' own trainers."""
+"""Build a strategy from a method's options, for run files and for your own trainers."""
 
 from dataclasses import replace
 
@@ -21,12 +21,12 @@ def strategy_of(
     """Build the strategy that a method's options describe.
 
     Args:
-        options: of the method.
-        environment: gives the training questions, and what an instruction must contain.
+        options: the method's options.
+        environment: provides the training questions and the texts that an instruction must contain.
         instruction: the initial one.
-        seed: of all draws.
-        limits: what evolved texts may take of a prompt follows from them.
-        tokens: the policy's codec; None counts no tokens.
+        seed: seed of all draws.
+        limits: token limits; they determine the length limit of evolved texts.
+        tokens: the policy's codec; None disables token counting.
     """
     context = Context(
         instruction=instruction,
@@ -46,8 +46,8 @@ def strategy_of(
 
 
 def evolved_room(limits: Limits, strategy: str) -> int:
-    """Return how many tokens an evolved text may have: half of a prompt's, shared by kinds of text.
+    """Return the token limit of an evolved text: half of a prompt's, shared among the kinds of text.
 
-    The other half is the question's, the chat template's, and what does not evolve.
+    The other half is for the question, the chat template and texts that do not evolve.
     """
     return limits.prompt_tokens // (2 * max(1, len(method_of(strategy).evolves)))

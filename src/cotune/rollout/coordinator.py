@@ -1,7 +1,7 @@
-"""The acts of a training step that every engine shares: evolve, assign, roll out, observe.
+"""The phases of a training step that every engine shares: evolve, assign, roll out, observe.
 
-The strategy and the LLM live on rank 0. During an act the other ranks serve it: they roll out the
-share that they are sent until rank 0 says that the act is done or has failed.
+The strategy and the LLM live on rank 0. During a phase the other ranks serve rank 0: they roll out
+their share of each batch until rank 0 reports that the phase is done or has failed.
 """
 
 import hashlib
@@ -60,7 +60,7 @@ class SingleProcess:
 
 @dataclass(frozen=True)
 class _Command:
-    """A message of rank 0 to the others; `verb` is "rollout", "gather", "done" or "stop"."""
+    """A message from rank 0 to the others; `verb` is "rollout", "gather", "done" or "stop"."""
 
     verb: str
     assignments: tuple[Assignment, ...] = ()
@@ -69,20 +69,20 @@ class _Command:
 
 
 RollOutHere = Callable[[Sequence[Assignment], int, Sampling], list[Trajectory]]
-"""Rolls out and scores this rank's assignments in order; rows count from the second argument."""
+"""Roll out and score this rank's assignments in order; rows count from the second argument."""
 
 
 class RolloutFailed(EngineError):
-    """A rollout failed on some rank. Every rank raises it, since all exchange their outcomes."""
+    """Raised on every rank if a rollout failed on any of them."""
 
 
 class Coordinator:
-    """The acts of a training step, in any number of processes.
+    """Run the phases of a training step, in any number of processes.
 
     A step calls `evolve`, `assign`, `rollout`, `resample` and `observe` in this order
     (`cotune.loop.train` shows it); an engine updates the weights in between. Every rank calls every
-    act: rank 0 does the work, the others serve its rollouts, and all return the same result. On
-    rank 0 an act may call another one.
+    phase: rank 0 does the work, the others serve its rollouts, and all return the same result. On
+    rank 0 a phase may call another one.
 
     Args:
         strategy: consulted on rank 0 alone.
@@ -96,7 +96,7 @@ class Coordinator:
 
     Attributes:
         step: the step that rollouts and events count under.
-        gather: what every rank calls when rank 0 asks for weights that are sharded over the ranks.
+        gather: called on every rank when rank 0 asks for weights that are sharded over the ranks.
     """
 
     def __init__(
@@ -121,16 +121,16 @@ class Coordinator:
         self.gather: Callable[[], Any] = lambda: None
         self.step = 0
         self._roll_out_here = roll_out or self._in_lock_step
-        self._leads = False  # rank 0 is inside an act and the others serve
+        self._leads = False  # rank 0 is inside a phase and the others serve
         self._calls: Counter[Purpose] = Counter()
         self._with_columns: dict[str, Task] | None = None
 
-    # ---- the acts of a step
+    # ---- the phases of a step
 
     def evolve(self, progress: Progress) -> dict[str, float]:
         """Begin a step: let the strategy evolve if it is due. Return its metrics.
 
-        Rollouts and replies that an interrupted attempt logged are used again, not paid twice.
+        Rollouts and replies logged by an interrupted attempt are reused, not paid for twice.
         """
 
         def work() -> dict[str, float]:
@@ -154,7 +154,7 @@ class Coordinator:
         """Return `group_size` assignments for each task, group after group, from the strategy.
 
         Raises:
-            EngineError: the strategy returned another number of assignments.
+            EngineError: the strategy returned a wrong number of assignments.
         """
 
         def work() -> list[Assignment]:
@@ -186,7 +186,7 @@ class Coordinator:
         """Replace groups without variance by groups of other questions (DAPO's dynamic sampling).
 
         Returns:
-            the batch, as long as before, and metrics; the batch as it is and no metrics if
+            the batch, of the same size, and metrics; the unchanged batch and no metrics if
             `settings.resample_rounds` is 0.
         """
         if not self.settings.resample_rounds:
@@ -243,21 +243,21 @@ class Coordinator:
 
         return self.on_rank_zero(work)
 
-    # ---- what acts and engines share
+    # ---- shared by phases and engines
 
     def logged(self, log: EvolutionLog, what: str = "evolution") -> LoggedPhase:
-        """Return rollouts and LLM calls that come from a log as far as it goes, then live; rank 0 only."""
+        """Return rollouts and LLM calls that replay a log to its end, then run live; rank 0 only."""
         return LoggedPhase(
             log, self._roll_out, self.next_sampling, self.llm, self.meter, self._record, what
         )
 
     def gather_here(self) -> Any:
-        """Call `gather` on all ranks and return what it gives rank 0; from within an act on rank 0."""
+        """Call `gather` on all ranks and return rank 0's result; called within a phase on rank 0."""
         self.comm.broadcast(_Command("gather"))
         return self.gather()
 
     def next_sampling(self, purpose: Purpose, greedy: bool = False) -> Sampling:
-        """Return how the next rollout call of a purpose samples; rank 0 only."""
+        """Return the sampling settings of the next rollout call of a purpose; rank 0 only."""
         # Counted per purpose, so that evaluating more often changes no other draw.
         self._calls[purpose] += 1
         return Sampling(
@@ -313,7 +313,7 @@ class Coordinator:
         self.journal.event(kind, self.step, **fields)
 
     def _restore_columns(self, assignment: Assignment) -> Assignment:
-        """Put back the columns of a task, which a strategy's saved state does not hold."""
+        """Restore a task's columns, which a strategy's saved state does not contain."""
         if assignment.task.columns:
             return assignment
         if self._with_columns is None:

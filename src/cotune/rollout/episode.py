@@ -5,9 +5,9 @@ again, observations are tokenized on their own and appended with mask 0. An engi
 episodes in lock-step (`run_episodes`) or one at a time with the same calls:
 
     while not episode.done:
-        request = episode.request()             # the context and how many tokens may follow
-        action = episode.advance(ids, logprobs) # what the policy wrote; None when the episode ended
-        episode.observe(response)               # what the environment answered
+        request = episode.request()             # the context and the number of tokens allowed
+        action = episode.advance(ids, logprobs) # the policy's turn; None if the episode ended
+        episode.observe(response)               # the environment's response
 """
 
 import math
@@ -41,7 +41,7 @@ class Episode:
         prompt_ids: rendered prompt to train on, (P',).
         limits: tokens and turns.
         codec: text to tokens and back.
-        context_tokens: what the policy can attend to, prompt included; None is unlimited.
+        context_tokens: tokens that the policy can attend to, prompt included; None is unlimited.
         tools: JSON schemas of the tools that the policy may call through its chat template.
 
     Raises:
@@ -95,7 +95,7 @@ class Episode:
         return self._fitting - len(self._completion)
 
     def request(self) -> SampleRequest:
-        """Return the context to continue and how many tokens may follow."""
+        """Return the context to continue and the maximum number of new tokens."""
         return SampleRequest(
             row=self.row,
             context_ids=(*self._sampled_prompt_ids, *self._completion),
@@ -163,7 +163,7 @@ class Episode:
         """Append chat messages as the template renders them, after an EOS if the policy wrote none.
 
         The contents share the limit of an observation. If they do not all fit, nothing is appended and
-        the episode is out of room: half a message would not be a message.
+        the episode ends for lack of room: messages are never cut in half.
         """
         kept = [
             {**message, "content": self._cut(message["content"], tokens)}
@@ -180,7 +180,7 @@ class Episode:
         return readable(kept)
 
     def _shares(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
-        """Return the tokens that each message's content may have; long ones get what short ones leave."""
+        """Return the token limit of each message's content; long ones get what short ones leave unused."""
         sizes = [len(self._codec.encode(message["content"])) for message in messages]
         shares = [0] * len(sizes)
         left = self._limits.observation_tokens

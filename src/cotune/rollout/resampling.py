@@ -1,7 +1,7 @@
 """DAPO's dynamic sampling (arXiv 2503.14476, Section 3.2): a batch full of groups with a gradient.
 
-A group whose rewards are all equal has no advantage, hence no gradient. Its place is given to a
-group of another question, whose rollouts count like all others.
+A group whose rewards are all equal has no advantage, hence no gradient. It is replaced by a group of
+another question, whose rollouts count like all others.
 """
 
 import random
@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from cotune.types import Task, Trajectory
 
 RollOut = Callable[[Sequence[Task]], list[Trajectory]]
-"""Rolls out a group of each task, group after group."""
+"""Roll out a group of each task, group after group."""
 
 
 @dataclass(frozen=True)
@@ -58,10 +58,10 @@ def resampled(
 
     Each round rolls out as many other questions as there are groups to replace, and keeps those whose
     rewards differ. It stops after the last round, once every group has a gradient, when no question
-    is left, and before a round that would exceed `rollouts_left`. Other groups stay as they were.
+    is left, and before a round that would exceed `rollouts_left`. Other groups are unchanged.
 
     Returns:
-        the batch, as long as before, and metrics: rounds, groups replaced, and the share of groups
+        the batch, of the same size, and metrics: rounds, groups replaced, and the share of groups
         without variance and the mean reward before any replacement.
     """
     batch, left = list(trajectories), settings.rollouts_left
