@@ -104,7 +104,7 @@ def renewed(saved: Mapping[str, str], config: RunConfig) -> dict[str, str]:
     server = plain["environment"].get("retriever")
     plain |= {field: json.loads(text) for field, text in saved.items() if field in plain}
     if server and plain["environment"].get("retriever"):
-        plain["environment"]["retriever"] = server  # only the kind of which was saved
+        plain["environment"]["retriever"] = server  # the old version saved only its kind
     try:
         known = identity(parse_config(plain, "the saved run"))
     except ConfigError:

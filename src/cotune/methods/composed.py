@@ -1,4 +1,4 @@
-"""INSPO and P²O composed: a population of instructions, and hints on hard questions besides."""
+"""INSPO and P²O composed: a population of instructions, with hints on hard questions."""
 
 import random
 from collections.abc import Sequence
@@ -15,14 +15,14 @@ from cotune.types import Assignment, Progress, Task
 
 @dataclass(frozen=True, kw_only=True)
 class ComposedOptions:
-    """Both methods' numbers.
+    """The options of both methods.
 
     Attributes:
         inspo: the population of instructions.
         p2o: hard questions, hints and distillation.
         distil_instruction: share of the groups whose gradient is taken on the initial instruction
-            instead of the one that they were sampled under, so that what the instruction brings
-            moves into the weights, too.
+            instead of the one that they were sampled under, so that the gain from the
+            instruction moves into the weights.
     """
 
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
@@ -44,7 +44,7 @@ class ComposedOptions:
 
 
 class InspoP2O(P2O):
-    """INSPO gives every question its instruction; P²O adds a hint where the question is hard.
+    """Give every question an instruction by INSPO and hard questions a hint by P²O.
 
     The gradient is on instruction and question without the hint. Hinted rollouts credit no
     instruction (`Inspo.observe`). Hints are evolved under the best instruction.
@@ -58,7 +58,7 @@ class InspoP2O(P2O):
     def assign(
         self, tasks: Sequence[Task], group_size: int, progress: Progress
     ) -> list[Assignment]:
-        """P²O's assignments over INSPO's; some groups are trained on the initial instruction."""
+        """Return P²O's assignments over INSPO's; some groups are trained on the initial instruction."""
         distilled = {group for group in range(len(tasks)) if self._distils(progress.step, group)}
         return [
             replace(a, trained=replace(a.trained, instruction=self._initial))

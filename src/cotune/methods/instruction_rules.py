@@ -1,7 +1,7 @@
-"""The contract of an instruction: what is checked before a candidate costs any rollout.
+"""The contract of an instruction: the checks before a candidate costs any rollout.
 
-A candidate that breaks it is rejected with the reason, never repaired. At the end stands what the
-prompts of all proposers share.
+A candidate that breaks it is rejected with the reason, never repaired. The end of the module holds
+the parts that all proposers' prompts share.
 """
 
 import difflib
@@ -25,7 +25,7 @@ _MAX_NGRAM = 5
 
 
 def protocol_tags(text: str) -> list[str]:
-    """Every opening and closing tag of a text once, in order of appearance.
+    """Return every opening and closing tag of a text once, in order of appearance.
 
     >>> protocol_tags("Reason in <think> and </think>, then <think> again.")
     ['<think>', '</think>']
@@ -34,7 +34,7 @@ def protocol_tags(text: str) -> list[str]:
 
 
 def check_initial(instruction: str) -> None:
-    """Raise ConfigError for an instruction that nothing can be evolved from."""
+    """Raise ConfigError if nothing can be evolved from an instruction."""
     if not instruction.strip():
         raise ConfigError("the initial instruction is blank; expected a text")
     if reserved := reserved_tags(instruction):
@@ -45,31 +45,31 @@ def check_initial(instruction: str) -> None:
 
 
 def reserved_tags(text: str) -> list[str]:
-    """Tags that only proposal prompts may hold."""
+    """Return the tags that only proposal prompts may contain."""
     return list(dict.fromkeys(m.group() for m in _RESERVED.finditer(text)))
 
 
 def neutralised(text: str) -> str:
-    """The text with the angle brackets of reserved tags made round."""
+    """Return the text with the angle brackets of reserved tags replaced by round ones."""
     return _RESERVED.sub(lambda m: f"({m.group()[1:-1]})", text)
 
 
 def words_of(text: str) -> tuple[str, ...]:
-    """The words of a text in order, case-folded, punctuation left out."""
+    """Return the words of a text in order, case-folded, without punctuation."""
     return tuple(_WORD.findall(text.casefold()))
 
 
 def ngrams(words: Sequence[str], n: int) -> set[tuple[str, ...]]:
-    """Every run of n words; none where there are fewer."""
+    """Return every run of n words; none if there are fewer."""
     return {tuple(words[i : i + n]) for i in range(len(words) - n + 1)}
 
 
 def leaked_answer(candidate: str, parent: str, tasks: Iterable[Task]) -> str | None:
-    """The first ground-truth answer that the candidate brings in and its parent did not hold.
+    """Return the first ground-truth answer that is in the candidate but not in its parent.
 
-    Compared by whole words, case-insensitively; an answer of five words and more counts when
-    five in a row are shared. Left out: yes/no and the like, and answers of fewer than four
-    letters and digits (small numbers among them), which instructions hold by chance.
+    Compares whole words, case-insensitively; an answer of five or more words counts if five in a
+    row are shared. Skips yes/no and the like, and answers of fewer than four letters and digits
+    (small numbers among them), which instructions contain by chance.
     """
     new, old = words_of(candidate), words_of(parent)
     added = set[tuple[str, ...]]()
@@ -103,15 +103,15 @@ def is_near_copy(a: str, b: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class InstructionRules:
-    """The contract of every instruction of a run.
+    """The contract of every instruction in a run.
 
     Attributes:
         original: the initial instruction; its tags are the protocol's.
         max_chars: length limit in characters.
-        count_tokens: counts a text's tokens; None where no tokenizer is at hand.
+        count_tokens: counts a text's tokens; None if no tokenizer is available.
         max_tokens: length limit in tokens; None for none.
         control_tokens: the policy's special tokens as text; a chat template would obey them.
-        required: texts besides those tags without which no policy can act.
+        required: further texts without which no policy can act.
     """
 
     original: str
@@ -140,9 +140,9 @@ class InstructionRules:
         """Return why the candidate is rejected, in a few words; None if it is valid.
 
         Args:
-            parent: the instruction it was derived from; what that holds is no leak.
-            others: instructions alive or tried already, which it must not copy.
-            tasks: questions whose answers it must not bring in.
+            parent: the instruction it was derived from; text already in it is not a leak.
+            others: instructions alive or already tried, which it must not copy.
+            tasks: questions whose answers it must not contain.
         """
         if not candidate.strip():
             return "empty"
@@ -175,11 +175,11 @@ class InstructionRules:
         return None
 
 
-# ---- what the prompts of all proposers share
+# ---- shared by the prompts of all proposers
 
 
 def surroundings(description: str) -> str:
-    """Return the section of a prompt that says what the agent acts in, an empty line after it; "" for ""."""
+    """Return a prompt's section on the environment and an empty line; "" for an empty description."""
     if not description.strip():
         return ""
     shown = _ENVIRONMENT_TAG.sub("(environment)", neutralised(description)).strip()
@@ -191,7 +191,7 @@ def surroundings(description: str) -> str:
 
 
 def shorten_middle(text: str, limit: int) -> str:
-    """Shorten a text to about `limit` characters: its beginning and its end."""
+    """Shorten a text to about `limit` characters, keeping its beginning and its end."""
     if len(text) <= limit:
         return text
     head = limit // 2

@@ -1,4 +1,4 @@
-"""The entry of a method in the registry, and what strategies are built from."""
+"""The registry entry of a method, and the inputs from which strategies are built."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,16 +20,16 @@ Options = TypeVar("Options", bound=MethodOptions)
 
 @dataclass(frozen=True, kw_only=True)
 class Context:
-    """The inputs of a strategy, besides its options.
+    """The inputs of a strategy, in addition to its options.
 
     Attributes:
-        instruction: the initial one, "i0".
+        instruction: the initial instruction, "i0".
         tasks: the training questions.
-        seed: of all draws, each keyed by its purpose.
+        seed: seed of all draws, each keyed by its purpose.
         required: texts that every instruction must contain.
         description: the environment, described to the LLM that proposes.
-        count_tokens: the length of a text in the policy's tokens; None if nothing is counted.
-        max_tokens: the longest that an evolved text may be, in these tokens.
+        count_tokens: returns a text's length in the policy's tokens; None if nothing is counted.
+        max_tokens: the length limit of an evolved text, in these tokens.
         control_tokens: the policy's special tokens as text; no evolved text may contain one.
     """
 
@@ -51,7 +51,7 @@ class RunShape:
         steps, questions_per_step, group_size, rollout_budget, frozen: as in its `training`.
         group_field: what sets `group_size`, for messages.
         questions: training questions; 0 if they are not counted yet.
-        environment: its kind.
+        environment: the environment's kind.
         has_references: whether the environment's questions come with reference answers.
     """
 
@@ -71,9 +71,9 @@ class Proposals:
     """Calls of the optimizer LLM with prompts of the same size.
 
     Attributes:
-        count: how many, at most.
-        text_chars: characters of the instructions or hints that one prompt shows.
-        episodes: rollouts that one prompt shows.
+        count: the most calls.
+        text_chars: characters of the instructions or hints in one prompt.
+        episodes: rollouts in one prompt.
     """
 
     count: int
@@ -83,11 +83,11 @@ class Proposals:
 
 @dataclass(frozen=True)
 class Cost:
-    """The most that a method spends on evolution.
+    """Upper bounds on a method's spending on evolution.
 
     Attributes:
-        phases: how often it evolves.
-        rollouts: by purpose.
+        phases: number of evolution phases.
+        rollouts: number of rollouts by purpose.
         proposals: the calls of the optimizer LLM.
     """
 
@@ -97,7 +97,7 @@ class Cost:
 
 
 def _accept(options: Any, shape: RunShape) -> None:
-    """Refuse nothing."""
+    """Accept all options."""
 
 
 def _free(options: Any, shape: RunShape) -> Cost:
@@ -119,7 +119,7 @@ class Method(Generic[Options]):
         about: what it does, in a line.
         card: what was done, for the model card; in Markdown, with the papers.
         card_frozen: the same under a frozen policy; "" is `card`.
-        tags: of the model card.
+        tags: tags for the model card.
         evolves: the texts that it changes; each may fill an equal share of half a prompt.
         needs_llm: whether it asks an optimizer LLM.
         offline_worlds: the bundled worlds on which the offline rules can stand in for that LLM.
@@ -153,7 +153,7 @@ class Method(Generic[Options]):
 
     @property
     def kind(self) -> str:
-        """`strategy.kind` in the run file."""
+        """Return `strategy.kind` as in the run file."""
         return str(getattr(self.options, "kind"))  # noqa: B009  the default of its field
 
 

@@ -26,12 +26,12 @@ from cotune.methods.text_evolution import (
 from cotune.protocols import LLM, Recorder, Rollout, State
 from cotune.types import Assignment, Instruction, Metrics, Progress, Prompt, Task, Trajectory
 
-_BARREN = 20  # iterations in a row without a valid instruction that end the search
+_BARREN = 20  # consecutive iterations without a valid instruction that end the search
 
 
 @dataclass(frozen=True, kw_only=True)
 class GepaOptions:
-    """GEPA's numbers. The paper spends about 2,000 to 7,000 rollouts on a task.
+    """GEPA's options. The paper spends about 2,000 to 7,000 rollouts on a task.
 
     Attributes:
         budget: evaluations (one is one rollout), all before the first training batch.
@@ -65,23 +65,23 @@ class GepaOptions:
 
     @property
     def overrun(self) -> int:
-        """By how many evaluations the last batch, of minibatches, can exceed the budget at most."""
+        """Return the most, in minibatches, by which the last batch can exceed the budget."""
         return self.beam * self.minibatch
 
 
 # ---- the search
 
 _ORIGIN = "gepa"
-_PROGRESS_EVENTS = 20  # of a phase
+_PROGRESS_EVENTS = 20  # within a phase
 
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """The instructions of a phase, the initial one first, with what they were worth.
+    """The instructions of a phase with their scores, the initial one first.
 
     Attributes:
         scores: rewards, instructions × dev questions; greedy, one rollout each.
-        evaluations: rollouts that the phase cost.
+        evaluations: rollouts spent on the phase.
     """
 
     instructions: tuple[Instruction, ...]
@@ -89,12 +89,12 @@ class Candidates:
     evaluations: int = 0
 
     def mean(self, index: int) -> float:
-        """An instruction's mean reward over dev."""
+        """Return an instruction's mean reward over dev."""
         return fmean(self.scores[index])
 
     @property
     def best(self) -> int:
-        """The index of the highest mean, of equal ones the earliest."""
+        """Return the index of the highest mean; ties go to the earliest."""
         return max(range(len(self.scores)), key=lambda i: (self.mean(i), -i))
 
 
@@ -111,10 +111,10 @@ def evolve_instruction(
     record: Recorder,
     description: str = "",
 ) -> Candidates:
-    """One phase from `search.seed`. The same arguments and replies make the same calls in order.
+    """Run one phase from `search.seed`. It is deterministic in its arguments and the replies.
 
-    Recorded as "gepa_phase", "gepa_progress", "gepa_phase_ended" and "best_instruction"; what
-    joins as "instruction_born" with its critique and mean dev score, what does not as
+    Records "gepa_phase", "gepa_progress", "gepa_phase_ended" and "best_instruction"; accepted
+    instructions as "instruction_born" with critique and mean dev score, the others as
     "instruction_rejected".
 
     Args:
@@ -124,9 +124,9 @@ def evolve_instruction(
         description: the environment, described to the LLM.
 
     Raises:
-        EvolutionError: the LLM was asked and no reply kept to the contract, though its budget was
+        EvolutionError: the LLM was asked and no reply met the contract, although its budget was
             not spent.
-        CotuneError: what `rollout` or `llm` raised; an LLMError is recorded instead.
+        CotuneError: raised by `rollout` or `llm`; an LLMError is recorded instead.
     """
     record("gepa_phase", dev=len(dev), train=len(train), budget=search.budget)
     judge = Judge(Prompt, rollout)
@@ -174,11 +174,11 @@ def _record_ended(
 
 
 class _Lineage:
-    """gepa's `Report` with ids: names what joins and records what happens.
+    """gepa's `Report` with ids: names accepted instructions and records events.
 
     Attributes:
-        instructions: what has joined, in order.
-        critiques: by text, what the LLM said before it.
+        instructions: accepted instructions, in order.
+        critiques: the LLM's critique before each text.
     """
 
     def __init__(self, search: Search, step: int, record: Recorder) -> None:
@@ -211,7 +211,7 @@ class _Lineage:
         self._refuse(text, parent, reason, score, parent_score)
 
     def invalid(self, text: str, parent: str, reason: str) -> None:
-        """A text breaks the contract."""
+        """Record that a text breaks the contract."""
         self._refuse(text, parent, reason, None, None)
 
     def _refuse(
@@ -228,7 +228,7 @@ class _Lineage:
         )
 
     def progress(self, evaluations: int, texts: int, best: float) -> None:
-        """Recorded every so often: an iteration may be six rollouts."""
+        """Recorded periodically: an iteration may be only six rollouts."""
         part = evaluations * _PROGRESS_EVENTS // self._budget
         if part == self._told:
             return
@@ -245,9 +245,9 @@ class _Lineage:
 # ---- the prompt
 
 ABOUT_AN_AGENT = "The assistant is an agent: it may act in several turns"
-"""In every prompt of this module, in none of gepa's own."""
+"""Present in every prompt of this module and in none of gepa's own."""
 
-# gepa's own text but for the agent, and for its advice to put facts of the examples into the
+# gepa's own text, except for the agent and for its advice to put facts of the examples into the
 # instruction, which the contract forbids.
 _TEMPLATE = f"""I provided an assistant with the following instructions to perform a task for me:
 ```
@@ -270,10 +270,10 @@ _CRITIQUE_CHARS = 2000
 
 
 def instruction_prompt(parent: str, examples: Sequence[Record], required: Iterable[str]) -> str:
-    """Parent and examples in; critique and one new instruction out.
+    """Build the prompt: parent and examples in, critique and one new instruction out.
 
     Args:
-        required: texts that the new instruction must hold.
+        required: texts that the new instruction must contain.
     """
     from gepa.strategies.instruction_proposal import InstructionProposalSignature
 
@@ -284,17 +284,17 @@ def instruction_prompt(parent: str, examples: Sequence[Record], required: Iterab
             "prompt_template": _TEMPLATE,
         }
     )
-    assert isinstance(prompt, str)  # it is a list only where examples hold images
+    assert isinstance(prompt, str)  # it is a list only if examples contain images
     kept = ", ".join(required)
     keep = f"Keep these texts in the new instruction, letter by letter: {kept}\n\n" if kept else ""
     return f"{prompt}\n{keep}Provide the new instructions within ``` blocks."
 
 
 def read_instruction(reply: str) -> tuple[str, str]:
-    """(critique, instruction) of a reply; never raises.
+    """Return (critique, instruction) from a reply; never raises.
 
-    The critique is what stands before the first block. A reply that was cut off within its
-    reasoning is returned whole as the instruction, so that the contract rejects it.
+    The critique is the text before the first block. A reply cut off within its reasoning is
+    returned whole as the instruction, so that the contract rejects it.
     """
     said = _after_reasoning(reply.strip())
     if said is None:
@@ -304,7 +304,7 @@ def read_instruction(reply: str) -> tuple[str, str]:
 
 
 def _after_reasoning(reply: str) -> str | None:
-    """The reply after its leading think block; None where that is not closed.
+    """Return the reply after its leading think block; None if the block is not closed.
 
     Tags are counted: reasoning may itself speak of "<think> and </think>".
     """
@@ -319,16 +319,16 @@ def _after_reasoning(reply: str) -> str | None:
 
 
 class InstructionReflector(Reflector):
-    """Asks for instructions.
+    """Ask the LLM for instructions.
 
     Args:
         rules: the contract of an instruction.
-        met: the questions so far, whose answers no instruction may bring in.
-        reject: records what breaks the contract: text, parent, reason.
+        met: the questions so far, whose answers no instruction may contain.
+        reject: records a text that breaks the contract: text, parent, reason.
         description: the environment, described to the LLM.
 
     Attributes:
-        critiques: by valid instruction, what the LLM said before it.
+        critiques: the LLM's critique before each valid instruction.
     """
 
     def __init__(
@@ -371,13 +371,13 @@ class InstructionReflector(Reflector):
 
 
 class Gepa(Unhinted):
-    """Evolves the instruction once, at the first step; then every rollout is under the best one.
+    """Evolve the instruction once, at the first step; every rollout then uses the best one.
 
-    With `training.frozen` nothing else happens: "prompt only". Without, the policy is then trained
-    as GRPO with a static instruction is: "prompt before RL".
+    With `training.frozen` nothing else happens: "prompt only". Otherwise the policy is then trained
+    as in GRPO with a static instruction: "prompt before RL".
 
-    The tags of the initial instruction are the protocol's, and every candidate keeps them. No other
-    question than a training question is scored or reflected on.
+    The tags of the initial instruction are the protocol's, and every candidate keeps them. Only
+    training questions are scored or reflected on.
     """
 
     def __init__(self, options: GepaOptions, context: Context) -> None:
@@ -395,10 +395,10 @@ class Gepa(Unhinted):
     def evolve_if_due(
         self, progress: Progress, rollout: Rollout, llm: LLM, record: Recorder
     ) -> Metrics:
-        """The whole search, at the first call; later ones do nothing.
+        """Run the whole search on the first call; do nothing on later ones.
 
         Raises:
-            EvolutionError: no proposal kept to the contract.
+            EvolutionError: no proposal met the contract.
         """
         if self._found is not None:
             return {}
@@ -434,7 +434,7 @@ class Gepa(Unhinted):
     def assign(
         self, tasks: Sequence[Task], group_size: int, progress: Progress
     ) -> list[Assignment]:
-        """`group_size` times the best instruction for each task, group after group."""
+        """Return `group_size` times the best instruction for each task, group after group."""
         prompt, name = self.best_prompt(), self.best_instruction_id()
         return [
             Assignment(task, prompt, prompt, name, group)
@@ -445,7 +445,7 @@ class Gepa(Unhinted):
     def observe(
         self, trajectories: Sequence[Trajectory], progress: Progress, record: Recorder
     ) -> Metrics:
-        """Nothing is learnt: the search is over."""
+        """Do nothing: the search is over."""
         return {}
 
     def best_prompt(self) -> Prompt:
@@ -455,11 +455,11 @@ class Gepa(Unhinted):
         return self._best().id
 
     def _best(self) -> Instruction:
-        """The highest mean reward on the questions set apart; the initial one before the search."""
+        """Return the prompt with the highest mean dev reward; the initial one before the search."""
         return self._initial if self._found is None else self._found.instructions[self._found.best]
 
     def candidates(self) -> Candidates | None:
-        """All that the search accepted; None before it."""
+        """Return all that the search accepted; None before it."""
         return self._found
 
     def state_dict(self) -> State:
@@ -476,7 +476,7 @@ class Gepa(Unhinted):
         }
 
     def load_state_dict(self, state: State) -> None:
-        """Raise ConfigError if the state is of a run with another initial instruction."""
+        """Raise ConfigError if the state is from a run with a different initial instruction."""
         if state["initial"] != self._initial.text:
             raise ConfigError(
                 f"the saved run's initial instruction is {state['initial']!r}, this run's "

@@ -24,8 +24,8 @@ class Generation:
     """The result of a phase.
 
     Attributes:
-        accepted: at most as many candidates as were wanted, in the order of acceptance.
-        rounds: proposals asked for.
+        accepted: at most the number of candidates wanted, in order of acceptance.
+        rounds: number of proposals requested.
         proposed: candidates read from the replies.
         verified: candidates rolled out.
     """
@@ -37,14 +37,14 @@ class Generation:
 
 
 class Generator:
-    """Writes instructions: an LLM proposes, the contract filters, the current policy verifies.
+    """Write instructions: an LLM proposes, the contract filters, the current policy verifies.
 
     Args:
         rules: the contract of an instruction.
-        replay: where failures and questions to verify on come from.
-        seed: of all draws.
-        candidates: asked for in one proposal.
-        rounds: proposals of one phase at most.
+        replay: the source of failures and of questions to verify on.
+        seed: seed of all draws.
+        candidates: candidates requested per proposal.
+        rounds: most proposals per phase.
         failures: failed rollouts in a reflection prompt.
         tasks: questions a candidate is verified on.
         description: the environment, described to the LLM.
@@ -82,7 +82,7 @@ class Generator:
         last: bool = False,
         affordable: int | None = None,
     ) -> Generation:
-        """Rounds until `wanted` candidates are accepted or the rounds are spent.
+        """Run rounds until `wanted` candidates are accepted or the rounds are spent.
 
         One parent a round, drawn uniformly. A round whose call fails is the last one.
 
@@ -90,8 +90,8 @@ class Generator:
             step: the step before which this happens; 0 at the start. Keys the draws.
             rollout: the current policy; None to accept without verification.
             history: (instruction, score from 0 to 100), worst first, for the history proposer.
-            origin: what to call the candidates' origin; the proposer's kind where empty.
-            last: no further phase is to come in this run.
+            origin: label of the candidates' origin; the proposer's kind if empty.
+            last: whether this is the run's last phase.
             affordable: rollouts that may be spent on verification; None is no limit. A round that
                 could exceed it does not start.
 
@@ -134,15 +134,15 @@ class Generator:
         """Return why a round cannot start; "" if it can.
 
         Args:
-            prompt: what the LLM is to be asked, if there is anything.
-            verified_on: questions of a verification; None without one.
+            prompt: the prompt for the LLM; None if there is none.
+            verified_on: number of verification questions; None without verification.
             left: rollouts that it may cost; None is no limit.
         """
         if prompt is None or (verified_on is not None and not verified_on):
             return "no experience to learn from"
         if verified_on is None or left is None:
             return ""
-        most = (self._candidates + 1) * len(verified_on)  # and their parent
+        most = (self._candidates + 1) * len(verified_on)  # plus their parent
         return "too few rollouts are left to verify" if most > left else ""
 
     def _prompt(
@@ -173,7 +173,7 @@ class Generator:
         others: Sequence[str],
         record: Recorder,
     ) -> list[Candidate]:
-        """The candidates that keep to the contract, each unlike all before it."""
+        """Return the candidates that meet the contract, each different from all before it."""
         questions, seen = self._replay.tasks(), list(others)
         lawful: list[Candidate] = []
         reasons: list[str] = []
@@ -197,7 +197,7 @@ class Generator:
 
 
 def _accepted(candidates: Sequence[Candidate], wanted: int, record: Recorder) -> list[Candidate]:
-    """The best of them, as many as are wanted; the others are recorded with their reasons."""
+    """Return the best of them, as many as are wanted; record the others with their reasons."""
     best, rejected = accept(candidates, wanted)
     for candidate, reason in rejected:
         _record_rejected(candidate, reason, record)

@@ -24,7 +24,7 @@ _HISTORY = 10  # instructions shown to the history proposer
 
 @dataclass(frozen=True, kw_only=True)
 class InspoOptions:
-    """INSPO's numbers; defaults are the paper's. Steps are rollout batches.
+    """INSPO's options; defaults are the paper's. Steps are rollout batches.
 
     Attributes:
         population_size: N_P, instructions after the start and after an evolution.
@@ -94,13 +94,13 @@ class InspoOptions:
 
 
 class Inspo(Unhinted):
-    """Algorithm 1 of INSPO around an engine's policy update.
+    """Run Algorithm 1 of INSPO around an engine's policy update.
 
     Assumptions where the paper is silent: one instruction a question, shared by its group; due
-    phases of step t run as the first act of step t + 1, prune before evolve; candidates below
+    phases of step t run at the start of step t + 1, prune before evolve; candidates below
     their parent are rejected; after an evolution the population is the parents and the accepted
-    candidates, fewer than N_P where the rounds are spent. If none is accepted, the population
-    stays as it was instead of shrinking to the parents. Rollouts that saw a hint are neither
+    candidates, fewer than N_P if the rounds are spent. If none is accepted, the population is
+    unchanged instead of shrinking to the parents. Rollouts that saw a hint are neither
     credited to an instruction nor reflected on.
 
     The tags of the initial instruction are the protocol's, and every candidate keeps them.
@@ -123,23 +123,23 @@ class Inspo(Unhinted):
         )
         self._lineage = [Instruction("i0", context.instruction)]
         self.population.add(self._lineage[0], 0.0)
-        self.last_weights: dict[str, float] = {}  # by instruction id; the history proposer's
+        self.last_weights: dict[str, float] = {}  # by instruction id; used by the history proposer
         self._baselines: dict[str, tuple[int, float]] = {}  # task id -> rollouts, mean reward
-        self._phases_run = 0  # the step whose due phases were run last
-        self._batch = 0  # rollouts of the last batch, the next one's too
+        self._phases_run = 0  # the step whose due phases ran last
+        self._batch = 0  # rollouts of the last batch, and the expected size of the next one
 
     # ---- Algorithm 1, lines 2, 10-13 and 16-24
 
     def evolve_if_due(
         self, progress: Progress, rollout: Rollout, llm: LLM, record: Recorder
     ) -> Metrics:
-        """Line 2 at the first step; later what fell due at the end of the step before.
+        """Run line 2 at the first step, and later the phases due at the end of the previous step.
 
         A second call at the same step does nothing.
 
         Raises:
-            EvolutionError: two phases of proposals have passed, or the only one, and none brought
-                a candidate that keeps to the contract.
+            EvolutionError: two phases of proposals have passed, or the only one, without
+                a candidate that meets the contract.
         """
         if progress.step <= self._phases_run:
             return {}
@@ -158,7 +158,7 @@ class Inspo(Unhinted):
         return metrics
 
     def _initialise(self, llm: LLM, record: Recorder, last: bool) -> Metrics:
-        """Line 2: the initial instruction and rewrites of it by the optimizer LLM, weights 0."""
+        """Line 2: start from the initial instruction and the optimizer LLM's rewrites, with weight 0."""
         initial, vacancies = self._lineage[0], self.options.population_size - 1
         _record_born(initial, None, record)
         rewrites = self._generator.generate(
@@ -178,13 +178,13 @@ class Inspo(Unhinted):
         return {"inspo/initial_rewrites": float(len(rewrites.accepted))}
 
     def _prune(self, record: Recorder) -> Metrics:
-        """Lines 10-13."""
+        """Prune the population (lines 10-13)."""
         pruned = self.population.prune(self.options.parents)
         _record_gone(pruned, "prune", record)
         return {"inspo/pruned": float(len(pruned))}
 
     def _evolve(self, progress: Progress, rollout: Rollout, llm: LLM, record: Recorder) -> Metrics:
-        """Lines 16-24. Where no candidate is accepted, the population stays as it is."""
+        """Evolve the population (lines 16-24); it is unchanged if no candidate is accepted."""
         step, left = progress.step, progress.rollouts_left
         parents = self.population.top(self.options.parents)
         new = self._generator.generate(
@@ -199,7 +199,7 @@ class Inspo(Unhinted):
             affordable=None if left is None else left - self._batch,
         )
         if new.accepted:
-            # Before anybody is reset: a newcomer starts from what its parent was worth.
+            # Before the weights are reset: a newcomer starts from its parent's weight.
             starts = [self.population[c.parent].weight + c.gain for c in new.accepted]
             gone = self.population.keep_only({parent.id for parent in parents})
             _record_gone(gone, "evolution", record)
@@ -216,13 +216,13 @@ class Inspo(Unhinted):
         return {f"inspo/evolution_{name}": float(value) for name, value in count.items()}
 
     def _history(self) -> list[tuple[str, float]]:
-        """The best instructions so far with their last observed scores, worst first."""
+        """Return the best instructions so far with their last observed scores, worst first."""
         known = sorted(self.last_weights.items(), key=lambda item: item[1])[-_HISTORY:]
         texts = {i.id: i.text for i in self._lineage}
         return [(texts[identity], self._score(weight)) for identity, weight in known]
 
     def _score(self, weight: float) -> float:
-        """A weight on the history proposer's scale, 0 to 100; centred credit is in [-1, 1]."""
+        """Map a weight to the history proposer's scale, 0 to 100; centred credit is in [-1, 1]."""
         share = weight if self.options.credit == "raw" else (weight + 1) / 2
         return 100 * min(max(share, 0.0), 1.0)
 
@@ -244,7 +244,7 @@ class Inspo(Unhinted):
     def assign(
         self, tasks: Sequence[Task], group_size: int, progress: Progress
     ) -> list[Assignment]:
-        """One draw from Eq. 4 a question; its whole group is sampled and trained under it."""
+        """Draw one instruction per question by Eq. 4; its whole group is sampled and trained under it."""
         assignments: list[Assignment] = []
         for group, task in enumerate(tasks):
             drawn = self.population.draw(f"inspo/{self.seed}/assign/{progress.step}/{group}")
@@ -255,7 +255,7 @@ class Inspo(Unhinted):
     def observe(
         self, trajectories: Sequence[Trajectory], progress: Progress, record: Recorder
     ) -> Metrics:
-        """Eq. 6 and the replay buffer. Hinted rollouts say nothing about an instruction."""
+        """Update Eq. 6 and the replay buffer. Hinted rollouts say nothing about an instruction."""
         own = [t for t in trajectories if not t.assignment.sampled.hint]
         credits: defaultdict[str, list[float]] = defaultdict(list)
         for trajectory, credit in zip(own, self._credits(own), strict=True):
@@ -268,7 +268,7 @@ class Inspo(Unhinted):
         return self._report(trajectories, record)
 
     def _credits(self, trajectories: Sequence[Trajectory]) -> list[float]:
-        """Each rollout's credit. Centred: less its question's mean before this step.
+        """Return each rollout's credit; if centred, less its question's mean before this step.
 
         A question met for the first time is compared with the batch's mean.
         """
@@ -286,7 +286,7 @@ class Inspo(Unhinted):
         return centred
 
     def _report(self, trajectories: Sequence[Trajectory], record: Recorder) -> Metrics:
-        """The "population" event: weights and chances after this step, groups drawn in it."""
+        """Record the "population" event: weights and probabilities after this step, groups drawn in it."""
         drawn = {(t.assignment.instruction_id, t.assignment.group) for t in trajectories}
         groups = Counter(identity for identity, _group in drawn)
         members, chances = self.population.members, self.population.probabilities()
@@ -312,7 +312,7 @@ class Inspo(Unhinted):
     # ---- line 26
 
     def best(self) -> Best:
-        """I* = argmax w_j, how often it was observed, and whether it is too close to call."""
+        """Return I* = argmax w_j, its observation count, and whether it is too close to call."""
         return self.population.best()
 
     def best_prompt(self) -> Prompt:
@@ -322,10 +322,10 @@ class Inspo(Unhinted):
         return self.best().instruction.id
 
     def instructions(self) -> tuple[Instruction, ...]:
-        """All instructions that ever lived, by birth."""
+        """Return all instructions that ever joined, in order of birth."""
         return tuple(self._lineage)
 
-    # ---- what is said and what is saved
+    # ---- reporting and saved state
 
     def _notice_if_short(self, record: Recorder) -> None:
         have, want = len(self.population), self.options.population_size
@@ -345,7 +345,7 @@ class Inspo(Unhinted):
         }
 
     def load_state_dict(self, state: State) -> None:
-        """Raise ConfigError if the state is of a run with another initial instruction."""
+        """Raise ConfigError if the state is from a run with a different initial instruction."""
         lineage = [Instruction(**fields) for fields in state["lineage"]]
         if lineage[0].text != self._lineage[0].text:
             raise ConfigError(
@@ -384,7 +384,7 @@ def cost(options: InspoOptions, shape: RunShape) -> Cost:
     every, last = options.evolve_every, min(options.evolve_until, shape.steps)
     phases = len(range(every, last, every)) if every else 0
     rounds = options.verification_rounds
-    rows = options.verification_tasks * (options.candidates + 1)  # and their parent
+    rows = options.verification_tasks * (options.candidates + 1)  # plus their parent
     shown = _HISTORY if options.proposer == "history" else 1
     failures = options.failures_per_reflection if options.proposer == "reflection" else 0
     proposals = Proposals((1 + phases) * rounds, shown * options.max_instruction_chars, failures)

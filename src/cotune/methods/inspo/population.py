@@ -13,7 +13,7 @@ from cotune.types import Instruction
 
 
 def selection_probabilities(weights: Sequence[float], temperature: float) -> list[float]:
-    """softmax(w / temperature), INSPO Eq. 4; stable for weights of any size.
+    """Return softmax(w / temperature), INSPO Eq. 4; stable for weights of any size.
 
     >>> [round(p, 3) for p in selection_probabilities([0.2, 0.0], 0.2)]
     [0.731, 0.269]
@@ -27,23 +27,23 @@ def selection_probabilities(weights: Sequence[float], temperature: float) -> lis
 
 
 def importance_weight(step_means: Sequence[float], start: float) -> float:
-    """Mean of the step means in the window, INSPO Eq. 6; `start` while there is none.
+    """Return the mean of the step means in the window, INSPO Eq. 6; `start` if it is empty.
 
     The window holds the last n *observed* means: a step in which the instruction was not drawn
-    adds nothing, so that a rarely drawn one is not punished for it.
+    adds nothing, so that a rarely drawn instruction is not penalised.
     """
     return statistics.fmean(step_means) if step_means else start
 
 
 @dataclass(slots=True)
 class Member:
-    """A living instruction with what was observed of it.
+    """A living instruction with its observations.
 
     Attributes:
         start: its weight until it is first observed.
         window: mean credit of each of the last n steps in which it was drawn, oldest first.
-        steps: in how many steps it was observed since it joined.
-        rollouts: in how many rollouts.
+        steps: number of steps in which it was observed since it joined.
+        rollouts: number of rollouts in which it was observed.
     """
 
     instruction: Instruction
@@ -58,18 +58,18 @@ class Member:
 
     @property
     def weight(self) -> float:
-        """w_j of Eq. 6."""
+        """Return w_j of Eq. 6."""
         return importance_weight(self.window, self.start)
 
 
 @dataclass(frozen=True, slots=True)
 class Best:
-    """I* = argmax w_j, with how sure one can be of it.
+    """I* = argmax w_j, with its margin over the runner-up.
 
     Attributes:
-        steps: in how many steps it was observed.
-        rollouts: in how many rollouts.
-        runner_up: the next by weight; None where it is alone.
+        steps: number of steps in which it was observed.
+        rollouts: number of rollouts in which it was observed.
+        runner_up: the next by weight; None if there is no other.
         too_close: whether the two cannot be told apart (`too_close_to_call`).
     """
 
@@ -82,7 +82,7 @@ class Best:
 
 
 class Population:
-    """Living instructions, oldest first.
+    """The living instructions, oldest first.
 
     Args:
         window: n of Eq. 6, in observed steps.
@@ -108,20 +108,20 @@ class Population:
         raise KeyError(f"instruction {instruction_id!r} is not alive; alive are {living}")
 
     def add(self, instruction: Instruction, start: float) -> None:
-        """Joins with weight `start` until it is first observed."""
+        """Add an instruction with weight `start` until it is first observed."""
         self._members.append(Member(instruction, start, deque(maxlen=self._window)))
 
     def probabilities(self) -> list[float]:
-        """Chance of each member to be drawn, in the members' order."""
+        """Return the probability of drawing each member, in the members' order."""
         return selection_probabilities([m.weight for m in self._members], self._temperature)
 
     def draw(self, key: str) -> Instruction:
-        """One draw from Eq. 4. The same key and weights give the same instruction."""
+        """Draw one member by Eq. 4. The same key and weights give the same instruction."""
         chosen = random.Random(key).choices(self._members, self.probabilities())
         return chosen[0].instruction
 
     def observe(self, credits: Mapping[str, Sequence[float]]) -> None:
-        """One step's credits by instruction id: r̄ over all its rollouts joins its window."""
+        """Add one step's mean credit r̄ to the window of each instruction, by id."""
         for instruction_id, values in credits.items():
             if values:
                 member = self[instruction_id]
@@ -130,28 +130,28 @@ class Population:
                 member.rollouts += len(values)
 
     def top(self, k: int) -> list[Member]:
-        """The k best by weight, best first; among equals the oldest."""
+        """Return the k best by weight, best first; ties go to the oldest."""
         return sorted(self._members, key=lambda m: -m.weight)[:k]
 
     def prune(self, parents: int) -> list[Member]:
-        """Drops the bottom floor(N/2), never below `parents` or one; returns the dropped."""
+        """Drop the bottom floor(N/2), never below `parents` or one; return the dropped."""
         keep = max(len(self) - len(self) // 2, parents, 1)
         return self.keep_only({m.id for m in self.top(keep)})
 
     def keep_only(self, ids: set[str]) -> list[Member]:
-        """Drops all others and returns them."""
+        """Drop all others and return them."""
         dropped = [m for m in self._members if m.id not in ids]
         self._members = [m for m in self._members if m.id in ids]
         return dropped
 
     def reset_weights(self) -> None:
-        """Everybody's weight to 0, as Algorithm 1 does at an evolution; counts are kept."""
+        """Reset all weights to 0, as Algorithm 1 does at an evolution; counts are kept."""
         for member in self._members:
             member.start = 0.0
             member.window.clear()
 
     def best(self) -> Best:
-        """argmax w_j; among equals the oldest."""
+        """Return argmax w_j; ties go to the oldest."""
         first, *others = self.top(2)
         return Best(
             first.instruction,

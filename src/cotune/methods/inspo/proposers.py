@@ -1,9 +1,9 @@
-"""Prompts that ask an LLM for better instructions, and the reading of its replies.
+"""Prompts that ask an LLM for better instructions, and parsing of its replies.
 
 Three proposers in the form of INSPO's Appendix E: reflection (the parent and failed rollouts; the
 method itself), paraphrase (the parent alone) and history (instructions with their scores).
 `<ins_0>...</ins_0>` goes in, `<ins_1>...</ins_1>` to `<ins_N>...</ins_N>` come out. Prompts are
-joined from strings; nothing a model wrote is ever read as a template.
+joined from strings; a model's output is never used as a template.
 """
 
 import re
@@ -20,7 +20,7 @@ from cotune.types import StopReason
 ProposerKind = Literal["reflection", "paraphrase", "history"]
 
 # A candidate runs from its opening tag to its own closing one with no other opening tag between:
-# where a closing tag is missing, that candidate alone is lost.
+# if a closing tag is missing, only that candidate is lost.
 _CANDIDATE = re.compile(
     r"<\s*ins_(\d+)\s*>((?:(?!<\s*ins_\d+\s*>).)*?)<\s*/\s*ins_\1\s*>", re.DOTALL | re.IGNORECASE
 )
@@ -37,10 +37,10 @@ def reflection_prompt(
     attempt: int = 1,
     description: str = "",
 ) -> str:
-    """Parent and failures in, critique and `count` candidates out: INSPO's own proposer.
+    """Build INSPO's own prompt: parent and failures in, critique and `count` candidates out.
 
     Args:
-        description: what the agent acts in, for this and the other prompts; "" leaves them INSPO's.
+        description: the agent's environment; "" keeps INSPO's wording, here and in the other prompts.
     """
     return surroundings(description) + "\n\n".join(
         (
@@ -57,7 +57,7 @@ def reflection_prompt(
 
 
 def paraphrase_prompt(parent: str, count: int, attempt: int = 1, description: str = "") -> str:
-    """The parent alone in, `count` rewrites out."""
+    """Build the paraphrase prompt: the parent alone in, `count` rewrites out."""
     return surroundings(description) + "\n\n".join(
         (
             f"<ins_0>\n{parent}\n</ins_0>",
@@ -74,7 +74,7 @@ def history_prompt(
     attempt: int = 1,
     description: str = "",
 ) -> str:
-    """Instructions with scores from 0 to 100 in, worst first; `count` candidates out."""
+    """Build the history prompt: instructions scored 0 to 100, worst first; `count` candidates out."""
     rows = "\n".join(
         f"<ins_{i}>\n{text}\n</ins_{i}>\n<score_{i}>{score:.1f}</score_{i}>"
         for i, (text, score) in enumerate(scored, 1)
@@ -116,10 +116,10 @@ def _format_rules(parent: str, count: int, attempt: int) -> str:
 
 
 def parse_candidates(text: str) -> list[str]:
-    """The candidates of a reply in the order of their numbers; never raises.
+    """Return the candidates of a reply in the order of their numbers; never raises.
 
     Reasoning before the answer (`<think>...</think>`) and code fences around a candidate are
-    taken off; numbers may have gaps; where a number comes twice the last one counts; `<ins_0>`
+    removed; numbers may have gaps; if a number is repeated, the last one counts; `<ins_0>`
     is the parent repeated; an unclosed candidate, an empty one and a duplicate are dropped.
     """
     found: dict[int, str] = {}
@@ -131,16 +131,16 @@ def parse_candidates(text: str) -> list[str]:
 
 
 def critique_of(text: str) -> str:
-    """Return what a reply says before its first candidate, at most 2,000 characters."""
+    """Return the text of a reply before its first candidate, at most 2,000 characters."""
     before = _OPENING.split(_without_reasoning(text), maxsplit=1)[0]
     return re.sub(r"```\w*\s*\Z", "", before).strip()[:_CRITIQUE_CHARS]
 
 
 def _without_reasoning(text: str) -> str:
-    """The reply after its leading think block; the whole reply where there is none.
+    """Return the reply after its leading think block; the whole reply if there is none.
 
-    Reasoning may itself speak of "<think> and </think>", so tags are counted, and where they
-    never balance nothing is cut.
+    Reasoning may itself mention "<think> and </think>", so tags are counted; if they never
+    balance, nothing is cut.
     """
     opening = text.lstrip().startswith("<think>")
     first_candidate = _OPENING.search(text)
@@ -161,14 +161,14 @@ def _unfenced(candidate: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """A reply of an LLM; without candidates if it could not be read."""
+    """A reply of an LLM; it has no candidates if it could not be parsed."""
 
     candidates: tuple[str, ...]
     critique: str
 
 
 class Proposals:
-    """Asks an LLM and keeps account of failures, so that a run in which all fail is an error."""
+    """Ask an LLM and keep account of failures, so that a run in which all fail is an error."""
 
     def __init__(self) -> None:
         self._phases = 0
@@ -176,7 +176,7 @@ class Proposals:
         self._causes: list[str] = []
 
     def ask(self, prompt: str, llm: LLM, record: Recorder, most: int) -> Proposal | None:
-        """The reply's first `most` candidates; None where the call failed or the budget forbade it.
+        """Return the first `most` candidates; None if the call failed or exceeded the budget.
 
         Both that and a reply without candidates are recorded as "proposal_failed".
         """
@@ -191,7 +191,7 @@ class Proposals:
         return Proposal(candidates, critique_of(text))
 
     def lawful(self, count: int, reasons: Sequence[str]) -> None:
-        """To be called with what the contract left of a reply, and why it took the others."""
+        """Record the candidates that the contract left of a reply, and why it rejected the others."""
         if count:
             self._useful = True
         elif reasons:
@@ -206,14 +206,14 @@ class Proposals:
         record("proposal_failed", reason=reason)
 
     def end_phase(self, last: bool = False) -> None:
-        """To be called after each phase of proposals: the initial rewrites, each evolution.
+        """End a phase of proposals: the initial rewrites, or one evolution.
 
         Args:
-            last: no further phase is to come.
+            last: whether this is the last phase.
 
         Raises:
-            EvolutionError: two phases have passed, or the last one, and no candidate ever came
-                that keeps to the contract.
+            EvolutionError: two phases have passed, or the last one, without a single candidate
+                that meets the contract.
         """
         self._phases += 1
         if (last or self._phases >= 2) and not self._useful:

@@ -1,4 +1,4 @@
-"""The replay buffer: what instructions are reflected on and verified on (INSPO, section 3.2)."""
+"""The replay buffer of rollouts to reflect on and to verify with (INSPO, section 3.2)."""
 
 import random
 from collections import deque
@@ -12,11 +12,11 @@ from cotune.types import StopReason, Task, Trajectory
 
 @dataclass(frozen=True, slots=True)
 class Experience:
-    """One rollout in memory: the tuple (I, q, trajectory, r) of the paper.
+    """One stored rollout: the tuple (I, q, trajectory, r) of the paper.
 
     Attributes:
         text: the response with its observations, shortened in the middle; kept for failures
-            only, since no other is ever shown to a proposer.
+            only, since no others are shown to a proposer.
         step: the rollout batch it comes from.
     """
 
@@ -29,10 +29,10 @@ class Experience:
 
 
 class ReplayBuffer:
-    """The last `capacity` rollouts, first in first out.
+    """Keep the last `capacity` rollouts, first in first out.
 
     Args:
-        capacity: in rollouts.
+        capacity: size in rollouts.
         failure_below: a reward below it makes a rollout a failure.
         text_chars: characters kept of a failure's response.
     """
@@ -47,7 +47,7 @@ class ReplayBuffer:
         return len(self._experiences)
 
     def add(self, trajectories: Sequence[Trajectory], step: int) -> None:
-        """Stores the rollouts of one step."""
+        """Store the rollouts of one step."""
         for t in trajectories:
             failed = t.reward < self._failure_below
             text = shorten_middle(t.full_text, self._text_chars) if failed else ""
@@ -55,10 +55,10 @@ class ReplayBuffer:
             self._experiences.append(Experience(identity, t.task, text, t.reward, step, t.stop))
 
     def failures(self, k: int, rng: random.Random) -> list[Experience]:
-        """At most k failures, drawn from the latest step first, then from earlier ones.
+        """Return at most k failures, drawn from the latest step first, then from earlier ones.
 
-        One failure a question, so that a group's rollouts do not crowd out other mistakes. An
-        environment that broke is nobody's mistake and is left out.
+        At most one failure per question, so that one group does not crowd out other mistakes.
+        Rollouts that failed because of the environment are left out.
         """
         by_step: dict[int, list[Experience]] = {}
         for e in self._experiences:
@@ -73,16 +73,16 @@ class ReplayBuffer:
         return list(chosen.values())
 
     def tasks(self) -> list[Task]:
-        """Every question in memory once, in order of first appearance."""
+        """Return every stored question once, in order of first appearance."""
         return list({e.task.id: e.task for e in self._experiences}.values())
 
     def recent_tasks(self, k: int, rng: random.Random) -> list[Task]:
-        """k different questions in memory, uniformly; all of them where there are fewer."""
+        """Draw k different stored questions uniformly; all of them if there are fewer."""
         tasks = self.tasks()
         return rng.sample(tasks, min(k, len(tasks)))
 
     def state_dict(self) -> State:
-        # Without columns, which may hold anything; a coordinator has the tasks with theirs.
+        # Without columns, which may hold any object; the coordinator restores them.
         return {
             "tasks": [_fields(task) for task in self.tasks()],
             "experiences": [

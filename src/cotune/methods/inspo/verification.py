@@ -10,14 +10,14 @@ from cotune.types import Assignment, Instruction, Prompt, Task
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A proposed instruction that keeps to the contract.
+    """A proposed instruction that meets the contract.
 
     Attributes:
-        id: provisional; an instruction gets its own when it joins.
+        id: provisional id; an instruction gets its final one when it joins.
         parent: id of the instruction it was derived from.
         origin: kind of the proposer that wrote it, or "rewrite".
-        score: mean reward when it was verified; None where it was not.
-        parent_score: its parent's on the same questions.
+        score: mean reward in verification; None if it was not verified.
+        parent_score: its parent's score on the same questions.
     """
 
     id: str
@@ -30,7 +30,7 @@ class Candidate:
 
     @property
     def gain(self) -> float:
-        """Score minus the parent's; 0 where it was not verified."""
+        """Return the score minus the parent's; 0 if it was not verified."""
         if self.score is None or self.parent_score is None:
             return 0.0
         return self.score - self.parent_score
@@ -39,10 +39,10 @@ class Candidate:
 def verify(
     candidates: Sequence[Candidate], parent: Instruction, tasks: Sequence[Task], rollout: Rollout
 ) -> list[Candidate]:
-    """The candidates with their scores and their parent's, all on the same questions.
+    """Return the candidates with their scores and their parent's, all on the same questions.
 
     One rollout for each candidate and question at the policy's sampling temperature, all in one
-    call so that an engine can batch them. A group of its own for each: nothing is compared
+    call so that an engine can batch them. Each rollout is its own group, since nothing is compared
     within groups here.
     """
     if not candidates or not tasks:
@@ -68,10 +68,10 @@ def verify(
 def accept(
     candidates: Sequence[Candidate], vacancies: int
 ) -> tuple[list[Candidate], list[tuple[Candidate, str]]]:
-    """The best performers, at most as many as there are vacancies; the others with the reason.
+    """Return the best candidates, at most one per vacancy, and the others with the reason.
 
-    A candidate below its parent is rejected, one that equals it is not; equal candidates go in
-    the order in which they were proposed, and so do unverified ones.
+    A candidate below its parent is rejected, one that equals it is not; equal and unverified
+    candidates are taken in the order in which they were proposed.
     """
     accepted: list[Candidate] = []
     rejected: list[tuple[Candidate, str]] = []
