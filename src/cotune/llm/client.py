@@ -1,7 +1,7 @@
-"""LLMs that propose instructions, metered: an OpenAI-compatible endpoint, and any other LLM.
+"""Metered LLMs that propose instructions: an OpenAI-compatible endpoint, and any other LLM.
 
-Retries live in `OpenAIClient.complete` and nowhere else, so every request that leaves the machine
-is one row of the ledger, reserved at its worst case before it is sent.
+Only `OpenAIClient.complete` retries, so every request that leaves the machine is one row of the
+ledger, reserved at its worst case before it is sent.
 """
 
 import math
@@ -22,7 +22,7 @@ OPENAI_URL = "https://api.openai.com/v1"
 MAX_WAIT_S = 120.0
 _FIRST_WAIT_S = 1.0
 _MAX_BACKOFF_S = 30.0
-# What a chat template puts around a prompt: role markers and, for some models, a system message.
+# Allowance for a chat template around a prompt: role markers and, for some models, a system message.
 _TEMPLATE_TOKENS = 64
 _BYTES_PER_CHARACTER = 4
 
@@ -66,7 +66,7 @@ class OpenAIOptions:
         if not self.model.strip():
             raise ValueError(f"model is {self.model!r}, expected the name of a model")
         self._check_base_url()
-        # Lower case is refused, and what came is not shown, lest a key itself ends up here.
+        # Lower case is refused, and the value is not shown, in case a key itself was entered here.
         if self.api_key_env is not None and not re.fullmatch(r"[A-Z_][A-Z0-9_]*", self.api_key_env):
             raise ValueError(
                 "api_key_env is not the NAME of an environment variable in capitals, such as "
@@ -99,11 +99,11 @@ class OpenAIOptions:
             )
 
     def describe(self) -> str:
-        """Name the model that answers and its address."""
+        """Return the model's name and its address."""
         return f"{self.model} at {self.base_url or 'api.openai.com'}"
 
     def price(self, prompt_tokens: int, completion_tokens: int) -> float:
-        """Money for so many tokens: (prompt x its price + completion x its price) / 10^6."""
+        """Return the price of a call: (prompt x its price + completion x its price) / 10^6."""
         return (
             prompt_tokens * self.price_per_million_prompt_tokens
             + completion_tokens * self.price_per_million_completion_tokens
@@ -111,7 +111,7 @@ class OpenAIOptions:
 
 
 class Account(Protocol):
-    """A record of an LLM's calls; `Ledger` is one and documents the methods."""
+    """A record of an LLM's calls; `Ledger` implements it and documents the methods."""
 
     def reserve(self, worst_case: float, limit: float | None, model: str = "") -> int: ...
 
@@ -132,14 +132,14 @@ class OpenAIClient:
     """An `LLM` at an OpenAI-compatible endpoint; each attempt is one row of the ledger.
 
     Timeouts, broken connections, statuses 408, 409, 429 and 5xx and replies without usable text
-    are tried again; other statuses are final. No redirect is followed. An attempt that was refused
-    or never sent costs nothing; one without a usage report is counted at its upper bound and
-    marked so in the ledger.
+    are retried; other statuses are final. No redirect is followed. An attempt that was refused or
+    never sent costs nothing; one without a usage report is counted at its upper bound and marked
+    as such in the ledger.
 
     Args:
         options: `llm:` of the run file.
-        ledger: where attempts are reserved and settled.
-        sleep: waits for so many seconds.
+        ledger: the ledger in which attempts are reserved and settled.
+        sleep: waits for a number of seconds.
 
     Raises:
         ConfigError: the environment variable of `api_key_env` is not set or holds no key.
@@ -152,7 +152,7 @@ class OpenAIClient:
         *,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        # openai takes most of a second to import; runs without an endpoint never need it.
+        # Importing openai takes most of a second; runs without an endpoint do not need it.
         from cotune.llm.transport import ChatEndpoint
 
         self._options = options
@@ -173,20 +173,20 @@ class OpenAIClient:
         return f"OpenAIClient({self._options!r})"
 
     def complete(self, prompt: str) -> Completion:
-        """The model's reply to one user message.
+        """Return the model's reply to one user message.
 
         Raises:
-            LLMError: refused, or all attempts failed; says how the last one did.
+            LLMError: refused, or all attempts failed; the message gives the last failure.
             BudgetError: the next attempt could exceed the budget; it was not made.
         """
         return self.chat([{"role": "user", "content": prompt}])
 
     def chat(self, messages: Sequence[Mapping[str, str]], stop: Sequence[str] = ()) -> Completion:
-        """The model's reply to a dialogue; raises as `complete`.
+        """Return the model's reply to a dialogue; raise the errors of `complete`.
 
         Args:
             messages: {"role", "content"} each.
-            stop: strings that end the reply; endpoints leave them out of it.
+            stop: strings that end the reply; endpoints omit them from it.
         """
         # Lone surrogates cannot be sent.
         sent = [
@@ -207,9 +207,9 @@ class OpenAIClient:
     def _attempt(
         self, messages: Sequence[Mapping[str, str]], stop: Sequence[str]
     ) -> tuple[Completion | None, str, float | None]:
-        """(reply, "", None), (None, error, seconds to wait at least) or, final, (…, None)."""
+        """Return (reply, "", None), (None, error, least seconds to wait) or, if final, (…, None)."""
         options = self._options
-        # The bound's share of a template is a message's.
+        # The upper bound covers the template once; each further message adds its own.
         bound = sum(prompt_token_bound(len(m["content"].encode())) for m in messages)
         upper = (bound, options.max_tokens)
         reservation = self._ledger.reserve(options.price(*upper), options.budget, options.model)
@@ -231,7 +231,7 @@ class OpenAIClient:
 
 
 class NoLLM:
-    """Stands where a method has no use for an LLM."""
+    """The LLM of a method that has no use for one."""
 
     def complete(self, prompt: str) -> Completion:
         """Raise LLMError, always."""
@@ -239,13 +239,13 @@ class NoLLM:
 
 
 class MeteredLLM:
-    """Enters every call of an LLM without a price (the offline rules, a fake) in the ledger.
+    """Record every call of an LLM without a price (the offline rules, a fake) in the ledger.
 
     Args:
-        llm: what answers.
-        ledger: where its calls are entered, at price 0.
-        model: the name they are entered under.
-        identity: which LLM answers; the name where it says all.
+        llm: the LLM that answers.
+        ledger: the ledger in which its calls are recorded, at price 0.
+        model: the name under which they are recorded.
+        identity: identifies the LLM that answers; the name if that is enough.
     """
 
     def __init__(self, llm: LLM, ledger: Account, model: str, identity: str | None = None) -> None:
@@ -255,7 +255,7 @@ class MeteredLLM:
         self._model = model
 
     def complete(self, prompt: str) -> Completion:
-        """Return the LLM's reply; its LLMError passes through."""
+        """Return the LLM's reply; an LLMError passes through."""
         reservation = self._ledger.reserve(0.0, None, self._model)
         begun = time.monotonic()
         try:
@@ -279,7 +279,7 @@ class MeteredLLM:
 
 
 def _as_completion(reply: object, name: str) -> Completion:
-    """Convert what an LLM object returned; a text alone is a reply whose tokens are not known."""
+    """Convert an LLM object's return value; a plain text is a reply with unknown token counts."""
     if isinstance(reply, Completion):
         return reply
     if isinstance(reply, str):
@@ -291,24 +291,24 @@ def _as_completion(reply: object, name: str) -> Completion:
 
 
 def worst_case_price(options: OpenAIOptions, prompt_chars: int, calls: int) -> float:
-    """The most that `calls` calls with prompts of up to `prompt_chars` characters can cost.
+    """Return the most that `calls` calls with prompts of up to `prompt_chars` characters can cost.
 
-    Counts every retry, a token for every byte, four bytes for every character and full replies.
+    Counts every retry, one token per byte, four bytes per character and full replies.
     """
     tokens = prompt_token_bound(_BYTES_PER_CHARACTER * prompt_chars)
     return calls * (1 + options.retries) * options.price(tokens, options.max_tokens)
 
 
 def prompt_token_bound(prompt_bytes: int) -> int:
-    """The most tokens a prompt of so many UTF-8 bytes can have: one a byte and the template's."""
+    """Return the most tokens of a prompt with so many UTF-8 bytes: one per byte, plus the template's."""
     return prompt_bytes + _TEMPLATE_TOKENS
 
 
 def wait_seconds(failures: int, retry_after: float, jitter: float) -> float:
-    """Seconds to wait after the `failures`-th failure in a row.
+    """Return the seconds to wait after the `failures`-th failure in a row.
 
-    Exponential backoff min(30, 2^(failures - 1)), of which `jitter` in [0, 1) takes off up to half;
-    at least what the server asked for, at most 120.
+    Exponential backoff min(30, 2^(failures - 1)), reduced by up to half by `jitter` in [0, 1); at
+    least the server's requested wait, at most 120.
     """
     backoff = min(_MAX_BACKOFF_S, _FIRST_WAIT_S * 2.0 ** min(failures - 1, 10))
     return min(MAX_WAIT_S, max(retry_after, backoff * (1 - jitter / 2)))

@@ -1,7 +1,7 @@
-"""One chat completion over HTTP: a dialogue in, an outcome out, never an exception for a failure.
+"""One chat completion over HTTP: a dialogue in, an outcome out; failures are not exceptions.
 
 Failures are values here because the exceptions of an HTTP stack may carry the request, and with it
-the API key. All text that came from outside has the key cut out before it is looked at.
+the API key. The key is removed from all text received before anything else reads it.
 """
 
 import json
@@ -17,8 +17,8 @@ import openai
 MAX_REPLY_BYTES = 4 * 2**20
 _SHOWN_CHARACTERS = 300
 _RETRYABLE_STATUS = {408, 409, 429}
-# By name, because openai moved from httpx to httpx2 between its majors. Nothing was sent yet when
-# these are raised, so nothing can have been charged.
+# By name, because openai moved from httpx to httpx2 between major versions. These are raised before
+# anything is sent, so nothing can have been charged.
 _UNSENT = {"ConnectError", "ConnectTimeout", "PoolTimeout", "ProxyError", "UnsupportedProtocol"}
 
 
@@ -32,8 +32,8 @@ class Outcome:
         error: what went wrong, in one line; "" on success.
         retryable: whether the same request may succeed later.
         retry_after: seconds the server asked to wait, or None.
-        free: the attempt was refused or never sent, so that no token was charged.
-        truncated: the reply ends where the limit of its tokens was.
+        free: whether the attempt was refused or never sent, so that no token was charged.
+        truncated: whether the reply was cut off at its token limit.
     """
 
     text: str = ""
@@ -46,11 +46,11 @@ class Outcome:
 
 
 class _UnreadableReply(openai.OpenAIError):
-    """A reply that is too long or comes too slowly to be read."""
+    """Raised for a reply that is too long or arrives too slowly."""
 
 
 class _BoundedClient(openai.DefaultHttpxClient):
-    """Follows no redirect and reads no more, and for no longer, than it is told."""
+    """Follow no redirect, and limit the size and the duration of a reply."""
 
     def __init__(self, seconds: float) -> None:
         super().__init__(timeout=seconds, follow_redirects=False)
@@ -79,7 +79,7 @@ class _BoundedClient(openai.DefaultHttpxClient):
 
 
 class ChatEndpoint:
-    """Asks one model at one OpenAI-compatible endpoint.
+    """Call one model at one OpenAI-compatible endpoint.
 
     Args:
         base_url: up to and without "/chat/completions".
@@ -87,7 +87,7 @@ class ChatEndpoint:
         model: the model's name at the endpoint.
         temperature: softmax temperature, or None to leave it to the endpoint.
         max_tokens: the most tokens a reply may have.
-        max_tokens_field: under which name the endpoint takes it.
+        max_tokens_field: the endpoint's name for that limit.
         timeout_s: seconds for connecting, for each pause and for the whole reply.
     """
 
@@ -104,7 +104,7 @@ class ChatEndpoint:
     ) -> None:
         self._key = key
         self._client = openai.OpenAI(
-            # Not None, for which openai would take OPENAI_API_KEY; the header is left out below.
+            # Not None, for which openai would use OPENAI_API_KEY; the header is left out below.
             api_key=key or "none",
             base_url=base_url,
             timeout=timeout_s,
@@ -145,7 +145,7 @@ class ChatEndpoint:
 
 
 def parse_reply(body: str) -> Outcome:
-    """Reads the body of a chat completion; whatever cannot be used is a retryable failure."""
+    """Parse the body of a chat completion; an unusable one is a retryable failure."""
     try:
         reply: object = json.loads(body)
     except (ValueError, RecursionError):
@@ -162,13 +162,13 @@ def parse_reply(body: str) -> Outcome:
         if reason == "length":
             error += ": llm.max_tokens may be too low"
         return Outcome(error=error, usage=usage, retryable=True)
-    # JSON can spell lone surrogates, which no file could take.
+    # JSON can encode lone surrogates, which no file can hold.
     shown = text.encode("utf-8", "replace").decode()
     return Outcome(text=shown, usage=usage, truncated=reason == "length")
 
 
 def refused(status: int, headers: Mapping[str, str], body: str) -> Outcome:
-    """The outcome of a status other than 2xx, with the field of the run file to look at."""
+    """Return the outcome of a status other than 2xx, with the run-file field to check."""
     error = f"HTTP status {status}"
     if body.strip():
         error += f": {_shown(body)!r}"
@@ -187,7 +187,7 @@ def refused(status: int, headers: Mapping[str, str], body: str) -> Outcome:
 
 
 def parse_retry_after(value: str, now: datetime) -> float | None:
-    """Seconds to wait by a Retry-After header, a number or a date; None if it says nothing."""
+    """Return the seconds to wait from a Retry-After header, a number or a date; None if invalid."""
     value = value.strip()
     if value.isascii() and value.isdigit() and len(value) < 10:
         return float(value)
@@ -199,7 +199,7 @@ def parse_retry_after(value: str, now: datetime) -> float | None:
 
 
 def _undelivered(error: openai.OpenAIError, redact: Callable[[str], str]) -> Outcome:
-    """The outcome of a request without a reply; it may have been charged unless never sent."""
+    """Return the outcome of a request without a reply; it may have been charged unless never sent."""
     cause = error.__cause__ or error
     free = type(cause).__name__ in _UNSENT
     if isinstance(error, openai.APITimeoutError):
@@ -214,13 +214,13 @@ def _field(value: object, name: str) -> object:
 
 
 def _usage(value: object) -> tuple[int, int] | None:
-    """Token counts as reported, or None unless both are counts that can be believed."""
+    """Return token counts as reported, or None unless both are plausible."""
     counts = [_field(value, name) for name in ("prompt_tokens", "completion_tokens")]
     believed = [n for n in counts if type(n) is int and 0 <= n < 2**31]
     return (believed[0], believed[1]) if len(believed) == 2 else None
 
 
 def _shown(text: str) -> str:
-    """The beginning of a text on one line."""
+    """Return the beginning of a text on one line."""
     text = " ".join(text[: 4 * _SHOWN_CHARACTERS].split())
     return text if len(text) <= _SHOWN_CHARACTERS else text[: _SHOWN_CHARACTERS - 1] + "…"

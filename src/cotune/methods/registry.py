@@ -1,7 +1,7 @@
-"""All methods: those of cotune, and those that installed packages add.
+"""The registry of methods: cotune's own and those that installed packages add.
 
-A package adds one by an entry point in the group `cotune.methods`: its name is the kind, its value
-an object of class `Method`.
+A package adds a method through an entry point in the group `cotune.methods`: its name is the kind,
+its value a `Method` object.
 """
 
 from functools import cache

@@ -1,4 +1,4 @@
-"""Supervised fine-tuning: what it is trained on, from reference answers or from rejection sampling.
+"""Supervised fine-tuning: training data from reference answers or from rejection sampling.
 
 The instruction stays the initial one, so a run evaluates under `StaticStrategy`; an engine does the
 fitting. Rejection sampling keeps the policy's own rollouts that succeeded, as in STaR
@@ -54,7 +54,7 @@ class SFTOptions:
 
     @property
     def most_per_question(self) -> int:
-        """Rows of one question at most."""
+        """Return the maximum number of rows per question."""
         if self.data == "answers":
             return 1
         most = self.keep_per_question
@@ -68,7 +68,7 @@ class TrainingRow:
     Attributes:
         task: id of its question.
         input_ids: prompt and completion, (T,).
-        labels: the same ids where the policy's own tokens stand, else `IGNORED`, (T,).
+        labels: the same ids at the policy's own tokens, `IGNORED` elsewhere, (T,).
     """
 
     task: str
@@ -77,14 +77,14 @@ class TrainingRow:
 
     @property
     def targets(self) -> int:
-        """Tokens that the loss is on."""
+        """Return the number of tokens in the loss."""
         return sum(label != IGNORED for label in self.labels)
 
 
 def rollout_row(trajectory: Trajectory) -> TrainingRow:
-    """A rollout as a row: its own tokens are targets; prompt and observations are context alone.
+    """Convert a rollout to a row; only its own tokens are targets, prompt and observations are context.
 
-    What follows the last own token is left out: nothing is learnt from it.
+    Tokens after the last own token are dropped: nothing is learnt from them.
     """
     own = [i for i, mine in enumerate(trajectory.mask) if mine]
     end = own[-1] + 1 if own else 0
@@ -102,16 +102,16 @@ def rollout_row(trajectory: Trajectory) -> TrainingRow:
 def reference_row(
     task: str, prompt_ids: Sequence[int], text: str, codec: Codec, stop: Sequence[str]
 ) -> TrainingRow:
-    """A reference as the policy would write it.
+    """Build a row from a reference, in the form in which the policy would write it.
 
     An EOS ends it, unless the text ends with a stop string: the sampler stops there, and the policy
     never writes an EOS after it.
 
     Args:
-        task: its question's id.
+        task: the question's id.
         prompt_ids: the rendered prompt, (P,).
         text: the reference.
-        codec: the policy's.
+        codec: the policy's codec.
         stop: strings after which a turn ends.
     """
     ids = codec.encode(text)
@@ -121,9 +121,9 @@ def reference_row(
 
 
 def accepted(trajectories: Sequence[Trajectory], options: SFTOptions) -> list[Trajectory]:
-    """The rollouts to train on, in order: rewarded, of each question different ones, the first few.
+    """Select the rollouts to train on, in order: the first few different successes per question.
 
-    Two rollouts are the same where the policy wrote the same turns.
+    Two rollouts are the same if the policy wrote the same turns.
     """
     seen: defaultdict[str, set[tuple[str, ...]]] = defaultdict(set)
     kept: list[Trajectory] = []
@@ -139,7 +139,7 @@ def accepted(trajectories: Sequence[Trajectory], options: SFTOptions) -> list[Tr
 
 
 def optimizer_steps(rows: int, epochs: int, micro_batch_size: int, accumulation: int) -> int:
-    """Steps of a fit; an epoch's last batch may be smaller than the others."""
+    """Return the optimizer steps of a fit; an epoch's last batch may be smaller than the others."""
     micro_batches = -(-rows // micro_batch_size)
     return epochs * -(-micro_batches // accumulation)
 

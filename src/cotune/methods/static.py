@@ -19,11 +19,11 @@ class StaticOptions:
 
 
 class Unhinted:
-    """A base for strategies without hints: rollouts are trained on the prompt they were sampled under."""
+    """Base class of strategies without hints: rollouts are trained on the prompt they were sampled under."""
 
     @property
     def distillation(self) -> Distillation:
-        """Unused: there is nothing to distil."""
+        """Return default settings; they are unused, since nothing is distilled."""
         return Distillation()
 
     def best_hint(self) -> str:
@@ -31,7 +31,7 @@ class Unhinted:
 
 
 class StaticStrategy(Unhinted):
-    """Every rollout is sampled under and trained on the same instruction, "i0"."""
+    """Sample and train every rollout under the same instruction, "i0"."""
 
     def __init__(self, instruction: str) -> None:
         self._prompt = Prompt(instruction)
@@ -39,13 +39,13 @@ class StaticStrategy(Unhinted):
     def evolve_if_due(
         self, progress: Progress, rollout: Rollout, llm: LLM, record: Recorder
     ) -> Metrics:
-        """Nothing is ever due."""
+        """Do nothing: the instruction does not evolve."""
         return {}
 
     def assign(
         self, tasks: Sequence[Task], group_size: int, progress: Progress
     ) -> list[Assignment]:
-        """`group_size` times the instruction for each task, group after group."""
+        """Return `group_size` times the instruction for each task, group after group."""
         return [
             Assignment(task, self._prompt, self._prompt, "i0", group)
             for group, task in enumerate(tasks)
@@ -55,7 +55,7 @@ class StaticStrategy(Unhinted):
     def observe(
         self, trajectories: Sequence[Trajectory], progress: Progress, record: Recorder
     ) -> Metrics:
-        """Nothing is learnt."""
+        """Do nothing: there is nothing to credit."""
         return {}
 
     def best_prompt(self) -> Prompt:
@@ -68,7 +68,7 @@ class StaticStrategy(Unhinted):
         return {"instruction": self._prompt.instruction}
 
     def load_state_dict(self, state: State) -> None:
-        """Raise ConfigError if the state is of a run with another instruction."""
+        """Raise ConfigError if the state is from a run with a different instruction."""
         if state["instruction"] != self._prompt.instruction:
             raise ConfigError(
                 f"the saved run's instruction is {state['instruction']!r}, this run's "

@@ -1,10 +1,10 @@
-"""Texts evolved by `gepa.optimize` (arXiv 2507.19457), through its public adapter and strategies.
+"""Evolve texts with `gepa.optimize` (arXiv 2507.19457), through its public adapter and strategies.
 
-What evolves is P²O's hint or GEPA's whole instruction; the caller says what is judged and reflected on.
+The text is P²O's hint or GEPA's whole instruction; the caller defines how it is judged and reflected on.
 
 gepa is given nothing that outlives the phase: no run folder, no cache, no pickle. The same inputs
-and the same replies of policy and LLM make the same calls in the same order, so that a phase that
-was stopped is resumed by replaying both.
+and the same replies of policy and LLM make the same calls in the same order, so that an interrupted
+phase is resumed by replaying both.
 """
 
 import hashlib
@@ -25,19 +25,19 @@ from cotune.types import Assignment, Prompt, StopReason, Task, Trajectory
 SOLVED_AT = 0.5
 """A rollout whose reward reaches this is a success; the paper's rewards are 0 and 1."""
 PLACEHOLDERS = ("<curr_param>", "<side_info>")
-"""Of gepa's reflection prompt: in a text, they would be filled in when it is a parent."""
+"""Placeholders of gepa's reflection prompt; in a parent text they would be filled in."""
 Record = Mapping[str, str]
-"""One example as gepa's reflection prompt shows it: headings and what stands under them."""
+"""One example as gepa's reflection prompt shows it: headings and their contents."""
 
 _RESPONSE_CHARS = 6000
 _MOST_REASONS = 5
 
 
 class Judge:
-    """The current policy under candidate texts, greedily, one rollout for each text and question.
+    """Evaluate texts under the current policy, greedily, one rollout per text and question.
 
     Args:
-        prompt: the prompt under a candidate text.
+        prompt: builds the prompt from a candidate text.
 
     Attributes:
         evaluations: rollouts made so far.
@@ -61,7 +61,7 @@ class Judge:
         return [[next(rest) for _ in tasks] for _, tasks in items]
 
     def met(self) -> Iterable[Task]:
-        """The questions that were rolled out, each once."""
+        """Return the questions that were rolled out, each once."""
         return self._met.values()
 
 
@@ -92,21 +92,21 @@ def example(trajectory: Trajectory, show_answers: bool) -> Record:
 
 
 def fenced_text(reply: str) -> str:
-    """Return what stands within the ``` blocks of a reply, by gepa's own extraction; never raises."""
+    """Return the text within the ``` blocks of a reply, by gepa's own extraction; never raises."""
     from gepa.strategies.instruction_proposal import InstructionProposalSignature
 
     return InstructionProposalSignature.output_extractor(reply.strip())["new_instruction"]
 
 
 class Reflector(ABC):
-    """Asks the LLM for texts in gepa's words, one question each, and keeps account of the replies.
+    """Ask the LLM for texts with gepa's prompts, one at a time, and keep account of the replies.
 
     Attributes:
-        asked: questions put to the LLM.
-        proposed: replies that came.
-        lawful: those that keep to the contract.
-        reasons: why the others do not, or why none came; each once, five at most.
-        spent: whether the LLM's budget is; nothing more is asked then.
+        asked: requests sent to the LLM.
+        proposed: replies received.
+        lawful: replies that meet the contract.
+        reasons: why replies were rejected or calls failed; each once, five at most.
+        spent: whether the LLM's budget is spent; no more requests are then made.
     """
 
     def __init__(self, llm: LLM, record: Recorder) -> None:
@@ -146,11 +146,11 @@ class Reflector(ABC):
 
     @abstractmethod
     def _prompt(self, parent: str, examples: Sequence[Record]) -> str:
-        """Return what the LLM is asked."""
+        """Return the prompt for the LLM."""
 
     @abstractmethod
     def _read(self, reply: str) -> str:
-        """The text of a reply; never raises."""
+        """Return the text of a reply; never raises."""
 
     @abstractmethod
     def _broken(self, text: str, parent: str) -> str | None:
@@ -158,7 +158,7 @@ class Reflector(ABC):
 
     @abstractmethod
     def _reject(self, text: str, parent: str, reason: str) -> None:
-        """Records that a text breaks the contract."""
+        """Record that a text breaks the contract."""
 
     def _blame(self, reason: str) -> None:
         if reason not in self.reasons and len(self.reasons) < _MOST_REASONS:
@@ -178,16 +178,16 @@ def too_close_to_call(a: Sequence[float], b: Sequence[float]) -> bool:
 
 
 def dev_count(count: int, dev_size: int) -> int:
-    """Return how many of `count` questions are dev: `dev_size`, or half of a set below 1.5 times it."""
+    """Return the number of dev questions of `count`: `dev_size`, or half if below 1.5 times that."""
     return dev_size if 2 * count >= 3 * dev_size else count // 2
 
 
 def split(
     questions: Sequence[Task], dev_size: int, key: str
 ) -> tuple[tuple[Task, ...], tuple[Task, ...]]:
-    """Shuffles questions into dev and train: `dev_size` and the rest.
+    """Shuffle questions into dev and train: `dev_size` and the rest.
 
-    In halves where there are fewer than 1.5 × `dev_size`. The order they come in does not matter.
+    Splits in halves if there are fewer than 1.5 × `dev_size`. The input order does not matter.
     """
     tasks = sorted(questions, key=lambda task: task.id)
     random.Random(f"{key}/split").shuffle(tasks)
@@ -214,7 +214,7 @@ class Search:
         minibatch: questions shown to the reflector, on which a child must beat its parent.
         show_answers: whether the reflector is shown the ground truth.
         barren: iterations in a row without a valid text that end the phase.
-        overrun: whether a text is scored on dev where what is left pays for a part of that.
+        overrun: whether a text is scored on dev if the remaining budget covers only part of it.
     """
 
     seed: str
@@ -228,34 +228,34 @@ class Search:
 
 @dataclass(frozen=True, slots=True)
 class Evolved:
-    """The seed and all texts that were accepted, with their scores, texts × dev."""
+    """The seed and all accepted texts, with their scores, texts × dev."""
 
     texts: tuple[str, ...]
     scores: tuple[tuple[float, ...], ...]
 
 
 class Report(Protocol):
-    """Receives the progress of a phase."""
+    """A receiver of a phase's progress."""
 
     def accepted(self, text: str, parent: str, score: float, parent_score: float) -> None:
-        """A text joined; both scores are means over dev."""
+        """Report a text that joined; both scores are means over dev."""
         ...
 
     def rejected(
         self, text: str, parent: str, score: float, parent_score: float, improved: bool
     ) -> None:
-        """A valid text did not join; both scores are means over its minibatch.
+        """Report a valid text that did not join; both scores are means over its minibatch.
 
         Args:
-            improved: it did better than its parent, but no budget was left to score it on dev.
+            improved: whether it beat its parent, but no budget was left to score it on dev.
         """
         ...
 
     def progress(self, evaluations: int, texts: int, best: float) -> None:
-        """Before every iteration and after the last one.
+        """Report progress before every iteration and after the last one.
 
         Args:
-            texts: how many there are, the seed included.
+            texts: the number of texts, including the seed.
             best: the highest mean over dev.
         """
         ...
@@ -274,12 +274,12 @@ def evolve_by_gepa(
 
     An iteration draws `beam` parents from the instance-level Pareto front, reflects on a minibatch
     of train with each, and scores on dev the children that are strictly better on their
-    minibatch. Ends when the budget is spent, or when `barren` iterations in a row brought no
-    valid text. No batch of evaluations begins after the budget is spent, so that it is exceeded by
-    part of one batch at most.
+    minibatch. It ends when the budget is spent, or after `barren` iterations in a row without a
+    valid text. No batch of evaluations starts after the budget is spent, so it is exceeded by at
+    most part of one batch.
 
     Raises:
-        Exception: whatever the rollout, the LLM (but LLMError) or the report raised.
+        Exception: any error of the rollout, the LLM (except LLMError) or the report.
     """
     from gepa.proposer.reflective_mutation.reflection_lm import ReflectionProposal
     from gepa.strategies.proposal_sampling import IndependentSampling
@@ -346,7 +346,7 @@ class _Adapter:
         return self.batch_evaluate([(candidate, batch)])[0]
 
     def batch_evaluate(self, items: Sequence[tuple[Candidate, Sequence[Task]]]) -> list[Any]:
-        """gepa's `EvaluationBatch` of each item; all items in one rollout call."""
+        """Return gepa's `EvaluationBatch` for each item; all items are one rollout call."""
         done = self._judge.evaluate([(candidate[_PART], tasks) for candidate, tasks in items])
         return [
             self._evaluation_batch(outputs=ts, scores=[t.reward for t in ts], trajectories=ts)
@@ -360,20 +360,20 @@ class _Adapter:
         try:
             return {_PART: [example(t, self._show_answers) for t in trajectories]}
         except BaseException as error:
-            self._reflection.failure = error  # gepa would pass over it
+            self._reflection.failure = error  # gepa would ignore it
             raise
 
 
 class _Reflection:
     """gepa's `BatchReflectionLM` around a `Reflector`.
 
-    A job that brings no valid text gets no new one, for which gepa pays no evaluation. gepa
-    swallows what is raised here and asks again job by job: the first error is kept, nothing is
-    asked after it, and the phase raises it when gepa has returned.
+    A job without a valid text returns none, and gepa spends no evaluation on it. gepa swallows
+    errors raised here and retries job by job, so the first error is kept, no request follows it,
+    and the phase raises it when gepa has returned.
 
     Attributes:
         failure: the error that ends the phase; None for none.
-        barren: iterations in a row in which the LLM was asked and brought no valid text.
+        barren: consecutive iterations in which the LLM was asked and returned no valid text.
     """
 
     def __init__(self, judge: Judge, reflector: Reflector, search: Search, proposal: Any) -> None:
@@ -384,7 +384,7 @@ class _Reflection:
 
     @property
     def spent(self) -> bool:
-        """Return whether the LLM's budget is spent; further rollouts could bring nothing."""
+        """Return whether the LLM's budget is spent; further rollouts would be wasted."""
         return self._reflector.spent
 
     def reflect(
@@ -417,7 +417,7 @@ class _Reflection:
 class _WithinBudget:
     """gepa's `SelectionStrategy`: all improvements, largest first, as far as the budget reaches.
 
-    gepa looks at the budget between iterations only; the children of one iteration, `beam` × dev
+    gepa checks the budget only between iterations; the children of one iteration, `beam` × dev
     evaluations, could exceed it by thousands.
     """
 
@@ -451,14 +451,14 @@ class _WithinBudget:
 
 
 def _loss(proposal: Any) -> float:
-    """Minibatch reward before less that after; equal ones keep their order."""
+    """Return the minibatch reward before minus that after; ties keep their order."""
     return sum(proposal.subsample_scores_before) - sum(proposal.subsample_scores_after)
 
 
 class _Progress:
     """gepa's `StopperProtocol`, called before every iteration and after the last one.
 
-    Reports from here, since gepa swallows what a callback of its own raises.
+    Progress is reported from here, since gepa swallows errors of its own callbacks.
     """
 
     def __init__(

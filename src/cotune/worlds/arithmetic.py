@@ -46,7 +46,7 @@ class Operation:
 
     @property
     def slipped(self) -> int:
-        """The result without carrying and borrowing.
+        """Return the result without carrying and borrowing.
 
         >>> Operation(47, "+", 85).slipped, Operation(42, "-", 17).slipped, Operation(47, "*", 6).slipped
         (122, 35, 242)
@@ -62,7 +62,7 @@ class Operation:
 
     @property
     def columns(self) -> str:
-        """The written procedure from the right: each column and the result so far.
+        """Return the written procedure from the right: each column and the result so far.
 
         >>> Operation(47, "+", 85).columns
         '7+5+0=12 2; 4+8+1=13 132;'
@@ -95,7 +95,7 @@ class Operation:
 
     @property
     def carries(self) -> int:
-        """The number of columns that carry to the next one."""
+        """Return the number of columns that carry to the next one."""
         left, other = _digits(self.left), _digits(self.right)
         carry = count = 0
         for i in range(max(len(left), len(other)) - 1):
@@ -123,7 +123,7 @@ class Problem:
 
     @property
     def at_once(self) -> int:
-        """The answer without writing anything down: wrong by slips if the problem is long."""
+        """Return the answer without written steps: wrong by slips if the problem is long."""
         if self.size == "short":
             return self.answer
         value = self.steps[0].slipped
@@ -134,7 +134,7 @@ class Problem:
 
     @property
     def procedure(self) -> str:
-        """The written solution of this kind of problem, without its answer."""
+        """Return the written solution of this kind of problem, without its answer."""
         if self.kind == "addition":
             return f"Adding the columns: {self.steps[0].columns}"
         if self.kind == "subtraction":
@@ -146,7 +146,7 @@ class Problem:
 
 
 def _digits(number: int) -> list[int]:
-    """Least significant first."""
+    """Return the digits, least significant first."""
     return [int(d) for d in reversed(str(number))]
 
 
@@ -297,17 +297,17 @@ class ArithmeticOptions:
 
 
 class ArithmeticEnvironment(MathEnvironment):
-    """Problems of the world in disjoint splits, interleaved so that every prefix has the same mix.
+    """Return problems in disjoint splits, interleaved so that every prefix has the same mix.
 
     Raises:
-        ConfigError: a split asks for more different problems than there are.
+        ConfigError: a split asks for more distinct problems than there are.
     """
 
     def __init__(self, options: ArithmeticOptions | None = None) -> None:
         options = options or ArithmeticOptions()
         counts = {"train": options.train, "validation": options.validation, "test": options.test}
         tasks = {split: _drawn(options, split, count) for split, count in counts.items()}
-        # As mathematics "12*13" equals 156; here that is the question, not an answer.
+        # In mathematics "12*13" equals 156; here it is the question, not an answer.
         super().__init__(tasks, INITIAL_INSTRUCTION, BoxedReward(plain_integers=True))
 
 

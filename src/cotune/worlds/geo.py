@@ -77,7 +77,7 @@ class GeoQuestion:
 def split_of(city: str) -> str:
     """Return the split of a city, by a hash of its name: 70 % train, 10 % validation, 20 % test.
 
-    Adding or reordering cities moves none.
+    Adding or reordering cities does not change the split of the others.
     """
     bucket = int.from_bytes(hashlib.sha256(city.encode()).digest()[:4], "big") % 100
     return next(name for name, buckets in SPLITS.items() if bucket in buckets)
@@ -326,7 +326,7 @@ def _stratified(world: GeoWorld, options: GeoOptions, split: str, count: int) ->
     placed: list[tuple[float, int, Task]] = []
     for hops, n in shares(count, options.mix).items():
         _check(n, room[hops], split, f" of {STRATA[hops]}")
-        # Its own seed: with a shared one the strata would use the same cities.
+        # A seed per stratum: with a shared one the strata would use the same cities.
         questions = world.questions(n, split, {hops: 1.0}, 4 * options.seed + hops)
         placed += [((i + 0.5) / n, hops, _task(q, split)) for i, q in enumerate(questions)]
     return [task for _, _, task in sorted(placed, key=lambda row: row[:2])]

@@ -134,9 +134,9 @@ STYLE: tuple[str, ...] = (
     "You are a kind assistant.",
     "Give a clear answer.",
 )
-"""Sentences that ask for nothing in particular."""
+"""Sentences that ask for nothing specific."""
 
-# By the tags a sentence names: other wordings of the same, which ask for no more than it does.
+# Keyed by the tags a sentence names: rewordings that ask for no more than the original.
 REWORDINGS: dict[frozenset[str], tuple[str, ...]] = {
     frozenset(("search",)): (
         "Search by <search> query </search>.",
@@ -196,7 +196,7 @@ ADVICE: dict[str, tuple[str, ...]] = {
         "In a story with two steps, write the first result.",
     ),
 }
-"""What helps with each kind of problem of the bundled world `arithmetic`."""
+"""The remedy for each kind of problem of the bundled world `arithmetic`."""
 
 GENERAL = ("Be careful with the numbers.", "Read it twice.", "This is an important exam.")
 
@@ -290,7 +290,7 @@ def is_harmful(sentence: str) -> bool:
 
 
 def is_style(sentence: str) -> bool:
-    """Return whether a sentence names no tag and asks for nothing in particular."""
+    """Return whether a sentence names no tag and asks for nothing specific."""
     named = _TAG.search(sentence) or _EFFECTIVE.search(sentence) or sentence in _ALL_REMEDIES
     return not named
 
@@ -345,7 +345,7 @@ def kind_of(question: str) -> str | None:
 
 
 def topics(example: Shown) -> list[str]:
-    """Return what a failed example is about, as keys of the advice."""
+    """Return the topics of a failed example, as keys of the advice."""
     if kind := kind_of(example.question):
         return [kind]
     return sorted(failure_modes(Example(example.question, example.response, ("",))))
@@ -358,7 +358,7 @@ def write_hint(prompt: str, rng: random.Random, *, reflect: bool) -> str:
     hint's sentences about other things.
 
     Args:
-        reflect: False is the control: a sentence about anything, without reading the examples.
+        reflect: False is the control: a random sentence, without reading the examples.
 
     Raises:
         LLMError: the prompt shows no example that failed.
@@ -394,10 +394,10 @@ def failures_of_agent(prompt: str) -> list[Example]:
 
 
 class RulesLLM:
-    """Writes instructions and hints by rule; deterministic for a seed and a prompt.
+    """Write instructions and hints by rule; deterministic for a seed and a prompt.
 
     Args:
-        seed: of the draws.
+        seed: seed of the draws.
         remedies: "reflected" answers with remedies of the failures that the examples show;
             "random", the control, draws as many from all remedies and reads no example.
     """

@@ -1,4 +1,4 @@
-"""P²O's context distillation: what tokens sampled under one prompt weigh when trained on another.
+"""P²O's context distillation: weights of tokens sampled under one prompt and trained on another.
 
 A rollout ỹ is sampled under x̃ = T(x, z) and its gradient is taken on x (arXiv 2603.21877, Eq. 4).
 Its tokens are off-policy by the context ratio π_old(ỹ_t|x, ỹ_<t) / π_old(ỹ_t|x̃, ỹ_<t). The reference
@@ -17,7 +17,7 @@ from cotune.types import Distillation, Trajectory
 Floats = NDArray[np.float64]
 
 RATIO_FROM, RATIO_TO, RATIO_BINS = -4.0, 2.0, 24
-"""Bins of context ratios: their log10 from and to, and how many; four a decade."""
+"""Bins of context ratios: the first and last log10, and the number of bins; four per decade."""
 
 
 def is_hinted(trajectory: Trajectory) -> bool:
@@ -26,12 +26,12 @@ def is_hinted(trajectory: Trajectory) -> bool:
 
 
 def is_distilled(trajectory: Trajectory) -> bool:
-    """Return whether the rollout is trained on other prompt tokens than it was sampled under."""
+    """Return whether the rollout is trained on a different prompt than it was sampled under."""
     return trajectory.sampled_prompt_ids != trajectory.prompt_ids
 
 
 def is_dropped(trajectory: Trajectory, settings: Distillation) -> bool:
-    """Return whether `drop_failed` takes the rollout out of the loss: hinted, with a reward of 0 or less."""
+    """Return whether `drop_failed` drops the rollout: it is hinted and its reward is 0 or less."""
     return settings.drop_failed and is_hinted(trajectory) and trajectory.reward <= 0
 
 
@@ -52,12 +52,12 @@ def reweighs(trajectories: Iterable[Trajectory], settings: Distillation) -> bool
 
 
 def context_ratios(trained_logprobs: Floats, sampled_logprobs: Floats) -> Floats:
-    """π_old(ỹ_t|x) / π_old(ỹ_t|x̃) of each token, (C,).
+    """Return π_old(ỹ_t|x) / π_old(ỹ_t|x̃) of each token, (C,).
 
     Args:
         trained_logprobs: log π_old under the prompt that is trained on, (C,).
-        sampled_logprobs: log π_old under the prompt that was sampled under, (C,). NaN where the
-            sampler could not tell it: the ratio is 1 there.
+        sampled_logprobs: log π_old under the prompt used for sampling, (C,). NaN if the sampler
+            did not report it; the ratio is then 1.
     """
     trained = np.asarray(trained_logprobs, dtype=np.float64)
     ratios = np.exp(trained - np.asarray(sampled_logprobs, dtype=np.float64))
@@ -67,8 +67,8 @@ def context_ratios(trained_logprobs: Floats, sampled_logprobs: Floats) -> Floats
 def token_weights(ratios: Floats, settings: Distillation) -> Floats:
     """Return the factor of each token's loss, from its context ratio, (C,) to (C,).
 
-    With `ratio: masked` the context-ratio mask 1[low <= r <= high], or softly min(1, r/low, high/r):
-    continuous at the bounds and never above 1. Ones in every other mode.
+    With `ratio: masked` it is the context-ratio mask 1[low <= r <= high], or softly
+    min(1, r/low, high/r), continuous at the bounds and never above 1. Ones in every other mode.
     """
     weights = np.ones_like(ratios, dtype=np.float64)
     if settings.ratio != "masked":
@@ -82,13 +82,13 @@ def token_weights(ratios: Floats, settings: Distillation) -> Floats:
 
 @dataclass
 class RatioStatistics:
-    """Context ratios over the own tokens of rollouts that are distilled.
+    """Statistics of the context ratios of the policy's own tokens in distilled rollouts.
 
     Attributes:
-        count, total, lowest, highest: of the ratios.
-        masked: tokens with a weight below 1; with the hard mask that is 0.
-        counts: tokens by bin, RATIO_BINS + 2: the first is of all ratios below 10^RATIO_FROM, the
-            last of those from 10^RATIO_TO.
+        count, total, lowest, highest: number, sum, minimum and maximum of the ratios.
+        masked: tokens with a weight below 1 (0 with the hard mask).
+        counts: tokens by bin, RATIO_BINS + 2: the first holds ratios below 10^RATIO_FROM, the
+            last those from 10^RATIO_TO.
     """
 
     count: int = 0
@@ -99,7 +99,7 @@ class RatioStatistics:
     counts: list[int] = field(default_factory=lambda: [0] * (RATIO_BINS + 2))
 
     def add(self, ratios: Floats, weights: Floats) -> None:
-        """Takes the tokens of one rollout, both (C,)."""
+        """Add the tokens of one rollout, both (C,)."""
         if len(ratios):
             masked = int((weights < 1).sum())
             self.merge(
@@ -114,7 +114,7 @@ class RatioStatistics:
             )
 
     def merge(self, other: "RatioStatistics") -> None:
-        """Takes what another process counted."""
+        """Add the counts of another process."""
         self.count += other.count
         self.total += other.total
         self.lowest = min(self.lowest, other.lowest)
@@ -123,7 +123,7 @@ class RatioStatistics:
         self.counts = [a + b for a, b in zip(self.counts, other.counts, strict=True)]
 
     def metrics(self) -> dict[str, float]:
-        """By name; empty where no token was counted."""
+        """Return the metrics by name; empty if no token was counted."""
         if not self.count:
             return {}
         return {
@@ -134,7 +134,7 @@ class RatioStatistics:
         }
 
     def histogram(self) -> dict[str, object]:
-        """The fields of a "context_ratios" event, which say themselves what the bins are."""
+        """Return the fields of a "context_ratios" event, which include the bins."""
         return {"log10_from": RATIO_FROM, "log10_to": RATIO_TO, "counts": list(self.counts)}
 
 
@@ -159,9 +159,9 @@ def batch_weights(
     Args:
         trajectories: B rollouts.
         trained_logprobs: log π_old on the trained prompts, (B, C), padded on the right; read for
-            distilled rollouts in the modes that `compares_contexts`, and there alone.
+            distilled rollouts only, in the modes where `compares_contexts` is true.
         settings: the mode.
-        statistics: takes the ratios.
+        statistics: collects the ratios.
     """
     weights = np.zeros(trained_logprobs.shape)
     for row, trajectory in enumerate(trajectories):
@@ -181,7 +181,7 @@ def batch_weights(
 def old_logprobs(
     trajectories: Sequence[Trajectory], trained_logprobs: Floats, settings: Distillation
 ) -> Floats:
-    """The importance ratio's denominator log π_old, (B, C): on x̃ for distilled rollouts if `hint`.
+    """Return log π_old of the importance ratio, (B, C): on x̃ for distilled rollouts if `hint`.
 
     Args:
         trajectories: B rollouts.

@@ -1,4 +1,4 @@
-"""Hard-sample mining: which questions get hints in the next epoch (P²O, arXiv 2603.21877, Eq. 3)."""
+"""Hard-sample mining: choose the next epoch's hinted questions (P²O, arXiv 2603.21877, Eq. 3)."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -10,15 +10,15 @@ from cotune.types import Trajectory
 
 @dataclass(frozen=True, slots=True)
 class EpochTrend:
-    """The changes of an epoch.
+    """The changes after an epoch.
 
     Attributes:
         hard: ids of the hard questions of the next epoch, sorted.
-        seen: questions met in the epoch.
+        seen: questions rolled out in the epoch.
         newly_hard: hard now and not before.
         graduated: hard before and not now.
-        solved_by_hint: those of the graduated that were judged on rollouts under a hint; whether
-            they are solved without one is not known yet.
+        solved_by_hint: graduated questions that were judged on rollouts under a hint; they may not
+            yet be solved without one.
     """
 
     hard: tuple[str, ...]
@@ -30,23 +30,23 @@ class EpochTrend:
 
 @dataclass(slots=True)
 class _Count:
-    """A question's rollouts of one epoch: how many succeeded, whether any saw a hint."""
+    """A question's rollouts in one epoch: its successes, and whether any saw a hint."""
 
     successes: int = 0
     hinted: bool = False
 
 
 class HardSamples:
-    """Counts successes by stable task id over an epoch.
+    """Count successes by stable task id over an epoch.
 
     A question is hard in the next epoch if it had fewer than `below` successes in this one. The
-    count is plain: it is not scaled where a question had more or fewer rollouts than others. A
-    question that was already hard is judged like any other on the rollouts that it is given, which
-    in the paper are all hinted; one that the epoch did not meet stays what it was.
+    count is absolute: it is not scaled if a question had more or fewer rollouts than others. A
+    question that was already hard is judged like any other on its rollouts, which in the paper
+    are all hinted; a question without rollouts in the epoch keeps its status.
 
     Args:
-        below: successes from which on a question is not hard; the paper's τ, 2 of K = 6 rollouts.
-        solved_at: the reward from which on a rollout is a success.
+        below: successes at which a question stops being hard; the paper's τ, 2 of K = 6 rollouts.
+        solved_at: the least reward of a success.
 
     Raises:
         ValueError: `below` is less than 1.
@@ -61,18 +61,18 @@ class HardSamples:
 
     @property
     def hard(self) -> tuple[str, ...]:
-        """Ids of the questions that are hard in this epoch, sorted."""
+        """Return the ids of the questions that are hard in this epoch, sorted."""
         return tuple(sorted(self._hard))
 
     def observe(self, trajectories: Iterable[Trajectory]) -> None:
-        """Adds rollouts to this epoch's counts."""
+        """Add rollouts to this epoch's counts."""
         for trajectory in trajectories:
             count = self._counts.setdefault(trajectory.task.id, _Count())
             count.successes += trajectory.reward >= self._solved_at
             count.hinted |= bool(trajectory.assignment.sampled.hint.strip())
 
     def close_epoch(self) -> EpochTrend:
-        """Makes the hard set of the next epoch from this epoch's counts and starts new ones."""
+        """Set the hard questions of the next epoch from this epoch's counts, and reset the counts."""
         before, met = self._hard, self._counts
         failed = {task_id for task_id, count in met.items() if count.successes < self._below}
         after = frozenset(failed | (before - met.keys()))

@@ -1,4 +1,4 @@
-"""P²O's Phase 2: hints for the hard questions, under the current policy (arXiv 2603.21877)."""
+"""P²O's Phase 2: evolve hints for the hard questions under the current policy (arXiv 2603.21877)."""
 
 import random
 from collections.abc import Iterator, Sequence
@@ -24,15 +24,15 @@ from cotune.protocols import LLM, Recorder, Rollout, State
 from cotune.types import Prompt, Task
 
 _BARREN_PHASES = 2
-_BARREN_ROUNDS = 2  # without a valid hint, in a row, which end a phase
+_BARREN_ROUNDS = 2  # consecutive iterations without a valid hint that end a phase
 _MOST_CAUSES = 5
 
 
 def read_hint(reply: str) -> str:
-    """The hint of a reply: gepa's own extraction from what follows the reasoning; never raises.
+    """Return the hint of a reply, extracted by gepa after the reasoning; never raises.
 
-    A reply that was cut off within its reasoning is returned whole, so that the contract rejects
-    it; gepa's extraction would take a draft from the middle of the reasoning.
+    A reply cut off within its reasoning is returned whole, so that the contract rejects it;
+    gepa's extraction would take a draft from the middle of the reasoning.
     """
     said = reply.strip()
     if said.startswith("<think>"):
@@ -43,11 +43,11 @@ def read_hint(reply: str) -> str:
 
 
 class HintReflector(Reflector):
-    """Asks for hints by gepa's prompt.
+    """Ask for hints with gepa's prompt.
 
     Args:
-        tasks: the hard questions, whose answers and solutions no hint may hold.
-        instruction: what the policy sees besides the hint.
+        tasks: the hard questions, whose answers and solutions no hint may contain.
+        instruction: the instruction that the policy sees with the hint.
         description: the environment, described to the LLM, before gepa's prompt.
     """
 
@@ -70,7 +70,7 @@ class HintReflector(Reflector):
         prompt = InstructionProposalSignature.prompt_renderer(
             {"current_instruction_doc": parent, "dataset_with_feedback": list(map(dict, examples))}
         )
-        assert isinstance(prompt, str)  # it is a list only where examples hold images
+        assert isinstance(prompt, str)  # it is a list only if examples contain images
         return self._surroundings + prompt
 
     def _read(self, reply: str) -> str:
@@ -88,14 +88,14 @@ class PhaseResult:
     """The result of a phase and its cost.
 
     Attributes:
-        pool: the hints with their dev scores; the empty one alone where no other was accepted.
+        pool: the hints with their dev scores; only the empty one if no other was accepted.
         evaluations: rollouts spent.
-        asked: questions put to the reflector.
-        proposed: replies that came.
-        lawful: proposals that keep to the contract.
-        accepted: those in the pool.
+        asked: requests sent to the reflector.
+        proposed: replies received.
+        lawful: proposals that meet the contract.
+        accepted: proposals in the pool.
         reasons: why proposals failed or were rejected; each once, five at most.
-        spent: whether the LLM's budget is.
+        spent: whether the LLM's budget is spent.
     """
 
     pool: HintPool
@@ -114,10 +114,10 @@ class HintSearch:
 
     Attributes:
         dev: hard questions that hints are scored on.
-        train: those that are reflected on.
-        judge: rolls out under a hint, and counts.
+        train: hard questions that are reflected on.
+        judge: rolls out under a hint and counts evaluations.
         reflector: writes hints.
-        seed_key: of all draws.
+        seed_key: seed of all draws.
     """
 
     dev: Sequence[Task]
@@ -130,7 +130,7 @@ class HintSearch:
 
     @property
     def budget(self) -> int:
-        """Evaluations that it may cost."""
+        """Return the evaluations that it may spend."""
         return self.options.evaluations(len(self.dev))
 
 
@@ -147,15 +147,15 @@ def evolve_hints(
     record: Recorder,
     description: str = "",
 ) -> PhaseResult:
-    """One phase. The same arguments and replies make the same calls in the same order.
+    """Run one phase. The same arguments and replies make the same calls in the same order.
 
     Args:
         hard: the hard questions, two or more.
-        instruction: what the policy sees besides the hint.
+        instruction: the instruction that the policy sees with the hint.
         rollout: the current policy.
         llm: the reflector.
-        seed_key: of all draws.
-        phase: its number, for the events.
+        seed_key: seed of all draws.
+        phase: the phase's number, for the events.
         description: the environment, described to the reflector.
 
     Raises:
@@ -217,7 +217,7 @@ def _record_ended(result: PhaseResult, phase: int, budget: int, record: Recorder
 
 
 def evolve_from_empty(phase: HintSearch) -> HintPool:
-    """The empty hint and all that gepa accepted from it, with their scores on dev."""
+    """Return the empty hint and all that gepa accepted from it, with their scores on dev."""
     options, dev = phase.options, phase.dev
     search = Search(
         seed="",
@@ -236,7 +236,7 @@ def evolve_from_empty(phase: HintSearch) -> HintPool:
 
 @dataclass(frozen=True, slots=True)
 class _HintReport:
-    """Records what gepa accepts, and how far it is."""
+    """Record accepted hints and the progress of a phase."""
 
     budget: int
     record: Recorder
@@ -247,7 +247,7 @@ class _HintReport:
     def rejected(
         self, text: str, parent: str, score: float, parent_score: float, improved: bool
     ) -> None:
-        """Told by the counts of "hint_phase_ended"."""
+        """Reported by the counts of "hint_phase_ended"."""
 
     def progress(self, evaluations: int, texts: int, best: float) -> None:
         self.record(
@@ -262,9 +262,9 @@ class _HintReport:
 def reflect_once(phase: HintSearch) -> HintPool:
     """Single-turn reflection (the paper's ablation): hints written from the empty one, none evolved.
 
-    Asks about minibatches of train, each evaluated once without a hint, until `beam` valid hints
-    are there, or as many as the budget can score on dev; two rounds in a row without one are the
-    last. All hints and the empty one are then scored on dev in one batch.
+    Asks about minibatches of train, each evaluated once without a hint, until there are `beam`
+    valid hints, or as many as the budget can score on dev, or two rounds in a row bring none. All
+    hints and the empty one are then scored on dev in one batch.
     """
     options, dev, judge, budget = phase.options, phase.dev, phase.judge, phase.budget
     minibatches = _minibatches(phase.train, options.minibatch, phase.seed_key)
@@ -302,7 +302,7 @@ def reflect_once(phase: HintSearch) -> HintPool:
 
 
 def _minibatches(train: Sequence[Task], size: int, seed_key: str) -> Iterator[list[Task]]:
-    """Parts of train in a shuffled order, shuffled anew after each pass; the last may be smaller."""
+    """Yield parts of train in shuffled order, reshuffled after each pass; the last may be smaller."""
     rng = random.Random(f"{seed_key}/minibatches")
     while True:
         tasks = rng.sample(train, len(train))
@@ -310,11 +310,11 @@ def _minibatches(train: Sequence[Task], size: int, seed_key: str) -> Iterator[li
 
 
 class HintEvolution:
-    """Runs phases, skips those with too few hard questions, and errs when no hint ever comes.
+    """Run phases, skip those with too few hard questions, and fail if no hint is ever proposed.
 
     Args:
         rules: the contract of a hint.
-        seed: of all draws, which are keyed by (seed, step).
+        seed: seed of all draws, which are keyed by (seed, step).
         description: the environment, described to the reflector.
     """
 
@@ -324,8 +324,8 @@ class HintEvolution:
         self._rules, self.options, self._seed = rules, options, seed
         self._description = description
         self._phases = 0
-        self._failed = 0  # phases in a row of which all proposals failed
-        self._causes: list[str] = []  # of the failed phases in a row
+        self._failed = 0  # consecutive phases in which all proposals failed
+        self._causes: list[str] = []  # from the consecutive failed phases
 
     def run(
         self,
@@ -338,18 +338,18 @@ class HintEvolution:
         record: Recorder,
         affordable: int | None = None,
     ) -> HintPool | None:
-        """The pool of a phase; None where it is skipped, which is recorded as a "notice", or where the
-        LLM's budget was spent before it brought a hint.
+        """Return the pool of a phase. None if it is skipped, which is recorded as a "notice", or if
+        the LLM's budget was spent before a hint was found.
 
         Args:
             hard: the hard questions.
             step: the step before which this happens; keys the draws.
-            affordable: evaluations that the run can still pay; None for no bound.
+            affordable: evaluations that the run can still afford; None for no limit.
 
         Raises:
             EvolutionError: all proposals of two phases in a row failed; the message names the
-                causes. A phase that put no question to the reflector counts neither way, nor does
-                one that ended because the LLM's budget is spent.
+                causes. A phase that never called the reflector is not counted, nor is one that
+                ended because the LLM's budget is spent.
             CotuneError: what `rollout` or `llm` raised; an LLMError is recorded instead.
         """
         if len(hard) < self.options.hard_set_min_count:
@@ -381,7 +381,7 @@ class HintEvolution:
             description=self._description,
         )
         self._account(result)
-        # With nothing to show for it, a phase that could not pay does not replace an earlier one.
+        # A phase that ended without hints for lack of budget does not replace an earlier pool.
         return None if result.spent and not result.accepted else result.pool
 
     def _account(self, result: PhaseResult) -> None:

@@ -1,4 +1,4 @@
-"""The contract of a hint: that of an instruction, and nothing of a hard question's solution."""
+"""The contract of a hint: an instruction's, plus nothing from a hard question's solution."""
 
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -17,7 +17,7 @@ _SHARED_WORDS = 5
 
 
 def numbers_of(text: str) -> set[str]:
-    """The numbers of a text that stand as whole words, without sign, separators and idle zeros.
+    """Return the numbers that are whole words, without sign, separators and redundant zeros.
 
     >>> sorted(numbers_of("1,234 and 0.50, not x7"))
     ['0.5', '1', '1234', '234']
@@ -36,10 +36,10 @@ def _plain(number: str) -> str:
 
 
 def leaked_number(candidate: str, known: str, tasks: Iterable[Task]) -> str | None:
-    """The first answer that is a number of three digits or more and stands in the candidate.
+    """Return the first answer of three or more digits that the candidate contains.
 
-    Numbers of one or two digits are not judged: hints hold them by chance. Nor are those that
-    stand in `known`.
+    Numbers of one or two digits are skipped, since hints contain them by chance, and so are those
+    in `known`.
     """
     new = {n for n in numbers_of(candidate) - numbers_of(known) if _digits(n) >= _MIN_DIGITS}
     if not new:
@@ -57,15 +57,15 @@ def _digits(number: str) -> int:
 
 
 def quoted_solution(candidate: str, instruction: str, tasks: Iterable[Task]) -> str | None:
-    """The first five words in a row that the candidate shares with a task's solution.
+    """Return the first five consecutive words that the candidate shares with a task's solution.
 
-    Compared case-insensitively and without punctuation; what the instruction says is left out.
+    Compares case-insensitively and without punctuation; the instruction's own words are skipped.
     """
     new = ngrams(words_of(candidate), _SHARED_WORDS)
     runs = [f" {' '.join(run)} " for run in new - ngrams(words_of(instruction), _SHARED_WORDS)]
     for task in tasks:
         solution = _spaced(task.solution)
-        # By sorted order: which run is named must not depend on how strings are hashed.
+        # Sorted, so that the run that is named does not depend on string hashing.
         if shared := sorted(run for run in runs if run in solution):
             return shared[0].strip()
     return None
@@ -73,7 +73,7 @@ def quoted_solution(candidate: str, instruction: str, tasks: Iterable[Task]) -> 
 
 @lru_cache(maxsize=8192)
 def _spaced(text: str) -> str:
-    """Its words with a blank around each; kept, since each hint of a phase is compared with it."""
+    """Return the words with a blank around each; cached, since every hint of a phase is compared."""
     return f" {' '.join(words_of(text))} "
 
 
@@ -89,11 +89,11 @@ def think_tags_match(text: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class HintRules:
-    """The contract of every hint of a run. One that does not is rejected, never repaired.
+    """The contract of every hint in a run. A hint that breaks it is rejected, never repaired.
 
     Attributes:
         max_chars: length limit in characters.
-        count_tokens: counts a text's tokens; None where no tokenizer is at hand.
+        count_tokens: counts a text's tokens; None if no tokenizer is available.
         max_tokens: length limit in tokens; None for none.
         control_tokens: the policy's special tokens as text; a chat template would obey them.
     """
@@ -115,16 +115,16 @@ class HintRules:
 
         Args:
             parent: the hint it was derived from; may be empty.
-            others: hints tried before in this phase, which it must not copy.
-            tasks: the hard questions, whose answers and solutions it must not hold.
-            instruction: what the policy is told anyway; what that holds is no leak.
+            others: hints already tried in this phase, which it must not copy.
+            tasks: the hard questions, whose answers and solutions it must not contain.
+            instruction: the policy's instruction; text already in it is not a leak.
         """
         if placed := [p for p in PLACEHOLDERS if p in candidate]:
             return f"holds {', '.join(placed)}, which only the reflection prompt may"
         if not think_tags_match(candidate):
             return "unclosed or stray think tag"
         known = f"{instruction}\n{parent}"
-        # A few words are within two words of nothing at all: that makes them no copy of it.
+        # A text of a few words is always within two words of the empty hint; that is not a copy.
         earlier = [text for text in (parent, *others) if text.strip()]
         if reason := self._general().check(candidate, known, earlier, tasks):
             return reason
@@ -135,7 +135,7 @@ class HintRules:
         return None
 
     def _general(self) -> InstructionRules:
-        """The part it shares with instructions; a hint has no tags of a protocol to keep."""
+        """Return the rules shared with instructions; a hint has no protocol tags to keep."""
         return InstructionRules(
             "", self.max_chars, self.count_tokens, self.max_tokens, self.control_tokens
         )

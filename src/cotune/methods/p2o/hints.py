@@ -1,5 +1,5 @@
-"""Hints: a pool with its scores, who gets which (P²O, arXiv 2603.21877, Algorithm 2), how many
-evaluations it may cost to evolve one.
+"""Hints: the pool with its scores, the assignment of hints to questions (P²O, arXiv 2603.21877,
+Algorithm 2) and the budget of hint evolution.
 """
 
 import math
@@ -21,7 +21,7 @@ class HintOptions:
         hard_set_min_count: hard questions below which a phase is skipped.
         dev_size: hard questions that hints are scored on; the others are reflected on.
         budget: evaluations of a phase (one is one rollout); None is `auto_budget`.
-        candidates: what `auto_budget` is reckoned with.
+        candidates: number of candidates that `auto_budget` assumes.
         beam: W, parents that hints are derived from in one iteration.
         minibatch: questions shown to the reflector, on which a child must beat its parent.
         show_answers: whether the reflector is shown the ground truth. The authors show it; hints
@@ -55,15 +55,15 @@ class HintOptions:
             )
 
     def evaluations(self, dev: int) -> int:
-        """The budget of a phase with `dev` questions to score hints on."""
+        """Return the budget of a phase with `dev` questions to score hints on."""
         return auto_budget(dev, self.candidates) if self.budget is None else self.budget
 
 
 def auto_budget(dev: int, candidates: int = 72) -> int:
-    """DSPy's auto formula for one prompt: 11,040 evaluations at dev = 300 ("heavy_4").
+    """Return DSPy's auto budget for one prompt: 11,040 evaluations at dev = 300 ("heavy_4").
 
-    The seed on dev, 5 evaluations a candidate, N trials on minibatches of 35, and dev in full
-    after every fifth of them; N = max(4·log2(candidates), 1.5·candidates).
+    It covers the seed on dev, 5 evaluations per candidate, N trials on minibatches of 35, and all
+    of dev after every fifth trial; N = max(4·log2(candidates), 1.5·candidates).
     """
     minibatch, every = 35, 5
     trials = int(max(4 * math.log2(candidates), 1.5 * candidates))
@@ -73,10 +73,10 @@ def auto_budget(dev: int, candidates: int = 72) -> int:
 
 @dataclass(frozen=True, slots=True)
 class HintPool:
-    """Candidate hints with what each solved.
+    """Candidate hints with their scores.
 
     Attributes:
-        texts: the hints; the first is the empty one, which leaves a question as it is.
+        texts: the hints; the first is empty and leaves a question unchanged.
         dev: ids of the questions they were scored on.
         scores: rewards, hints × dev; greedy, one rollout each, under the policy of that time.
     """
@@ -94,16 +94,16 @@ class HintPool:
             )
 
     def mean(self, hint: int) -> float:
-        """A hint's mean reward over dev."""
+        """Return a hint's mean reward over dev."""
         return fmean(self.scores[hint]) if self.dev else 0.0
 
     def solved(self, hint: int) -> frozenset[str]:
-        """Ids of the dev questions that a hint solved."""
+        """Return the ids of the dev questions that a hint solved."""
         row = zip(self.dev, self.scores[hint], strict=True)
         return frozenset(task_id for task_id, score in row if score >= SOLVED_AT)
 
     def solved_share(self, hints: Sequence[int]) -> float:
-        """Share of dev that at least one of some hints solved."""
+        """Return the share of dev that at least one of some hints solved."""
         solved = frozenset[str]().union(*(self.solved(hint) for hint in hints))
         return len(solved) / len(self.dev) if self.dev else 0.0
 
@@ -122,10 +122,10 @@ class HintPool:
 
 
 def covering(pool: HintPool) -> list[int]:
-    """Z_covered: a greedy set cover of dev, in the order of choice (Algorithm 2, step 1).
+    """Return Z_covered: a greedy set cover of dev, in order of choice (Algorithm 2, step 1).
 
-    Takes the hint that solves the most questions not yet solved until none adds any. Equal ones
-    go by mean score, then by index. The empty hint counts like any other.
+    Repeatedly takes the hint that solves the most unsolved questions, until none adds any. Ties are
+    broken by mean score, then by index. The empty hint counts like any other.
     """
     solved = [pool.solved(hint) for hint in range(len(pool.texts))]
     chosen: list[int] = []
@@ -146,18 +146,18 @@ def covering(pool: HintPool) -> list[int]:
 def assign_hints(
     pool: HintPool, hard_ids: Sequence[str], count: int, seed_key: str, same: bool = False
 ) -> dict[str, tuple[str, ...]]:
-    """`count` hints for each hard question (Algorithm 2, step 2).
+    """Draw `count` hints for each hard question (Algorithm 2, step 2).
 
-    Drawn with replacement, weighted by mean dev score: from the covering hints that solved the
-    question, where it is one of dev that some hint solved; else from all covering hints. Where
-    rewards below 0 leave a mean that is no weight, the share of dev solved stands for it. A
+    Draws with replacement, weighted by mean dev score: from the covering hints that solved the
+    question if it is a dev question that some hint solved, else from all covering hints. If
+    negative rewards make a mean unusable as a weight, the share of dev solved is used instead. A
     question's draws depend on (seed_key, its id) alone.
 
     Args:
         same: one draw for the whole group (an ablation of the paper).
 
     Returns:
-        Hints by task id; nothing at all where no hint solved anything.
+        Hints by task id; empty if no hint solved anything.
     """
     cover = covering(pool)
     solved = {hint: pool.solved(hint) for hint in cover}
@@ -172,6 +172,6 @@ def assign_hints(
 
 
 def _weights(pool: HintPool, hints: Sequence[int]) -> list[float]:
-    """Return the weights by which hints that solved something are drawn: their means, or shares where one is not above 0."""
+    """Return the drawing weights of hints: their means, or solved shares if a mean is not above 0."""
     means = [pool.mean(hint) for hint in hints]
     return means if min(means) > 0 else [pool.solved_share([hint]) for hint in hints]

@@ -27,7 +27,7 @@ from cotune.types import (
 
 @dataclass(frozen=True, kw_only=True)
 class P2OOptions:
-    """P²O's numbers; defaults are the paper's.
+    """P²O's options; defaults are the paper's.
 
     Attributes:
         successes_below: tau as a count: a question with fewer successes in an epoch is hard in
@@ -71,19 +71,19 @@ class P2OOptions:
 
 
 class P2O:
-    """Algorithm 1 of P²O around an engine's policy update, and around another strategy.
+    """Run Algorithm 1 of P²O around an engine's policy update and another strategy.
 
     Phase 1, every step: rollouts of a hard question are sampled under hints and trained on without
     them. Phase 2, at the end of an epoch: GEPA evolves hints on the questions that the epoch found
-    hard, and each of them is assigned its own. The instruction is the other strategy's business:
+    hard, and assigns hints to each of them. The other strategy chooses the instruction:
     `StaticStrategy` gives the paper's method, `Inspo` both methods composed.
 
-    Where a phase is skipped, because too few questions are hard, those that are draw from the hints
-    of the phase before.
+    If a phase is skipped because too few questions are hard, these draw from the previous phase's
+    hints.
 
     Args:
-        options: the method's numbers.
-        context: what it is built from.
+        options: the method's options.
+        context: the strategy's other inputs.
         base: decides the instruction of every rollout; None keeps the initial one.
     """
 
@@ -109,7 +109,7 @@ class P2O:
 
     @property
     def pool(self) -> HintPool | None:
-        """The hints of the last phase that brought any."""
+        """Return the latest pool of hints; None before the first."""
         return self._pool
 
     # ---- Phase 2
@@ -117,10 +117,10 @@ class P2O:
     def evolve_if_due(
         self, progress: Progress, rollout: Rollout, llm: LLM, record: Recorder
     ) -> Metrics:
-        """The base's own evolution; before an epoch's first step, Phase 2 on the epoch before.
+        """Run the base's own evolution and, before an epoch's first step, Phase 2 on the last epoch.
 
         Raises:
-            EvolutionError: in two phases in a row no proposal kept to the contract.
+            EvolutionError: in two phases in a row no proposal met the contract.
         """
         counted = _Counted(rollout)
         metrics = dict(self.base.evolve_if_due(progress, counted, llm, record))
@@ -151,7 +151,7 @@ class P2O:
             rollout=rollout,
             llm=llm,
             record=record,
-            # A phase that no batch could follow would be paid for nothing.
+            # Reserve one batch: hints evolved after the last batch would never be used.
             affordable=None if left is None else left - self._batch,
         )
         if pool is not None:
@@ -163,7 +163,7 @@ class P2O:
     def assign(
         self, tasks: Sequence[Task], group_size: int, progress: Progress
     ) -> list[Assignment]:
-        """The base's assignments; on hard questions, hints are added to what is sampled under."""
+        """Return the base's assignments, with hints added for sampling on hard questions."""
         hinted = self.options.hinted(group_size)
         hints = self._hints([task.id for task in tasks], hinted)
         assignments = self.base.assign(tasks, group_size, progress)
@@ -175,7 +175,7 @@ class P2O:
         ]
 
     def _hints(self, task_ids: Sequence[str], count: int) -> dict[str, tuple[str, ...]]:
-        """`count` hints for each of the questions that is hard (Algorithm 2)."""
+        """Draw `count` hints for each of the questions that is hard (Algorithm 2)."""
         if self._pool is None:
             return {}
         hard = set(self._hard.hard)
@@ -191,27 +191,27 @@ class P2O:
     def observe(
         self, trajectories: Sequence[Trajectory], progress: Progress, record: Recorder
     ) -> Metrics:
-        """Counts successes by question; the base credits its instructions."""
+        """Count successes by question; the base credits its instructions."""
         metrics = dict(self.base.observe(trajectories, progress, record))
         self._batch = len(trajectories)
         self._hard.observe(self._judged(trajectories))
         return metrics
 
     def _judged(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
-        """The rollouts that decide whether a question is hard."""
+        """Return the rollouts that decide whether a question is hard."""
         if self.options.judged_on == "all":
             return list(trajectories)
         return [t for t in trajectories if not t.assignment.sampled.hint]
 
     def best_prompt(self) -> Prompt:
-        """The base's; hints stay in training."""
+        """Return the base's best prompt; hints are used in training only."""
         return self.base.best_prompt()
 
     def best_instruction_id(self) -> str:
         return self.base.best_instruction_id()
 
     def best_hint(self) -> str:
-        """Of the covering hints of the last phase the one with the highest mean dev score."""
+        """Return the covering hint of the last phase with the highest mean dev score."""
         pool = self._pool
         texts = covering(pool) if pool is not None else []
         if pool is None or not texts:
@@ -238,7 +238,7 @@ class P2O:
 
 
 class _Counted:
-    """A `Rollout` that counts: what the base spends is no longer left for hints."""
+    """Count a `Rollout`'s calls: rollouts spent by the base are no longer available for hints."""
 
     def __init__(self, rollout: Rollout) -> None:
         self._rollout = rollout
@@ -270,7 +270,7 @@ def cost(options: P2OOptions, shape: RunShape) -> Cost:
     hints = options.hints
     phases = 0
     if shape.questions >= hints.hard_set_min_count:
-        # An epoch may be less than a step.
+        # An epoch may be shorter than a step.
         epochs = (shape.steps - 1) * shape.questions_per_step // shape.questions
         phases = min(shape.steps - 1, epochs)
     dev = dev_count(shape.questions, hints.dev_size)  # if all are hard
