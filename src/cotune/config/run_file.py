@@ -61,7 +61,7 @@ class TrainingConfig(Model):
     """GRPO. Defaults are INSPO's for a 3B model."""
 
     engine: EngineName = "trl"
-    """What trains: TRL's GRPOTrainer, or veRL's trainer on Ray. Each needs an environment of its own."""
+    """The trainer: TRL's GRPOTrainer, or veRL's on Ray. Each needs its own Python environment."""
     steps: int = Field(default=300, ge=1)
     """Rollout batches: T."""
     questions_per_step: int = Field(default=512, ge=1)
@@ -69,13 +69,13 @@ class TrainingConfig(Model):
     group_size: int = Field(default=5, ge=2)
     """Rollouts a question: G."""
     mini_batches: int = Field(default=2, ge=1)
-    """Optimizer steps a rollout batch is split into."""
+    """Optimizer steps per rollout batch."""
     micro_batch_size: int = Field(default=16, ge=1)
     """Rollouts of one forward and backward pass, per process."""
     learning_rate: float = Field(default=5e-7, gt=0)
-    """The highest, reached when the warm-up ends."""
+    """Peak learning rate, reached at the end of the warm-up."""
     schedule: Literal["cosine", "linear", "constant", "constant_with_warmup"] = "cosine"
-    """How the learning rate goes on after that."""
+    """Learning-rate schedule after the warm-up."""
     warmup: float = Field(default=0.1, ge=0, le=1)
     """Share of the optimizer steps over which the learning rate rises."""
     kl: float = Field(default=0.001, ge=0)
@@ -83,31 +83,31 @@ class TrainingConfig(Model):
     clip: float = Field(default=0.2, gt=0)
     """Clip range of the importance ratio, ε."""
     temperature: float = Field(default=1.0, gt=0)
-    """Of training and verification rollouts."""
+    """Sampling temperature of training and verification rollouts."""
     rollout_budget: int | None = Field(default=None, ge=1)
     """Policy rollouts (training, verification, evolution) after which training ends; null: none."""
     resample_rounds: int = Field(default=0, ge=0)
     """DAPO's dynamic sampling (arXiv 2503.14476, Section 3.2), for strategy.kind static: groups whose
-    rewards are all equal give way to groups of other training questions, rolled out anew up to this
-    many times a step. They are training rollouts and count as such. 0 is off."""
+    rewards are all equal are replaced by groups of other training questions, up to this many times
+    per step. The new rollouts count as training rollouts. 0 is off."""
     rows_per_call: int = Field(default=512, ge=1)
     """Rollouts that are sampled together, per process; bounds memory."""
     save_every: int = Field(default=50, ge=0)
-    """Rollout batches between checkpoints; 0 is off (a killed run then starts anew)."""
+    """Rollout batches between checkpoints; 0 is off (an interrupted run then starts over)."""
     keep_checkpoints: int = Field(default=2, ge=1)
-    """How many checkpoints stay; older ones are deleted."""
+    """Number of checkpoints to keep; older ones are deleted."""
     frozen: bool = False
-    """Whether the policy stays as it is: batches are rolled out where a method evolves by them, but no
-    optimizer step is made. With strategy.kind static or gepa there are no batches at all."""
+    """Whether the policy is frozen: batches are rolled out if a method evolves by them, but there are
+    no optimizer steps. With strategy.kind static or gepa there are no batches at all."""
     single_gpu: bool = False
     """Whether one process that sees several GPUs may train on the first and leave the others idle."""
     engine_args: dict[str, Any] = Field(default_factory=dict[str, Any])
-    """Passed on as it is, and wins over the fields above: fields of GRPOConfig, or with engine verl keys
+    """Passed on unchanged; overrides the fields above. Fields of GRPOConfig, or with engine verl keys
     of its configuration such as actor_rollout_ref.rollout.gpu_memory_utilization."""
 
     @property
     def optimizer_steps(self) -> int:
-        """Of a rollout batch, as the trainer counts them: a frozen batch is not split."""
+        """Return the optimizer steps per rollout batch; a frozen batch is not split."""
         return 1 if self.frozen else self.mini_batches
 
     @model_validator(mode="after")
@@ -130,19 +130,19 @@ class EvaluationConfig(Model):
     """Greedy evaluation on questions that are never trained on."""
 
     every: int = Field(default=100, ge=0)
-    """Steps between evaluations on the validation split; the best policy is kept. 0: only the end."""
+    """Steps between evaluations on the validation split; the best policy is kept. 0: only at the end."""
     before: bool = True
-    """Whether the test split is evaluated before training, too."""
+    """Whether the test split is also evaluated before training."""
 
 
 class LoggingConfig(Model):
-    """What is kept of a run."""
+    """Logs and trackers of a run."""
 
     trajectories_every: int = Field(default=10, ge=0)
-    """Steps between files of training trajectories; 0 keeps those of evaluations alone."""
+    """Steps between files of training trajectories; 0 keeps those of evaluations only."""
     report_to: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = ()
-    """Trackers that get the numbers, the evaluations and the tables of instructions and hints;
-    TensorBoard's files lie in the run folder."""
+    """Trackers that receive the metrics, the evaluations and the tables of instructions and hints;
+    TensorBoard's files are in the run folder."""
 
 
 Environment = Annotated[
@@ -152,18 +152,18 @@ Environment = Annotated[
 KINDS = frozenset(
     ("geo", "arithmetic", "search", "math", "single_turn", "tools", "trl", "verifiers", "python")
 )
-"""Of environments."""
+"""The kinds of environments."""
 REQUIRED_TEXTS = {"geo": CALL_TAGS, "search": CALL_TAGS, "math": REQUIRED, "arithmetic": REQUIRED}
-"""What an instruction must hold, by kind of environment."""
+"""The texts that an instruction must contain, by kind of environment."""
 
 
 def without_search(environment: object) -> bool:
-    """Whether a search environment's options take its search engine away."""
+    """Return whether a search environment's options disable its search engine."""
     return isinstance(environment, GeoOptions | SearchOptions) and not environment.search
 
 
 def _union(classes: Sequence[type]) -> Any:
-    """Return a type that is one of several options classes, told apart by `kind`."""
+    """Return a union of options classes, discriminated by `kind`."""
     return Annotated[Union[tuple(classes)], Field(discriminator="kind")]  # noqa: UP007
 
 
@@ -200,23 +200,23 @@ class RunConfig(Model):
     """A run file."""
 
     name: str = "run"
-    """What the console and the report call the run."""
+    """The name of the run in the console and the report."""
     output: Path
-    """The run folder; must not exist."""
+    """The run folder; it must not exist."""
     seed: int = Field(default=0, ge=0)
-    """Of the questions' order and of all draws."""
+    """Seed of the order of questions and of all draws."""
     threads: int | None = Field(default=None, ge=1)
     """CPU threads of the policy; null leaves it to torch."""
     policy: PolicyConfig = PolicyConfig()
     dataset: DatasetConfig | None = None
-    """Questions of your own; for environments that bring none."""
+    """Your own questions, for environments that bring none."""
     environment: Environment = SingleTurnOptions()
-    """How actions are answered: a kind with its fields, a kind alone, or the
-    `package.module:name` or `file.py:name` of a class of yours."""
+    """The environment that answers actions: a kind with its fields, a kind alone, or the
+    `package.module:name` or `file.py:name` of your own class."""
     rewards: tuple[RewardConfig, ...] = ()
-    """Reward functions, summed by weight; they score in place of the environment."""
+    """Reward functions, summed by weight; they replace the environment's score."""
     instruction: InstructionConfig = InstructionConfig()
-    """The initial instruction: a text, or that and where it stands; null: the environment's."""
+    """The initial instruction: a text, or a text and its position; null: the environment's."""
     limits: Limits = Limits()
     strategy: StrategyConfig
     """The method: which prompt each rollout is sampled under, and which it is trained on."""

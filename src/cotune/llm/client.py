@@ -38,13 +38,13 @@ class OpenAIOptions:
         api_key_env: NAME of the environment variable that holds the key; None sends none.
         temperature: softmax temperature of the proposals; None leaves it to the endpoint.
         max_tokens: the most tokens of one reply, reasoning included.
-        max_tokens_field: how the endpoint calls that limit; OpenAI's reasoning models take only
+        max_tokens_field: the endpoint's name for that limit; OpenAI's reasoning models take only
             "max_completion_tokens".
         timeout_s: seconds that one attempt may take.
-        retries: further attempts after the first one failed.
-        price_per_million_prompt_tokens: money; 0 where calls cost nothing.
-        price_per_million_completion_tokens: money; 0 where calls cost nothing.
-        budget: money the run may spend on calls, over all its attempts; None sets no limit.
+        retries: further attempts after a failed first one.
+        price_per_million_prompt_tokens: price in your currency; 0 if calls are free.
+        price_per_million_completion_tokens: price in your currency; 0 if calls are free.
+        budget: the most that the run may spend on calls, all attempts included; None sets no limit.
     """
 
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
@@ -209,7 +209,7 @@ class OpenAIClient:
     ) -> tuple[Completion | None, str, float | None]:
         """Return (reply, "", None), (None, error, least seconds to wait) or, if final, (…, None)."""
         options = self._options
-        # The upper bound covers the template once; each further message adds its own.
+        # Each message is bounded with a template allowance of its own.
         bound = sum(prompt_token_bound(len(m["content"].encode())) for m in messages)
         upper = (bound, options.max_tokens)
         reservation = self._ledger.reserve(options.price(*upper), options.budget, options.model)

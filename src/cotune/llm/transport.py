@@ -121,7 +121,7 @@ class ChatEndpoint:
         self._max_completion_tokens = openai.omit if plain else max_tokens
 
     def chat(self, messages: Sequence[Mapping[str, str]], stop: Sequence[str] = ()) -> Outcome:
-        """Makes one attempt with a dialogue; `stop` are strings that end the reply."""
+        """Make one attempt with a dialogue; `stop` are strings that end the reply."""
         try:
             raw = self._client.chat.completions.with_raw_response.create(
                 model=self._model,

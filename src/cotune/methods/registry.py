@@ -16,7 +16,7 @@ from cotune.methods.p2o import p2o
 from cotune.utils.importing import load_registered, registered
 
 GROUP = "cotune.methods"
-"""The entry-point group."""
+"""The entry-point group of methods."""
 BUILT_IN: dict[str, Method[Any]] = {
     method.kind: method
     for method in (

@@ -18,7 +18,7 @@ from cotune.protocols import Codec
 from cotune.types import Trajectory
 
 IGNORED = -100
-"""The label of a token that is no target."""
+"""The label of tokens that are not targets."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,9 +30,9 @@ class SFTOptions:
             first accepted answer in the form that the environment takes. "rollouts" trains on
             rollouts of the initial policy that succeeded (rejection sampling).
         epochs: passes over what is trained on.
-        samples: rollouts of each training question; fewer where training.rollout_budget ends them.
+        samples: rollouts per training question; fewer if training.rollout_budget is reached.
         keep_from: the least reward of a rollout that is trained on.
-        keep_per_question: different rollouts of a question at most; null: all.
+        keep_per_question: most distinct rollouts kept per question; null: all.
     """
 
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}

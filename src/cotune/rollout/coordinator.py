@@ -82,7 +82,7 @@ class Coordinator:
     A step calls `evolve`, `assign`, `rollout`, `resample` and `observe` in this order
     (`cotune.loop.train` shows it); an engine updates the weights in between. Every rank calls every
     phase: rank 0 does the work, the others serve its rollouts, and all return the same result. On
-    rank 0 a phase may call another one.
+    rank 0 a phase may call another phase.
 
     Args:
         strategy: consulted on rank 0 alone.

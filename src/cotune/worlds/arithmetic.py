@@ -82,7 +82,7 @@ class Operation:
         return " ".join(written)
 
     def _column(self, a: int, b: int, carry: int) -> tuple[str, int, int]:
-        """Return the column as it is written, its value, and the carry to the next one."""
+        """Return the column as written, its value, and the carry to the next one."""
         if self.operator == "-":
             borrows = a - b - carry < 0
             top = a + 10 * borrows

@@ -217,7 +217,7 @@ class GeoOptions:
         train, validation, test: numbers of questions. Their cities are disjoint.
         mix: the weight of each number of hops. Training questions are drawn by it; validation and
             test hold counts in proportion to it, so that the rows of a table have known sizes.
-        seed: of the questions, over the same cities of each split.
+        seed: seed of the questions; the cities of each split stay the same.
         top_k: passages of an observation.
         search: false removes the search engine: `<search>` is not an action, and an instruction needs
             only the answer's tags (GRPO without tools).

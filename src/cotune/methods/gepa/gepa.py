@@ -36,7 +36,7 @@ class GepaOptions:
     Attributes:
         budget: evaluations (one is one rollout), all before the first training batch.
         dev_size: training questions that instructions are scored on; the others are reflected on.
-            Half of the training questions where there are fewer than 1.5 times as many.
+            Half of the training questions if there are fewer than 1.5 times as many.
         minibatch: questions shown to the reflector, on which a child must beat its parent.
         beam: parents that instructions are derived from in one iteration, drawn from the Pareto
             front.

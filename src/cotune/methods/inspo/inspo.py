@@ -36,15 +36,15 @@ class InspoOptions:
         evolve_until: T_e; no evolution from this step on.
         prune_until: no pruning from this step on; None is `evolve_until`.
         verification_tasks: |D_B|, questions a candidate is verified on.
-        verification_rounds: generate-and-verify rounds of a phase at most.
-        verify: False lets candidates that keep to the contract join without any rollout.
+        verification_rounds: most generate-and-verify rounds per phase.
+        verify: False lets candidates that meet the contract join without any rollout.
         failures_per_reflection: failed rollouts shown to the reflection proposer.
-        candidates: instructions asked for in one proposal.
+        candidates: instructions requested per proposal.
         proposer: who writes candidates at an evolution.
         credit: "raw" is the paper's mean reward; "centred" subtracts each question's own running
             mean, so that an instruction is not credited for easy questions.
         new_weight: a newcomer starts at its parent's weight plus the gain of its verification
-            ("parent+delta"), or everybody is reset to 0 ("zero", as printed in Algorithm 1).
+            ("parent+delta"), or all weights are reset to 0 ("zero", as printed in Algorithm 1).
         failure_below: a reward below it makes a rollout a failure to reflect on.
         buffer_size: rollouts held in the replay buffer.
         max_instruction_chars: length limit of a candidate, in characters.
@@ -96,7 +96,7 @@ class InspoOptions:
 class Inspo(Unhinted):
     """Run Algorithm 1 of INSPO around an engine's policy update.
 
-    Assumptions where the paper is silent: one instruction a question, shared by its group; due
+    Assumptions where the paper is silent: one instruction per question, shared by its group; due
     phases of step t run at the start of step t + 1, prune before evolve; candidates below
     their parent are rejected; after an evolution the population is the parents and the accepted
     candidates, fewer than N_P if the rounds are spent. If none is accepted, the population is

@@ -152,7 +152,7 @@ def batch_weights(
     settings: Distillation,
     statistics: RatioStatistics | None = None,
 ) -> Floats:
-    """Return the factor of each token's advantage, (B, C); zero where the policy did not write.
+    """Return the factor of each token's advantage, (B, C); zero for tokens the policy did not write.
 
     The loss keeps its denominator, the number of own tokens: a masked token counts as one.
 

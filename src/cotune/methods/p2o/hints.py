@@ -15,7 +15,7 @@ from cotune.protocols import State
 
 @dataclass(frozen=True, kw_only=True)
 class HintOptions:
-    """The numbers of a phase of hint evolution; defaults are the paper's.
+    """The options of a phase of hint evolution; defaults are the paper's.
 
     Attributes:
         hard_set_min_count: hard questions below which a phase is skipped.
@@ -25,7 +25,7 @@ class HintOptions:
         beam: W, parents that hints are derived from in one iteration.
         minibatch: questions shown to the reflector, on which a child must beat its parent.
         show_answers: whether the reflector is shown the ground truth. The authors show it; hints
-            can then carry answers, which the contract finds only where they are whole words.
+            can then carry answers, which the contract detects only as whole words.
         reflection: "gepa" evolves hints; "single_turn" (the ablation) asks for `beam` hints at
             once, each from the empty one, and evolves none.
         max_chars: length limit of a hint, in characters.
