@@ -160,7 +160,7 @@ def lines_of(path: Path, field: str) -> Iterator[tuple[int, int, str]]:
 
 
 def parse_line(line: str, where: str) -> Mapping[str, Any]:
-    """Return the JSON object of a line; ConfigError, starting with `where`, if it is none."""
+    """Return the JSON object of a line; ConfigError, starting with `where`, if it is not one."""
     try:
         row: object = json.loads(line)
         # A lone surrogate ("\ud800") is legal JSON, but not UTF-8.

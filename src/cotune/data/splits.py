@@ -99,7 +99,7 @@ def warn_of_overlaps(questions: Mapping[str, Sequence[Question]]) -> None:
 
 
 def with_ids(questions: Sequence[Question], split: str, own: bool) -> list[Task]:
-    """Return tasks with their final ids; `own` if the split has data of its own."""
+    """Return tasks with their final ids; `own` if the split has its own data."""
     prefix = f"{split}-" if own and split != "train" else ""
     return [
         replace(q.task, id=f"{prefix}{q.task.id}" if q.task.id else f"{split}-{q.digest}")

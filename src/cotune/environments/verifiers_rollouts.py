@@ -155,7 +155,7 @@ class _Rollout:
         )
 
     async def ended(self) -> Mapping[str, Any]:
-        """Return the rollout's output; if it still asks, tell it that the context is full."""
+        """Return the rollout's output; if it sends another request, report a full context."""
         for _ in range(_REFUSALS):
             if self._task.done():
                 broke = self._task.cancelled() or self._task.exception() is not None

@@ -31,7 +31,7 @@ _FIELD = "--corpus"
 
 
 class Ranker(Protocol):
-    """Ranks the rows of a corpus for queries: `BM25Ranker` or `DenseRanker`."""
+    """Rank the rows of a corpus for queries: `BM25Ranker` or `DenseRanker`."""
 
     count: int
 
@@ -291,7 +291,7 @@ def _check_options(folder: Path, manifest: dict[str, Any], options: IndexOptions
 
 
 def _check_corpus(folder: Path, manifest: dict[str, Any], corpus: Path) -> None:
-    """Raise ConfigError if the corpus is another one; compare its hash only if its mtime differs."""
+    """Raise ConfigError if the corpus has changed; compare its hash only if its mtime differs."""
     was = manifest.get("corpus")
     try:
         stat = corpus.stat()

@@ -83,7 +83,7 @@ class ServerLimits:
     body_bytes: int = 64 * 2**20
 
     def refusal(self, queries: Sequence[str], top_k: int) -> str:
-        """Return in one line why a request is refused; "" if it is not."""
+        """Return why a request is rejected, in one line; "" if it is not."""
         if len(queries) > self.queries:
             return f"{len(queries)} queries; expected at most {self.queries} in a request"
         if not 1 <= top_k <= self.top_k:

@@ -176,7 +176,7 @@ class _Worker:
         """Send a line and read one; None if the worker crashed or was killed for being late.
 
         On any other interruption, such as Ctrl-C, a worker whose reply was not read is ended, since
-        its reply would be taken for that to the next question.
+        its reply would be mistaken for the next one.
         """
         assert self._process.stdin is not None
         assert self._process.stdout is not None

@@ -54,7 +54,7 @@ class EvolutionLog:
         self.recalled, self.dropped = 0, False
 
     def recall(self, key: str) -> Row | None:
-        """Return the next answer if it belongs to this question; else None, from now on."""
+        """Return the next answer if it belongs to this question; else None, also from later calls."""
         found = self._read(self._end) if self.recalling else None
         if found is None or found[0]["key"] != key or self._fails_to_the_end():
             self.cut_off()
@@ -72,7 +72,7 @@ class EvolutionLog:
             self._end += len(line)
 
     def cut_off(self) -> None:
-        """Drop the remaining answers; everything is asked anew from now on."""
+        """Drop the remaining answers; all later questions are asked live."""
         if self.recalling and self._path is not None:
             self.dropped = self._read(self._end) is not None and not self._fails_to_the_end()
             with self._path.open("rb+") as file:
@@ -100,7 +100,7 @@ class EvolutionLog:
         return cast("Row", row), begin + len(line)
 
     def _fails_to_the_end(self) -> bool:
-        """Return whether only failures are left, whose cause may be fixed by now."""
+        """Return whether only failures are left; their cause may have been fixed."""
         at, failed = self._end, False
         while (found := self._read(at)) is not None:
             if "error" not in found[0]:

@@ -106,13 +106,13 @@ class RunReader(RunDir):
     """A run folder to read, also as data frames. A run without a file has a frame without rows."""
 
     def metrics_frame(self) -> "pd.DataFrame":
-        """Read metrics.jsonl, a row an optimizer step: `METRICS`, then all other numbers."""
+        """Read metrics.jsonl, one row per optimizer step: `METRICS`, then all other numbers."""
         rows = self.read_metrics()
         others = dict.fromkeys((key for row in rows for key in row), "float64")
         return _frame(rows, {**METRICS, **{k: v for k, v in others.items() if k not in METRICS}})
 
     def events_frame(self, kind: str | None = None) -> "pd.DataFrame":
-        """Read events.jsonl, a row an event.
+        """Read events.jsonl, one row per event.
 
         Args:
             kind: only events of this kind, with a column for each of its fields (`EVENTS`). With
@@ -137,7 +137,7 @@ class RunReader(RunDir):
     def trajectories_frame(
         self, step: int | None = None, purpose: Purpose | None = None
     ) -> "pd.DataFrame":
-        """Read the stored rollouts, a row a rollout: `TRAJECTORIES`.
+        """Read the stored rollouts, one row per rollout: `TRAJECTORIES`.
 
         Args:
             step: only those of this step.

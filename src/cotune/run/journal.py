@@ -36,7 +36,7 @@ class Journal(Protocol):
 
 
 class SilentJournal:
-    """Writes and shows nothing, for processes that serve rank 0 and for runs that keep no folder."""
+    """A silent journal, for processes that serve rank 0 and for runs that keep no folder."""
 
     def event(self, kind: str, step: int, /, **fields: object) -> None:
         pass

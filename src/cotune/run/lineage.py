@@ -92,7 +92,7 @@ def best_instruction(run: RunDir) -> str:
 
 
 def _kept_best(run: RunDir) -> Row | None:
-    """Read best/best.json; None if there is none that can be read."""
+    """Read best/best.json; None if it is missing or cannot be read."""
     try:
         return json.loads((run.best_path / "best.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -114,6 +114,6 @@ def _best_id(events: Iterable[Row], kept: Row | None) -> str | None:
 
 
 def _last_members(events: Iterable[Row]) -> dict[str, Row]:
-    """Return by id its row in the last "population" event that had it."""
+    """Return the last "population" row of each instruction, by id."""
     populations = (event["members"] for event in events if event["kind"] == "population")
     return {member["id"]: member for members in populations for member in members}

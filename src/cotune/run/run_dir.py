@@ -231,7 +231,7 @@ class RunDir:
         self._append(path, (head | trajectory_row(t) for t in trajectories), "trajectory")
 
     def evolution_log(self, step: int) -> EvolutionLog:
-        """Return the log of the phase before a step's rollouts; an empty one if no resume can continue it."""
+        """Return the log of the phase before a step's rollouts; empty if it cannot be resumed."""
         return self._evolution.open(step)
 
     def write_summary(self, summary: Mapping[str, object]) -> None:

@@ -10,12 +10,12 @@ _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\
 
 
 def printable(text: str) -> str:
-    """Remove from a model's text what a terminal would act on; line breaks and tabs stay."""
+    """Remove control characters from a model's text; line breaks and tabs stay."""
     return _CONTROLS.sub("", text)
 
 
 def one_line(text: str) -> str:
-    """Return a model's text on one line, without what a terminal would act on."""
+    """Return a model's text on one line, without control characters."""
     return " ".join(printable(" ".join(text.split())).split())
 
 

@@ -19,7 +19,7 @@ _FIELD_NAME = re.compile(r"[a-z_]{1,40}")
 
 
 class Model(BaseModel):
-    """A frozen model that refuses unknown fields; a field's docstring is its description."""
+    """A frozen model that rejects unknown fields; a field's docstring is its description."""
 
     model_config = ConfigDict(
         extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False
@@ -77,7 +77,7 @@ def _describe(problem: dict[str, Any], known: list[Path]) -> str:
 
 
 def _own_message(path: Path, message: str, known: list[Path]) -> str:
-    """Return a message of our own checks, which starts with a field, with the field's full name."""
+    """Complete the field name that starts a message of one of our own checks."""
     section = ".".join(path)
     if not section or message.startswith(f"{section}."):
         return message
@@ -85,7 +85,7 @@ def _own_message(path: Path, message: str, known: list[Path]) -> str:
 
 
 def _path(loc: tuple[int | str, ...], known: list[Path]) -> Path:
-    """Return where a problem is, without the kind that pydantic inserts after a section with kinds."""
+    """Return the path of a problem, without the kind that pydantic inserts after a section."""
     parts = tuple(str(part) for part in loc if part != "[key]")
     if len(parts) > 1 and (parts[0], "kind") in known:
         return (parts[0], *parts[2:])
