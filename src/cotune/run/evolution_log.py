@@ -54,7 +54,7 @@ class EvolutionLog:
         self.recalled, self.dropped = 0, False
 
     def recall(self, key: str) -> Row | None:
-        """Return the next answer if it belongs to this question; else None, also from later calls."""
+        """Return the next answer if it belongs to this question; else None from now on."""
         found = self._read(self._end) if self.recalling else None
         if found is None or found[0]["key"] != key or self._fails_to_the_end():
             self.cut_off()
