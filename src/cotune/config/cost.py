@@ -80,7 +80,7 @@ def plan_run(config: RunConfig) -> Plan:
 
 
 def _plan_fit(config: RunConfig, options: SFTOptions, sizes: Mapping[str, int]) -> Plan:
-    """Bound the rows of supervised fine-tuning: every reference, or all rollouts that may be kept."""
+    """Bound the rows of supervised fine-tuning: all references, or all rollouts that may be kept."""
     training, sampled = config.training, 0
     rows = sizes["train"]
     if options.data == "rollouts":
@@ -104,7 +104,7 @@ def rollouts_sampled(config: RunConfig, options: SFTOptions, tasks: int) -> int:
 
 
 def accumulation(training: TrainingConfig) -> int:
-    """Return the micro-batches of an optimizer step in one process, with as many rows as in GRPO."""
+    """Return the micro-batches per optimizer step in one process, for as many rows as in GRPO."""
     rows = training.questions_per_step * training.group_size
     return rows // (training.mini_batches * training.micro_batch_size)
 

@@ -10,7 +10,7 @@ import yaml
 from cotune.errors import ConfigError
 
 _FIELD = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z0-9_]+)*")
-# Only what looks like one of our fields is repeated in an error; anything else may be a misplaced key.
+# Errors repeat only text that looks like one of our fields; other text may be a misplaced key.
 _SHOWN = re.compile(r"[a-z][a-z_]{0,39}(\.[a-z0-9_]{1,40}){0,7}")
 _EXAMPLE = "training.steps=600"
 

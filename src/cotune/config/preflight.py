@@ -49,7 +49,7 @@ def check_told(environment: Environment, instruction: str, tokens: TokenRules) -
 
 
 def check_tokens(engine_args: Mapping[str, object]) -> None:
-    """Raise ConfigError if engine_args contains a token, which run files and folders would store."""
+    """Raise ConfigError if engine_args contains a token, which the run folder would store."""
     for name in _TOKENS:
         if engine_args.get(name) is not None:
             raise ConfigError(

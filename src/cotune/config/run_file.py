@@ -97,8 +97,8 @@ class TrainingConfig(Model):
     keep_checkpoints: int = Field(default=2, ge=1)
     """Number of checkpoints to keep; older ones are deleted."""
     frozen: bool = False
-    """Whether the policy is frozen: batches are rolled out if a method evolves by them, but there are
-    no optimizer steps. With strategy.kind static or gepa there are no batches at all."""
+    """Whether the policy is frozen: batches are rolled out if a method evolves by them, but there
+    are no optimizer steps. With strategy.kind static or gepa there are no batches at all."""
     single_gpu: bool = False
     """Whether one process that sees several GPUs may train on the first and leave the others idle."""
     engine_args: dict[str, Any] = Field(default_factory=dict[str, Any])
@@ -130,7 +130,7 @@ class EvaluationConfig(Model):
     """Greedy evaluation on questions that are never trained on."""
 
     every: int = Field(default=100, ge=0)
-    """Steps between evaluations on the validation split; the best policy is kept. 0: only at the end."""
+    """Steps between evaluations on the validation split; the best policy is kept. 0: only the end."""
     before: bool = True
     """Whether the test split is also evaluated before training."""
 
@@ -302,7 +302,7 @@ class RunConfig(Model):
 
     @property
     def has_batches(self) -> bool:
-        """Return whether the run rolls out training batches; a frozen run does so only to evolve."""
+        """Return whether the run rolls out training batches; a frozen run only does to evolve."""
         return self.method.uses_batches or not self.training.frozen
 
     @model_validator(mode="after")

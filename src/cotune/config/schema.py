@@ -40,7 +40,7 @@ def run_schema() -> dict[str, Any]:
             "anyOf": [short, full],
         }
     for union in _unions(schema):
-        # An OpenAPI keyword; `kind` is required here, since a class on its own has a default for it.
+        # An OpenAPI keyword; `kind` is required here, although the class has a default for it.
         del union["discriminator"]
         union["oneOf"] = [{"allOf": [kind], "required": ["kind"]} for kind in union["oneOf"]]
     sections = schema["properties"]

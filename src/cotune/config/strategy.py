@@ -46,7 +46,7 @@ def strategy_of(
 
 
 def evolved_room(limits: Limits, strategy: str) -> int:
-    """Return the token limit of an evolved text: half of a prompt's, shared among the kinds of text.
+    """Return the token limit of an evolved text: half of a prompt's, shared among kinds of text.
 
     The other half is for the question, the chat template and texts that do not evolve.
     """

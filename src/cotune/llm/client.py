@@ -22,7 +22,7 @@ OPENAI_URL = "https://api.openai.com/v1"
 MAX_WAIT_S = 120.0
 _FIRST_WAIT_S = 1.0
 _MAX_BACKOFF_S = 30.0
-# Allowance for a chat template around a prompt: role markers and, for some models, a system message.
+# Allowance for a chat template: role markers and, for some models, a system message.
 _TEMPLATE_TOKENS = 64
 _BYTES_PER_CHARACTER = 4
 
@@ -300,7 +300,7 @@ def worst_case_price(options: OpenAIOptions, prompt_chars: int, calls: int) -> f
 
 
 def prompt_token_bound(prompt_bytes: int) -> int:
-    """Return the most tokens of a prompt with so many UTF-8 bytes: one per byte, plus the template's."""
+    """Bound the tokens of a prompt by its UTF-8 bytes: one per byte, plus the template's."""
     return prompt_bytes + _TEMPLATE_TOKENS
 
 

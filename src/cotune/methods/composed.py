@@ -58,7 +58,7 @@ class InspoP2O(P2O):
     def assign(
         self, tasks: Sequence[Task], group_size: int, progress: Progress
     ) -> list[Assignment]:
-        """Return P²O's assignments over INSPO's; some groups are trained on the initial instruction."""
+        """Return P²O's assignments over INSPO's; some groups train on the initial instruction."""
         distilled = {group for group in range(len(tasks)) if self._distils(progress.step, group)}
         return [
             replace(a, trained=replace(a.trained, instruction=self._initial))

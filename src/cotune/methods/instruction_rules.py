@@ -179,7 +179,7 @@ class InstructionRules:
 
 
 def surroundings(description: str) -> str:
-    """Return a prompt's section on the environment and an empty line; "" for an empty description."""
+    """Return a prompt's section on the environment and an empty line; "" if there is none."""
     if not description.strip():
         return ""
     shown = _ENVIRONMENT_TAG.sub("(environment)", neutralised(description)).strip()

@@ -19,7 +19,7 @@ class StaticOptions:
 
 
 class Unhinted:
-    """Base class of strategies without hints: rollouts are trained on the prompt they were sampled under."""
+    """Base class of strategies without hints: every rollout is trained on its sampling prompt."""
 
     @property
     def distillation(self) -> Distillation:

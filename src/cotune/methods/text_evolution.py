@@ -1,6 +1,6 @@
 """Evolve texts with `gepa.optimize` (arXiv 2507.19457), through its public adapter and strategies.
 
-The text is P²O's hint or GEPA's whole instruction; the caller defines how it is judged and reflected on.
+The text is P²O's hint or GEPA's whole instruction; the caller defines its rating and reflection.
 
 gepa is given nothing that outlives the phase: no run folder, no cache, no pickle. The same inputs
 and the same replies of policy and LLM make the same calls in the same order, so that an interrupted

@@ -246,13 +246,13 @@ class Coordinator:
     # ---- shared by phases and engines
 
     def logged(self, log: EvolutionLog, what: str = "evolution") -> LoggedPhase:
-        """Return rollouts and LLM calls that replay a log to its end, then run live; rank 0 only."""
+        """Return rollouts and LLM calls that replay a log, then run live; rank 0 only."""
         return LoggedPhase(
             log, self._roll_out, self.next_sampling, self.llm, self.meter, self._record, what
         )
 
     def gather_here(self) -> Any:
-        """Call `gather` on all ranks and return rank 0's result; called within a phase on rank 0."""
+        """Call `gather` on all ranks and return rank 0's result; for use in a phase on rank 0."""
         self.comm.broadcast(_Command("gather"))
         return self.gather()
 

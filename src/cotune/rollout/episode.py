@@ -180,7 +180,7 @@ class Episode:
         return readable(kept)
 
     def _shares(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
-        """Return the token limit of each message's content; long ones get what short ones leave unused."""
+        """Return the token limit of each message; long ones get what short ones leave unused."""
         sizes = [len(self._codec.encode(message["content"])) for message in messages]
         shares = [0] * len(sizes)
         left = self._limits.observation_tokens

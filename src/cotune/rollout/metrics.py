@@ -61,7 +61,7 @@ def _reward_parts(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     for trajectory in trajectories:
         for name, value in trajectory.parts.items():
             found.setdefault(f"reward/{name}", []).append(value)
-        # A call's rollouts all carry the metrics it logged, so calls are weighted by their rollouts.
+        # Every rollout carries the metrics of its call, so calls are weighted by their rollouts.
         for name, value in trajectory.logged.items():
             found.setdefault(f"reward_metric/{name}", []).append(value)
     return {name: sum(values) / len(values) for name, values in found.items()}

@@ -1,7 +1,7 @@
 """DAPO's dynamic sampling (arXiv 2503.14476, Section 3.2): a batch full of groups with a gradient.
 
-A group whose rewards are all equal has no advantage, hence no gradient. It is replaced by a group of
-another question, whose rollouts count like all others.
+A group whose rewards are all equal has no advantage, hence no gradient. It is replaced by a group
+of another question, whose rollouts count like all others.
 """
 
 import random

@@ -158,7 +158,7 @@ class Inspo(Unhinted):
         return metrics
 
     def _initialise(self, llm: LLM, record: Recorder, last: bool) -> Metrics:
-        """Line 2: start from the initial instruction and the optimizer LLM's rewrites, with weight 0."""
+        """Start from the initial instruction and the LLM's rewrites of it, with weight 0 (line 2)."""
         initial, vacancies = self._lineage[0], self.options.population_size - 1
         _record_born(initial, None, record)
         rewrites = self._generator.generate(
@@ -244,7 +244,7 @@ class Inspo(Unhinted):
     def assign(
         self, tasks: Sequence[Task], group_size: int, progress: Progress
     ) -> list[Assignment]:
-        """Draw one instruction per question by Eq. 4; its whole group is sampled and trained under it."""
+        """Draw one instruction per question by Eq. 4, for sampling and training its whole group."""
         assignments: list[Assignment] = []
         for group, task in enumerate(tasks):
             drawn = self.population.draw(f"inspo/{self.seed}/assign/{progress.step}/{group}")
@@ -286,7 +286,7 @@ class Inspo(Unhinted):
         return centred
 
     def _report(self, trajectories: Sequence[Trajectory], record: Recorder) -> Metrics:
-        """Record the "population" event: weights and probabilities after this step, groups drawn in it."""
+        """Record the "population" event: weights and probabilities after this step, groups drawn."""
         drawn = {(t.assignment.instruction_id, t.assignment.group) for t in trajectories}
         groups = Counter(identity for identity, _group in drawn)
         members, chances = self.population.members, self.population.probabilities()

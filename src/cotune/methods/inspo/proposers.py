@@ -191,7 +191,7 @@ class Proposals:
         return Proposal(candidates, critique_of(text))
 
     def lawful(self, count: int, reasons: Sequence[str]) -> None:
-        """Record the candidates that the contract left of a reply, and why it rejected the others."""
+        """Record a reply's valid candidates, and why the contract rejected the others."""
         if count:
             self._useful = True
         elif reasons:
