@@ -302,7 +302,7 @@ class RunConfig(Model):
 
     @property
     def has_batches(self) -> bool:
-        """Return whether the run rolls out training batches; a frozen run only does to evolve."""
+        """Return whether the run rolls out training batches; if frozen, only to evolve."""
         return self.method.uses_batches or not self.training.frozen
 
     @model_validator(mode="after")

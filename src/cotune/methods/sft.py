@@ -82,7 +82,7 @@ class TrainingRow:
 
 
 def rollout_row(trajectory: Trajectory) -> TrainingRow:
-    """Convert a rollout to a row; prompt and observations are context, all other tokens targets.
+    """Convert a rollout to a row; only the policy's own tokens are targets.
 
     Tokens after the last own token are dropped: nothing is learnt from them.
     """
