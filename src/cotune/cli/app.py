@@ -1,4 +1,4 @@
-"""The command line: parses. Errors that a user can fix are one line and exit status 2."""
+"""The command line: argument parsing. User errors print one line and exit with status 2."""
 
 import sys
 from pathlib import Path
@@ -44,7 +44,7 @@ def init(
         typer.Option(help="The model that is trained: its folder, or its name on the hub."),
     ] = None,
 ) -> None:
-    """Write a commented run file to begin with, and the files that it names."""
+    """Write a commented starter run file and the files that it names."""
     from cotune.cli.starter import KINDS, write_starter
 
     if kind is None:
@@ -71,9 +71,9 @@ def try_(
     ] = False,
     set_: Overrides = None,
 ) -> None:
-    """Show a few rollouts of a run file's policy: tokens coloured by who trains on them, rewards.
+    """Show a few rollouts of a run file's policy, coloured by trained tokens, with their rewards.
 
-    Nothing is trained or written, and no LLM is asked.
+    Trains nothing, writes nothing and calls no LLM.
     """
     from cotune.cli.try_rollouts import try_run
 
@@ -105,9 +105,9 @@ def train(
 
 @app.command()
 def resume(run_folder: RunFolder, set_: Overrides = None, quiet: Quiet = False) -> None:
-    """Go on with a run that was stopped, from its newest whole checkpoint.
+    """Resume a stopped run from its newest complete checkpoint.
 
-    With more steps or rollouts than it had (--set training.steps=…) a finished run goes on, too.
+    A finished run continues if it is given more steps or rollouts (--set training.steps=…).
     """
     from cotune.cli.train import resume as resume_
 
@@ -126,7 +126,7 @@ def baseline(
     set_: Overrides = None,
     quiet: Quiet = False,
 ) -> None:
-    """Score a method that trains nothing on a run file's test questions: rag, ircot, …"""
+    """Score a baseline that trains nothing (rag, ircot, …) on a run file's test questions."""
     from cotune.cli.baseline import baseline as baseline_
 
     baseline_(
@@ -157,8 +157,8 @@ def evaluate(
 ) -> None:
     """Evaluate a run's best policy under its best and initial instruction, and its best hint.
 
-    On held-out questions, greedy and sampled, overall and by stratum. Nothing is written into the
-    run folder; --set holds for this evaluation alone.
+    Evaluates on held-out questions, greedy and sampled, overall and by stratum. Writes nothing into
+    the run folder; --set applies to this evaluation only.
     """
     from cotune.cli.evaluate import evaluate as evaluate_
     from cotune.experiments.evaluate.evaluating import parse_options
@@ -177,7 +177,7 @@ def plan(
     processes: options.PlanProcesses = 1,
     set_: Overrides = None,
 ) -> None:
-    """Say what a run will spend at most, before anything is spent."""
+    """Show the most that a run can spend, before it spends anything."""
     from cotune.cli.plan.plan import plan as plan_
     from cotune.cli.plan.plan import plan_prompt
 
@@ -197,9 +197,9 @@ def doctor(
     ] = None,
     set_: Overrides = None,
 ) -> None:
-    """Say what is installed and what the machine has, and what a run file still lacks.
+    """Report the installation, the machine, and anything that a run file is missing.
 
-    The exit status is 1 if anything is missing.
+    Exits with status 1 if anything is missing.
     """
     from cotune.cli.doctor import examine, missing
 
@@ -215,9 +215,9 @@ def doctor(
 
 @app.command()
 def schema() -> None:
-    """Write the JSON schema of the run file to standard output, for editors.
+    """Write the run file's JSON schema to standard output, for editors.
 
-    Save it (cotune schema > cotune.config.schema.json) and begin a run file with the line
+    Save it (cotune schema > cotune.config.schema.json) and start a run file with the line
     # yaml-language-server: $schema=cotune.config.schema.json
     """
     import json
@@ -233,7 +233,7 @@ def instructions(
     best: Annotated[bool, typer.Option("--best", help="Only the best one's text, raw.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="All of them as a JSON list.")] = False,
 ) -> None:
-    """Show a run's instructions: how they fared, and which was derived from which."""
+    """Show a run's instructions, their scores and their lineage."""
     from cotune.cli import instructions as inspection
 
     if best and as_json:
@@ -254,7 +254,7 @@ def export(
         Path | None, typer.Option(help="The folder; export in the run's by default.")
     ] = None,
 ) -> None:
-    """Write a finished run's best policy, with all that serves it, into a folder."""
+    """Write a finished run's best policy, with everything needed to serve it, to a folder."""
     from cotune.cli.export import export as export_
 
     export_(run_folder, _console(), format, output)
@@ -269,9 +269,9 @@ def push(
         bool, typer.Option("--private", help="Make the repository private.")
     ] = False,
 ) -> None:
-    """Upload a finished run's best policy to a model repository of the Hugging Face hub.
+    """Upload a finished run's best policy to a model repository on the Hugging Face hub.
 
-    The repository is made if it is not there. The token is that of HF_TOKEN, or of hf auth login.
+    Creates the repository if it does not exist. The token comes from HF_TOKEN or hf auth login.
     """
     from cotune.cli.export import push as push_
 
@@ -287,7 +287,7 @@ def report(
         bool, typer.Option("--markdown", help="Print a suite's main table as Markdown instead.")
     ] = False,
 ) -> None:
-    """Write the report of a run, finished or not, or of a suite."""
+    """Write the report of a run, finished or unfinished, or of a suite."""
     if markdown:
         from cotune.experiments.compare.suite_table import markdown_of
 
@@ -307,8 +307,8 @@ def compare(
 ) -> None:
     """Run methods over seeds at equal numbers of policy rollouts, and compare them.
 
-    What is finished in the suite's folder is not run again. The exit status is 1 if a method
-    failed; the others are reported.
+    Skips runs that are already finished in the suite's folder. Exits with status 1 if a method
+    failed; the other methods are still reported.
     """
     from cotune.experiments.compare import running
 
@@ -327,7 +327,7 @@ def compare(
 
 @app.command()
 def demo(output: DemoFolder = Path("runs/demo"), seed: DemoSeed = 0) -> None:
-    """Train the bundled policy with INSPO and without, at equal policy rollouts; minutes."""
+    """Train the bundled policy with and without INSPO at equal policy rollouts; takes minutes."""
     from cotune.experiments.compare import running
 
     running.demo("demo", output, seed, _console())
@@ -335,14 +335,14 @@ def demo(output: DemoFolder = Path("runs/demo"), seed: DemoSeed = 0) -> None:
 
 @app.command("demo-p2o")
 def demo_p2o(output: DemoFolder = Path("runs/demo-p2o"), seed: DemoSeed = 0) -> None:
-    """Train the bundled policy with P²O and without, at equal policy rollouts; minutes."""
+    """Train the bundled policy with and without P²O at equal policy rollouts; takes minutes."""
     from cotune.experiments.compare import running
 
     running.demo("demo-p2o", output, seed, _console())
 
 
 def _console() -> "Console":
-    """Return the console of a command; of processes that torchrun started, the first shows."""
+    """Return a command's console; under torchrun, only the first process prints."""
     from rich.console import Console
 
     return Console(quiet=launched_rank() != 0)
@@ -361,7 +361,7 @@ def serve_retriever(
     port: options.Port = 8000,
     topk: options.TopK = 3,
 ) -> None:
-    """Serve a corpus to search environments: Search-R1's /retrieve, over BM25 or embeddings."""
+    """Serve a corpus to search environments over Search-R1's /retrieve, with BM25 or embeddings."""
     from cotune.retrieval.server import index_options, serve_retriever
 
     chosen = index_options(index, title_weight, model, query_prefix, passage_prefix)
@@ -369,19 +369,19 @@ def serve_retriever(
 
 
 def main() -> None:
-    """Entry point of `cotune`."""
+    """Run the `cotune` command line."""
     try:
         app()
     except CotuneError as error:
         status, text = _verdict(error)
-        # Every process says it: the first to fail is the last that torchrun lets speak.
+        # Every process prints the error, because torchrun stops the others after the first failure.
         where = f" (rank {launched_rank()})" if launched_rank() else ""
         typer.echo(f"cotune{where}: {text}", err=True)
         sys.exit(status)
 
 
 def _verdict(error: CotuneError) -> tuple[int, str]:
-    """Exit status and what is said of an error, in one line."""
+    """Return the exit status and a one-line message for an error."""
     text = " ".join(str(error).split())
     if isinstance(error, Stopped):
         return 130, text

@@ -1,4 +1,4 @@
-"""The arguments and options of the commands, with their help."""
+"""The arguments and options of the commands, with their help texts."""
 
 from pathlib import Path
 from typing import Annotated
@@ -34,7 +34,7 @@ DemoSeed = Annotated[
     int, typer.Option("--seed", min=0, help="Of the questions' order and all draws.")
 ]
 
-# ---- of `baseline`
+# ---- options of `baseline`
 
 Model = Annotated[
     str | None,
@@ -52,7 +52,7 @@ APIKeyEnv = Annotated[
     ),
 ]
 
-# ---- of `evaluate`
+# ---- options of `evaluate`
 
 Split = Annotated[
     str | None,

@@ -1,4 +1,4 @@
-"""`cotune baseline`: the score of a method that trains nothing."""
+"""`cotune baseline`: score a method that trains nothing."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,10 +25,10 @@ def baseline(
     Args:
         name: one of `cotune.experiments.baselines.BASELINES`.
         path: the run file; its strategy is not used.
-        console: where to show.
-        quiet: show nothing.
-        assignments: fields that are set, as in --set.
-        model, base_url, api_key_env: an endpoint in place of the run file's policy.
+        console: the console to print to.
+        quiet: print nothing.
+        assignments: fields to set, as with --set.
+        model, base_url, api_key_env: an endpoint to use instead of the run file's policy.
     """
     from cotune.experiments.baselines.baseline_run import Endpoint, run_baseline
 

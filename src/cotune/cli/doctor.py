@@ -1,6 +1,6 @@
-"""`cotune doctor`: what is installed, what the machine has, and what a run file still lacks.
+"""`cotune doctor`: report the installation, the machine, and anything a run file is missing.
 
-Only the names of environment variables are shown, never a value.
+Shows only the names of environment variables, never their values.
 """
 
 import os
@@ -21,7 +21,7 @@ from cotune.utils.text import size
 
 
 def examine(run_file: Path | None, assignments: Sequence[str] = ()) -> list[Finding]:
-    """Return all findings: on the installation, the machine, and a run file if one is given."""
+    """Return all findings about the installation, the machine, and the run file if one is given."""
     findings = [*installation(), *machine()]
     if run_file is None:
         return findings
@@ -38,7 +38,7 @@ def examine(run_file: Path | None, assignments: Sequence[str] = ()) -> list[Find
 
 
 def installation() -> list[Finding]:
-    """Report on Python, cotune, what it requires, what it can use, and the engines."""
+    """Report on Python, cotune, its required and optional packages, and the engines."""
     findings = [
         Finding(True, f"python {platform.python_version()} on {platform.system()}"),
         Finding(True, f"cotune {version('cotune')}"),
@@ -56,7 +56,7 @@ def installation() -> list[Finding]:
 
 
 def engines() -> list[Finding]:
-    """Report which engines are installed, and whether they work here."""
+    """Report which engines are installed and whether they work on this machine."""
     if not any(map(installed, ENGINES)):
         return [Finding(False, "engine: none is installed", "pip install 'cotune[trl]'")]
     absent = "not installed (cotune[{}], in another environment)"
@@ -72,7 +72,7 @@ def engines() -> list[Finding]:
 
 
 def machine() -> list[Finding]:
-    """Report CPU cores and memory, and each GPU with its memory."""
+    """Report the CPU cores and memory, and each GPU with its memory."""
     memory = _memory()
     more = f", {size(memory)} of memory" if memory is not None else ""
     return [Finding(True, f"CPU: {_cores()} cores{more}"), *_gpus()]
@@ -86,7 +86,7 @@ def _cores() -> int:
 
 
 def _memory() -> int | None:
-    """Return the memory of the machine, or of its container if that is less, in bytes."""
+    """Return the memory in bytes of the machine, or of its container if that is less."""
     try:
         total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):  # not on Windows
@@ -101,7 +101,7 @@ def _gpus() -> list[Finding]:
     try:
         import torch
     except ImportError:
-        return []  # reported among the packages
+        return []  # reported with the packages
     if not torch.cuda.is_available():
         return [Finding(True, "GPU: none; training is on the CPU")]
     found: list[Finding] = []
@@ -119,5 +119,5 @@ def _gpus() -> list[Finding]:
 
 
 def missing(findings: Iterable[Finding]) -> bool:
-    """Return whether a run would lack something."""
+    """Return whether a run would be missing something."""
     return any(not finding.ok for finding in findings)

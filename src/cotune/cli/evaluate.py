@@ -1,4 +1,4 @@
-"""`cotune evaluate`: scores of a run's best policy on held-out questions."""
+"""`cotune evaluate`: score a run's best policy on held-out questions."""
 
 import sys
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ def evaluate(
     output: Path | None = None,
     assignments: Sequence[str] = (),
 ) -> None:
-    """Score a run's best policy; print tables, or JSON alone, and write that to `output`."""
+    """Score a run's best policy; print tables, or only JSON, and write it to `output`."""
     if output is not None and (output.is_dir() or not output.parent.is_dir()):
         raise ConfigError(f"--output is {output}; expected a file in a folder that exists")
     run, config = open_trained(folder)

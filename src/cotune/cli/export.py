@@ -1,4 +1,4 @@
-"""`cotune export` and `cotune push`: a finished run's best policy, in a folder or on the hub."""
+"""`cotune export` and `cotune push`: write a finished run's best policy to a folder or the hub."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from cotune.cli.libraries import allow_hub, quiet_libraries
 def export(
     folder: Path, console: Console, format: str | None = None, output: Path | None = None
 ) -> Path:
-    """Write a finished run's best policy into a folder; return it."""
+    """Write a finished run's best policy to a folder; return the folder."""
     from cotune.export.export import export as export_best
     from cotune.export.export import open_finished
 
@@ -23,7 +23,7 @@ def export(
 def push(
     folder: Path, repo_id: str, console: Console, format: str | None = None, private: bool = False
 ) -> str:
-    """Upload a finished run's best policy to a repository of the hub; return its address."""
+    """Upload a finished run's best policy to a hub repository; return its URL."""
     allow_hub()
     from cotune.export.export import open_finished
     from cotune.export.push import push as push_best

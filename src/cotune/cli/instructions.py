@@ -1,4 +1,4 @@
-"""`cotune instructions`: what a run's instructions are, where they came from, how they fared."""
+"""`cotune instructions`: show a run's instructions, their lineage and their scores."""
 
 import json
 import sys
@@ -22,10 +22,10 @@ _TREE_CHARS = 40
 
 
 def show_instructions(folder: Path, console: Console) -> None:
-    """Prints the instructions of a run as a table, their lineage as a tree, and their texts.
+    """Print the instructions of a run as a table, their lineage as a tree, and their texts.
 
     Raises:
-        ConfigError: no run folder, or one without instructions yet.
+        ConfigError: not a run folder, or one without instructions so far.
     """
     rows = _rows(folder)
     console.print(instruction_table(rows))
@@ -38,24 +38,24 @@ def show_instructions(folder: Path, console: Console) -> None:
 
 
 def print_instructions_json(folder: Path, out: TextIO | None = None) -> None:
-    """Writes the instructions of a run as a JSON list in ASCII. Raises as `show_instructions` does.
+    """Write a run's instructions as a JSON list in ASCII. Raises the errors of `show_instructions`.
 
     Args:
         out: standard output by default.
     """
     rows = [asdict(row) for row in _rows(folder)]
-    # JSON in ASCII has escapes in place of all that a terminal would act on.
+    # ASCII JSON escapes every character that a terminal could interpret.
     (sys.stdout if out is None else out).write(f"{json.dumps(rows, indent=2)}\n")
 
 
 def print_best_instruction(folder: Path, out: TextIO | None = None) -> None:
-    """Writes the text of the best instruction alone, raw; to a terminal without control characters.
+    """Write the raw text of the best instruction; to a terminal, without control characters.
 
     Args:
         out: standard output by default.
 
     Raises:
-        ConfigError: no run folder, or one without a best instruction yet.
+        ConfigError: not a run folder, or one without a best instruction so far.
     """
     to = sys.stdout if out is None else out
     text = best_instruction(RunDir.open(folder))
@@ -65,7 +65,7 @@ def print_best_instruction(folder: Path, out: TextIO | None = None) -> None:
 
 
 def instruction_table(rows: list[InstructionRow]) -> Table:
-    """One row an instruction, by birth; the best one in bold, the pruned ones dim."""
+    """Return a table with one row per instruction, oldest first; best in bold, pruned ones dim."""
     table = Table(show_edge=False, pad_edge=False, box=None, padding=(0, 2, 0, 0))
     for name in ("id", "parent", "origin"):
         table.add_column(name, no_wrap=True)
@@ -98,7 +98,7 @@ def instruction_table(rows: list[InstructionRow]) -> Table:
 
 
 def lineage_trees(rows: list[InstructionRow]) -> list[Tree]:
-    """The instructions under those they were derived from: a tree a root."""
+    """Return one tree per root, with each instruction below the one it was derived from."""
     known = {row.id for row in rows}
     children: defaultdict[str | None, list[InstructionRow]] = defaultdict(list)
     for row in rows:

@@ -1,4 +1,4 @@
-"""Settings of the libraries that a command loads, made before they are loaded."""
+"""Settings of third-party libraries, to be made before a command imports them."""
 
 import os
 import warnings
@@ -15,8 +15,8 @@ from cotune.environments.math import MathOptions, hub_name
 
 
 def quiet_libraries(config: RunConfig) -> None:
-    """Turn off telemetry and progress bars in this process, and the network if nothing is fetched."""
-    # What libraries say of each other; nothing that a run file could change.
+    """Turn off telemetry and progress bars in this process, and the network if it is not needed."""
+    # Warnings of these libraries about each other; no run file could change them.
     warnings.filterwarnings("ignore", category=FutureWarning, module="transformers|trl")
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
@@ -29,12 +29,12 @@ def quiet_libraries(config: RunConfig) -> None:
 
 
 def allow_hub() -> None:
-    """Let this process ask the hub, even for a local policy; before `quiet_libraries`."""
+    """Allow this process to use the hub even for a local policy; call before `quiet_libraries`."""
     os.environ.setdefault("HF_HUB_OFFLINE", os.environ.get("TRANSFORMERS_OFFLINE") or "0")
 
 
 def _may_fetch(config: RunConfig) -> bool:
-    """Return whether a run may need the Hugging Face hub for its policy, data or own code."""
+    """Return whether a run may need the Hugging Face hub for its policy, data or user code."""
     policy, dataset, options = config.policy.path, config.dataset, config.environment
     local = policy.startswith("bundled:") or Path(policy).is_dir()
     of_hub = dataset is not None and dataset.name is not None and not Path(dataset.name).is_dir()

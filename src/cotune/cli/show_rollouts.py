@@ -1,4 +1,4 @@
-"""Prompts and rollouts on the console, coloured by who trains on their tokens."""
+"""Print prompts and rollouts, coloured by who wrote their tokens."""
 
 from collections.abc import Iterator, Sequence
 from itertools import groupby
@@ -23,7 +23,7 @@ LEGEND = Text.assemble(
 
 
 def prompt_text(prompt: str, instruction: str) -> Text:
-    """A rendered prompt with its instruction marked wherever it stands in it."""
+    """Return a rendered prompt with every occurrence of its instruction marked."""
     text = Text(printable(prompt), style=PROMPT)
     shown = printable(instruction).strip()
     if shown:
@@ -32,10 +32,10 @@ def prompt_text(prompt: str, instruction: str) -> Text:
 
 
 def completion_text(trajectory: Trajectory, codec: Codec, labelled: bool = False) -> Text:
-    """Return what followed the prompt, control tokens included, coloured by the mask.
+    """Return the text after the prompt, control tokens included, coloured by the mask.
 
     Args:
-        labelled: says before each run of tokens whose they are, for where there are no colours.
+        labelled: whether to label each run of tokens with its author, for output without colours.
     """
     text = Text()
     for own, ids in segments(trajectory.completion_ids, trajectory.mask):
@@ -52,7 +52,7 @@ def segments(ids: Sequence[int], mask: Sequence[int]) -> Iterator[tuple[bool, li
 
 
 def outcome_lines(trajectory: Trajectory) -> list[str]:
-    """Return the outcome of a rollout: reward and its parts, why it ended, what was wrong."""
+    """Return a rollout's outcome: reward and its parts, why it ended, and any errors."""
     parts = ", ".join(f"{name} {value:.3g}" for name, value in trajectory.parts.items())
     lines = [f"reward {trajectory.reward:.3g}" + (f" ({parts})" if parts else "")]
     lines.append(

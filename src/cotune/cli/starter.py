@@ -1,4 +1,4 @@
-"""`cotune init`: a run file to begin with, commented, and the files that it names."""
+"""`cotune init`: write a commented starter run file and the files that it names."""
 
 import json
 import re
@@ -19,22 +19,22 @@ KINDS = {
 
 _PATH = "  path: Qwen/Qwen3-0.6B "
 _TEMPLATE_ARGS = re.compile(r"^  (template_args: [^#\n]*)#.*\n", re.MULTILINE)
-_PLAIN = re.compile(r"[A-Za-z~./][\w.~-]*[/:][\w./~:-]*[\w]")  # else YAML may read `off` as false
+_PLAIN = re.compile(r"[A-Za-z~./][\w.~-]*[/:][\w./~:-]*[\w]")  # quote the rest: `off` is false
 
 
 def write_starter(kind: str, folder: Path, policy: str | None = None) -> list[Path]:
-    """Copies a starter's files into a folder, which is made if need be.
+    """Copy a starter's files into a folder, which is created if needed.
 
     Args:
-        policy: the model that run.yaml is to name: a folder's path from here, which is written
-            whole, or a name; None is the starter's own.
+        policy: the model for run.yaml: a name, or a folder relative to the working directory, which
+            is written as an absolute path; None keeps the starter's own.
 
     Returns:
-        What was written, run.yaml first.
+        The written files, run.yaml first.
 
     Raises:
-        ConfigError: no such kind, a blank policy or a folder that is not there, or a file of that
-            name is there; nothing is written then.
+        ConfigError: unknown kind, blank policy, missing model folder, or a file that already
+            exists; then nothing is written.
     """
     named = None if policy is None else _policy(policy)
     if kind not in KINDS:
@@ -60,18 +60,18 @@ def write_starter(kind: str, folder: Path, policy: str | None = None) -> list[Pa
 
 
 def _policy(given: str) -> str:
-    """A policy as a run file in another folder can name it."""
+    """Return a policy in a form that works from a run file in another folder."""
     if not given.strip():
         raise ConfigError("--policy is blank; expected a model's folder or its name on the hub")
     folder = Path(given).expanduser()
     if folder.is_dir():
         return str(folder.resolve())
-    policy_path(given)  # complains of a path that is none
+    policy_path(given)  # raises for an invalid path
     return given
 
 
 def _with_policy(text: str, policy: str) -> str:
-    """A starter's run file with another policy; what only Qwen3's template takes is left out."""
+    """Set the policy in a starter's run file; drop options that only Qwen3's template accepts."""
     shown = policy if _PLAIN.fullmatch(policy) else json.dumps(policy, ensure_ascii=False)
     text = text.replace(_PATH, f"  path: {shown} ", 1)
     return text if "qwen3" in policy.lower() else _TEMPLATE_ARGS.sub("", text, count=1)

@@ -1,4 +1,4 @@
-"""`cotune train` and `cotune resume`: one path for every engine."""
+"""`cotune train` and `cotune resume`, the same for every engine."""
 
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 def train(
     path: Path, console: Console, quiet: bool = False, assignments: Sequence[str] = ()
 ) -> Path:
-    """Train a run file, with some fields set, from the start; return the run folder."""
+    """Train a run file from the start, after setting some fields; return the run folder."""
     config = load_config(path, assignments=assignments)
     shown = Console(quiet=True) if quiet else console
     with _stoppable(config.output):
@@ -44,9 +44,9 @@ def train(
 def resume(
     folder: Path, console: Console, quiet: bool = False, assignments: Sequence[str] = ()
 ) -> Path:
-    """Resume a run folder from its newest whole checkpoint; return it.
+    """Resume a run folder from its newest complete checkpoint; return the folder.
 
-    Fields that are set are written into its run.yaml first.
+    Fields to set are first written to its run.yaml.
     """
     run, was = open_trained(folder)
     step = engine_of(was).checkpoint_step(was, run.checkpoints_path)
@@ -62,13 +62,13 @@ def resume(
 
 
 def prepare(config: RunConfig, folder: Path, *, new: bool = True) -> Any:
-    """Check all that can be wrong, cheap checks first, and load the policy; write nothing.
+    """Run all checks, cheap ones first, and load the policy; write nothing.
 
     Args:
-        new: whether the run folder is still to be made.
+        new: whether the run folder has yet to be created.
 
     Returns:
-        What the engine's `train` and `resume` take.
+        The `setup` argument of the engine's `train` and `resume`.
     """
     quiet_libraries(config)
     checked = Preflight(config, new=new).require()
@@ -76,7 +76,7 @@ def prepare(config: RunConfig, folder: Path, *, new: bool = True) -> Any:
 
 
 def open_trained(folder: Path) -> tuple[RunDir, RunConfig]:
-    """Open a run folder that `cotune train` made; return it with its run file."""
+    """Open a run folder made by `cotune train`; return it with its run file."""
     run = RunDir.open(folder)
     raw = run.read_config()
     if "library" in raw:
@@ -99,7 +99,7 @@ def conclude(
     environment: Environment,
     shown: Console,
 ) -> None:
-    """Write a finished run's summary, complete best/, report, and show the scores."""
+    """Write a finished run's summary, complete best/, write the report, and print the scores."""
     with Ledger(run.ledger_path) as ledger:
         journal.event("run_finished", outcome.steps + 1)
         write_run_summary(config, run, outcome, ledger)
@@ -131,7 +131,7 @@ def _stoppable(folder: Path) -> Generator[None]:
 
 
 def _created(config: RunConfig) -> RunDir:
-    """Create the run folder in the first process; it is there for all when this returns."""
+    """Create the run folder in the first process; return once all processes can see it."""
     made: list[RunDir] = []
     _on_first_rank(lambda: made.append(RunDir.create(config.output, dump_config(config))))
     return made[0] if made else RunDir(config.output, attempt=1)
@@ -145,7 +145,7 @@ def _show_headline(config: RunConfig, run: RunDir, shown: Console) -> None:
 
 
 def _on_first_rank(act: Any) -> None:
-    """Do something in the first process; the others wait for it."""
+    """Call a function in the first process while the others wait."""
     from cotune.engines.comm import world
 
     comm = world()

@@ -1,4 +1,4 @@
-"""`cotune try`: a few rollouts of a run file's policy, shown; and the prompt that `plan` shows."""
+"""`cotune try`: show a few rollouts of a run file's policy; also the prompt of `cotune plan`."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -38,21 +38,21 @@ def try_run(
     greedy: bool = False,
     assignments: Sequence[str] = (),
 ) -> list[Trajectory]:
-    """Rolls out a few questions with the run file's policy and prints what happened.
+    """Roll out a few questions with the run file's policy and print the results.
 
-    Sampled as training samples: at its temperature, under the initial instruction, with its tools
-    and rewards. Nothing is trained, no LLM is asked and nothing is written.
+    Samples as training does: at its temperature, under the initial instruction, with its tools
+    and rewards. Trains nothing, calls no LLM and writes nothing.
 
     Args:
         path: the run file.
-        console: where to show.
-        count: questions, the first of the split, a rollout each.
+        console: the console to print to.
+        count: how many questions from the start of the split, one rollout each.
         split: "train", "validation" or "test".
-        greedy: the most likely token each time, as evaluation does.
-        assignments: fields that are set, as in --set.
+        greedy: pick the most likely token each time, as evaluation does.
+        assignments: fields to set, as with --set.
 
     Raises:
-        ConfigError: what `cotune train` would refuse, too.
+        ConfigError: `cotune train` would reject the run file.
     """
     if split not in SPLITS:
         raise ConfigError(f"--split is {split!r}; expected one of {', '.join(SPLITS)}")
@@ -126,12 +126,12 @@ def _summary(trajectories: Sequence[Trajectory], console: Console) -> None:
 
 
 def show_prompt(config: RunConfig, console: Console) -> None:
-    """Print the first training task's prompt as the policy would see it, tokens counted.
+    """Print the first training task's prompt as the policy would see it, with its token count.
 
-    What this machine lacks to train is listed below it. Nothing is downloaded for a tokenizer.
+    Lists below it what this machine lacks for training. Never downloads a tokenizer.
 
     Raises:
-        ConfigError: what is wrong with the run file.
+        ConfigError: the run file is invalid.
     """
     checked = Preflight(config, new=False, patient=False)
     missing = checked.missing_here()

@@ -1,1 +1,1 @@
-"""Engines: what trains the weights. `engine.py` is the seam; trl/ and verl/ implement it."""
+"""Engines that train the weights. `engine.py` is the interface; trl/ and verl/ implement it."""

@@ -1,4 +1,4 @@
-"""The best policy of a run with the instruction it is to be used under."""
+"""The best policy of a run, with the instruction to use it under."""
 
 import shutil
 from pathlib import Path
@@ -13,13 +13,14 @@ from cotune.types import Prompt
 
 
 class BestPolicy:
-    """A Hugging Face folder, of a run with `policy.lora` its adapter's, with `instruction.txt`,
-    where there is one `hint.txt`, and `best.json` with what it was chosen by.
+    """Keep the best policy's weights with the instruction and hint they were best under.
 
-    How weights are saved and loaded is each engine's own.
+    The folder is a Hugging Face folder (the adapter's, for a run with `policy.lora`) with
+    `instruction.txt`, `hint.txt` if there is a hint, and `best.json` with the score. Each engine
+    implements how weights are saved and loaded.
 
     Args:
-        folder: where it is kept; replaced as a whole.
+        folder: the folder to keep it in; always replaced as a whole.
         tokenizer: saved with the weights.
     """
 
@@ -31,12 +32,12 @@ class BestPolicy:
         return self._folder.with_name(self._folder.name + ".new")
 
     def offer(self, joint: Evaluated, em: float, step: int) -> None:
-        """Keeps the current policy if none is kept or it scores higher.
+        """Keep the current policy if none is kept yet or it scores higher.
 
-        Called on rank 0 while the others serve.
+        Called on rank 0 while the other ranks serve.
         """
         known = self._read()
-        # One of a later step is from before a resume, of a run that did not happen.
+        # A kept policy of a later step was written before a resume, by steps that were discarded.
         if known is not None and known["step"] <= step and known["em"] >= em:
             return
         staged = self._staged
@@ -60,30 +61,31 @@ class BestPolicy:
         self._swap_in(staged)
 
     def write_weights(self, joint: Any, folder: Path, step: int) -> None:
-        """Saves the current policy into a new folder, as `from_pretrained` reads it; on rank 0."""
+        """Save the current policy to a new folder that `from_pretrained` can read; on rank 0."""
         raise NotImplementedError
 
     def load_weights(self, joint: Any, step: int) -> None:
-        """Makes the kept policy, of a step, the current one; on every rank."""
+        """Load the policy kept at a step as the current one; on every rank."""
         raise NotImplementedError
 
     def forget(self) -> None:
-        """Deletes what is kept."""
+        """Delete the kept policy."""
         shutil.rmtree(self._folder, ignore_errors=True)
         shutil.rmtree(self._staged, ignore_errors=True)
 
     def _swap_in(self, staged: Path) -> None:
-        """Replace the folder by a complete one; `_read` repairs a kill in between."""
+        """Replace the folder by a complete one; `_read` recovers from a kill in between."""
         shutil.rmtree(self._folder, ignore_errors=True)
         staged.rename(self._folder)
 
     def restore(self, joint: Evaluated) -> tuple[str, Prompt]:
-        """Puts the kept weights into the trainer's policy.
+        """Load the kept weights into the trainer's policy.
 
         Returns:
-            The instruction's id; instruction and hint that were best with these weights.
+            The instruction's id, and the prompt (instruction and hint) that was best with these
+            weights.
         """
-        joint.coordinator.comm.broadcast(None)  # rank 0 has written by now
+        joint.coordinator.comm.broadcast(None)  # wait until rank 0 has written
         known = self._read()
         if known is None:
             raise FileNotFoundError(f"{self._folder}: no policy was kept")
@@ -92,7 +94,7 @@ class BestPolicy:
         return known["instruction_id"], Prompt(known["instruction"], known["hint"])
 
     def _read(self) -> dict[str, Any] | None:
-        # best.json is written last, so a staged folder that has one is whole.
+        # best.json is written last, so a staged folder that contains it is complete.
         if (self._staged / "best.json").is_file():
             self._swap_in(self._staged)
         try:

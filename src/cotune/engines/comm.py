@@ -1,4 +1,4 @@
-"""Ranks that roll out together, over torch.distributed."""
+"""Communication between ranks that roll out together, over torch.distributed."""
 
 from typing import Any
 
@@ -31,5 +31,5 @@ class TorchComm:
 
 
 def world() -> Comm:
-    """The processes that were started together; this one alone without a process group."""
+    """Return the group of processes started together; only this one without a process group."""
     return TorchComm() if dist.is_initialized() else SingleProcess()

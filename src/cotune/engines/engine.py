@@ -1,7 +1,7 @@
-"""The seam between the commands and what trains: `Engine`, and how one is looked up by name.
+"""The interface between the commands and the trainers: `Engine`, and the lookup of engines by name.
 
-To add an engine, write a package with a module that implements `Engine` as `ENGINE`, and name that
-module in `cotune.utils.packages.ENGINES`. Nothing else compares an engine's name.
+To add an engine, write a package with a module that defines an `Engine` as `ENGINE`, and add that
+module to `cotune.utils.packages.ENGINES`. No other code depends on an engine's name.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from cotune.engines.preflight import Check, Finding, Preflight
 
 Conclude = Callable[[RunConfig, RunDir, Journal, "Outcome", Environment, Console], None]
-"""Ends a run that has been trained: writes its summary, completes best/, reports."""
+"""Finishes a trained run: writes its summary, completes best/, reports."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class MeasuredStep:
     """One step, in seconds.
 
     Attributes:
-        evolution: before the rollouts: proposals and verification, where they fell due.
+        evolution: proposals and verification before the rollouts, if due.
         rollouts: training rollouts.
         update: the rest: scoring, the forward and backward passes, the optimizer.
     """
@@ -50,14 +50,14 @@ class MeasuredStep:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What was measured.
+    """Measurements of the first steps of a run.
 
     Attributes:
-        steps: in order.
+        steps: the measured steps, in order.
         totals: rollouts, tokens, seconds and LLM calls.
-        memory: the most of this process's memory that was resident, in bytes; None if unknown.
-        gpu_memory: the most that was reserved on this process's GPU, in bytes; None without one.
-        gpu_total: what that GPU has, in bytes.
+        memory: peak resident memory of this process in bytes; None if unknown.
+        gpu_memory: peak memory reserved on this process's GPU in bytes; None without a GPU.
+        gpu_total: that GPU's memory in bytes.
     """
 
     steps: Sequence[MeasuredStep]
@@ -68,49 +68,49 @@ class Measured:
 
     @property
     def steady(self) -> Sequence[MeasuredStep]:
-        """The steps that a projection goes by: the first warms up, so it counts only if alone."""
+        """Return the steps to project from: all but the first, unless it is the only one."""
         return self.steps[1:] or self.steps
 
     @property
     def tokens_per_second(self) -> float:
-        """Own tokens of training rollouts a second of rollouts."""
+        """Return the policy's tokens in training rollouts per second of rollouts."""
         return self.totals.generated_tokens["train"] / max(self.totals.seconds["train"], 1e-9)
 
 
 class Engine(Protocol):
-    """The trainer of a run file's weights.
+    """An engine that trains a run file's weights.
 
-    Constructing one and looking it up imports no library; each method imports what it needs.
+    Constructing or looking up an engine imports no library; each method imports what it needs.
     """
 
     def check_installed(self) -> None:
-        """Raise ConfigError if this environment lacks what the engine imports."""
+        """Raise ConfigError if a package that the engine imports is missing."""
         ...
 
     def installation(self) -> "Sequence[Finding]":
-        """Report whether the installed engine works here, for `cotune doctor`."""
+        """Report whether the installed engine works on this machine, for `cotune doctor`."""
         ...
 
     def check(self, checked: "Preflight") -> "Sequence[Check]":
-        """Return the engine's own checks of a run file, for the preflight's list.
+        """Return the engine's own checks of a run file, for the preflight.
 
         Args:
-            checked: the preflight that they are for; what it has built can be used.
+            checked: the preflight to add them to; the checks can use what it has built.
         """
         ...
 
     def prepare(self, checked: "Preflight", folder: Path) -> Any:
-        """Load what a run needs, weights included; write nothing.
+        """Load everything a run needs, including weights; write nothing.
 
         Args:
             checked: the run file, which has passed `check`.
-            folder: where checkpoints will be kept, inside the run folder.
+            folder: the folder inside the run folder that will hold checkpoints.
 
         Returns:
-            What `train` and `resume` take as `setup`.
+            The `setup` argument of `train` and `resume`.
 
         Raises:
-            ConfigError: names the field that cannot work.
+            ConfigError: a field is invalid; the message names it.
         """
         ...
 
@@ -121,9 +121,9 @@ class Engine(Protocol):
 
         Args:
             config: the run file.
-            run: its folder, which exists and is locked.
-            setup: what `prepare` returned for that folder.
-            console: where to show progress; used by the first process alone.
+            run: the run folder, which exists and is locked.
+            setup: the result of `prepare` for that folder.
+            console: the console for progress; only the first process uses it.
             conclude: called once, in the process that holds the journal.
         """
         ...
@@ -131,22 +131,22 @@ class Engine(Protocol):
     def resume(
         self, config: RunConfig, run: RunDir, setup: Any, console: Console, conclude: Conclude
     ) -> None:
-        """Do the same from the newest whole checkpoint, or from the start if there is none."""
+        """Train as `train` does, from the newest complete checkpoint or else from the start."""
         ...
 
     def checkpoint_step(self, config: RunConfig, folder: Path) -> int | None:
-        """Return how many steps the newest checkpoint in a folder contains; None without one."""
+        """Return the number of steps in the newest checkpoint of a folder; None without one."""
         ...
 
     def memory(self, config: RunConfig, processes: int = 1) -> "MemoryEstimate":
-        """Estimate what a GPU needs at most.
+        """Estimate the maximum memory per GPU.
 
         Args:
             config: the run file.
-            processes: over which training is spread, if the run file asks for it.
+            processes: how many processes training is sharded over, if the run file asks for it.
 
         Raises:
-            ValueError: says in a line why it is not known.
+            ValueError: the memory is unknown; the message says why in one line.
             ConfigError: a field of the run file cannot be read.
         """
         ...
@@ -154,10 +154,10 @@ class Engine(Protocol):
     def measure(
         self, config: RunConfig, run: RunDir, journal: Journal, setup: Any, steps: int
     ) -> Measured:
-        """Train the first steps without evaluating or saving, and time them.
+        """Train the first steps without evaluation or checkpoints, and time them.
 
         Raises:
-            ConfigError: the engine cannot.
+            ConfigError: the engine cannot measure this run file.
         """
         ...
 
@@ -165,13 +165,13 @@ class Engine(Protocol):
         """Return the `engine_args` that also apply to two small steps on TRL.
 
         Raises:
-            ConfigError: a field that the engine does not take.
+            ConfigError: the engine does not accept a field.
         """
         ...
 
 
 def engine_named(name: str) -> Engine:
-    """Return the engine of a value of `training.engine`."""
+    """Return the engine for a value of `training.engine`."""
     return import_module(ENGINES[name]).ENGINE
 
 
@@ -194,7 +194,7 @@ def check_package(name: str) -> None:
 
 
 def newest_numbered(folder: Path, prefix: str) -> int | None:
-    """Return the highest number behind a prefix among the names in a folder; None without any."""
+    """Return the highest number after a prefix among the names in a folder; None without any."""
     if not folder.is_dir():
         return None
     names = (path.name for path in folder.iterdir() if path.name.startswith(prefix))

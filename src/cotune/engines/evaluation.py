@@ -1,4 +1,4 @@
-"""Evaluation of a run before, during and after training; the same in every engine."""
+"""Evaluation of a run before, during and after training, the same for every engine."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ class EvaluatedParts(Protocol):
 
 
 class Evaluated(Protocol):
-    """A run that can be evaluated, of whatever engine."""
+    """A run that can be evaluated, on any engine."""
 
     @property
     def parts(self) -> EvaluatedParts: ...
@@ -41,30 +41,30 @@ class Evaluated(Protocol):
 
     @property
     def batches(self) -> int:
-        """Steps trained so far."""
+        """Return the number of steps trained so far."""
         ...
 
     def begin_closing(self) -> None:
-        """Count what follows under the step after the last, so that a resume drops and repeats it."""
+        """Record what follows under the step after the last; a resume drops and repeats it."""
         ...
 
 
 class Keeper(Protocol):
-    """Keeps the best policy with the prompt that it was best under."""
+    """Keep the best policy together with the prompt it was best under."""
 
     def offer(self, joint: Any, em: float, step: int) -> None:
-        """Keeps the current policy if none is kept or it scores higher.
+        """Keep the current policy if none is kept yet or it scores higher.
 
-        Called on rank 0 while the others serve.
+        Called on rank 0 while the other ranks serve.
         """
         ...
 
     def restore(self, joint: Any) -> tuple[str, Prompt]:
-        """Makes the kept policy the current one; returns the instruction's id and the prompt."""
+        """Load the kept policy as the current one; return the instruction's id and the prompt."""
         ...
 
     def forget(self) -> None:
-        """Deletes what is kept."""
+        """Delete the kept policy."""
         ...
 
 
@@ -73,11 +73,11 @@ class Outcome:
     """The result of a finished run.
 
     Attributes:
-        before: test split, untrained policy, initial instruction; None where not measured.
-        after: test split, reported policy, best instruction.
-        plain: test split, reported policy, initial instruction.
-        hinted: test split, reported policy, best instruction and best hint; None without hints.
-        choice: how INSPO's best instruction of the last step was chosen.
+        before: test score of the untrained policy, initial instruction; None if not measured.
+        after: test score of the reported policy, best instruction.
+        plain: test score of the reported policy, initial instruction.
+        hinted: test score of the reported policy, best instruction and hint; None without hints.
+        choice: how INSPO chose the best instruction at the last step.
     """
 
     before: Score | None
@@ -91,7 +91,7 @@ class Outcome:
 
 
 _PROMPTS = {"before": "initial", "plain": "initial", "hinted": "best with hint"}
-# What trackers call the scores; they show eval/em and test/em.
+# Names of the scores in trackers, which display them as eval/em and test/em.
 _SCORES = {
     "before": "test_em_before",
     "during": "eval_em",
@@ -102,13 +102,13 @@ _SCORES = {
 
 
 class RunEvaluation:
-    """Evaluates before training, every so often, and at the end; keeps the best policy.
+    """Evaluate before, during and after training; keep the best policy.
 
     Args:
         config: the run file.
-        run: its folder.
+        run: the run folder.
         best: keeps the best policy on validation.
-        report: receives every score under its name in trackers.
+        report: receives every score under its tracker name.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class RunEvaluation:
         self._config, self._run, self._best, self._report = config, run, best, report
 
     def __call__(self, joint: Evaluated, trained: int) -> None:
-        """The hook before a step's rollouts, on rank 0."""
+        """Evaluate if due; the hook before a step's rollouts, on rank 0."""
         if trained == 0 and self._config.evaluation.before:
             self._measure(joint, "test", "before", self._initial(joint), "i0")
         every = self._config.evaluation.every
@@ -130,7 +130,7 @@ class RunEvaluation:
             self._best.offer(joint, score.em, trained)
 
     def finish(self, joint: Evaluated) -> Outcome:
-        """Scores of the reported policy: the best on validation, or the last without validation."""
+        """Score the reported policy: the best on validation, or the last one without validation."""
         joint.begin_closing()
         em = 0.0
         if self._config.evaluation.every:
@@ -159,16 +159,16 @@ class RunEvaluation:
 
     def _keep(self, joint: Evaluated, em: float) -> None:
         if not self._config.evaluation.every:
-            # What was kept is of a run with fewer steps, and no score says which is better.
+            # The kept policy is from a run with fewer steps, and no score says which is better.
             self._best.forget()
         self._best.offer(joint, em, joint.batches)
 
     def forget(self) -> None:
-        """Drops what was kept of a run that starts anew."""
+        """Drop what an earlier run kept, when a run starts from the beginning."""
         self._best.forget()
 
     def _choice(self, joint: Evaluated) -> Best | None:
-        """INSPO's I* with how often it was observed; says when it is too close to call."""
+        """Return INSPO's I* and how often it was observed; note a choice too close to call."""
         strategy = joint.coordinator.strategy
         if isinstance(strategy, P2O):
             strategy = strategy.base
@@ -201,7 +201,8 @@ class RunEvaluation:
             trajectories, measure_of(joint.parts.environment, joint.parts.rewards)
         )
         if joint.coordinator.comm.rank == 0:
-            # Under the step that follows, so that a resume drops these lines and writes them anew.
+            # Record under the following step, so that a resume drops these lines and writes them
+            # again.
             step, journal = joint.coordinator.step, joint.parts.journal
             journal.event(
                 "evaluated",
@@ -224,7 +225,7 @@ class RunEvaluation:
         return Prompt(initial_instruction(self._config, joint.parts.environment))
 
     def _before(self) -> Score | None:
-        """The score before training, also of an attempt that was cut off."""
+        """Return the score before training, including one from an interrupted attempt."""
         for row in self._run.read_events():
             if row["kind"] == "evaluated" and row.get("when") == "before":
                 strata = {name: (em, n) for name, (em, n) in row["by_stratum"].items()}

@@ -1,4 +1,4 @@
-"""A run that trains weights and prompt together, on any engine: its parts, progress and saved state."""
+"""Joint training of weights and prompt on any engine: the run's parts, progress and saved state."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -19,7 +19,7 @@ from cotune.types import Limits, Progress
 
 @dataclass(frozen=True)
 class Parts:
-    """The parts of a run besides its trainer."""
+    """The parts of a run other than its trainer."""
 
     strategy: Strategy
     environment: Environment
@@ -29,18 +29,18 @@ class Parts:
     limits: Limits
     seed: int = 0
     rewards: Rewards | None = None
-    """Score in place of the environment; None where it scores."""
+    """Reward functions that replace the environment's scoring; None if the environment scores."""
     rows_per_call: int = 512
     resample_rounds: int = 0
-    """Rounds in which groups without variance are replaced (`cotune.rollout.resampling`)."""
+    """Maximum rounds of replacing groups without variance (`cotune.rollout.resampling`)."""
     identity: Mapping[str, str] = field(default_factory=dict)
-    """By field, what a resume must find as it was."""
+    """By field, the values that must be unchanged on a resume."""
     renew: Callable[[Mapping[str, str]], Mapping[str, str]] = dict
-    """Brings what an older version saved as `identity` up to date."""
+    """Updates an `identity` that was saved by an older version."""
     frozen: bool = False
-    """If set, a `JointTrainer` rolls out and makes no update."""
+    """If set, a `JointTrainer` only rolls out and makes no update."""
     changeable: Mapping[str, str] = field(default_factory=dict)
-    """By field, what a resume may find changed; then it says so (see `cotune.config.resuming`)."""
+    """By field, values that a resume may change, and then reports (`cotune.config.resuming`)."""
 
 
 def run_parts(
@@ -51,12 +51,12 @@ def run_parts(
     journal: Journal,
     ledger: Ledger,
 ) -> Parts:
-    """The parts of a run file.
+    """Return the parts of a run file.
 
     Args:
         config: the run file.
-        environment, codec, rewards: what was loaded for it.
-        journal, ledger: where the run is written down.
+        environment, codec, rewards: objects loaded for it.
+        journal, ledger: where the run is recorded.
     """
     return Parts(
         strategy=build_strategy(config, environment, codec),
@@ -77,21 +77,21 @@ def run_parts(
 
 
 class Resumable:
-    """The part of a run that a resume compares and continues.
+    """A run that can be compared with its saved state and resumed from it.
 
     Attributes:
-        parts: the run besides its trainer.
+        parts: the parts of the run other than its trainer.
     """
 
     parts: Parts
 
     @property
     def identity(self) -> dict[str, str]:
-        """By field, what a resume must find as it was."""
+        """Return, by field, the values that must be unchanged on a resume."""
         raise NotImplementedError
 
     def check_identity(self, state: State) -> None:
-        """Raise ConfigError if the saved run is another than this one."""
+        """Raise ConfigError if the state was saved by a different run."""
         mine = self.identity
         for name, was in self.parts.renew(state["identity"]).items():
             if mine.get(name) != was:
@@ -101,12 +101,12 @@ class Resumable:
                 )
 
     def go_on_from(self, step: int, saved: Mapping[str, Any]) -> None:
-        """Begin an attempt after a step: truncate later logs, record what changed.
+        """Start an attempt after a step: truncate later logs, record changed fields.
 
         Args:
-            step: the last one that counts.
-            saved: what was saved at that step; its `changeable`, where it has one, is the run file's
-                of then.
+            step: the last step to keep.
+            saved: the state saved at that step; its `changeable`, if present, holds the values of
+                the run file at that time.
         """
         now = self.parts.changeable
         self.parts.meter.begin_attempt(step)
@@ -116,18 +116,18 @@ class Resumable:
 
 
 class Joint(Resumable):
-    """The base of both engines' runs.
+    """Base class of both engines' runs.
 
     Args:
-        parts: strategy, environment, LLM and where things are written.
-        order: which questions each step trains on.
-        total_batches: T.
-        coordinator: rolls out, consults the strategy.
+        parts: strategy, environment, LLM and outputs.
+        order: the questions for each step.
+        total_batches: T, the total number of steps.
+        coordinator: rolls out and consults the strategy.
 
     Attributes:
-        batches: steps trained so far.
-        ended: whether a budget has ended the training.
-        rollouts_left: what is left of a budget of policy rollouts; set by what keeps one.
+        batches: the number of steps trained so far.
+        ended: whether a budget has ended training.
+        rollouts_left: the remaining budget of policy rollouts; set by the budget's owner.
     """
 
     def __init__(
@@ -140,7 +140,7 @@ class Joint(Resumable):
         self.rollouts_left: Callable[[], int | None] = lambda: None
 
     def progress(self, step: int) -> Progress:
-        """Return where a step stands; what is left of a budget is known on rank 0."""
+        """Return the progress at a step; only rank 0 knows the remaining budget."""
         return Progress(
             step=step,
             epoch=self.order.epoch(step),
@@ -158,7 +158,7 @@ class Joint(Resumable):
         }
 
     def load_state_dict(self, state: State) -> None:
-        """Raise ConfigError if the saved run is another than this one."""
+        """Raise ConfigError if the state was saved by a different run."""
         self.check_identity(state)
         self.batches, self.ended = int(state["batches"]), bool(state["ended"])
         self.coordinator.load_state_dict(state["coordinator"])
@@ -168,13 +168,13 @@ class Joint(Resumable):
         return {"the training tasks": self.order.fingerprint, **self.parts.identity}
 
     def resume(self, state: State) -> None:
-        """Resume from a saved state: truncate later logs, begin an attempt."""
+        """Resume from a saved state: truncate later logs, start a new attempt."""
         self.load_state_dict(state)
         if self.coordinator.comm.rank == 0:
             self.go_on_from(self.batches, state)
 
     def begin_closing(self) -> None:
-        """Count what follows under the step after the last, so that a resume drops and repeats it."""
+        """Record what follows under the step after the last; a resume drops and repeats it."""
         self.coordinator.step = self.batches + 1
         if self.coordinator.comm.rank == 0:
             self.parts.meter.set_step(self.batches + 1)

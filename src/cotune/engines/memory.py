@@ -1,17 +1,17 @@
-"""An estimate of a run's GPU memory: upper bounds, from the policy's config.json and the run file.
+"""Estimate a run's GPU memory: upper bounds, from the policy's config.json and the run file.
 
-Parameters are counted on the meta device, so the weights need not be here. Per GPU and in bytes:
+Parameters are counted on the meta device, so no weights are needed. Bytes per GPU:
 
     weights       parameters × bytes of `policy.dtype`; adapters in float32
-    reference     as many again, for a KL term without LoRA
-    optimizer     AdamW's two moments of what is trained
-    gradients     of what is trained
+    reference     the same again, for a KL term without LoRA
+    optimizer     AdamW's two moments of the trained parameters
+    gradients     of the trained parameters
     KV cache      rows × longest context × layers × key width, 2.5 times (see `policy.sampling`)
     activations   tokens of a micro-batch × (all layer inputs + one layer's activations)
     logits        a tile of log-probabilities and the head's gradient
 
-Each is taken at its longest. CUDA, NCCL and fragmentation need one or two GiB in addition.
-`cotune plan --steps` measures a run instead.
+Each term is taken at its maximum. CUDA, NCCL and fragmentation need another one or two GiB.
+To measure a run instead, use `cotune plan --steps`.
 """
 
 import json
@@ -28,12 +28,12 @@ from cotune.policy.options import LoraOptions
 
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 FULL, HALF = 4, 2  # bytes of a float32, and of the type that autocast computes in
-# Buffers of the KV cache grow by half, and are copied when rows are joined.
+# KV cache buffers grow by half, and are copied when rows are joined.
 _CACHE_COPIES = 2.5
-# Bytes per token and unit of width that a decoder layer keeps for its backward pass: fitted to what
-# autograd saves of Qwen2 and Qwen3 layers under autocast, gradients included.
+# Bytes per token and unit of width that a decoder layer keeps for its backward pass, fitted to
+# what autograd saves for Qwen2 and Qwen3 layers under autocast, including gradients.
 _PER_HIDDEN, _PER_INTERMEDIATE, _PER_KEY = 38, 12, 4
-# The same without a backward pass.
+# The same for a forward pass without a backward pass.
 _FORWARD_PER_HIDDEN, _FORWARD_PER_INTERMEDIATE = 20, 8
 _DRAW = 30  # bytes per logit while a token is drawn in float64
 _TILE = 4096 * 32768  # tokens × vocabulary entries that TRL scores at a time
@@ -44,11 +44,11 @@ class Shape:
     """Sizes of a dense decoder.
 
     Attributes:
-        parameters: of the whole model.
-        linear: (name, inputs, outputs) of every linear layer but the head.
+        parameters: the number of parameters of the whole model.
+        linear: (name, inputs, outputs) of every linear layer except the head.
         layers, hidden, intermediate, query_width, key_width, vocabulary: as in config.json; widths
-            over all heads.
-        dtype: of the weights in the checkpoint.
+            are over all heads.
+        dtype: the dtype of the weights in the checkpoint.
     """
 
     parameters: int
@@ -62,7 +62,7 @@ class Shape:
     dtype: str
 
     def lora_parameters(self, options: LoraOptions) -> int:
-        """Count the parameters of the adapters."""
+        """Return the number of parameters of the adapters."""
         targets = options.target_modules
         return options.rank * sum(
             inputs + outputs
@@ -75,7 +75,7 @@ def read_shape(raw: Mapping[str, Any]) -> Shape:
     """Return the shape of a decoder from the content of its config.json.
 
     Raises:
-        ValueError: an architecture that the estimate does not cover.
+        ValueError: the estimate does not support the architecture.
     """
     import torch
     from transformers import AutoConfig, AutoModel
@@ -113,7 +113,8 @@ def read_shape(raw: Mapping[str, Any]) -> Shape:
             vocabulary=vocabulary,
             dtype=str(text.get("dtype") or text.get("torch_dtype") or "float32"),
         )
-    # An unknown model_type, missing or invalid fields: transformers raises many kinds of errors.
+    # transformers raises many kinds of errors for unknown model types and missing or invalid
+    # fields.
     except Exception as error:
         raise ValueError(
             f"transformers cannot build a decoder of model_type {kind} from its config.json "
@@ -122,10 +123,10 @@ def read_shape(raw: Mapping[str, Any]) -> Shape:
 
 
 def find_config(path: str) -> dict[str, Any] | None:
-    """Return the config.json of a policy: of its folder, or of a name in the hub's cache.
+    """Return a policy's config.json, from its folder or from the hub's cache.
 
-    The papers' models are also known without being here, from `known_shapes.json`. Return None if
-    the policy is not known.
+    The papers' models are also listed in `known_shapes.json`, so they need not be downloaded.
+    Return None for an unknown policy.
     """
     try:
         folder = Path(policy_path(path))
@@ -158,7 +159,7 @@ def shape_of(config: RunConfig) -> Shape:
     """Return the shape of a run file's policy.
 
     Raises:
-        ValueError: says in a line why it is not known.
+        ValueError: the shape is unknown; the message says why in one line.
     """
     raw = find_config(config.policy.path)
     if raw is None:
@@ -168,14 +169,14 @@ def shape_of(config: RunConfig) -> Shape:
 
 @dataclass(frozen=True)
 class MemoryEstimate:
-    """An engine's memory on each GPU at most, in bytes, as `cotune plan` shows it.
+    """An engine's maximum memory per GPU in bytes, as `cotune plan` displays it.
 
     Attributes:
-        title: of the table.
+        title: the title of the table.
         rows: (label, bytes while sampling, bytes while training).
         sampling, training: the peaks; None if unknown.
-        saved: trained weights, and a checkpoint of them with AdamW's two moments.
-        notes: lines to show below the table.
+        saved: the size of the trained weights, and of a checkpoint with AdamW's two moments.
+        notes: lines to print below the table.
     """
 
     title: str
@@ -188,20 +189,20 @@ class MemoryEstimate:
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes on a GPU, at most.
+    """Maximum bytes on a GPU.
 
     Attributes:
-        parameters, trained: counts; with LoRA only the adapters are trained.
-        weights: adapters included.
+        parameters, trained: numbers of parameters; with LoRA only the adapters are trained.
+        weights: the weights, including adapters.
         reference: the initial policy, for the KL term.
         optimizer: AdamW's two moments.
-        copies: weights in the type that a forward pass computes in, beside the ones held.
-        gradients: between the backward pass and the update.
+        copies: copies of the weights in the forward pass's dtype.
+        gradients: the gradients, between the backward pass and the update.
         cache: keys and values of `rows_per_call` rows at their longest; None if vLLM samples.
-        sampling_work: everything else at the peak of sampling; None if vLLM samples.
-        activations: of a micro-batch.
-        head: log-probabilities and their gradient.
-        buckets: for exchanging gradients, if several processes train.
+        sampling_work: everything else at the sampling peak; None if vLLM samples.
+        activations: the activations of a micro-batch.
+        head: the log-probabilities and their gradient.
+        buckets: buffers for exchanging gradients, if several processes train.
     """
 
     parameters: int
@@ -219,24 +220,24 @@ class Memory:
 
     @property
     def held(self) -> int:
-        """Bytes that stay allocated after the first step."""
+        """Return the bytes that stay allocated after the first step."""
         return self.weights + self.reference + self.optimizer
 
     @property
     def saved(self) -> tuple[int, int]:
-        """Bytes of the trained weights, and of a checkpoint of them."""
+        """Return the bytes of the trained weights, and of a checkpoint of them."""
         return self.optimizer // 2, self.optimizer // 2 + self.optimizer
 
     @property
     def sampling(self) -> int | None:
-        """The peak while rollouts are sampled; None if vLLM samples."""
+        """Return the peak while sampling rollouts; None if vLLM samples."""
         if self.cache is None or self.sampling_work is None:
             return None
         return self.held + self.copies + self.cache + self.sampling_work
 
     @property
     def training(self) -> int:
-        """The peak while a micro-batch is trained on."""
+        """Return the peak while training on a micro-batch."""
         return self.held + self.copies + self.gradients + self.activations + self.head
 
     def estimate(
@@ -249,14 +250,14 @@ class Memory:
         copies: str = "copies to compute in bfloat16",
         saved: tuple[int, int] | None = None,
     ) -> MemoryEstimate:
-        """Return the table of these bytes.
+        """Format these bytes as a table.
 
         Args:
             config: the run file, for the sizes in the labels.
-            title, notes: above and below the table.
-            spread: added to the label of what is sharded over processes.
+            title, notes: text above and below the table.
+            spread: a suffix for the labels of what is sharded over processes.
             copies: the label of `copies`.
-            saved: in place of this GPU's own `saved`.
+            saved: the sizes to show instead of this GPU's own `saved`.
         """
         longest = config.limits.prompt_tokens + config.limits.trajectory_tokens
         rows, micro = config.training.rows_per_call, config.training.micro_batch_size
@@ -282,7 +283,7 @@ class Memory:
 
 
 def memory_of(config: RunConfig, shape: Shape) -> Memory:
-    """Estimate the memory of one process that trains alone, from the run file and its `engine_args`."""
+    """Estimate the memory of a single training process from the run file and its `engine_args`."""
     policy, training, limits = config.policy, config.training, config.limits
     dtype = shape.dtype if policy.dtype == "auto" else policy.dtype
     size = _BYTES.get(dtype, FULL)
@@ -296,7 +297,7 @@ def memory_of(config: RunConfig, shape: Shape) -> Memory:
     trained, trained_size = (adapters, FULL) if policy.lora else (shape.parameters, size)
     gradients = trained * trained_size
 
-    # Activations of a micro-batch; with checkpointing of one layer, and the inputs of all.
+    # Activations of a micro-batch; with checkpointing, those of one layer and the inputs of all.
     tokens = training.micro_batch_size * longest
     layer = (
         _PER_HIDDEN * shape.hidden
@@ -308,7 +309,7 @@ def memory_of(config: RunConfig, shape: Shape) -> Memory:
     else:
         activations = tokens * shape.layers * layer
 
-    # TRL's log-probabilities: a tile, the hidden states' gradient, and the head's in float32.
+    # TRL's log-probabilities: one tile, the hidden states' gradient, and the head's in float32.
     head = _TILE * (HALF if mixed else FULL) + tokens * shape.hidden * FULL
     if policy.lora is None:
         head += shape.vocabulary * shape.hidden * FULL
@@ -332,10 +333,10 @@ def memory_of(config: RunConfig, shape: Shape) -> Memory:
 
 
 def _sampling(config: RunConfig, shape: Shape, size: int, mixed: bool) -> tuple[int, int]:
-    """Return the bytes of the cache at its peak, and of the forward pass and draw beside it."""
+    """Return the peak bytes of the cache, and of the forward pass and draw at that time."""
     limits, rows = config.limits, config.training.rows_per_call
     longest = limits.prompt_tokens + limits.trajectory_tokens
-    # Under autocast, values have its type, but rotated keys that of the weights.
+    # Under autocast, values have its dtype, but rotated keys have that of the weights.
     per_token = shape.layers * shape.key_width * (size + (HALF if mixed else size))
     cache = int(_CACHE_COPIES * rows * longest * per_token)
     per_fed = _FORWARD_PER_HIDDEN * shape.hidden + _FORWARD_PER_INTERMEDIATE * shape.intermediate

@@ -1,11 +1,12 @@
 """The preflight of a run file: one ordered list of checks for every command.
 
-`train` and `resume` stop at the first check that fails. `plan` and `try` stop at what is wrong with the
-run file and list what this machine lacks. `doctor` and `compare --dry-run` list all that is missing.
+`train` and `resume` stop at the first check that fails. `plan` and `try` stop at errors in the run
+file and list what this machine is missing. `doctor` and `compare --dry-run` list everything
+missing.
 
-The order is that of cost: fields, files, packages, keys and disk before any heavy import; then the
-engine's arguments; then the environment with its rewards; then what needs the tokenizer; and last what
-needs the policy's layers. Weights are not loaded.
+Checks run in order of cost: fields, files, packages, keys and disk before any heavy import; then
+the engine's arguments; then the environment with its rewards; then checks that need the tokenizer;
+and last those that need the policy's layers. Weights are not loaded.
 """
 
 import os
@@ -62,7 +63,7 @@ if TYPE_CHECKING:
 
     from cotune.policy.codec import HFCodec
 
-_SERVER_S = 10.0  # a dense index on a CPU takes its time
+_SERVER_S = 10.0  # a dense index on a CPU is slow
 OPTIONAL = {
     "peft": "LoRA",
     "vllm": "sampling with vLLM",
@@ -74,19 +75,18 @@ OPTIONAL = {
     "trackio": "reporting to trackio",
     "tensorboard": "reporting to TensorBoard",
 }
-"""Packages that some run files need, and what for."""
+"""Packages that some run files need, each with its purpose."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The result of one look.
+    """One result of a check.
 
     Attributes:
-        ok: whether it is as a run needs it.
+        ok: whether the requirement is met.
         what: what was found, in one line.
-        fix: what to do about it; "" if it is well.
-        blocks: whether training stops at it. It does not at a download that it makes itself, or at
-            an estimate.
+        fix: how to fix it; "" if it is met.
+        blocks: whether it stops training. Downloads that training does itself and estimates do not.
     """
 
     ok: bool
@@ -101,13 +101,13 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One entry of the list.
+    """One check of the preflight.
 
     Attributes:
-        name: the field or thing that it is about.
-        look: returns findings, or raises ConfigError for what is wrong.
-        here: whether it is about this machine rather than about the run file.
-        needs: names of the checks without which it cannot be made.
+        name: the field or thing that it checks.
+        look: returns findings, or raises ConfigError for an error.
+        here: whether it checks this machine rather than the run file.
+        needs: names of the checks that must pass first.
     """
 
     name: str
@@ -116,14 +116,14 @@ class Check:
     needs: Sequence[str] = ()
 
     def findings(self) -> list[Finding]:
-        """Return what it finds, an error as a finding."""
+        """Return the check's findings, with an error as a finding."""
         try:
             return list(self.look() or ())
         except (ConfigError, EngineError) as error:
             return [wrong(self.name, error)]
 
     def require(self) -> list[Finding]:
-        """Return what it finds; raise ConfigError for the first thing that stops training."""
+        """Return the check's findings; raise ConfigError for the first one that stops training."""
         found = list(self.look() or ())
         for finding in found:
             if finding.blocks and not finding.ok:
@@ -132,15 +132,15 @@ class Check:
 
 
 class Preflight:
-    """The checks of a run file, and what they build on the way.
+    """The checks of a run file and the objects that they build.
 
     Args:
         config: the run file.
-        new: whether its output folder is to be made.
-        patient: whether a retrieval server is waited for as long as the run file allows.
+        new: whether the run folder has yet to be created.
+        patient: whether to wait for a retrieval server for as long as the run file allows.
 
     Attributes:
-        starting: whether these are the processes that train.
+        starting: whether these processes will train.
     """
 
     starting = False
@@ -150,7 +150,7 @@ class Preflight:
         self._new, self._patient = new, patient
 
     def checks(self) -> list[Check]:
-        """Return the list, cheap checks first."""
+        """Return the checks, cheap ones first."""
         config, trainer = self.config, self.engine
         wait = None if self._patient else _SERVER_S
         cheap = [
@@ -176,7 +176,7 @@ class Preflight:
         ]
 
     def findings(self) -> Iterator[Finding]:
-        """Yield what every check finds, except those that need what another one missed."""
+        """Yield the findings of every check, except checks that depend on a failed one."""
         failed: set[str] = set()
         for check in self.checks():
             found = [] if failed & set(check.needs) else check.findings()
@@ -192,13 +192,13 @@ class Preflight:
         return self
 
     def missing_here(self, *needed: str) -> list[Finding]:
-        """Return what this machine lacks to train; raise for what is wrong with the run file.
+        """Return what this machine is missing for training; raise for errors in the run file.
 
         Args:
-            needed: names of checks of this machine that have to pass all the same.
+            needed: names of checks of this machine that must pass nevertheless.
 
         Raises:
-            ConfigError: names the field.
+            ConfigError: a field is invalid; the message names it.
         """
         missing: list[Finding] = []
         failed: set[str] = set()
@@ -213,7 +213,7 @@ class Preflight:
                 missing += lacking
         return missing
 
-    # ---- what the checks build
+    # ---- objects that the checks build
 
     @cached_property
     def environment(self) -> Environment:
@@ -244,7 +244,7 @@ class Preflight:
 
     @cached_property
     def architecture(self) -> "PretrainedConfig":
-        """The policy's config.json; of an adapter, its base's."""
+        """Return the policy's config.json; for an adapter, its base model's."""
         from transformers import AutoConfig
 
         from cotune.policy.adapters import adapter_base, is_adapter_folder
@@ -263,10 +263,10 @@ class Preflight:
 
     @property
     def context_tokens(self) -> int | None:
-        """Tokens that the policy can attend to; None if its config.json does not say."""
+        """Return the policy's context length in tokens; None if its config.json has none."""
         return getattr(self.architecture.get_text_config(), "max_position_embeddings", None)
 
-    # ---- checks that build on them
+    # ---- checks that use those objects
 
     def _environment(self) -> None:
         config, environment = self.config, self.environment
@@ -274,7 +274,7 @@ class Preflight:
         check_splits(environment, validates=bool(config.evaluation.every))
         check_rewards(self.rewards, environment, self.instruction, SPLITS)
         if getattr(config.environment, "retriever", None) is None:
-            check_retriever(environment)  # of an environment of the user's own
+            check_retriever(environment)  # a user's own environment
 
     def _prompts(self) -> Iterable[Finding]:
         from cotune.policy.tool_templates import check_tools
@@ -296,7 +296,7 @@ class Preflight:
         ]
 
     def _layers(self) -> None:
-        """Check that the policy has the layers that LoRA names, without loading weights."""
+        """Check that the policy has the layers named for LoRA, without loading weights."""
         options = self.config.policy.lora
         if options is None:
             return
@@ -310,14 +310,14 @@ class Preflight:
 
 
 def wrong(field: str, error: Exception) -> Finding:
-    """Return a ConfigError as a finding: what is wrong, and after its last semicolon the fix."""
+    """Return a ConfigError as a finding: the error, and the fix after its last semicolon."""
     text = re.sub(rf"^{re.escape(field)}(\.path)?:? ", "", one_line(str(error)))
     what, _, fix = text.rpartition("; ")
     return Finding(False, f"{field}: {what or text}", fix if what else "")
 
 
 def required(requirement: Requirement) -> Finding:
-    """Check that a package is installed in the range that it is required in."""
+    """Check that a package is installed in a supported version."""
     found, wanted = installed(requirement.name), f"{requirement.name}{requirement.specifier}"
     fix = f"pip install '{wanted}'"
     if found is None:
@@ -331,7 +331,7 @@ def required(requirement: Requirement) -> Finding:
 
 
 def engine(config: RunConfig, trainer: Engine) -> list[Finding]:
-    """Check that the engine can be used from this environment."""
+    """Check that the engine can be used in this environment."""
     name = config.training.engine
     try:
         trainer.check_installed()
@@ -345,7 +345,7 @@ def policy(config: RunConfig) -> list[Finding]:
     """Check that the policy is a complete folder, here or in the hub's cache.
 
     Raises:
-        ConfigError: its path names no folder, or an unknown bundled policy.
+        ConfigError: its path is not a folder, or it is an unknown bundled policy.
     """
     given = config.policy.path
     path = Path(policy_path(given))
@@ -361,7 +361,7 @@ def policy(config: RunConfig) -> list[Finding]:
         ]
     if lacks := missing_parts(folder):
         found = f"policy.path: cannot load {given!r}: it has no {', '.join(lacks)}"
-        # What is incomplete in the cache is fetched.
+        # Missing files in the hub's cache are downloaded.
         return [Finding(False, found, "complete the folder", blocks=path.is_dir())]
     found = [Finding(True, f"policy: {given}, {size(weights_size(folder))} of weights")]
     template = config.policy.chat_template
@@ -429,10 +429,10 @@ def retriever(config: RunConfig, timeout_s: float | None = None) -> list[Finding
     """Check that the retrieval server answers a query.
 
     Args:
-        timeout_s: how long to wait at most, without a second attempt; None is as the run does.
+        timeout_s: the maximum wait, without a retry; None uses the run's setting.
 
     Raises:
-        ConfigError: it gives no usable reply.
+        ConfigError: the server returns no usable reply.
     """
     from cotune.retrieval.remote import RemoteRetriever
 
@@ -486,7 +486,7 @@ def packages(config: RunConfig) -> list[Finding]:
     """Check that the optional packages that the run file asks for are installed."""
     args = config.training.engine_args
     reported = args.get("report_to") or []
-    samples = not config.method.supervised  # which refuses the field
+    samples = not config.method.supervised  # fine-tuning rejects the field
     trackers = [reported] if isinstance(reported, str) else list(reported)
     asked = {
         "peft": "policy.lora" if config.policy.lora is not None else "",
@@ -507,10 +507,10 @@ def packages(config: RunConfig) -> list[Finding]:
 
 
 def llm(config: RunConfig) -> list[Finding]:
-    """Check that the variable that holds the LLM's key is set. No value is shown.
+    """Check that the environment variable with the LLM's key is set, without printing its value.
 
     Raises:
-        ConfigError: it holds no key.
+        ConfigError: the variable holds no key.
     """
     options = config.llm
     if not config.method.needs_llm or not isinstance(options, OpenAIOptions):
@@ -532,10 +532,10 @@ def llm(config: RunConfig) -> list[Finding]:
 
 
 def output(config: RunConfig) -> list[Finding]:
-    """Check that the run folder can be made.
+    """Check that the run folder can be created.
 
     Raises:
-        ConfigError: it exists.
+        ConfigError: the folder already exists.
     """
     RunDir.check_free(config.output)
     there = _existing(config.output)
@@ -545,7 +545,7 @@ def output(config: RunConfig) -> list[Finding]:
 
 
 def disk(config: RunConfig, trainer: Engine) -> list[Finding]:
-    """Check that the checkpoints fit on the disk of the run folder."""
+    """Check that the checkpoints fit on the run folder's disk."""
     free, needed = shutil.disk_usage(_existing(config.output)).free, disk_needed(config, trainer)
     if needed is None:
         return [Finding(True, f"disk: {size(free)} are free")]
@@ -557,15 +557,15 @@ def disk(config: RunConfig, trainer: Engine) -> list[Finding]:
 
 
 def _existing(path: Path) -> Path:
-    """Return the nearest folder at or above a path that exists."""
+    """Return the nearest existing folder at or above a path."""
     return next(folder for folder in (path, *path.absolute().parents) if folder.exists())
 
 
 def disk_needed(config: RunConfig, trainer: Engine) -> int | None:
-    """Return bytes of the checkpoints and the best policy at most; None for an unknown policy.
+    """Return the maximum bytes of checkpoints and best policy; None for an unknown policy.
 
-    A checkpoint holds what is trained, and AdamW's two moments of it. One more than are kept exists
-    while it is written, and best/ is staged beside the one that it replaces.
+    A checkpoint holds the trained weights and AdamW's two moments. While one is written there is
+    one more than the number kept, and best/ is staged next to the folder that it replaces.
     """
     try:
         best, checkpoint = trainer.memory(config).saved

@@ -1,4 +1,4 @@
-"""summary.json: the result of a finished run."""
+"""Write summary.json: the result of a finished run."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def write_run_summary(config: RunConfig, run: RunDir, outcome: "Outcome", ledger: Ledger) -> None:
-    """summary.json of one run, with its one arm."""
+    """Write the summary.json of one run, with a single arm."""
     totals, choice = ledger.totals(), outcome.choice
     arm: dict[str, Any] = {
         **score_figures("em", outcome.after),
@@ -50,7 +50,7 @@ def write_run_summary(config: RunConfig, run: RunDir, outcome: "Outcome", ledger
 
 
 def seconds_spent(run: RunDir) -> float:
-    """Wall time of all attempts, each from its first line to its last."""
+    """Return the wall time of all attempts, each from its first line to its last."""
     spans: dict[int, list[float]] = {}
     for row in (*run.read_events(), *run.read_metrics()):
         spans.setdefault(int(row["attempt"]), []).append(float(row["time"]))
@@ -58,7 +58,7 @@ def seconds_spent(run: RunDir) -> float:
 
 
 def score_figures(name: str, score: Score | None) -> dict[str, Any]:
-    """A score as entries of a summary's arm; None where it was not measured."""
+    """Return a score as entries of a summary's arm; None if it was not measured."""
     if score is None:
         return {name: None}
     return {
@@ -69,7 +69,7 @@ def score_figures(name: str, score: Score | None) -> dict[str, Any]:
 
 
 def hard_figures(before: Score | None, after: Score) -> dict[str, Any]:
-    """Accuracy on the arithmetic world's hard strata, taken together; {} on other questions."""
+    """Return accuracy on the arithmetic world's hard strata together; {} for other questions."""
     found = mean_over(after.by_stratum, HARD)
     if found is None:
         return {}

@@ -1,1 +1,1 @@
-"""`cotune plan`: estimates and measurements of what a run takes."""
+"""`cotune plan`: estimate or measure a run's cost."""

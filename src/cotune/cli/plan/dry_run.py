@@ -40,13 +40,13 @@ _PHASES: Mapping[str, tuple[str, ...]] = {
     "hint_phase_ended": ("evaluations", "proposed", "accepted", "covering"),
     "gepa_phase_ended": ("evaluations", "proposed", "accepted"),
 }
-"""Events that end an evolution, and what is said of them."""
+"""Events that end an evolution, and how the output describes them."""
 _REASONS = ("proposal_failed", "instruction_rejected", "hint_rejected", "notice")
 
 
 QUESTIONS = 8
-"""Of a step; the training data has as many, so that an epoch ends with the first step."""
-_GROUP = 8  # rollouts of a question, at most
+"""Questions per step; the training data has as many, so that an epoch ends with the first step."""
+_GROUP = 8  # maximum rollouts per question
 
 
 WORLDS: Mapping[str, str] = {
@@ -55,11 +55,11 @@ WORLDS: Mapping[str, str] = {
     "arithmetic": "arithmetic",
     "math": "arithmetic",
 }
-"""The bundled world of each kind of environment that has one."""
+"""The bundled world for each kind of environment that has one."""
 _SIZES: Mapping[str, Any] = {"train": QUESTIONS, "validation": 2, "test": 2}
-_SHORTEST = 4  # of so many times the questions that are wanted, the shortest are taken
+_SHORTEST = 4  # take the shortest from this many times the wanted questions
 _CONNECT = 2.0  # seconds
-# What the bundled policies can attend to is 1,024 and 512 tokens.
+# The bundled policies have context lengths of 1,024 and 512 tokens.
 _GEO = Limits(
     turns=4, turn_tokens=64, observation_tokens=120, trajectory_tokens=448, prompt_tokens=576
 )
@@ -74,19 +74,20 @@ def dry_run(
 ) -> None:
     """Run two scaled-down steps of a run file in a temporary folder and print what ran.
 
-    The strategy, the reward, the protocol and the trainer's settings are the file's. The policy is a
-    bundled one; data or a server that is not there gives way to the bundled world of the same kind,
-    and the LLM to the offline rules. Nothing is fetched, evaluated or left behind.
+    The strategy, the reward, the protocol and the trainer's settings come from the run file. The
+    policy is a bundled one. Missing data and unreachable servers are replaced by the bundled world
+    of the same kind, and the LLM by the offline rules. Nothing is fetched, evaluated or left
+    behind.
 
     Args:
         path: the run file.
-        console: where to show.
-        assignments: fields that are set, as in --set.
-        ask_llm: whether the file's own endpoint is asked for real.
+        console: the console to print to.
+        assignments: fields to set, as with --set.
+        ask_llm: whether to call the run file's own LLM endpoint.
 
     Raises:
-        ConfigError: what the real run would end with, as far as it shows here; a run file of which
-            two such steps cannot be made.
+        ConfigError: the real run would fail, as far as this can show; or the run file cannot be
+            scaled down to two such steps.
     """
     config = load_config(path, assignments=assignments)
     _check(config, ask_llm)
@@ -112,13 +113,15 @@ def dry_run(
 
 @contextmanager
 def _stopped_by_sigterm() -> Iterator[None]:
-    """Turn SIGTERM into KeyboardInterrupt, so that the temporary folder is deleted as with Ctrl-C."""
+    """Turn SIGTERM into KeyboardInterrupt, so that the temporary folder is deleted as on Ctrl-C."""
     if current_thread() is not main_thread():
         yield
         return
 
     def stop(*_: object) -> None:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second one must not end the deleting
+        signal.signal(
+            signal.SIGTERM, signal.SIG_IGN
+        )  # a second one must not interrupt the deletion
         raise KeyboardInterrupt
 
     before = signal.signal(signal.SIGTERM, stop)
@@ -129,7 +132,7 @@ def _stopped_by_sigterm() -> Iterator[None]:
 
 
 def _check(config: RunConfig, ask_llm: bool) -> None:
-    """Raise ConfigError for run files that have no such steps."""
+    """Raise ConfigError for run files that cannot be scaled down."""
     kind, strategy = config.environment.kind, config.strategy.kind
     world = "arithmetic" if kind in ("math", "arithmetic") else "geo"
     if kind not in WORLDS:
@@ -196,12 +199,12 @@ def _scaled(config: RunConfig, folder: Path, ask_llm: bool) -> tuple[RunConfig, 
         f"{limits.turns} turns of {limits.turn_tokens} tokens, prompts of {limits.prompt_tokens}"
         + ("; the evolution's numbers likewise" if config.method.evolves else "")
     )
-    # Not parsed again: the rules are held to the bundled worlds, of which this is one in disguise.
+    # Do not validate again: the rules for bundled worlds would reject this renamed one.
     return config.model_copy(update=changes), replaced
 
 
 def _llm(config: RunConfig, ask_llm: bool) -> str:
-    """Say which LLM proposes, and whether the real run would have its key."""
+    """Describe the LLM that proposes, and whether the real run would have its key."""
     if ask_llm:
         return f"llm: {describe_llm(config)}, asked for real"
     options = config.llm
@@ -214,7 +217,7 @@ def _llm(config: RunConfig, ask_llm: bool) -> str:
 
 
 def _outcome(config: RunConfig, measured: Measured, run: RunDir) -> list[str]:
-    """Return what ran, a line each."""
+    """Return one line for each part that ran."""
     totals = measured.totals
     steps = {int(row["step"]): float(row.get("reward_mean", 0)) for row in run.read_metrics()}
     rewards = ", ".join(f"{reward:.2f}" for _, reward in sorted(steps.items()))
@@ -243,16 +246,16 @@ def evolves(config: RunConfig) -> bool:
 
 
 def scaled_training(training: TrainingConfig) -> tuple[TrainingConfig, Sequence[str]]:
-    """GRPO as the run file has it, in two steps of a few rollouts on TRL.
+    """Scale the run file's GRPO down to two steps of a few rollouts on TRL.
 
     Returns:
-        The fields, and the names of those of `engine_args` that are left out: all but the loss's.
+        The fields, and the names of the `engine_args` that are left out: all but the loss's.
 
     Raises:
-        ConfigError: a field of `engine_args` that GRPOConfig does not have, or that is not its to say.
+        ConfigError: an `engine_args` field that GRPOConfig does not have or that may not be set.
     """
     questions = min(training.questions_per_step, QUESTIONS)
-    # Not fewer rollouts than the file has, unless it has many: a question's successes are counted.
+    # Keep the file's group size unless it is large: the number of successes per question matters.
     group = min(training.group_size, _GROUP)
     rows = questions * group
     mini_batches = training.mini_batches if rows % training.mini_batches == 0 else 1
@@ -276,15 +279,15 @@ def scaled_training(training: TrainingConfig) -> tuple[TrainingConfig, Sequence[
 
 @dataclass(frozen=True)
 class Stage:
-    """Where the two steps take place.
+    """The setting in which the two steps run.
 
     Attributes:
-        policy: the bundled one.
-        environment: the run file's, its questions and corpus in files of the folder.
-        instruction: the run file's, or none where it is too long for that policy.
-        limits: what fits that policy, and is within the run file's.
+        policy: the bundled policy.
+        environment: the run file's environment, with questions and corpus in files of the folder.
+        instruction: the run file's, or none if it is too long for that policy.
+        limits: limits that fit that policy and stay within the run file's.
         own: whether the questions are the run file's.
-        replaced: what is in whose place, a line each.
+        replaced: one line per replacement.
     """
 
     policy: str
@@ -296,10 +299,10 @@ class Stage:
 
 
 def staged(config: RunConfig, folder: Path) -> Stage:
-    """The stage of a dry run; what it needs is written into a folder.
+    """Build the setting of a dry run, and write its files to a folder.
 
     Raises:
-        ConfigError: data of the run file that are there and cannot be read.
+        ConfigError: data of the run file exists but cannot be read.
     """
     world = WORLDS[config.environment.kind]
     environment, own, replaced = _environment(config, folder)
@@ -329,7 +332,7 @@ def _plain_instruction(world: str) -> str:
 
 
 def _environment(config: RunConfig, folder: Path) -> tuple[Environment, bool, list[str]]:
-    """The environment, whether its questions are the run file's, and what was replaced."""
+    """Return the environment, whether its questions are the run file's, and the replacements."""
     options = config.environment
     if isinstance(options, GeoOptions | ArithmeticOptions):
         return replace(options, **_SIZES), True, []
@@ -349,7 +352,7 @@ def _environment(config: RunConfig, folder: Path) -> tuple[Environment, bool, li
 
 
 def _check_files(options: SearchOptions | MathOptions) -> None:
-    """Reads what is there beside what is missing, as the run would; raises its ConfigError."""
+    """Read the files that exist next to missing ones, and raise the ConfigError of a real run."""
     for split in _SIZES:
         path = getattr(options, split)
         if not isinstance(path, Path) or hub_name(path) is not None or not path.exists():
@@ -365,7 +368,7 @@ def _check_files(options: SearchOptions | MathOptions) -> None:
 
 
 def _missing(options: SearchOptions | MathOptions) -> list[str]:
-    """Files that are not there, data of the hub, which is not asked, and a server that does not answer."""
+    """List missing files, hub data (the hub is not contacted) and a server that does not answer."""
     # Named by their fields: a corpus may be None, and splits be numbers.
     named = {name: value for name, value in vars(options).items() if isinstance(value, Path)}
     absent = [
@@ -378,7 +381,7 @@ def _missing(options: SearchOptions | MathOptions) -> list[str]:
 
 
 def _answers(url: str) -> bool:
-    """Whether something takes connections where a URL points to."""
+    """Return whether a URL's host accepts connections."""
     parts = urlsplit(url)
     port = parts.port or {"https": 443}.get(parts.scheme, 80)
     try:
@@ -389,13 +392,13 @@ def _answers(url: str) -> bool:
 
 
 def _of_world(options: SearchOptions | MathOptions, folder: Path) -> Environment:
-    """The same environment over the bundled world: its questions, and its documents as the corpus."""
+    """Return the environment over the bundled world, with its questions and its corpus."""
     files = {split: folder / f"{split}.jsonl" for split in _SIZES}
     if isinstance(options, MathOptions):
         arithmetic = ArithmeticEnvironment(ArithmeticOptions(**_SIZES))
         for split, file in files.items():
             _write(file, map(_row, arithmetic.tasks(split)))
-        # As mathematics "12*13" equals 156; there that is the question.
+        # In mathematics "12*13" would equal 156, the answer; here it is the question.
         return replace(options, **files, **_whole(options), plain_integers=True)
     from cotune.worlds.geo import GeoEnvironment
 
@@ -410,7 +413,7 @@ def _of_world(options: SearchOptions | MathOptions, folder: Path) -> Environment
 
 
 def _whole(options: SearchOptions | MathOptions) -> dict[str, Any]:
-    """Fields that say how our own files are read: whole, and in our own columns."""
+    """Return the fields that make the environment read bundled files whole, with their columns."""
     if isinstance(options, MathOptions):
         names = ("question_column", "answer_column", "difficulty_at_least", "limit")
         return {**dict.fromkeys(names), "solution_column": "solution", "stratum_column": "stratum"}
@@ -418,7 +421,7 @@ def _whole(options: SearchOptions | MathOptions) -> dict[str, Any]:
 
 
 def _shortest(tasks: Sequence[Task], count: int) -> list[Task]:
-    """Questions that leave the bundled policy room, not all of one kind."""
+    """Return short questions of mixed kinds, which leave the bundled policy room to answer."""
     ranked = sorted(tasks, key=lambda task: (len(task.question), task.id))
     return (
         ranked[: count * _SHORTEST : _SHORTEST]

@@ -1,4 +1,4 @@
-"""`cotune plan --steps`: run some steps for real, throw them away, and project the whole run."""
+"""`cotune plan --steps`: run some steps, discard them, and project the whole run."""
 
 import math
 import tempfile
@@ -28,8 +28,8 @@ def plan_by_steps(
 ) -> None:
     """Run the first steps of a run file in a temporary folder and print their time and memory.
 
-    The policy, the rewards and the LLM are the run file's own, so LLM calls are real. Nothing is
-    evaluated and nothing is left behind.
+    The policy, the rewards and the LLM are the run file's, so LLM calls are real. Nothing is
+    evaluated or left behind.
     """
     config = load_config(path, assignments=assignments)
     if steps < 1:
@@ -66,10 +66,10 @@ def plan_by_steps(
 
 
 def measured_steps(config: RunConfig, folder: Path, steps: int, console: Console) -> Measured:
-    """Run the first steps of a run in a temporary folder, showing progress.
+    """Run the first steps of a run in a temporary folder and show progress.
 
     Raises:
-        ConfigError: as `cotune train` would.
+        ConfigError: for the same reasons as in `cotune train`.
     """
     given = config.model_copy(update={"output": folder})
     setup = prepare(given, folder)
@@ -100,11 +100,11 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class Projection:
-    """The whole run at the measured rate.
+    """The whole run, projected from the measured rate.
 
     Attributes:
-        shares: by purpose; "train" includes the updates.
-        llm: seconds of all LLM calls, one after the other; None if none was measured.
+        shares: costs by purpose; "train" includes the updates.
+        llm: total seconds of LLM calls, made one after the other; None if none was measured.
     """
 
     shares: Mapping[str, Share]
@@ -116,9 +116,9 @@ class Projection:
 
 
 def project(measured: Measured, planned: Plan, rollouts_per_step: int) -> Projection:
-    """Project a planned run at the measured rate.
+    """Project a planned run from the measured rate.
 
-    Purposes that no measured step had, and evaluation, are assumed to be as fast as training.
+    Assumes that evaluation and any purpose not measured run as fast as training rollouts.
     """
     totals, steady = measured.totals, measured.steady
     per_step = math.fsum(step.training for step in steady) / len(steady)

@@ -1,4 +1,4 @@
-"""The table of a run's memory that `cotune plan` shows."""
+"""The memory table of `cotune plan`."""
 
 from rich.console import Console
 from rich.table import Table
@@ -9,10 +9,10 @@ from cotune.utils.text import size
 
 
 def show_memory(config: RunConfig, console: Console, processes: int = 1) -> None:
-    """Print the memory a GPU needs at most, or why that is not known.
+    """Print the maximum memory per GPU, or why it is unknown.
 
     Args:
-        processes: over which FSDP2 or DeepSpeed spreads a run, if its run file asks for it.
+        processes: how many processes FSDP2 or DeepSpeed shards over, if the run file asks for it.
     """
     try:
         found = engine_of(config).memory(config, processes)

@@ -1,4 +1,4 @@
-"""`cotune plan`: what a run will spend at most."""
+"""`cotune plan`: show the most that a run can spend."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,7 +16,7 @@ from cotune.llm.client import OpenAIOptions
 
 
 def plan(path: Path, console: Console, assignments: Sequence[str] = (), processes: int = 1) -> None:
-    """Print what a run will spend at most, before anything is spent."""
+    """Print the most that a run can spend, before it spends anything."""
     config = load_config(path, assignments=assignments)
     table = Table(
         title=f"{escape(config.name)}: what it spends at most",

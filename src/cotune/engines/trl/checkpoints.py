@@ -1,10 +1,10 @@
-"""A checkpoint is a pair: the trainer's folder and cotune's state of the same step.
+"""Checkpoints: a trainer folder paired with cotune's state of the same step.
 
 cotune's half is written first, atomically; the trainer's first process writes `trainer_state.json`
-last. So a pair is whole when that file can be read and the state beside it can, too, and a kill at any
-moment leaves the pair before it untouched. Other processes may still be writing then, so of several
-what each of them writes is looked at, too: its random numbers' state, and its part of the optimizer
-under DeepSpeed. FSDP2's shards end with a `.metadata` that is written when all are.
+last. A pair is therefore complete if both that file and the state can be read, and a kill at any
+moment leaves the previous pair intact. With several processes, the others may still be writing at
+that point, so their files are checked as well: each process's random state and, under DeepSpeed,
+its part of the optimizer. FSDP2 writes `.metadata` after all of its shards.
 """
 
 import json
@@ -19,7 +19,7 @@ from cotune.run.json_files import write_json_atomic
 
 
 def state_path(folder: Path, step: int) -> Path:
-    """Return where cotune's half of the checkpoint of an optimizer step lies."""
+    """Return the path of cotune's half of the checkpoint of an optimizer step."""
     return folder / f"cotune-state-{step}.json"
 
 
@@ -29,12 +29,12 @@ def save_state(folder: Path, step: int, state: State) -> None:
 
 
 def load_state(folder: Path, step: int) -> State | None:
-    """The state of a step, or None if there is none that can be read."""
+    """Return the state of a step, or None if it cannot be read."""
     return _read_json(state_path(folder, step))
 
 
 def latest_checkpoint(folder: Path) -> Path | None:
-    """The newest whole pair's trainer folder, or None."""
+    """Return the trainer folder of the newest complete pair, or None."""
     for step, path in sorted(_trainer_folders(folder), reverse=True):
         state = load_state(folder, step)
         if state and _is_whole(path, state):
@@ -43,9 +43,9 @@ def latest_checkpoint(folder: Path) -> Path | None:
 
 
 def drop_torn(folder: Path) -> None:
-    """Deletes trainer folders whose save was cut off: the trainer's rotation would count them.
+    """Delete incomplete trainer folders, which the trainer's rotation would count.
 
-    Only those of our own saves, which began with a state beside the folder.
+    Deletes only folders of cotune's own saves: those that have a state file beside them.
     """
     for step, path in _trainer_folders(folder):
         if state_path(folder, step).exists() and not _is_whole(
@@ -55,7 +55,7 @@ def drop_torn(folder: Path) -> None:
 
 
 def drop_orphans(folder: Path, keep_from: int) -> None:
-    """Deletes states older than `keep_from` whose trainer folder was rotated away."""
+    """Delete states older than `keep_from` whose trainer folder was rotated away."""
     for path in folder.glob("cotune-state-*.json"):
         step = path.stem.removeprefix("cotune-state-")
         if (
@@ -76,16 +76,16 @@ def _trainer_folders(folder: Path) -> list[tuple[int, Path]]:
 def _is_whole(path: Path, state: State) -> bool:
     if _read_json(path / "trainer_state.json") is None:
         return False
-    # torch.save writes a zip archive, whose directory stands at its end.
+    # torch.save writes a zip archive, whose directory is at its end.
     return all(map(zipfile.is_zipfile, _of_other_processes(path, state))) and all(
         (shards / ".metadata").is_file() for shards in _shard_folders(path)
     )
 
 
 def _of_other_processes(path: Path, state: State) -> Iterator[Path]:
-    """Yield what the processes besides the first have written."""
+    """Yield the files written by the processes other than the first."""
     if not (path / "rng_state_0.pth").is_file():
-        return  # one process, or the weights alone were saved
+        return  # one process, or only the weights were saved
     latest = path / "latest"
     step = latest.read_text(encoding="utf-8").strip() if latest.is_file() else None
     for rank in range(1, int(state.get("processes", 1))):

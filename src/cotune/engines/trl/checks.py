@@ -1,4 +1,4 @@
-"""Checks that refuse, in a line each, arguments with which TRL would not do what cotune asks."""
+"""Checks that reject arguments with which TRL would not do what cotune asks."""
 
 import inspect
 import os
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from cotune.config.run_file import TrainingConfig
 
 
-# `rollout_func` is marked experimental upstream: each minor release is read before it is admitted.
+# `rollout_func` is experimental upstream, so each minor release is reviewed before it is allowed.
 SUPPORTED = (Version("1.16"), Version("1.17"))
 
 
@@ -47,9 +47,9 @@ def check_trl() -> None:
 
 
 def check_args(args: GRPOConfig) -> None:
-    """Raise ConfigError for the first argument that would change what the run is.
+    """Raise ConfigError for the first argument that would change the run.
 
-    What is refused by itself stands in `fields.FIELDS`; here is what depends on other fields.
+    `fields.FIELDS` lists the fields that are rejected on their own; this checks combinations.
     """
     vllm = _vllm_conflicts(args) if args.use_vllm else []
     each = _refused_by_themselves(args)
@@ -81,13 +81,13 @@ def _value(args: GRPOConfig, name: str) -> Any:
 
 
 def _shown(value: Any) -> str:
-    """A value in a line: strategies as they are written, long ones cut."""
+    """Format a value for a message: strategies as the user writes them, long values truncated."""
     text = " ".join(repr(getattr(value, "value", value)).split())
     return text if len(text) <= 80 else f"{text[:79]}…"
 
 
 def _vllm_conflicts(args: GRPOConfig) -> list[tuple[bool, str]]:
-    """List what would keep vLLM from sampling the policy as it is."""
+    """List the settings that would keep vLLM from sampling the policy's own distribution."""
     shared = args.vllm_tensor_parallel_size if args.vllm_mode == "colocate" else 1
     return [
         (
@@ -108,7 +108,7 @@ def _vllm_conflicts(args: GRPOConfig) -> list[tuple[bool, str]]:
 
 
 def _batch_conflicts(args: GRPOConfig) -> list[tuple[bool, str]]:
-    """List what would begin, save or evaluate a step inside a rollout batch."""
+    """List the settings that would start, save or evaluate a step inside a rollout batch."""
     per_batch = steps_per_batch(args)
     takes = f"but a rollout batch takes {per_batch} optimizer steps"
     return [
@@ -148,7 +148,7 @@ def _batch_conflicts(args: GRPOConfig) -> list[tuple[bool, str]]:
 
 
 def _keeping(args: GRPOConfig) -> list[tuple[bool, str]]:
-    """List what would save or keep a policy other than the one meant."""
+    """List the settings that would save or keep the wrong policy."""
     keeps_best = bool(args.load_best_model_at_end) or args.save_strategy == SaveStrategy.BEST
     metric = args.metric_for_best_model or ""
     spans = "the data set spans the run, so an epoch of the trainer's ends with it"
@@ -190,7 +190,7 @@ def _keeping(args: GRPOConfig) -> list[tuple[bool, str]]:
 
 
 def check_strategy(args: GRPOConfig, strategy: Strategy) -> None:
-    """Raise ConfigError if the loss cannot do what the strategy asks of it."""
+    """Raise ConfigError if the loss does not support the strategy's weights."""
     masked = may_hint(strategy) and strategy.distillation.ratio == "masked"
     if masked and args.importance_sampling_level == "sequence":
         raise ConfigError(
@@ -238,7 +238,7 @@ def check_trainer(trainer: GRPOTrainer) -> None:
 
 
 def steps_per_batch(args: GRPOConfig) -> int:
-    """Optimizer steps that one rollout batch feeds."""
+    """Return the number of optimizer steps per rollout batch."""
     return max(1, (args.steps_per_generation or 0) // args.gradient_accumulation_steps)
 
 
@@ -246,7 +246,7 @@ Args = TypeVar("Args", bound="TrainingArguments")
 
 
 def check_launch(training: "TrainingConfig") -> None:
-    """Raise ConfigError if a run file's processes do not fit the GPUs that they see."""
+    """Raise ConfigError if a run file's processes do not match the visible GPUs."""
     if training.engine_args.get("use_cpu"):
         return
     gpus = torch.cuda.device_count()
@@ -272,10 +272,10 @@ def check_devices(args: "TrainingArguments") -> None:
 
 
 def held_to_one_gpu(args: Args) -> Args:
-    """Return the same arguments, with which the trainer uses the first GPU alone.
+    """Return the arguments changed so that the trainer uses only the first GPU.
 
-    It wraps the model in DataParallel where it counts several. Trainer sets the same field to 1
-    where a model is split over GPUs.
+    Trainer wraps the model in DataParallel if it counts several GPUs. It sets the same field to 1
+    itself for a model that is split over GPUs.
     """
     if args.n_gpu > 1:
         args._n_gpu = 1

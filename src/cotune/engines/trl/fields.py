@@ -1,7 +1,7 @@
-"""Every field of GRPOConfig that matters to a joint run: passed on, adjusted, or refused, and why.
+"""Every field of GRPOConfig that matters to a joint run: passed on, adjusted, or rejected, and why.
 
-`checks.py` refuses by this table, and the documentation has a page that is generated from it.
-Read against TRL 1.16 and transformers 5.
+`checks.py` rejects fields by this table, and a documentation page is generated from it.
+Written for TRL 1.16 and transformers 5.
 """
 
 from collections.abc import Callable, Mapping
@@ -13,14 +13,14 @@ Accepts = Callable[[Any], bool]
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """The treatment of one field.
+    """How one field is treated.
 
     Attributes:
-        status: "supported" is passed on as it is; "adjusted" means what `line` says; "refused" is
-            an error when the joint run is made, unless `accepts` takes the value.
-        line: what it does, what cotune makes of it, or why it is refused.
-        fix: of a refused one, what to set.
-        accepts: of a refused one, whether a value changes nothing.
+        status: "supported" is passed on unchanged; "adjusted" has the meaning in `line`; "refused"
+            raises an error when the joint run is made, unless `accepts` allows the value.
+        line: the field's effect, how cotune changes it, or why it is rejected.
+        fix: for a rejected field, the setting to use.
+        accepts: for a rejected field, whether a value has no effect.
     """
 
     status: Literal["supported", "adjusted", "refused"]

@@ -1,4 +1,4 @@
-"""Rides TRL's GRPOTrainer: what its four arguments need, around one coordinator.
+"""One joint run on TRL's GRPOTrainer: the four trainer arguments, built around one coordinator.
 
     joint = TRLJoint(...)
     trainer = GRPOTrainer(
@@ -10,7 +10,7 @@
         callbacks=joint.callbacks,
     )
 
-A rollout batch is one call of `rollout_func`; strategy time counts those calls.
+Each call of `rollout_func` produces one rollout batch; strategy steps count these calls.
 """
 
 import logging
@@ -65,13 +65,13 @@ AnyTrainer = TypeVar("AnyTrainer", bound=Trainer)
 
 
 class Bound(Generic[AnyTrainer]):
-    """A run that belongs to a trainer, from when that is made."""
+    """A run that is bound to a trainer once the trainer exists."""
 
     _trainer: AnyTrainer | None = None
 
     @property
     def bound(self) -> bool:
-        """Return whether there is a trainer."""
+        """Return whether a trainer is bound."""
         return self._trainer is not None
 
     @property
@@ -82,7 +82,7 @@ class Bound(Generic[AnyTrainer]):
 
 
 def metrics_row(logs: Mapping[str, Any] | None, state: TrainerState) -> dict[str, float] | None:
-    """The numbers that a trainer logs of an optimizer step; None where it logs something else."""
+    """Return the metrics that a trainer logs for an optimizer step; None for any other log."""
     if logs is None or "loss" not in logs:
         return None
     numbers = {name: float(value) for name, value in logs.items() if isinstance(value, int | float)}
@@ -94,7 +94,7 @@ class Trained(Evaluated, Protocol):
 
     @property
     def bound(self) -> bool:
-        """Return whether there is a trainer."""
+        """Return whether a trainer is bound."""
         ...
 
     @property
@@ -102,38 +102,38 @@ class Trained(Evaluated, Protocol):
 
     @property
     def unwrapped(self) -> PreTrainedModel:
-        """The current policy as it lies in this process: under FSDP2 its weights are shards."""
+        """Return this process's copy of the current policy; under FSDP2 its weights are shards."""
         ...
 
     def policy(self) -> AbstractContextManager[PreTrainedModel]:
-        """The current policy, unwrapped, whole and in evaluation mode."""
+        """Yield the current policy, unwrapped, whole and in evaluation mode."""
         ...
 
     def weights_replaced(self) -> None:
-        """To be called where weights came into the policy beside the trainer."""
+        """Call after loading weights into the policy without the trainer."""
         ...
 
 
 Hook = Callable[["TRLJoint", int], None]
-"""Called on rank 0 before a step's rollouts, with the steps trained so far."""
+"""Called on rank 0 before a step's rollouts, with the number of steps trained so far."""
 
 
 class TRLJoint(Joint, Bound[GRPOTrainer]):
-    """One joint run on GRPOTrainer.
+    """Run a strategy on one GRPOTrainer.
 
     Args:
-        parts: strategy, environment, LLM and where things are written.
-        tokenizer: the policy's; the trainer's `processing_class`.
-        args: the trainer's configuration; checked here, line by line.
-        before_rollout: an evaluation, say.
+        parts: strategy, environment, LLM and outputs.
+        tokenizer: the policy's tokenizer; also the trainer's `processing_class`.
+        args: the trainer's configuration; every field is checked here.
+        before_rollout: a hook before each step's rollouts, such as an evaluation.
 
     Attributes:
-        dataset: one row a question of every step, in the order the run visits them.
-        rollout_func, reward_funcs, callbacks: for GRPOTrainer.
+        dataset: one row per question of every step, in training order.
+        rollout_func, reward_funcs, callbacks: arguments for GRPOTrainer.
         last_rollouts: this rank's rollouts of the last training batch, in the trainer's order.
-        reweighs: whether distillation changes the loss of that batch, on whatever rank.
-        evaluated: by task id, what the trainer has evaluated since its last report.
-        splits: by task id, the split whose `eval_dataset` has it.
+        reweighs: whether distillation changes the loss of that batch on any rank.
+        evaluated: by task id, the trainer's evaluation rollouts since its last report.
+        splits: by task id, the split whose `eval_dataset` contains the task.
     """
 
     def __init__(
@@ -195,19 +195,20 @@ class TRLJoint(Joint, Bound[GRPOTrainer]):
         return Path(cast(str, self.args.output_dir))
 
     def bind(self, trainer: GRPOTrainer) -> None:
-        """Names the trainer whose policy is sampled.
+        """Bind the trainer whose policy is sampled.
 
-        Done where a `JointTrainer` is made with `callbacks`; otherwise by the first rollout.
+        A `JointTrainer` with `callbacks` does this on construction; otherwise the first rollout
+        does.
 
         Raises:
-            ConfigError: a trainer that would not train on what was rolled out.
+            ConfigError: the trainer would not train on the rollouts.
         """
         check_trainer(trainer)
         if self._loaded is not None:
             check_spread(self._loaded, trainer)
         if not isinstance(trainer, JointTrainer):
             check_weighing(self.parts.strategy)
-        # A colocated vLLM begins a group of its own where one process trains.
+        # With one training process, a colocated vLLM initializes its own process group.
         several = dist.is_initialized() and dist.get_world_size() > 1
         if several and self.coordinator.comm.size == 1:
             self.coordinator.comm = TorchComm()
@@ -219,7 +220,7 @@ class TRLJoint(Joint, Bound[GRPOTrainer]):
         )
 
     def _context_tokens(self) -> int | None:
-        """Return what can be attended to: the policy's own limit, or that of vLLM if it is lower."""
+        """Return the context length in tokens: the policy's limit, or vLLM's if it is lower."""
         config = self.unwrapped.config.get_text_config()
         context = getattr(config, "max_position_embeddings", None)
         if not self.trainer.use_vllm:
@@ -229,20 +230,20 @@ class TRLJoint(Joint, Bound[GRPOTrainer]):
         return engine if context is None else min(context, engine)
 
     def weights_replaced(self) -> None:
-        """To be called where weights came into the policy beside the trainer: vLLM is sent them, too."""
+        """Call after loading weights into the policy without the trainer; vLLM reloads them."""
         if self.trainer.use_vllm:
-            self.trainer._last_loaded_step = -1  # as in a trainer that has sent none yet
+            self.trainer._last_loaded_step = -1  # the value before any weights were sent
 
     @property
     def unwrapped(self) -> PreTrainedModel:
-        """The current policy as it lies in this process: under FSDP2 its weights are shards."""
+        """Return this process's copy of the current policy; under FSDP2 its weights are shards."""
         wrapped = self.trainer.model_wrapped
         return cast(PreTrainedModel, self.trainer.accelerator.unwrap_model(wrapped))
 
     @contextmanager
     def policy(self) -> Iterator[PreTrainedModel]:
-        """The current policy, unwrapped, whole and in evaluation mode; all ranks open it together."""
-        # TRL's context for generation would set gradient checkpointing anew, by other arguments.
+        """Yield the current policy, unwrapped, whole and in evaluation mode; call on all ranks."""
+        # TRL's context for generation would reset gradient checkpointing with different arguments.
         model = self.unwrapped
         training = model.training
         model.eval()
@@ -253,7 +254,7 @@ class TRLJoint(Joint, Bound[GRPOTrainer]):
             model.train(training)
 
     def rollout_func(self, prompts: list[Any], trainer: GRPOTrainer) -> dict[str, Any]:
-        """TRL's hook: `prompts` are this rank's task ids, each repeated for its group."""
+        """Roll out a batch for TRL: `prompts` are task ids, each repeated for its group."""
         if self._trainer is not trainer:
             self.bind(trainer)
         if isinstance(self.parts.rewards, RewardFunctions):
@@ -286,7 +287,7 @@ class TRLJoint(Joint, Bound[GRPOTrainer]):
         return list(trajectory.mask)
 
     def _evaluate(self, tasks: Sequence[Task]) -> list[Trajectory]:
-        """One greedy rollout a question, which stands for its whole group."""
+        """Roll out each question once, greedily; the rollout represents its whole group."""
         once = {task.id: task for task in tasks}
         done = {t.task.id: t for t in self.coordinator.evaluate(list(once.values()))}
         self.evaluated.update(done)
@@ -298,7 +299,7 @@ class TRLJoint(Joint, Bound[GRPOTrainer]):
         log_metric: Callable[[str, float], None] | None = None,
         **_: object,
     ) -> list[float]:
-        """TRL's reward function: passes the environment's score on, and the strategy's metrics."""
+        """Return the environment's scores and log metrics (TRL's reward function)."""
         if cotune_reward is None:
             raise ConfigError(
                 "GRPOTrainer generated by itself: give it rollout_func=joint.rollout_func"
@@ -313,14 +314,14 @@ class TRLJoint(Joint, Bound[GRPOTrainer]):
         return {**super().state_dict(), **(spread(self.trainer) if self.bound else {})}
 
     def load_state_dict(self, state: State) -> None:
-        """Raise ConfigError if another run was saved than this one, or by other processes."""
+        """Raise ConfigError if the state is from another run or another set of processes."""
         self._loaded = state
         if self.bound:
             check_spread(state, self.trainer)
         super().load_state_dict(state)
 
     def evolve_only(self) -> None:
-        """A run without training batches: what comes before the first one, under its step."""
+        """Evolve for a run without training batches, under the first step."""
         if self.coordinator.comm.rank == 0:
             self.parts.meter.begin_attempt(None)
         self.metrics = self._evolve(1)
@@ -367,10 +368,11 @@ class TRLJoint(Joint, Bound[GRPOTrainer]):
         return task
 
     def eval_dataset(self, split: str = "validation") -> Dataset:
-        """A dataset for GRPOTrainer's own evaluation.
+        """Return a dataset for GRPOTrainer's own evaluation.
 
         Raises:
-            ConfigError: a task of the split has the id of another one: the trainer knows ids alone.
+            ConfigError: a task of the split has the id of a training task; the trainer identifies
+                tasks by id alone.
         """
         tasks = self.parts.environment.tasks(split)
         known = self.order.by_id
@@ -389,7 +391,7 @@ _log = logging.getLogger("cotune")
 
 
 class JointCallback(TrainerCallback):
-    """Keeps cotune's half of every checkpoint; see `checkpoints`."""
+    """Save cotune's half of every checkpoint; see `checkpoints`."""
 
     def __init__(self, joint: "TRLJoint") -> None:
         self._joint = joint
@@ -402,7 +404,7 @@ class JointCallback(TrainerCallback):
     def on_init_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
-        """The end of the trainer's construction: the earliest that anything is known of it."""
+        """Bind the trainer once it is constructed, the earliest moment it is known."""
         if args is not self._joint.args:
             raise ConfigError(
                 "the trainer was given other args than cotune checked: give the same GRPOConfig to "
@@ -449,7 +451,7 @@ class JointCallback(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
         self._write_evaluation(state)
-        # Only after this does the trainer decide whether to save: our half comes first.
+        # The trainer decides whether to save only after this, so our half is written first.
         if self._training and args.save_strategy == SaveStrategy.BEST:
             self._save_state(state)
 
@@ -480,7 +482,7 @@ class JointCallback(TrainerCallback):
             save_state(self._joint.state_folder, state.global_step, self._joint.state_dict())
 
     def _load_best(self, checkpoint: Path) -> None:
-        """The strategy of the checkpoint whose weights the trainer has just loaded."""
+        """Load the strategy's state from the checkpoint that the trainer has just loaded."""
         joint, step = self._joint, int(checkpoint.name.rpartition("-")[2])
         saved = load_state(joint.state_folder, step) if checkpoint.is_dir() else None
         if saved is None:
@@ -491,7 +493,7 @@ class JointCallback(TrainerCallback):
         joint.weights_replaced()
 
     def _write_evaluation(self, state: TrainerState) -> None:
-        """The trainer's own evaluation, as a run file's is written down."""
+        """Record the trainer's own evaluation in the same form as a run file's."""
         joint = self._joint
         trajectories, joint.evaluated = list(joint.evaluated.values()), {}
         if not (trajectories and self._writes):
@@ -516,7 +518,7 @@ class JointCallback(TrainerCallback):
 
 
 class LateSampler:
-    """Samples from the bound trainer's policy or its vLLM; picked when the trainer is known."""
+    """Sample from the bound trainer's policy or its vLLM, chosen once the trainer is known."""
 
     def __init__(self, joint: "TRLJoint", tokenizer: PreTrainedTokenizerBase) -> None:
         self._joint, self._tokenizer = joint, tokenizer
@@ -538,18 +540,18 @@ class LateSampler:
 
 
 def was_cut(trajectory: Trajectory, stop: Sequence[str]) -> bool:
-    """Return whether a limit of tokens ended the rollout, or the policy's part of its last turn.
+    """Return whether a token limit ended the rollout or the policy's part of its last turn.
 
-    TRL tells it by a missing EOS, which no rollout of ours lacks. A turn ends by an EOS, by a stop
-    string, or by a limit.
+    TRL detects this by a missing EOS, but our rollouts always end with one. A turn ends with an
+    EOS, with a stop string, or at a limit.
 
     Args:
-        trajectory: one with its closing EOS.
-        stop: strings after which a turn ends.
+        trajectory: a rollout with its closing EOS.
+        stop: strings that end a turn.
     """
     if trajectory.stop in (StopReason.TOKEN_LIMIT, StopReason.CONTEXT_LIMIT):
         return True
     *before, closing = trajectory.mask
     if closing or not before or not before[-1]:
-        return False  # the policy wrote the EOS, or an observation came last
+        return False  # the policy wrote the EOS, or the last tokens are an observation
     return not trajectory.turns[-1].text.endswith(tuple(stop))

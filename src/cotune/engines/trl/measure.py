@@ -1,4 +1,4 @@
-"""Real steps of a run file, timed, with the memory that they need."""
+"""Run and time real steps of a run file, with their memory."""
 
 import sys
 import time
@@ -23,17 +23,17 @@ from cotune.run.run_dir import RunDir
 def measure_steps(
     config: RunConfig, run: RunDir, journal: Journal, setup: Setup, steps: int
 ) -> Measured:
-    """Trains the first steps of a run file, as `train` would, without evaluating or saving.
+    """Train the first steps of a run file, as `train` would, without evaluation or checkpoints.
 
-    The schedule is that of the whole run. Evolution and its LLM calls take place where they fall
-    due. Nothing is reported to trackers.
+    The schedule is that of the whole run. Evolution and its LLM calls run when they are due.
+    Nothing is reported to trackers.
 
     Args:
         config: the run file.
-        run: a folder to throw away.
-        journal: that folder, or on other ranks than the first something that writes nothing.
-        setup: what `prepare` loaded for that folder; its arguments are changed.
-        steps: how many; fewer are made where the run's budget ends it.
+        run: a temporary folder.
+        journal: that folder, or on ranks other than the first, a journal that writes nothing.
+        setup: the result of `prepare` for that folder; its arguments are changed.
+        steps: the number of steps; the run's budget may end it earlier.
     """
     args = setup.args
     args.save_strategy, args.report_to, args.push_to_hub = SaveStrategy.NO, [], False
@@ -56,7 +56,7 @@ def measure_steps(
 
 
 class _Stopwatch(TrainerCallback):
-    """Times rollout batches and ends training after some of them."""
+    """Time rollout batches, and end training after a number of them."""
 
     def __init__(self, wanted: int, ledger: Ledger) -> None:
         self.steps: list[MeasuredStep] = []
@@ -65,7 +65,7 @@ class _Stopwatch(TrainerCallback):
         self._rollouts_before = 0.0
 
     def evolved(self, joint: TRLJoint, trained: int) -> None:
-        """The hook before a step's rollouts, on rank 0."""
+        """Record the time of the hook before a step's rollouts, on rank 0."""
         self._evolved = time.monotonic()
 
     def on_step_begin(

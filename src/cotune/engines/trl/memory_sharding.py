@@ -1,4 +1,4 @@
-"""The memory of each GPU on TRL, in one process or sharded by FSDP2 or DeepSpeed's ZeRO."""
+"""Estimate memory per GPU on TRL, in one process or sharded by FSDP2 or DeepSpeed's ZeRO."""
 
 import json
 from dataclasses import replace
@@ -10,16 +10,16 @@ from cotune.errors import ConfigError
 from cotune.policy.rounding import rounding_notice
 from cotune.utils.text import size
 
-# DeepSpeed's reduce_bucket_size, in numbers; the next bucket is filled while one is reduced.
+# DeepSpeed's default reduce_bucket_size, in numbers; one bucket fills while another is reduced.
 _BUCKET, _BUCKETS = 500_000_000, 2
 _CARD = 80 * 10**9  # bytes of a large GPU
 
 
 def sharding_named(config: RunConfig) -> str:
-    """Return what `training.engine_args` asks for: none, fsdp2, zero1, zero2 (or another stage).
+    """Return the sharding in `training.engine_args`: none, fsdp2, zero1, zero2 (or another stage).
 
     Raises:
-        ConfigError: DeepSpeed's file cannot be read.
+        ConfigError: the DeepSpeed file cannot be read.
     """
     args = config.training.engine_args
     if args.get("fsdp"):
@@ -44,8 +44,8 @@ def memory_over(config: RunConfig, shape: Shape, processes: int) -> Memory:
     """Estimate the memory of each of several processes; DDP shards nothing.
 
     With sharding, `policy.dtype` is float32 and training computes in bfloat16. FSDP2 shards weights,
-    gradients and moments in float32 and gathers all weights in bfloat16, at most. ZeRO keeps whole
-    bfloat16 weights and shards float32 ones and the moments; stage 2 shards gradients, too.
+    gradients and moments in float32 and gathers at most all weights in bfloat16. ZeRO keeps whole
+    bfloat16 weights and shards float32 ones and the moments; stage 2 also shards gradients.
     """
     kind = sharding_named(config)
     if kind not in ("fsdp2", "zero1", "zero2"):

@@ -1,4 +1,4 @@
-"""A method of `cotune.engines.trl.own_trainer` on a user's own GRPOTrainer, and its run folder."""
+"""The run folder of a method from `cotune.engines.trl.own_trainer` on a user's own GRPOTrainer."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -36,22 +36,23 @@ from cotune.types import Purpose, Trajectory
 from cotune.utils.processes import launched_rank
 
 _FIXED = ("seed", "environment", "instruction", "limits", "rewards", "strategy", "batch")
-_TRAJECTORIES_EVERY = 10  # steps between files of training rollouts, as in a run file
+_TRAJECTORIES_EVERY = 10  # steps between files of training rollouts, as for a run file
 _WARNINGS = ("notice", "proposal_failed")
-_DETAILS = ("hint_progress",)  # several a phase
+_DETAILS = ("hint_progress",)  # several per phase
 _log = logging.getLogger("cotune")
 
 
 class LibraryRun:
-    """Journal, meter and ledger in one; the folder is opened when training begins.
+    """Journal, meter and ledger in one, on a run folder that is opened when training begins.
 
-    What happens before training (a trainer's own evaluation, say) is neither written nor counted.
-    The logger "cotune" says in a line each what an evolution brought.
+    Events before training (the trainer's own evaluation, for example) are neither written nor
+    counted. The logger "cotune" reports each evolution in one line.
 
     Args:
         folder: the run folder.
-        config: plain data for its run.yaml; a resume needs the same of what `_FIXED` names.
-        total_steps: the run's rollout batches.
+        config: plain data for its run.yaml; on a resume, the entries named in `_FIXED` must not
+            change.
+        total_steps: the number of rollout batches in the run.
     """
 
     def __init__(self, folder: Path, config: State, total_steps: int) -> None:
@@ -63,8 +64,8 @@ class LibraryRun:
         """Create the folder, or open it to resume from a step.
 
         Raises:
-            ConfigError: the folder of a new run holds one; that of a resumed run holds none, or one
-                with other settings.
+            ConfigError: the folder of a new run already holds a run; that of a resumed run holds
+                none, or one with other settings.
         """
         self._close()
         run = self._created() if resumed_from is None else self._opened()
@@ -73,7 +74,7 @@ class LibraryRun:
         return self._ledger.begin_attempt(resumed_from)
 
     def finish(self, step: int, instruction_id: str, instruction: str) -> None:
-        """End the run: write its best instruction to best/instruction.txt."""
+        """Finish the run: write its best instruction to best/instruction.txt."""
         best = RunDir(self._folder, attempt=1).best_path
         best.mkdir(exist_ok=True)
         write_atomic(best / "instruction.txt", instruction + "\n")
@@ -85,7 +86,7 @@ class LibraryRun:
             self._folder,
         )
 
-    # ---- the journal
+    # ---- journal
 
     def event(self, kind: str, step: int, /, **fields: object) -> None:
         if self._journal is not None:
@@ -107,7 +108,7 @@ class LibraryRun:
     def evolution_log(self, step: int) -> EvolutionLog:
         return EvolutionLog() if self._journal is None else self._journal.evolution_log(step)
 
-    # ---- the meter
+    # ---- meter
 
     def set_step(self, step: int) -> None:
         if self._ledger is not None:
@@ -126,7 +127,7 @@ class LibraryRun:
         if self._ledger is not None:
             self._ledger.adopt(after, last)
 
-    # ---- the LLM's account
+    # ---- LLM account
 
     def reserve(self, worst_case: float, limit: float | None, model: str = "") -> int:
         return self._open_ledger().reserve(worst_case, limit, model)
@@ -172,7 +173,7 @@ class LibraryRun:
 
 
 def _say(kind: str, step: int, fields: Mapping[str, object]) -> None:
-    """Log an event that a person wants to see; model text as the console shows it."""
+    """Log an event that users want to see, with model text as the console shows it."""
     line = describe_event(kind, fields)
     if kind == "evolution":
         line = (
@@ -188,7 +189,7 @@ def _say(kind: str, step: int, fields: Mapping[str, object]) -> None:
 def joint_run(
     method: TrainerMethod[Any], tokenizer: PreTrainedTokenizerBase, args: GRPOConfig
 ) -> TRLJoint:
-    """See `TrainerMethod.for_trl`."""
+    """Build the joint run; see `TrainerMethod.for_trl`."""
     check_trl()
     check_args(args)
     group = "GRPOConfig.num_generations"
@@ -215,7 +216,7 @@ def joint_run(
     steps = args.max_steps // steps_per_batch(args)
     folder = method.folder or Path(cast(str, args.output_dir)) / "cotune"
     if launched_rank() == 0:
-        # The trainer resumes from the newest folder, whole or not.
+        # The trainer resumes from the newest folder, even if it is incomplete.
         drop_torn(Path(cast(str, args.output_dir)))
     run = LibraryRun(folder, _config(method, tokenizer, args, steps), steps)
     parts = Parts(
@@ -236,7 +237,7 @@ def joint_run(
 def _config(
     method: TrainerMethod[Any], tokenizer: PreTrainedTokenizerBase, args: GRPOConfig, steps: int
 ) -> dict[str, Any]:
-    """Return run.yaml: what the method was given, and the trainer's numbers that a reader looks for."""
+    """Return run.yaml: the method's arguments, and the trainer settings that readers look for."""
     return {
         "library": "trl",
         "name": Path(cast(str, args.output_dir)).resolve().name,
@@ -255,7 +256,7 @@ def _config(
 
 
 class _LibraryCallback(TrainerCallback):
-    """Checks limits against the model when the trainer is made; closes the run when it has trained."""
+    """Check limits against the model on construction of the trainer; close the run at the end."""
 
     def __init__(self, joint: TRLJoint, run: LibraryRun) -> None:
         self._joint, self._run = joint, run

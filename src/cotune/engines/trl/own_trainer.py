@@ -1,4 +1,4 @@
-"""The library's face: a user's own `GRPOTrainer` gets a method by four arguments.
+"""The Python API for your own `GRPOTrainer`: a method supplies four of its arguments.
 
     joint = cotune.INSPO(environment=environment, llm=llm).for_trl(tokenizer, args)
     trainer = GRPOTrainer(
@@ -11,8 +11,8 @@
     )
     trainer.train()
 
-P²O needs `cotune.JointTrainer` in GRPOTrainer's place, which weighs tokens. Nothing is written
-before training begins, and no environment variable is set.
+P²O needs `cotune.JointTrainer` instead of GRPOTrainer, because it weights tokens. Nothing is
+written before training begins, and no environment variable is set.
 """
 
 import difflib
@@ -52,11 +52,11 @@ _WORLDS = {"geo": GeoEnvironment, "arithmetic": ArithmeticEnvironment}
 
 
 class TrainerMethod(Generic[Options]):
-    """The base of all methods: the parts of a run that are not the trainer's.
+    """Base class of all methods: the parts of a run other than the trainer.
 
     Attributes:
-        options: the method's numbers.
-        llm: what proposes; None if nothing does.
+        options: the method's options.
+        llm: the optimizer LLM; None if the method uses none.
     """
 
     options_class: type[Options]
@@ -84,19 +84,21 @@ class TrainerMethod(Generic[Options]):
         self.seed, self.folder = seed, None if folder is None else Path(folder)
 
     def for_trl(self, tokenizer: "PreTrainedTokenizerBase", args: "GRPOConfig") -> "TRLJoint":
-        """Return what a GRPOTrainer takes: `dataset`, `rollout_func`, `reward_funcs`, `callbacks`.
+        """Return a GRPOTrainer's `dataset`, `rollout_func`, `reward_funcs` and `callbacks`.
 
-        `trainer.train()` begins a run folder, `trainer.train(resume_from_checkpoint=True)` continues
-        it. With `eval_dataset=joint.eval_dataset("validation")` the trainer evaluates, too.
-        If several processes train, each of them calls this.
+        `trainer.train()` starts a run folder, and `trainer.train(resume_from_checkpoint=True)`
+        resumes it. With `eval_dataset=joint.eval_dataset("validation")` the trainer also evaluates.
+        If several processes train, each of them must call this method.
 
         Args:
-            tokenizer: the policy's, with a chat template; also the trainer's `processing_class`.
+            tokenizer: the policy's tokenizer, with a chat template; also the trainer's
+                `processing_class`.
             args: the trainer's configuration, with `max_steps` and `shuffle_dataset=False`;
-                docs/grpo-config.md goes through all fields.
+                docs/grpo-config.md covers every field.
 
         Raises:
-            ConfigError: an argument that cannot work; the trainer is checked when it is made.
+            ConfigError: an argument is invalid; the trainer itself is checked when it is
+                constructed.
         """
         need_trl("for_trl")
         from cotune.engines.trl.own_run import joint_run
@@ -104,7 +106,7 @@ class TrainerMethod(Generic[Options]):
         return joint_run(self, tokenizer, args)
 
     def describe(self) -> State:
-        """Return what a run folder's run.yaml says of the method."""
+        """Return the method's entries in a run folder's run.yaml."""
         found = {
             "seed": self.seed,
             "environment": {"kind": type(self.environment).__name__},
@@ -131,7 +133,7 @@ class TrainerMethod(Generic[Options]):
         )
 
     def build_llm(self, account: Account) -> LLM:
-        """Return the optimizer LLM, whose calls an account keeps."""
+        """Return the optimizer LLM, which charges its calls to an account."""
         if self.llm is None:
             return NoLLM()
         if isinstance(self.llm, OpenAIOptions):
@@ -140,12 +142,12 @@ class TrainerMethod(Generic[Options]):
 
 
 class Static(TrainerMethod[StaticOptions]):
-    """GRPO with a static instruction for your own trainer: the baseline of every method.
+    """Train with GRPO under a static instruction: the baseline for every method.
 
     Takes the arguments of `INSPO` except `llm` and `options`.
 
     Raises:
-        ConfigError: an instruction that cannot work.
+        ConfigError: the instruction is invalid.
     """
 
     options_class = StaticOptions
@@ -153,7 +155,7 @@ class Static(TrainerMethod[StaticOptions]):
 
 
 class Evolving(TrainerMethod[Options]):
-    """A method with an optimizer LLM and with options."""
+    """Base class of methods that have an optimizer LLM and options."""
 
     def __init__(
         self,
@@ -198,74 +200,74 @@ class Evolving(TrainerMethod[Options]):
 
 
 class INSPO(Evolving[InspoOptions]):
-    """Instruction-policy co-evolution (arXiv 2512.01945) for your own trainer.
+    """Co-evolve instruction and policy (INSPO, arXiv 2512.01945) with your own trainer.
 
     Args:
-        environment: where tasks come from, how actions are answered and scored.
-        llm: the optimizer LLM: anything with `complete(prompt)`, or `OpenAIOptions` for an
-            OpenAI-compatible endpoint (then priced and held to its budget). None is the offline
-            `RulesLLM` on the bundled world `geo`, and an error elsewhere.
-        options: the method's numbers; or give its fields as keywords, not both.
-        limits: of an episode, in tokens and turns.
-        instruction: the initial instruction; None is the environment's.
-        seed: of the order of tasks and of all draws.
-        folder: the run folder; None is `cotune` in the trainer's `output_dir`.
-        rewards: functions as TRL takes them, each alone or with its weight; they score in the
-            environment's place. See `cotune.RewardFunctions`.
+        environment: supplies the tasks, answers actions and scores them.
+        llm: the optimizer LLM: any object with a `complete(prompt)` method, or `OpenAIOptions` for
+            an OpenAI-compatible endpoint (then priced and held to its budget). None means the
+            offline `RulesLLM` in the bundled world `geo`, and an error elsewhere.
+        options: the method's options; pass `options` or its fields, not both.
+        limits: the limits of an episode, in tokens and turns.
+        instruction: the initial instruction; None means the environment's.
+        seed: the seed for the order of tasks and for all sampling.
+        folder: the run folder; None means `cotune` in the trainer's `output_dir`.
+        rewards: reward functions in TRL's form, each alone or with its weight; they replace the
+            environment's scoring. See `cotune.RewardFunctions`.
 
     Raises:
-        ConfigError: an option or an instruction that cannot work, or no LLM.
+        ConfigError: an option or the instruction is invalid, or there is no LLM.
     """
 
     options_class = InspoOptions
 
 
 class GEPA(Evolving[GepaOptions]):
-    """GEPA on the instruction before the first step (arXiv 2507.19457), then GRPO under the best one.
+    """Run GEPA on the instruction before the first step (arXiv 2507.19457), then train with GRPO.
 
-    The search spends its whole `budget` of rollouts at step 1, under the policy of that moment. Takes the
-    arguments of `INSPO`.
+    The search spends its whole `budget` of rollouts at step 1, with the policy as it is then. Takes
+    the arguments of `INSPO`.
 
     Args:
-        options: the method's numbers; or give its fields as keywords, not both.
+        options: the method's options; pass `options` or its fields, not both.
 
     Raises:
-        ConfigError: an option or an instruction that cannot work, or no LLM.
+        ConfigError: an option or the instruction is invalid, or there is no LLM.
     """
 
     options_class = GepaOptions
 
 
 class P2O(Evolving[P2OOptions]):
-    """Hints on hard questions, distilled into the weights (arXiv 2603.21877).
+    """Sample hard questions under hints, and distil the hints (P²O, arXiv 2603.21877).
 
-    The instruction stays as it is. Trained by `cotune.JointTrainer`, whose arguments are those of
-    GRPOTrainer; a plain one does with `distillation=cotune.Distillation(ratio="original")`. Takes the
-    arguments of `INSPO`.
+    The instruction does not change. Train with `cotune.JointTrainer`, which takes GRPOTrainer's
+    arguments; a plain GRPOTrainer works with `distillation=cotune.Distillation(ratio="original")`.
+    Takes the arguments of `INSPO`.
 
     Args:
-        llm: as for `INSPO`; None is the offline `RulesLLM` on the bundled worlds `geo` and
+        llm: as for `INSPO`; None means the offline `RulesLLM` in the bundled worlds `geo` and
             `arithmetic`, and an error elsewhere.
-        options: the method's numbers; or give its fields as keywords, not both.
+        options: the method's options; pass `options` or its fields, not both.
 
     Raises:
-        ConfigError: an option or an instruction that cannot work, or no LLM.
+        ConfigError: an option or the instruction is invalid, or there is no LLM.
     """
 
     options_class = P2OOptions
 
 
 class INSPOWithP2O(Evolving[ComposedOptions]):
-    """INSPO and P²O composed: instructions evolve, and hard questions get hints besides.
+    """Combine INSPO and P²O: evolve instructions, and sample hard questions under hints.
 
-    Trained by `cotune.JointTrainer`, as `P2O` is. Takes the arguments of `INSPO`.
+    Train with `cotune.JointTrainer`, as for `P2O`. Takes the arguments of `INSPO`.
 
     Args:
-        options: both methods' numbers; or give its fields as keywords (`inspo`, `p2o`,
-            `distil_instruction`), not both.
+        options: both methods' options; pass `options` or its fields, not both (`inspo`,
+            `p2o`, `distil_instruction`).
 
     Raises:
-        ConfigError: an option or an instruction that cannot work, or no LLM.
+        ConfigError: an option or the instruction is invalid, or there is no LLM.
     """
 
     options_class = ComposedOptions

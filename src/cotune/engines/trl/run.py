@@ -1,4 +1,4 @@
-"""A run file on TRL, from loading the policy to the summary."""
+"""Train a run file on TRL, from loading the policy to the summary."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class TRLBest(BestPolicy):
-    """As `BestPolicy`, of weights that the trainer's processes hold, whole or in shards."""
+    """Save and load the best policy, whose weights may be sharded over the trainer's processes."""
 
     def write_weights(self, joint: "Trained", folder: Path, step: int) -> None:
         save_weights(joint.unwrapped, folder, joint.coordinator.gather_here())
@@ -47,20 +47,20 @@ __all__ = ["Outcome", "grpo_config", "load_policy", "train"]
 def train(
     config: RunConfig, run: RunDir, journal: Journal, resume: bool, setup: Setup | None = None
 ) -> Outcome:
-    """Trains to the end, from the newest checkpoint if `resume`; evaluates and keeps the best.
+    """Train to the end, from the newest checkpoint if `resume`; evaluate and keep the best.
 
     Args:
         config: the run file.
         run: its folder.
-        journal: the folder or something that shows it, too; on other ranks than the first
-            something that writes nothing.
-        setup: what `prepare` loaded; loaded here if None.
+        journal: the folder, or a wrapper that also displays events; on ranks other than the first,
+            a journal that writes nothing.
+        setup: the result of `prepare`; loaded here if None.
     """
     setup = setup or prepare(config, run.checkpoints_path)
     evaluation = RunEvaluation(config, run, TRLBest(run.best_path, setup.tokenizer), report_scores)
     with Ledger(run.ledger_path if world().rank == 0 else ":memory:") as ledger:
         joint, trainer, budget = build_trainer(config, setup, journal, ledger, evaluation)
-        # A run that was stopped after its last step is evaluated without any rollout before.
+        # A run that was stopped after its last step is evaluated without another rollout.
         joint.bind(trainer)
         tensorboard_into(joint, run.path / "tensorboard")
         checkpoint = latest_checkpoint(run.checkpoints_path) if resume else None
@@ -74,7 +74,7 @@ def train(
                 journal.event("notice", 0, text=text)
         if checkpoint is not None and (state := _state_of(checkpoint)) is not None:
             joint.check_identity(state)
-            check_spread(state, trainer)  # before the trainer loads weights of another shape
+            check_spread(state, trainer)  # before the trainer loads weights of a different shape
         over = checkpoint is not None and budget.spent() and went_to_its_end(joint, checkpoint)
         if not config.has_batches:
             joint.evolve_only()
@@ -88,7 +88,7 @@ def train(
 def build_trainer(
     config: RunConfig, setup: Setup, journal: Journal, ledger: Ledger, before_rollout: Hook
 ) -> tuple[TRLJoint, JointTrainer, "RolloutBudget"]:
-    """Return a run file's trainer, which shows nothing by itself."""
+    """Build a run file's trainer, without progress output."""
     tokenizer, args = setup.tokenizer, setup.args
     codec = HFCodec(tokenizer, config.policy.template_args)
     parts = run_parts(config, setup.environment, codec, setup.rewards, journal, ledger)
@@ -102,7 +102,7 @@ def build_trainer(
         rollout_func=joint.rollout_func,
         reward_funcs=joint.reward_funcs,
         peft_config=setup.adapter,
-        # The budget first: that a run is over belongs into the state that is saved.
+        # The budget comes first, so that the saved state includes whether it ended the run.
         callbacks=[budget, *joint.callbacks],
     )
     for callback in (PrinterCallback, ProgressCallback):
@@ -111,9 +111,9 @@ def build_trainer(
 
 
 def went_to_its_end(joint: TRLJoint, checkpoint: Path) -> bool:
-    """Takes up a run that had ended its training before its newest checkpoint; False for others.
+    """Restore a run whose training had ended by its newest checkpoint; return False otherwise.
 
-    The trainer itself would train one step more before it looked.
+    The trainer itself would train one more step before checking.
     """
     state = _state_of(checkpoint)
     if state is None or not state["ended"]:
@@ -125,7 +125,7 @@ def went_to_its_end(joint: TRLJoint, checkpoint: Path) -> bool:
 
 
 def lost_steps(setup: Loaded, learning_rate: float) -> str | None:
-    """Say if the weights' type is too coarse for the steps; adapters are float32."""
+    """Return a warning if the weights' dtype is too coarse for updates; adapters are float32."""
     if setup.adapter is not None or not learning_rate:
         return None
     return rounding_notice(str(setup.model.dtype).removeprefix("torch."), learning_rate)
@@ -136,7 +136,7 @@ def _state_of(checkpoint: Path) -> State | None:
 
 
 class RolloutBudget(TrainerCallback):
-    """Ends training when another batch would exceed `training.rollout_budget`."""
+    """End training when another batch would exceed `training.rollout_budget`."""
 
     def __init__(self, joint: TRLJoint, ledger: Ledger, config: RunConfig) -> None:
         self._joint, self._ledger = joint, ledger
@@ -146,13 +146,13 @@ class RolloutBudget(TrainerCallback):
         joint.rollouts_left = self.left
 
     def left(self) -> int | None:
-        """Return what is left of the budget, as rank 0 knows it; None without one."""
+        """Return the remaining budget, which only rank 0 knows; None without a budget."""
         if self._budget is None:
             return None
         return self._budget - policy_rollouts(self._ledger.totals().rollouts)
 
     def spent(self) -> bool:
-        """Return whether another batch would exceed the budget; all ranks ask together."""
+        """Return whether another batch would exceed the budget; call on all ranks together."""
         if self._budget is None:
             return False
         return self._joint.coordinator.comm.broadcast(self.left()) < self._batch
@@ -161,7 +161,7 @@ class RolloutBudget(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
         if state.global_step % self._steps_per_batch:
-            return  # a batch that is rolled out is trained on to its end
+            return  # finish training on a batch that has been rolled out
         self._joint.ended = self.spent()
         if self._joint.ended:
             control.should_training_stop = True

@@ -1,4 +1,4 @@
-"""A run file's policy, environment and GRPOConfig, loaded and checked before anything is written."""
+"""Load and check a run file's policy, environment and GRPOConfig before anything is written."""
 
 import difflib
 import os
@@ -29,11 +29,11 @@ from cotune.rewards.functions import RewardFunctions
 
 @dataclass(frozen=True)
 class Loaded:
-    """The policy, environment and rewards of a run, loaded.
+    """A run's loaded policy, environment and rewards.
 
     Attributes:
-        rewards: score in place of the environment; None where it scores.
-        adapter: the trainer's `peft_config`; None trains the weights.
+        rewards: reward functions that replace the environment's scoring; None if it scores.
+        adapter: the trainer's `peft_config`; None trains the full weights.
     """
 
     model: Any
@@ -45,23 +45,23 @@ class Loaded:
 
 @dataclass(frozen=True)
 class Setup(Loaded):
-    """The same, with the arguments of GRPOTrainer."""
+    """The loaded parts of a run, with the arguments of GRPOTrainer."""
 
     args: GRPOConfig = field(kw_only=True)
 
 
 def prepare(config: RunConfig, folder: Path, checked: Preflight | None = None) -> Setup:
-    """Load what a run needs; write nothing, make no folder.
+    """Load everything a run needs; write nothing and create no folder.
 
-    Started by torchrun, the processes know each other afterwards.
+    Processes started by torchrun are connected afterwards.
 
     Args:
         config: the run file.
-        folder: where checkpoints will be kept.
-        checked: the preflight that it has passed; passed here if None.
+        folder: the folder that will hold checkpoints.
+        checked: a preflight that the run file has passed; run here if None.
 
     Raises:
-        ConfigError: names the field that cannot work.
+        ConfigError: a field is invalid; the message names it.
     """
     loaded = load_checked(checked or Preflight(config, new=False).require())
     args = grpo_config(config, folder)
@@ -73,7 +73,7 @@ def load_checked(checked: Preflight) -> Loaded:
     """Load the policy of a run file that has passed its preflight.
 
     Raises:
-        ConfigError: names the field that cannot work.
+        ConfigError: a field is invalid; the message names it.
     """
     config, rewards = checked.config, checked.rewards
     check_launch(config.training)
@@ -84,7 +84,7 @@ def load_checked(checked: Preflight) -> Loaded:
         rewards.trainer_state = TrainerState(max_steps=steps)
     model, tokenizer = load_policy(config)
     codec = HFCodec(tokenizer, config.policy.template_args)
-    check_tools(checked.environment, codec, tokenizer)  # may give the tokenizer a template
+    check_tools(checked.environment, codec, tokenizer)  # may set the tokenizer's template
     check_installed(config.logging.report_to)
     lora = config.policy.lora
     adapter = None if lora is None else lora_config(lora, model)
@@ -92,7 +92,7 @@ def load_checked(checked: Preflight) -> Loaded:
 
 
 def load_policy(config: RunConfig) -> tuple[Any, PreTrainedTokenizerBase]:
-    """Model and tokenizer by `from_pretrained`; ConfigError names what could not be loaded."""
+    """Load model and tokenizer with `from_pretrained`; raise ConfigError on failure."""
     path = policy_path(config.policy.path)
     if is_adapter_folder(path):
         raise ConfigError(
@@ -105,7 +105,7 @@ def load_policy(config: RunConfig) -> tuple[Any, PreTrainedTokenizerBase]:
 
 
 def grpo_config(config: RunConfig, folder: Path) -> GRPOConfig:
-    """TRL's configuration of a run file; `training.engine_args` wins over everything."""
+    """Return a run file's GRPOConfig; `training.engine_args` overrides everything."""
     training, limits = config.training, config.limits
     check_engine_args(training.engine_args)
     _check_frozen(training)
@@ -169,7 +169,7 @@ def shared_args(config: RunConfig, folder: Path) -> dict[str, Any]:
 
 
 def _check_frozen(training: TrainingConfig) -> None:
-    """Raise ConfigError for what needs gradients if the policy has none."""
+    """Raise ConfigError if the policy is frozen and something needs gradients."""
     if training.frozen and training.engine_args.get("fp16"):
         raise ConfigError(
             "training.engine_args.fp16 scales gradients, and with training.frozen there are none; "
@@ -178,7 +178,7 @@ def _check_frozen(training: TrainingConfig) -> None:
 
 
 def check_engine_args(given: dict[str, Any]) -> None:
-    """Raise ConfigError for what GRPOConfig does not take, and for what is set elsewhere."""
+    """Raise ConfigError for fields that GRPOConfig lacks or that are set elsewhere."""
     check_not_ours(given)
     check_known(given, GRPOConfig)
     if given.get("deepspeed"):
@@ -186,18 +186,18 @@ def check_engine_args(given: dict[str, Any]) -> None:
 
 
 _DRY_RUN = ("max_grad_norm", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "optim")
-"""Fields of GRPOConfig, besides those of the loss, that depend neither on machine nor on sizes."""
+"""Fields of GRPOConfig, other than the loss's, that depend on neither the machine nor on sizes."""
 
 
 def dry_run_args(given: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields that also apply to a few small steps, after checking them all."""
+    """Check all fields, and return those that also apply to a few small steps."""
     check_engine_args(given)
     kept = {*_DRY_RUN, *SECTIONS["The loss"]}
     return {name: value for name, value in given.items() if name in kept}
 
 
 def check_known(given: dict[str, Any], config: type) -> None:
-    """Raise ConfigError for a field of training.engine_args that a trainer's arguments lack."""
+    """Raise ConfigError for a field of training.engine_args that the trainer's arguments lack."""
     known = [field.name for field in fields(config) if field.init]
     for name in given:
         if name not in known:
@@ -210,7 +210,7 @@ def check_known(given: dict[str, Any], config: type) -> None:
 
 
 def check_not_ours(given: dict[str, Any]) -> None:
-    """Raise ConfigError for what a run file sets elsewhere, or must not set."""
+    """Raise ConfigError for fields that a run file sets elsewhere or must not set."""
     check_tokens(given)
     for name in given:
         if name == "output_dir":

@@ -1,7 +1,7 @@
-"""Supervised fine-tuning of a run file, on TRL's SFTTrainer.
+"""Supervised fine-tuning of a run file on TRL's SFTTrainer.
 
-A run evaluates the initial policy, gets its rows, and fits them. The first two count under step 0;
-a step after that is an optimizer step.
+A run evaluates the initial policy, prepares its rows, and fits them. The first two are recorded
+under step 0; each later step is an optimizer step.
 """
 
 import os
@@ -68,15 +68,15 @@ class SFTSetup(Loaded):
 
 
 def prepare(config: RunConfig, folder: Path, checked: Preflight | None = None) -> SFTSetup:
-    """Load what a run needs; write nothing, make no folder.
+    """Load everything a run needs; write nothing and create no folder.
 
     Args:
         config: the run file.
-        folder: where checkpoints will be kept.
-        checked: the preflight that it has passed; passed here if None.
+        folder: the folder that will hold checkpoints.
+        checked: a preflight that the run file has passed; run here if None.
 
     Raises:
-        ConfigError: names the field that cannot work.
+        ConfigError: a field is invalid; the message names it.
     """
     loaded = load_checked(checked or Preflight(config, new=False).require())
     return SFTSetup(**vars(loaded), args=sft_config(config, folder))
@@ -100,10 +100,10 @@ _ONE_PROCESS = ("fsdp", "fsdp_config", "deepspeed", "parallelism_config")
 
 
 def sft_config(config: RunConfig, folder: Path) -> SFTConfig:
-    """TRL's configuration of a run file with `strategy.kind` sft.
+    """Return the SFTConfig of a run file with `strategy.kind` sft.
 
     Raises:
-        ConfigError: a field that SFTConfig does not take, or that would fit other tokens.
+        ConfigError: a field that SFTConfig lacks, or that would train on other tokens.
     """
     training, options = config.training, config.strategy
     assert isinstance(options, SFTOptions)
@@ -127,7 +127,7 @@ def sft_config(config: RunConfig, folder: Path) -> SFTConfig:
 
 
 def check_engine_args(given: dict[str, Any]) -> None:
-    """Raise ConfigError for the first field that a fine-tuning run refuses."""
+    """Raise ConfigError for the first field that fine-tuning rejects."""
     check_not_ours(given)
     known = {one.name for one in fields(SFTConfig) if one.init}
     grpos = {one.name for one in fields(GRPOConfig) if one.init} - known
@@ -148,7 +148,7 @@ def check_engine_args(given: dict[str, Any]) -> None:
 
 
 def check_one_process() -> None:
-    """Raise ConfigError if torchrun has started several."""
+    """Raise ConfigError if torchrun has started several processes."""
     world = int(os.environ.get("WORLD_SIZE", "1"))
     if world > 1:
         raise ConfigError(
@@ -158,15 +158,15 @@ def check_one_process() -> None:
 
 
 class TRLSft(Resumable, Bound[SFTTrainer]):
-    """One fine-tuning run: the policy, what rolls it out, and after `bind` its trainer.
+    """One fine-tuning run: the policy, its coordinator, and after `bind` its trainer.
 
     Args:
-        parts: strategy, environment and where things are written.
-        setup: what `prepare` loaded.
+        parts: strategy, environment and outputs.
+        setup: the result of `prepare`.
         config: the run file.
 
     Attributes:
-        batches: optimizer steps trained so far.
+        batches: the number of optimizer steps trained so far.
         coordinator: rolls out the current policy.
     """
 
@@ -203,14 +203,14 @@ class TRLSft(Resumable, Bound[SFTTrainer]):
         return self._identity
 
     def bind(self, trainer: SFTTrainer) -> None:
-        """Names the trainer whose policy is sampled from now on."""
+        """Bind the trainer whose policy is sampled from now on."""
         self._trainer = trainer
         codec = self.coordinator.codec
         self.coordinator.sampler = policy_sampler(self.policy, codec, self._tokenizer)
 
     @property
     def unwrapped(self) -> PreTrainedModel:
-        """The current policy."""
+        """Return the current policy."""
         if self._trainer is None:
             return self._model
         wrapped = self._trainer.model_wrapped
@@ -218,7 +218,7 @@ class TRLSft(Resumable, Bound[SFTTrainer]):
 
     @contextmanager
     def policy(self) -> Iterator[PreTrainedModel]:
-        """The current policy, unwrapped and in evaluation mode."""
+        """Yield the current policy, unwrapped and in evaluation mode."""
         model = self.unwrapped
         training = model.training
         model.eval()
@@ -228,14 +228,14 @@ class TRLSft(Resumable, Bound[SFTTrainer]):
             model.train(training)
 
     def weights_replaced(self) -> None:
-        """Do nothing: nothing else holds a copy of the weights."""
+        """Do nothing, because nothing else holds a copy of the weights."""
 
     def begin_closing(self) -> None:
-        """Count what follows under the step after the last, so that a resume drops and repeats it."""
+        """Record what follows under the step after the last; a resume drops and repeats it."""
         self.at(self.batches + 1)
 
     def at(self, step: int) -> None:
-        """Count what follows under a step."""
+        """Record what follows under a step."""
         self.coordinator.step = step
         self.parts.meter.set_step(step)
 
@@ -247,10 +247,10 @@ class TRLSft(Resumable, Bound[SFTTrainer]):
         }
 
     def resume(self, state: State) -> None:
-        """Goes on from a saved state: cuts back what was written after it, begins an attempt.
+        """Resume from a saved state: truncate later logs, start a new attempt.
 
         Raises:
-            ConfigError: another run was saved than this one.
+            ConfigError: the state was saved by a different run.
         """
         self.check_identity(state)
         self.batches = int(state["batches"])
@@ -258,7 +258,7 @@ class TRLSft(Resumable, Bound[SFTTrainer]):
 
 
 class SFTCallback(TrainerCallback):
-    """Evaluates between steps, keeps cotune's half of every checkpoint, writes the metrics."""
+    """Evaluate between steps, save cotune's half of every checkpoint, and write the metrics."""
 
     def __init__(self, joint: TRLSft, evaluation: RunEvaluation) -> None:
         self._joint, self._evaluation = joint, evaluation
@@ -306,15 +306,15 @@ class SFTCallback(TrainerCallback):
 def train(
     config: RunConfig, run: RunDir, journal: Journal, resume: bool, setup: SFTSetup | None = None
 ) -> Outcome:
-    """Fine-tunes to the end, from the newest checkpoint if `resume`; evaluates and keeps the best.
+    """Fine-tune to the end, from the newest checkpoint if `resume`; evaluate and keep the best.
 
-    A run that was stopped before its first checkpoint continues with the rollouts that it has.
+    A run that was stopped before its first checkpoint reuses the rollouts it already has.
 
     Args:
         config: the run file.
-        run: its folder.
-        journal: the folder, or something that shows it, too.
-        setup: what `prepare` loaded; loaded here if None.
+        run: the run folder.
+        journal: the folder, or a wrapper that also displays events.
+        setup: the result of `prepare`; loaded here if None.
     """
     setup = setup or prepare(config, run.checkpoints_path)
     evaluation = RunEvaluation(config, run, TRLBest(run.best_path, setup.tokenizer), report_scores)
@@ -338,7 +338,7 @@ def train(
 def build_trainer(
     joint: TRLSft, setup: SFTSetup, rows: Sequence[TrainingRow], callback: TrainerCallback
 ) -> SFTTrainer:
-    """SFTTrainer on rows of tokens, which shows nothing by itself."""
+    """Build an SFTTrainer on rows of tokens, without progress output."""
     trainer = SFTTrainer(
         setup.model,
         args=setup.args,
@@ -360,7 +360,7 @@ def build_trainer(
 def _begin(
     joint: TRLSft, config: RunConfig, run: RunDir, evaluation: RunEvaluation, resume: bool
 ) -> Path | None:
-    """Begins an attempt; returns the checkpoint that it goes on from, if there is one."""
+    """Start an attempt; return the checkpoint to resume from, if there is one."""
     journal, meter = joint.parts.journal, joint.parts.meter
     checkpoint = latest_checkpoint(run.checkpoints_path) if resume else None
     if checkpoint is not None:
@@ -383,7 +383,7 @@ def _begin(
 def _rows(
     joint: TRLSft, config: RunConfig, run: RunDir, evaluation: RunEvaluation
 ) -> Sequence[TrainingRow]:
-    """The rows to fit, as they were kept or made now, after the evaluation of the initial policy."""
+    """Return the rows to fit: those kept, or new ones after evaluating the initial policy."""
     options = config.strategy
     assert isinstance(options, SFTOptions)
     kept = run.sft_path / ROWS
@@ -409,7 +409,7 @@ def _rows(
 
 
 def _tell(joint: TRLSft, config: RunConfig, options: SFTOptions, found: Rows) -> None:
-    """Writes down what is fitted."""
+    """Record which rows are fitted."""
     training, rows = config.training, found.rows
     joint.parts.journal.event(
         "training_rows",

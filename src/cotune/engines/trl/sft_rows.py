@@ -1,4 +1,4 @@
-"""The rows that a fine-tuning run fits: references as tokens, or rejection sampling, kept on disk."""
+"""The rows for fine-tuning: tokenized references, or rejection sampling, kept on disk."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ SCHEMA_VERSION = 1
 
 @dataclass(frozen=True)
 class Rows:
-    """The rows to fit, and what the event on them records."""
+    """The rows to fit, and the fields of the event that records them."""
 
     rows: Sequence[TrainingRow]
     about: Mapping[str, object]
@@ -52,9 +52,9 @@ def check_references(environment: Environment) -> None:
 
 
 def answer_rows(joint: "TRLSft", config: RunConfig) -> Rows:
-    """One row a training question: its reference under the initial instruction.
+    """Return one row per training question: its reference under the initial instruction.
 
-    A reference that is longer than a turn may be is left out: the policy could never write it.
+    References longer than a turn are left out, because the policy could never write them.
 
     Raises:
         ConfigError: a prompt is longer than the limit.
@@ -92,7 +92,7 @@ def answer_rows(joint: "TRLSft", config: RunConfig) -> Rows:
 
 
 def _written(task: Task, prompt: Prompt, row: TrainingRow, text: str) -> Trajectory:
-    """The reference as if the policy had written it in one turn, to be scored."""
+    """Return the reference as a one-turn trajectory, to be scored as the policy's own."""
     own = len(row.input_ids) - row.targets
     completion = row.input_ids[own:]
     return Trajectory(
@@ -109,18 +109,18 @@ def _written(task: Task, prompt: Prompt, row: TrainingRow, text: str) -> Traject
 
 
 def rollout_rows(joint: "TRLSft", config: RunConfig, folder: Path) -> Rows:
-    """Rejection sampling: rows of the initial policy's own rollouts that succeeded.
+    """Return the initial policy's own successful rollouts as rows (rejection sampling).
 
-    What was sampled is on disk batch by batch until `keep_rows`, so a run that is killed samples one
-    batch again at most.
+    Rollouts are kept on disk batch by batch until `keep_rows`, so a killed run samples at most one
+    batch again.
 
     Args:
-        joint: with the initial policy, no step trained.
+        joint: a run with the initial policy, before any training step.
         config: the run file.
-        folder: where rollouts are kept.
+        folder: the folder that keeps the rollouts.
 
     Raises:
-        EngineError: no rollout is good enough.
+        EngineError: no rollout succeeded.
     """
     options = config.strategy
     assert isinstance(options, SFTOptions)
@@ -140,10 +140,10 @@ def rollout_rows(joint: "TRLSft", config: RunConfig, folder: Path) -> Rows:
 def _sampled(
     joint: "TRLSft", config: RunConfig, options: SFTOptions, log: EvolutionLog
 ) -> Iterator[Trajectory]:
-    """All rollouts, a rollout batch of the run file at a time.
+    """Yield all rollouts, one of the run file's rollout batches at a time.
 
-    Every question once, in an order of its own, then every question again: a budget that ends
-    early has then reached as many questions as it can.
+    Visits every question once in shuffled order, then every question again, so that a budget that
+    ends early has reached as many questions as possible.
     """
     training = config.training
     size = training.questions_per_step * training.group_size
@@ -151,7 +151,7 @@ def _sampled(
     total = rollouts_sampled(config, options, len(order.by_id))
     coordinator, prompt = joint.coordinator, joint.coordinator.strategy.best_prompt()
     phase = coordinator.logged(log, "sampling")
-    groups: dict[str, int] = {}  # a question's rollouts are a group, whichever batch they came in
+    groups: dict[str, int] = {}  # a question's rollouts form one group across batches
     for first in range(0, total, size):
         tasks = [order.by_id[order.at(i)] for i in range(first, min(first + size, total))]
         batch = phase.rollout(
@@ -180,7 +180,7 @@ def keep_rows(
     identity: Mapping[str, str],
     changeable: Mapping[str, str],
 ) -> None:
-    """Keeps the rows of rejection sampling; what they were chosen from goes."""
+    """Keep the rows of rejection sampling and delete the rollouts they were chosen from."""
     write_rows(folder / ROWS, rows, identity, changeable)
     EvolutionLog(folder / ROLLOUTS).delete()
 
@@ -191,7 +191,7 @@ def write_rows(
     identity: Mapping[str, str],
     changeable: Mapping[str, str],
 ) -> None:
-    """Writes rows atomically, after a line that says of which run they are."""
+    """Write rows atomically, after a line that identifies their run."""
     head: Row = {
         "schema_version": SCHEMA_VERSION,
         "identity": dict(identity),
@@ -206,16 +206,16 @@ def write_rows(
 
 
 def read_head(path: Path) -> Row:
-    """Return what `write_rows` wrote of the run; empty if there is nothing to read."""
+    """Return the head line that `write_rows` wrote; empty if it cannot be read."""
     lines = read_jsonl(path)
     return lines[0] if lines else {}
 
 
 def read_rows(path: Path, identity: Mapping[str, str]) -> list[TrainingRow]:
-    """The rows that `write_rows` wrote.
+    """Read the rows that `write_rows` wrote.
 
     Raises:
-        ConfigError: they are of another version or another run, or cannot be read.
+        ConfigError: they are from another version or run, or cannot be read.
     """
     head, lines = read_head(path), read_jsonl(path)[1:]
     if head.get("schema_version") != SCHEMA_VERSION:

@@ -1,8 +1,8 @@
-"""Training that is spread over processes: DDP, FSDP2, DeepSpeed's ZeRO stages 1 and 2.
+"""Training sharded over processes: DDP, FSDP2, DeepSpeed's ZeRO stages 1 and 2.
 
-Under ZeRO 1 and 2 every process holds whole weights; gradients and AdamW's moments are spread. Under
-FSDP2 the weights are, too: they are gathered for as long as rollouts are sampled, in the type that the
-forward pass computes in, and on rank 0's CPU, in their own type, where they are saved.
+Under ZeRO 1 and 2 every process holds whole weights; gradients and AdamW's moments are sharded.
+FSDP2 also shards the weights: they are gathered in the forward pass's dtype while rollouts are
+sampled, and in their own dtype on rank 0's CPU when they are saved.
 """
 
 import importlib.util
@@ -34,18 +34,19 @@ _NO_SHARDS = (DistributedType.NO, DistributedType.MULTI_CPU)
 
 
 def is_sharded(model: Any) -> bool:
-    """Return whether a model's own weights are spread over processes (FSDP2)."""
+    """Return whether a model's weights are sharded over processes (FSDP2)."""
     return isinstance(model, FSDPModule)
 
 
 @contextmanager
 def gathered(model: Any) -> Iterator[None]:
-    """Holds a model's weights whole for forward passes; all processes enter it together.
+    """Gather a model's whole weights for forward passes; all processes enter together.
 
-    Inside, processes may make unequally many forward passes. The weights are not to be written to.
+    Inside, processes may make different numbers of forward passes. Do not write to the weights.
     """
     groups = [module for module in model.modules() if isinstance(module, FSDPModule)]
-    # Each keeps whether it frees its weights after a forward pass; torch has a setter alone.
+    # Each module records whether it frees its weights after a forward pass; torch has only a
+    # setter.
     kept = [_after_forward(module) for module in groups]
     for module in groups:
         module.set_reshard_after_forward(False, recurse=False)
@@ -68,10 +69,10 @@ def _after_forward(module: FSDPModule) -> list[Any]:
 
 
 def whole_weights(model: Any) -> dict[str, Any] | None:
-    """A sharded model's trained weights on the CPU, by name; all processes ask together.
+    """Return a sharded model's trained weights on the CPU by name; call on all processes together.
 
     Returns:
-        The weights on rank 0 and nothing on the others; None of a model that is whole everywhere.
+        The weights on rank 0 and nothing on the others; None if the model is not sharded.
     """
     if not is_sharded(model):
         return None
@@ -79,14 +80,14 @@ def whole_weights(model: Any) -> dict[str, Any] | None:
         full_state_dict=True, cpu_offload=True, ignore_frozen_params=hasattr(model, "peft_config")
     )
     weights = get_model_state_dict(model, options=options)
-    # Tied weights once, as a whole model's are saved.
+    # Save tied weights once, as for a model that is not sharded.
     tied = {n for n, _ in model.named_parameters(remove_duplicate=False)}
     tied -= {n for n, _ in model.named_parameters()}
     return {name: weight for name, weight in weights.items() if name not in tied}
 
 
 def restore_weights(model: Any, folder: Path) -> None:
-    """Puts a policy's saved weights, or a checkpoint's, into it; all processes call it together."""
+    """Load a policy's saved weights, or a checkpoint's, into it; call on all processes together."""
     if not is_sharded(model):
         if (shards := folder / f"{FSDP_MODEL_NAME}_0").is_dir():
             _load_shards(model, shards)
@@ -99,13 +100,13 @@ def restore_weights(model: Any, folder: Path) -> None:
 
 
 def _load_shards(model: Any, folder: Path) -> None:
-    """A checkpoint of FSDP2 with state_dict_type SHARDED_STATE_DICT, put together."""
+    """Load the weights of an FSDP2 checkpoint with state_dict_type SHARDED_STATE_DICT."""
     weights = model.state_dict()  # read into, in place
     dcp.load({"model": weights}, storage_reader=dcp.FileSystemReader(folder))
 
 
 def sharding_of(trainer: Trainer) -> str:
-    """Return how a trainer spreads its training: none (DDP included), fsdp2, zero1 or zero2."""
+    """Return how a trainer shards its training: none (including DDP), fsdp2, zero1 or zero2."""
     state = trainer.accelerator.state
     if (fsdp := getattr(state, "fsdp_plugin", None)) is not None:
         return f"fsdp{fsdp.fsdp_version}"
@@ -115,7 +116,7 @@ def sharding_of(trainer: Trainer) -> str:
 
 
 def check_deepspeed(why: str) -> None:
-    """Raise ConfigError unless DeepSpeed is installed; `why` says what asks for it."""
+    """Raise ConfigError unless DeepSpeed is installed; `why` names the setting that needs it."""
     if importlib.util.find_spec("deepspeed") is None:
         raise ConfigError(
             f"{why} needs DeepSpeed, which is not installed: pip install 'cotune[deepspeed]'"
@@ -123,9 +124,9 @@ def check_deepspeed(why: str) -> None:
 
 
 def check_sharding(args: TrainingArguments) -> None:
-    """Raise ConfigError for a way to spread training that a joint run cannot use.
+    """Raise ConfigError for a kind of sharding that a joint run does not support.
 
-    Read are the arguments and what `accelerate launch` has set in the environment.
+    Reads the arguments and the environment variables that `accelerate launch` sets.
     """
     found = [name for name in _KINDS if _is_set(name)]
     if found:
@@ -178,17 +179,17 @@ def _is_set(name: str) -> bool:
 
 
 def spread(trainer: Trainer) -> State:
-    """Return how training is spread, which is kept with a checkpoint for a resume to compare."""
+    """Return the sharding, which is saved with a checkpoint so that a resume can compare it."""
     processes = dist.get_world_size() if dist.is_initialized() else 1
     return {"sharding": sharding_of(trainer), "processes": processes}
 
 
 def check_spread(saved: State, trainer: Trainer) -> None:
-    """Raise ConfigError if a checkpoint's optimizer cannot be read as training is spread now.
+    """Raise ConfigError if a checkpoint's optimizer cannot be read under the current sharding.
 
-    The trainer would begin with a new optimizer, and say nothing.
+    The trainer would silently start with a new optimizer.
     """
-    # A state of before processes were kept is of DDP or of one process.
+    # A state from before the processes were recorded is from DDP or a single process.
     was, now = saved.get("sharding", "none"), sharding_of(trainer)
     if was != now:
         raise ConfigError(

@@ -1,6 +1,6 @@
-"""The tables of instructions and hints for trackers, beside the trainer's numbers.
+"""Tables of instructions and hints for trackers, in addition to the trainer's metrics.
 
-They follow the trainer's own reporting callbacks, whichever `report_to` or the user put there.
+They follow the trainer's reporting callbacks, whether from `report_to` or added by the user.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -35,7 +35,7 @@ _INSTRUCTION_COLUMNS = (
 )  # fmt: skip
 _HINT_COLUMNS = ("hint", "mean_dev_score", "solved", "covers", "best")
 
-_HARMLESS = frozenset(" .,;:?'%-")  # to Markdown, inside of a cell
+_HARMLESS = frozenset(" .,;:?'%-")  # in Markdown, within a cell
 
 Row = tuple[Any, ...]
 Table = tuple[str, tuple[str, ...], list[Row]]
@@ -59,7 +59,7 @@ def check_installed(backends: Sequence[str]) -> None:
 
 
 def tables(strategy: Strategy) -> list[Table]:
-    """Return what a strategy knows as tables; of a user's own strategy, the best instruction."""
+    """Return a strategy's tables; for a user's own strategy, only the best instruction."""
     base = strategy.base if isinstance(strategy, P2O) else strategy
     rows = [_only_instruction(base)]
     if isinstance(base, Inspo):
@@ -73,7 +73,7 @@ def tables(strategy: Strategy) -> list[Table]:
 
 
 def _instructions(strategy: Inspo) -> list[Row]:
-    """All that ever lived, by birth; `lineage` leads from the initial one to each."""
+    """Return all instructions, oldest first; `lineage` leads from the initial one to each."""
     chances = zip(strategy.population.members, strategy.population.probabilities(), strict=True)
     alive = {member.id: (member, chance) for member, chance in chances}
     best = strategy.best_instruction_id()
@@ -93,7 +93,7 @@ def _instructions(strategy: Inspo) -> list[Row]:
 
 
 def _candidates(strategy: Gepa) -> list[Row]:
-    """Return what GEPA accepted; the weight is the mean dev score. [] before the search."""
+    """Return GEPA's accepted candidates; weight is the mean dev score. [] before the search."""
     found = strategy.candidates()
     paths: dict[str | None, str] = {}
     rows: list[Row] = []
@@ -114,7 +114,7 @@ def _only_instruction(strategy: Strategy) -> Row:
 
 
 def _hints(strategy: P2O) -> list[Row]:
-    """Return those of the last phase; `covers` marks the ones that hard questions are sampled under."""
+    """Return the last phase's hints; `covers` marks the ones used to sample hard questions."""
     pool = strategy.pool
     if pool is None:
         return []
@@ -126,7 +126,7 @@ def _hints(strategy: P2O) -> list[Row]:
 
 
 class TrackerCallback(TrainerCallback):
-    """Logs the tables after each evolution that changed one, and when training ends. Rank 0."""
+    """Log the tables after each evolution that changed one, and when training ends. Rank 0."""
 
     def __init__(self, joint: "TRLJoint") -> None:
         self._joint = joint
@@ -141,7 +141,7 @@ class TrackerCallback(TrainerCallback):
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
-        # Weights change at every step; a table is logged when another text is in it.
+        # The weights change at every step, so log a table only when a text in it has changed.
         if self._reports and (now := self._texts()) != self._last:
             self._last = now
             self._log(state)
@@ -149,7 +149,7 @@ class TrackerCallback(TrainerCallback):
     def on_epoch_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
-        # The data set is one epoch long. When training has ended, trackers are closed already.
+        # The data set is one epoch long. Once training has ended, trackers are already closed.
         if self._reports and self._logged_at != state.global_step:
             self._log(state)
 
@@ -172,16 +172,16 @@ class TrackerCallback(TrainerCallback):
 
 
 def reporting(joint: "Trained") -> Iterator[TrainerCallback]:
-    """The trainer's callbacks of the trackers that take tables."""
+    """Yield the trainer's callbacks for trackers that accept tables."""
     for callback in joint.trainer.callback_handler.callbacks if joint.bound else ():
         if isinstance(callback, TensorBoardCallback | WandbCallback | TrackioCallback):
             yield callback
 
 
 def report_scores(joint: "Trained", scores: Mapping[str, float]) -> None:
-    """Logs scores of an evaluation that is not the trainer's own; rank 0.
+    """Log the scores of an evaluation that is not the trainer's own; rank 0.
 
-    Trackers show "eval_em" as eval/em and "test_em" as test/em, as the trainer's own.
+    Trackers show "eval_em" as eval/em and "test_em" as test/em, like the trainer's own metrics.
     """
     if not joint.bound:
         return
@@ -197,7 +197,7 @@ def report_scores(joint: "Trained", scores: Mapping[str, float]) -> None:
 
 
 def close_reports(joint: "Trained") -> None:
-    """Ends what scores after training have opened again. W&B's run ends with the process."""
+    """Close trackers that scores after training reopened. W&B's run ends with the process."""
     trainer = joint.trainer
     for callback in reporting(joint):
         if not isinstance(callback, WandbCallback):
@@ -205,7 +205,7 @@ def close_reports(joint: "Trained") -> None:
 
 
 def tensorboard_into(joint: "Trained", folder: Path) -> None:
-    """Makes TensorBoard's files lie in a folder, unless TENSORBOARD_LOGGING_DIR says where."""
+    """Write TensorBoard's files to a folder, unless TENSORBOARD_LOGGING_DIR names another."""
     for callback in reporting(joint):
         if isinstance(callback, TensorBoardCallback) and callback.logging_dir is None:
             callback.logging_dir = str(folder)
@@ -221,7 +221,7 @@ def _log_tables(callback: TrainerCallback, found: Sequence[Table], step: int) ->
     tracker: Any = import_module("wandb" if isinstance(callback, WandbCallback) else "trackio")
     if isinstance(callback, WandbCallback) and tracker.run is None:
         return
-    # Both show the text of a cell as text.
+    # Both display a cell's text as plain text.
     shown = {
         name: tracker.Table(columns=list(columns), data=[list(row) for row in rows])
         for name, columns, rows in found
@@ -230,9 +230,9 @@ def _log_tables(callback: TrainerCallback, found: Sequence[Table], step: int) ->
 
 
 def markdown_table(columns: Sequence[str], rows: Sequence[Row]) -> str:
-    """A table in Markdown whose cells are text and nothing else.
+    """Format a table in Markdown whose cells contain only plain text.
 
-    TensorBoard renders Markdown, and would load an image that a model's text asks for.
+    TensorBoard renders Markdown, and would load an image that a model's text requests.
     """
     lines = [columns, ["---"] * len(columns), *[[_cell(v) for v in row] for row in rows]]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"

@@ -1,4 +1,4 @@
-"""GRPOTrainer with context distillation, and without the work that cannot change its gradient."""
+"""GRPOTrainer with context distillation, which skips work that cannot change the gradient."""
 
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, cast
@@ -17,31 +17,31 @@ from cotune.methods.p2o.distillation import (
 if TYPE_CHECKING:
     from cotune.engines.trl.hooks import TRLJoint
 
-# What a loss divides by, of those that stay right when rows without advantage are left out:
-# its number of rows (then the loss is scaled back), or a count fixed beforehand.
+# Divisors of the losses that stay correct when rows without advantage are left out: the number
+# of rows (the loss is then scaled back), or a fixed count.
 _BY_ROWS = ("grpo", "dr_grpo")
 _BY_FIXED_COUNT = ("dapo", "cispo")
-# Callbacks hear that a trainer is ready, but not of which class it is.
+# Callbacks receive an event when a trainer is ready, but not its class.
 _IN_THE_MAKING: ContextVar["JointTrainer | None"] = ContextVar("in_the_making", default=None)
 
 
 class JointTrainer(GRPOTrainer):
-    """Trains on rollouts that were sampled under a hint, without it (P²O Eq. 4).
+    """Train without the hint on rollouts that were sampled under it (P²O Eq. 4).
 
-    Each token's weight of `cotune.methods.p2o.distillation` multiplies its advantage, so that the
-    loss keeps its denominator and its KL term.
+    Each token's weight from `cotune.methods.p2o.distillation` multiplies its advantage, so the loss
+    keeps its denominator and its KL term.
 
-    Leaves out rollouts whose advantage is zero, and padding that a micro-batch does not need.
+    Rollouts with zero advantage are left out, as is padding that a micro-batch does not need.
 
-    A group whose rewards are all equal has no advantage, hence no gradient; on a question that is
-    always or never solved that is every rollout. They are passed over where nothing but the
-    advantage weighs them: β = 0, no entropy bonus, no router loss, and a loss that divides by rows
-    or by a fixed count. Logged entropy and clip ratios are then those of the other rollouts.
+    A group with equal rewards has no advantage and therefore no gradient; for a question that is
+    always or never solved, this is every rollout. They are skipped if only the advantage weights
+    them: β = 0, no entropy bonus, no router loss, and a loss that divides by rows or by a fixed
+    count. Logged entropy and clip ratios then cover only the other rollouts.
 
     Takes the arguments of GRPOTrainer.
 
     Attributes:
-        joint: whose rollouts it trains on; set by the callbacks of `TRLJoint`, or by its `bind`.
+        joint: the run whose rollouts are trained on; set by `TRLJoint`'s callbacks or its `bind`.
     """
 
     joint: "TRLJoint | None" = None
@@ -57,7 +57,7 @@ class JointTrainer(GRPOTrainer):
 
     @staticmethod
     def in_the_making() -> "JointTrainer | None":
-        """The one whose construction goes on, as callbacks see it in `on_init_end`."""
+        """Return the trainer under construction, for callbacks in `on_init_end`."""
         return _IN_THE_MAKING.get()
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
@@ -69,9 +69,9 @@ class JointTrainer(GRPOTrainer):
         return output
 
     def _distil(self, output: dict[str, Any], joint: "TRLJoint") -> None:
-        """Makes the advantages (B, C), weighed by token, and fills in log π_old where it is x̃'s.
+        """Weight the advantages per token, to (B, C), and fill in log π_old where it is x̃'s.
 
-        Called on all ranks, also on those whose own rollouts need nothing.
+        Called on all ranks, even if a rank's own rollouts need nothing.
         """
         settings, rollouts = joint.coordinator.strategy.distillation, joint.last_rollouts
         distilled = [row for row, t in enumerate(rollouts) if is_distilled(t)]
@@ -79,7 +79,7 @@ class JointTrainer(GRPOTrainer):
         logprobs, tokens = output.get("old_per_token_logps"), 0
         if logprobs is None:
             wanted = distilled if compares_contexts(settings) else []
-            # In `hint` mode the plain rows need a denominator, too: their own.
+            # In `hint` mode the plain rows also need a denominator: their own.
             rows = list(range(len(rollouts))) if fills_old else wanted
             logprobs, tokens = self._trained_logprobs(output, rows, joint)
         before = logprobs.double().cpu().numpy()
@@ -96,12 +96,12 @@ class JointTrainer(GRPOTrainer):
     def _trained_logprobs(
         self, output: dict[str, Any], rows: list[int], joint: "TRLJoint"
     ) -> tuple[torch.Tensor, int]:
-        """log π_θ of some rows' completions on the prompts that are trained on, before the update.
+        """Compute log π_θ of some rows' completions on their training prompts, before the update.
 
-        In evaluation mode, as the other side of the context ratio was sampled.
+        Runs in evaluation mode, like the sampling of the context ratio's other side.
 
         Returns:
-            (B, C), zero in the other rows; and the tokens that were fed, padding left out.
+            (B, C), zero in the other rows; and the number of tokens fed, without padding.
         """
         names = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "advantages")
         batch = {name: output[name] for name in names}
@@ -122,7 +122,7 @@ class JointTrainer(GRPOTrainer):
     def _log_distillation(
         self, statistics: RatioStatistics, tokens: int, joint: "TRLJoint"
     ) -> None:
-        """The ratios of all ranks, and the tokens of the extra pass: what distillation costs."""
+        """Log the ratios of all ranks and the extra pass's tokens, the cost of distillation."""
         everyone, spent = RatioStatistics(), 0
         for theirs, fed in joint.coordinator.comm.gather((statistics, tokens)):
             everyone.merge(theirs)
@@ -135,11 +135,11 @@ class JointTrainer(GRPOTrainer):
             joint.parts.journal.event("context_ratios", joint.batches, **everyone.histogram())
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Any:
-        """A frozen policy is sampled, and nothing more: without a gradient no optimizer moves it."""
+        """Run a training step; with a frozen policy, only sample, since there is no gradient."""
         if self.joint is None or not self.joint.parts.frozen:
             return super().training_step(model, inputs, num_items_in_batch)
         model.train()
-        self._prepare_inputs(inputs)  # rolls out, where a batch begins
+        self._prepare_inputs(inputs)  # rolls out at the start of a batch
         self._step += 1
         return torch.zeros((), device=self.accelerator.device)
 
@@ -156,7 +156,7 @@ class JointTrainer(GRPOTrainer):
         if self._passes_over_zero_advantages():
             rows = len(inputs["advantages"])
             kept = informative_rows(inputs["advantages"])
-            # TRL gathers a value of every row, so all ranks keep as many.
+            # TRL gathers a value for every row, so all ranks must keep equally many.
             kept = filled_up(kept, self._most_of_all_ranks(len(kept)), rows)
             inputs = with_rows(inputs, kept)
             if self.loss_type in _BY_ROWS:
@@ -183,7 +183,7 @@ class JointTrainer(GRPOTrainer):
 
 
 def informative_rows(advantages: torch.Tensor) -> torch.Tensor:
-    """Indices of the rows with an advantage; the first row where there is none.
+    """Return the indices of the rows with an advantage; the first row if there is none.
 
     Args:
         advantages: (B,) or (B, C).
@@ -194,10 +194,10 @@ def informative_rows(advantages: torch.Tensor) -> torch.Tensor:
 
 
 def filled_up(rows: torch.Tensor, count: int, total: int) -> torch.Tensor:
-    """The rows and the first of the others, `count` in all, in order.
+    """Return the rows plus the first of the other rows, `count` in all, in order.
 
     Args:
-        rows: indices below `total`, fewer than `count` or as many.
+        rows: indices below `total`, at most `count` of them.
     """
     if len(rows) >= count:
         return rows
@@ -207,7 +207,7 @@ def filled_up(rows: torch.Tensor, count: int, total: int) -> torch.Tensor:
 
 
 def with_rows(inputs: dict[str, Any], rows: torch.Tensor) -> dict[str, Any]:
-    """Return the inputs of some rows; entries that are not one value a row stay as they are."""
+    """Return the inputs of some rows; entries that are not per-row stay unchanged."""
     count = len(inputs["advantages"])
     return {
         name: value[rows] if _per_row(value, count) else value for name, value in inputs.items()
@@ -215,7 +215,7 @@ def with_rows(inputs: dict[str, Any], rows: torch.Tensor) -> dict[str, Any]:
 
 
 def without_padding(inputs: dict[str, Any]) -> dict[str, Any]:
-    """Without prompt columns and completion columns that hold padding in every row."""
+    """Return the inputs without prompt and completion columns that are padding in every row."""
     prompt_used = inputs["prompt_mask"].any(0).nonzero()
     completion_used = inputs["completion_mask"].any(0).nonzero()
     first = int(prompt_used[0]) if len(prompt_used) else 0

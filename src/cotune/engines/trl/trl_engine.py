@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class TRL:
-    """Trains in this process, or in those that torchrun or accelerate started."""
+    """Train in this process, or in the processes that torchrun or accelerate started."""
 
     def check_installed(self) -> None:
         check_package("trl")
@@ -89,7 +89,7 @@ class TRL:
         *,
         resume: bool,
     ) -> None:
-        """Train; the first process writes it down, shows it and concludes it."""
+        """Train; the first process records, displays and concludes the run."""
         from cotune.engines.comm import world
 
         if world().rank != 0:
@@ -133,11 +133,11 @@ class TRL:
 
 
 def arguments(config: RunConfig) -> list[Finding]:
-    """Check that TRL takes the trainer's arguments, from however many processes there are.
+    """Check that TRL accepts the trainer's arguments for any number of processes.
 
     Raises:
-        ConfigError: names the argument.
-        EngineError: another TRL than this engine is written for is installed.
+        ConfigError: an argument is invalid; the message names it.
+        EngineError: the installed TRL version is not supported.
     """
     from cotune.engines.trl.checks import check_args, check_trl
     from cotune.engines.trl.setup import grpo_config
@@ -146,7 +146,7 @@ def arguments(config: RunConfig) -> list[Finding]:
     check_trl()
     folder = config.output / "checkpoints"
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of libraries about each other
+        warnings.simplefilter("ignore")  # warnings of libraries about each other
         if config.method.supervised:
             check_one_process()
             sft_config(config, folder)
@@ -156,13 +156,13 @@ def arguments(config: RunConfig) -> list[Finding]:
 
 
 def processes(config: RunConfig, starting: bool = False) -> list[Finding]:
-    """Check that there are as many processes as GPUs, and that each gets its share of a batch.
+    """Check that the processes match the GPUs, and that a batch divides evenly over them.
 
     Args:
-        starting: whether these are the processes that train, rather than those of `cotune doctor`.
+        starting: whether these processes will train, as opposed to those of `cotune doctor`.
 
     Raises:
-        ConfigError: the processes that were started do not fit the GPUs.
+        ConfigError: the number of started processes does not match the GPUs.
     """
     import torch
 
@@ -195,7 +195,7 @@ def processes(config: RunConfig, starting: bool = False) -> list[Finding]:
 
 
 def gpu_memory(config: RunConfig) -> list[Finding]:
-    """Compare what the plan estimates with the memory of a GPU, if there is one."""
+    """Compare the plan's estimate with a GPU's memory, if there is a GPU."""
     import torch
 
     if not torch.cuda.device_count():
@@ -214,7 +214,7 @@ def gpu_memory(config: RunConfig) -> list[Finding]:
 
 
 def _references(checked: Preflight) -> None:
-    """Check that there are answers to fine-tune on."""
+    """Check that the environment has answers to fine-tune on."""
     options = checked.config.strategy
     if isinstance(options, SFTOptions) and options.data == "answers":
         from cotune.engines.trl.sft_rows import check_references

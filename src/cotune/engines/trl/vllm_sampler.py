@@ -1,4 +1,4 @@
-"""Rollouts by vLLM, through the `VLLMGeneration` that a GRPOTrainer with `use_vllm` holds."""
+"""Sample rollouts with vLLM, through the `VLLMGeneration` of a GRPOTrainer with `use_vllm`."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -17,26 +17,27 @@ from cotune.rollout.coordinator import SingleProcess
 from cotune.types import Distillation, Sample, SampleRequest, Sampling, Trajectory
 
 Waiting = list[tuple[int, int]] | None
-"""Rows of a rank that wait for tokens: context length and limit of each; None once it has closed."""
+"""A rank's rows that wait for tokens: context length and limit of each; None once it has closed."""
 
 
 class VLLMSampler:
-    """Samples turns with vLLM, in this process (`vllm_mode: colocate`) or on a server.
+    """Sample turns with vLLM, in this process (`vllm_mode: colocate`) or on a server.
 
     Args:
-        trainer: with `use_vllm`.
-        codec: for stop strings and the EOS.
+        trainer: a trainer with `use_vllm`.
+        codec: the policy's codec, for stop strings and the EOS.
         comm: all ranks of the run.
-        context_tokens: what vLLM can attend to, prompt included; None is unlimited.
+        context_tokens: vLLM's context length, including the prompt; None is unlimited.
 
-    Weights are sent when a rollout call begins, where the trainer has stepped since the last time.
+    Weights are sent at the start of a rollout call if the trainer has stepped since the last call.
 
-    vLLM draws with a state of its own, not with cotune's uniforms: a resumed run continues with the
-    same distribution, not with the same tokens as an unbroken one. No seed is sent. TRL gives all
-    rows of a call one set of sampling parameters, and under one seed group-mates would draw alike.
+    vLLM draws with its own random state instead of cotune's uniforms: a resumed run continues with
+    the same distribution, but not the same tokens as an uninterrupted one. No seed is sent: TRL
+    gives all rows of a call one set of sampling parameters, and with one seed a group's rows would
+    be identical.
 
-    The log-probabilities recorded are vLLM's, after division by the temperature. P²O's context
-    ratios compare them with the trainer's, so they hold the mismatch of the two implementations, too.
+    The recorded log-probabilities are vLLM's, after division by the temperature. P²O's context
+    ratios compare them with the trainer's, so they include the mismatch of the two implementations.
     """
 
     def __init__(
@@ -46,10 +47,10 @@ class VLLMSampler:
         self._context_tokens = context_tokens
 
     def open(self, sampling: Sampling) -> "VLLMSession":
-        """Every rank opens and closes equally many sessions, also where it has no rows.
+        """Open a session; every rank opens and closes equally many, even if it has no rows.
 
         Raises:
-            EngineError: a rank could not send the weights; on all ranks.
+            EngineError: a rank could not send the weights; raised on all ranks.
         """
         self._send_weights()
         generation = self._trainer.vllm_generation
@@ -58,7 +59,7 @@ class VLLMSampler:
         return VLLMSession(generation, self._codec, sampling, comm, self._context_tokens)
 
     def _send_weights(self) -> None:
-        """As the trainer does before its rollouts; evaluations after the last step need it, too."""
+        """Send weights as the trainer does before its rollouts; final evaluations need this."""
         trainer, failure = self._trainer, ""
         step = trainer.state.global_step
         if step == trainer._last_loaded_step:
@@ -76,14 +77,14 @@ class VLLMSampler:
 
 
 class VLLMSession:
-    """See `VLLMSampler`; its ranks call vLLM in lock-step where they share a server or an engine.
+    """A session of `VLLMSampler`; ranks that share a server or engine call vLLM in lock-step.
 
-    A call's rows have one limit, since TRL passes one set of parameters: the largest that a row asks
-    for. Rows that want less are cut to it, which gives the same distribution, as a sample's beginning
-    does not depend on its limit. Rows that would not fit into the context with the call's limit wait
-    for a further call: a server refuses them.
+    All rows of a call have one limit, since TRL passes one set of parameters: the largest that a
+    row requests. Rows with a smaller limit are truncated, which gives the same distribution because
+    the start of a sample does not depend on its limit. Rows that would not fit into the context
+    with the call's limit wait for another call, because a server would reject them.
 
-    Ranks with fewer rows than another send `eos` alone in their place, and drop what comes back.
+    Ranks with fewer rows than another send only `eos` for the rest, and discard the result.
     """
 
     def __init__(
@@ -106,12 +107,12 @@ class VLLMSession:
         return [found[r.row] for r in requests]
 
     def close(self) -> None:
-        """Takes part in the other ranks' calls until all have closed."""
+        """Take part in the other ranks' calls until all have closed."""
         while not self._broken and self._call(None) is not None:
             pass
 
     def _call(self, requests: Sequence[SampleRequest] | None) -> dict[int, Sample] | None:
-        """One call of vLLM on all ranks that share it: samples by row; None once all have closed."""
+        """Make one vLLM call on all ranks that share it; return samples by row, or None."""
         waiting: Waiting = None
         if requests is not None:
             waiting = [(len(r.context_ids), r.max_tokens) for r in requests]
@@ -128,11 +129,11 @@ class VLLMSession:
 
     def _fits(self, context: int, own: int, limit: int) -> bool:
         room = math.inf if self._context_tokens is None else self._context_tokens - context
-        # Its own limit is what the episode has room for.
+        # The row's own limit is the room left in the episode.
         return own == limit or limit <= room
 
     def _ask(self, prompts: list[list[int]], limit: int) -> list[list[tuple[int, float]]]:
-        """The (token, log-probability) pairs that vLLM wrote after each prompt."""
+        """Return the (token, log-probability) pairs that vLLM wrote after each prompt."""
         self._broken = True
         try:
             with self._parameters(limit):
@@ -154,7 +155,7 @@ class VLLMSession:
         ]
 
     def _fail_together(self, error: Exception) -> None:
-        """Ends the call on ranks that wait for what rank 0 was to hear from the server."""
+        """Finish the call on ranks that wait for rank 0's server reply, with an error."""
         if self._generation.mode != "server" or self._comm.size == 1:
             return
         if self._comm.rank == 0:
@@ -164,20 +165,20 @@ class VLLMSession:
 
     @contextmanager
     def _parameters(self, limit: int) -> Iterator[None]:
-        """The sampling parameters of one call; those that the trainer had before come back."""
+        """Set the sampling parameters of one call; restore the trainer's afterwards."""
         before = self._generation.generation_kwargs
         self._generation.generation_kwargs = {
             "temperature": self._sampling.temperature,
             "max_tokens": limit,
             "logprobs": 0,
-            # A turn ends with the token that completes a stop string, or with our EOS: no other
-            # one that the policy's generation_config.json may name.
+            # A turn ends with the token that completes a stop string, or with our EOS, and not with
+            # any other EOS in the policy's generation_config.json.
             "stop": list(self._sampling.stop),
             "include_stop_str_in_output": True,
             "skip_special_tokens": False,
             "ignore_eos": True,
             "stop_token_ids": [self._codec.eos_id],
-            # What would make the distribution differ from the policy's.
+            # Turn off everything that would change the policy's distribution.
             "top_p": 1.0,
             "top_k": 0,
             "min_p": 0.0,
@@ -191,7 +192,7 @@ class VLLMSession:
             self._generation.generation_kwargs = before
 
     def _cut(self, request: SampleRequest, written: Sequence[tuple[int, float]]) -> Sample:
-        """Return a turn cut by the row's own limit and the stop rule of the other samplers."""
+        """Return a turn truncated by the row's own limit and the other samplers' stop rule."""
         ids: list[int] = []
         for token, _ in written[: request.max_tokens]:
             ids.append(token)
@@ -201,18 +202,18 @@ class VLLMSession:
 
 
 def _number(logprob: float | None) -> float:
-    """NaN for TRL's None: a token that vLLM could not score."""
+    """Return NaN for TRL's None: a token that vLLM could not score."""
     return math.nan if logprob is None else logprob
 
 
 def sampling_logprobs(
     trajectories: Sequence[Trajectory], training: bool
 ) -> list[list[float | None]]:
-    """Return what TRL's importance-sampling correction compares with the trainer's own.
+    """Return the log-probabilities that TRL's importance-sampling correction compares.
 
-    None for each token of a rollout that was sampled from another distribution than the trainer
-    computes: under a hint that is not trained on, or greedily in an evaluation. There TRL takes a
-    ratio of 1, which switches its correction off for these rows.
+    They are None for each token of a rollout that was sampled from a different distribution than
+    the trainer computes: under a hint that is not trained on, or greedily in an evaluation. TRL
+    then takes a ratio of 1, which switches its correction off for these rows.
 
     Returns:
         (B, C) ragged, in the trainer's order.
@@ -224,11 +225,11 @@ def sampling_logprobs(
 
 
 def engine_context(trainer: GRPOTrainer, distillation: Distillation, comm: Comm) -> int:
-    """Return how many tokens vLLM attends to, prompt included; all ranks call it together.
+    """Return vLLM's context length, including the prompt; call on all ranks together.
 
     Raises:
-        ConfigError: a server's log-probabilities are not at the run's temperature, and something
-            reads them; colocated engines are started with the right mode.
+        ConfigError: a server's log-probabilities are not at the run's temperature, but are needed;
+            colocated engines are started with the right mode.
     """
     if trainer.vllm_mode == "colocate":
         return trainer.vllm_generation.llm.llm_engine.model_config.max_model_len

@@ -1,6 +1,7 @@
-"""Rides veRL's V1 trainer, through its public hooks alone; the only importer of verl.
+"""The veRL engine: trains with veRL's V1 trainer through its public hooks.
 
-Read `trainer.py` first: veRL's loop with what cotune does at its hooks. `rollouts.py` takes assignments to
-the agent loops and brings trajectories back, `agent.py` drives one episode there, `settings.py` turns a run
-file into veRL's configuration, `run.py` starts it all.
+No other package imports verl. Read `trainer.py` first: veRL's training loop and what cotune does at
+each hook. `rollouts.py` sends assignments to the agent loops and collects trajectories, `agent.py`
+runs one episode there, `settings.py` turns a run file into veRL's configuration, and `run.py`
+starts a run.
 """

@@ -35,12 +35,12 @@ class Calls:
     """The environment's calls, batched over all episodes of this process.
 
     Attributes:
-        begin: (assignment, row) to an episode; its prompt may be an environment's to say.
-        step: (episode, what the policy wrote) to None: the environment has answered, and the episode has
-            taken it.
-        score: a rollout to the same with its reward, once all of its group are there: what scores may
-            compare them.
-        arrived: tells `score` where the run stands, by veRL's step.
+        begin: maps (assignment, row) to an episode, whose prompt the environment may supply.
+        step: takes (episode, the policy's text) and returns None; the environment has then
+            answered, and the episode has recorded the answer.
+        score: returns a rollout with its reward, once its whole group has arrived, because scoring
+            may compare rollouts of a group.
+        arrived: sets the run's progress for `score`, by veRL's step.
     """
 
     begin: Together
@@ -74,15 +74,15 @@ def _calls(worker: Worker) -> Calls:
         if isinstance(rewards, RewardFunctions):
             rewards.trainer_state = _trainer_state(worker, step)
 
-    # One thread for all: an environment may keep state that its scores read, and a tokenizer must not
-    # be used by two.
+    # Use one thread for everything: an environment may keep state that its scores read, and two
+    # threads must not share a tokenizer.
     thread = ThreadPoolExecutor(1, thread_name_prefix="cotune")
     scores = Groups(Together(scored, thread))
     return Calls(Together(begun, thread), Together(stepped, thread), scores, arrived)
 
 
 def _trainer_state(worker: Worker, step: int) -> SimpleNamespace:
-    """Return what reward functions get as `trainer_state`: the optimizer steps before a step."""
+    """Return the `trainer_state` for reward functions: the optimizer steps before a step."""
     training = worker.config.training
     made = (step - 1) * training.mini_batches
     questions = len(worker.environment.tasks("train"))
@@ -96,14 +96,14 @@ def _trainer_state(worker: Worker, step: int) -> SimpleNamespace:
 class EpisodeLoop(AgentLoopBase):
     """Run the episode of one session of a prompt's row.
 
-    The row has columns of ours (`wire`): what each session is sampled under and trained on, and how it
-    samples. What comes back trains on the prompt that the assignment says, with the tokens that were
-    sampled; the whole trajectory travels beside it. A failure travels back, too: veRL itself would go
-    on with the sessions that are left.
+    The row has columns of ours (`row_format`): what each session is sampled under and trained on,
+    and its sampling parameters. The result trains on the prompt in the assignment, with the tokens
+    that were sampled; the whole trajectory is returned with it. A failure is returned as well,
+    because veRL would continue with the remaining sessions.
     """
 
     async def run(self, sampling_params: dict[str, Any], **row: Any) -> AgentLoopOutput:
-        """See `AgentLoopBase.run`; `row` holds the columns of the prompt's row and `session_id`."""
+        """Run `AgentLoopBase.run`; `row` holds the columns of the prompt's row and `session_id`."""
         session, sent = int(row["session_id"]), dict[str, Any]()
         try:
             worker = worker_of(self.config[SECTION])
@@ -134,7 +134,7 @@ class EpisodeLoop(AgentLoopBase):
         number: int,
         sent: dict[str, Any],
     ) -> Trajectory:
-        """The finished rollout, unscored."""
+        """Return the finished rollout, unscored."""
         episode: Episode = await calls.begin((assignment, number))
         request_id = uuid4().hex
         turn = 0
@@ -168,27 +168,27 @@ class EpisodeLoop(AgentLoopBase):
 
 
 def turn_params(request: SampleRequest, sampling: Sampling, eos_id: int) -> dict[str, Any]:
-    """Return vLLM's sampling parameters for a turn: until a stop string, our EOS or the turn's limit."""
+    """Return vLLM's parameters for a turn, which ends at a stop string, our EOS or the limit."""
     params: dict[str, Any] = {
         "temperature": sampling.temperature,
         "top_p": 1.0,
         "top_k": -1,
         "max_tokens": request.max_tokens,
         "logprobs": True,
-        # As with every other sampler: no other token ends a turn that the policy's
-        # generation_config.json may name.
+        # As with every other sampler, no other EOS in the policy's generation_config.json ends a
+        # turn.
         "ignore_eos": True,
         "stop_token_ids": [eos_id],
     }
     if sampling.stop:
-        # A stop string may hold a special token, which vLLM leaves out of the text by default.
+        # A stop string may contain a special token, which vLLM removes from the text by default.
         stops = {"stop": list(sampling.stop), "include_stop_str_in_output": True}
         params |= stops | {"skip_special_tokens": False}
     return params
 
 
 def _note_versions(sent: dict[str, Any], fields: dict[str, Any]) -> None:
-    """Record which versions of the weights wrote the turns; veRL reads the first and the last."""
+    """Record which weight versions wrote the turns; veRL reads the first and the last."""
     sent.setdefault("min_global_steps", fields.get("min_global_steps"))
     sent["max_global_steps"] = fields.get("max_global_steps")
     if "global_steps" in fields:
@@ -217,7 +217,7 @@ def _output(trajectory: Trajectory, sent: dict[str, Any], logprobs: bool) -> Age
 
 
 def _failed(error: Exception) -> AgentLoopOutput:
-    """One token without a weight, and what went wrong."""
+    """Return one token without weight, together with the error."""
     return AgentLoopOutput(
         prompt_ids=[0],
         response_ids=[0],

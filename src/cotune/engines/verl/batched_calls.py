@@ -1,4 +1,4 @@
-"""Calls of many episodes that await, made together: an environment answers batches, and one at a time."""
+"""Batch the awaited calls of many episodes, so that an environment answers one batch at a time."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
@@ -9,15 +9,15 @@ from cotune.errors import EngineError
 
 
 class Together:
-    """Awaitable calls of a function that takes and returns lists.
+    """Batch awaited calls of a function that takes and returns lists.
 
-    While one call runs in a thread, what is asked for gathers; the next call takes all of
-    it. So the function is never called twice at a time, however many episodes there are.
+    Requests that arrive while a call runs in a thread are collected, and the next call takes all of
+    them. The function is therefore never called concurrently, however many episodes there are.
 
     Args:
-        function: items to results, one each, in order.
-        thread: where it is called, of a single worker; functions that share it are never called at
-            the same time. One of its own by default.
+        function: maps a list of items to a list of results, in the same order.
+        thread: a single-worker executor that runs the calls; functions that share it are never
+            called at the same time. Each instance creates one by default.
     """
 
     def __init__(
@@ -31,7 +31,7 @@ class Together:
         self._thread = thread or ThreadPoolExecutor(1, thread_name_prefix="cotune")
 
     async def __call__(self, item: Any) -> Any:
-        """Return its result; raise what the call that took it raised."""
+        """Return the item's result, or raise the error of the call that included it."""
         answer = asyncio.get_running_loop().create_future()
         self._waiting.append((item, answer))
         if self._running is None:
@@ -39,7 +39,7 @@ class Together:
         return await answer
 
     async def _run(self) -> None:
-        # A task that was ready in the same moment may still want to come along.
+        # Let tasks that became ready at the same moment join this call.
         await asyncio.sleep(0)
         while self._waiting:
             taken, self._waiting = self._waiting, []
@@ -56,14 +56,14 @@ class Together:
         self._running = None
 
     def _outcome(self, items: list[Any]) -> tuple[Sequence[Any], Exception | None]:
-        """The results, or what the call raised: as an exception that a future takes."""
+        """Return the results, or an error in a form that a future accepts."""
         try:
             results = self._function(items)
-        # A future takes no StopIteration, and SystemExit would end the whole process: who awaits
-        # would wait forever.
+        # A future rejects StopIteration, and SystemExit would end the whole process; either way the
+        # awaiting task would wait forever.
         except (StopIteration, SystemExit) as error:
             return (), EngineError(f"an environment raised {type(error).__name__}: {error}")
-        except Exception as error:  # noqa: BLE001 - raised again by who awaits
+        except Exception as error:  # noqa: BLE001 - raised again in the awaiting task
             return (), error
         if len(results) != len(items):
             return (), EngineError(
@@ -73,11 +73,11 @@ class Together:
 
 
 class Groups:
-    """Awaitable calls that wait for their group: what scores a rollout sees its group-mates, too.
+    """Hold awaited calls until their group is complete, so that scoring sees all rollouts.
 
     Args:
-        call: takes one item; those of a group are given to it in the same moment, so that a `Together`
-            takes them along in one call.
+        call: takes one item; a group's items are passed to it at the same moment, so that a
+            `Together` puts them into one call.
     """
 
     def __init__(self, call: Callable[[Any], Awaitable[Any]]) -> None:
@@ -86,13 +86,13 @@ class Groups:
         self._complete: dict[str, asyncio.Event] = {}
 
     async def __call__(self, group: str, size: int, item: Any) -> Any:
-        """The item's result, once all `size` of its group are there or have left."""
+        """Return the item's result, once all `size` members of its group have arrived or left."""
         event = self._arrive(group, size)
         await event.wait()
         return await self._call(item)
 
     def leave(self, group: str, size: int) -> None:
-        """One of the group will not come."""
+        """Report that one member of the group will not arrive."""
         self._arrive(group, size)
 
     def _arrive(self, group: str, size: int) -> asyncio.Event:

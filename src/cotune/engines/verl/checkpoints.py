@@ -1,7 +1,7 @@
-"""A checkpoint is a pair: veRL's folder of a step and cotune's state in it, which is written last.
+"""Checkpoints: veRL's folder of a step, with cotune's state in it, which is written last.
 
-So a pair is whole when the state can be read, and a kill at any moment leaves the pair before it
-untouched. veRL deletes none; older ones go once a newer pair is whole.
+A pair is therefore complete if the state can be read, and a kill at any moment leaves the previous
+pair intact. veRL deletes no checkpoints; older ones are deleted once a newer pair is complete.
 """
 
 import json
@@ -22,7 +22,7 @@ _STATE = "cotune-state.json"
 
 
 def step_folder(folder: Path, step: int) -> Path:
-    """Return where veRL keeps the checkpoint of a step."""
+    """Return veRL's checkpoint folder of a step."""
     return folder / f"global_step_{step}"
 
 
@@ -31,7 +31,7 @@ def save_state(checkpoint: Path, state: State) -> None:
 
 
 def load_state(checkpoint: Path) -> State | None:
-    """The state of a checkpoint; None where there is none that can be read."""
+    """Return the state of a checkpoint, or None if it cannot be read."""
     try:
         value = json.loads((checkpoint / _STATE).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -40,7 +40,7 @@ def load_state(checkpoint: Path) -> State | None:
 
 
 def latest_checkpoint(folder: Path) -> Path | None:
-    """The newest whole pair, or None."""
+    """Return the newest complete pair, or None."""
     for _step, path in sorted(_numbered(folder), reverse=True):
         if load_state(path):
             return path
@@ -48,7 +48,7 @@ def latest_checkpoint(folder: Path) -> Path | None:
 
 
 def keep_newest(folder: Path, count: int) -> None:
-    """Deletes all but the newest `count` whole pairs, and what was torn before the newest."""
+    """Delete all but the newest `count` complete pairs, and incomplete ones before the newest."""
     whole = sorted((step for step, path in _numbered(folder) if load_state(path)), reverse=True)
     kept = set(whole[:count])
     for step, path in _numbered(folder):
@@ -57,7 +57,7 @@ def keep_newest(folder: Path, count: int) -> None:
 
 
 def drop_later(folder: Path, step: int) -> None:
-    """Delete checkpoints of steps after the one that is resumed from."""
+    """Delete checkpoints of steps after the one to resume from."""
     for number, path in _numbered(folder):
         if number > step:
             shutil.rmtree(path, ignore_errors=True)
@@ -74,15 +74,15 @@ _WHOLE = "whole"
 
 
 class VerlBest(BestPolicy):
-    """As `BestPolicy`, of weights that lie in pieces with veRL's workers.
+    """Save and load the best policy, whose weights are sharded over veRL's workers.
 
-    A checkpoint of them, which is what they can load again, is kept beside the run's own. It is written
-    under another name and marked once it is whole, so that a kill leaves the one before it.
+    A checkpoint that the workers can load is kept beside the run's own. It is written under another
+    name and marked once it is complete, so that a kill leaves the previous one.
 
     Args:
         folder: the Hugging Face folder.
         tokenizer: saved with the weights.
-        checkpoint: where the workers' own is kept.
+        checkpoint: the folder of the workers' checkpoint.
     """
 
     def __init__(self, folder: Path, tokenizer: PreTrainedTokenizerBase, checkpoint: Path) -> None:
@@ -99,7 +99,7 @@ class VerlBest(BestPolicy):
 
     def write_weights(self, joint: Any, folder: Path, step: int) -> None:
         trainer, pieces = joint.trainer, self._checkpoint / f"step_{step}_{uuid4().hex[:8]}"
-        # As in veRL's own saves, the rollout engine has given back its share of the memory.
+        # As in veRL's own saves, the rollout engine has released its memory.
         trainer.checkpoint_manager.sleep_replicas()
         trainer.actor_rollout_wg.save_checkpoint(
             str(pieces / "actor"), None, step, max_ckpt_to_keep=None
@@ -111,12 +111,12 @@ class VerlBest(BestPolicy):
                 f"veRL wrote no weights into {whole}; expected save_contents hf_model"
             )
         shutil.copytree(whole, folder)
-        shutil.rmtree(whole)  # the copy is what is kept of it
+        shutil.rmtree(whole)  # only the copy is kept
         (pieces / _WHOLE).touch()
 
     def load_weights(self, joint: Any, step: int) -> None:
         trainer, pieces = joint.trainer, self._pieces(step)
-        assert pieces is not None  # `_read` counts a best without them as none
+        assert pieces is not None  # `_read` ignores a best policy without them
         trainer.checkpoint_manager.sleep_replicas()
         trainer.actor_rollout_wg.load_checkpoint(
             local_path=str(pieces / "actor"), del_local_after_load=False
@@ -132,6 +132,6 @@ class VerlBest(BestPolicy):
         return known if known is not None and self._pieces(known["step"]) is not None else None
 
     def _pieces(self, step: int) -> Path | None:
-        """The newest whole checkpoint of a step."""
+        """Return the newest complete checkpoint of a step."""
         found = [p for p in self._checkpoint.glob(f"step_{step}_*") if (p / _WHOLE).exists()]
         return max(found, key=lambda path: (path / _WHOLE).stat().st_mtime, default=None)

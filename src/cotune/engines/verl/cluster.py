@@ -1,4 +1,4 @@
-"""Runs that join a running Ray cluster: RAY_ADDRESS, as in a submitted job, or the run file names it."""
+"""Runs on an existing Ray cluster: RAY_ADDRESS, as in a submitted job, or the run file names it."""
 
 import os
 from collections.abc import Mapping
@@ -12,17 +12,17 @@ _COPY = "_ray_pkg_"
 
 
 def on_cluster(ray_init: Mapping[str, Any]) -> bool:
-    """Return whether a run joins a running cluster instead of starting one.
+    """Return whether a run joins an existing cluster instead of starting one.
 
     Args:
         ray_init: `ray_kwargs.ray_init` of veRL's configuration.
     """
     address = ray_init.get("address") or os.environ.get("RAY_ADDRESS")
-    return bool(address) and address != "local"  # with which Ray starts one of its own
+    return bool(address) and address != "local"  # for which Ray starts a new cluster
 
 
 def check_cluster(ray_init: Mapping[str, Any]) -> None:
-    """Raise ConfigError for what Ray accepts only if it starts a cluster itself."""
+    """Raise ConfigError for settings that Ray accepts only if it starts the cluster itself."""
     if not on_cluster(ray_init):
         return
     for name in _OF_A_NEW_ONE:
@@ -34,9 +34,9 @@ def check_cluster(ray_init: Mapping[str, Any]) -> None:
 
 
 def check_copy(folder: Path) -> None:
-    """Raise ConfigError for a run folder in the copy that Ray makes of a job's --working-dir.
+    """Raise ConfigError for a run folder inside the copy that Ray makes of a job's --working-dir.
 
-    The copy lies in Ray's session folder on one node, and goes with it.
+    The copy is in Ray's session folder on one node, and is deleted with it.
     """
     if any(part.startswith(_COPY) for part in folder.absolute().parts):
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""One joint run on veRL's trainer: what is done at its hooks."""
+"""One joint run on veRL's trainer: the actions at each of its hooks."""
 
 import math
 import time
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from cotune.engines.verl.trainer import JointTrainer
 
 Hook = Callable[["VerlJoint", int], None]
-"""Called before a step's rollouts, with the steps trained so far."""
+"""Called before a step's rollouts, with the number of steps trained so far."""
 
-# veRL's numbers by the names that runs of every engine have them under.
+# veRL's metrics, by the names that runs of every engine use.
 _NAMES = {
     "actor/pg_loss": "loss",
     "actor/grad_norm": "grad_norm",
@@ -32,12 +32,12 @@ _NAMES = {
 
 
 class VerlJoint(Joint):
-    """The run behind veRL's hooks, in the trainer's process alone.
+    """Run a strategy at veRL's hooks, in the trainer's process only.
 
     Args:
-        parts: strategy, environment, LLM and where things are written.
+        parts: strategy, environment, LLM and outputs.
         worker: this process's environment and codec.
-        before_rollout: an evaluation, say.
+        before_rollout: a hook before each step's rollouts, such as an evaluation.
     """
 
     def __init__(self, parts: Parts, worker: Worker, before_rollout: Hook | None = None) -> None:
@@ -76,7 +76,7 @@ class VerlJoint(Joint):
         return self._trainer
 
     def bind(self, trainer: "JointTrainer", apart: Callable[..., list[Trajectory]]) -> None:
-        """Names the trainer, and what rolls out beside its batches."""
+        """Bind the trainer, and the function that rolls out outside its batches."""
         self._trainer, self._apart = trainer, apart
 
     def _roll_out(
@@ -89,13 +89,13 @@ class VerlJoint(Joint):
     # ---- a step, in the order of veRL's hooks
 
     def begin_step(self) -> None:
-        """Weights are synced, nothing is sent out yet: evolution, then an evaluation."""
+        """Evolve, then evaluate: weights are synced and no rollout has been requested yet."""
         self.metrics = self.coordinator.evolve(self.progress(self.batches + 1))
         if self.before_rollout is not None:
             self.before_rollout(self, self.batches)
 
     def assign(self, task_ids: Sequence[str]) -> tuple[list[Assignment], Sampling]:
-        """The assignments of a step's questions, and how they sample."""
+        """Return the assignments of a step's questions, and their sampling parameters."""
         step = self.batches + 1
         tasks: list[Task] = self.order.step(step)
         if list(task_ids) != [task.id for task in tasks]:
@@ -105,7 +105,7 @@ class VerlJoint(Joint):
         return assignments, self.coordinator.next_sampling("train")
 
     def take(self, trajectories: Sequence[Trajectory]) -> None:
-        """A step's rollouts are back, and not trained on yet."""
+        """Record a step's rollouts, which have returned but are not trained on yet."""
         self.coordinator.count("train", trajectories, time.monotonic() - self._sent)
         step = self.batches + 1
         self.metrics.update(
@@ -113,7 +113,7 @@ class VerlJoint(Joint):
         )
 
     def end_step(self, metrics: dict[str, Any]) -> bool:
-        """A step is trained on; returns whether it is the last one that the budget allows."""
+        """Finish a step after training; return whether it is the last one within the budget."""
         self.batches += 1
         theirs = {k: float(v) for k, v in metrics.items() if isinstance(v, int | float)}
         named = {ours: theirs[name] for name, ours in _NAMES.items() if name in theirs}
@@ -127,13 +127,13 @@ class VerlJoint(Joint):
         return self.ended
 
     def save(self, checkpoint: Path) -> None:
-        """veRL has written its half of a checkpoint."""
+        """Save cotune's state after veRL has written its half of a checkpoint."""
         save_state(checkpoint, self.state_dict())
         keep_newest(checkpoint.parent, self.worker.config.training.keep_checkpoints)
         self.parts.journal.event("saved", self.batches)
 
     def began(self, state: State | None) -> None:
-        """Goes on from a saved state, or begins."""
+        """Resume from a saved state, or start a new run."""
         if state is None:
             self.parts.meter.begin_attempt(None)
         else:
@@ -144,9 +144,9 @@ class VerlJoint(Joint):
 
 
 def context_ratios(metrics: Mapping[str, float]) -> dict[str, float]:
-    """veRL's numbers of its rejection as those of P²O's context ratio, over all own tokens.
+    """Convert veRL's rejection metrics to those of P²O's context ratio, over all own tokens.
 
-    Its statistic k1 is -log of the ratio.
+    veRL's statistic k1 is -log of the ratio.
     """
     found: dict[str, float] = {}
     k1 = "rollout_corr/rollout_rs_token_k1"
@@ -159,7 +159,7 @@ def context_ratios(metrics: Mapping[str, float]) -> dict[str, float]:
 
 
 class _NoSampler:
-    """Stands where another engine has one: here the agent loops sample."""
+    """A placeholder for the sampler of other engines; on veRL the agent loops sample."""
 
     def open(self, sampling: Sampling) -> Any:
         raise EngineError("veRL's agent loops sample; nothing does in the trainer's process")

@@ -1,7 +1,7 @@
-"""The memory of each GPU on veRL, whose training FSDP shards.
+"""Estimate memory per GPU on veRL, whose training FSDP shards.
 
-A projection, not measured on GPUs. Weights, gradients, moments and the reference policy are taken to
-be sharded evenly; the rest is the estimate of `cotune.engines.memory` for one process.
+This is a projection, not measured on GPUs. Weights, gradients, moments and the reference policy are
+assumed to be sharded evenly; the rest is the estimate of `cotune.engines.memory` for one process.
 """
 
 import math
@@ -18,7 +18,7 @@ _LOGIT = 8  # bytes per logit: bfloat16, its gradient, and float32 for the log-p
 _GATHERED = 2  # FSDP units that are whole at a time: the one in use and the one prefetched
 _CARD = 80 * 10**9  # bytes of a large GPU
 _ROLLOUT = "actor_rollout_ref.rollout"
-# veRL's defaults, except for the GPUs of a machine and the last, which `settings` sets.
+# veRL's defaults, except for the GPUs per machine and the last entry, which `settings` sets.
 _DEFAULTS: Mapping[str, float] = {
     "trainer.n_gpus_per_node": 8,
     "trainer.nnodes": 1,
@@ -30,15 +30,15 @@ _DEFAULTS: Mapping[str, float] = {
 
 @dataclass(frozen=True)
 class VerlMemory:
-    """Bytes on each GPU, at most.
+    """Maximum bytes on each GPU.
 
     Attributes:
-        gpu: of training; `copies` are the weights that FSDP gathers for a micro-batch.
-        saved: trained weights, and a checkpoint of them, over all GPUs.
-        shards: GPUs that weights, gradients, moments and reference are sharded over.
+        gpu: the memory for training; `copies` are the weights that FSDP gathers for a micro-batch.
+        saved: the size of the trained weights, and of a checkpoint of them, over all GPUs.
+        shards: the number of GPUs that weights, gradients, moments and reference are sharded over.
         share: the rollout engine's fraction of a GPU while it samples.
-        engine_weights: of the rollout engine, within its share.
-        rollout_cache: keys and values of one rollout at its longest, within its share.
+        engine_weights: the rollout engine's weights, within its share.
+        rollout_cache: the keys and values of one rollout at its longest, within its share.
     """
 
     gpu: Memory
@@ -49,7 +49,7 @@ class VerlMemory:
     rollout_cache: int
 
     def rollouts_at_once(self, gpu: int) -> int:
-        """Return how many rollouts at their longest fit the engine's cache on a GPU of `gpu` bytes."""
+        """Return how many rollouts at their longest fit the cache on a GPU with `gpu` bytes."""
         return max(0, int(self.share * gpu) - self.engine_weights) // self.rollout_cache
 
 
@@ -57,7 +57,7 @@ def verl_memory(config: RunConfig, shape: Shape) -> VerlMemory:
     """Project the memory of each GPU.
 
     Raises:
-        ConfigError: a key of `engine_args` that it reads is not a number.
+        ConfigError: a key of `engine_args` that the projection uses is not a number.
     """
     given = flat(config.training.engine_args)
     args = {name.replace("+", ""): value for name, value in given.items()}
@@ -91,10 +91,10 @@ def verl_memory(config: RunConfig, shape: Shape) -> VerlMemory:
 
 
 def _number(args: Mapping[str, Any], name: str, default: float) -> float:
-    """Return a number of `engine_args`; null is the default.
+    """Return a number from `engine_args`; null means the default.
 
     Raises:
-        ConfigError: it is not a number.
+        ConfigError: the value is not a number.
     """
     given = args.get(name)
     if given is None:
@@ -111,7 +111,7 @@ def _number(args: Mapping[str, Any], name: str, default: float) -> float:
 
 
 def estimate(config: RunConfig) -> MemoryEstimate:
-    """Project the memory of each GPU, and what fits into the rollout engine's share."""
+    """Project memory per GPU, and the number of rollouts that fit the rollout engine's share."""
     memory = verl_memory(config, shape_of(config))
     rollouts = memory.rollouts_at_once(_CARD)
     return memory.gpu.estimate(

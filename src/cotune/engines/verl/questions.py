@@ -1,4 +1,4 @@
-"""The data set that veRL's loader reads: one row a question of every step, in the run's order."""
+"""The data set for veRL's loader: one row per question of every step, in training order."""
 
 from typing import Any
 
@@ -10,9 +10,9 @@ from cotune.rollout.task_order import TaskOrder
 
 
 class Questions(Dataset[dict[str, Any]]):
-    """Task ids; the trainer sends the agent loops what is asked, and how.
+    """Task ids; the trainer sends the questions and sampling parameters to the agent loops.
 
-    Made by veRL from `data.custom_cls`, in the trainer's process.
+    veRL creates it from `data.custom_cls`, in the trainer's process.
 
     Args:
         data_files, tokenizer, processor, max_samples: not used.
@@ -43,7 +43,7 @@ class Questions(Dataset[dict[str, Any]]):
 
 
 def question_row(task_id: str, index: int) -> dict[str, Any]:
-    """A prompt's row as veRL's loader and agent loops expect it; the prompt itself stands elsewhere."""
+    """Return a row as veRL's loader and agent loops expect it; the prompt itself is not in it."""
     return {
         "dummy_tensor": torch.tensor([0], dtype=torch.uint8),  # veRL stacks at least one
         "raw_prompt": [{"role": "user", "content": task_id}],

@@ -1,4 +1,4 @@
-"""Assignments to the agent loops, and trajectories back, over veRL's TransferQueue."""
+"""Send assignments to the agent loops and collect trajectories, over veRL's TransferQueue."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -30,20 +30,20 @@ _APART = "val"  # the partition of rollouts that are not trained on
 
 
 class Assigning(Protocol):
-    """The seam that decides the assignments of a training batch."""
+    """The interface that decides the assignments of a training batch."""
 
     def assign(self, task_ids: Sequence[str]) -> tuple[list[Assignment], Sampling]:
-        """Return those of all sessions, group after group, and how they sample."""
+        """Return the assignments of all sessions, group by group, and their sampling parameters."""
         ...
 
 
 @dataclass
 class Batch:
-    """A training batch on its way.
+    """A training batch in progress.
 
     Attributes:
-        groups: by the uid of a prompt's row, its place in the batch.
-        assignments: of all sessions, group after group.
+        groups: by the uid of a prompt's row, its position in the batch.
+        assignments: the assignments of all sessions, group by group.
     """
 
     groups: dict[str, int] = field(default_factory=dict)
@@ -51,10 +51,10 @@ class Batch:
 
 
 class Manager(AgentLoopManagerTQ):
-    """Writes the strategy's assignments into the rows of a training batch before they are sent out.
+    """Write the strategy's assignments into the rows of a training batch before it is sent out.
 
     Attributes:
-        assigning: who decides them; set once the trainer is up.
+        assigning: decides the assignments; set once the trainer is ready.
         batch: the training batch that was sent out last.
     """
 
@@ -62,7 +62,7 @@ class Manager(AgentLoopManagerTQ):
     batch: Batch = Batch()
 
     def generate_sequences(self, prompts: TensorDict) -> None:
-        """See `AgentLoopManagerTQ.generate_sequences`; rows that have assignments keep them."""
+        """Run `AgentLoopManagerTQ.generate_sequences`; rows that have assignments keep them."""
         if ASSIGNMENTS not in prompts:
             assert self.assigning is not None
             assignments, sampling = self.assigning.assign(
@@ -79,10 +79,10 @@ class Manager(AgentLoopManagerTQ):
         super().generate_sequences(prompts)
 
     def trained_rollouts(self) -> list[Trajectory]:
-        """The finished rollouts of the batch that was sent out last, in the order of its assignments.
+        """Return the finished rollouts of the last batch sent out, in the order of its assignments.
 
         Raises:
-            CotuneError: what a rollout failed of; EngineError where some are missing.
+            CotuneError: the error of a failed rollout; EngineError if rollouts are missing.
         """
         listed = (tq.kv_list("train") or {}).get("train", {})
         keys = [
@@ -98,12 +98,12 @@ class Manager(AgentLoopManagerTQ):
 
 
 class Apart:
-    """Rolls out what is not trained on: verification, evolution, evaluation. See `RollOutHere`.
+    """Roll out what is not trained on: verification, evolution, evaluation. See `RollOutHere`.
 
     Args:
         manager: sends rows to the agent loops.
-        buffer: veRL's, which knows when they are done.
-        version: the step whose weights the rollout engine has.
+        buffer: veRL's replay buffer, which knows when rows are finished.
+        version: the step whose weights the rollout engine has loaded.
     """
 
     def __init__(self, manager: Manager, buffer: Any, version: Any) -> None:
@@ -169,7 +169,7 @@ def _in_order(
 
 
 def _raised(name: str, message: str) -> Exception:
-    """Return the error of an agent loop as the exception that it was there."""
+    """Return an agent loop's error as an exception of the original type."""
     kind = getattr(errors, name, None)
     if isinstance(kind, type) and issubclass(kind, errors.CotuneError):
         return kind(message)
@@ -177,13 +177,13 @@ def _raised(name: str, message: str) -> Exception:
 
 
 def _stack(values: Iterable[Any]) -> Any:
-    """A column without tensors."""
+    """Return values without tensors as a column."""
     stack: Any = NonTensorStack  # abstract to a type checker
     return stack(*values)
 
 
 def _column(prompts: TensorDict, name: str) -> list[Any]:
-    """A column without tensors as a list."""
+    """Return a column without tensors as a list."""
     return [getattr(value, "data", value) for value in prompts[name]]
 
 

@@ -1,4 +1,4 @@
-"""The JSON that travels between the trainer's process and the agent loops, in columns of a row."""
+"""The JSON exchanged between the trainer's process and the agent loops, in columns of a row."""
 
 import json
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from cotune.run.evolution_log import trajectory_fields, trajectory_from
 from cotune.types import Assignment, Prompt, Sampling, Task, Trajectory
 
 ASSIGNMENTS = "cotune_assignments"
-"""Column of a prompt's row: what each of its sessions is sampled under and trained on."""
+"""Column of a prompt's row: the prompts that each session is sampled under and trained on."""
 SAMPLING = "cotune_sampling"
 ROW = "cotune_row"
 """Column of a prompt's row: the number of its first session within the rollout call."""
@@ -18,7 +18,7 @@ RESULT = "cotune_result"
 
 
 def assignments_text(assignments: Sequence[Assignment]) -> str:
-    """The assignments of one row, of one task, for `assignment_at`."""
+    """Serialize the assignments of one row, all of one task; `assignment_at` reads them."""
     task = replace(assignments[0].task, columns={})
     sessions = [
         [asdict(a.sampled), asdict(a.trained), a.instruction_id, a.group] for a in assignments
@@ -27,7 +27,7 @@ def assignments_text(assignments: Sequence[Assignment]) -> str:
 
 
 def assignment_at(text: str, session: int) -> tuple[Assignment, int]:
-    """One session's assignment, whose task has no columns; and how many sessions the row has."""
+    """Return a session's assignment, whose task has no columns, and the row's session count."""
     given = json.loads(text)
     task = given["task"]
     task["answers"] = tuple(task["answers"])
@@ -47,7 +47,7 @@ def sampling_from(text: str) -> Sampling:
 
 
 def result_text(trajectory: Trajectory) -> str:
-    """A finished rollout without its assignment."""
+    """Serialize a finished rollout without its assignment."""
     return json.dumps({**trajectory_fields(trajectory), "logged": dict(trajectory.logged)})
 
 
@@ -56,7 +56,7 @@ def failure_text(error: Exception) -> str:
 
 
 def result_from(text: str, assignment: Assignment) -> Trajectory | tuple[str, str]:
-    """The rollout, or the name of an exception and its message."""
+    """Parse a rollout, or the name and message of an exception."""
     given: dict[str, Any] = json.loads(text)
     if "failed" in given:
         return given["failed"], given["message"]

@@ -1,4 +1,4 @@
-"""A run file on veRL, from its checks to the summary."""
+"""Train a run file on veRL, from its checks to the summary."""
 
 import contextlib
 import os
@@ -46,10 +46,10 @@ _LOOK_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class VerlSetup:
-    """veRL's side of a run file, checked before anything is written.
+    """veRL's configuration of a run file, checked before anything is written.
 
     Attributes:
-        found: veRL's configuration, of a run from its start.
+        found: veRL's configuration for a run from the start.
     """
 
     worker: Worker
@@ -57,14 +57,14 @@ class VerlSetup:
 
 
 def prepare(checked: Preflight, folder: Path) -> VerlSetup:
-    """Check what veRL makes of a run file; write nothing, start nothing.
+    """Check a run file's veRL configuration; write nothing, start nothing.
 
     Args:
-        checked: the run file, which has passed its preflight.
-        folder: where checkpoints will be kept, in the run folder.
+        checked: the preflight that the run file has passed.
+        folder: the folder inside the run folder that will hold checkpoints.
 
     Raises:
-        ConfigError: names the field that cannot work.
+        ConfigError: a field is invalid; the message names it.
     """
     config = checked.config
     check_copy(folder.parent)
@@ -111,7 +111,7 @@ def _checked(
 
 
 def _check_ranks(found: DictConfig, checkpoint: Path) -> None:
-    """Raise ConfigError if a checkpoint was sharded over another number of ranks."""
+    """Raise ConfigError if a checkpoint was sharded over a different number of ranks."""
     if not str(found.actor_rollout_ref.actor.strategy).startswith("fsdp"):
         return
     ranks = int(found.trainer.n_gpus_per_node) * int(found.trainer.nnodes)
@@ -131,13 +131,13 @@ def train(
     shown: Console,
     conclude: Conclude,
 ) -> None:
-    """Trains to the end, from the newest checkpoint if `resume`; evaluates and keeps the best.
+    """Train to the end, from the newest checkpoint if `resume`; evaluate and keep the best.
 
-    The run itself happens in a Ray actor, which writes the run folder and calls `conclude` there;
-    this process shows what it says.
+    The run itself takes place in a Ray actor, which writes the run folder and calls `conclude`;
+    this process displays its output.
 
     Raises:
-        CotuneError: what ended the run, as it was raised there.
+        CotuneError: the error that ended the run, as raised in the actor.
     """
     folder = run.checkpoints_path.absolute()
     checkpoint = latest_checkpoint(folder) if resume else None
@@ -181,7 +181,7 @@ def train(
 
 
 def _runner(conclude: Conclude) -> type["Runner"]:
-    """Return the class of the trainer's process with what ends a run there."""
+    """Return the class of the trainer's process, with the function that finishes a run there."""
     return type("Runner", (Runner,), {"conclude": staticmethod(conclude)})
 
 
@@ -191,7 +191,7 @@ class Runner:
     conclude: Conclude
 
     def run(self, config: DictConfig) -> None:
-        """The whole run."""
+        """Run from start to finish."""
         import transfer_queue as tq
         from verl.utils.logging_utils import configure_verl_logging
 
@@ -254,7 +254,7 @@ def _run(
             trainer.take_manager(manager)
             joint.began(state)
             watch(manager.agent_loop_workers, console)
-            # A budget that was raised since is not spent any more.
+            # If the budget has been raised since, it is no longer spent.
             if not (joint.ended and joint.spent()):
                 trainer.fit(manager)
             outcome: Outcome = evaluation.finish(joint)
@@ -266,7 +266,7 @@ def _run(
 
 
 def report_scores(joint: VerlJoint, scores: Mapping[str, float]) -> None:
-    """Logs an evaluation's scores in veRL's trackers, as eval/em and test/em."""
+    """Log an evaluation's scores in veRL's trackers, as eval/em and test/em."""
     tracking = getattr(joint.trainer, "logger", None)
     if tracking is not None:
         named = {name.replace("_", "/", 1): value for name, value in scores.items()}
@@ -274,7 +274,7 @@ def report_scores(joint: VerlJoint, scores: Mapping[str, float]) -> None:
 
 
 def watch(workers: Sequence[Any], console: Console) -> None:
-    """Ends this process if an agent loop's does: veRL would wait for its rollouts for ever."""
+    """End this process if an agent loop's process dies; veRL would wait forever."""
 
     def look() -> None:
         while True:
@@ -299,7 +299,7 @@ def _begin(
     resume: bool,
     config: RunConfig,
 ) -> State | None:
-    """Write the first events; return the saved state to resume from."""
+    """Write the first events; return the saved state to resume from, or None."""
     if checkpoint is None:
         if resume:
             journal.cut_back(-1)
@@ -314,7 +314,7 @@ def _begin(
 
 
 def _budget(joint: VerlJoint, ledger: Ledger, config: RunConfig) -> None:
-    """Ends training when another batch would exceed `training.rollout_budget`."""
+    """End training when another batch would exceed `training.rollout_budget`."""
     budget = config.training.rollout_budget
     if budget is None:
         return
@@ -333,11 +333,11 @@ def _step_of(checkpoint: Path | None) -> int:
 
 @contextlib.contextmanager
 def _following(path: Path, shown: Console) -> Generator[None]:
-    """Shows what is appended to a file while the block runs."""
+    """Display what is appended to a file while the block runs."""
     path.touch()
     begin = path.stat().st_size
     over = threading.Event()
-    stream = shown.file  # before what the process prints goes elsewhere
+    stream = shown.file  # before this process's output is redirected
 
     def follow() -> None:
         with path.open(encoding="utf-8", errors="replace") as file:
@@ -361,7 +361,7 @@ def _following(path: Path, shown: Console) -> Generator[None]:
 
 @contextlib.contextmanager
 def _logged(path: Path) -> Generator[None]:
-    """Send what veRL prints in this process to a file."""
+    """Redirect what veRL prints in this process to a file."""
     with path.open("a", encoding="utf-8") as file, contextlib.redirect_stdout(file):
         yield
     sys.stdout.flush()

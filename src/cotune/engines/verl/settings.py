@@ -1,4 +1,4 @@
-"""veRL's configuration of a run file."""
+"""Build veRL's configuration from a run file."""
 
 import math
 from collections.abc import Mapping
@@ -20,11 +20,11 @@ from cotune.utils.text import flat
 AGENT = "cotune"
 """The name of the agent loop in agents.yaml."""
 LOSS = "seq-mean-token-mean"
-"""The mean over rollouts of their token means: INSPO's Eq. 2."""
+"""The mean over rollouts of their token means (INSPO's Eq. 2)."""
 LOSS_WHERE_MASKED = "token-mean"
-"""Divides by all own tokens, the rejected among them, as P²O's mask asks; the others divide by those kept."""
+"""Divides by all own tokens, rejected ones included, for P²O's mask; others exclude them."""
 
-# What a run file says elsewhere, or what this engine stands on.
+# Keys that a run file sets elsewhere, or that this engine depends on.
 _OURS = {
     "data.train_files": "environment",
     "data.val_files": "environment",
@@ -66,7 +66,7 @@ _OURS = {
     "trainer.v1.trainer_mode": "nothing: cotune rides the sync trainer",
 }
 _NO_DUAL_CLIP = 1.0e9
-_COMPOSED = ("model_engine",)  # decide which of veRL's files are read
+_COMPOSED = ("model_engine",)  # selects which of veRL's files are read
 _SCHEDULES = {"cosine": "cosine", "constant": "constant", "constant_with_warmup": "constant"}
 
 
@@ -78,18 +78,18 @@ def verl_config(
     distillation: Distillation,
     context_tokens: int | None = None,
 ) -> DictConfig:
-    """veRL's configuration of a run; `training.engine_args` wins over what the run file leaves open.
+    """Return veRL's configuration; `training.engine_args` overrides what the run file leaves open.
 
     Args:
         config: the run file.
-        folder: where checkpoints are kept.
-        gpus: of this node.
-        stops: whether turns end at strings, which a rollout engine needs a tokenizer for.
+        folder: the checkpoint folder.
+        gpus: the number of GPUs of this node.
+        stops: whether stop strings end turns, for which a rollout engine needs a tokenizer.
         distillation: how hinted rollouts are trained on.
-        context_tokens: what the policy can attend to; None is unlimited.
+        context_tokens: the policy's context length; None is unlimited.
 
     Raises:
-        ConfigError: names the field that cannot work.
+        ConfigError: a field is invalid; the message names it.
     """
     given = _keys(config.training.engine_args)
     check_supported(config, distillation)
@@ -115,13 +115,13 @@ def verl_config(
 
 
 def resume_from(found: DictConfig, checkpoint: Path) -> None:
-    """Makes a run of veRL go on from a checkpoint, which is veRL's folder."""
+    """Set veRL's configuration to resume from a checkpoint, which is veRL's folder."""
     found.trainer.resume_mode = "resume_path"
     found.trainer.resume_from_path = str(checkpoint.absolute())
 
 
 def check_supported(config: RunConfig, distillation: Distillation) -> None:
-    """Raise ConfigError for what veRL's public hooks cannot do; name the field."""
+    """Raise ConfigError for settings that veRL's public hooks do not support; name the field."""
     training = config.training
     check_tokens(training.engine_args)
     refused = {
@@ -172,9 +172,9 @@ def _values(
         f"{actor}.optim.lr_warmup_steps": _warmup_steps(config),
         f"{actor}.optim.weight_decay": 0.0,
         f"{actor}.optim.lr_scheduler_type": _SCHEDULES[training.schedule],
-        # Counted from 1, or the first batch would be trained at a rate of 0.
+        # Count from 1; otherwise the first batch would be trained at a rate of 0.
         f"{actor}.optim.zero_indexed_step": False,
-        # Mini-batches are cut from the rollouts as they came back, short ones first.
+        # Mini-batches are cut from rollouts in the order they returned, short ones first.
         f"{actor}.shuffle": True,
         f"{actor}.data_loader_seed": config.seed,
         f"{actor}.clip_ratio_c": _NO_DUAL_CLIP,
@@ -214,7 +214,7 @@ def _trainer_values(config: RunConfig, folder: Path, gpus: int) -> dict[str, Any
         "trainer.project_name": "cotune",
         "trainer.experiment_name": config.name,
         "trainer.total_training_steps": training.steps,
-        "trainer.total_epochs": 2,  # the data is one epoch of all steps; veRL's loop must not end before
+        "trainer.total_epochs": 2,  # one epoch holds all steps; veRL's loop must not end earlier
         "trainer.val_before_train": False,
         "trainer.test_freq": -1,
         "trainer.save_freq": training.save_every or -1,
@@ -227,10 +227,10 @@ def _trainer_values(config: RunConfig, folder: Path, gpus: int) -> dict[str, Any
 
 
 def rejection_bounds(distillation: Distillation) -> str:
-    """`low` and `high` of the context ratio π_old(ỹ_t|x)/π_old(ỹ_t|x̃), as veRL's token_k1 takes them.
+    """Return `low` and `high` of the context ratio π_old(ỹ_t|x)/π_old(ỹ_t|x̃), for veRL's token_k1.
 
-    Its statistic is -log of that ratio, kept between the logarithms of two bounds: those of the inverse.
-    veRL clamps it to ±20, so a bound beyond e²⁰ is none.
+    veRL's statistic is -log of that ratio, kept between the logarithms of two bounds: those of the
+    inverse. veRL clamps it to ±20, so a bound beyond e²⁰ has no effect.
     """
     upper = 1 / distillation.low if distillation.low else 1e9
     return f"{max(1 / distillation.high, 1e-9)!r}_{upper!r}"
@@ -261,7 +261,7 @@ def _check_ours(given: Mapping[str, Any]) -> None:
 
 
 def _set(found: DictConfig, name: str, value: Any) -> None:
-    """One of veRL's keys; one that it does not know takes a + before it, as on veRL's command line."""
+    """Set one of veRL's keys; prefix unknown ones with +, as on veRL's command line."""
     try:
         OmegaConf.update(found, name.lstrip("+"), value, force_add=name.startswith("+"))
     except OmegaConfBaseException as error:
@@ -284,7 +284,7 @@ def _check_loss(found: DictConfig, distillation: Distillation) -> None:
 def _set_context(
     found: DictConfig, config: RunConfig, context_tokens: int | None, given: Mapping[str, Any]
 ) -> None:
-    """Let the rollout engine reserve room for an episode rather than for the policy's whole context."""
+    """Reserve rollout engine memory for one episode instead of the policy's whole context."""
     name = "actor_rollout_ref.rollout.max_model_len"
     if name not in given:
         longest = config.limits.prompt_tokens + config.limits.trajectory_tokens
@@ -302,7 +302,7 @@ def _check_rollout(found: DictConfig) -> None:
 
 
 def _check_batch(found: DictConfig, config: RunConfig) -> None:
-    """Raise ConfigError if the ranks cannot share a mini-batch; veRL would say so after a step."""
+    """Raise ConfigError if the ranks cannot divide a mini-batch; veRL would fail after a step."""
     training, actor = config.training, found.actor_rollout_ref.actor
     if not str(actor.strategy).startswith("fsdp"):
         return
@@ -318,7 +318,7 @@ def _check_batch(found: DictConfig, config: RunConfig) -> None:
 
 
 def _keys(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Nested keys as dotted ones; a + before any part of a key stands before the whole."""
+    """Flatten nested keys to dotted ones; a + before any part of a key moves to the front."""
     return {
         f"+{name.replace('+', '')}" if "+" in name else name: value
         for name, value in flat(given).items()

@@ -1,4 +1,4 @@
-"""veRL's synchronous trainer, with what a joint run does at its public hooks.
+"""veRL's synchronous trainer, with a joint run's actions at its public hooks.
 
 veRL's loop, in the order of a step:
 
@@ -20,11 +20,11 @@ from cotune.engines.verl.hooks import VerlJoint
 from cotune.engines.verl.rollouts import Apart, Manager
 
 _POLL_SECONDS = 0.2
-"""Seconds between veRL's looks for finished rollouts; its own 2 s dominate a short evaluation."""
+"""Seconds between veRL's polls for finished rollouts; 2 s, its default, is long for an evaluation."""
 
 
 class JointTrainer(PPOTrainerSync):
-    """See the module. `joint` is set before `init`."""
+    """Train a joint run on veRL; see the module docstring. Set `joint` before calling `init`."""
 
     joint: VerlJoint
     manager: Manager
@@ -34,7 +34,7 @@ class JointTrainer(PPOTrainerSync):
         self.replay_buffer.poll_interval = _POLL_SECONDS
 
     def take_manager(self, manager: Manager) -> None:
-        """Connects what sends rows out with what decides them; before `fit`."""
+        """Connect the manager to the joint run that decides its rows; call before `fit`."""
         self.manager = self.agent_loop_manager = manager
         manager.assigning = self.joint
         self.joint.bind(self, Apart(manager, self.replay_buffer, lambda: self.global_steps))
@@ -50,7 +50,7 @@ class JointTrainer(PPOTrainerSync):
     def step(self, metrics: dict[str, Any], timing_raw: dict[str, Any]) -> Any:
         batch = super().step(metrics, timing_raw)
         if self.joint.end_step(metrics):
-            # The last step: it is saved, and none follows.
+            # This is the last step: it is saved, and no step follows.
             self.total_training_steps = self.global_steps
             if self.config.trainer.save_freq > 0:
                 self.config.trainer.save_freq = 1
@@ -58,7 +58,7 @@ class JointTrainer(PPOTrainerSync):
 
 
 class SaveStrategy(CheckpointCallback):
-    """Called by veRL once its half of a checkpoint is written."""
+    """Save cotune's state; veRL calls it once its half of a checkpoint is written."""
 
     def on_save(
         self,

@@ -1,4 +1,4 @@
-"""veRL as an `Engine`: its trainer on Ray, in processes of its own."""
+"""veRL as an `Engine`: its trainer on Ray, in separate processes."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from cotune.engines.verl.run import VerlSetup
 
 BREAKS_VERL = Version("1.16")
-"""From this TRL on, veRL 0.9 fails at import beside it: it asks any TRL for a class that is gone."""
+"""From this TRL version on, veRL 0.9 fails to import beside it: TRL removed a class it imports."""
 
 
 class VeRL:
-    """Trains in Ray actors; `conclude` runs in one of them, so it has to be a module's function."""
+    """Train in Ray actors; `conclude` runs in one of them, so it must be module-level."""
 
     def check_installed(self) -> None:
         check_package("verl")
@@ -39,7 +39,7 @@ class VeRL:
             )
 
     def installation(self) -> list[Finding]:
-        """Check that what cotune's extra requires is installed, and no TRL that breaks it."""
+        """Check that the packages of cotune's extra are installed, and no TRL that breaks veRL."""
         wanted = [Requirement(text) for text in requires("cotune") or ()]
         found = [
             required(one)
@@ -114,7 +114,7 @@ def _arguments(config: RunConfig) -> None:
 
 
 def together() -> str | None:
-    """Say in a line that TRL and veRL cannot be used from one environment; None if they can."""
+    """Explain in one line why TRL and veRL cannot share an environment; return None if they can."""
     trl, verl = installed("trl"), installed("verl")
     if trl is None or verl is None or Version(trl) < BREAKS_VERL:
         return None

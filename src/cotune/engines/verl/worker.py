@@ -1,4 +1,4 @@
-"""The environment and codec of a run in one of veRL's processes, made once."""
+"""The environment and codec of a run in one of veRL's processes, created once."""
 
 import os
 import sys
@@ -19,12 +19,12 @@ from cotune.run.run_dir import RunDir
 from cotune.types import Task
 
 SECTION = "cotune"
-"""The key of veRL's configuration under which every process finds what is ours."""
+"""The key of veRL's configuration that holds cotune's settings in every process."""
 
 
 @dataclass(frozen=True, eq=False)
 class Worker:
-    """An environment, what scores in its place if anything does, and the policy's codec."""
+    """An environment, any reward functions that replace its scoring, and the policy's codec."""
 
     config: RunConfig
     environment: Environment
@@ -34,18 +34,18 @@ class Worker:
     context_tokens: int | None
 
     def known(self, task: Task) -> Task:
-        """The task with its columns, which do not travel between processes."""
+        """Return the task with its columns, which are not sent between processes."""
         return _tasks(self.environment).get((task.id, task.question), task)
 
 
 def worker_of(section: Any) -> Worker:
-    """This process's, from the `cotune` section of veRL's configuration."""
+    """Return this process's worker, from the `cotune` section of veRL's configuration."""
     return _made(str(section.run_folder), str(section.working_folder))
 
 
 @lru_cache(1)
 def _made(run_folder: str, working_folder: str) -> Worker:
-    # The run file's own paths, and modules that it names, are found from where the run was started.
+    # Relative paths and modules in the run file are resolved from where the run was started.
     os.chdir(working_folder)
     if working_folder not in sys.path:
         sys.path.insert(0, working_folder)
@@ -54,7 +54,7 @@ def _made(run_folder: str, working_folder: str) -> Worker:
 
 
 def make_worker(config: RunConfig, environment: Environment | None = None) -> Worker:
-    """Load what a process needs; ConfigError for what cannot be loaded.
+    """Load what a process needs; raise ConfigError if something cannot be loaded.
 
     Args:
         environment: the run file's; built here if None.
@@ -73,6 +73,6 @@ def make_worker(config: RunConfig, environment: Environment | None = None) -> Wo
 
 @lru_cache(4)
 def _tasks(environment: Environment) -> dict[tuple[str, str], Task]:
-    """All tasks that have columns."""
+    """Return all tasks that have columns."""
     splits = ("train", "validation", "test")
     return {(t.id, t.question): t for s in splits for t in environment.tasks(s) if t.columns}
