@@ -68,7 +68,7 @@ class Measured:
 
     @property
     def steady(self) -> Sequence[MeasuredStep]:
-        """Return the steps to project from: all but the first, unless it is the only one."""
+        """Return the steps to project from: all but the first (a warm-up), unless it is alone."""
         return self.steps[1:] or self.steps
 
     @property

@@ -13,7 +13,7 @@ Accepts = Callable[[Any], bool]
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """How one field is treated.
+    """The treatment of one field.
 
     Attributes:
         status: "supported" is passed on unchanged; "adjusted" has the meaning in `line`; "refused"

@@ -254,7 +254,7 @@ class TRLJoint(Joint, Bound[GRPOTrainer]):
             model.train(training)
 
     def rollout_func(self, prompts: list[Any], trainer: GRPOTrainer) -> dict[str, Any]:
-        """Roll out a batch for TRL: `prompts` are task ids, each repeated for its group."""
+        """Roll out a batch for TRL: `prompts` are this rank's task ids, repeated per group."""
         if self._trainer is not trainer:
             self.bind(trainer)
         if isinstance(self.parts.rewards, RewardFunctions):

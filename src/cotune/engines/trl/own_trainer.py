@@ -263,8 +263,8 @@ class INSPOWithP2O(Evolving[ComposedOptions]):
     Train with `cotune.JointTrainer`, as for `P2O`. Takes the arguments of `INSPO`.
 
     Args:
-        options: both methods' options; pass `options` or its fields, not both (`inspo`,
-            `p2o`, `distil_instruction`).
+        options: both methods' options; pass `options` or its fields, not both:
+            `inspo`, `p2o`, `distil_instruction`.
 
     Raises:
         ConfigError: an option or the instruction is invalid, or there is no LLM.

@@ -112,7 +112,7 @@ class VLLMSession:
             pass
 
     def _call(self, requests: Sequence[SampleRequest] | None) -> dict[int, Sample] | None:
-        """Make one vLLM call on all ranks that share it; return samples by row, or None."""
+        """Call vLLM on all ranks that share it; return samples by row, None once all closed."""
         waiting: Waiting = None
         if requests is not None:
             waiting = [(len(r.context_ids), r.max_tokens) for r in requests]

@@ -1,7 +1,7 @@
-"""Rewards: lists in, one number a rollout out. Every column of the data comes by its name.
+"""Reward functions: lists in, one number per rollout out. Data columns arrive by name.
 
-With tools a completion is a list of messages, one a turn: what the policy wrote, without what the tools
-answered. The last one is its answer.
+With tools, a completion is a list of messages, one per turn: the policy's text, without the tools'
+answers. The last message is its answer.
 """
 
 import re
@@ -10,7 +10,7 @@ Messages = list[dict[str, str]]
 
 
 def exact(completions: list[Messages], answer: list[str], **kwargs: object) -> list[float]:
-    """1 where the last number of the answer is the right one, else 0."""
+    """Return 1 if the last number of the answer is correct, else 0."""
     return [
         float(_last_number(completion[-1]["content"]) == float(expected))
         for completion, expected in zip(completions, answer, strict=True)
@@ -18,7 +18,7 @@ def exact(completions: list[Messages], answer: list[str], **kwargs: object) -> l
 
 
 def brief(completions: list[Messages], **kwargs: object) -> list[float]:
-    """From 1 for nothing written down to 0 for 400 characters and more, all turns together."""
+    """Return a score from 1 for no text to 0 for 400 characters or more, over all turns."""
     lengths = [sum(len(turn["content"]) for turn in completion) for completion in completions]
     return [max(0.0, 1 - length / 400) for length in lengths]
 

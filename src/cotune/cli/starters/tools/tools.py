@@ -1,7 +1,7 @@
 """Tools: typed functions; the policy reads their names, docstrings and arguments.
 
-What a tool raises is shown to the policy as its answer. Calls of several rollouts run at the same
-time, so a tool that keeps a state must expect that.
+An error raised by a tool is shown to the policy as its answer. Calls from several rollouts run
+concurrently, so a tool that keeps state must allow for that.
 """
 
 PRICES = {
