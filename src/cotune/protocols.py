@@ -79,7 +79,7 @@ class Strategy(Protocol):
 
     @property
     def distillation(self) -> Distillation:
-        """How to train on rollouts that were sampled under another prompt than they are trained on."""
+        """Return the options for rollouts whose sampled and trained prompts differ."""
         ...
 
     def evolve_if_due(

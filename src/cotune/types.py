@@ -98,7 +98,7 @@ class Assignment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Distillation:
-    """How a rollout sampled under a hint is trained on without it (P²O, arXiv 2603.21877, Eq. 4).
+    """Options of training without the hint on rollouts sampled under it (P²O, arXiv 2603.21877, Eq. 4).
 
     π_old(ỹ|x) and π_old(ỹ|x̃) are the probabilities of a token under the prompt that is trained on
     and under the hinted one; their quotient is the context ratio.
@@ -128,7 +128,7 @@ class Distillation:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a run has come, counted in rollout batches (not optimizer steps).
+    """The position of a run, counted in rollout batches (not optimizer steps).
 
     Attributes:
         step: the current batch, counted from 1: t in the papers.

@@ -17,7 +17,7 @@ PLAIN_TEMPLATE = "{% for message in messages %}{{ message['content'] }}\n{% endf
 """For base models: the messages' texts, a line break after each."""
 
 _PROBE = "cotune_probe"
-_MEND = (
+_FIX = (
     "choose a policy whose template writes tool calls, or give such a template by "
     "policy.chat_template"
 )
@@ -173,7 +173,7 @@ class HFCodec:
         if any(tool["function"]["name"] not in shown for tool in tools):
             raise ConfigError(
                 "policy: its chat template does not show tools: the model was trained without, or "
-                f"is given them in another way; {_MEND}"
+                f"is given them in another way; {_FIX}"
             )
         call = _probe_call(tools[0])
         dialogue, turn = self._probe_turn(call, tools)
@@ -190,14 +190,14 @@ class HFCodec:
             said = " ".join(self.decode(written).split())[:80]
             raise ConfigError(
                 f"policy: its chat template writes a tool call as {said!r}, which cannot be read; "
-                f"{_MEND}"
+                f"{_FIX}"
             )
         for message in ({"role": "tool", "name": call.name}, {"role": "user"}):
             following = self.decode(self.render_next([{**message, "content": _PROBE}], tools))
             if _PROBE not in following:
                 raise ConfigError(
                     f"policy: its chat template drops a {message['role']} message after a turn of "
-                    f"the policy; {_MEND}"
+                    f"the policy; {_FIX}"
                 )
 
     def _probe_turn(
@@ -256,12 +256,10 @@ class HFCodec:
         if not count or self.decode(after).strip():
             end, eos = self.decode(rendered[-8:]), self._tokenizer.eos_token
             own = self._turn_end(tools)
-            mend = (
-                f"save the policy's tokenizer with eos_token {own!r}, or {_MEND}" if own else _MEND
-            )
+            fix = f"save the policy's tokenizer with eos_token {own!r}, or {_FIX}" if own else _FIX
             raise ConfigError(
                 f"policy: its chat template ends a turn of the policy by {end!r}, but its tokenizer's "
-                f"eos_token is {eos!r}; expected that token at the end of every turn: {mend}"
+                f"eos_token is {eos!r}; expected that token at the end of every turn: {fix}"
             )
         return count
 
