@@ -85,4 +85,4 @@ def test_search_finds_fields_and_messages(site: Path) -> None:
 def test_signatures_are_on_the_python_page(site: Path) -> None:
     text = (site / "reference" / "api.html").read_text(encoding="utf-8")
     assert 'id="cotune.INSPO"' in text
-    assert "Instruction-policy co-evolution" in text
+    assert "Co-evolve instruction and policy" in text
