@@ -14,7 +14,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from cotune.policy.codec import HFCodec
-from cotune.policy.location import policy_path
+from cotune.policy.policy_files import policy_path
 from cotune.policy.sampling import CachedSampler, GenerateSampler
 from cotune.protocols import Sampler
 from cotune.rollout.episode import new_episodes, run_episodes

@@ -21,9 +21,9 @@ from transformers import (
 from transformers.trainer_callback import PrinterCallback
 from trl import GRPOConfig
 
-from cotune.engines.trl.own_trainer import Static
-from cotune.engines.trl.trainer import JointTrainer
-from cotune.policy.location import policy_path
+from cotune.engines.trl.joint_trainer import JointTrainer
+from cotune.engines.trl.library_api import Static
+from cotune.policy.policy_files import policy_path
 from cotune.policy.sampling import GenerateSampler
 from cotune.types import Limits
 from cotune.worlds.geo import GeoEnvironment, GeoOptions

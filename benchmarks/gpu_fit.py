@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from cotune.policy.local_policy import local_coordinator
-from cotune.policy.location import policy_path
+from cotune.policy.policy_files import policy_path
 from cotune.rollout.coordinator import RolloutSettings
 from cotune.worlds.geo import GeoEnvironment, GeoOptions
 from recipes.fitting import micro_batches, new_model, new_optimizers, token_losses

@@ -21,12 +21,12 @@ from rich.console import Console
 from transformers import TrainerCallback
 from trl import GRPOTrainer
 
-from cotune.cli.libraries import quiet_libraries
+from cotune.cli.library_settings import quiet_libraries
 from cotune.config.build import build_environment
 from cotune.config.run_file import RunConfig, parse_config
-from cotune.engines.joint_run import Parts
-from cotune.engines.trl.hooks import TRLJoint
-from cotune.engines.trl.run import grpo_config, load_policy
+from cotune.engines.joint import Parts
+from cotune.engines.trl.grpo import grpo_config, load_policy
+from cotune.engines.trl.trl_joint import TRLJoint
 from cotune.methods.static import StaticStrategy
 from cotune.policy.codec import HFCodec
 from cotune.policy.sampling import CachedSampler

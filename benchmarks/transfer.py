@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from cotune.policy.local_policy import local_coordinator
-from cotune.policy.location import policy_path
+from cotune.policy.policy_files import policy_path
 from cotune.rollout.coordinator import RolloutSettings
 from cotune.run.run_dir import RunDir
 from cotune.types import Assignment, Prompt, Trajectory

@@ -11,7 +11,7 @@ import re
 import torch
 
 from cotune.policy.local_policy import local_coordinator
-from cotune.policy.location import policy_path
+from cotune.policy.policy_files import policy_path
 from cotune.rollout.coordinator import RolloutSettings
 from cotune.types import Assignment, Limits, Prompt, Trajectory
 from cotune.worlds.geo import GeoEnvironment, GeoOptions

@@ -17,8 +17,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import GRPOConfig, GRPOTrainer
 
 import cotune
-from cotune.engines.trl.own_trainer import TrainerMethod
-from cotune.policy.location import policy_path
+from cotune.engines.trl.library_api import TrainerMethod
+from cotune.policy.policy_files import policy_path
 
 
 def method_of(name: str) -> TrainerMethod[Any]:

@@ -17,6 +17,6 @@ WITH_TRL = (
     "export/test_whole_run.py",
     "cli/test_doctor.py",
     "config/test_gpu_run_files.py",
-    "policy/test_hub.py",
+    "policy/test_policy_files.py",
 )
 WITH_NOTEBOOK = ("docs/test_notebook.py",)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from cotune.policy.location import policy_path
+from cotune.policy.policy_files import policy_path
 from recipes.arithmetic.card import write_card
 from recipes.arithmetic.pretrain import Recipe, pretrain
 from recipes.rebuilding import rebuild

@@ -18,7 +18,7 @@ from cotune.run.json_files import write_atomic, write_json_atomic
 from cotune.run.scores import Score, score_trajectories
 from cotune.types import Assignment, Limits, Prompt, Task, Trajectory
 from cotune.worlds.arithmetic import ArithmeticEnvironment, ArithmeticOptions
-from cotune.worlds.rules import ADVICE
+from cotune.worlds.rules_llm import ADVICE
 from recipes.arithmetic.demonstrations import rates
 from recipes.arithmetic.phrases import INITIAL, PROCEDURES, SENTENCES, Kind, sentence
 from recipes.arithmetic.pretrain import Recipe

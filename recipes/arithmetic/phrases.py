@@ -1,7 +1,7 @@
 """The sentences that the bundled policy of `arithmetic` is trained to react to.
 
 As in `recipes.geo.phrases`, none of them is one that the offline LLM writes
-(`cotune.worlds.rules`), though the two share their words; a test holds the sets apart.
+(`cotune.worlds.rules_llm`), though the two share their words; a test holds the sets apart.
 """
 
 import random

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from cotune.policy.location import policy_path
+from cotune.policy.policy_files import policy_path
 from recipes.geo.card import write_card
 from recipes.geo.pretrain import Recipe, pretrain
 from recipes.rebuilding import rebuild

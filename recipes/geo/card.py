@@ -26,7 +26,7 @@ from cotune.worlds.geo import (
     bundled_world,
     split_of,
 )
-from cotune.worlds.rules import REMEDIES, STYLE, Mode
+from cotune.worlds.rules_llm import REMEDIES, STYLE, Mode
 from recipes.cards import identity, introduction, markdown_table, sentence_counts, share
 from recipes.geo.demonstrations import rates
 from recipes.geo.phrases import INITIAL, SENTENCES, Kind

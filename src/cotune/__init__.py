@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from cotune.data.dataset import DatasetConfig, read_dataset, tasks_from
-    from cotune.engines.trl.own_trainer import GEPA, INSPO, P2O, INSPOWithP2O, Static
-    from cotune.engines.trl.trainer import JointTrainer
+    from cotune.engines.trl.joint_trainer import JointTrainer
+    from cotune.engines.trl.library_api import GEPA, INSPO, P2O, INSPOWithP2O, Static
     from cotune.environments.base import PromptFormat, SingleTurnEnvironment, TaskEnvironment
     from cotune.environments.search import SearchEnvironment, SearchOptions, search_environment
     from cotune.environments.tools import ToolEnvironment
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     )
     from cotune.worlds.arithmetic import ArithmeticEnvironment, ArithmeticOptions
     from cotune.worlds.geo import GeoEnvironment, GeoOptions
-    from cotune.worlds.rules import RulesLLM
+    from cotune.worlds.rules_llm import RulesLLM
 
 __all__ = [
     "GEPA",
@@ -118,7 +118,7 @@ _HOME = {
         "LLMError",
         "RetrievalError",
     ),
-    "engines.trl.trainer": ("JointTrainer",),
+    "engines.trl.joint_trainer": ("JointTrainer",),
     "worlds.arithmetic": (
         "ArithmeticEnvironment",
         "ArithmeticOptions",
@@ -151,7 +151,7 @@ _HOME = {
         "RunReader",
         "open_run",
     ),
-    "engines.trl.own_trainer": (
+    "engines.trl.library_api": (
         "GEPA",
         "INSPO",
         "P2O",
@@ -159,7 +159,7 @@ _HOME = {
         "Static",
     ),
     "llm.client": ("OpenAIOptions",),
-    "worlds.rules": ("RulesLLM",),
+    "worlds.rules_llm": ("RulesLLM",),
     "types": (
         "Action",
         "Completion",

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from transformers import PreTrainedModel
 
-from cotune.methods.p2o.distillation import batch_weights, old_logprobs
+from cotune.methods.p2o.context_distillation import batch_weights, old_logprobs
 from cotune.rollout.coordinator import Coordinator
 from cotune.types import Distillation, Progress, Task, Trajectory
 

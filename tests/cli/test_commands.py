@@ -9,7 +9,7 @@ from unittest import mock
 import pytest
 from rich.console import Console
 
-from cotune.cli.libraries import quiet_libraries
+from cotune.cli.library_settings import quiet_libraries
 from cotune.cli.plan.plan import plan
 from cotune.cli.train import _stoppable
 from cotune.config.run_file import parse_config

@@ -17,7 +17,7 @@ from cotune.engines import preflight
 from cotune.engines.preflight import Check, Finding
 from cotune.engines.trl import checks, trl_engine
 from cotune.engines.trl.trl_engine import ENGINE
-from cotune.policy import location as policies
+from cotune.policy import policy_files as policies
 from tests.retrieval_server import server
 from tests.run_files import tiny, write
 

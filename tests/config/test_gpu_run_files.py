@@ -15,7 +15,7 @@ from cotune.config.run_file import RunConfig, load_config
 from cotune.engines.memory import Memory, read_shape
 from cotune.engines.trl.checks import check_args, steps_per_batch
 from cotune.engines.trl.memory_sharding import memory_over
-from cotune.engines.trl.setup import grpo_config
+from cotune.engines.trl.run_file_setup import grpo_config
 from cotune.errors import ConfigError
 from tests.cli.plan.test_memory import QWEN2_3B, QWEN3_06B, cached
 

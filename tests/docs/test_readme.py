@@ -7,7 +7,7 @@ import yaml
 
 import cotune
 from cotune.config.run_file import parse_config
-from cotune.engines.trl.own_trainer import INSPO
+from cotune.engines.trl.library_api import INSPO
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -14,7 +14,7 @@ from cotune.engines.evaluation import Outcome
 from cotune.engines.memory import MemoryEstimate
 from cotune.engines.preflight import Check, Finding, Preflight
 from cotune.errors import ConfigError
-from cotune.policy.location import policy_path
+from cotune.policy.policy_files import policy_path
 from cotune.run.journal import Journal, RunJournal
 from cotune.run.ledger import Ledger
 from cotune.run.run_dir import RunDir

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from cotune.config.preflight import check_rewards
+from cotune.config.run_checks import check_rewards
 from cotune.environments.environment_options import TrlOptions
 from cotune.environments.trl_factory import TrlEnvironment, from_trl, trl_environment
 from cotune.errors import ConfigError

@@ -10,7 +10,7 @@ import pytest
 from transformers import TrainerState
 
 import cotune
-from cotune.engines.trl.hooks import JointCallback
+from cotune.engines.trl.trl_joint import JointCallback
 from cotune.errors import ConfigError
 from cotune.run.ledger import Ledger
 

@@ -140,7 +140,7 @@ def trained(
     llm = Teacher()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            "cotune.engines.trl.own_run._TRAJECTORIES_EVERY", 1
+            "cotune.engines.trl.library_run._TRAJECTORIES_EVERY", 1
         )  # rollouts of every step are kept
         example["with_cotune"].main(
             ["--method", method, "--steps", str(STEPS[method]), "--output", str(folder)], llm=llm

@@ -15,7 +15,7 @@ from cotune.export.complete import complete_best, completed, question_messages
 from cotune.export.serving import read_serving
 from cotune.policy.codec import HFCodec
 from cotune.policy.local_policy import load
-from cotune.policy.location import policy_path
+from cotune.policy.policy_files import policy_path
 from cotune.protocols import Environment
 from cotune.run.run_dir import RunDir
 from cotune.types import Prompt, Task

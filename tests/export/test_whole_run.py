@@ -10,7 +10,7 @@ from transformers import AutoTokenizer
 from cotune.cli.train import train
 from cotune.config.build import build_environment
 from cotune.config.run_file import load_config, parse_config
-from cotune.engines.trl.setup import load_policy
+from cotune.engines.trl.run_file_setup import load_policy
 from cotune.experiments.evaluate.evaluating import EvaluationOptions, evaluate_run
 from cotune.policy.chat_template import carries_instruction
 from cotune.run.run_dir import RunDir

@@ -7,7 +7,7 @@ from transformers import AutoTokenizer
 
 from cotune.errors import ConfigError
 from cotune.policy.codec import HFCodec
-from cotune.policy.location import policy_path
+from cotune.policy.policy_files import policy_path
 from tests.policy.tiny import tiny_tokenizer
 
 TINY = HFCodec(tiny_tokenizer())

@@ -6,7 +6,7 @@ import pytest
 
 from cotune.errors import ConfigError, LLMError
 from cotune.policy.local_policy import load, local_coordinator
-from cotune.policy.location import policy_path
+from cotune.policy.policy_files import policy_path
 from cotune.rollout.coordinator import RolloutSettings
 from cotune.types import StopReason
 from cotune.worlds.geo import GeoEnvironment, GeoOptions

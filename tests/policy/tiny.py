@@ -21,7 +21,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from cotune.policy.location import policy_path
+from cotune.policy.policy_files import policy_path
 from cotune.types import Action, Prompt, Response, Task, Trajectory
 
 ALPHABET = "abcdef .?\n"

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from cotune.policy.local_policy import load
-from cotune.policy.location import policy_path
+from cotune.policy.policy_files import policy_path
 from cotune.worlds.arithmetic import HARD
 from recipes.arithmetic.card import ROWS, HintKind, describe, measure, readme
 from recipes.arithmetic.pretrain import Recipe

@@ -12,7 +12,7 @@ import pytest
 from cotune.errors import ConfigError
 from cotune.policy.codec import HFCodec
 from cotune.policy.local_policy import load
-from cotune.policy.location import policy_path
+from cotune.policy.policy_files import policy_path
 from cotune.run.scores import wilson
 from cotune.types import Prompt
 from cotune.worlds.geo import INITIAL_INSTRUCTION, GeoEnvironment, GeoOptions

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from cotune.cli.libraries import quiet_libraries
+from cotune.cli.library_settings import quiet_libraries
 from cotune.config.run_file import load_config
 
 

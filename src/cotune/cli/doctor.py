@@ -11,7 +11,7 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 
-from cotune.cli.libraries import quiet_libraries
+from cotune.cli.library_settings import quiet_libraries
 from cotune.config.run_file import load_config
 from cotune.engines.engine import engine_named
 from cotune.engines.preflight import OPTIONAL, Finding, Preflight, required, wrong

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from cotune.cli.libraries import allow_hub, quiet_libraries
+from cotune.cli.library_settings import allow_hub, quiet_libraries
 from cotune.cli.train import open_trained
 from cotune.config.overrides import with_overrides
 from cotune.config.run_file import parse_config

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from cotune.cli.libraries import allow_hub, quiet_libraries
+from cotune.cli.library_settings import allow_hub, quiet_libraries
 
 
 def export(

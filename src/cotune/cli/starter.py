@@ -7,7 +7,7 @@ from importlib.resources import as_file, files
 from pathlib import Path
 
 from cotune.errors import ConfigError
-from cotune.policy.location import policy_path
+from cotune.policy.policy_files import policy_path
 
 KINDS = {
     "single-turn": "questions answered in one turn, scored by a reward function",

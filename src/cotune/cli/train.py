@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from cotune.cli.libraries import quiet_libraries
+from cotune.cli.library_settings import quiet_libraries
 from cotune.config.build import describe_llm
 from cotune.config.resuming import resumed_config
 from cotune.config.run_file import RunConfig, dump_config, load_config, parse_config

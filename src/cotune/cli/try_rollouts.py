@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.rule import Rule
 from rich.text import Text
 
-from cotune.cli.libraries import quiet_libraries
+from cotune.cli.library_settings import quiet_libraries
 from cotune.cli.show_rollouts import (
     LEGEND,
     OBSERVED,
@@ -21,7 +21,7 @@ from cotune.config.run_file import RunConfig, load_config
 from cotune.engines.preflight import Finding, Preflight
 from cotune.errors import ConfigError
 from cotune.experiments.evaluate.evaluating import SPLITS
-from cotune.policy.location import cached_folder, policy_path
+from cotune.policy.policy_files import cached_folder, policy_path
 from cotune.rollout.coordinator import RolloutSettings
 from cotune.run.scores import score_trajectories
 from cotune.types import Assignment, Prompt, Trajectory

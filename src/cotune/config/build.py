@@ -13,7 +13,7 @@ from cotune.rewards.functions import RewardFunctions, WeightedReward
 from cotune.run.ledger import Ledger
 from cotune.worlds.arithmetic import ArithmeticEnvironment, ArithmeticOptions
 from cotune.worlds.geo import GeoEnvironment, GeoOptions
-from cotune.worlds.rules import RulesLLM
+from cotune.worlds.rules_llm import RulesLLM
 
 
 def build_environment(config: RunConfig) -> Environment:

@@ -7,7 +7,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from cotune.engines.evaluation import Evaluated
-from cotune.policy.location import read_best
+from cotune.policy.policy_files import read_best
 from cotune.run.json_files import write_atomic, write_json_atomic
 from cotune.types import Prompt
 

@@ -23,8 +23,8 @@ from typing import Any
 
 from cotune.config.run_file import RunConfig
 from cotune.errors import ConfigError
-from cotune.policy.location import cached_folder, policy_path
 from cotune.policy.options import LoraOptions
+from cotune.policy.policy_files import cached_folder, policy_path
 
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 FULL, HALF = 4, 2  # bytes of a float32, and of the type that autocast computes in

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from packaging.requirements import Requirement
 
 from cotune.config.build import build_environment, build_llm, build_rewards, initial_instruction
-from cotune.config.preflight import (
+from cotune.config.run_checks import (
     check_context,
     check_instruction,
     check_prompts,
@@ -43,7 +43,7 @@ from cotune.environments.environment_options import (
 from cotune.environments.math import hub_name
 from cotune.errors import ConfigError, EngineError
 from cotune.llm.client import OpenAIOptions
-from cotune.policy.location import (
+from cotune.policy.policy_files import (
     cached_folder,
     has_chat_template,
     missing_parts,
@@ -248,7 +248,7 @@ class Preflight:
         from transformers import AutoConfig
 
         from cotune.policy.adapters import adapter_base, is_adapter_folder
-        from cotune.policy.location import only_local
+        from cotune.policy.policy_files import only_local
 
         path = policy_path(self.config.policy.path)
         path = adapter_base(path) if is_adapter_folder(path) else path

@@ -11,7 +11,7 @@ from cotune.errors import ConfigError
 from cotune.export.complete import completed, write_generation_config
 from cotune.export.model_card import write_card
 from cotune.export.serving import Format, finished, is_adapter
-from cotune.policy.location import policy_path
+from cotune.policy.policy_files import policy_path
 from cotune.run.run_dir import RunDir
 
 FORMATS = get_args(Format)

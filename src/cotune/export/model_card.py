@@ -17,7 +17,7 @@ from markupsafe import Markup
 from cotune.config.run_file import RulesConfig, RunConfig, dump_config
 from cotune.errors import ConfigError
 from cotune.export.serving import Format, Serving, best_choice, finished
-from cotune.policy.location import policy_path
+from cotune.policy.policy_files import policy_path
 from cotune.run.json_files import Row, write_atomic
 from cotune.run.ledger import Ledger, policy_rollouts
 from cotune.run.run_dir import RunDir

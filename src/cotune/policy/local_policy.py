@@ -15,7 +15,7 @@ from cotune.methods.static import StaticStrategy
 from cotune.policy.adapters import adapter_base, check_peft, is_adapter_folder, merged, with_adapter
 from cotune.policy.chat_template import own_templates
 from cotune.policy.codec import HFCodec, use_template
-from cotune.policy.location import only_local
+from cotune.policy.policy_files import only_local
 from cotune.policy.sampling import policy_sampler
 from cotune.policy.tool_templates import check_tools
 from cotune.protocols import Environment, Rewards

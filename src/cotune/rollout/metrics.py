@@ -4,7 +4,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 
-from cotune.methods.p2o.distillation import is_hinted
+from cotune.methods.p2o.context_distillation import is_hinted
 from cotune.rollout.resampling import without_variance
 from cotune.types import SEARCH_FAILED, Trajectory
 

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from cotune.cli.app import app
 from cotune.cli.plan import dry_run
 from cotune.cli.plan.dry_run import scaled_training, staged
-from cotune.config.preflight import check_context
+from cotune.config.run_checks import check_context
 from cotune.config.run_file import RunConfig, load_config, parse_config
 from cotune.environments.math import MathOptions, math_environment
 from cotune.environments.search import SearchOptions, search_environment

@@ -12,9 +12,9 @@ from rich.console import Console
 from cotune.cli.plan.memory_table import show_memory
 from cotune.config.run_file import RunConfig, parse_config
 from cotune.engines.memory import Memory, find_config, memory_of, read_shape
-from cotune.policy.location import policy_path
 from cotune.policy.options import LoraOptions
-from cotune.policy.rounding import rounding_notice
+from cotune.policy.policy_files import policy_path
+from cotune.policy.update_rounding import rounding_notice
 from tests.run_files import tiny
 
 # config.json of Qwen/Qwen2.5-3B-Instruct and Qwen/Qwen3-0.6B, as far as it is read.

@@ -9,9 +9,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from cotune.config.build import build_environment, build_strategy
 from cotune.loop import LoopSettings, completion_logprobs, group_advantages, train
-from cotune.methods.p2o.distillation import batch_weights
+from cotune.methods.p2o.context_distillation import batch_weights
 from cotune.policy.codec import HFCodec
-from cotune.policy.location import policy_path
+from cotune.policy.policy_files import policy_path
 from cotune.protocols import Environment, Strategy
 from cotune.rollout.coordinator import Coordinator, RolloutSettings
 from cotune.rollout.task_order import TaskOrder

@@ -6,9 +6,9 @@ from typing import Any
 
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from cotune.engines.trl.trainer import JointTrainer
+from cotune.engines.trl.joint_trainer import JointTrainer
 from cotune.policy.codec import HFCodec
-from cotune.policy.location import policy_path
+from cotune.policy.policy_files import policy_path
 from tests.engines.contract.loop_driver import built
 from tests.engines.contract.recording import Recording, Row, update_row, watch
 from tests.engines.contract.script import POLICY, Script

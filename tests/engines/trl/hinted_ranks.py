@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from cotune.engines.trl.trainer import JointTrainer
+from cotune.engines.trl.joint_trainer import JointTrainer
 from cotune.methods.static import StaticStrategy
 from cotune.types import Assignment, Distillation, Progress, Prompt, Task
 from tests.engines.trl.setup import HINT, start

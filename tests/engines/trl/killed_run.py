@@ -94,7 +94,7 @@ def between_the_halves(step: int) -> None:
 
 def before_the_log(step: int) -> None:
     """When the weights are updated, but nothing of the step is written to metrics.jsonl."""
-    from cotune.engines.trl.hooks import JointCallback
+    from cotune.engines.trl.trl_joint import JointCallback
 
     log = JointCallback.on_log
 
@@ -108,7 +108,7 @@ def before_the_log(step: int) -> None:
 
 def interrupted(step: int) -> None:
     """Ctrl-C once a step is written down."""
-    from cotune.engines.trl.hooks import JointCallback
+    from cotune.engines.trl.trl_joint import JointCallback
 
     log = JointCallback.on_log
 

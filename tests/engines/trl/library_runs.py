@@ -10,11 +10,11 @@ from transformers.trainer_callback import PrinterCallback
 from trl import GRPOConfig, GRPOTrainer
 
 import cotune
-from cotune.engines.trl.hooks import TRLJoint
-from cotune.engines.trl.own_trainer import TrainerMethod
+from cotune.engines.trl.library_api import TrainerMethod
+from cotune.engines.trl.trl_joint import TRLJoint
 from cotune.run.ledger import Ledger
 from cotune.types import Completion, Trajectory
-from cotune.worlds.rules import is_gepa_prompt
+from cotune.worlds.rules_llm import is_gepa_prompt
 from tests.engines.trl.setup import config
 from tests.policy.tiny import Letters, tiny_model, tiny_tokenizer
 

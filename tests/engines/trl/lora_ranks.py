@@ -13,8 +13,8 @@ import torch
 import torch.distributed as dist
 from peft import LoraConfig
 
-from cotune.engines.trl.run import TRLBest
-from cotune.engines.trl.trainer import JointTrainer
+from cotune.engines.trl.grpo import TRLBest
+from cotune.engines.trl.joint_trainer import JointTrainer
 from tests.engines.trl.setup import start
 from tests.engines.trl.two_ranks import SIZES, fingerprint
 from tests.policy.tiny import tiny_tokenizer

@@ -8,8 +8,8 @@ from typing import Any
 from transformers.trainer_callback import PrinterCallback
 from trl import GRPOConfig, GRPOTrainer
 
-from cotune.engines.joint_run import Parts
-from cotune.engines.trl.hooks import TRLJoint
+from cotune.engines.joint import Parts
+from cotune.engines.trl.trl_joint import TRLJoint
 from cotune.methods.static import StaticStrategy
 from cotune.protocols import LLM, Environment, Recorder, Rollout, State, Strategy
 from cotune.run.ledger import Ledger

@@ -17,12 +17,12 @@ from accelerate.state import PartialState
 from accelerate.utils import DistributedType
 from rich.console import Console
 
-import cotune.engines.trl.run as engine
+import cotune.engines.trl.grpo as engine
 from cotune.cli.train import resume, train
-from cotune.engines.trl import setup
-from cotune.engines.trl.hooks import TRLJoint
-from cotune.engines.trl.run import TRLBest
+from cotune.engines.trl import run_file_setup
+from cotune.engines.trl.grpo import TRLBest
 from cotune.engines.trl.sharding import sharding_of, whole_weights
+from cotune.engines.trl.trl_joint import TRLJoint
 from cotune.run.run_dir import RunDir
 from tests.engines.trl.killed_run import reward_lengths
 from tests.engines.trl.kills import run_file, with_sections
@@ -70,7 +70,7 @@ def on_a_cpu(kind: str) -> None:
 def watch(kind: str) -> list[TRLJoint]:
     """The joint runs that will be made, in order."""
     made: list[TRLJoint] = []
-    build, configure = engine.build_trainer, setup.grpo_config
+    build, configure = engine.build_trainer, run_file_setup.grpo_config
 
     def configured(*given: Any) -> Any:
         args = configure(*given)
@@ -83,7 +83,7 @@ def watch(kind: str) -> list[TRLJoint]:
         made.append(found[0])
         return found
 
-    engine.build_trainer, setup.grpo_config = built, configured
+    engine.build_trainer, run_file_setup.grpo_config = built, configured
     return made
 
 

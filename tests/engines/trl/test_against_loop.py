@@ -8,9 +8,9 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from trl import GRPOTrainer
 
-from cotune.engines.trl.trainer import JointTrainer
+from cotune.engines.trl.joint_trainer import JointTrainer
 from cotune.loop import policy_loss
-from cotune.policy.location import policy_path
+from cotune.policy.policy_files import policy_path
 from cotune.types import Limits, Trajectory
 from cotune.worlds.geo import GeoEnvironment, GeoOptions
 from tests.engines.trl.setup import Counting, start

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from cotune.engines.trl.run import TRLBest
-from cotune.policy.location import read_best
+from cotune.engines.trl.grpo import TRLBest
+from cotune.policy.policy_files import read_best
 from cotune.types import Prompt
 from tests.engines.trl.setup import Run, start
 from tests.policy.tiny import tiny_tokenizer

@@ -18,7 +18,7 @@ from cotune.engines.trl.checks import (
     steps_per_batch,
 )
 from cotune.engines.trl.fields import FIELDS
-from cotune.engines.trl.hooks import TRLJoint
+from cotune.engines.trl.trl_joint import TRLJoint
 from cotune.errors import ConfigError, EngineError
 from cotune.methods.method import Context
 from cotune.methods.p2o.p2o import P2O, P2OOptions

@@ -10,11 +10,11 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from trl import GRPOTrainer
 
-from cotune.engines.trl.trainer import JointTrainer
+from cotune.engines.trl.joint_trainer import JointTrainer
 from cotune.errors import ConfigError
 from cotune.loop import completion_logprobs, policy_loss
 from cotune.methods.static import StaticStrategy
-from cotune.policy.location import policy_path
+from cotune.policy.policy_files import policy_path
 from cotune.types import Assignment, Distillation, Limits, Progress, Prompt, Task, Trajectory
 from cotune.worlds.geo import GeoEnvironment, GeoOptions
 from tests.engines.trl.setup import HINT, Counting, Run, start

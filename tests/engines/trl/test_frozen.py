@@ -12,11 +12,11 @@ from safetensors.torch import load_file
 from cotune.cli.train import train
 from cotune.config.resuming import resumed_config
 from cotune.config.run_file import parse_config
-from cotune.engines.trl.setup import grpo_config
-from cotune.engines.trl.trainer import JointTrainer
+from cotune.engines.trl.joint_trainer import JointTrainer
+from cotune.engines.trl.run_file_setup import grpo_config
 from cotune.engines.trl.trl_engine import TRL
 from cotune.errors import ConfigError
-from cotune.policy.location import policy_path
+from cotune.policy.policy_files import policy_path
 from cotune.run.ledger import Ledger, policy_rollouts
 from cotune.run.lineage import instruction_rows
 from cotune.run.run_dir import RunDir

@@ -11,9 +11,9 @@ from trl import GRPOConfig, GRPOTrainer
 
 from cotune.config.run_file import RunConfig, parse_config
 from cotune.engines import preflight
-from cotune.engines.trl import setup as trl_setup
+from cotune.engines.trl import run_file_setup as trl_setup
 from cotune.engines.trl.checks import check_args, check_launch, held_to_one_gpu
-from cotune.engines.trl.setup import grpo_config, prepare
+from cotune.engines.trl.run_file_setup import grpo_config, prepare
 from cotune.errors import ConfigError
 from tests.engines.trl.setup import config as own_args
 from tests.policy.tiny import tiny_model, tiny_tokenizer

@@ -11,15 +11,15 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from trl import GRPOTrainer
 
 from cotune.config.run_file import RunConfig, parse_config
-from cotune.engines.trl.run import TRLBest, lost_steps
-from cotune.engines.trl.setup import Loaded, load_policy, prepare
-from cotune.engines.trl.trainer import JointTrainer
+from cotune.engines.trl.grpo import TRLBest, lost_steps
+from cotune.engines.trl.joint_trainer import JointTrainer
+from cotune.engines.trl.run_file_setup import Loaded, load_policy, prepare
 from cotune.errors import ConfigError
 from cotune.loop import completion_logprobs, policy_loss
 from cotune.policy.adapters import lora_config, merged, save_weights
 from cotune.policy.codec import HFCodec
-from cotune.policy.location import policy_path
 from cotune.policy.options import LoraOptions
+from cotune.policy.policy_files import policy_path
 from cotune.policy.sampling import CachedSampler, GenerateSampler, policy_sampler
 from cotune.types import Distillation, SampleRequest, Sampling
 from tests.engines.trl.setup import Run, config, start
@@ -338,7 +338,7 @@ def test_options_that_do_not_fit_are_refused_before_anything_is_written(
     def loaded(*_: Any, **__: Any) -> Any:
         raise AssertionError("the policy was loaded")
 
-    monkeypatch.setattr("cotune.engines.trl.setup.load", loaded)
+    monkeypatch.setattr("cotune.engines.trl.run_file_setup.load", loaded)
     find = importlib.util.find_spec
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda name, *_: None if name == "peft" else find(name)

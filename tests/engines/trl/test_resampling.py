@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from cotune.config.run_file import parse_config
-from cotune.engines.trl.run import RolloutBudget
-from cotune.engines.trl.trainer import JointTrainer
+from cotune.engines.trl.grpo import RolloutBudget
+from cotune.engines.trl.joint_trainer import JointTrainer
 from cotune.types import Progress, Trajectory
 from tests.engines.trl.setup import Run, start
 from tests.policy.tiny import Letters

@@ -8,7 +8,7 @@ import torch
 
 from cotune.config.run_file import parse_config
 from cotune.engines.trl.checkpoints import latest_checkpoint, load_state, save_state
-from cotune.engines.trl.run import RolloutBudget, went_to_its_end
+from cotune.engines.trl.grpo import RolloutBudget, went_to_its_end
 from cotune.errors import ConfigError
 from cotune.protocols import State
 from cotune.run.run_dir import RunDir

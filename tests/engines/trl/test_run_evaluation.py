@@ -7,11 +7,11 @@ import pytest
 
 from cotune.config.run_file import RunConfig, parse_config
 from cotune.engines import run_summary
-from cotune.engines.trl.run import Outcome, RunEvaluation, TRLBest
+from cotune.engines.trl.grpo import Outcome, RunEvaluation, TRLBest
 from cotune.engines.trl.trackers import report_scores
 from cotune.methods.inspo.inspo import Inspo, InspoOptions
 from cotune.methods.method import Context
-from cotune.policy.location import read_best
+from cotune.policy.policy_files import read_best
 from cotune.protocols import State, Strategy
 from tests.engines.trl.setup import HINT, Counting, Run, start
 from tests.policy.tiny import tiny_tokenizer

@@ -11,7 +11,7 @@ from accelerate.utils import DistributedType
 
 from cotune.config.run_file import parse_config
 from cotune.engines.trl.checks import check_args
-from cotune.engines.trl.setup import grpo_config
+from cotune.engines.trl.run_file_setup import grpo_config
 from cotune.engines.trl.sharding import (
     check_sharding,
     check_spread,

@@ -10,7 +10,7 @@ from rich.console import Console
 from transformers import AutoTokenizer
 
 from cotune.cli.train import train
-from cotune.engines.trl.trainer import JointTrainer
+from cotune.engines.trl.joint_trainer import JointTrainer
 from cotune.environments.tools import ToolEnvironment
 from cotune.errors import ConfigError
 from cotune.policy.codec import HFCodec

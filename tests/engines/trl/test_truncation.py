@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from cotune.engines.trl.hooks import was_cut
+from cotune.engines.trl.trl_joint import was_cut
 from cotune.types import Assignment, Prompt, StopReason, Task, Trajectory, Turn
 from tests.helpers import make_trajectory
 

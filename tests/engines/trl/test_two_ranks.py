@@ -12,10 +12,10 @@ import torch
 from transformers import AutoTokenizer
 from trl import GRPOTrainer
 
-from cotune.engines.trl.trainer import JointTrainer
-from cotune.policy.location import policy_path
+from cotune.engines.trl.joint_trainer import JointTrainer
+from cotune.policy.policy_files import policy_path
 from tests.engines.trl.setup import start
-from tests.engines.trl.test_trainer import gradients
+from tests.engines.trl.test_joint_trainer import gradients
 from tests.engines.trl.two_ranks import SIZES, UNEVEN, fingerprint, seen, train_resampled
 from tests.forked import run_ranks
 

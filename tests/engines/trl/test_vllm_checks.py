@@ -10,7 +10,7 @@ import pytest
 import cotune.engines.trl.checks as checks
 from cotune.config.run_file import parse_config
 from cotune.engines.trl.checks import check_args
-from cotune.engines.trl.setup import grpo_config
+from cotune.engines.trl.run_file_setup import grpo_config
 from cotune.errors import ConfigError
 from tests.engines.trl.setup import config
 from tests.run_files import tiny

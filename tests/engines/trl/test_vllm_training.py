@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from cotune.config.run_file import parse_config
-from cotune.engines.trl.run import TRLBest, train
-from cotune.engines.trl.trainer import JointTrainer
+from cotune.engines.trl.grpo import TRLBest, train
+from cotune.engines.trl.joint_trainer import JointTrainer
 from cotune.errors import ConfigError
 from cotune.experiments.evaluate.evaluating import EvaluationOptions, evaluate_run
 from cotune.policy.local_policy import load
-from cotune.policy.location import policy_path
+from cotune.policy.policy_files import policy_path
 from cotune.run.ledger import Ledger
 from cotune.run.run_dir import RunDir
 from cotune.types import Assignment, Distillation, Limits, Progress, Prompt, StopReason, Task

@@ -14,13 +14,13 @@ import torch
 import torch.distributed as dist
 from transformers import AutoTokenizer
 
-from cotune.engines.trl.trainer import JointTrainer
-from cotune.policy.location import policy_path
+from cotune.engines.trl.joint_trainer import JointTrainer
+from cotune.policy.policy_files import policy_path
 from cotune.protocols import Recorder
 from cotune.types import Action, Metrics, Progress, Response, Trajectory
 from tests.engines.trl.setup import Counting, Run, start
+from tests.engines.trl.test_joint_trainer import gradients
 from tests.engines.trl.test_resampling import HalfFlat
-from tests.engines.trl.test_trainer import gradients
 from tests.policy.tiny import Letters
 
 # Three groups of two rollouts, three rollouts a rank: the second group is split.

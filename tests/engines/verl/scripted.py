@@ -13,7 +13,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from cotune.engines import joint_run
+from cotune.engines import joint
 from cotune.policy.codec import HFCodec
 from cotune.protocols import Strategy
 from cotune.rollout.coordinator import stable_seed
@@ -131,6 +131,6 @@ def _note_updates(path: Path) -> None:
 
 
 if SCRIPT in os.environ:
-    _build_strategy = joint_run.build_strategy
-    joint_run.build_strategy = _built
-    joint_run.build_llm = _scripted_llm
+    _build_strategy = joint.build_strategy
+    joint.build_strategy = _built
+    joint.build_llm = _scripted_llm

@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 from cotune.config.run_file import parse_config
 from cotune.engines.verl.settings import resume_from, verl_config
 from cotune.errors import ConfigError
-from cotune.policy.location import policy_path
+from cotune.policy.policy_files import policy_path
 from cotune.types import Distillation
 from tests.engines.verl.runs import GEO
 

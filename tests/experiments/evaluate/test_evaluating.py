@@ -16,7 +16,7 @@ from cotune.config.run_file import RunConfig, dump_config, parse_config
 from cotune.environments.base import SingleTurnEnvironment
 from cotune.errors import ConfigError
 from cotune.experiments.evaluate.question_sets import question_sets
-from cotune.policy.location import policy_path
+from cotune.policy.policy_files import policy_path
 from cotune.run.run_dir import RunDir
 from cotune.worlds.arithmetic import INITIAL_INSTRUCTION as SOLVE
 from cotune.worlds.geo import INITIAL_INSTRUCTION as SEARCH

@@ -13,7 +13,7 @@ from cotune.methods.method import Context
 from cotune.methods.text_evolution import example
 from cotune.testing import ScriptedLLM
 from cotune.types import Assignment, Completion, Progress, Prompt, StopReason, Task, Trajectory
-from cotune.worlds.rules import REMEDIES, Mode, RulesLLM, read_shown, split_sentences
+from cotune.worlds.rules_llm import REMEDIES, Mode, RulesLLM, read_shown, split_sentences
 from tests.helpers import INITIAL, Events, make_trajectory
 from tests.methods.p2o.hint_fakes import Author, raising
 

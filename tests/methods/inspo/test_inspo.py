@@ -12,7 +12,7 @@ from cotune.methods.method import Context
 from cotune.protocols import Strategy
 from cotune.testing import ScriptedLLM
 from cotune.types import Completion, Progress, Prompt
-from cotune.worlds.rules import REMEDIES, Mode, RulesLLM
+from cotune.worlds.rules_llm import REMEDIES, Mode, RulesLLM
 from tests.helpers import INITIAL, Events, ScriptedRollout, make_tasks, make_trajectory, run
 
 TASKS = make_tasks(8)

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 from rich.console import Console
 
-from cotune.cli.libraries import quiet_libraries
+from cotune.cli.library_settings import quiet_libraries
 from cotune.cli.plan.measured_plan import measured_steps
 from cotune.config.build import build_environment, describe_llm
 from cotune.config.run_file import Environment, RunConfig, TrainingConfig, load_config

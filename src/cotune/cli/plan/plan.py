@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from cotune.cli.libraries import quiet_libraries
+from cotune.cli.library_settings import quiet_libraries
 from cotune.cli.plan.memory_table import show_memory
 from cotune.config.build import describe_llm
 from cotune.config.cost import Plan, plan_run

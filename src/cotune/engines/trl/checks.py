@@ -15,7 +15,7 @@ from trl.import_utils import is_vllm_available
 from cotune.engines.trl.fields import FIELDS
 from cotune.engines.trl.sharding import check_sharding
 from cotune.errors import ConfigError, EngineError
-from cotune.methods.p2o.distillation import weighs
+from cotune.methods.p2o.context_distillation import weighs
 from cotune.methods.p2o.p2o import P2O
 from cotune.protocols import Strategy
 

@@ -12,9 +12,9 @@ from cotune.config.run_file import RunConfig
 from cotune.engines.comm import world
 from cotune.engines.engine import Measured, MeasuredStep
 from cotune.engines.trl.checks import steps_per_batch
-from cotune.engines.trl.hooks import TRLJoint
-from cotune.engines.trl.run import build_trainer
-from cotune.engines.trl.setup import Setup
+from cotune.engines.trl.grpo import build_trainer
+from cotune.engines.trl.run_file_setup import Setup
+from cotune.engines.trl.trl_joint import TRLJoint
 from cotune.run.journal import Journal
 from cotune.run.ledger import Ledger
 from cotune.run.run_dir import RunDir

@@ -7,7 +7,7 @@ from typing import Any
 from cotune.config.run_file import RunConfig
 from cotune.engines.memory import FULL, HALF, Memory, MemoryEstimate, Shape, memory_of, shape_of
 from cotune.errors import ConfigError
-from cotune.policy.rounding import rounding_notice
+from cotune.policy.update_rounding import rounding_notice
 from cotune.utils.text import size
 
 # DeepSpeed's default reduce_bucket_size, in numbers; one bucket fills while another is reduced.

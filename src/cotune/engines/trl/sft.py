@@ -25,7 +25,7 @@ from trl import GRPOConfig, SFTConfig, SFTTrainer
 from cotune.config.cost import accumulation
 from cotune.config.run_file import RunConfig
 from cotune.engines.evaluation import Outcome, RunEvaluation
-from cotune.engines.joint_run import Parts, Resumable, run_parts
+from cotune.engines.joint import Parts, Resumable, run_parts
 from cotune.engines.preflight import Preflight
 from cotune.engines.trl.checkpoints import (
     drop_orphans,
@@ -35,9 +35,14 @@ from cotune.engines.trl.checkpoints import (
     save_state,
 )
 from cotune.engines.trl.checks import check_devices, held_to_one_gpu
-from cotune.engines.trl.hooks import Bound, metrics_row
-from cotune.engines.trl.run import TRLBest, lost_steps
-from cotune.engines.trl.setup import Loaded, check_known, check_not_ours, load_checked, shared_args
+from cotune.engines.trl.grpo import TRLBest, lost_steps
+from cotune.engines.trl.run_file_setup import (
+    Loaded,
+    check_known,
+    check_not_ours,
+    load_checked,
+    shared_args,
+)
 from cotune.engines.trl.sft_rows import (
     ROWS,
     Rows,
@@ -48,6 +53,7 @@ from cotune.engines.trl.sft_rows import (
     rollout_rows,
 )
 from cotune.engines.trl.trackers import close_reports, report_scores, tensorboard_into
+from cotune.engines.trl.trl_joint import Bound, metrics_row
 from cotune.errors import ConfigError, EngineError
 from cotune.methods.sft import SFTOptions, TrainingRow, optimizer_steps
 from cotune.policy.codec import HFCodec

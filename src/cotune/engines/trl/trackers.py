@@ -26,7 +26,7 @@ from cotune.methods.p2o.p2o import P2O
 from cotune.protocols import Strategy
 
 if TYPE_CHECKING:
-    from cotune.engines.trl.hooks import Trained, TRLJoint
+    from cotune.engines.trl.trl_joint import Trained, TRLJoint
 
 INSTRUCTIONS, HINTS = "cotune/instructions", "cotune/hints"
 _INSTRUCTION_COLUMNS = (

@@ -22,7 +22,7 @@ from cotune.utils.text import one_line, size
 if TYPE_CHECKING:
     from cotune.engines.engine import Measured
     from cotune.engines.evaluation import Outcome
-    from cotune.engines.trl.setup import Loaded, Setup
+    from cotune.engines.trl.run_file_setup import Loaded, Setup
 
 
 class TRL:
@@ -65,9 +65,10 @@ class TRL:
             from cotune.engines.trl import sft
 
             return sft.prepare(checked.config, folder, checked)
-        from cotune.engines.trl import setup
 
-        return setup.prepare(checked.config, folder, checked)
+        from cotune.engines.trl import run_file_setup
+
+        return run_file_setup.prepare(checked.config, folder, checked)
 
     def train(
         self, config: RunConfig, run: RunDir, setup: "Loaded", console: Console, conclude: Conclude
@@ -106,7 +107,7 @@ class TRL:
             from cotune.engines.trl import sft
 
             return sft.train(config, run, journal, resume, setup)
-        from cotune.engines.trl import run as grpo
+        from cotune.engines.trl import grpo
 
         return grpo.train(config, run, journal, resume, setup)
 
@@ -127,7 +128,7 @@ class TRL:
         return measure_steps(config, run, journal, setup, steps)
 
     def dry_run_args(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        from cotune.engines.trl.setup import dry_run_args
+        from cotune.engines.trl.run_file_setup import dry_run_args
 
         return dry_run_args(dict(given))
 
@@ -140,7 +141,7 @@ def arguments(config: RunConfig) -> list[Finding]:
         EngineError: the installed TRL version is not supported.
     """
     from cotune.engines.trl.checks import check_args, check_trl
-    from cotune.engines.trl.setup import grpo_config
+    from cotune.engines.trl.run_file_setup import grpo_config
     from cotune.engines.trl.sft import check_one_process, sft_config
 
     check_trl()

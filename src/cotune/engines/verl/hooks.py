@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cotune.engines.joint_run import Joint, Parts
+from cotune.engines.joint import Joint, Parts
 from cotune.engines.verl.checkpoints import keep_newest, save_state
 from cotune.engines.verl.worker import Worker
 from cotune.errors import EngineError

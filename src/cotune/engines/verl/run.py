@@ -24,7 +24,7 @@ from cotune.config.build import build_strategy
 from cotune.config.run_file import RunConfig
 from cotune.engines.engine import Conclude
 from cotune.engines.evaluation import Outcome, RunEvaluation
-from cotune.engines.joint_run import run_parts
+from cotune.engines.joint import run_parts
 from cotune.engines.preflight import Preflight
 from cotune.engines.verl.checkpoints import VerlBest, drop_later, latest_checkpoint, load_state
 from cotune.engines.verl.cluster import check_cluster, check_copy, on_cluster
@@ -33,7 +33,7 @@ from cotune.engines.verl.settings import resume_from, verl_config
 from cotune.engines.verl.worker import SECTION, Worker, make_worker, worker_of
 from cotune.errors import ConfigError, CotuneError, EngineError
 from cotune.methods.p2o.p2o import P2O
-from cotune.policy.location import only_local, policy_path
+from cotune.policy.policy_files import only_local, policy_path
 from cotune.protocols import State
 from cotune.run.journal import RunJournal
 from cotune.run.ledger import Ledger, policy_rollouts

@@ -10,10 +10,10 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from cotune.config.preflight import check_tokens
+from cotune.config.run_checks import check_tokens
 from cotune.config.run_file import RunConfig
 from cotune.errors import ConfigError
-from cotune.policy.location import policy_path
+from cotune.policy.policy_files import policy_path
 from cotune.types import Distillation
 from cotune.utils.text import flat
 

@@ -13,7 +13,7 @@ from cotune.config.build import build_environment, build_rewards
 from cotune.config.run_file import RunConfig, parse_config
 from cotune.policy.codec import HFCodec, use_template
 from cotune.policy.local_policy import load_tokenizer
-from cotune.policy.location import only_local, policy_path
+from cotune.policy.policy_files import only_local, policy_path
 from cotune.protocols import Environment, Rewards
 from cotune.run.run_dir import RunDir
 from cotune.types import Task

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from cotune.config import preflight
+from cotune.config import run_checks
 from cotune.config.build import build_environment, build_rewards, initial_instruction
 from cotune.config.run_file import RunConfig, dump_config
 from cotune.engines.run_summary import hard_figures, score_figures, seconds_spent
@@ -27,7 +27,7 @@ from cotune.experiments.baselines.base import (
 )
 from cotune.experiments.baselines.chat import Chat, EndpointChat, PolicyChat
 from cotune.llm.client import OPENAI_URL, OpenAIClient, OpenAIOptions
-from cotune.policy.location import policy_path
+from cotune.policy.policy_files import policy_path
 from cotune.protocols import Environment, Rewards
 from cotune.rollout.coordinator import RolloutSettings
 from cotune.rollout.episode import score
@@ -174,7 +174,7 @@ def _run(name: str, config: RunConfig, console: Console, endpoint: Endpoint) -> 
 
 def _prepare(name: str, config: RunConfig, options: OpenAIOptions | None, trial: Ledger) -> _Ready:
     """Load and check the parts of a baseline, cheap checks first; write nothing."""
-    preflight.check_tokens(config.training.engine_args)
+    run_checks.check_tokens(config.training.engine_args)
     kind, method = config.environment.kind, BASELINES[name]
     environment, rewards = build_environment(config), build_rewards(config)
     instruction = initial_instruction(config, environment)
@@ -191,9 +191,9 @@ def _prepare(name: str, config: RunConfig, options: OpenAIOptions | None, trial:
             "--model expects geo, search, math or another without tools"
         )
     form = AnswerForm("") if agent else answer_form(environment, instruction, kind)
-    preflight.check_instruction(environment, instruction)
-    preflight.check_rewards(rewards, environment, instruction, ("test",))
-    preflight.check_retriever(environment)
+    run_checks.check_instruction(environment, instruction)
+    run_checks.check_rewards(rewards, environment, instruction, ("test",))
+    run_checks.check_retriever(environment)
     tasks = environment.tasks("test")
     if not tasks:
         raise ConfigError(
@@ -234,10 +234,10 @@ def _local(
         chat_template=config.policy.chat_template,
         rewards=build_rewards(config),
     )
-    preflight.check_context(coordinator.settings.context_tokens, limits)
+    run_checks.check_context(coordinator.settings.context_tokens, limits)
     if agent:
         codec, splits = coordinator.codec, ("test",)
-        preflight.check_prompts(environment, codec, instruction, limits, splits, strategy="static")
+        run_checks.check_prompts(environment, codec, instruction, limits, splits, strategy="static")
     return coordinator
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from cotune.config.build import build_environment, describe_llm
-from cotune.config.preflight import check_tokens
+from cotune.config.run_checks import check_tokens
 from cotune.config.run_file import RunConfig, parse_config
 from cotune.environments.search import SEARCH_R1_INSTRUCTION
 from cotune.errors import ConfigError

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from cotune.config.build import build_environment, initial_instruction
-from cotune.config.preflight import check_prompts
+from cotune.config.run_checks import check_prompts
 from cotune.config.run_file import RunConfig
 from cotune.data.benchmarks import parse_benchmark
 from cotune.environments.math import REQUIRED
@@ -21,7 +21,7 @@ from cotune.experiments.evaluate.metrics import (
     sampled_figures,
 )
 from cotune.experiments.evaluate.question_sets import QuestionSet, metrics_of, question_sets
-from cotune.policy.location import policy_path, read_best
+from cotune.policy.policy_files import policy_path, read_best
 from cotune.protocols import Environment
 from cotune.rewards import REWARDS
 from cotune.rewards.functions import RewardFunctions

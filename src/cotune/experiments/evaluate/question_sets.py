@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cotune.config.build import build_rewards, initial_instruction
-from cotune.config.preflight import check_retriever, check_rewards
+from cotune.config.run_checks import check_retriever, check_rewards
 from cotune.config.run_file import RunConfig
 from cotune.data.benchmarks import Benchmark, parse_benchmark, read_benchmark
 from cotune.environments.base import TaskEnvironment

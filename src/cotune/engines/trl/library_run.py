@@ -1,4 +1,4 @@
-"""The run folder of a method from `cotune.engines.trl.own_trainer` on a user's own GRPOTrainer."""
+"""The run folder of a method from `cotune.engines.trl.library_api` on a user's own GRPOTrainer."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -16,12 +16,12 @@ from transformers import (
 )
 from trl import GRPOConfig
 
-from cotune.config.preflight import check_context, check_prompts, check_rewards, check_told
-from cotune.engines.joint_run import Parts
+from cotune.config.run_checks import check_context, check_prompts, check_rewards, check_told
+from cotune.engines.joint import Parts
 from cotune.engines.trl.checkpoints import drop_torn
 from cotune.engines.trl.checks import check_args, check_trl, steps_per_batch
-from cotune.engines.trl.hooks import TRLJoint
-from cotune.engines.trl.own_trainer import TrainerMethod
+from cotune.engines.trl.library_api import TrainerMethod
+from cotune.engines.trl.trl_joint import TRLJoint
 from cotune.errors import ConfigError
 from cotune.methods.method import RunShape
 from cotune.policy.codec import HFCodec

@@ -14,8 +14,8 @@ from trl import GRPOConfig, GRPOTrainer
 
 import cotune
 from cotune.engines.trl.checkpoints import load_state
-from cotune.engines.trl.hooks import was_cut
-from cotune.engines.trl.own_trainer import TrainerMethod
+from cotune.engines.trl.library_api import TrainerMethod
+from cotune.engines.trl.trl_joint import was_cut
 from cotune.errors import ConfigError
 from tests.engines.trl.library_runs import (
     LIMITS,

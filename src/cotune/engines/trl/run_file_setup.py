@@ -10,7 +10,7 @@ import torch
 from transformers import PreTrainedTokenizerBase, TrainerState
 from trl import GRPOConfig
 
-from cotune.config.preflight import check_tokens
+from cotune.config.run_checks import check_tokens
 from cotune.config.run_file import RunConfig, TrainingConfig
 from cotune.engines.preflight import Preflight
 from cotune.engines.trl.checks import check_args, check_launch, held_to_one_gpu
@@ -21,7 +21,7 @@ from cotune.errors import ConfigError
 from cotune.policy.adapters import is_adapter_folder, lora_config
 from cotune.policy.codec import HFCodec, use_template
 from cotune.policy.local_policy import load
-from cotune.policy.location import policy_path
+from cotune.policy.policy_files import policy_path
 from cotune.policy.tool_templates import check_tools
 from cotune.protocols import Environment
 from cotune.rewards.functions import RewardFunctions

@@ -13,7 +13,7 @@ from huggingface_hub import constants
 
 from cotune.errors import ConfigError
 from cotune.policy.local_policy import load, load_tokenizer
-from cotune.policy.location import only_local
+from cotune.policy.policy_files import only_local
 from tests.policy.bigram import save
 from tests.policy.tiny import CHAT_TEMPLATE
 

@@ -10,24 +10,24 @@ from cotune.config.run_file import RunConfig
 from cotune.engines.best_policy import BestPolicy
 from cotune.engines.comm import world
 from cotune.engines.evaluation import Outcome, RunEvaluation
-from cotune.engines.joint_run import run_parts
+from cotune.engines.joint import run_parts
 from cotune.engines.trl.checkpoints import latest_checkpoint, load_state
 from cotune.engines.trl.checks import steps_per_batch
-from cotune.engines.trl.hooks import Hook, TRLJoint
-from cotune.engines.trl.setup import Loaded, Setup, grpo_config, load_policy, prepare
+from cotune.engines.trl.joint_trainer import JointTrainer
+from cotune.engines.trl.run_file_setup import Loaded, Setup, grpo_config, load_policy, prepare
 from cotune.engines.trl.sharding import check_spread, restore_weights
 from cotune.engines.trl.trackers import close_reports, report_scores, tensorboard_into
-from cotune.engines.trl.trainer import JointTrainer
+from cotune.engines.trl.trl_joint import Hook, TRLJoint
 from cotune.policy.adapters import save_weights
 from cotune.policy.codec import HFCodec
-from cotune.policy.rounding import rounding_notice
+from cotune.policy.update_rounding import rounding_notice
 from cotune.protocols import State
 from cotune.run.journal import Journal
 from cotune.run.ledger import Ledger, policy_rollouts
 from cotune.run.run_dir import RunDir
 
 if TYPE_CHECKING:
-    from cotune.engines.trl.hooks import Trained
+    from cotune.engines.trl.trl_joint import Trained
 
 
 class TRLBest(BestPolicy):

@@ -36,7 +36,7 @@ from trl import GRPOConfig, GRPOTrainer
 
 from cotune.engines.comm import TorchComm
 from cotune.engines.evaluation import Evaluated
-from cotune.engines.joint_run import Joint, Parts
+from cotune.engines.joint import Joint, Parts
 from cotune.engines.trl.checkpoints import drop_orphans, drop_torn, load_state, save_state
 from cotune.engines.trl.checks import (
     check_args,
@@ -46,12 +46,12 @@ from cotune.engines.trl.checks import (
     check_weighing,
     steps_per_batch,
 )
+from cotune.engines.trl.joint_trainer import JointTrainer
 from cotune.engines.trl.sharding import check_spread, gathered, spread, whole_weights
 from cotune.engines.trl.trackers import TrackerCallback
-from cotune.engines.trl.trainer import JointTrainer
 from cotune.engines.trl.vllm_sampler import VLLMSampler, engine_context, sampling_logprobs
 from cotune.errors import ConfigError, EngineError
-from cotune.methods.p2o.distillation import reweighs
+from cotune.methods.p2o.context_distillation import reweighs
 from cotune.policy.codec import HFCodec
 from cotune.policy.sampling import policy_sampler
 from cotune.protocols import Sampler, State

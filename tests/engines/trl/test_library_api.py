@@ -7,8 +7,8 @@ from typing import Any, cast
 import pytest
 
 import cotune
-from cotune.engines.trl.own_run import LibraryRun
-from cotune.engines.trl.own_trainer import TrainerMethod
+from cotune.engines.trl.library_api import TrainerMethod
+from cotune.engines.trl.library_run import LibraryRun
 from cotune.errors import ConfigError
 from cotune.methods.composed import InspoP2O
 from cotune.methods.gepa.gepa import Gepa
@@ -16,7 +16,7 @@ from cotune.methods.inspo.inspo import Inspo
 from cotune.methods.p2o.p2o import P2O
 from cotune.run.ledger import Ledger
 from cotune.testing import ScriptedLLM
-from tests.config.test_preflight import environment
+from tests.config.test_run_checks import environment
 
 
 @pytest.fixture(scope="module")

@@ -16,14 +16,14 @@ from transformers import (
 )
 from trl import GRPOConfig, GRPOTrainer
 
-from cotune.engines.trl.trainer import (
+from cotune.engines.trl.joint_trainer import (
     JointTrainer,
     filled_up,
     informative_rows,
     with_rows,
     without_padding,
 )
-from cotune.policy.location import policy_path
+from cotune.policy.policy_files import policy_path
 
 # Three groups of two: one decides, two are all right or all wrong; lengths differ.
 REWARDS = [1.0, 0.0, 1.0, 1.0, 0.0, 0.0]

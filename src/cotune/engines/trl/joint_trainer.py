@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from trl import GRPOTrainer
 
-from cotune.methods.p2o.distillation import (
+from cotune.methods.p2o.context_distillation import (
     RatioStatistics,
     batch_weights,
     compares_contexts,
@@ -15,7 +15,7 @@ from cotune.methods.p2o.distillation import (
 )
 
 if TYPE_CHECKING:
-    from cotune.engines.trl.hooks import TRLJoint
+    from cotune.engines.trl.trl_joint import TRLJoint
 
 # Divisors of the losses that stay correct when rows without advantage are left out: the number
 # of rows (the loss is then scaled back), or a fixed count.
@@ -28,7 +28,7 @@ _IN_THE_MAKING: ContextVar["JointTrainer | None"] = ContextVar("in_the_making", 
 class JointTrainer(GRPOTrainer):
     """Train without the hint on rollouts that were sampled under it (P²O Eq. 4).
 
-    Each token's weight from `cotune.methods.p2o.distillation` multiplies its advantage, so the loss
+    Each token's weight from `cotune.methods.p2o.context_distillation` multiplies its advantage, so the loss
     keeps its denominator and its KL term.
 
     Rollouts with zero advantage are left out, as is padding that a micro-batch does not need.

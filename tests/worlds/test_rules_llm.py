@@ -16,7 +16,7 @@ from cotune.methods.inspo.proposers import (
 from cotune.methods.inspo.replay import Experience
 from cotune.methods.instruction_rules import InstructionRules, protocol_tags
 from cotune.types import StopReason, Task
-from cotune.worlds.rules import (
+from cotune.worlds.rules_llm import (
     MAX_SENTENCES,
     REMEDIES,
     REWORDINGS,

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from cotune.config.preflight import (
+from cotune.config.run_checks import (
     check_context,
     check_instruction,
     check_prompts,

@@ -14,9 +14,8 @@ from cotune.methods.p2o.hint_evolution import read_hint
 from cotune.methods.p2o.hint_rules import HintRules
 from cotune.methods.text_evolution import example
 from cotune.types import Assignment, Completion, Prompt, Task, Trajectory
-from cotune.worlds import rules
 from cotune.worlds.arithmetic import KINDS, SIZES, problem
-from cotune.worlds.rules import (
+from cotune.worlds.rules_llm import (
     ADVICE,
     GENERAL,
     REMEDIES,
@@ -225,7 +224,7 @@ def test_nothing_failed_that_it_knows():
 def test_other_prompts_go_to_the_proposers_rules():
     prompt = paraphrase_prompt(INITIAL, 3)
     for seed in (0, 1):
-        assert RulesLLM(seed).complete(prompt) == rules.RulesLLM(seed).complete(prompt)
+        assert RulesLLM(seed).complete(prompt) == RulesLLM(seed).complete(prompt)
     with pytest.raises(LLMError, match="proposers' prompts"):
         RulesLLM().complete("What is 2 + 2?")
     with pytest.raises(ValueError, match="remedies is 'none'"):

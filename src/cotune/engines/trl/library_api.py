@@ -21,7 +21,7 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from cotune.config.preflight import check_instruction
+from cotune.config.run_checks import check_instruction
 from cotune.config.strategy import strategy_of
 from cotune.errors import ConfigError
 from cotune.llm.client import Account, MeteredLLM, NoLLM, OpenAIClient, OpenAIOptions
@@ -38,13 +38,13 @@ from cotune.types import Limits
 from cotune.utils.packages import need_trl
 from cotune.worlds.arithmetic import ArithmeticEnvironment
 from cotune.worlds.geo import GeoEnvironment
-from cotune.worlds.rules import RulesLLM
+from cotune.worlds.rules_llm import RulesLLM
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
     from trl import GRPOConfig
 
-    from cotune.engines.trl.hooks import TRLJoint
+    from cotune.engines.trl.trl_joint import TRLJoint
 
 GivenRewards = RewardFunctions | Sequence[AnyReward] | None
 Options = TypeVar("Options", bound=MethodOptions)
@@ -101,7 +101,7 @@ class TrainerMethod(Generic[Options]):
                 constructed.
         """
         need_trl("for_trl")
-        from cotune.engines.trl.own_run import joint_run
+        from cotune.engines.trl.library_run import joint_run
 
         return joint_run(self, tokenizer, args)
 
