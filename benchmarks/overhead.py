@@ -86,7 +86,7 @@ def run_file(steps: int, seed: int, folder: Path) -> RunConfig:
 def trainer_of(
     config: RunConfig, folder: Path, dataset: Any, rollout: Any, reward: Any, callbacks: list[Any]
 ) -> GRPOTrainer:
-    model, tokenizer = load_policy(config)
+    model, tokenizer = load_policy(config.policy)
     return GRPOTrainer(
         model,
         args=grpo_config(config, folder),
@@ -103,7 +103,7 @@ def plain(config: RunConfig, folder: Path) -> list[float]:
     from datasets import Dataset
     from trl.models.utils import unwrap_model_for_generation
 
-    environment = build_environment(config)
+    environment = build_environment(config.environment, config.dataset, config.instruction)
     prompt = Prompt(environment.initial_instruction)
     training = config.training
     order = TaskOrder(environment.tasks("train"), training.questions_per_step, config.seed)
@@ -146,7 +146,7 @@ def plain(config: RunConfig, folder: Path) -> list[float]:
 
 def joint(config: RunConfig, folder: Path) -> tuple[list[float], list[float]]:
     """Train through cotune; return the CPU seconds of each step, and those of the layer itself."""
-    environment = build_environment(config)
+    environment = build_environment(config.environment, config.dataset, config.instruction)
     run = RunDir.create(config.output, {"name": config.name})
     journal = RunJournal(run, Console(quiet=True), config.training.steps, 10)
     layer: list[float] = []
@@ -160,7 +160,7 @@ def joint(config: RunConfig, folder: Path) -> tuple[list[float], list[float]]:
             limits=config.limits,
             seed=config.seed,
         )
-        _, tokenizer = load_policy(config)
+        _, tokenizer = load_policy(config.policy)
         one = TRLJoint(parts, tokenizer, grpo_config(config, folder))
         spent = {"inside": 0.0}
         share = one.coordinator._roll_out_here

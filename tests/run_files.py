@@ -6,6 +6,10 @@ from typing import Any
 
 import yaml
 
+from cotune.config.build import build_environment, build_strategy, initial_instruction
+from cotune.config.run_file import RunConfig
+from cotune.protocols import Environment, Strategy, TokenRules
+
 TINY: dict[str, Any] = {
     "name": "tiny",
     "threads": 1,
@@ -58,3 +62,22 @@ def tiny(output: Path, changes: dict[str, Any] | None = None) -> dict[str, Any]:
 def write(path: Path, raw: dict[str, Any]) -> Path:
     path.write_text(yaml.safe_dump(raw), encoding="utf-8")
     return path
+
+
+def environment_of(config: RunConfig) -> Environment:
+    """A run file's environment."""
+    return build_environment(config.environment, config.dataset, config.instruction)
+
+
+def strategy_of(
+    config: RunConfig, environment: Environment, tokens: TokenRules | None = None
+) -> Strategy:
+    """A run file's strategy; `tokens` is the policy's codec."""
+    return build_strategy(
+        config.strategy,
+        environment,
+        instruction=initial_instruction(config.instruction, environment),
+        seed=config.seed,
+        limits=config.limits,
+        tokens=tokens,
+    )

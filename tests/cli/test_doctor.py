@@ -79,7 +79,7 @@ def test_a_trl_of_another_release_is_told(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def policy(config: RunConfig) -> list[Finding]:
-    return Check("policy", lambda: preflight.policy(config)).findings()
+    return Check("policy", lambda: preflight.policy(config.policy)).findings()
 
 
 def arguments(config: RunConfig) -> list[Finding]:
@@ -87,12 +87,12 @@ def arguments(config: RunConfig) -> list[Finding]:
 
 
 def gpus(config: RunConfig) -> list[Finding]:
-    found = Check("processes", lambda: trl_engine.processes(config)).findings()
+    found = Check("processes", lambda: trl_engine.processes(config.training)).findings()
     return [*found, *trl_engine.gpu_memory(config)]
 
 
 def output(config: RunConfig) -> list[Finding]:
-    found = Check("output", lambda: preflight.output(config)).findings()
+    found = Check("output", lambda: preflight.output(config.output)).findings()
     return [*found, *preflight.disk(config, ENGINE)]
 
 
@@ -201,10 +201,15 @@ def test_files_of_an_environment(tmp_path: Path) -> None:
     files = {name: str(there) for name in ("corpus", "train", "validation", "test")}
     environment = {"kind": "search", **files}
     assert all(
-        f.ok for f in preflight.data(config(tmp_path, environment=environment, llm=ENDPOINT))
+        f.ok
+        for f in preflight.data(
+            config(tmp_path, environment=environment, llm=ENDPOINT).environment, None
+        )
     )
     environment["validation"] = str(tmp_path / "none.jsonl")
-    found = preflight.data(config(tmp_path, environment=environment, llm=ENDPOINT))
+    found = preflight.data(
+        config(tmp_path, environment=environment, llm=ENDPOINT).environment, None
+    )
     assert lacking(found).startswith("environment.validation: there is no ")
     assert len(found) == 4
 
@@ -214,10 +219,9 @@ OWN = {"kind": "single_turn"}
 
 def test_files_of_a_data_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def found(**dataset: Any) -> list[Finding]:
-        return preflight.data(
-            config(tmp_path, environment=OWN, dataset=dataset, rewards=["exact_match"],
-                   strategy={"kind": "static"})
-        )  # fmt: skip
+        static = {"rewards": ["exact_match"], "strategy": {"kind": "static"}}
+        given = config(tmp_path, environment=OWN, dataset=dataset, **static)
+        return preflight.data(given.environment, given.dataset)
 
     there = tmp_path / "there.jsonl"
     there.touch()
@@ -238,7 +242,8 @@ def test_functions_and_classes_that_are_named(
     static: dict[str, Any] = {"strategy": {"kind": "static"}, "dataset": {"path": "x.jsonl"}}
 
     def of(**changes: Any) -> list[Finding]:
-        return preflight.objects(config(tmp_path, **static, **changes))
+        given = config(tmp_path, **static, **changes)
+        return preflight.objects(given.environment, given.rewards)
 
     found = of(environment=OWN, rewards=["mine.py:exact", "exact_match"])
     assert [f.ok for f in found] == [True, True]
@@ -276,12 +281,12 @@ def test_the_key_of_the_llm_is_named_and_never_told(
 ) -> None:
     given = config(tmp_path, llm=ENDPOINT)
     monkeypatch.delenv("COTUNE_TEST_KEY", raising=False)
-    assert "COTUNE_TEST_KEY is not set" in lacking(preflight.llm(given))
+    assert "COTUNE_TEST_KEY is not set" in lacking(preflight.llm(given.proposer))
     monkeypatch.setenv("COTUNE_TEST_KEY", SECRET)
-    (found,) = preflight.llm(given)
+    (found,) = preflight.llm(given.proposer)
     assert found == Finding(True, "llm: the environment variable COTUNE_TEST_KEY is set")
-    assert preflight.llm(config(tmp_path, llm={"kind": "rules"})) == []
-    assert preflight.llm(config(tmp_path, llm=ENDPOINT, strategy={"kind": "static"})) == []
+    assert preflight.llm(config(tmp_path, llm={"kind": "rules"}).proposer) == []
+    assert preflight.llm(config(tmp_path, llm=ENDPOINT, strategy={"kind": "static"}).proposer) == []
 
 
 # ---- the engine, processes and the disk
@@ -393,12 +398,14 @@ def searching(tmp_path: Path, url: str) -> RunConfig:
 
 
 def test_a_retrieval_server_is_asked(tmp_path: Path) -> None:
-    assert preflight.retriever(config(tmp_path)) == []
+    assert preflight.retriever(config(tmp_path).environment) == []
     with server(lambda query: ["a passage"]) as url:
-        (found,) = preflight.retriever(searching(tmp_path, url), 10.0)
+        (found,) = preflight.retriever(searching(tmp_path, url).environment, 10.0)
         assert found == Finding(True, f"environment.retriever: {url} answers")
-        (found,) = preflight.retriever(searching(tmp_path, url.replace("retrieve", "search")), 10.0)
+        (found,) = preflight.retriever(
+            searching(tmp_path, url.replace("retrieve", "search")).environment, 10.0
+        )
         assert "status 404 (is the address right?" in found.what
-    said = lacking(preflight.retriever(searching(tmp_path, url), 10.0))
+    said = lacking(preflight.retriever(searching(tmp_path, url).environment, 10.0))
     assert said.startswith(f"environment.retriever.url: the retrieval server {url}")
     assert "start the server (cotune serve-retriever" in said

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from cotune.config.build import build_environment, build_llm, build_strategy, describe_llm
+from cotune.config.build import build_llm, describe_llm
 from cotune.config.run_file import RunConfig, parse_config
 from cotune.errors import LLMError
 from cotune.methods.composed import InspoP2O
@@ -20,7 +20,7 @@ from cotune.types import Progress, Prompt
 from cotune.worlds.arithmetic import ArithmeticEnvironment
 from tests.helpers import Events, make_trajectory
 from tests.methods.p2o.hint_fakes import Author, Policy
-from tests.run_files import tiny
+from tests.run_files import environment_of, strategy_of, tiny
 
 ARITHMETIC = {"kind": "arithmetic", "train": 16, "validation": 8, "test": 8}
 BOXED = "Work it out. Put it in \\boxed{}."
@@ -39,7 +39,7 @@ class Words:
 
 
 def test_the_arithmetic_world() -> None:
-    environment = build_environment(config({"kind": "static"}))
+    environment = environment_of(config({"kind": "static"}))
     assert isinstance(environment, ArithmeticEnvironment)
     assert [len(environment.tasks(s)) for s in ("train", "validation", "test")] == [16, 8, 8]
 
@@ -60,8 +60,8 @@ def test_each_kind_is_its_strategy(
 ) -> None:
     environment = {"kind": "geo", "train": 4} if kind not in ("static", "p2o") else ARITHMETIC
     run = config({"kind": kind}, environment=environment)
-    world = build_environment(run)
-    strategy = build_strategy(run, world, tokens)
+    world = environment_of(run)
+    strategy = strategy_of(run, world, tokens)
     assert type(strategy) is made
     assert strategy.best_prompt() == Prompt(world.initial_instruction)
     if isinstance(strategy, P2O):
@@ -70,14 +70,14 @@ def test_each_kind_is_its_strategy(
 
 def test_the_runs_own_instruction_wins() -> None:
     run = config({"kind": "p2o"}, instruction=BOXED)
-    assert build_strategy(run, build_environment(run)).best_prompt() == Prompt(BOXED)
+    assert strategy_of(run, environment_of(run)).best_prompt() == Prompt(BOXED)
 
 
 def test_a_hint_may_take_half_of_a_prompts_tokens() -> None:
     hints = {"hard_set_min_count": 4, "dev_size": 4, "budget": 30, "beam": 2}
     run = config({"kind": "p2o", "hints": hints}, limits={"prompt_tokens": 10})
-    world, events = build_environment(run), Events()
-    strategy = build_strategy(run, world, Words())
+    world, events = environment_of(run), Events()
+    strategy = strategy_of(run, world, Words())
     failed = [
         make_trajectory(a, 0.0) for a in strategy.assign(world.tasks("train"), 2, Progress(1, 0, 9))
     ]
@@ -89,22 +89,22 @@ def test_a_hint_may_take_half_of_a_prompts_tokens() -> None:
 
 
 def test_who_proposes() -> None:
-    assert describe_llm(config({"kind": "static"})) == "none"
-    assert describe_llm(config({"kind": "p2o"})) == "offline rules (reflected)"
+    assert describe_llm(config({"kind": "static"}).proposer) == "none"
+    assert describe_llm(config({"kind": "p2o"}).proposer) == "offline rules (reflected)"
     for llm in ("reflected", "random"):
         with Ledger(":memory:") as ledger:
             rules = config({"kind": "p2o"}, llm={"kind": "rules", "remedies": llm})
-            assert identity_of(build_llm(rules, ledger)) == f"offline rules ({llm})"
+            assert identity_of(build_llm(rules.proposer, 0, ledger)) == f"offline rules ({llm})"
 
 
 def test_the_rules_serve_both_methods_prompts_and_a_static_run_has_none(tmp_path: Path) -> None:
     with Ledger(tmp_path / "ledger.sqlite") as ledger:
         ledger.begin_attempt(None)
-        llm = build_llm(config({"kind": "p2o"}), ledger)
+        llm = build_llm(config({"kind": "p2o"}).proposer, 0, ledger)
         # GEPA's prompt is known, but shows no example.
         with pytest.raises(LLMError, match="no failed example of a bundled world"):
             llm.complete("I provided an assistant with the following instructions: none")
         assert "<ins_2>" in llm.complete(paraphrase_prompt(BOXED, 2)).text
         assert ledger.totals().llm_calls == 2
         with pytest.raises(LLMError, match="this run has no LLM"):
-            build_llm(config({"kind": "static"}), ledger).complete("?")
+            build_llm(config({"kind": "static"}).proposer, 0, ledger).complete("?")

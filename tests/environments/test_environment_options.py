@@ -4,12 +4,13 @@ from typing import Any
 
 import pytest
 
-from cotune.config.build import build_environment, initial_instruction
+from cotune.config.build import initial_instruction
 from cotune.config.run_file import RunConfig, dump_config, parse_config
 from cotune.environments.base import PromptFormat, TaskEnvironment
 from cotune.environments.environment_options import environment_section
 from cotune.environments.tag_protocol import PROMPT_FORMAT
 from cotune.errors import ConfigError
+from tests.run_files import environment_of
 
 LEAST: dict[str, Any] = {"output": "runs/x", "strategy": {"kind": "static"}}
 DATA = {"dataset": {"path": "data.jsonl"}, "rewards": ["exact_match"]}
@@ -83,12 +84,12 @@ def test_an_instruction_is_a_text_or_a_text_and_a_place() -> None:
     world = {"kind": "geo", "train": 6, "validation": 3, "test": 3}
     placed = {"role": "system", "system": "replace"}
     config = parsed(environment=world, instruction=placed)
-    environment = build_environment(config)
+    environment = environment_of(config)
     assert isinstance(environment, TaskEnvironment)
     assert environment.prompt_format == PromptFormat(
         role="system", system="replace", question_prefix=PROMPT_FORMAT.question_prefix
     )
-    assert initial_instruction(config, environment) == environment.initial_instruction
-    plain = build_environment(parsed(environment=world))
+    assert initial_instruction(config.instruction, environment) == environment.initial_instruction
+    plain = environment_of(parsed(environment=world))
     assert isinstance(plain, TaskEnvironment)
     assert plain.prompt_format == PROMPT_FORMAT

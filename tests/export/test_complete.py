@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer, GenerationConfig
 
-from cotune.config.build import build_environment
 from cotune.config.run_file import RunConfig
 from cotune.environments.base import TaskEnvironment
 from cotune.errors import ConfigError
@@ -22,7 +21,7 @@ from cotune.types import Prompt, Task
 from tests.export.finished import INSTRUCTION, files, finished_run, read_json
 from tests.policy.test_chat_template import models_template
 from tests.policy.tiny import Letters, tiny_model, tiny_tokenizer
-from tests.run_files import tiny
+from tests.run_files import environment_of, tiny
 
 HOSTILE = INSTRUCTION + ' {{ 7 * 7 }} {% raw %} "quoted" \\ \n\n</s> ünï \U0001f600 \\boxed{}'
 
@@ -121,7 +120,7 @@ def test_a_question_alone_is_rendered_to_the_evaluated_tokens(
 ) -> None:
     own = tokenizer_of(policy, template)
     run, config = finished_run(world(kind, tmp_path, **changes), own, instruction=HOSTILE)
-    environment = build_environment(config)
+    environment = environment_of(config)
     complete_best(config, run, environment)
     serving = read_serving(run.best_path)
     assert serving is not None
@@ -146,7 +145,7 @@ def test_named_templates_all_carry_it(tmp_path: Path) -> None:
     own = tokenizer_of("bundled:geo")
     own.chat_template = {"default": own.chat_template, "tool_use": models_template("qwen2_5")}
     run, config = finished_run(world("tools", tmp_path), own)
-    environment = build_environment(config)
+    environment = environment_of(config)
     complete_best(config, run, environment)
     check_renders_as_evaluated(run, config, environment, own)
     served: Any = AutoTokenizer.from_pretrained(run.best_path)

@@ -8,7 +8,6 @@ from rich.console import Console
 from transformers import AutoTokenizer
 
 from cotune.cli.train import train
-from cotune.config.build import build_environment
 from cotune.config.run_file import load_config, parse_config
 from cotune.engines.trl.run_file_setup import load_policy
 from cotune.experiments.evaluate.evaluating import EvaluationOptions, evaluate_run
@@ -16,7 +15,7 @@ from cotune.policy.chat_template import carries_instruction
 from cotune.run.run_dir import RunDir
 from tests.export.finished import read_json
 from tests.export.test_complete import check_renders_as_evaluated, tokenizer_of
-from tests.run_files import tiny, write
+from tests.run_files import environment_of, tiny, write
 
 
 @pytest.mark.slow
@@ -30,7 +29,7 @@ def test_a_run_ends_with_a_folder_that_serves(tmp_path: Path) -> None:
         "instruction.txt", "model.safetensors", "serving.json", "tokenizer.json",
         "tokenizer_config.json",
     } == {path.name for path in best.iterdir()}  # fmt: skip
-    environment = build_environment(config)
+    environment = environment_of(config)
     check_renders_as_evaluated(run, config, environment, tokenizer_of("bundled:geo"))
     summary = run.read_summary()
     assert summary is not None
@@ -47,6 +46,6 @@ def test_a_run_ends_with_a_folder_that_serves(tmp_path: Path) -> None:
     assert text.count(kept) == 1
 
     next_run = tiny(tmp_path / "next", {"policy": {"path": str(best)}})
-    _, tokenizer = load_policy(parse_config(next_run, "the test"))
+    _, tokenizer = load_policy(parse_config(next_run, "the test").policy)
     assert not carries_instruction(str(tokenizer.chat_template))
     assert tokenizer.chat_template == tokenizer_of("bundled:geo").chat_template

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 import cotune
-from cotune.config.build import build_environment, build_strategy
 from cotune.config.run_file import parse_config
 from cotune.environments.tools import ToolEnvironment
 from cotune.methods.inspo.proposers import (
@@ -24,7 +23,7 @@ from cotune.types import Progress, Task
 from tests.helpers import Events, ScriptedRollout, make_tasks, run
 from tests.methods.p2o.hint_fakes import SMALL, Author, Policy, one_keyword_each
 from tests.methods.p2o.p2o_run import HARD, INSTRUCTION, TASKS, Run
-from tests.run_files import tiny
+from tests.run_files import environment_of, strategy_of, tiny
 
 TOOLS = '''
 def price(article: str) -> float:
@@ -65,7 +64,7 @@ def of_run_file(folder: Path, strategy: dict[str, Any], **environment: Any) -> S
         "llm": {"kind": "openai", "model": "m", "api_key_env": None},
     }
     config = parse_config(tiny(folder / "out", sections), "test")
-    return build_strategy(config, build_environment(config))
+    return strategy_of(config, environment_of(config))
 
 
 @pytest.mark.parametrize("proposer", ["reflection", "paraphrase", "history"])

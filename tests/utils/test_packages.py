@@ -77,9 +77,9 @@ def test_a_run_file_whose_engine_is_missing(
 ) -> None:
     config = parse_config(tiny(tmp_path / "out"), "test")
     trl = engine.engine_named("trl")
-    assert preflight.engine(config, trl)[0].ok
+    assert preflight.engine(config.training.engine, trl)[0].ok
     with_packages(monkeypatch)
-    (found,) = preflight.engine(config, trl)
+    (found,) = preflight.engine(config.training.engine, trl)
     assert found.what == "training.engine is trl, but trl is not installed"
     assert found.fix == "pip install 'cotune[trl]'"
     with pytest.raises(ConfigError, match=r"pip install 'cotune\[trl\]'"):

@@ -138,7 +138,10 @@ def _created(config: RunConfig) -> RunDir:
 
 
 def _show_headline(config: RunConfig, run: RunDir, shown: Console) -> None:
-    llm, what = describe_llm(config), f"{config.strategy.kind} on {config.environment.kind}"
+    llm, what = (
+        describe_llm(config.proposer),
+        f"{config.strategy.kind} on {config.environment.kind}",
+    )
     proposals = "" if llm == "none" else f"proposals by {llm}; "
     text = f"{config.name}: {what}, seed {config.seed}; {proposals}folder {run.path}"
     _on_first_rank(lambda: shown.print(text, markup=False, highlight=False))

@@ -1,28 +1,51 @@
-"""Build the parts of a run from a run file; engine-free."""
+"""Build the parts of a run, each from its own section of the run file; engine-free."""
 
-from cotune.config.run_file import RulesConfig, RunConfig
-from cotune.config.strategy import strategy_of
+from collections.abc import Sequence
+from dataclasses import replace
+
+from cotune.config.run_file import Environment as EnvironmentOptions
+from cotune.config.run_file import LLMConfig, RulesConfig
+from cotune.data.dataset import DatasetConfig
 from cotune.environments.base import TaskEnvironment
-from cotune.environments.environment_options import own_environment
+from cotune.environments.description import description_of
+from cotune.environments.environment_options import InstructionConfig, own_environment
 from cotune.environments.math import MathOptions, math_environment
 from cotune.environments.search import SearchOptions, search_environment
 from cotune.errors import ConfigError
 from cotune.llm.client import MeteredLLM, NoLLM, OpenAIClient
+from cotune.methods.method import Context, MethodOptions
+from cotune.methods.registry import method_of
 from cotune.protocols import LLM, Environment, Strategy, TokenRules
 from cotune.rewards.functions import RewardFunctions, WeightedReward
+from cotune.rewards.reward_options import RewardConfig
 from cotune.run.ledger import Ledger
+from cotune.types import Limits
 from cotune.worlds.arithmetic import ArithmeticEnvironment, ArithmeticOptions
 from cotune.worlds.geo import GeoEnvironment, GeoOptions
 from cotune.worlds.rules_llm import RulesLLM
 
 
-def build_environment(config: RunConfig) -> Environment:
-    """Return the run file's environment, with prompts laid out as `instruction` says."""
-    environment = _environment(config)
-    places = config.instruction.places
+def build_environment(
+    options: EnvironmentOptions, dataset: DatasetConfig | None, instruction: InstructionConfig
+) -> Environment:
+    """Build an environment on the questions of `dataset`, with prompts laid out by `instruction`.
+
+    Raises:
+        ConfigError: its data or code cannot be loaded, or it cannot lay out prompts that way.
+    """
+    if isinstance(options, GeoOptions):
+        environment = GeoEnvironment(options)
+    elif isinstance(options, ArithmeticOptions):
+        environment = ArithmeticEnvironment(options)
+    elif isinstance(options, MathOptions):
+        environment = math_environment(options)
+    elif isinstance(options, SearchOptions):
+        environment = search_environment(options)
+    else:
+        environment = own_environment(options, dataset)
     if isinstance(environment, TaskEnvironment):
-        environment.prompt_format = config.instruction.format(environment.prompt_format)
-    elif places:
+        environment.prompt_format = instruction.format(environment.prompt_format)
+    elif places := instruction.places:
         raise ConfigError(
             f"instruction.{next(iter(places))} is set, but {type(environment).__name__} writes its "
             "own messages; derive it from cotune.TaskEnvironment, or remove the field"
@@ -30,67 +53,84 @@ def build_environment(config: RunConfig) -> Environment:
     return environment
 
 
-def _environment(config: RunConfig) -> Environment:
-    options = config.environment
-    if isinstance(options, GeoOptions):
-        return GeoEnvironment(options)
-    if isinstance(options, ArithmeticOptions):
-        return ArithmeticEnvironment(options)
-    if isinstance(options, MathOptions):
-        return math_environment(options)
-    if isinstance(options, SearchOptions):
-        return search_environment(options)
-    return own_environment(options, config.dataset)
-
-
-def initial_instruction(config: RunConfig, environment: Environment) -> str:
+def initial_instruction(instruction: InstructionConfig, environment: Environment) -> str:
     """Return the run file's initial instruction, or else the environment's."""
-    text = config.instruction.text
-    return environment.initial_instruction if text is None else text
+    return environment.initial_instruction if instruction.text is None else instruction.text
 
 
-def build_rewards(config: RunConfig) -> RewardFunctions | None:
-    """Return the run file's reward functions; None if the environment scores."""
-    if not config.rewards:
+def build_rewards(rewards: Sequence[RewardConfig]) -> RewardFunctions | None:
+    """Load reward functions; return None if there are none, and the environment scores."""
+    if not rewards:
         return None
     return RewardFunctions(
-        [
-            WeightedReward(function=r.function, weight=r.weight, messages=r.messages)
-            for r in config.rewards
-        ]
+        [WeightedReward(function=r.function, weight=r.weight, messages=r.messages) for r in rewards]
     )
 
 
 def build_strategy(
-    config: RunConfig, environment: Environment, tokens: TokenRules | None = None
+    options: MethodOptions,
+    environment: Environment,
+    *,
+    instruction: str,
+    seed: int,
+    limits: Limits,
+    tokens: TokenRules | None = None,
 ) -> Strategy:
-    """Build a run file's strategy; `tokens` is the policy's codec, if there is one."""
-    return strategy_of(
-        config.strategy,
-        environment,
-        instruction=initial_instruction(config, environment),
-        seed=config.seed,
-        limits=config.limits,
-        tokens=tokens,
+    """Build the strategy that a method's options describe.
+
+    Args:
+        options: the method's options.
+        environment: provides the training questions and the texts that an instruction must contain.
+        instruction: the initial one.
+        seed: seed of all draws.
+        limits: token limits; they determine the length limit of evolved texts.
+        tokens: the policy's codec; None disables token counting.
+    """
+    context = Context(
+        instruction=instruction,
+        tasks=environment.tasks("train"),
+        seed=seed,
+        required=environment.required,
+        description=description_of(environment),
     )
+    if tokens is not None:
+        context = replace(
+            context,
+            count_tokens=tokens.count,
+            max_tokens=evolved_room(limits, options.kind),
+            control_tokens=tokens.control_tokens,
+        )
+    return method_of(options.kind).build(options, context)
 
 
-def build_llm(config: RunConfig, ledger: Ledger) -> LLM:
-    """Return the metered optimizer LLM; `NoLLM`, which raises when called, if the run has none."""
-    if not config.method.needs_llm:
+def evolved_room(limits: Limits, strategy: str) -> int:
+    """Return the token limit of an evolved text: half of a prompt's, shared among kinds of text.
+
+    The other half is for the question, the chat template and texts that do not evolve.
+    """
+    return limits.prompt_tokens // (2 * max(1, len(method_of(strategy).evolves)))
+
+
+def build_llm(options: LLMConfig | None, seed: int, ledger: Ledger) -> LLM:
+    """Return a metered LLM; without options, one that raises when called.
+
+    Args:
+        options: `RunConfig.proposer`.
+        seed: seed of the offline rules.
+        ledger: charged for every call.
+    """
+    if options is None:
         return NoLLM()
-    options = config.llm or RulesConfig()
     if isinstance(options, RulesConfig):
-        rules = RulesLLM(config.seed, options.remedies)
-        return MeteredLLM(rules, ledger, model="rules", identity=describe_llm(config))
+        rules = RulesLLM(seed, options.remedies)
+        return MeteredLLM(rules, ledger, model="rules", identity=describe_llm(options))
     return OpenAIClient(options, ledger)
 
 
-def describe_llm(config: RunConfig) -> str:
+def describe_llm(options: LLMConfig | None) -> str:
     """Name the LLM that proposes, for the console and the report."""
-    if not config.method.needs_llm:
+    if options is None:
         return "none"
-    options = config.llm or RulesConfig()
     if isinstance(options, RulesConfig):
         return f"offline rules ({options.remedies})"
     return options.describe()

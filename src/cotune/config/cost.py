@@ -67,12 +67,12 @@ def plan_run(config: RunConfig) -> Plan:
         evaluations = math.ceil(max(1, steps) / config.evaluation.every)
         found["evaluate"] += evaluations * sizes["validation"]
     price = None
-    if isinstance(config.llm, OpenAIOptions) and cost.proposals:
+    if isinstance(config.proposer, OpenAIOptions) and cost.proposals:
         limits = config.limits
         episode = _CHARS_PER_TOKEN * (limits.prompt_tokens + limits.trajectory_tokens)
         price = sum(
             worst_case_price(
-                config.llm, _FIXED_CHARS + p.text_chars + p.episodes * episode, p.count
+                config.proposer, _FIXED_CHARS + p.text_chars + p.episodes * episode, p.count
             )
             for p in cost.proposals
         )
@@ -84,7 +84,7 @@ def _plan_fit(config: RunConfig, options: SFTOptions, sizes: Mapping[str, int]) 
     training, sampled = config.training, 0
     rows = sizes["train"]
     if options.data == "rollouts":
-        sampled = rollouts_sampled(config, options, sizes["train"])
+        sampled = rollouts_sampled(training, options, sizes["train"])
         rows = min(sampled, sizes["train"] * options.most_per_question)
     steps = optimizer_steps(rows, options.epochs, training.micro_batch_size, accumulation(training))
     every = config.evaluation.every
@@ -96,10 +96,9 @@ def _plan_fit(config: RunConfig, options: SFTOptions, sizes: Mapping[str, int]) 
     return Plan(found, 0, None, rows, steps)
 
 
-def rollouts_sampled(config: RunConfig, options: SFTOptions, tasks: int) -> int:
+def rollouts_sampled(training: TrainingConfig, options: SFTOptions, tasks: int) -> int:
     """Return the rollouts of rejection sampling: `samples` per question, within the budget."""
-    budget = config.training.rollout_budget
-    asked = options.samples * tasks
+    budget, asked = training.rollout_budget, options.samples * tasks
     return asked if budget is None else min(asked, budget)
 
 
@@ -115,12 +114,12 @@ def split_sizes(config: RunConfig) -> dict[str, int]:
     Raises:
         ConfigError: data cannot be read, or a custom environment cannot be built.
     """
-    environment = config.environment
+    environment, dataset = config.environment, config.dataset
     if isinstance(environment, PythonOptions | VerifiersOptions):
-        built = build_environment(config)
+        built = build_environment(environment, dataset, config.instruction)
         return {split: len(built.tasks(split)) for split in SPLITS}
-    if config.dataset is not None:
-        return {split: len(tasks) for split, tasks in read_dataset(config.dataset).items()}
+    if dataset is not None:
+        return {split: len(tasks) for split, tasks in read_dataset(dataset).items()}
     assert not isinstance(environment, SingleTurnOptions | ToolsOptions | TrlOptions)
     if isinstance(environment, SearchOptions):
         return {split: len(tasks) for split, tasks in questions_of(environment).items()}

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 
-from cotune.config.strategy import evolved_room
+from cotune.config.build import evolved_room
 from cotune.environments.base import missing_texts
 from cotune.environments.description import description_of
 from cotune.errors import ConfigError

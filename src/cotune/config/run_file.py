@@ -301,6 +301,11 @@ class RunConfig(Model):
         )
 
     @property
+    def proposer(self) -> LLMConfig | None:
+        """Return the LLM that the method asks: `llm` or the offline rules; None if it asks none."""
+        return (self.llm or RulesConfig()) if self.method.needs_llm else None
+
+    @property
     def has_batches(self) -> bool:
         """Return whether the run rolls out training batches; if frozen, only to evolve."""
         return self.method.uses_batches or not self.training.frozen

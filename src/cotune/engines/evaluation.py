@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from cotune.config.build import initial_instruction
-from cotune.config.run_file import RunConfig
+from cotune.config.run_file import EvaluationConfig
+from cotune.environments.environment_options import InstructionConfig
 from cotune.methods.inspo.inspo import Inspo
 from cotune.methods.inspo.population import Best
 from cotune.methods.p2o.p2o import P2O
@@ -105,7 +106,8 @@ class RunEvaluation:
     """Evaluate before, during and after training; keep the best policy.
 
     Args:
-        config: the run file.
+        options: when to evaluate.
+        instruction: the initial one.
         run: the run folder.
         best: keeps the best policy on validation.
         report: receives every score under its tracker name.
@@ -113,18 +115,20 @@ class RunEvaluation:
 
     def __init__(
         self,
-        config: RunConfig,
+        options: EvaluationConfig,
+        instruction: InstructionConfig,
         run: RunDir,
         best: Keeper,
         report: Callable[[Any, Mapping[str, float]], None],
     ) -> None:
-        self._config, self._run, self._best, self._report = config, run, best, report
+        self._options, self._instruction = options, instruction
+        self._run, self._best, self._report = run, best, report
 
     def __call__(self, joint: Evaluated, trained: int) -> None:
         """Evaluate if due; the hook before a step's rollouts, on rank 0."""
-        if trained == 0 and self._config.evaluation.before:
+        if trained == 0 and self._options.before:
             self._measure(joint, "test", "before", self._initial(joint), "i0")
-        every = self._config.evaluation.every
+        every = self._options.every
         if every and trained and trained % every == 0:
             score = self._measure(joint, "validation", "during")
             self._best.offer(joint, score.em, trained)
@@ -133,7 +137,7 @@ class RunEvaluation:
         """Score the reported policy: the best on validation, or the last one without validation."""
         joint.begin_closing()
         em = 0.0
-        if self._config.evaluation.every:
+        if self._options.every:
             em = self._measure(joint, "validation", "during").em
         joint.coordinator.on_rank_zero(lambda: self._keep(joint, em))
         instruction_id, kept = self._best.restore(joint)
@@ -158,7 +162,7 @@ class RunEvaluation:
         )
 
     def _keep(self, joint: Evaluated, em: float) -> None:
-        if not self._config.evaluation.every:
+        if not self._options.every:
             # The kept policy is from a run with fewer steps, and no score says which is better.
             self._best.forget()
         self._best.offer(joint, em, joint.batches)
@@ -222,7 +226,7 @@ class RunEvaluation:
         return score
 
     def _initial(self, joint: Evaluated) -> Prompt:
-        return Prompt(initial_instruction(self._config, joint.parts.environment))
+        return Prompt(initial_instruction(self._instruction, joint.parts.environment))
 
     def _before(self) -> Score | None:
         """Return the score before training, including one from an interrupted attempt."""

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from cotune.config.build import build_llm, build_strategy
+from cotune.config.build import build_llm, build_strategy, initial_instruction
 from cotune.config.resuming import changeable, changes, identity, renewed
 from cotune.config.run_file import RunConfig
 from cotune.errors import ConfigError
@@ -59,9 +59,16 @@ def run_parts(
         journal, ledger: where the run is recorded.
     """
     return Parts(
-        strategy=build_strategy(config, environment, codec),
+        strategy=build_strategy(
+            config.strategy,
+            environment,
+            instruction=initial_instruction(config.instruction, environment),
+            seed=config.seed,
+            limits=config.limits,
+            tokens=codec,
+        ),
         environment=environment,
-        llm=build_llm(config, ledger),
+        llm=build_llm(config.proposer, config.seed, ledger),
         journal=journal,
         meter=ledger,
         limits=config.limits,

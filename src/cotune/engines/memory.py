@@ -25,6 +25,7 @@ from cotune.config.run_file import RunConfig
 from cotune.errors import ConfigError
 from cotune.policy.options import LoraOptions
 from cotune.policy.policy_files import cached_folder, policy_path
+from cotune.types import Limits
 
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 FULL, HALF = 4, 2  # bytes of a float32, and of the type that autocast computes in
@@ -155,15 +156,15 @@ def _known_config(name: str) -> dict[str, Any] | None:
     )
 
 
-def shape_of(config: RunConfig) -> Shape:
-    """Return the shape of a run file's policy.
+def shape_of(policy: str) -> Shape:
+    """Return the shape of a policy, given its path.
 
     Raises:
         ValueError: the shape is unknown; the message says why in one line.
     """
-    raw = find_config(config.policy.path)
+    raw = find_config(policy)
     if raw is None:
-        raise ValueError(f"{config.policy.path} is not on this machine")
+        raise ValueError(f"{policy} is not on this machine")
     return read_shape(raw)
 
 
@@ -314,7 +315,7 @@ def memory_of(config: RunConfig, shape: Shape) -> Memory:
     if policy.lora is None:
         head += shape.vocabulary * shape.hidden * FULL
 
-    cache, work = _sampling(config, shape, size, mixed)
+    cache, work = _sampling(training.rows_per_call, limits, shape, size, mixed)
     vllm = bool(args.get("use_vllm"))
     return Memory(
         parameters=shape.parameters,
@@ -332,9 +333,8 @@ def memory_of(config: RunConfig, shape: Shape) -> Memory:
     )
 
 
-def _sampling(config: RunConfig, shape: Shape, size: int, mixed: bool) -> tuple[int, int]:
+def _sampling(rows: int, limits: Limits, shape: Shape, size: int, mixed: bool) -> tuple[int, int]:
     """Return the peak bytes of the cache, and of the forward pass and draw at that time."""
-    limits, rows = config.limits, config.training.rows_per_call
     longest = limits.prompt_tokens + limits.trajectory_tokens
     # Under autocast, values have its dtype, but rotated keys have that of the weights.
     per_token = shape.layers * shape.key_width * (size + (HALF if mixed else size))

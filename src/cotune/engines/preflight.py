@@ -31,8 +31,9 @@ from cotune.config.run_checks import (
     check_tokens,
     check_told,
 )
-from cotune.config.run_file import RunConfig
-from cotune.data.dataset import SPLITS
+from cotune.config.run_file import Environment as EnvironmentOptions
+from cotune.config.run_file import LLMConfig, RunConfig
+from cotune.data.dataset import SPLITS, DatasetConfig
 from cotune.engines.engine import Engine, engine_of
 from cotune.environments.environment_options import (
     PythonOptions,
@@ -43,6 +44,7 @@ from cotune.environments.environment_options import (
 from cotune.environments.math import hub_name
 from cotune.errors import ConfigError, EngineError
 from cotune.llm.client import OpenAIOptions
+from cotune.policy.options import PolicyConfig
 from cotune.policy.policy_files import (
     cached_folder,
     has_chat_template,
@@ -52,6 +54,7 @@ from cotune.policy.policy_files import (
 )
 from cotune.protocols import Environment
 from cotune.rewards.functions import RewardFunctions, load_reward
+from cotune.rewards.reward_options import RewardConfig
 from cotune.run.ledger import Ledger
 from cotune.run.run_dir import RunDir
 from cotune.utils.importing import ENVIRONMENTS, import_object, load_registered
@@ -154,15 +157,15 @@ class Preflight:
         config, trainer = self.config, self.engine
         wait = None if self._patient else _SERVER_S
         cheap = [
-            Check("training.engine", partial(engine, config, trainer), here=True),
+            Check("training.engine", partial(engine, config.training.engine, trainer), here=True),
             Check("training.engine_args", lambda: check_tokens(config.training.engine_args)),
-            Check("policy", partial(policy, config)),
-            Check("data", partial(data, config)),
-            Check("rewards", partial(objects, config)),
+            Check("policy", partial(policy, config.policy)),
+            Check("data", partial(data, config.environment, config.dataset)),
+            Check("rewards", partial(objects, config.environment, config.rewards)),
             Check("packages", partial(packages, config), here=True),
-            Check("llm", partial(llm, config), here=True),
-            Check("output", partial(output, config), here=True),
-            Check("environment.retriever", partial(retriever, config, wait), here=True),
+            Check("llm", partial(llm, config.proposer), here=True),
+            Check("output", partial(output, config.output), here=True),
+            Check("environment.retriever", partial(retriever, config.environment, wait), here=True),
         ]
         own = trainer.check(self)
         return [
@@ -217,15 +220,16 @@ class Preflight:
 
     @cached_property
     def environment(self) -> Environment:
-        return build_environment(self.config)
+        config = self.config
+        return build_environment(config.environment, config.dataset, config.instruction)
 
     @cached_property
     def rewards(self) -> RewardFunctions | None:
-        return build_rewards(self.config)
+        return build_rewards(self.config.rewards)
 
     @cached_property
     def instruction(self) -> str:
-        return initial_instruction(self.config, self.environment)
+        return initial_instruction(self.config.instruction, self.environment)
 
     @cached_property
     def tokenizer(self) -> "PreTrainedTokenizerBase":
@@ -330,9 +334,8 @@ def required(requirement: Requirement) -> Finding:
 # ---- the cheap checks
 
 
-def engine(config: RunConfig, trainer: Engine) -> list[Finding]:
+def engine(name: str, trainer: Engine) -> list[Finding]:
     """Check that the engine can be used in this environment."""
-    name = config.training.engine
     try:
         trainer.check_installed()
     except ConfigError as error:
@@ -341,13 +344,13 @@ def engine(config: RunConfig, trainer: Engine) -> list[Finding]:
     return [Finding(True, f"training.engine: {name} {installed(name) or ''}".rstrip())]
 
 
-def policy(config: RunConfig) -> list[Finding]:
+def policy(options: PolicyConfig) -> list[Finding]:
     """Check that the policy is a complete folder, here or in the hub's cache.
 
     Raises:
         ConfigError: its path is not a folder, or it is an unknown bundled policy.
     """
-    given = config.policy.path
+    given = options.path
     path = Path(policy_path(given))
     folder = path if path.is_dir() else cached_folder(given)
     if folder is None:
@@ -364,7 +367,7 @@ def policy(config: RunConfig) -> list[Finding]:
         # Missing files in the hub's cache are downloaded.
         return [Finding(False, found, "complete the folder", blocks=path.is_dir())]
     found = [Finding(True, f"policy: {given}, {size(weights_size(folder))} of weights")]
-    template = config.policy.chat_template
+    template = options.chat_template
     if template is not None and template != "plain" and not Path(template).is_file():
         found.append(
             Finding(False, f"policy: no chat template {template}", "correct policy.chat_template")
@@ -380,9 +383,8 @@ def policy(config: RunConfig) -> list[Finding]:
     return found
 
 
-def data(config: RunConfig) -> list[Finding]:
+def data(options: EnvironmentOptions, dataset: DatasetConfig | None) -> list[Finding]:
     """Check that the files of the environment and of the data set exist."""
-    options, dataset = config.environment, config.dataset
     named = {
         f"environment.{name}": getattr(options, name) for name in type(options).__annotations__
     }
@@ -425,7 +427,7 @@ def _hub_data(name: str, field: str) -> Finding:
     )
 
 
-def retriever(config: RunConfig, timeout_s: float | None = None) -> list[Finding]:
+def retriever(environment: EnvironmentOptions, timeout_s: float | None = None) -> list[Finding]:
     """Check that the retrieval server answers a query.
 
     Args:
@@ -436,7 +438,7 @@ def retriever(config: RunConfig, timeout_s: float | None = None) -> list[Finding
     """
     from cotune.retrieval.remote import RemoteRetriever
 
-    options = getattr(config.environment, "retriever", None)
+    options = getattr(environment, "retriever", None)
     if options is None:
         return []
     if timeout_s is not None:
@@ -448,13 +450,11 @@ def retriever(config: RunConfig, timeout_s: float | None = None) -> list[Finding
     return [Finding(True, f"environment.retriever: {options.url} answers")]
 
 
-def objects(config: RunConfig) -> list[Finding]:
+def objects(options: EnvironmentOptions, rewards: Sequence[RewardConfig]) -> list[Finding]:
     """Check that the functions and classes that the run file names can be imported."""
     wanted: list[tuple[str, str, Callable[[], Any]]] = [
-        ("rewards", reward.function, partial(load_reward, reward.function))
-        for reward in config.rewards
+        ("rewards", reward.function, partial(load_reward, reward.function)) for reward in rewards
     ]
-    options = config.environment
     if isinstance(options, ToolsOptions):
         wanted += [_import("environment.tools", tool.function) for tool in options.tools]
     elif isinstance(options, TrlOptions):
@@ -506,14 +506,13 @@ def packages(config: RunConfig) -> list[Finding]:
     ]
 
 
-def llm(config: RunConfig) -> list[Finding]:
+def llm(options: LLMConfig | None) -> list[Finding]:
     """Check that the environment variable with the LLM's key is set, without printing its value.
 
     Raises:
         ConfigError: the variable holds no key.
     """
-    options = config.llm
-    if not config.method.needs_llm or not isinstance(options, OpenAIOptions):
+    if not isinstance(options, OpenAIOptions):
         return []
     name = options.api_key_env
     if name is not None and not os.environ.get(name):
@@ -525,23 +524,23 @@ def llm(config: RunConfig) -> list[Finding]:
             )
         ]
     with Ledger(":memory:") as ledger:
-        build_llm(config, ledger)
+        build_llm(options, 0, ledger)
     if name is None:
         return [Finding(True, "llm: no API key is sent")]
     return [Finding(True, f"llm: the environment variable {name} is set")]
 
 
-def output(config: RunConfig) -> list[Finding]:
+def output(folder: Path) -> list[Finding]:
     """Check that the run folder can be created.
 
     Raises:
         ConfigError: the folder already exists.
     """
-    RunDir.check_free(config.output)
-    there = _existing(config.output)
+    RunDir.check_free(folder)
+    there = _existing(folder)
     if not os.access(there, os.W_OK):
         return [Finding(False, f"output: {there} cannot be written", "choose another output")]
-    return [Finding(True, f"output: {config.output}")]
+    return [Finding(True, f"output: {folder}")]
 
 
 def disk(config: RunConfig, trainer: Engine) -> list[Finding]:

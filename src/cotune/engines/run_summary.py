@@ -41,7 +41,7 @@ def write_run_summary(config: RunConfig, run: RunDir, outcome: "Outcome", ledger
             "name": config.name,
             "strategy": config.strategy.kind,
             "seed": config.seed,
-            "llm": describe_llm(config),
+            "llm": describe_llm(config.proposer),
             "policy": config.policy.path,
             "arms": {config.strategy.kind: arm},
             "best_instruction": outcome.instruction,

@@ -40,10 +40,14 @@ def complete_best(config: RunConfig, run: RunDir, environment: Environment | Non
         ConfigError: the run is not finished, or its environment or tokenizer cannot be loaded.
     """
     best, summary = run.best_path, finished(run)
-    environment = environment or build_environment(config)
+    environment = environment or build_environment(
+        config.environment, config.dataset, config.instruction
+    )
     tokenizer = _tokenizer(best)
     instruction = best_choice(best)["instruction"]
-    reason = _write_templates(config, best, instruction, environment, tokenizer)
+    reason = _write_templates(
+        config.policy.template_args, best, instruction, environment, tokenizer
+    )
     settings = best / "tokenizer_config.json"
     if settings.is_file():
         known: dict[str, Any] = json.loads(settings.read_bytes())
@@ -116,7 +120,11 @@ def _tokenizer(folder: Path) -> Any:
 
 
 def _write_templates(
-    config: RunConfig, best: Path, instruction: str, environment: Environment, tokenizer: Any
+    args: Mapping[str, Any],
+    best: Path,
+    instruction: str,
+    environment: Environment,
+    tokenizer: Any,
 ) -> str:
     """Write the chat template, or several by name; return why it lacks the instruction, or ""."""
     files = [best / "chat_template.jinja", *best.glob("additional_chat_templates/*.jinja")]
@@ -127,12 +135,11 @@ def _write_templates(
     elif not own:
         reason = "the tokenizer has no chat_template.jinja"
     else:
-        laid_out, args = environment.prompt_format, config.policy.template_args
         carrying = {
-            file: with_instruction(template, laid_out, instruction, args)
+            file: with_instruction(template, environment.prompt_format, instruction, args)
             for file, template in own.items()
         }
-        if _renders_alike(config, best, carrying, instruction, environment, tokenizer):
+        if _renders_alike(args, best, carrying, instruction, environment, tokenizer):
             written = carrying
         else:
             reason = f"{type(environment).__name__} lays some questions out in another way"
@@ -143,7 +150,7 @@ def _write_templates(
 
 
 def _renders_alike(
-    config: RunConfig,
+    args: Mapping[str, Any],
     best: Path,
     carrying: Mapping[Path, str],
     instruction: str,
@@ -158,7 +165,7 @@ def _renders_alike(
     default = carrying.get(best / "chat_template.jinja", "")
     named = {file.stem: template for file, template in carrying.items() if file.parent != best}
     tokenizer.chat_template = {"default": default, **named} if named else default
-    codec = HFCodec(tokenizer, config.policy.template_args)
+    codec = HFCodec(tokenizer, args)
     tools = [dict(tool) for tool in environment.tools]
     tasks = environment.tasks("validation") or environment.tasks("test")
     try:

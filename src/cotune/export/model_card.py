@@ -14,9 +14,12 @@ import yaml
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from cotune.config.run_file import RulesConfig, RunConfig, dump_config
+from cotune.config.run_file import Environment as EnvironmentOptions
+from cotune.config.run_file import LLMConfig, RulesConfig, RunConfig, dump_config
+from cotune.data.dataset import DatasetConfig
 from cotune.errors import ConfigError
 from cotune.export.serving import Format, Serving, best_choice, finished
+from cotune.policy.options import LoraOptions
 from cotune.policy.policy_files import policy_path
 from cotune.run.json_files import Row, write_atomic
 from cotune.run.ledger import Ledger, policy_rollouts
@@ -161,10 +164,10 @@ def write_card(
         front_matter=Markup(_front_matter(config, base, arm, kind)),
         method=Markup(done),  # Markdown of the method's own code
         results=_results(arm),
-        command=_serve_command(config, base, kind, where or "path/to/this/folder"),
-        source=_source(config),
+        command=_serve_command(config.policy.lora, base, kind, where or "path/to/this/folder"),
+        source=_source(config.environment, config.dataset),
         settings=_settings(config),
-        proposer=_proposer(config),
+        proposer=_proposer(config.proposer),
         versions=", ".join(f"{p} {found}" for p in _VERSIONED if (found := installed(p))),
         costs=costs,
         paid=policy_rollouts(totals.rollouts) if totals else 0,
@@ -217,21 +220,19 @@ def _results(arm: Row) -> list[list[str]]:
     return rows
 
 
-def _serve_command(config: RunConfig, base: BaseModel, kind: Format, folder: str) -> str:
+def _serve_command(lora: LoraOptions | None, base: BaseModel, kind: Format, folder: str) -> str:
     greedy = """--override-generation-config '{"temperature": 0}'"""
     if kind != "adapter":
         return f"vllm serve {folder} {greedy}"
     weights = base.hub_id or f"path/to/{base.name.removeprefix('bundled:')}"
-    lora = config.policy.lora
     return (
         f"vllm serve {quote(weights)} {greedy} --enable-lora --max-lora-rank {lora.rank if lora else 16} \\\n"
         f"  --lora-modules policy={folder} --chat-template {folder}/chat_template.jinja"
     )
 
 
-def _source(config: RunConfig) -> Markup:
+def _source(options: EnvironmentOptions, dataset: DatasetConfig | None) -> Markup:
     """Return where the questions came from, as Markdown."""
-    dataset, options = config.dataset, config.environment
     if dataset is not None:
         if dataset.name and is_hub_id(dataset.name):
             subset = Markup(", subset {}").format(inline(dataset.subset)) if dataset.subset else ""
@@ -272,11 +273,10 @@ def _settings(config: RunConfig) -> str:
     return yaml.safe_dump(settings, sort_keys=False, allow_unicode=True).strip()
 
 
-def _proposer(config: RunConfig) -> Markup:
+def _proposer(options: LLMConfig | None) -> Markup:
     """Return the LLM that proposed instructions or hints; "" if the instruction is fixed."""
-    if not config.method.needs_llm:
+    if options is None:
         return Markup("")
-    options = config.llm or RulesConfig()
     # Not its address, which may be a machine's.
     if isinstance(options, RulesConfig):
         return Markup("cotune's offline rules")

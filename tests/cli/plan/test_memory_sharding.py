@@ -65,10 +65,10 @@ def test_a_file_of_deepspeeds_is_read(tmp_path: Path) -> None:
     file = tmp_path / "ds.json"
     file.write_text(json.dumps({"zero_optimization": {"stage": 1}}))
     asked = config_with(training={"engine_args": {"deepspeed": str(file)}})
-    assert sharding_named(asked) == "zero1"
+    assert sharding_named(asked.training.engine_args) == "zero1"
     file.write_text("[")
     with pytest.raises(ConfigError, match=r"engine_args\.deepspeed: .*ds\.json"):
-        sharding_named(asked)
+        sharding_named(asked.training.engine_args)
 
 
 def test_the_plan_says_over_how_many() -> None:

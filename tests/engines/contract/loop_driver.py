@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from cotune.config.build import build_environment, build_strategy
 from cotune.loop import LoopSettings, completion_logprobs, group_advantages, train
 from cotune.methods.p2o.context_distillation import batch_weights
 from cotune.policy.codec import HFCodec
@@ -20,13 +19,14 @@ from cotune.run.ledger import Ledger
 from cotune.types import Trajectory
 from tests.engines.contract.recording import Recording, Row, update_row, watch
 from tests.engines.contract.script import POLICY, Script
+from tests.run_files import environment_of, strategy_of
 
 
 def built(script: Script, codec: HFCodec) -> tuple[Environment, Strategy]:
     """Environment and strategy of a script as a run file has them; nothing is written."""
     config = script.config(Path("unused"))
-    environment = build_environment(config)
-    return environment, build_strategy(config, environment, codec)
+    environment = environment_of(config)
+    return environment, strategy_of(config, environment, codec)
 
 
 @dataclass(frozen=True)

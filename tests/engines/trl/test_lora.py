@@ -351,4 +351,4 @@ def test_training_starts_from_whole_weights(tmp_path: Path) -> None:
     save_weights(adapted(), tmp_path / "adapter")
     config = run_config(tmp_path, path=str(tmp_path / "adapter"))
     with pytest.raises(ConfigError, match=r"policy.path: '.*adapter' holds an adapter, .*merged"):
-        load_policy(config)
+        load_policy(config.policy)

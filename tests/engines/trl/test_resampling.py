@@ -69,7 +69,7 @@ def test_rounds_are_paid_from_the_budget_and_never_exceed_it(tmp_path: Path) -> 
         tiny(tmp_path / "out", {"training": {"rollout_budget": budget}}), "the test"
     )
     run = resampling(tmp_path, rounds=9)
-    run.trainer.add_callback(RolloutBudget(run.joint, run.ledger, config))
+    run.trainer.add_callback(RolloutBudget(run.joint, run.ledger, config.training.rollout_budget))
     run.trainer.train()
     rows = run.folder.read_metrics()
     spent = run.ledger.totals().rollouts["train"]

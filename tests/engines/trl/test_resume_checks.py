@@ -85,7 +85,7 @@ def budgeted(folder: Path, budget: int | None, verified: int = 0, **given: Any) 
     """A run of up to four batches of six rollouts; some more are verified before it."""
     run = start(folder, **{"max_steps": 4, **SAVING, **given})
     config = parse_config(tiny(Path("out"), {"training": {"rollout_budget": budget}}), "test")
-    callback = RolloutBudget(run.joint, run.ledger, config)
+    callback = RolloutBudget(run.joint, run.ledger, config.training.rollout_budget)
     run.trainer.callback_handler.callbacks.insert(0, callback)
     if verified:
         begin = run.ledger.begin_attempt

@@ -58,7 +58,13 @@ def finished(folder: Path, strategy: Strategy, **evaluation: Any) -> tuple[Run, 
     run.ledger.begin_attempt(None)
     run.joint.batches = 2
     best = TRLBest(run.folder.best_path, tiny_tokenizer())
-    return run, RunEvaluation(config, run.folder, best, report_scores).finish(run.joint), config
+    return (
+        run,
+        RunEvaluation(
+            config.evaluation, config.instruction, run.folder, best, report_scores
+        ).finish(run.joint),
+        config,
+    )
 
 
 @pytest.mark.parametrize(
@@ -106,7 +112,9 @@ def test_without_validation_a_run_that_went_further_is_reported_by_its_last_poli
     assert outcome.steps == 2
     run.joint.batches = 4
     best = TRLBest(run.folder.best_path, tiny_tokenizer())
-    RunEvaluation(config, run.folder, best, report_scores).finish(run.joint)
+    RunEvaluation(config.evaluation, config.instruction, run.folder, best, report_scores).finish(
+        run.joint
+    )
     assert read_best(run.folder.best_path)["step"] == 4
 
 

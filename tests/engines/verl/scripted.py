@@ -82,8 +82,8 @@ def _places() -> dict[int, set[tuple[int, int]]]:
 # ---- the strategy and the optimizer, in the trainer's process
 
 
-def _built(*arguments: Any) -> Strategy:
-    strategy = _build_strategy(*arguments)
+def _built(*arguments: Any, **named: Any) -> Strategy:
+    strategy = _build_strategy(*arguments, **named)
     watch(strategy, Path(os.environ[LINES]))
     _note_updates(Path(os.environ[UPDATES]))
     return strategy

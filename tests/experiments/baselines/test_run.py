@@ -18,7 +18,7 @@ from cotune.experiments.baselines import baseline_run as runs
 from cotune.run.ledger import Ledger
 from cotune.run.run_dir import RunDir
 from tests.endpoint import endpoint
-from tests.run_files import tiny, write
+from tests.run_files import environment_of, tiny, write
 
 LONG = {
     "limits": {"turns": 4, "turn_tokens": 64, "observation_tokens": 200, "trajectory_tokens": 640}
@@ -114,10 +114,10 @@ def test_quiet_shows_nothing(tmp_path: Path) -> None:
 
 def answers(tmp_path: Path) -> dict[str, str]:
     """The answer of each test question of the tiny run file."""
-    from cotune.config.build import build_environment
     from cotune.config.run_file import load_config
 
-    environment = build_environment(load_config(file_of(tmp_path)))
+    config = load_config(file_of(tmp_path))
+    environment = environment_of(config)
     return {task.question: task.answers[0] for task in environment.tasks("test")}
 
 
@@ -239,7 +239,7 @@ def test_a_key_goes_to_its_own_endpoint_alone(
     config = load_config(file_of(tmp_path, {"llm": mine}))
 
     def key(base_url: str | None, env: str | None = None) -> str | None:
-        options = runs.Endpoint("m", base_url, env).options(config)
+        options = runs.Endpoint("m", base_url, env).options(config.llm, config.limits)
         assert options is not None
         assert options.temperature == 0.0
         assert options.max_tokens == config.limits.turn_tokens
@@ -249,10 +249,10 @@ def test_a_key_goes_to_its_own_endpoint_alone(
     assert key("https://b.example/v1") is None
     assert key("https://b.example/v1", "B") == "B"
     plain = load_config(file_of(tmp_path))
-    at_openai = runs.Endpoint("m").options(plain)
+    at_openai = runs.Endpoint("m").options(plain.llm, plain.limits)
     assert at_openai is not None
     assert at_openai.api_key_env == "OPENAI_API_KEY"
-    elsewhere = runs.Endpoint("m", "http://localhost:8000/v1").options(plain)
+    elsewhere = runs.Endpoint("m", "http://localhost:8000/v1").options(plain.llm, plain.limits)
     assert elsewhere is not None
     assert elsewhere.api_key_env is None
 

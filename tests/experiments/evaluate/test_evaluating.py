@@ -11,7 +11,6 @@ import pyarrow.parquet as parquet
 import pytest
 
 from cotune.cli import app as cli
-from cotune.config.build import build_environment
 from cotune.config.run_file import RunConfig, dump_config, parse_config
 from cotune.environments.base import SingleTurnEnvironment
 from cotune.errors import ConfigError
@@ -21,7 +20,7 @@ from cotune.run.run_dir import RunDir
 from cotune.worlds.arithmetic import INITIAL_INSTRUCTION as SOLVE
 from cotune.worlds.geo import INITIAL_INSTRUCTION as SEARCH
 from tests.export.finished import files
-from tests.run_files import tiny
+from tests.run_files import environment_of, tiny
 
 BETTER = f"{SEARCH} Search for one entity at a time."
 GEO: dict[str, Any] = {
@@ -141,7 +140,7 @@ def test_the_untrained_policy_beside_the_best(geo: RunConfig, evaluate: Evaluate
 
 def search_r1_file(config: RunConfig, path: Path) -> Path:
     """The run's test questions in Search-R1's schema, as if of two data sets."""
-    tasks = build_environment(config).tasks("test")
+    tasks = environment_of(config).tasks("test")
     rows = [
         {
             "id": f"test_{i // 2}", "question": task.question, "golden_answers": list(task.answers),
@@ -172,7 +171,7 @@ def test_a_qa_benchmark_with_the_runs_search_engine(
 def test_a_math_benchmark_by_boxed_answers(
     arithmetic: RunConfig, evaluate: Evaluate, tmp_path: Path
 ) -> None:
-    tasks = build_environment(arithmetic).tasks("test")
+    tasks = environment_of(arithmetic).tasks("test")
     rows = [
         {"id": i, "problem": t.question, "answer": t.answers[0], "solution": "", "url": "", "year": "2024"}
         for i, t in enumerate(tasks)

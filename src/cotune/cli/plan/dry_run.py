@@ -19,7 +19,13 @@ from rich.console import Console
 from cotune.cli.library_settings import quiet_libraries
 from cotune.cli.plan.measured_plan import measured_steps
 from cotune.config.build import build_environment, describe_llm
-from cotune.config.run_file import Environment, RunConfig, TrainingConfig, load_config
+from cotune.config.run_file import (
+    Environment,
+    LLMConfig,
+    RunConfig,
+    TrainingConfig,
+    load_config,
+)
 from cotune.data.corpus import corpus_rows
 from cotune.data.search_questions import read_split
 from cotune.engines.engine import Measured, engine_named
@@ -148,7 +154,7 @@ def _check(config: RunConfig, ask_llm: bool) -> None:
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ConfigError("--dry-run is for one process; start it without torchrun")
     if ask_llm:
-        if not config.method.needs_llm or not isinstance(config.llm, OpenAIOptions):
+        if not isinstance(config.proposer, OpenAIOptions):
             raise ConfigError("--ask-llm: the run file asks no endpoint; remove it")
     elif config.method.needs_llm and world not in config.method.offline_worlds:
         raise ConfigError(
@@ -189,8 +195,8 @@ def _scaled(config: RunConfig, folder: Path, ask_llm: bool) -> tuple[RunConfig, 
         "strategy": config.method.scaled(config.strategy),
         "training": training,
     }
-    if config.method.needs_llm:
-        replaced.append(_llm(config, ask_llm))
+    if config.proposer is not None:
+        replaced.append(_llm(config.proposer, ask_llm))
         if not ask_llm:
             changes["llm"] = None
     limits = stage.limits
@@ -203,17 +209,16 @@ def _scaled(config: RunConfig, folder: Path, ask_llm: bool) -> tuple[RunConfig, 
     return config.model_copy(update=changes), replaced
 
 
-def _llm(config: RunConfig, ask_llm: bool) -> str:
+def _llm(options: LLMConfig, ask_llm: bool) -> str:
     """Describe the LLM that proposes, and whether the real run would have its key."""
     if ask_llm:
-        return f"llm: {describe_llm(config)}, asked for real"
-    options = config.llm
+        return f"llm: {describe_llm(options)}, asked for real"
     if not isinstance(options, OpenAIOptions):
-        return f"llm: {describe_llm(config)}, as the run file has it"
+        return f"llm: {describe_llm(options)}, as the run file has it"
     name = options.api_key_env
     unset = name is not None and not os.environ.get(name)
     key = f"; {name}, which the real run needs, is not set" if unset else ""
-    return f"llm: offline rules for {describe_llm(config)}{key}"
+    return f"llm: offline rules for {describe_llm(options)}{key}"
 
 
 def _outcome(config: RunConfig, measured: Measured, run: RunDir) -> list[str]:
@@ -343,7 +348,7 @@ def _environment(config: RunConfig, folder: Path) -> tuple[Environment, bool, li
         world = WORLDS[options.kind]
         why = f"data: the bundled world {world}; not here: {', '.join(missing)}"
         return _of_world(options, folder), False, [why]
-    environment = build_environment(config)
+    environment = build_environment(options, None, config.instruction)
     changes = {split: folder / f"{split}.jsonl" for split in _SIZES}
     for split, count in _SIZES.items():
         _write(changes[split], map(_row, _shortest(environment.tasks(split), count)))

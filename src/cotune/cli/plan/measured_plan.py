@@ -45,9 +45,9 @@ def plan_by_steps(
             f"{config.strategy.kind} the run makes none; plan it without --steps"
         )
     steps = min(steps, config.training.steps)
-    if isinstance(config.llm, OpenAIOptions) and config.method.needs_llm:
+    if isinstance(config.proposer, OpenAIOptions):
         console.print(
-            f"LLM: {describe_llm(config)} is asked for real where evolution falls due in these steps",
+            f"LLM: {describe_llm(config.proposer)} is asked for real where evolution falls due in these steps",
             markup=False,
             highlight=False,
         )

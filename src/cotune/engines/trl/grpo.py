@@ -57,7 +57,13 @@ def train(
         setup: the result of `prepare`; loaded here if None.
     """
     setup = setup or prepare(config, run.checkpoints_path)
-    evaluation = RunEvaluation(config, run, TRLBest(run.best_path, setup.tokenizer), report_scores)
+    evaluation = RunEvaluation(
+        config.evaluation,
+        config.instruction,
+        run,
+        TRLBest(run.best_path, setup.tokenizer),
+        report_scores,
+    )
     with Ledger(run.ledger_path if world().rank == 0 else ":memory:") as ledger:
         joint, trainer, budget = build_trainer(config, setup, journal, ledger, evaluation)
         # A run that was stopped after its last step is evaluated without another rollout.
@@ -93,7 +99,7 @@ def build_trainer(
     codec = HFCodec(tokenizer, config.policy.template_args)
     parts = run_parts(config, setup.environment, codec, setup.rewards, journal, ledger)
     joint = TRLJoint(parts, tokenizer, args, before_rollout)
-    budget = RolloutBudget(joint, ledger, config)
+    budget = RolloutBudget(joint, ledger, config.training.rollout_budget)
     trainer = JointTrainer(
         setup.model,
         args=args,
@@ -138,9 +144,8 @@ def _state_of(checkpoint: Path) -> State | None:
 class RolloutBudget(TrainerCallback):
     """End training when another batch would exceed `training.rollout_budget`."""
 
-    def __init__(self, joint: TRLJoint, ledger: Ledger, config: RunConfig) -> None:
-        self._joint, self._ledger = joint, ledger
-        self._budget = config.training.rollout_budget
+    def __init__(self, joint: TRLJoint, ledger: Ledger, budget: int | None) -> None:
+        self._joint, self._ledger, self._budget = joint, ledger, budget
         self._batch = joint.questions * (joint.args.num_generations or 1)
         self._steps_per_batch = steps_per_batch(joint.args)
         joint.rollouts_left = self.left

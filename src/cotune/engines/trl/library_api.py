@@ -21,8 +21,8 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from cotune.config.build import build_strategy
 from cotune.config.run_checks import check_instruction
-from cotune.config.strategy import strategy_of
 from cotune.errors import ConfigError
 from cotune.llm.client import Account, MeteredLLM, NoLLM, OpenAIClient, OpenAIOptions
 from cotune.methods.composed import ComposedOptions
@@ -123,7 +123,7 @@ class TrainerMethod(Generic[Options]):
 
     def build_strategy(self, tokens: TokenRules) -> Strategy:
         """Build a new strategy; `tokens` is the policy's codec."""
-        return strategy_of(
+        return build_strategy(
             self.options,
             self.environment,
             instruction=self.instruction,

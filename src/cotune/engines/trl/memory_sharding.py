@@ -1,6 +1,7 @@
 """Estimate memory per GPU on TRL, in one process or sharded by FSDP2 or DeepSpeed's ZeRO."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -15,13 +16,12 @@ _BUCKET, _BUCKETS = 500_000_000, 2
 _CARD = 80 * 10**9  # bytes of a large GPU
 
 
-def sharding_named(config: RunConfig) -> str:
+def sharding_named(args: Mapping[str, Any]) -> str:
     """Return the sharding in `training.engine_args`: none, fsdp2, zero1, zero2 (or another stage).
 
     Raises:
         ConfigError: the DeepSpeed file cannot be read.
     """
-    args = config.training.engine_args
     if args.get("fsdp"):
         return "fsdp2"
     given = args.get("deepspeed")
@@ -47,7 +47,7 @@ def memory_over(config: RunConfig, shape: Shape, processes: int) -> Memory:
     gradients and moments in float32 and gathers at most all weights in bfloat16. ZeRO keeps whole
     bfloat16 weights and shards float32 ones and the moments; stage 2 also shards gradients.
     """
-    kind = sharding_named(config)
+    kind = sharding_named(config.training.engine_args)
     if kind not in ("fsdp2", "zero1", "zero2"):
         return memory_of(config, shape)
     half = config.policy.model_copy(update={"dtype": "bfloat16"})
@@ -77,7 +77,7 @@ def memory_over(config: RunConfig, shape: Shape, processes: int) -> Memory:
 
 def estimate(config: RunConfig, processes: int = 1) -> MemoryEstimate:
     """Estimate the memory of each GPU; see `cotune.engines.engine.Engine.memory`."""
-    shape = shape_of(config)
+    shape = shape_of(config.policy.path)
     memory = memory_over(config, shape, processes)
     return memory.estimate(
         config,
@@ -88,7 +88,7 @@ def estimate(config: RunConfig, processes: int = 1) -> MemoryEstimate:
 
 
 def _notes(config: RunConfig, shape: Shape, memory: Memory, processes: int) -> list[str]:
-    kind = sharding_named(config)
+    kind = sharding_named(config.training.engine_args)
     if kind == "none":
         several = f"Where several processes train, each holds {size(memory.buckets)} more (DDP)."
     else:

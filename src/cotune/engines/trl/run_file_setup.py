@@ -21,6 +21,7 @@ from cotune.errors import ConfigError
 from cotune.policy.adapters import is_adapter_folder, lora_config
 from cotune.policy.codec import HFCodec, use_template
 from cotune.policy.local_policy import load
+from cotune.policy.options import PolicyConfig
 from cotune.policy.policy_files import policy_path
 from cotune.policy.tool_templates import check_tools
 from cotune.protocols import Environment
@@ -82,7 +83,7 @@ def load_checked(checked: Preflight) -> Loaded:
     if rewards is not None:
         steps = config.training.steps * config.training.optimizer_steps
         rewards.trainer_state = TrainerState(max_steps=steps)
-    model, tokenizer = load_policy(config)
+    model, tokenizer = load_policy(config.policy)
     codec = HFCodec(tokenizer, config.policy.template_args)
     check_tools(checked.environment, codec, tokenizer)  # may set the tokenizer's template
     check_installed(config.logging.report_to)
@@ -91,16 +92,16 @@ def load_checked(checked: Preflight) -> Loaded:
     return Loaded(model, tokenizer, checked.environment, adapter, rewards)
 
 
-def load_policy(config: RunConfig) -> tuple[Any, PreTrainedTokenizerBase]:
+def load_policy(options: PolicyConfig) -> tuple[Any, PreTrainedTokenizerBase]:
     """Load model and tokenizer with `from_pretrained`; raise ConfigError on failure."""
-    path = policy_path(config.policy.path)
+    path = policy_path(options.path)
     if is_adapter_folder(path):
         raise ConfigError(
             f"policy.path: {path!r} holds an adapter, but training starts from whole weights; merge it "
             "into its base (cotune export RUN_FOLDER --format merged) and name that folder"
         )
-    model, tokenizer = load(path, config.policy.dtype)
-    use_template(tokenizer, config.policy.chat_template)
+    model, tokenizer = load(path, options.dtype)
+    use_template(tokenizer, options.chat_template)
     return model, tokenizer
 
 

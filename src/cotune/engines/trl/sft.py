@@ -23,7 +23,7 @@ from transformers.trainer_callback import PrinterCallback, ProgressCallback
 from trl import GRPOConfig, SFTConfig, SFTTrainer
 
 from cotune.config.cost import accumulation
-from cotune.config.run_file import RunConfig
+from cotune.config.run_file import RunConfig, TrainingConfig
 from cotune.engines.evaluation import Outcome, RunEvaluation
 from cotune.engines.joint import Parts, Resumable, run_parts
 from cotune.engines.preflight import Preflight
@@ -169,14 +169,15 @@ class TRLSft(Resumable, Bound[SFTTrainer]):
     Args:
         parts: strategy, environment and outputs.
         setup: the result of `prepare`.
-        config: the run file.
+        codec: of the policy.
+        temperature: of rollouts.
 
     Attributes:
         batches: the number of optimizer steps trained so far.
         coordinator: rolls out the current policy.
     """
 
-    def __init__(self, parts: Parts, setup: SFTSetup, config: RunConfig) -> None:
+    def __init__(self, parts: Parts, setup: SFTSetup, codec: HFCodec, temperature: float) -> None:
         self.parts, self.args = parts, setup.args
         self.batches = 0
         self._model, self._tokenizer = setup.model, setup.tokenizer
@@ -184,7 +185,6 @@ class TRLSft(Resumable, Bound[SFTTrainer]):
         self._trainer: SFTTrainer | None = None
         tasks = TaskOrder(parts.environment.tasks("train"), 1, parts.seed)
         self._identity = {"the training tasks": tasks.fingerprint, **parts.identity}
-        codec = HFCodec(setup.tokenizer, config.policy.template_args)
         context = getattr(setup.model.config.get_text_config(), "max_position_embeddings", None)
         self.coordinator = Coordinator(
             strategy=parts.strategy,
@@ -196,7 +196,7 @@ class TRLSft(Resumable, Bound[SFTTrainer]):
             meter=parts.meter,
             settings=RolloutSettings(
                 limits=parts.limits,
-                temperature=config.training.temperature,
+                temperature=temperature,
                 seed=parts.seed,
                 rows_per_call=parts.rows_per_call,
                 context_tokens=context,
@@ -323,11 +323,17 @@ def train(
         setup: the result of `prepare`; loaded here if None.
     """
     setup = setup or prepare(config, run.checkpoints_path)
-    evaluation = RunEvaluation(config, run, TRLBest(run.best_path, setup.tokenizer), report_scores)
+    evaluation = RunEvaluation(
+        config.evaluation,
+        config.instruction,
+        run,
+        TRLBest(run.best_path, setup.tokenizer),
+        report_scores,
+    )
     with Ledger(run.ledger_path) as ledger:
         codec = HFCodec(setup.tokenizer, config.policy.template_args)
         parts = run_parts(config, setup.environment, codec, setup.rewards, journal, ledger)
-        joint = TRLSft(parts, setup, config)
+        joint = TRLSft(parts, setup, codec, config.training.temperature)
         checkpoint = _begin(joint, config, run, evaluation, resume)
         if checkpoint is None and (text := lost_steps(setup, setup.args.learning_rate)):
             journal.event("notice", 0, text=text)
@@ -390,7 +396,7 @@ def _rows(
     joint: TRLSft, config: RunConfig, run: RunDir, evaluation: RunEvaluation
 ) -> Sequence[TrainingRow]:
     """Return the rows to fit: those kept, or new ones after evaluating the initial policy."""
-    options = config.strategy
+    options, training = config.strategy, config.training
     assert isinstance(options, SFTOptions)
     kept = run.sft_path / ROWS
     if kept.is_file():
@@ -401,22 +407,22 @@ def _rows(
             "start a new run"
         )
     if joint.batches:
-        return answer_rows(joint, config).rows
+        return answer_rows(joint).rows
     joint.at(0)
     evaluation(joint, 0)
     if options.data == "answers":
-        found = answer_rows(joint, config)
+        found = answer_rows(joint)
     else:
-        found = rollout_rows(joint, config, run.sft_path)
-    _tell(joint, config, options, found)
+        found = rollout_rows(joint, options, training, run.sft_path)
+    _tell(joint, options, training, found)
     if options.data == "rollouts":
         keep_rows(run.sft_path, found.rows, joint.identity, joint.parts.changeable)
     return found.rows
 
 
-def _tell(joint: TRLSft, config: RunConfig, options: SFTOptions, found: Rows) -> None:
+def _tell(joint: TRLSft, options: SFTOptions, training: TrainingConfig, found: Rows) -> None:
     """Record which rows are fitted."""
-    training, rows = config.training, found.rows
+    rows = found.rows
     joint.parts.journal.event(
         "training_rows",
         0,

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cotune.config.cost import rollouts_sampled
-from cotune.config.run_file import RunConfig
+from cotune.config.run_file import TrainingConfig
 from cotune.environments.base import reference_of
 from cotune.errors import ConfigError, EngineError
 from cotune.methods.sft import (
@@ -51,7 +51,7 @@ def check_references(environment: Environment) -> None:
         )
 
 
-def answer_rows(joint: "TRLSft", config: RunConfig) -> Rows:
+def answer_rows(joint: "TRLSft") -> Rows:
     """Return one row per training question: its reference under the initial instruction.
 
     References longer than a turn are left out, because the policy could never write them.
@@ -61,7 +61,7 @@ def answer_rows(joint: "TRLSft", config: RunConfig) -> Rows:
         EngineError: every reference is too long.
     """
     environment, codec = joint.parts.environment, joint.coordinator.codec
-    prompt, limits = joint.coordinator.strategy.best_prompt(), config.limits
+    prompt, limits = joint.coordinator.strategy.best_prompt(), joint.parts.limits
     most = min(limits.turn_tokens, limits.trajectory_tokens - 1)
     tried: list[tuple[TrainingRow, Trajectory]] = []
     tasks = environment.tasks("train")
@@ -108,7 +108,9 @@ def _written(task: Task, prompt: Prompt, row: TrainingRow, text: str) -> Traject
     )
 
 
-def rollout_rows(joint: "TRLSft", config: RunConfig, folder: Path) -> Rows:
+def rollout_rows(
+    joint: "TRLSft", options: SFTOptions, training: TrainingConfig, folder: Path
+) -> Rows:
     """Return the initial policy's own successful rollouts as rows (rejection sampling).
 
     Rollouts are kept on disk batch by batch until `keep_rows`, so a killed run samples at most one
@@ -116,16 +118,15 @@ def rollout_rows(joint: "TRLSft", config: RunConfig, folder: Path) -> Rows:
 
     Args:
         joint: a run with the initial policy, before any training step.
-        config: the run file.
+        options: the run file's `strategy`.
+        training: its `training`.
         folder: the folder that keeps the rollouts.
 
     Raises:
         EngineError: no rollout succeeded.
     """
-    options = config.strategy
-    assert isinstance(options, SFTOptions)
     log = EvolutionLog(folder / ROLLOUTS)
-    trajectories = list(_sampled(joint, config, options, log))
+    trajectories = list(_sampled(joint, options, training, log))
     rewards = [t.reward for t in trajectories]
     kept = accepted(trajectories, options)
     check_accepted(len(kept), len(trajectories), max(rewards), options)
@@ -138,17 +139,16 @@ def rollout_rows(joint: "TRLSft", config: RunConfig, folder: Path) -> Rows:
 
 
 def _sampled(
-    joint: "TRLSft", config: RunConfig, options: SFTOptions, log: EvolutionLog
+    joint: "TRLSft", options: SFTOptions, training: TrainingConfig, log: EvolutionLog
 ) -> Iterator[Trajectory]:
     """Yield all rollouts, one of the run file's rollout batches at a time.
 
     Visits every question once in shuffled order, then every question again, so that a budget that
     ends early has reached as many questions as possible.
     """
-    training = config.training
     size = training.questions_per_step * training.group_size
-    order = TaskOrder(joint.parts.environment.tasks("train"), size, config.seed)
-    total = rollouts_sampled(config, options, len(order.by_id))
+    order = TaskOrder(joint.parts.environment.tasks("train"), size, joint.parts.seed)
+    total = rollouts_sampled(training, options, len(order.by_id))
     coordinator, prompt = joint.coordinator, joint.coordinator.strategy.best_prompt()
     phase = coordinator.logged(log, "sampling")
     groups: dict[str, int] = {}  # a question's rollouts form one group across batches

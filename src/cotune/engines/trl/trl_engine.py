@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from cotune.config.run_file import RunConfig
+from cotune.config.run_file import RunConfig, TrainingConfig
 from cotune.engines.engine import Conclude, check_package, newest_numbered
 from cotune.engines.memory import MemoryEstimate
 from cotune.engines.preflight import Check, Finding, Preflight
@@ -49,7 +49,10 @@ class TRL:
         config, needs = checked.config, ("training.engine",)
         return [
             Check(
-                "processes", partial(processes, config, checked.starting), here=True, needs=needs
+                "processes",
+                partial(processes, config.training, checked.starting),
+                here=True,
+                needs=needs,
             ),
             Check("training", partial(arguments, config), here=True, needs=needs),
             Check("GPU memory", partial(gpu_memory, config), here=True, needs=needs),
@@ -156,7 +159,7 @@ def arguments(config: RunConfig) -> list[Finding]:
     return [Finding(True, "training: TRL takes these arguments")]
 
 
-def processes(config: RunConfig, starting: bool = False) -> list[Finding]:
+def processes(training: TrainingConfig, starting: bool = False) -> list[Finding]:
     """Check that the processes match the GPUs, and that a batch divides evenly over them.
 
     Args:
@@ -169,7 +172,6 @@ def processes(config: RunConfig, starting: bool = False) -> list[Finding]:
 
     from cotune.engines.trl.checks import check_launch
 
-    training = config.training
     count = torch.cuda.device_count()
     if starting or "WORLD_SIZE" in os.environ or training.single_gpu:
         check_launch(training)

@@ -112,7 +112,7 @@ def _number(args: Mapping[str, Any], name: str, default: float) -> float:
 
 def estimate(config: RunConfig) -> MemoryEstimate:
     """Project memory per GPU, and the number of rollouts that fit the rollout engine's share."""
-    memory = verl_memory(config, shape_of(config))
+    memory = verl_memory(config, shape_of(config.policy.path))
     rollouts = memory.rollouts_at_once(_CARD)
     return memory.gpu.estimate(
         config,

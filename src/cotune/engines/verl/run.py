@@ -21,7 +21,7 @@ from verl.utils.config import validate_config
 from verl.utils.device import auto_set_device
 
 from cotune.config.build import build_strategy
-from cotune.config.run_file import RunConfig
+from cotune.config.run_file import RunConfig, TrainingConfig
 from cotune.engines.engine import Conclude
 from cotune.engines.evaluation import Outcome, RunEvaluation
 from cotune.engines.joint import run_parts
@@ -69,7 +69,14 @@ def prepare(checked: Preflight, folder: Path) -> VerlSetup:
     config = checked.config
     check_copy(folder.parent)
     worker = make_worker(config, checked.environment)
-    strategy = build_strategy(config, worker.environment, worker.codec)
+    strategy = build_strategy(
+        config.strategy,
+        worker.environment,
+        instruction=checked.instruction,
+        seed=config.seed,
+        limits=config.limits,
+        tokens=worker.codec,
+    )
     hints = isinstance(strategy, P2O)
     distillation = strategy.distillation if hints else Distillation(ratio="original")
     return VerlSetup(worker, _checked(config, folder, worker, distillation))
@@ -231,12 +238,12 @@ def _run(
     checkpoint = None if ours.checkpoint is None else Path(ours.checkpoint)
     journal = RunJournal(run, console, config.training.steps, config.logging.trajectories_every)
     best = VerlBest(run.best_path, worker.tokenizer, run.checkpoints_path.absolute() / "best")
-    evaluation = RunEvaluation(config, run, best, report_scores)
+    evaluation = RunEvaluation(config.evaluation, config.instruction, run, best, report_scores)
     with Ledger(run.ledger_path) as ledger:
         parts = run_parts(config, worker.environment, worker.codec, worker.rewards, journal, ledger)
         joint = VerlJoint(parts, worker, evaluation)
         state = _begin(joint, journal, evaluation, checkpoint, bool(ours.resume), config)
-        _budget(joint, ledger, config)
+        _budget(joint, ledger, config.training)
         made: Any = JointTrainer  # veRL registers its base by a decorator that hides the type
         trainer: JointTrainer = made(config=found)
         trainer.joint, failed = joint, True
@@ -313,12 +320,12 @@ def _begin(
     return state
 
 
-def _budget(joint: VerlJoint, ledger: Ledger, config: RunConfig) -> None:
+def _budget(joint: VerlJoint, ledger: Ledger, training: TrainingConfig) -> None:
     """End training when another batch would exceed `training.rollout_budget`."""
-    budget = config.training.rollout_budget
+    budget = training.rollout_budget
     if budget is None:
         return
-    batch = config.training.questions_per_step * config.training.group_size
+    batch = training.questions_per_step * training.group_size
 
     def left() -> int:
         return budget - policy_rollouts(ledger.totals().rollouts)

@@ -11,10 +11,10 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from cotune.config.run_checks import check_tokens
-from cotune.config.run_file import RunConfig
+from cotune.config.run_file import RunConfig, TrainingConfig
 from cotune.errors import ConfigError
 from cotune.policy.policy_files import policy_path
-from cotune.types import Distillation
+from cotune.types import Distillation, Limits
 from cotune.utils.text import flat
 
 AGENT = "cotune"
@@ -107,10 +107,10 @@ def verl_config(
     for name, value in given.items():
         if name not in _COMPOSED:
             _set(found, name, value)
-    _set_context(found, config, context_tokens, given)
+    _set_context(found, config.limits, context_tokens, given)
     _check_loss(found, distillation)
     _check_rollout(found)
-    _check_batch(found, config)
+    _check_batch(found, config.training)
     return found
 
 
@@ -169,7 +169,7 @@ def _values(
         f"{actor}.ppo_mini_batch_size": training.questions_per_step // training.mini_batches,
         f"{actor}.ppo_micro_batch_size_per_gpu": training.micro_batch_size,
         f"{actor}.optim.lr": training.learning_rate,
-        f"{actor}.optim.lr_warmup_steps": _warmup_steps(config),
+        f"{actor}.optim.lr_warmup_steps": _warmup_steps(training),
         f"{actor}.optim.weight_decay": 0.0,
         f"{actor}.optim.lr_scheduler_type": _SCHEDULES[training.schedule],
         # Count from 1; otherwise the first batch would be trained at a rate of 0.
@@ -240,10 +240,10 @@ def _masks(distillation: Distillation) -> bool:
     return distillation.ratio == "masked"
 
 
-def _warmup_steps(config: RunConfig) -> int:
-    if config.training.schedule == "constant":
+def _warmup_steps(training: TrainingConfig) -> int:
+    if training.schedule == "constant":
         return 0
-    return math.ceil(config.training.warmup * config.training.steps)
+    return math.ceil(training.warmup * training.steps)
 
 
 def _check_ours(given: Mapping[str, Any]) -> None:
@@ -282,12 +282,12 @@ def _check_loss(found: DictConfig, distillation: Distillation) -> None:
 
 
 def _set_context(
-    found: DictConfig, config: RunConfig, context_tokens: int | None, given: Mapping[str, Any]
+    found: DictConfig, limits: Limits, context_tokens: int | None, given: Mapping[str, Any]
 ) -> None:
     """Reserve rollout engine memory for one episode instead of the policy's whole context."""
     name = "actor_rollout_ref.rollout.max_model_len"
     if name not in given:
-        longest = config.limits.prompt_tokens + config.limits.trajectory_tokens
+        longest = limits.prompt_tokens + limits.trajectory_tokens
         value = longest if context_tokens is None else min(context_tokens, longest)
         OmegaConf.update(found, name, value)
 
@@ -301,9 +301,9 @@ def _check_rollout(found: DictConfig) -> None:
         )
 
 
-def _check_batch(found: DictConfig, config: RunConfig) -> None:
+def _check_batch(found: DictConfig, training: TrainingConfig) -> None:
     """Raise ConfigError if the ranks cannot divide a mini-batch; veRL would fail after a step."""
-    training, actor = config.training, found.actor_rollout_ref.actor
+    actor = found.actor_rollout_ref.actor
     if not str(actor.strategy).startswith("fsdp"):
         return
     sequence = int(OmegaConf.select(actor, "ulysses_sequence_parallel_size", default=1) or 1)

@@ -63,12 +63,14 @@ def make_worker(config: RunConfig, environment: Environment | None = None) -> Wo
     tokenizer = load_tokenizer(path)
     use_template(tokenizer, config.policy.chat_template)
     codec = HFCodec(tokenizer, config.policy.template_args)
-    environment = environment or build_environment(config)
+    environment = environment or build_environment(
+        config.environment, config.dataset, config.instruction
+    )
     if environment.tools:
         codec.check_tools(environment.tools)
     found = AutoConfig.from_pretrained(path, local_files_only=only_local(path, weights=False))
     context = getattr(found.get_text_config(), "max_position_embeddings", None)
-    return Worker(config, environment, build_rewards(config), codec, tokenizer, context)
+    return Worker(config, environment, build_rewards(config.rewards), codec, tokenizer, context)
 
 
 @lru_cache(4)

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from cotune.config import run_checks
 from cotune.config.build import build_environment, build_rewards, initial_instruction
-from cotune.config.run_file import RunConfig, dump_config
+from cotune.config.run_file import LLMConfig, RunConfig, dump_config
 from cotune.engines.run_summary import hard_figures, score_figures, seconds_spent
 from cotune.environments.search import SearchEnvironment
 from cotune.errors import ConfigError, Stopped
@@ -35,7 +35,7 @@ from cotune.run.journal import RunJournal, score_table
 from cotune.run.ledger import Ledger
 from cotune.run.run_dir import RunDir
 from cotune.run.scores import Score, measure_of, score_trajectories
-from cotune.types import Assignment, Prompt, StopReason, Task, Trajectory
+from cotune.types import Assignment, Limits, Prompt, StopReason, Task, Trajectory
 
 if TYPE_CHECKING:
     from cotune.rollout.coordinator import Coordinator
@@ -52,7 +52,7 @@ class Endpoint:
     base_url: str | None = None
     api_key_env: str | None = None
 
-    def options(self, config: RunConfig) -> OpenAIOptions | None:
+    def options(self, llm: LLMConfig | None, limits: Limits) -> OpenAIOptions | None:
         """Return the client's options: greedy, replies within `limits.turn_tokens`.
 
         None without a model. If the run file's `llm` is an endpoint, its prices, budget, retries and
@@ -67,8 +67,7 @@ class Endpoint:
                 raise ConfigError(f"{names[0]} is given without --model; add --model")
             return None
         try:
-            named = config.llm if isinstance(config.llm, OpenAIOptions) else None
-            base = named or OpenAIOptions(model=self.model)
+            base = llm if isinstance(llm, OpenAIOptions) else OpenAIOptions(model=self.model)
             url = self.base_url or base.base_url
             same = (url or OPENAI_URL).rstrip("/") == (base.base_url or OPENAI_URL).rstrip("/")
             key = self.api_key_env or (base.api_key_env if same else None)
@@ -78,7 +77,7 @@ class Endpoint:
                 base_url=url,
                 api_key_env=key,
                 temperature=None if base.temperature is None else 0.0,
-                max_tokens=config.limits.turn_tokens,
+                max_tokens=limits.turn_tokens,
             )
         except ValueError as error:
             raise ConfigError(f"--model, --base-url or --api-key-env: {error}") from error
@@ -145,7 +144,7 @@ def run_baseline(name: str, config: RunConfig, console: Console, endpoint: Endpo
 def _run(name: str, config: RunConfig, console: Console, endpoint: Endpoint) -> Path:
     if name not in BASELINES:
         raise ConfigError(f"baseline is {name!r}; expected one of {', '.join(BASELINES)}")
-    options = endpoint.options(config)
+    options = endpoint.options(config.llm, config.limits)
     with Ledger(":memory:") as trial:
         ready = _prepare(name, config, options, trial)
     run = RunDir.create(config.output, dump_config(config))
@@ -176,8 +175,9 @@ def _prepare(name: str, config: RunConfig, options: OpenAIOptions | None, trial:
     """Load and check the parts of a baseline, cheap checks first; write nothing."""
     run_checks.check_tokens(config.training.engine_args)
     kind, method = config.environment.kind, BASELINES[name]
-    environment, rewards = build_environment(config), build_rewards(config)
-    instruction = initial_instruction(config, environment)
+    environment = build_environment(config.environment, config.dataset, config.instruction)
+    rewards = build_rewards(config.rewards)
+    instruction = initial_instruction(config.instruction, environment)
     searched = isinstance(environment, SearchEnvironment) and environment.retriever is not None
     if method.retrieves and not searched:
         raise ConfigError(
@@ -232,7 +232,7 @@ def _local(
         dtype=config.policy.dtype,
         template_args=config.policy.template_args,
         chat_template=config.policy.chat_template,
-        rewards=build_rewards(config),
+        rewards=build_rewards(config.rewards),
     )
     run_checks.check_context(coordinator.settings.context_tokens, limits)
     if agent:

@@ -309,7 +309,7 @@ class Setting:
     @classmethod
     def of(cls, rows: Sequence[Row]) -> "Setting":
         first = rows[0].planned[0]
-        named = {describe_llm(config) for row in rows for config in row.planned} - {"none"}
+        named = {describe_llm(config.proposer) for row in rows for config in row.planned} - {"none"}
         scaled = {row.label: found for row in rows if (found := row.scaled_down())}
         llms = ", ".join(sorted(named)) or "none"
         return cls(first.environment.kind, first.policy.path, llms, scaled)
@@ -369,7 +369,9 @@ def _check_questions(rows: Sequence[Row]) -> None:
         config = row.planned[0]
         key = repr(config.environment)
         if key not in counts:
-            tasks = build_environment(config).tasks("test")
+            tasks = build_environment(config.environment, config.dataset, config.instruction).tasks(
+                "test"
+            )
             counts[key] = sum(task.stratum.startswith(suite.focus) for task in tasks)
     if not all(counts.values()) or len(set(counts.values())) > 1:
         raise ConfigError(

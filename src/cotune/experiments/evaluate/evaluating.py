@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from cotune.config.build import build_environment, initial_instruction
 from cotune.config.run_checks import check_prompts
-from cotune.config.run_file import RunConfig
+from cotune.config.run_file import RunConfig, TrainingConfig
 from cotune.data.benchmarks import parse_benchmark
 from cotune.environments.math import REQUIRED
 from cotune.errors import ConfigError
@@ -173,13 +173,14 @@ def evaluate_run(config: RunConfig, run: RunDir, options: EvaluationOptions) -> 
             too long; before any rollout.
     """
     kept = _kept(run)
-    environment = build_environment(config)
-    columns = _columns(kept, initial_instruction(config, environment), options.untrained)
+    environment = build_environment(config.environment, config.dataset, config.instruction)
+    instruction = initial_instruction(config.instruction, environment)
+    columns = _columns(kept, instruction, options.untrained)
     sets = question_sets(config, environment, options.split, options.benchmarks, options.limit)
     for questions in sets:
         if questions.rewards is not None:
-            _show_as_trained(questions.rewards, config)
-    wanted = [metrics_of(config, questions, options.metrics) for questions in sets]
+            _show_as_trained(questions.rewards, config.training)
+    wanted = [metrics_of(config.rewards, questions, options.metrics) for questions in sets]
     figures: list[dict[str, Sequence[Figure]]] = [{} for _ in sets]
     for trained in (True, False):
         mine = [column for column in columns if column.trained is trained]
@@ -203,12 +204,11 @@ def evaluate_run(config: RunConfig, run: RunDir, options: EvaluationOptions) -> 
     )
 
 
-def _show_as_trained(rewards: RewardFunctions, config: RunConfig) -> None:
+def _show_as_trained(rewards: RewardFunctions, training: TrainingConfig) -> None:
     """Give reward functions the trainer state of a run that has not started."""
     from transformers import TrainerState
 
-    steps = config.training.steps * config.training.optimizer_steps
-    rewards.trainer_state = TrainerState(max_steps=steps)
+    rewards.trainer_state = TrainerState(max_steps=training.steps * training.optimizer_steps)
 
 
 def _kept(run: RunDir) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from cotune.errors import ConfigError
 from cotune.experiments.evaluate.metrics import METRICS, is_boxed
 from cotune.protocols import Environment
 from cotune.rewards.functions import RewardFunctions
+from cotune.rewards.reward_options import RewardConfig
 from cotune.run.scores import EXACT_MATCH, measure_of
 from cotune.types import Task
 
@@ -74,7 +75,9 @@ def question_sets(
             raise ConfigError(
                 f"--split {name} has no questions; name another split, or a benchmark"
             )
-        sets.append(QuestionSet(name, title, "run", environment, build_rewards(config), tasks))
+        sets.append(
+            QuestionSet(name, title, "run", environment, build_rewards(config.rewards), tasks)
+        )
     for benchmark, path in parsed:
         tasks = read_benchmark(benchmark, path)[:limit]
         source = f"{benchmark.hub}, split {benchmark.split}" if path is None else str(path)
@@ -96,7 +99,9 @@ def _benchmark_set(
     name, by_split = benchmark.name, {benchmark.name: tasks}
     rewards: RewardFunctions | None = None
     if benchmark.kind == "math":
-        held: TaskEnvironment = MathEnvironment(by_split, initial_instruction(config, environment))
+        held: TaskEnvironment = MathEnvironment(
+            by_split, initial_instruction(config.instruction, environment)
+        )
         if isinstance(environment, TaskEnvironment):
             held.prompt_format = environment.prompt_format
     elif not isinstance(environment, TaskEnvironment):
@@ -108,20 +113,22 @@ def _benchmark_set(
         held = environment.with_tasks(by_split)
         # The box marks the answer; its words are compared as words.
         boxed = isinstance(environment, MathEnvironment)
-        rewards = RewardFunctions(["exact_match"]) if boxed else build_rewards(config)
-        check_rewards(rewards, held, initial_instruction(config, environment), [name])
+        rewards = RewardFunctions(["exact_match"]) if boxed else build_rewards(config.rewards)
+        check_rewards(rewards, held, initial_instruction(config.instruction, environment), [name])
     return QuestionSet(name, benchmark.title, source, held, rewards, tasks, benchmark.f1)
 
 
-def metrics_of(config: RunConfig, questions: QuestionSet, wanted: Sequence[str]) -> dict[str, str]:
+def metrics_of(
+    rewards: Sequence[RewardConfig], questions: QuestionSet, wanted: Sequence[str]
+) -> dict[str, str]:
     """Return the metrics of a set with their titles: those wanted, or all that apply.
 
     Raises:
         ConfigError: a wanted metric compares with answers, and a question has none.
     """
-    environment, rewards = questions.environment, questions.rewards
-    measure = measure_of(environment, rewards)
-    own_box = is_boxed(environment) and rewards is None
+    environment = questions.environment
+    measure = measure_of(environment, questions.rewards)
+    own_box = is_boxed(environment) and questions.rewards is None
     titles = {**METRICS, "reward": METRICS["boxed"] if own_box else measure}
     compared = [name for name in wanted if name != "reward"]
     without = next((task.id for task in questions.tasks if not task.answers), None)
@@ -133,7 +140,7 @@ def metrics_of(config: RunConfig, questions: QuestionSet, wanted: Sequence[str])
     if wanted:
         return {name: titles[name] for name in wanted}
     names = ["reward"]
-    by_box = any(reward.function == "boxed" for reward in config.rewards)
+    by_box = any(reward.function == "boxed" for reward in rewards)
     if without is None and (is_boxed(environment) or by_box):
         # For words in a box (a QA benchmark), the reward is the same.
         if measure != EXACT_MATCH:
