@@ -33,15 +33,16 @@ app = typer.Typer(
 @app.command()
 def init(
     folder: Annotated[
-        Path, typer.Argument(metavar="FOLDER", help="Where to; made if it is not there.")
+        Path,
+        typer.Argument(metavar="FOLDER", help="Folder to write to; created if it does not exist."),
     ] = Path(),
     kind: Annotated[
         str | None,
-        typer.Option(help="single-turn, tools or search; asked for where it is not given."),
+        typer.Option(help="single-turn, tools or search. Asked for if not given."),
     ] = None,
     policy: Annotated[
         str | None,
-        typer.Option(help="The model that is trained: its folder, or its name on the hub."),
+        typer.Option(help="Model to train: a folder, or a name on the hub."),
     ] = None,
 ) -> None:
     """Write a commented starter run file and the files that it names."""
@@ -54,7 +55,7 @@ def init(
                 "--kind tools"
             )
         typer.echo("\n".join(f"{name:<12} {text}" for name, text in KINDS.items()))
-        kind = typer.prompt("What is to be trained?", default="single-turn")
+        kind = typer.prompt("What do you want to train?", default="single-turn")
     for path in write_starter(str(kind), folder, policy):
         typer.echo(f"wrote {path}")
     enter = "" if folder == Path() else f"cd {folder} && "
@@ -64,10 +65,12 @@ def init(
 @app.command("try")
 def try_(
     run_file: RunFile,
-    count: Annotated[int, typer.Option("-n", help="Rollouts, each of another question.")] = 4,
+    count: Annotated[
+        int, typer.Option("-n", help="Number of rollouts, each of a different question.")
+    ] = 4,
     split: Annotated[str, typer.Option(help="train, validation or test.")] = "train",
     greedy: Annotated[
-        bool, typer.Option("--greedy", help="The most likely token each time, as evaluated.")
+        bool, typer.Option("--greedy", help="Decode greedily, as evaluation does.")
     ] = False,
     set_: Overrides = None,
 ) -> None:
@@ -177,7 +180,7 @@ def plan(
     processes: options.PlanProcesses = 1,
     set_: Overrides = None,
 ) -> None:
-    """Show the most that a run can spend, before it spends anything."""
+    """Estimate a run's rollouts, cost and memory without running it."""
     from cotune.cli.plan.plan import plan as plan_
     from cotune.cli.plan.plan import plan_prompt
 
@@ -193,11 +196,11 @@ def plan(
 @app.command()
 def doctor(
     run_file: Annotated[
-        Path | None, typer.Argument(metavar="[RUN.yaml]", help="What to look at besides.")
+        Path | None, typer.Argument(metavar="[RUN.yaml]", help="Run file to check as well.")
     ] = None,
     set_: Overrides = None,
 ) -> None:
-    """Report the installation, the machine, and anything that a run file is missing.
+    """Check the installation, the machine and a run file.
 
     Exits with status 1 if anything is missing.
     """
@@ -230,8 +233,12 @@ def schema() -> None:
 @app.command()
 def instructions(
     run_folder: RunFolder,
-    best: Annotated[bool, typer.Option("--best", help="Only the best one's text, raw.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="All of them as a JSON list.")] = False,
+    best: Annotated[
+        bool, typer.Option("--best", help="Print only the text of the best one.")
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print all of them as a JSON list.")
+    ] = False,
 ) -> None:
     """Show a run's instructions, their scores and their lineage."""
     from cotune.cli import instructions as inspection
@@ -251,7 +258,7 @@ def export(
     run_folder: RunFolder,
     format: WeightsFormat = None,
     output: Annotated[
-        Path | None, typer.Option(help="The folder; export in the run's by default.")
+        Path | None, typer.Option(help="Output folder. Default: export in the run's folder.")
     ] = None,
 ) -> None:
     """Write a finished run's best policy, with everything needed to serve it, to a folder."""
@@ -281,7 +288,7 @@ def push(
 @app.command()
 def report(
     run_folder: Annotated[
-        Path, typer.Argument(metavar="RUN_OR_SUITE", help="A run's or a suite's folder.")
+        Path, typer.Argument(metavar="RUN_OR_SUITE", help="Folder of a run or a suite.")
     ],
     markdown: Annotated[
         bool, typer.Option("--markdown", help="Print a suite's main table as Markdown instead.")

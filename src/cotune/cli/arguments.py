@@ -12,43 +12,40 @@ Overrides = Annotated[
     typer.Option(
         "--set",
         metavar="FIELD=VALUE",
-        help="A field in place of the file's, by its dotted path, with a value as YAML: "
-        "training.steps=600. Can be given several times.",
+        help="Override a field of the run file; VALUE is YAML, as in training.steps=600. Can be repeated.",
     ),
 ]
 WeightsFormat = Annotated[
     str | None,
     typer.Option(
-        help="full or, of a run with policy.lora, adapter or merged into its base; what best/ is "
-        "by default."
+        help="full; for a run with policy.lora also adapter, or merged into its base. Default: the format of best/."
     ),
 ]
-Quiet = Annotated[bool, typer.Option("--quiet", help="Show nothing while it runs.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="Print no progress.")]
 DemoFolder = Annotated[
     Path,
     typer.Option(
-        "--output", help="The folder; a stopped demo in it is resumed, a finished one renamed."
+        "--output",
+        help="Output folder. A stopped demo there is resumed, a finished one is renamed.",
     ),
 ]
-DemoSeed = Annotated[
-    int, typer.Option("--seed", min=0, help="Of the questions' order and all draws.")
-]
+DemoSeed = Annotated[int, typer.Option("--seed", min=0, help="Random seed.")]
 
 # ---- options of `baseline`
 
 Model = Annotated[
     str | None,
-    typer.Option(help="A model at an OpenAI-compatible endpoint, in place of the policy."),
+    typer.Option(help="Use this model of an OpenAI-compatible endpoint instead of the policy."),
 ]
 BaseURL = Annotated[
-    str | None, typer.Option(help="That endpoint, without /chat/completions; OpenAI's if none.")
+    str | None,
+    typer.Option(help="URL of the endpoint, without /chat/completions. Default: OpenAI's."),
 ]
 APIKeyEnv = Annotated[
     str | None,
     typer.Option(
         metavar="NAME",
-        help="The environment variable that holds its key; OPENAI_API_KEY of OpenAI's endpoint, "
-        "of others none.",
+        help="Environment variable that holds the API key. Default: OPENAI_API_KEY for OpenAI's endpoint, none for others.",
     ),
 ]
 
@@ -56,93 +53,96 @@ APIKeyEnv = Annotated[
 
 Split = Annotated[
     str | None,
-    typer.Option(help="test, validation or train; test by default, and with --benchmark none."),
+    typer.Option(help="test, validation or train. Default: test, or none if --benchmark is given."),
 ]
 Benchmarks = Annotated[
     list[str] | None,
     typer.Option(
         metavar="NAME[=PATH]",
-        help="Other questions than the run's: hotpotqa, 2wikimultihopqa, musique, bamboogle, nq, "
-        "triviaqa, popqa, aime24, aime25, amc, math-500, minerva or olympiadbench, from the "
-        "Hugging Face hub or from a file. Can be given several times.",
+        help="Evaluate on a benchmark, from the Hugging Face hub or from a file: hotpotqa, 2wikimultihopqa, musique, bamboogle, nq, triviaqa, popqa, aime24, aime25, amc, math-500, minerva or olympiadbench. Can be repeated.",
     ),
 ]
 Samples = Annotated[
     str,
     typer.Option(
         metavar="K",
-        help="Sampled rollouts a question besides the greedy one, for avg@K and pass@K; auto: "
-        "16 on sets of fewer than 100 questions, else 1.",
+        help="Sampled rollouts per question, in addition to the greedy one, for avg@K and pass@K; auto: 16 for sets of fewer than 100 questions, else 1.",
     ),
 ]
 Temperature = Annotated[
-    float | None, typer.Option(help="Of sampled rollouts; the run's by default.")
+    float | None, typer.Option(help="Sampling temperature. Default: the run's.")
 ]
 Metrics = Annotated[
     list[str] | None,
     typer.Option(
-        help="reward, exact_match, f1 or boxed; all that apply by default. Can be given several "
-        "times."
+        help="reward, exact_match, f1 or boxed. Default: all that apply. Can be repeated."
     ),
 ]
-Limit = Annotated[int | None, typer.Option(help="Only the first so many questions of each set.")]
-WhichPolicy = Annotated[
-    str, typer.Option(help="best, or initial: the policy before training beside it.")
+Limit = Annotated[
+    int | None, typer.Option(help="Evaluate only the first LIMIT questions of each set.")
 ]
-AsJSON = Annotated[bool, typer.Option("--json", help="The figures as JSON, and nothing else.")]
+WhichPolicy = Annotated[
+    str, typer.Option(help="best; or initial, to also evaluate the policy before training.")
+]
+AsJSON = Annotated[bool, typer.Option("--json", help="Print only the figures, as JSON.")]
 OutputFile = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="Where the same JSON is written, too.")
+    Path | None, typer.Option(metavar="FILE", help="Also write the figures as JSON to this file.")
 ]
 
 DryRun = Annotated[
     bool,
     typer.Option(
         "--dry-run",
-        help="Two small steps of it with a bundled policy in the model's place, and offline "
-        "rules in the LLM's; nothing is fetched or left behind.",
+        help="Run two small steps with a bundled policy instead of the model and offline rules instead of the LLM. Downloads nothing and leaves nothing behind.",
     ),
 ]
-AskLLM = Annotated[
-    bool, typer.Option("--ask-llm", help="With --dry-run: ask the run file's LLM for real.")
-]
+AskLLM = Annotated[bool, typer.Option("--ask-llm", help="With --dry-run: call the run file's LLM.")]
 
-Corpus = Annotated[Path, typer.Option(help="JSON Lines of passages: id and contents.")]
-IndexKind = Annotated[str, typer.Option(help="bm25, or dense for embeddings and faiss.")]
+Corpus = Annotated[
+    Path, typer.Option(help="Passages as JSON Lines with the fields id and contents.")
+]
+IndexKind = Annotated[str, typer.Option(help="bm25, or dense (embeddings and faiss).")]
 IndexFolder = Annotated[
     Path | None,
-    typer.Option(help="The index, built if it is not there; CORPUS.bm25 or CORPUS.dense."),
+    typer.Option(
+        help="Index folder, built if it does not exist. Default: CORPUS.bm25 or CORPUS.dense."
+    ),
 ]
 Encoder = Annotated[
     str | None,
-    typer.Option(help="Dense: a sentence-transformers model; intfloat/e5-base-v2 if none."),
+    typer.Option(help="Dense: the sentence-transformers model. Default: intfloat/e5-base-v2."),
 ]
 QueryPrefix = Annotated[
-    str | None, typer.Option(help="Dense: before each query; the model's own if none.")
+    str | None, typer.Option(help="Dense: text before each query. Default: the model's.")
 ]
 PassagePrefix = Annotated[
-    str | None, typer.Option(help="Dense: before each passage; the model's own if none.")
+    str | None, typer.Option(help="Dense: text before each passage. Default: the model's.")
 ]
-TitleWeight = Annotated[int, typer.Option(min=0, help="BM25: how often a passage's title counts.")]
+TitleWeight = Annotated[
+    int, typer.Option(min=0, help="BM25: how many times a passage's title is counted.")
+]
 Host = Annotated[
-    str, typer.Option(help="0.0.0.0 opens it to the network; it asks nobody for a password.")
+    str,
+    typer.Option(
+        help="Address to listen on. 0.0.0.0 opens the server to the network; there is no authentication."
+    ),
 ]
-Port = Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")]
-TopK = Annotated[int, typer.Option(help="Passages where a request does not say.")]
+Port = Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")]
+TopK = Annotated[int, typer.Option(help="Passages per query if a request does not say.")]
 
 SuiteFile = Annotated[Path | None, typer.Argument(metavar="[SUITE.yaml]", help="The suite file.")]
 SuiteDryRun = Annotated[
-    bool, typer.Option("--dry-run", help="Check every run file, say what would be run.")
+    bool, typer.Option("--dry-run", help="Check every run file and show what would run.")
 ]
 ListMethods = Annotated[
-    bool, typer.Option("--methods", help="List what a suite can name, and stop.")
+    bool, typer.Option("--methods", help="List the methods that a suite can name.")
 ]
 PlanSteps = Annotated[
     int | None,
     typer.Option(
         "--steps",
         min=1,
-        help="Run this many steps for real, in a temporary folder, and say what they took. "
-        "LLM calls are real ones.",
+        help="Also run this many steps in a temporary folder and measure them. LLM calls are real.",
     ),
 ]
 PlanProcesses = Annotated[
@@ -150,6 +150,6 @@ PlanProcesses = Annotated[
     typer.Option(
         "--processes",
         min=1,
-        help="How many FSDP or DeepSpeed will spread it over, for the memory.",
+        help="Number of processes that FSDP or DeepSpeed will shard over, for the memory estimate.",
     ),
 ]
