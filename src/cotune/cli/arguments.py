@@ -12,13 +12,15 @@ Overrides = Annotated[
     typer.Option(
         "--set",
         metavar="FIELD=VALUE",
-        help="Override a field of the run file; VALUE is YAML, as in training.steps=600. Can be repeated.",
+        help="Override a field of the run file; VALUE is YAML, as in training.steps=600. Can be "
+        "repeated.",
     ),
 ]
 WeightsFormat = Annotated[
     str | None,
     typer.Option(
-        help="full; for a run with policy.lora also adapter, or merged into its base. Default: the format of best/."
+        help="full; for a run with policy.lora also adapter, or merged into its base. Default: "
+        "the format of best/."
     ),
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Print no progress.")]
@@ -45,7 +47,8 @@ APIKeyEnv = Annotated[
     str | None,
     typer.Option(
         metavar="NAME",
-        help="Environment variable that holds the API key. Default: OPENAI_API_KEY for OpenAI's endpoint, none for others.",
+        help="Environment variable that holds the API key. Default: OPENAI_API_KEY for OpenAI's "
+        "endpoint, none for others.",
     ),
 ]
 
@@ -59,14 +62,17 @@ Benchmarks = Annotated[
     list[str] | None,
     typer.Option(
         metavar="NAME[=PATH]",
-        help="Evaluate on a benchmark, from the Hugging Face hub or from a file: hotpotqa, 2wikimultihopqa, musique, bamboogle, nq, triviaqa, popqa, aime24, aime25, amc, math-500, minerva or olympiadbench. Can be repeated.",
+        help="Evaluate on a benchmark, from the Hugging Face hub or from a file: hotpotqa, "
+        "2wikimultihopqa, musique, bamboogle, nq, triviaqa, popqa, aime24, aime25, amc, "
+        "math-500, minerva or olympiadbench. Can be repeated.",
     ),
 ]
 Samples = Annotated[
     str,
     typer.Option(
         metavar="K",
-        help="Sampled rollouts per question, in addition to the greedy one, for avg@K and pass@K; auto: 16 for sets of fewer than 100 questions, else 1.",
+        help="Sampled rollouts per question, in addition to the greedy one, for avg@K and pass@K; "
+        "auto: 16 for sets of fewer than 100 questions, else 1.",
     ),
 ]
 Temperature = Annotated[
@@ -93,7 +99,8 @@ DryRun = Annotated[
     bool,
     typer.Option(
         "--dry-run",
-        help="Run two small steps with a bundled policy instead of the model and offline rules instead of the LLM. Downloads nothing and leaves nothing behind.",
+        help="Run two small steps with a bundled policy instead of the model and offline rules "
+        "instead of the LLM. Downloads nothing and leaves nothing behind.",
     ),
 ]
 AskLLM = Annotated[bool, typer.Option("--ask-llm", help="With --dry-run: call the run file's LLM.")]
@@ -124,7 +131,8 @@ TitleWeight = Annotated[
 Host = Annotated[
     str,
     typer.Option(
-        help="Address to listen on. 0.0.0.0 opens the server to the network; there is no authentication."
+        help="Address to listen on. 0.0.0.0 opens the server to the network; there is no "
+        "authentication."
     ),
 ]
 Port = Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")]
