@@ -13,6 +13,8 @@ import json
 import os
 import pkgutil
 import runpy
+import select
+import shutil
 import signal
 import socket
 import subprocess
@@ -21,13 +23,14 @@ import tempfile
 import threading
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
 from pathlib import Path
-from typing import IO, Any, NoReturn, TextIO
+from typing import IO, NoReturn
 
 ROOT = Path(__file__).parents[1]
 _PACKAGES = ("cotune.cli", "cotune.engines.trl", "cotune.experiments", "cotune.export")
 """Whose modules are imported before any fork, with all that those import."""
+_ADDRESS = "COTUNE_TESTS_FORK_SERVER"
+"""The variable that names the socket of the process that forks."""
 _ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "HF_HUB_OFFLINE": "1",
@@ -76,25 +79,26 @@ def _forked(
 ) -> list[subprocess.CompletedProcess[str]]:
     """Runs the module in a process for each environment, all at the same time."""
     argv = [module, *map(str, arguments)]
-    server = _server()
-    assert server.stdin is not None
-    assert server.stdout is not None
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX) as server:
         outs = [[f"{folder}/{i}.{name}" for name in ("out", "err")] for i in range(len(envs))]
         asked = {"argv": argv, "timeout": timeout, "outs": outs}
         asked["envs"] = [{**os.environ, **_ENVIRONMENT, **env} for env in envs]
-        print(json.dumps(asked), file=server.stdin, flush=True)
-        answer = server.stdout.readline()
-        assert answer, f"the process that forks ended with {server.wait()}"
+        server.connect(os.environ.get(_ADDRESS) or start_server())
+        with server.makefile("rw") as stream:
+            print(json.dumps(asked), file=stream, flush=True)
+            answer = stream.readline()
+        assert answer, "the process that forks has ended"
         return [
             subprocess.CompletedProcess(argv, code, *(Path(p).read_text() for p in paths))
             for code, paths in zip(json.loads(answer), outs, strict=True)
         ]
 
 
-@cache
-def _server() -> "subprocess.Popen[str]":
-    """The process that forks; one for all tests of this process, with which it ends."""
+def start_server() -> str:
+    """Start the process that forks, for this process and those it starts; return its address.
+
+    It ends with this process, however that ends, since it then reads the end of its input.
+    """
     server = subprocess.Popen(
         [sys.executable, "-m", "tests.forked"],
         cwd=ROOT,
@@ -103,8 +107,10 @@ def _server() -> "subprocess.Popen[str]":
         stdout=subprocess.PIPE,
         text=True,
     )
-    atexit.register(server.communicate)  # closes its input, upon which it ends
-    return server
+    atexit.register(server.communicate)  # closes its input
+    assert server.stdout is not None
+    os.environ[_ADDRESS] = server.stdout.readline().strip()
+    return os.environ[_ADDRESS]
 
 
 def _preload() -> None:
@@ -124,29 +130,50 @@ def _preload() -> None:
     gc.freeze()  # or each fork's first collection would copy every page
 
 
-def _serve(requests: TextIO, answers: TextIO) -> dict[str, Any]:
-    """Answers with exit codes; returns what is to be run in each forked process, and at the end {}."""
-    for line in requests:
-        asked = json.loads(line)
+def _serve(listener: socket.socket) -> None:
+    """Have each request answered by a process of its own, until standard input ends."""
+    preloaded = False
+    while sys.stdin not in select.select([listener, sys.stdin], [], [])[0]:
+        connection, _ = listener.accept()
+        if not preloaded:
+            _preload()
+            preloaded = True
+        if os.fork() == 0:
+            try:
+                _answer(connection)
+            finally:
+                os._exit(1)
+        connection.close()
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass  # those that have answered
+
+
+def _answer(connection: socket.socket) -> NoReturn:
+    """Fork the processes asked for, and answer with their exit codes."""
+    with connection.makefile("rw") as stream:
+        asked = json.loads(stream.readline())
         pids: list[int] = []
         for env, paths in zip(asked["envs"], asked["outs"], strict=True):
-            if pid := os.fork():
-                pids.append(pid)
-            else:
-                return {**asked, "env": env, "paths": paths}
+            if (pid := os.fork()) == 0:
+                _become(asked["argv"], env, paths, asked["timeout"])
+            pids.append(pid)
         codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
-        print(json.dumps(codes), file=answers, flush=True)
-    return {}
+        print(json.dumps(codes), file=stream, flush=True)
+    os._exit(0)
 
 
-def _become(asked: Mapping[str, Any]) -> NoReturn:
+def _become(
+    argv: Sequence[str], env: Mapping[str, str], paths: Sequence[str], timeout: int
+) -> NoReturn:
     """Make this process the one that was asked for, run its module, and end."""
-    signal.alarm(asked["timeout"])  # a hang is ended, and seen by its exit code
-    streams = [os.devnull, *asked["paths"]]
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.alarm(timeout)  # a hang is ended, and seen by its exit code
+    streams = [os.devnull, *paths]
     for descriptor, (path, mode) in enumerate(zip(streams, ("r", "w", "w"), strict=True)):
         with open(path, mode) as stream:
             os.dup2(stream.fileno(), descriptor)
-    _run(asked["argv"], asked["env"])
+    _run(argv, env)
 
 
 def _run(argv: Sequence[str], env: Mapping[str, str]) -> NoReturn:
@@ -220,13 +247,18 @@ class ForkedPopen:
 
 
 def _main() -> None:
-    # What is printed while importing must not stand among the answers.
-    answers = os.fdopen(os.dup(1), "w")
-    with contextlib.redirect_stdout(sys.stderr):
-        _preload()
-    requests = os.fdopen(os.dup(0))
-    if asked := _serve(requests, answers):
-        _become(asked)
+    # An interrupt reaches every process of the run; this one ends with the run.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    folder = tempfile.mkdtemp()
+    try:
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(f"{folder}/socket")
+            listener.listen()
+            print(f"{folder}/socket", flush=True)
+            os.dup2(2, 1)  # nobody reads what imports print
+            _serve(listener)
+    finally:
+        shutil.rmtree(folder)
 
 
 if __name__ == "__main__":

@@ -10,20 +10,28 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from datasets import Dataset
 
-vf = pytest.importorskip("verifiers")
-from datasets import Dataset  # noqa: E402
+from cotune.environments.environment_options import VerifiersOptions
+from cotune.environments.verifiers import from_verifiers, verifiers_environment
+from cotune.errors import ConfigError
+from cotune.rollout.episode import new_episodes, run_episodes
+from cotune.testing import CharacterCodec, ScriptedSampler
+from cotune.types import Assignment, Limits, Prompt, Sampling, StopReason, Task, Trajectory
 
-from cotune.environments.environment_options import VerifiersOptions  # noqa: E402
-from cotune.environments.verifiers import from_verifiers, verifiers_environment  # noqa: E402
-from cotune.errors import ConfigError  # noqa: E402
-from cotune.rollout.episode import new_episodes, run_episodes  # noqa: E402
-from cotune.testing import CharacterCodec, ScriptedSampler  # noqa: E402
-from cotune.types import Assignment, Limits, Prompt, Sampling, StopReason, Task, Trajectory  # noqa: E402
-
+vf: Any
+CALCULATE: Any
 CODEC = CharacterCodec()
 SUMS = [{"question": f"What is {i} + {i}?", "answer": str(2 * i)} for i in range(20)]
 SYSTEM = "Calculate."
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _verifiers() -> None:
+    """Import verifiers for these tests alone, since that takes seconds."""
+    global vf, CALCULATE
+    vf = pytest.importorskip("verifiers")
+    CALCULATE = tool_env().tool_defs[0]
 
 
 def calculate(a: int, b: int) -> int:
@@ -232,8 +240,11 @@ def test_a_single_turn_environment_is_scored_by_its_parser() -> None:
     assert right.parts["exact"] == 1.0
 
 
-class Guessing(vf.MultiTurnEnv):
-    """The user says higher or lower until the number is guessed; a state of its own."""
+class Guessing:
+    """The user says higher or lower until the number is guessed; a state of its own.
+
+    `guessing` adds verifiers' MultiTurnEnv, and makes `guessed` a condition to stop.
+    """
 
     async def setup_state(self, state: Any) -> Any:
         state["guesses"] = []
@@ -244,7 +255,6 @@ class Guessing(vf.MultiTurnEnv):
         said = "Higher." if state["guesses"][-1] < int(state["answer"]) else "Lower."
         return [{"role": "user", "content": said}]
 
-    @vf.stop
     async def guessed(self, state: Any) -> bool:
         turns = state["trajectory"]
         return bool(turns) and turns[-1]["completion"][-1].content == state["answer"]
@@ -255,7 +265,8 @@ async def few(state: Any) -> float:
 
 
 def guessing(cls: type[Any] = Guessing, **options: Any) -> Any:
-    return cls(
+    stops = {"guessed": vf.stop(cls.guessed)}
+    return type(cls.__name__, (cls, vf.MultiTurnEnv), stops)(
         **{
             "dataset": Dataset.from_list(SUMS),
             "system_prompt": "Guess.",
@@ -355,9 +366,6 @@ class Shows(Guessing):
     async def env_response(self, messages: Any, state: Any, **kwargs: Any) -> Any:
         image = {"type": "image_url", "image_url": {"url": "https://example.org/a.png"}}
         return [{"role": "user", "content": [{"type": "text", "text": "See"}, image]}]
-
-
-CALCULATE = tool_env().tool_defs[0]
 
 
 class MoreTools(Guessing):

@@ -5,6 +5,7 @@ import importlib
 import importlib.util
 import sys
 from collections.abc import Iterable
+from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import ModuleType
@@ -43,6 +44,12 @@ def import_object(reference: str, field: str) -> Any:
 
 def registered(group: str) -> dict[str, EntryPoint]:
     """Return what installed packages register in an entry-point group, by name."""
+    return _registered(group, tuple(sys.path))
+
+
+@cache
+def _registered(group: str, path: tuple[str, ...]) -> dict[str, EntryPoint]:
+    """Read the packages on a path; a suite parses hundreds of run files."""
     return {entry.name: entry for entry in entry_points(group=group)}
 
 

@@ -76,22 +76,24 @@ class Operation:
         width = len(left) if self.operator == "*" else max(len(left), len(other))
         carry, result = 0, ""
         for i in range(width):
-            column, value, carry = self._column(_at(left, i), _at(other, i), carry)
+            a, b, carried = _at(left, i), _at(other, i), carry
+            value, carry = self._column(a, b, carried)
+            if self.operator == "-":
+                a += 10 * carry
+            terms = (
+                f"*{self.right}+" if self.operator == "*" else f"{self.operator}{b}{self.operator}"
+            )
             result = f"{value if i == width - 1 else value % 10}{result}"
-            written.append(f"{column}={value} {result};")
+            written.append(f"{a}{terms}{carried}={value} {result};")
         return " ".join(written)
 
-    def _column(self, a: int, b: int, carry: int) -> tuple[str, int, int]:
-        """Return the column as written, its value, and the carry to the next one."""
+    def _column(self, a: int, b: int, carry: int) -> tuple[int, int]:
+        """Return a column's value, and the carry to the next one."""
         if self.operator == "-":
             borrows = a - b - carry < 0
-            top = a + 10 * borrows
-            return f"{top}-{b}-{carry}", top - b - carry, int(borrows)
-        if self.operator == "*":
-            value = a * self.right + carry
-            return f"{a}*{self.right}+{carry}", value, value // 10
-        value = a + b + carry
-        return f"{a}+{b}+{carry}", value, value // 10
+            return a + 10 * borrows - b - carry, int(borrows)
+        value = a * self.right + carry if self.operator == "*" else a + b + carry
+        return value, value // 10
 
     @property
     def carries(self) -> int:
@@ -99,7 +101,7 @@ class Operation:
         left, other = _digits(self.left), _digits(self.right)
         carry = count = 0
         for i in range(max(len(left), len(other)) - 1):
-            _column, _value, carry = self._column(_at(left, i), _at(other, i), carry)
+            _value, carry = self._column(_at(left, i), _at(other, i), carry)
             count += carry > 0
         return count
 
@@ -165,7 +167,8 @@ def problem(rng: random.Random, kind: str, size: str) -> Problem:
 
 
 def _carries_enough(steps: tuple[Operation, ...]) -> bool:
-    return all(step.carries >= 1 for step in steps) and sum(step.carries for step in steps) >= 2
+    carries = [step.carries for step in steps]
+    return min(carries) >= 1 and sum(carries) >= 2
 
 
 def _leading_zero(step: Operation) -> bool:

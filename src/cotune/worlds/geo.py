@@ -100,7 +100,7 @@ class GeoWorld:
         self.cities = _cities(cache.get_cities().values(), names, self.countries)
         self.titles = [*self.countries, *self.cities]
         self.documents = [self.document(title) for title in self.titles]
-        self._pools = {s: [c for c in self.cities if split_of(c) == s] for s in SPLITS}
+        self.pools = {s: [c for c in self.cities if split_of(c) == s] for s in SPLITS}
 
     def indexed(self) -> list[str]:
         """Return the texts that BM25 indexes: the title three times before its document."""
@@ -121,10 +121,10 @@ class GeoWorld:
 
     def question(self, rng: random.Random, hops: int, split: str) -> GeoQuestion:
         """Draw a question of `hops` look-ups about a city of the split."""
-        if split not in self._pools:
-            raise ValueError(f"split is {split!r}; expected one of {', '.join(self._pools)}")
+        if split not in self.pools:
+            raise ValueError(f"split is {split!r}; expected one of {', '.join(self.pools)}")
         while True:
-            question = self._try(rng, rng.choice(self._pools[split]), hops)
+            question = self._try(rng, rng.choice(self.pools[split]), hops)
             if question is not None:
                 return question
 
@@ -297,13 +297,12 @@ def shares(count: int, mix: Mapping[int, float]) -> dict[int, int]:
     return whole
 
 
+@cache
 def capacity(world: GeoWorld, split: str) -> dict[int, int]:
     """Count the different questions of each number of hops that a split's cities give."""
     found = dict.fromkeys(STRATA, 0)
-    for city, facts in world.cities.items():
-        if split_of(city) != split:
-            continue
-        country = world.countries[facts["country"]]
+    for city in world.pools[split]:
+        country = world.countries[world.cities[city]["country"]]
         capital = country.get("capital", "")
         found[1] += 3
         found[2] += len(country)

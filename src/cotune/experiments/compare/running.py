@@ -2,7 +2,7 @@
 
 import json
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from importlib import resources
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from rich.text import Text
 
 from cotune.config.cost import plan_run
 from cotune.config.run_file import RunConfig
-from cotune.engines.preflight import Preflight
+from cotune.engines.preflight import Finding, Preflight
 from cotune.errors import ConfigError, CotuneError, Stopped
 from cotune.experiments.compare.cells import Cell, State, run_cells
 from cotune.experiments.compare.methods import METHODS, method_named
@@ -22,6 +22,7 @@ from cotune.experiments.compare.stages import Setting, check_rows, rows_of
 from cotune.experiments.compare.suite_file import SuiteConfig, load_suite
 from cotune.experiments.compare.suite_summary import PROGRESS
 from cotune.methods.registry import added
+from cotune.protocols import Environment
 from cotune.run.json_files import Row as Json
 from cotune.run.ledger import policy_rollouts
 from cotune.run.run_dir import RunDir, read_summary, write_summary
@@ -131,10 +132,21 @@ def dry_run(path: Path, console: Console, assignments: Sequence[str] = ()) -> No
         f"{len(folders)} run{'s' * (len(folders) != 1)} over {seeds} seed{'s' * (seeds != 1)}; "
         f"{done} of them {'is' if done == 1 else 'are'} finished already"
     )
-    checks = (Preflight(config, new=False, patient=False).findings() for config in configs)
-    missing = (finding.text for found in checks for finding in found if not finding.ok)
-    for text in dict.fromkeys(missing):
+    for text in dict.fromkeys(f.text for f in _findings(configs) if not f.ok):
         console.print(f"missing: {text}", markup=False, highlight=False)
+
+
+def _findings(configs: Sequence[RunConfig]) -> Iterator[Finding]:
+    """Yield what the preflight of each run file finds; the run files share equal environments."""
+    built: dict[str, Environment] = {}
+    for config in configs:
+        checks = Preflight(config, new=False, patient=False)
+        key = repr((config.environment, config.dataset, config.instruction))
+        if key in built:
+            checks.environment = built[key]
+        yield from checks.findings()
+        if "environment" in vars(checks):
+            built[key] = checks.environment
 
 
 def list_methods(console: Console) -> None:
