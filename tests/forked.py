@@ -21,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -205,39 +206,67 @@ def _run(argv: Sequence[str], env: Mapping[str, str]) -> NoReturn:
 class ForkedPopen:
     """A `subprocess.Popen` of `python -m MODULE …` that forks this process."""
 
+    stdin = stdout = stderr = None
+
     def __init__(
         self,
-        command: Sequence[str],
+        args: Sequence[str],
         *,
-        stdout: IO[bytes],
-        stderr: int,
-        stdin: int,
         env: Mapping[str, str],
-        preexec_fn: Callable[[], object] | None,
+        stdout: IO[bytes] | None = None,
+        stderr: int | None = None,
+        stdin: int | None = None,
+        preexec_fn: Callable[[], object] | None = None,
+        start_new_session: bool = False,
     ) -> None:
-        assert list(command[:2]) == [sys.executable, "-m"]
-        assert (stderr, stdin) == (subprocess.STDOUT, subprocess.DEVNULL)
+        assert args[0] == sys.executable
+        assert stderr == (None if stdout is None else subprocess.STDOUT)
+        assert stdin in (None, subprocess.DEVNULL)
+        self.args = args
         self.returncode: int | None = None
         sys.stdout.flush()
         sys.stderr.flush()
+        begun, begins = os.pipe()
         self.pid = os.fork()
         if self.pid == 0:
+            for name in ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT"):
+                signal.signal(getattr(signal, name), signal.SIG_DFL)
+            if start_new_session:
+                os.setsid()
             if preexec_fn is not None:
                 preexec_fn()
-            for descriptor in (1, 2):
-                os.dup2(stdout.fileno(), descriptor)
+            if stdout is not None:
+                for descriptor in (1, 2):
+                    os.dup2(stdout.fileno(), descriptor)
             with open(os.devnull) as nothing:
                 os.dup2(nothing.fileno(), 0)
-            _run(command[2:], env)
+            os.close(begun)
+            os.close(begins)
+            _run(args[args.index("-m") + 1 :], env)
+        os.close(begins)
+        os.read(begun, 1)  # until it is in its own session: its group is what is interrupted
+        os.close(begun)
 
     def poll(self) -> int | None:
         return self._waited(os.WNOHANG)
 
-    def wait(self) -> int | None:
+    def wait(self, timeout: float | None = None) -> int | None:
+        end = None if timeout is None else time.monotonic() + timeout
+        while end is not None and self.poll() is None:
+            if time.monotonic() > end:
+                raise subprocess.TimeoutExpired(list(self.args), timeout or 0)
+            time.sleep(0.01)
         return self._waited(0)
 
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
     def terminate(self) -> None:
-        os.kill(self.pid, signal.SIGTERM)
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
 
     def _waited(self, options: int) -> int | None:
         if self.returncode is None:

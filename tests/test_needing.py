@@ -60,7 +60,7 @@ def reached(file: Path) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    ("package", "listed"), [("trl", WITH_TRL), ("nbclient", WITH_NOTEBOOK)], ids=["trl", "nbclient"]
+    ("package", "listed"), [("trl", WITH_TRL), ("nbformat", WITH_NOTEBOOK)], ids=["trl", "nbformat"]
 )
 def test_the_list_is_of_those_that_import_it(package: str, listed: tuple[str, ...]) -> None:
     tests = ROOT / "tests"

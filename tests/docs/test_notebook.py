@@ -4,7 +4,8 @@ from pathlib import Path
 
 import nbformat
 import pytest
-from nbclient import NotebookClient
+
+from tests.forked import run_module
 
 NOTEBOOK = Path(__file__).parents[2] / "docs" / "notebooks" / "first_run.ipynb"
 
@@ -17,12 +18,11 @@ def test_it_is_kept_without_outputs() -> None:
 
 
 @pytest.mark.slow
-def test_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    notebook = nbformat.read(NOTEBOOK, as_version=4)
-    client = NotebookClient(notebook, timeout=240, resources={"metadata": {"path": str(tmp_path)}})
-    client.execute()
+def test_it_runs(tmp_path: Path) -> None:
+    folder = {"TMPDIR": str(tmp_path)}
+    done = run_module("tests.docs.forked_kernel", NOTEBOOK, tmp_path, env=folder)
+    assert done.returncode == 0, done.stderr
+    notebook = nbformat.reads(done.stdout, as_version=4)
     shown = [
         output["data"]["text/plain"]
         for cell in notebook.cells

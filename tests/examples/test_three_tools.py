@@ -20,7 +20,7 @@ from cotune.run.ledger import Ledger
 from tests.endpoint import endpoint
 from tests.examples.three_tools import FOLDER, Teacher, modules
 
-STEPS = {"inspo": 7, "p2o": 17}
+STEPS = {"inspo": 6, "p2o": 9}
 """Enough for an evolution of instructions after five steps, and for two epochs with their hints."""
 TOOLS = ("calculator", "dictionary", "calendar")
 INITIAL = "Answer the question in a word or number."
@@ -116,10 +116,11 @@ def test_the_run_file_trains(folder: Path, monkeypatch: pytest.MonkeyPatch) -> N
     llm = Teacher()
     monkeypatch.setenv("OPENAI_API_KEY", "of-the-test")
     with endpoint(lambda prompt: llm.complete(prompt).text) as url:
-        changes = ["training.steps=6", "strategy.evolve_until=6", f"llm.base_url={url}"]
+        changes = ["training.steps=3", "strategy.evolve_every=2", "strategy.evolve_until=3"]
+        changes += ["evaluation.before=false", f"llm.base_url={url}"]
         train(Path("run.yaml"), Console(file=io.StringIO()), assignments=changes)
     run = cotune.open_run(folder / "runs" / "three-tools")
-    assert [row["step"] for row in run.read_metrics()] == list(range(1, 7))
+    assert [row["step"] for row in run.read_metrics()] == [1, 2, 3]
     assert llm.instructions > 0
     assert len(run.read_instructions()) > 1
     best = AutoTokenizer.from_pretrained(run.best_path)

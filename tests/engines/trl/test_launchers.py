@@ -1,58 +1,51 @@
-"""torchrun and `accelerate launch` start what docs/how-to/launching.md says: two processes over gloo, on the CPU."""
+"""`accelerate launch` starts what docs/how-to/launching.md says: two processes over gloo, on the CPU."""
 
 import importlib.util
-import os
 import subprocess
-import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 
 from cotune.run.run_dir import RunDir
+from tests.engines.trl.forked_launcher import ACCELERATE, launched
+from tests.policy.tiny import small_policy
 from tests.run_files import tiny, write
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[3]
-ACCELERATE = (sys.executable, "-m", "accelerate.commands.launch")
-DDP = {"compute_environment": "LOCAL_MACHINE", "distributed_type": "MULTI_GPU"}
+DDP = {
+    "compute_environment": "LOCAL_MACHINE",
+    "distributed_type": "MULTI_GPU",
+    "num_machines": 1,
+    "num_processes": 2,
+}
 
 
-def launched(
-    launcher: tuple[str, ...], *arguments: object
-) -> "tuple[subprocess.CompletedProcess[str], list[str]]":
-    """What a launcher of `-m cotune …` ends with, and the lines that cotune says of an error."""
-    done = subprocess.run(
-        [*launcher, "-m", "cotune", *map(str, arguments)],
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
-        capture_output=True,
-        text=True,
-        timeout=540,
-        check=False,
+def started(*arguments: object, of: Path) -> "tuple[subprocess.CompletedProcess[str], list[str]]":
+    """What `accelerate launch` of `-m cotune train` ends with, and the lines that cotune says of an error."""
+    done = launched(
+        ACCELERATE, *arguments, "--main_process_port", 0, "-m", "cotune", "train", run_file(of)
     )
     return done, [
         line for line in done.stderr.splitlines() if line.startswith(("cotune:", "cotune (rank"))
     ]
 
 
-def run_file(folder: Path, **training: Any) -> Path:
-    """Two steps of the bundled policy, evaluated afterwards."""
-    sizes = {"steps": 2, "save_every": 2, **training}
-    changes = {"training": sizes, "logging": {"trajectories_every": 1}}
+def run_file(folder: Path) -> Path:
+    """Two steps of a small policy, evaluated afterwards."""
+    changes = {
+        "policy": {"path": small_policy()},
+        "training": {"steps": 2, "save_every": 2},
+        "logging": {"trajectories_every": 1},
+    }
     return write(folder / "run.yaml", tiny(folder / "run", changes))
 
 
-def of_two(folder: Path, settings: dict[str, Any]) -> tuple[str, ...]:
-    """`accelerate launch` by a configuration file, with two processes."""
-    path = folder / "accelerate.yaml"
-    path.write_text(yaml.safe_dump({**settings, "num_machines": 1, "num_processes": 2}))
-    return (*ACCELERATE, "--config_file", str(path), "--main_process_port", "0")
-
-
 def test_accelerate_starts_two_that_train_one_run(tmp_path: Path) -> None:
-    done, _ = launched(of_two(tmp_path, DDP), "train", run_file(tmp_path))
+    file = tmp_path / "accelerate.yaml"
+    file.write_text(yaml.safe_dump(DDP))
+    done, _ = started("--config_file", file, of=tmp_path)
     assert done.returncode == 0, done.stderr
     run = RunDir.open(tmp_path / "run")
     assert [row["step"] for row in run.read_metrics()] == [1, 2]
@@ -77,8 +70,7 @@ def test_the_shipped_files_are_refused_in_a_line_where_they_cannot_work(
             "DeepSpeed is installed: tests/engines/trl/test_sharded_ranks.py trains with it"
         )
     file = ROOT / "configs" / "accelerate" / f"{name}.yaml"
-    launcher = (*ACCELERATE, "--config_file", str(file), "--num_processes", "2")
-    done, said = launched((*launcher, "--main_process_port", "0"), "train", run_file(tmp_path))
+    done, said = started("--config_file", file, "--num_processes", 2, of=tmp_path)
     assert done.returncode == 1
     assert not (tmp_path / "run").exists()
     if name == "fsdp2":

@@ -1,11 +1,8 @@
 """What trackers get: real event files, W&B offline and trackio's own database; no network."""
 
 import json
-import os
 import re
 import sqlite3
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,6 +20,7 @@ from cotune.errors import ConfigError
 from cotune.methods.static import StaticStrategy
 from cotune.run.run_dir import RunDir
 from tests.engines.trl.library_runs import STEPS, LibraryTraining, begin, figures
+from tests.forked import run_module
 from tests.policy.tiny import small_policy
 from tests.run_files import tiny, write
 
@@ -235,18 +233,15 @@ def test_every_name_that_a_run_logs_is_documented(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_wandb_offline_and_trackio_get_tables_and_numbers(tmp_path: Path) -> None:
     """In a process of its own: trackio reads where it writes when it is imported."""
-    environment = os.environ | {
+    environment = {
         "TRACKIO_DIR": str(tmp_path / "trackio"),
         "WANDB_MODE": "offline",
         "WANDB_DIR": str(tmp_path),
         "WANDB_SILENT": "true",
-        "HF_HUB_OFFLINE": "1",
     }
-    script = [sys.executable, str(ROOT / "examples" / "own_trainer.py"), "--method", "p2o"]
-    script += ["--output", str(tmp_path / "out"), "--report-to", "wandb", "trackio"]
-    done = subprocess.run(
-        script, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False
-    )
+    arguments = ["--method", "p2o", "--output", tmp_path / "out"]
+    arguments += ["--report-to", "wandb", "trackio"]
+    done = run_module("tests.engines.trl.tracked_run", *arguments, env=environment)
     assert done.returncode == 0, done.stderr[-2000:]
 
     for name in NAMES:

@@ -1,9 +1,6 @@
 """Two gloo ranks under torchrun."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,28 +11,13 @@ from trl import GRPOTrainer
 
 from cotune.engines.trl.joint_trainer import JointTrainer
 from cotune.policy.policy_files import policy_path
+from tests.engines.trl.forked_launcher import TORCHRUN, launched
 from tests.engines.trl.setup import start
 from tests.engines.trl.test_joint_trainer import gradients
 from tests.engines.trl.two_ranks import SIZES, UNEVEN, fingerprint, seen, train_resampled
 from tests.forked import run_ranks
 
 pytestmark = pytest.mark.slow
-ROOT = Path(__file__).parents[3]
-
-
-def torchrun(folder: Path, mode: str) -> subprocess.CompletedProcess[str]:
-    """Ends by itself; the timeout is there to tell a hang from a failure."""
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    script = ["--nproc_per_node", "2", "-m", "tests.engines.trl.two_ranks", str(folder), mode]
-    return subprocess.run(
-        [*launcher, *script],
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
 
 
 @pytest.fixture(scope="module")
@@ -133,7 +115,9 @@ def test_ranks_with_unequally_many_rows_that_matter_give_one_processs_gradient(
 
 
 def test_a_failure_on_either_rank_ends_both_with_its_message(tmp_path: Path) -> None:
-    done = torchrun(tmp_path, "fail")
+    module = "tests.engines.trl.two_ranks"
+    script = ("--standalone", "--nproc_per_node", 2, "-m", module, tmp_path, "fail")
+    done = launched(TORCHRUN, *script)
     assert done.returncode != 0
     said = {path.stem: path.read_text() for path in tmp_path.glob("*.txt")}
     boom = "RolloutFailed: a rollout failed; rank 1: ValueError: boom"
