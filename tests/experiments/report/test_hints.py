@@ -9,7 +9,6 @@ import pytest
 
 from cotune.errors import LLMError
 from cotune.experiments.report import write_report
-from cotune.experiments.report.arms import read_arm
 from cotune.experiments.report.hints import (
     HintPhase,
     hint_charts,
@@ -17,7 +16,8 @@ from cotune.experiments.report.hints import (
     hints_of,
     outside_phases,
 )
-from cotune.run.run_dir import RunDir, write_summary
+from cotune.experiments.report.recorded_run import read_run
+from cotune.run.run_dir import RunDir
 from cotune.worlds.arithmetic import HARD
 from tests.experiments.report.hint_runs import phase
 from tests.experiments.report.pages import check
@@ -105,7 +105,7 @@ def test_what_each_hint_solved_is_drawn_question_by_question(run: RunDir) -> Non
     assert len(found.covered) / dev == found.ended["solved_by_cover"]
     page = check(write_report(run))
     assert f"The cover together {len(found.covered)} of {dev} solved" in page.words
-    strips = page.tags.count("svg") - len(hint_charts(read_arm("p2o", run, None)))
+    strips = page.tags.count("svg") - len(hint_charts(read_run(run.path)))
     assert strips > len(found.hints)  # and the cover's
 
 
@@ -126,11 +126,11 @@ def ratios(run: RunDir, step: int, counts: list[int], low: float = -1.0) -> None
 
 
 def test_ratios_of_all_steps_are_added(run: RunDir) -> None:
-    before = len(hint_charts(read_arm("p2o", run, None)))
+    before = len(hint_charts(read_run(run.path)))
     ratios(run, 5, [0, 1, 20, 0])
     ratios(run, 6, [3, 0, 400, 2])
     ratios(run, 7, [9, 9, 9, 9, 9], low=-2.0)  # of another version: fewer
-    charts = hint_charts(read_arm("p2o", run, None))
+    charts = hint_charts(read_run(run.path))
     assert len(charts) == before + 1
     chart = next(c for c in charts if c.title == "Context ratios of the whole run")
     assert re.findall(r"<title>([^<]+): (\d+)</title>", chart.svg) == [
@@ -140,7 +140,7 @@ def test_ratios_of_all_steps_are_added(run: RunDir) -> None:
     assert "bounds" not in chart.note
     run.replace_config({**CONFIG, "strategy": {
         "kind": "inspo+p2o", "p2o": {"distillation": {"ratio": "masked", "low": 0.1, "high": 10.0}}}})  # fmt: skip
-    chart = next(c for c in hint_charts(read_arm("p2o", run, None)) if "whole" in c.title)
+    chart = next(c for c in hint_charts(read_run(run.path)) if "whole" in c.title)
     assert "the mask's bounds" in chart.note
     assert chart.svg.count('class="guide"') == 2
     assert chart.svg.count('<g class="muted">') == 2
@@ -167,18 +167,18 @@ def test_a_phase_that_was_cut_off_has_no_end() -> None:
 
 
 def test_the_trend_goes_with_its_phases(run: RunDir) -> None:
-    found = hints_of(read_arm("p2o", run, None))
+    found = hints_of(read_run(run.path))
     assert found is not None
     assert [(event["hard"], trial is not None) for event, trial in found.trend] == [
         (20, True),
         (3, False),
     ]
     other = RunDir.create(run.path.with_name("static"), CONFIG)
-    assert hints_of(read_arm("static", other, None)) is None
+    assert hints_of(read_run(other.path)) is None
 
 
 def test_charts_hold_steps_without_hints_and_powers_of_ten(run: RunDir) -> None:
-    charts = hint_charts(read_arm("p2o", run, None))
+    charts = hint_charts(read_run(run.path))
     hard, groups, masked, ratio = charts
     assert [name for _, name in hard.legend] == [
         "hard", "newly hard", "graduated", "graduated under hints",
@@ -240,18 +240,13 @@ def figures(hard: float, evolve: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def test_a_comparison_shows_the_hard_strata_and_the_share_of_evolution(tmp_path: Path) -> None:
-    RunDir.create(tmp_path / "grpo", CONFIG)
-    train(RunDir.create(tmp_path / "p2o", CONFIG))
-    write_summary(tmp_path, {"name": "demo-p2o", "verdict": "v", "caption": "c", "arms": {
-        "grpo": figures(0.125, 0), "p2o": figures(0.625, 1400)}})  # fmt: skip
-    page = check(write_report(tmp_path))
+def test_the_hard_strata_and_the_share_of_evolution_are_shown(run: RunDir) -> None:
+    run.write_summary({"name": "p2o", "arms": {"p2o": figures(0.625, 1400)}})
+    page = check(write_report(run))
     assert "Overall Hard strata n = 200 long addition" in page.words
     assert "62.5_% from 0.0_% +62.5 95_% CI 56–69" in page.words
-    assert "Evolution, share of all rollouts 0.0_% 20.0_%" in page.words
+    assert "Evolution, share of all rollouts 20.0_%" in page.words
     assert "Verification" not in page.words
-    assert "Hints of p2o" in page.words
-    assert "Hints of grpo" not in page.words
 
 
 def test_a_phase_without_failures_says_nothing_of_any(tmp_path: Path) -> None:

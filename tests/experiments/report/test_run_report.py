@@ -1,4 +1,4 @@
-"""The report of a run or a comparison: its page, tables, first screen and curves of behaviour."""
+"""The report of a run: its page, tables, first screen and curves of behaviour."""
 
 import random
 import re
@@ -8,10 +8,10 @@ import pytest
 
 from cotune.errors import ConfigError
 from cotune.experiments.report import write_report
-from cotune.experiments.report.arms import read_arm, read_arms, result_so_far
 from cotune.experiments.report.pages import count, duration, money, percent, points
+from cotune.experiments.report.recorded_run import read_run, result_so_far
 from cotune.experiments.report.run_report import behaviour_charts, costs, results
-from cotune.run.run_dir import RunDir, write_summary
+from cotune.run.run_dir import RunDir
 from cotune.types import Assignment, Prompt, StopReason, Task, Trajectory, Turn
 from tests.experiments.report.pages import check
 
@@ -144,43 +144,39 @@ def result(evolve: bool) -> dict[str, object]:
 CONFIG = {"name": "geo", "strategy": {"kind": "inspo"}, "model": {"path": "geo-1m"}, "seed": 3}
 
 
-def build_comparison(folder: Path) -> Path:
-    for name in ("static", "inspo"):
-        run = RunDir.create(folder / name, CONFIG | {"strategy": {"kind": name}})
-        best = train(run, 60, evolve=name == "inspo")
-        evaluated(run, 60, 0.62 if name == "inspo" else 0.38, "after", best)
-        run.event("run_finished", 60)
-    write_summary(folder, {
+def build(folder: Path) -> RunDir:
+    run = RunDir.create(folder, CONFIG)
+    best = train(run, 60, evolve=True)
+    evaluated(run, 60, 0.62, "after", best)
+    run.event("run_finished", 60)
+    run.write_summary({
         "name": "demo", "caption": "One seed, 300 held-out questions, a policy of one million "
         "parameters: it shows that the method runs, not how large its effect is elsewhere.",
-        "verdict": "With a co-evolved instruction held-out exact match rose to 62 %, "
-        "with a static one to 38 %.",
-        "arms": {name: result(name == "inspo") | {"folder": name} for name in ("static", "inspo")},
+        "verdict": "With a co-evolved instruction held-out exact match rose to 62 %.",
+        "arms": {"inspo": result(True)},
     })  # fmt: skip
-    return folder
+    return run
 
 
 @pytest.fixture(scope="module")
-def comparison(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build_comparison(tmp_path_factory.mktemp("demo"))
+def evolved(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
+    return build(tmp_path_factory.mktemp("demo"))
 
 
-def test_a_comparison_covers_its_arms(comparison: Path) -> None:
-    path = write_report(comparison)
-    assert path == comparison / "report.html"
+def test_the_page_covers_the_run(evolved: RunDir) -> None:
+    path = write_report(evolved)
+    assert path == evolved.report_path
     page = check(path)
-    assert "comparison of 2 runs" in page.words
+    assert "run report" in page.words
     assert "it shows that the method runs" in page.words
     assert "62.0_% from 21.0_% +41.0 95_% CI 56–67" in page.words
-    assert page.tags.count("svg") == 2 + 4 + 1  # training, more curves, INSPO's population
-    assert "Instructions of inspo" in page.words
-    assert "Instructions of static" not in page.words
+    assert page.tags.count("svg") == 3 + 3 + 1  # training, more curves, the population
     assert "Not finished" not in page.words
     assert page.tags.count("details") > 20
 
 
-def test_the_lineage_and_the_trajectories_are_shown(comparison: Path) -> None:
-    page = check(write_report(comparison))
+def test_the_lineage_and_the_trajectories_are_shown(evolved: RunDir) -> None:
+    page = check(write_report(evolved))
     assert "Critique of i3. It searched the whole question." in page.words
     assert "3 × no <instruction> in the reply" in page.words
     assert "Rejected proposals (3)" in page.words
@@ -225,12 +221,9 @@ def test_a_run_that_has_just_started_shows_its_first_score(tmp_path: Path) -> No
     assert "Large: after training, which has not finished." in words
 
 
-def test_an_empty_run_and_arms_without_a_summary(tmp_path: Path) -> None:
-    check(write_report(RunDir.create(tmp_path / "a", {})))
-    RunDir.create(tmp_path / "b", {})
-    page = check(write_report(tmp_path))
-    assert "comparison of 2 runs" in page.words
-    assert "No result is stored for a (step 0), b (step 0)" in page.words
+def test_an_empty_run(tmp_path: Path) -> None:
+    page = check(write_report(RunDir.create(tmp_path / "a", {})))
+    assert "up to step 0" in page.words
 
 
 def test_a_resumed_run_says_so_and_ignores_the_old_summary(tmp_path: Path) -> None:
@@ -344,7 +337,7 @@ def test_what_a_resume_changed_is_shown(tmp_path: Path) -> None:
 
 
 def test_the_first_screen_says_what_was_run_and_what_it_cost(tmp_path: Path) -> None:
-    run = RunDir.open(build_comparison(tmp_path) / "inspo")
+    run = build(tmp_path / "inspo")
     run.write_summary({"llm": "offline rules", "arms": {"inspo": result(True)}})
     html = write_report(run).read_text(encoding="utf-8")
     words = check(run.report_path).words
@@ -368,46 +361,32 @@ def test_behaviour_is_drawn_from_what_a_run_recorded(tmp_path: Path) -> None:
             "response_tokens_mean": 40.0, "prompt_tokens_mean": 120.0, "actions/answer": 1.0,
             **({"actions/search": 1.5} if step > 1 else {"actions/invalid": 0.25}),
         })  # fmt: skip
-    arms = [read_arm(name, run, None) for name, run in (("old", old), ("new", new))]
-    assert [c.title for c in behaviour_charts(arms[:1])] == [
+    assert [c.title for c in behaviour_charts(read_run(old.path))] == [
         "Turns per rollout", "Response length in tokens",
     ]  # fmt: skip
-    calls, response, prompt = behaviour_charts(arms[1:])
+    calls, response, prompt = behaviour_charts(read_run(new.path))
     assert calls.title == "Turns per rollout, by action"
     assert [name for _, name in calls.legend] == ["search", "unusable turns"]
     assert calls.svg.count('class="dot"') == 6  # 0 where no turn was of the kind
     assert [name for _, name in response.legend] == ["written by the policy", "with observations"]
     assert prompt.title == "Prompt length in tokens"
-    both = behaviour_charts(arms)
-    assert [c.title for c in both][:2] == [
-        "Turns per rollout, by action",
-        "Response length, own tokens",
-    ]
-    assert [name for _, name in both[0].legend] == ["new"]
-    assert [name for _, name in both[1].legend] == ["old", "new"]
 
 
-def test_results_and_costs_hold_the_numbers(comparison: Path) -> None:
-    arms = read_arms(comparison)[1]
-    table = results(arms)
-    assert table["sizes"] == {"": 300, "1 hop": 100, "2 hops": 100, "3 hops": 100}
-    arm, cells = table["rows"][1]
-    assert arm.name == "inspo"
+def test_results_and_costs_hold_the_numbers(evolved: RunDir) -> None:
+    run = read_run(evolved.path)
+    cells = results(run)
+    sizes = {stratum: cell.n for stratum, cell in cells.items()}
+    assert sizes == {"": 300, "1 hop": 100, "2 hops": 100, "3 hops": 100}
+    assert run.name == "inspo"
     assert (cells["3 hops"].before, cells["3 hops"].after) == (0.02, 0.45)
     assert cells["3 hops"].change == pytest.approx(0.43)
-    rows = {what: values for _, what, values in costs(arms)}
-    assert rows["Policy rollouts"] == ["12\u202f000", "13\u202f200"]
-    evaluations = rows["Rollouts of evaluations, not counted above"]
-    assert evaluations == ["1\u202f800", "1\u202f800"]
-    assert rows["verify"] == ["0", "1\u202f200"]
-    assert rows["Verification, share of all rollouts"] == ["0.0\u202f%", "9.1\u202f%"]
-    assert rows["Money"] == ["$0.00", "$0.0312"]
-    assert rows["Time"] == ["5 min 22 s", "5 min 22 s"]
-
-
-def test_an_arm_without_its_folder_still_has_its_numbers() -> None:
-    arm = read_arm("gone", None, {"em": 0.5})
-    assert (arm.result, arm.finished, arm.best, arm.steps) == ({"em": 0.5}, True, None, 0)
+    rows = {what: value for _, what, value in costs(run)}
+    assert rows["Policy rollouts"] == "13\u202f200"
+    assert rows["Rollouts of evaluations, not counted above"] == "1\u202f800"
+    assert rows["verify"] == "1\u202f200"
+    assert rows["Verification, share of all rollouts"] == "9.1\u202f%"
+    assert rows["Money"] == "$0.0312"
+    assert rows["Time"] == "5 min 22 s"
 
 
 def test_formats() -> None:

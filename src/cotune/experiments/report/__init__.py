@@ -1,4 +1,4 @@
-"""A run's or a comparison's report: one HTML file without scripts, readable from disk."""
+"""The report of a run or a suite: one HTML file without scripts, readable from disk."""
 
 from pathlib import Path
 
@@ -10,16 +10,12 @@ __all__ = ["write_report"]
 
 
 def write_report(folder: RunDir | Path | str) -> Path:
-    """Write report.html into a run folder or a comparison's folder, from its files only.
+    """Write report.html into the folder of a run or a suite, from its files only; return its path.
 
-    A comparison's folder has a summary.json whose arms name their folders, or the arms' run folders
-    as its subfolders. A run without a summary is reported as far as it came.
-
-    Returns:
-        The path of report.html.
+    Unfinished ones are reported as far as they came.
 
     Raises:
-        ConfigError: `folder` holds no run, or one of its files cannot be read.
+        ConfigError: `folder` holds neither, or one of its files cannot be read.
     """
     path = folder.path if isinstance(folder, RunDir) else Path(folder)
     if is_suite_folder(path):

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from cotune.experiments.report.arms import Arm, values
 from cotune.experiments.report.charts import (
     Chart,
     Series,
@@ -17,6 +16,7 @@ from cotune.experiments.report.charts import (
 )
 from cotune.experiments.report.instructions import Segment, reasons, sentence_diff
 from cotune.experiments.report.pages import count
+from cotune.experiments.report.recorded_run import RecordedRun, values
 from cotune.run.json_files import Row
 from cotune.types import Distillation
 
@@ -78,29 +78,27 @@ class HintPhase:
 
 @dataclass(frozen=True, slots=True)
 class Hints:
-    """The history of one arm's hints.
+    """The history of a run's hints.
 
     Attributes:
-        arm: the run.
         trend: a "hard_samples" event an epoch, with the phase that followed; None if none did.
         charts: charts of that trend, of groups without advantage and of the context ratio.
         phases: the phases in order.
     """
 
-    arm: Arm
     trend: list[tuple[Row, HintPhase | None]]
     charts: list[Chart]
     phases: list[HintPhase]
 
 
-def hints_of(arm: Arm) -> Hints | None:
-    """Read the history of an arm's hints; None for an arm that mined no hard questions."""
-    trend, phases = arm.of_kind("hard_samples"), hint_phases(arm.events)
+def hints_of(run: RecordedRun) -> Hints | None:
+    """Read the history of a run's hints; None if it mined no hard questions."""
+    trend, phases = run.of_kind("hard_samples"), hint_phases(run.events)
     if not trend and not phases:
         return None
     by_step = {phase.started["step"]: phase for phase in phases}
     followed = [(event, by_step.get(event["step"])) for event in trend]
-    return Hints(arm, followed, hint_charts(arm), phases)
+    return Hints(followed, hint_charts(run), phases)
 
 
 def hint_phases(events: Sequence[Row]) -> list[HintPhase]:
@@ -181,26 +179,26 @@ def _text(event: Row, key: str) -> str:
     return str(event.get(key) or "")
 
 
-def hint_charts(arm: Arm) -> list[Chart]:
-    """Draw an arm's hard questions, groups without advantage, and context ratios."""
-    hard = [{**event, "step": event["epoch"] + 1} for event in arm.of_kind("hard_samples")]
+def hint_charts(run: RecordedRun) -> list[Chart]:
+    """Draw a run's hard questions, groups without advantage, and context ratios."""
+    hard = [{**event, "step": event["epoch"] + 1} for event in run.of_kind("hard_samples")]
     hard_names = {
         "hard": "hard",
         "newly_hard": "newly hard",
         "graduated": "graduated",
         "solved_by_hint": "graduated under hints",
     }
-    steps = [{**row, **_by_hint(row)} for row in arm.metrics]
+    steps = [{**row, **_by_hint(row)} for row in run.metrics]
     group_names = {
         "zero_advantage_share_hinted": "groups with hints",
         "zero_advantage_share_plain": "groups without hints",
         "hinted_share": "hinted rollouts, share of all",
     }
-    masked = [("masked", values(arm.metrics, "p2o/ratio_masked_share"))]
+    masked = [("masked", run.values("p2o/ratio_masked_share"))]
     exponents = {
         name: [
             (step, math.log10(max(value, _LEAST_RATIO)))
-            for step, value in values(arm.metrics, f"p2o/ratio_{name}")
+            for step, value in run.values(f"p2o/ratio_{name}")
         ]
         for name in ("min", "mean", "max")
     }
@@ -218,7 +216,7 @@ def hint_charts(arm: Arm) -> list[Chart]:
             [(name, values(steps, key)) for key, name in group_names.items()],
             "share",
         ),
-        _histogram(arm),
+        _histogram(run),
         curves_chart("Share of masked tokens of hinted rollouts", masked, "share"),
         line_chart(
             "Context ratio of tokens, without / with the hint",
@@ -236,10 +234,10 @@ def _by_hint(row: Row) -> Row:
     return {"zero_advantage_share_plain": row["zero_advantage_share"], "hinted_share": 0.0}
 
 
-def _histogram(arm: Arm) -> Chart | None:
+def _histogram(run: RecordedRun) -> Chart | None:
     """Draw all context ratios of a run, from its "context_ratios" events; None without any."""
     found: dict[tuple[float, float, int], list[int]] = {}
-    for event in arm.of_kind("context_ratios"):
+    for event in run.of_kind("context_ratios"):
         counts = event["counts"]
         bins = (event["log10_from"], event["log10_to"], len(counts))
         old = found.setdefault(bins, [0] * len(counts))
@@ -248,7 +246,7 @@ def _histogram(arm: Arm) -> Chart | None:
         return None
     # If versions with other bins wrote to one folder, the bins that hold most tokens.
     (low, high, _), counts = max(found.items(), key=lambda item: sum(item[1]))
-    bounds = _bounds(arm.config)
+    bounds = _bounds(run.config)
     title = "Context ratios of the whole run"
     note = (
         f"{count(sum(counts))} tokens of hinted rollouts by π(token without hint) / "

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from cotune.experiments.report.arms import Arm
 from cotune.experiments.report.charts import Chart, Series, line_chart, style, thinned
+from cotune.experiments.report.recorded_run import RecordedRun
 from cotune.run.json_files import Row
 
 Segment = tuple[str, str]
@@ -126,42 +126,41 @@ def family(rows: Sequence[Row], lives: Mapping[str, Life], best: str | None) -> 
     return [member(row, depth) for row, depth in walk()]
 
 
-def population(arm: Arm, failed: Sequence[Row]) -> dict[str, Any] | None:
-    """Read the history of an arm's instructions; None if its instruction never changes.
+def population(run: RecordedRun, failed: Sequence[Row]) -> dict[str, Any] | None:
+    """Read the history of a run's instructions; None if its instruction never changes.
 
     Args:
-        arm: the run.
+        run: the run.
         failed: its "proposal_failed" events that concern instructions.
     """
-    rejected = arm.of_kind("instruction_rejected")
-    if len(arm.instructions) < 2 and not rejected and not failed:
+    rejected = run.of_kind("instruction_rejected")
+    if len(run.instructions) < 2 and not rejected and not failed:
         return None
-    known = lives(arm.events)
-    texts = {row["id"]: row.get("text") or "" for row in arm.instructions}
+    known = lives(run.events)
+    texts = {row["id"]: row.get("text") or "" for row in run.instructions}
     marked = [
         (event, sentence_diff(texts.get(event.get("parent") or "", ""), event.get("text") or ""))
         for event in rejected[-_MOST_REJECTED:]
     ]
     return {
-        "arm": arm,
-        "chart": _weights_chart(arm, known),
-        "members": family(arm.instructions, known, arm.best),
+        "chart": _weights_chart(run, known),
+        "members": family(run.instructions, known, run.best),
         "rejected": marked,
         "rejected_left": len(rejected) - len(marked),
         "reasons": reasons(rejected),
         "failed": reasons(failed),
-        "phases": arm.of_kind("evolution"),
+        "phases": run.of_kind("evolution"),
     }
 
 
-def _weights_chart(arm: Arm, lives: dict[str, Life]) -> Chart | None:
+def _weights_chart(run: RecordedRun, lives: dict[str, Life]) -> Chart | None:
     """Draw each instruction's weight over its life: survivors in colour, pruned ones in grey."""
     known = {name: life for name, life in lives.items() if life.weights}
     alive = [name for name, life in known.items() if life.pruned is None]
     alive.sort(key=lambda name: -known[name].weights[-1][1])
     colours = {name: style(i) for i, name in enumerate(alive)}
-    later = {row["id"] for row in arm.instructions if row.get("born")}
-    if not arm.instructions:  # a run without the lines of births: those not there from the first
+    later = {row["id"] for row in run.instructions if row.get("born")}
+    if not run.instructions:  # a run without the lines of births: those not there from the first
         first = min((life.weights[0][0] for life in known.values()), default=0)
         later = {name for name, life in known.items() if life.weights[0][0] > first}
     series = [
@@ -172,11 +171,11 @@ def _weights_chart(arm: Arm, lives: dict[str, Life]) -> Chart | None:
             label=name if name in colours else "",
             born=name in later,
             died=life.pruned is not None,
-            strong=name == arm.best,
+            strong=name == run.best,
         )
         for name, life in known.items()
     ]
-    phases = [event["step"] for event in arm.of_kind("evolution")]
+    phases = [event["step"] for event in run.of_kind("evolution")]
     note = "○ born, × pruned. Colour: alive at the end, labelled; thick: the best. Grey: pruned."
     if phases:
         note += " Dotted: evolution phases."

@@ -1,4 +1,4 @@
-"""The report of a run, or of several runs compared: results, cost, curves, instructions, rollouts."""
+"""The report of a run: result, cost, curves, instructions, rollouts."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cotune.experiments.report.arms import Arm, read_arms, values
 from cotune.experiments.report.charts import Chart, Point, Series, curves_chart, line_chart, style
 from cotune.experiments.report.hints import hints_of, outside_phases
 from cotune.experiments.report.instructions import population
@@ -21,160 +20,130 @@ from cotune.experiments.report.pages import (
     percent,
     write_page,
 )
+from cotune.experiments.report.recorded_run import RecordedRun, read_run, values
 from cotune.run.json_files import Row
-from cotune.run.scores import EXACT_MATCH, MEAN_REWARD, wilson
+from cotune.run.scores import wilson
 
 _HARD = "Hard strata"
 _PURPOSES = ("train", "verify", "evolve")
 
 
 def write_run_report(folder: Path) -> Path:
-    """Write report.html into a run folder or a folder of runs; see `write_report`."""
-    summary, arms = read_arms(folder)
-    summary = summary or {}
-    measure = common_measure(arms)
-    charts = [chart for chart in training_charts(arms) if chart]
-    populations = [population(arm, outside_phases(arm.events, "proposal_failed")) for arm in arms]
-    hinted = [found for found in map(hints_of, arms) if found]
-    notices = [(arm, event) for arm in arms for event in arm.of_kind("notice")]
-    resumes = [(arm, *resume) for arm in arms for resume in _resumed(arm)]
+    """Write report.html into a run folder; see `write_report`."""
+    run = read_run(folder)
+    charts = [chart for chart in training_charts(run) if chart]
     content = {
-        "name": summary.get("name") or label(arms[0].config.get("name")) or folder.resolve().name,
+        "name": run.summary.get("name") or label(run.config.get("name")) or folder.resolve().name,
         "folder": folder,
-        "facts": _facts(summary, arms),
-        "verdict": summary.get("verdict") or _verdict(arms),
-        "caption": summary.get("caption") or "",
-        "unfinished": [arm for arm in arms if not arm.finished],
-        "arms": arms,
-        "measure": measure,
-        "shares": measure == EXACT_MATCH,
-        "colours": [style(i) for i in range(len(arms))],
-        "results": results(arms),
-        "costs": costs(arms),
-        "shipped": _shipped(summary, arms),
+        "run": run,
+        "facts": _facts(run),
+        "verdict": run.summary.get("verdict") or _verdict(run),
+        "caption": run.summary.get("caption") or "",
+        "results": results(run),
+        "costs": costs(run),
+        "shipped": _shipped(run),
         "charts": charts,
-        "more": [chart for chart in _more_charts(arms) if chart],
-        "populations": [found for found in populations if found],
-        "hinted": hinted,
-        "notices": notices,
-        "resumes": resumes,
+        "more": [chart for chart in _more_charts(run) if chart],
+        "population": population(run, outside_phases(run.events, "proposal_failed")),
+        "hints": hints_of(run),
+        "notices": run.of_kind("notice"),
+        "resumes": _resumed(run),
     }
     content["contents"] = (
         ("result", "Result", True),
         ("cost", "Cost", content["costs"]),
         ("training", "Training", charts),
-        ("instructions", "Instructions", content["populations"]),
-        ("hints", "Hints", hinted),
-        ("trajectories", "Trajectories", any(arm.groups or arm.shown for arm in arms)),
-        ("notices", "Notices", notices or resumes),
+        ("instructions", "Instructions", content["population"]),
+        ("hints", "Hints", content["hints"]),
+        ("trajectories", "Trajectories", run.groups or run.shown),
+        ("notices", "Notices", content["notices"] or content["resumes"]),
     )
-    return write_page(folder, "report.html.j2", ["report.css"], measure == EXACT_MATCH, content)
+    return write_page(folder, "report.html.j2", ["report.css"], run.shares, content)
 
 
-def common_measure(arms: Sequence[Arm]) -> str:
-    """Return what the arms' scores are of; if they differ, it is the mean reward."""
-    measures = {arm.measure for arm in arms}
-    return measures.pop() if len(measures) == 1 else MEAN_REWARD
-
-
-def _facts(summary: Row, arms: Sequence[Arm]) -> list[tuple[str, str]]:
+def _facts(run: RecordedRun) -> list[tuple[str, str]]:
     """Return what the header says was run: method, model, seed, length and time."""
-
-    def each(key: str) -> str:
-        return ", ".join(dict.fromkeys(filter(None, (label(a.config.get(key)) for a in arms))))
-
-    def said(key: str) -> str:
-        return label(summary.get(key))
-
-    times = [row["time"] for arm in arms for row in (*arm.events, *arm.metrics)]
-    when = f"{moment(min(times))}, over {duration(max(times) - min(times))}" if times else ""
+    said = {key: label(value) for key, value in run.summary.items()}
+    given = {key: label(value) for key, value in run.config.items()}
+    times = [row["time"] for row in (*run.events, *run.metrics)]
     facts = [
-        ("Method", said("baseline") or each("strategy") or said("strategy")),
-        ("Environment", each("environment")),
-        ("Model", said("model") or each("model") or each("policy")),
-        ("LLM", said("llm")),
-        ("Seed", each("seed") or said("seed")),
-        ("Steps", ", ".join(dict.fromkeys(str(arm.steps) for arm in arms if arm.steps))),
-        ("When", when),
+        ("Method", said.get("baseline") or given.get("strategy") or said.get("strategy")),
+        ("Environment", given.get("environment")),
+        ("Model", said.get("model") or given.get("model") or given.get("policy")),
+        ("LLM", said.get("llm")),
+        ("Seed", given.get("seed") or said.get("seed")),
+        ("Steps", str(run.steps or "")),
+        (
+            "When",
+            f"{moment(min(times))}, over {duration(max(times) - min(times))}" if times else "",
+        ),
     ]
     return [(name, value) for name, value in facts if value]
 
 
-def _verdict(arms: Sequence[Arm]) -> str:
+def _verdict(run: RecordedRun) -> str:
     """Return one sentence on the outcome, for a summary without one."""
-    clauses: list[str] = []
-    for arm in arms:
-        before, after = arm.result.get("em_before"), arm.result.get("em")
-        evaluated = [event for event in arm.of_kind("evaluated") if event.get("em") is not None]
-        score = percent if arm.measure == EXACT_MATCH else number
-        what = f"{f'{arm.name}: ' if len(arms) > 1 else ''}held-out {arm.measure}"
-        if after is not None and before is not None:
-            verb = "rose" if after > before else "fell" if after < before else "went"
-            clauses.append(f"{what} {verb} from {score(before)} to {score(after)}")
-        elif after is not None:
-            clauses.append(f"{what} is {score(after)}")
-        elif evaluated:
-            last = evaluated[-1]
-            when = "before training" if last.get("when") == "before" else f"at step {last['step']}"
-            clauses.append(f"{what} was {score(last['em'])} {when}")
-    text = "; ".join(clauses)
-    return f"{text[0].upper()}{text[1:]}." if text else "No held-out result yet."
+    before, after = run.result.get("em_before"), run.result.get("em")
+    evaluated = [event for event in run.of_kind("evaluated") if event.get("em") is not None]
+    score, what = percent if run.shares else number, f"Held-out {run.measure}"
+    if after is not None and before is not None:
+        verb = "rose" if after > before else "fell" if after < before else "went"
+        return f"{what} {verb} from {score(before)} to {score(after)}."
+    if after is not None:
+        return f"{what} is {score(after)}."
+    if evaluated:
+        last = evaluated[-1]
+        when = "before training" if last.get("when") == "before" else f"at step {last['step']}"
+        return f"{what} was {score(last['em'])} {when}."
+    return "No held-out result yet."
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """Scores before and after, and the 95 % interval of the latter."""
+    """Scores before and after, the 95 % interval of the latter, and the number of questions."""
 
     before: float | None
     after: float | None
-    interval: tuple[float, float] | None = None
+    interval: Sequence[float] | None
+    n: int | None
 
     @property
     def change(self) -> float | None:
         return None if self.before is None or self.after is None else self.after - self.before
 
 
-def results(arms: Sequence[Arm]) -> dict[str, Any]:
-    """Return the main table: its columns ("" is overall) with sizes, and a row of cells per arm."""
-    sizes: dict[str, int | None] = {"": None}
-    rows: list[tuple[Arm, dict[str, Cell]]] = []
-    for arm in arms:
-        result, shares = arm.result, arm.measure == EXACT_MATCH
-        n, by_stratum = _sample_sizes(arm)
-        sizes[""] = n or sizes[""]
-        overall = _cell(result.get("em_before"), result.get("em"), n, shares)
-        if (stored := result.get("em_interval")) is not None:
-            overall = Cell(overall.before, overall.after, stored)
-        cells = {"": overall}
-        hard = result.get("accuracy_hard_before"), result.get("accuracy_hard")
-        if hard != (None, None):
-            sizes[_HARD] = result.get("accuracy_hard_n")
-            cells[_HARD] = _cell(*hard, sizes[_HARD], True)
-        before = result.get("em_before_by_stratum") or {}
-        after = result.get("em_by_stratum") or {}
-        for name in sorted({*after, *before} - {""}):
-            sizes[name] = by_stratum.get(name, sizes.get(name))
-            ends = _stratum_score(before.get(name)), _stratum_score(after.get(name))
-            cells[name] = _cell(*ends, by_stratum.get(name), shares)
-        rows.append((arm, cells))
-    scored = any((c.after, c.before) != (None, None) for _, row in rows for c in row.values())
-    return {"sizes": sizes, "rows": rows if scored else [], "none": Cell(None, None)}
+def results(run: RecordedRun) -> dict[str, Cell]:
+    """Return the scores by stratum, "" for all questions; {} if there are none."""
 
+    def cell(before: object, after: object, n: int | None, shares: bool = run.shares) -> Cell:
+        ends = (_stratum_score(before), _stratum_score(after))
+        return Cell(*ends, wilson(ends[1], n) if shares and ends[1] is not None and n else None, n)
 
-def _cell(before: float | None, after: float | None, n: int | None, shares: bool) -> Cell:
-    return Cell(before, after, wilson(after, n) if shares and after is not None and n else None)
+    result, (n, by_stratum) = run.result, _sample_sizes(run)
+    overall = cell(result.get("em_before"), result.get("em"), n)
+    stored = result.get("em_interval")
+    cells = {"": Cell(overall.before, overall.after, stored or overall.interval, n)}
+    hard = result.get("accuracy_hard_before"), result.get("accuracy_hard")
+    if hard != (None, None):
+        cells[_HARD] = cell(*hard, result.get("accuracy_hard_n"), True)
+    before = result.get("em_before_by_stratum") or {}
+    after = result.get("em_by_stratum") or {}
+    for name in sorted({*after, *before} - {""}):
+        cells[name] = cell(before.get(name), after.get(name), by_stratum.get(name))
+    scored = any((c.after, c.before) != (None, None) for c in cells.values())
+    return cells if scored else {}
 
 
 def _stratum_score(value: object) -> float | None:
-    """Return the score of a stratum that is stored as a score or as [score, n]."""
+    """Return a score that is stored alone or as [score, n]."""
     if isinstance(value, Sequence) and not isinstance(value, str):
         value = value[0] if value else None
     return float(value) if isinstance(value, (int, float)) else None
 
 
-def _sample_sizes(arm: Arm) -> tuple[int | None, dict[str, int]]:
+def _sample_sizes(run: RecordedRun) -> tuple[int | None, dict[str, int]]:
     """Return how many questions the last evaluation had: overall and by stratum."""
-    evaluated = arm.of_kind("evaluated")
+    evaluated = run.of_kind("evaluated")
     if not evaluated:
         return None, {}
     final = next((e for e in reversed(evaluated) if e.get("when") == "after"), evaluated[-1])
@@ -182,56 +151,45 @@ def _sample_sizes(arm: Arm) -> tuple[int | None, dict[str, int]]:
     return final.get("n"), {name: v[1] for name, v in pairs if isinstance(v, list) and len(v) > 1}
 
 
-def costs(arms: Sequence[Arm]) -> list[tuple[str, str, list[str]]]:
-    """Return the rows of the cost table: CSS class, what is counted, and a value per arm.
+def costs(run: RecordedRun) -> list[tuple[str, str, str]]:
+    """Return the rows of the cost table: CSS class, what is counted, and its value.
 
     Evaluation is counted separately: no method pays for it.
     """
-    by_purpose = [arm.result.get("policy_rollouts") or {} for arm in arms]
-    spent = [{k: v for k, v in row.items() if k != "evaluate"} for row in by_purpose]
-    others = sorted({purpose for row in spent for purpose in row} - set(_PURPOSES))
-    totals = [sum(row.values()) if row else None for row in spent]
-    used = [purpose for purpose in (*_PURPOSES, *others) if any(row.get(purpose) for row in spent)]
-    rows = [("", "Policy rollouts", [count(total) for total in totals])]
+    by_purpose = run.result.get("policy_rollouts") or {}
+    spent = {name: n for name, n in by_purpose.items() if name != "evaluate"}
+    total = sum(spent.values()) if spent else None
+    used = [name for name in (*_PURPOSES, *sorted(spent.keys() - {*_PURPOSES})) if spent.get(name)]
+    rows = [("", "Policy rollouts", count(total))]
+    rows += [("part", name, count(spent[name])) for name in used]
+    if "verify" in used or "evolve" not in used:
+        share = percent(spent.get("verify", 0) / total) if total else NONE
+        rows.append(("", "Verification, share of all rollouts", share))
+    if "evolve" in used and total:
+        rows.append(("", "Evolution, share of all rollouts", percent(spent["evolve"] / total)))
     rows += [
-        ("part", name, [count(row.get(name, 0 if row else None)) for row in spent]) for name in used
+        ("", "Rollouts of evaluations, not counted above", count(by_purpose.get("evaluate"))),
+        ("", "Generated tokens", count(run.result.get("generated_tokens"))),
+        ("", "LLM calls", count(run.result.get("llm_calls"))),
+        ("", "Money", money(run.result.get("money"))),
+        ("", "Time", duration(run.result.get("seconds"))),
     ]
-    shared = {"verify": "Verification", "evolve": "Evolution"}
-    if "evolve" not in used:
-        del shared["evolve"]
-    elif "verify" not in used:
-        del shared["verify"]
-    for purpose, name in shared.items():
-        shares = [
-            percent(row.get(purpose, 0) / total) if total else NONE
-            for row, total in zip(spent, totals, strict=True)
-        ]
-        rows.append(("", f"{name}, share of all rollouts", shares))
-    evaluated = [count(row.get("evaluate")) for row in by_purpose]
-    rows.append(("", "Rollouts of evaluations, not counted above", evaluated))
-    columns = (
-        ("Generated tokens", "generated_tokens", count),
-        ("LLM calls", "llm_calls", count),
-        ("Money", "money", money),
-        ("Time", "seconds", duration),
-    )
-    rows += [("", name, [show(a.result.get(key)) for a in arms]) for name, key, show in columns]
-    return [row for row in rows if any(value != NONE for value in row[2])]
+    return [row for row in rows if row[2] != NONE]
 
 
-def _shipped(summary: Row, arms: Sequence[Arm]) -> Row | None:
+def _shipped(run: RecordedRun) -> Row | None:
     """Return the instruction to ship: the summary's (id, text or row), else the last evaluated."""
-    best = summary.get("best_instruction")
+    best = run.summary.get("best_instruction")
     if isinstance(best, Mapping):
         return {"id": "", "born": None, "origin": "", **best}
-    wanted = best or next((arm.best for arm in reversed(arms) if arm.best), None)
-    for row in (row for arm in arms for row in reversed(arm.instructions)):
+    wanted = best or run.best
+    for row in reversed(run.instructions):
         if wanted and wanted in (row["id"], row["text"]):
             return row
     return {"id": "", "born": None, "origin": "", "text": best} if best else None
 
 
-def _resumed(arm: Arm) -> list[tuple[Row, list[tuple[str, str]]]]:
+def _resumed(run: RecordedRun) -> list[tuple[Row, list[tuple[str, str]]]]:
     """Return each resume, with the fields of the run file that changed and how.
 
     Fields that may hold a key are only named: events do not contain their values.
@@ -244,76 +202,64 @@ def _resumed(arm: Arm) -> list[tuple[Row, list[tuple[str, str]]]]:
 
     return [
         (event, [(name, changed(pair)) for name, pair in (event.get("changed") or {}).items()])
-        for event in arm.of_kind("resumed")
+        for event in run.of_kind("resumed")
     ]
 
 
-def training_charts(arms: Sequence[Arm]) -> list[Chart | None]:
+def training_charts(run: RecordedRun) -> list[Chart | None]:
     """Draw reward, held-out score, behaviour and zero-advantage share over the steps."""
+    without = "Share of groups without advantage"
     return [
-        _reward_chart(arms),
-        _held_out_chart(arms),
-        *behaviour_charts(arms),
-        _metric_chart(arms, "zero_advantage_share", "Share of groups without advantage", True),
+        _reward_chart(run),
+        _held_out_chart(run),
+        *behaviour_charts(run),
+        _curve(run, without, "zero_advantage_share", shares=True),
     ]
 
 
-def _more_charts(arms: Sequence[Arm]) -> list[Chart | None]:
+def _more_charts(run: RecordedRun) -> list[Chart | None]:
     return [
-        _metric_chart(arms, "loss", "Loss"),
-        _metric_chart(arms, "entropy", "Entropy of the policy (nats per token)"),
-        _metric_chart(arms, "grad_norm", "Gradient norm"),
+        _curve(run, "Loss", "loss"),
+        _curve(run, "Entropy of the policy (nats per token)", "entropy"),
+        _curve(run, "Gradient norm", "grad_norm"),
     ]
 
 
-def _metric_chart(arms: Sequence[Arm], key: str, title: str, shares: bool = False) -> Chart | None:
-    curves = [(arm.name, values(arm.metrics, key)) for arm in arms]
-    return curves_chart(title, curves, "share" if shares else "number")
+def _curve(run: RecordedRun, title: str, *keys: str, shares: bool = False) -> Chart | None:
+    """Draw the first of the metrics that was recorded."""
+    points = next((found for key in keys if (found := run.values(key))), [])
+    return curves_chart(title, [(run.name, points)], "share" if shares else "number")
 
 
-def _first(rows: Sequence[Row], *keys: str) -> list[Point]:
-    """Return the points of the first of the metrics that was recorded."""
-    return next((found for key in keys if (found := values(rows, key))), [])
-
-
-def _reward_chart(arms: Sequence[Arm]) -> Chart | None:
+def _reward_chart(run: RecordedRun) -> Chart | None:
     """Draw the training reward of each step; as per cent if it is the share of exact matches."""
-    shares = all(arm.measure == EXACT_MATCH for arm in arms)
     before = "resample/reward_mean_before"
-    if all(any(before in row for row in arm.metrics) for arm in arms):
+    if any(before in row for row in run.metrics):
         title = "Training reward per step, before groups were replaced"
-        return _metric_chart(arms, before, title, shares)
+        return _curve(run, title, before, shares=run.shares)
     # Runs of an early version have TRL's own name alone.
-    curves = [(arm.name, _first(arm.metrics, "reward_mean", "reward")) for arm in arms]
-    return curves_chart("Training reward per step", curves, "share" if shares else "number")
+    return _curve(run, "Training reward per step", "reward_mean", "reward", shares=run.shares)
 
 
-def _held_out_chart(arms: Sequence[Arm]) -> Chart | None:
-    """Draw held-out scores over training, one series per arm and split.
+def _held_out_chart(run: RecordedRun) -> Chart | None:
+    """Draw held-out scores over training, one series per split.
 
     From the initial instruction before training to the best one of its time; the trained policy
     under the initial instruction is in the table, not here.
     """
-    curves: list[tuple[int, Arm, str, list[Point]]] = []
-    for i, arm in enumerate(arms):
-        by_split: dict[str, list[Row]] = {}
-        for event in arm.of_kind("evaluated"):
-            if event.get("when") not in ("plain", "hinted"):
-                row = {**event, "step": event.get("trained", event["step"])}
-                by_split.setdefault(str(event.get("split", "")), []).append(row)
-        curves += [(i, arm, split, values(rows, "em")) for split, rows in sorted(by_split.items())]
-    several = len({split for _, _, split, _ in curves}) > 1
-    series: list[Series] = []
-    for i, arm, split, points in curves:
-        names = [arm.name] * (len(arms) > 1 or not several) + [split] * several
-        if points:
-            colour = style(len(series) if several else i)
-            series.append(Series(", ".join(names), points, colour, dots=True))
-    if not any(x > 0 for s in series for x, _ in s.points):
+    by_split: dict[str, list[Row]] = {}
+    for event in run.of_kind("evaluated"):
+        if event.get("when") not in ("plain", "hinted"):
+            row = {**event, "step": event.get("trained", event["step"])}
+            by_split.setdefault(str(event.get("split", "")), []).append(row)
+    drawn = [(split, values(rows, "em")) for split, rows in sorted(by_split.items())]
+    drawn = [(split if len(drawn) > 1 else run.name, points) for split, points in drawn]
+    named = [(name, points) for name, points in drawn if points]
+    if not any(x > 0 for _, points in named for x, _ in points):
         return None  # nothing was trained: before and after would coincide
-    measure = common_measure(arms)
-    unit = "share" if measure == EXACT_MATCH else "number"
-    return line_chart(f"Held-out {measure}", series, unit=unit, legend=len(series) > 1)
+    series = [Series(name, points, style(i), dots=True) for i, (name, points) in enumerate(named)]
+    unit = "share" if run.shares else "number"
+    return line_chart(f"Held-out {run.measure}", series, unit=unit, legend=len(series) > 1)
 
 
 _ACTIONS = "actions/"
@@ -321,61 +267,36 @@ _NO_TOOL = frozenset({"answer", "invalid"})
 _MOST_KINDS = 7
 
 
-def behaviour_charts(arms: Sequence[Arm]) -> list[Chart]:
+def behaviour_charts(run: RecordedRun) -> list[Chart]:
     """Draw tool calls, response and prompt length (INSPO Fig. 2), as far as they were recorded."""
-    prompt = _metric_chart(arms, "prompt_tokens_mean", "Prompt length in tokens")
-    drawn = (_calls_chart(arms), _response_chart(arms), prompt)
-    return [chart for chart in drawn if chart]
+    prompt = _curve(run, "Prompt length in tokens", "prompt_tokens_mean")
+    return [chart for chart in (_calls_chart(run), _response_chart(run), prompt) if chart]
 
 
-def _calls_chart(arms: Sequence[Arm]) -> Chart | None:
-    """Draw turns that call a tool: by tool for one run, of all tools together for several."""
-    by_kind = [_calls(arm) for arm in arms]
-    if any(set(calls) - _NO_TOOL for calls in by_kind):
-        curves = _by_tool(by_kind[0])
-        if len(arms) > 1:
-            curves = [(arm.name, _sum(calls)) for arm, calls in zip(arms, by_kind, strict=True)]
-        return curves_chart("Turns per rollout, by action", curves)
-    turns = [(arm.name, values(arm.metrics, "turns_mean")) for arm in arms]
-    if any(y > 1 for _, points in turns for _, y in points):
-        return curves_chart("Turns per rollout", turns)
-    return None
-
-
-def _calls(arm: Arm) -> dict[str, list[Point]]:
-    """Return the points of each kind of action; 0 at steps that took others only."""
-    rows = [row for row in arm.metrics if any(key.startswith(_ACTIONS) for key in row)]
+def _calls_chart(run: RecordedRun) -> Chart | None:
+    """Draw turns that call a tool: the tools called most, and turns that could not be used."""
+    rows = [row for row in run.metrics if any(key.startswith(_ACTIONS) for key in row)]
     keys = sorted({key for row in rows for key in row if key.startswith(_ACTIONS)})
-    return {
+    # 0 at steps that took other actions only
+    calls = {
         key.removeprefix(_ACTIONS): values([{**row, key: row.get(key, 0.0)} for row in rows], key)
         for key in keys
     }
+    if tools := set(calls) - _NO_TOOL:
+        most = sorted(sorted(tools), key=lambda kind: -sum(y for _, y in calls[kind]))
+        curves = [(kind, calls[kind]) for kind in most[:_MOST_KINDS]]
+        curves += [("unusable turns", calls[kind]) for kind in ("invalid",) if kind in calls]
+        return curves_chart("Turns per rollout, by action", curves)
+    if any(y > 1 for _, y in run.values("turns_mean")):
+        return _curve(run, "Turns per rollout", "turns_mean")
+    return None
 
 
-def _by_tool(calls: dict[str, list[Point]]) -> list[tuple[str, list[Point]]]:
-    """Return the tools that are called most, and turns that could not be used."""
-    tools = sorted(set(calls) - _NO_TOOL, key=lambda kind: -sum(y for _, y in calls[kind]))
-    curves = [(kind, calls[kind]) for kind in tools[:_MOST_KINDS]]
-    return curves + [("unusable turns", calls[kind]) for kind in ("invalid",) if kind in calls]
-
-
-def _sum(calls: dict[str, list[Point]]) -> list[Point]:
-    """Return the points of all tools together."""
-    total: dict[float, float] = {}
-    for kind, points in calls.items():
-        for x, y in points:
-            total[x] = total.get(x, 0.0) + (y if kind not in _NO_TOOL else 0.0)
-    return sorted(total.items())
-
-
-def _response_chart(arms: Sequence[Arm]) -> Chart | None:
+def _response_chart(run: RecordedRun) -> Chart | None:
     # TRL's own log has the same number for runs from before `response_tokens_mean`.
-    names = ("response_tokens_mean", "completions/mean_length")
-    written = [(arm.name, _first(arm.metrics, *names)) for arm in arms]
-    if len(arms) > 1:
-        return curves_chart("Response length, own tokens", written)
-    own, all_tokens = written[0][1], values(arms[0].metrics, "completion_tokens_mean")
-    curves = [("written by the policy", own)]
+    own = run.values("response_tokens_mean") or run.values("completions/mean_length")
+    all_tokens = run.values("completion_tokens_mean")
+    curves: list[tuple[str, list[Point]]] = [("written by the policy", own)]
     if any(a[1] > b[1] * 1.05 for a, b in zip(all_tokens, own, strict=False)):
         curves.append(("with observations", all_tokens))
     return curves_chart("Response length in tokens", curves)

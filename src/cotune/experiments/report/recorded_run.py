@@ -1,33 +1,29 @@
-"""A report's arms, read from a run folder or from a folder of several runs."""
+"""What a run's folder has recorded, as its report needs it."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from cotune.errors import ConfigError
 from cotune.experiments.report.charts import Point
 from cotune.experiments.report.rollouts import Group, Rollout, some_evaluated, some_groups
 from cotune.run.json_files import Row
-from cotune.run.run_dir import RunDir, read_summary
+from cotune.run.run_dir import RunDir
 from cotune.run.scores import EXACT_MATCH, mean_over
 from cotune.worlds.arithmetic import HARD
 
 
 @dataclass(frozen=True, slots=True)
-class Arm:
-    """One run of a report.
+class RecordedRun:
+    """A run folder, read.
 
     Attributes:
-        name: the arm's name; the folder's if there is only one.
-        config: its run.yaml; {} if its folder is gone.
-        events: events.jsonl.
-        metrics: metrics.jsonl.
-        instructions: instructions.jsonl.
-        result: its numbers, from a summary if there is one, else from its lines.
-        finished: whether a summary has its result.
-        shown: rollouts of an evaluation to show, lowest rewards first.
+        name: the name in its summary; the folder's before there is one.
+        summary: summary.json; {} before there is one.
+        result: its figures, from the summary if there is one, else from events and metrics.
+        finished: whether the summary has its result.
+        shown: rollouts of an evaluation, lowest rewards first.
         shown_from: the file they are from ("evaluate, step 200") and how many it holds.
         groups: groups of training steps to show side by side.
     """
@@ -37,11 +33,12 @@ class Arm:
     events: list[Row]
     metrics: list[Row]
     instructions: list[Row]
+    summary: Row
     result: Row
     finished: bool
-    shown: list[Rollout] = field(default_factory=list[Rollout])
-    shown_from: tuple[str, int] | None = None
-    groups: list[Group] = field(default_factory=list[Group])
+    shown: list[Rollout]
+    shown_from: tuple[str, int] | None
+    groups: list[Group]
 
     def of_kind(self, kind: str) -> list[Row]:
         return [event for event in self.events if event["kind"] == kind]
@@ -58,6 +55,11 @@ class Arm:
         return self.result.get("measure") or next(filter(None, recorded), EXACT_MATCH)
 
     @property
+    def shares(self) -> bool:
+        """Whether its scores are shares of 1."""
+        return self.measure == EXACT_MATCH
+
+    @property
     def best(self) -> str | None:
         """Id of the best instruction: the one evaluated last, else the heaviest; None if unknown."""
         evaluated = [e for e in self.of_kind("evaluated") if e.get("instruction_id")]
@@ -67,6 +69,9 @@ class Arm:
         members = populations[-1].get("members") or [] if populations else []
         return max(members, key=lambda m: m.get("weight") or 0.0)["id"] if members else None
 
+    def values(self, key: str) -> list[Point]:
+        return values(self.metrics, key)
+
 
 def values(rows: Iterable[Row], key: str) -> list[Point]:
     """Return (step, value) of the rows that have a number under `key`, the last one of a step."""
@@ -74,52 +79,25 @@ def values(rows: Iterable[Row], key: str) -> list[Point]:
     return sorted((float(step), float(value)) for step, value in found.items())
 
 
-def read_arms(folder: Path) -> tuple[Row | None, list[Arm]]:
-    """Read a run folder, or a folder whose subfolders are the arms of a comparison.
-
-    Returns:
-        The summary, None if there is none, and the arms.
-
-    Raises:
-        ConfigError: neither of the two, or a file in it is broken.
-    """
-    run = RunDir.open(folder) if RunDir.is_run(folder) else None
-    summary = read_summary(folder) if run is None else run.read_summary()
-    listed = (summary or {}).get("arms") or {}
-    if run is not None and len(listed) < 2:
-        name, result = next(iter(listed.items()), (folder.resolve().name, None))
-        return summary, [read_arm(name, run, result)]
-    arms = [
-        read_arm(name, RunDir.open(path) if RunDir.is_run(path) else None, result)
-        for name, result in listed.items()
-        for path in [folder / (result.get("folder") or name)]
-    ]
-    if not listed and folder.is_dir():
-        paths = sorted(path for path in folder.iterdir() if RunDir.is_run(path))
-        arms = [read_arm(path.name, RunDir.open(path), None) for path in paths]
-    if not arms:
-        raise ConfigError(f"{folder} holds no run; give the `output` folder of a run or comparison")
-    return summary, arms
-
-
-def read_arm(name: str, run: RunDir | None, result: Mapping[str, Any] | None) -> Arm:
-    """Read one arm; `result` is its entry in a summary, else that of its own summary is used."""
-    if run is None:
-        return Arm(name, {}, [], [], [], dict(result or {}), result is not None)
-    if result is None:
-        own = ((run.read_summary() or {}).get("arms") or {}).values()
-        result = next(iter(own), None)
+def read_run(folder: Path) -> RecordedRun:
+    """Read a run folder, finished or not. Raises ConfigError if it is none, or a file is broken."""
+    if not RunDir.is_run(folder):
+        raise ConfigError(f"{folder} holds no run; give the `output` folder of a run or a suite")
+    run = RunDir.open(folder)
+    summary = run.read_summary() or {}
+    nothing = folder.resolve().name, None
+    name, result = next(iter((summary.get("arms") or {}).items()), nothing)
     events, metrics = run.read_events(), run.read_metrics()
     known = {key: value for key, value in (result or {}).items() if value is not None}
-    return Arm(
-        name, run.read_config(), events, metrics, run.read_instructions(),
+    return RecordedRun(
+        name, run.read_config(), events, metrics, run.read_instructions(), summary,
         result_so_far(events, metrics) | known, result is not None,
         *some_evaluated(run), some_groups(run),
     )  # fmt: skip
 
 
 def result_so_far(events: Sequence[Row], metrics: Sequence[Row]) -> Row:
-    """Return what a run's lines say of its result; keys as in a summary's arm, only those known."""
+    """Return what events and metrics say of the result, under the keys of a summary's arm."""
 
     def evaluated(when: str) -> list[Row]:
         return [e for e in events if e["kind"] == "evaluated" and e.get("when") == when]
