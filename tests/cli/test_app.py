@@ -37,9 +37,9 @@ def run_file(folder: Path, changes: dict[str, Any] | None = None) -> Path:
         (ConfigError("training.steps is 0\n expected 1"), 2, "training.steps is 0 expected 1"),
         (BudgetError("too dear"), 1, "BudgetError: too dear"),
         (
-            Stopped("stopped; go on with: cotune resume x"),
+            Stopped("stopped; resume with: cotune resume x"),
             130,
-            "stopped; go on with: cotune resume x",
+            "stopped; resume with: cotune resume x",
         ),
     ],
 )
@@ -223,7 +223,7 @@ def test_control_c_says_how_to_go_on_and_resume_does(tmp_path: Path) -> None:
     file = run_file(tmp_path, {"training": {"steps": 6}})
     stopped = run_module(KILLED_RUN, "ctrl-c", 3, "train", file)
     assert stopped.returncode == 130
-    assert stopped.stderr == f"cotune: stopped; go on with: cotune resume {out}\n"
+    assert stopped.stderr == f"cotune: stopped; resume with: cotune resume {out}\n"
 
     resumed = cotune("resume", out)
     assert (resumed.returncode, resumed.stderr) == (0, "")

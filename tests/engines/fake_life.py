@@ -59,7 +59,7 @@ def main(folder: Path) -> None:
     write(file, raw(out, engine_args={"stop_at": 2}))
     assert "training.engine: fake" in call("doctor", file)
     assert "Memory of the fake" in call("plan", file)
-    assert "go on with: cotune resume" in call("train", file, stopped=True)
+    assert "resume with: cotune resume" in call("train", file, stopped=True)
     assert RunDir.open(out).read_summary() is None
     call("resume", out)
     assert [row["step"] for row in RunDir.open(out).read_metrics()] == [1, 2, 3]

@@ -61,17 +61,23 @@ def resume(
     return run.path
 
 
-def prepare(config: RunConfig, folder: Path, *, new: bool = True) -> Any:
+def prepare(
+    config: RunConfig, folder: Path, *, new: bool = True, environment: Environment | None = None
+) -> Any:
     """Run all checks, cheap ones first, and load the policy; write nothing.
 
     Args:
         new: whether the run folder has yet to be created.
+        environment: replaces the run file's.
 
     Returns:
         The `setup` argument of the engine's `train` and `resume`.
     """
     quiet_libraries(config)
-    checked = Preflight(config, new=new).require()
+    checked = Preflight(config, new=new)
+    if environment is not None:
+        checked.environment = environment
+    checked.require()
     return checked.engine.prepare(checked, RunDir(folder, attempt=1).checkpoints_path)
 
 
@@ -126,7 +132,7 @@ def _stoppable(folder: Path) -> Generator[None]:
         yield
     except KeyboardInterrupt:
         if RunDir.is_run(folder):
-            raise Stopped(f"stopped; go on with: cotune resume {folder}") from None
+            raise Stopped(f"stopped; resume with: cotune resume {folder}") from None
         raise Stopped("stopped before anything was written") from None
 
 

@@ -247,10 +247,14 @@ class SearchOptions:
             raise ValueError(f"environment.initial_instruction {missing}")
 
 
-def search_environment(options: SearchOptions) -> SearchEnvironment:
+def search_environment(
+    options: SearchOptions,
+    tasks: Mapping[str, Sequence[Task]] | None = None,
+    retriever: Retriever | None = None,
+) -> SearchEnvironment:
     """Read the files and index the corpus; ConfigError names the file and line at fault.
 
-    A retrieval server is not contacted yet.
+    A retrieval server is not contacted yet. `tasks` and `retriever` replace those of the options.
     """
     instruction = options.initial_instruction
     if not options.search and instruction == SEARCH_R1_INSTRUCTION:
@@ -259,8 +263,8 @@ def search_environment(options: SearchOptions) -> SearchEnvironment:
         # Exactly as in Search-R1's data, which its checkpoints were trained on.
         instruction = instruction.replace(" as you want.", " as your want.")
     environment = SearchEnvironment(
-        questions_of(options),
-        _retriever(options) if options.search else None,
+        questions_of(options) if tasks is None else tasks,
+        (retriever or _retriever(options)) if options.search else None,
         instruction,
         REWARDS[options.reward],
         options.top_k,

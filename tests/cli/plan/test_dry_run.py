@@ -15,11 +15,10 @@ from typer.testing import CliRunner
 
 from cotune.cli.app import app
 from cotune.cli.plan import dry_run
-from cotune.cli.plan.dry_run import scaled_training, staged
+from cotune.cli.plan.dry_run import few_questions, scaled_down, scaled_training
 from cotune.config.run_checks import check_context
 from cotune.config.run_file import RunConfig, load_config, parse_config
-from cotune.environments.math import MathOptions, math_environment
-from cotune.environments.search import SearchOptions, search_environment
+from cotune.environments.search import SearchEnvironment
 from cotune.errors import ConfigError, Stopped
 from cotune.methods.composed import ComposedOptions
 from cotune.methods.gepa.gepa import GepaOptions
@@ -101,15 +100,17 @@ def config_of(file: Path, *assignments: str) -> RunConfig:
 
 def test_data_that_are_there_are_the_files_own(tmp_path: Path) -> None:
     own_data(tmp_path)
-    stage = staged(config_of(search_file(tmp_path)), tmp_path)
-    assert isinstance(stage.environment, SearchOptions)
-    assert (stage.policy, stage.own) == ("geo", True)
-    assert stage.environment.corpus == Path("corpus.jsonl")
-    found = search_environment(stage.environment)
+    config = config_of(search_file(tmp_path))
+    found, own, replaced = few_questions(config)
+    assert isinstance(found, SearchEnvironment)
+    assert own
+    assert scaled_down(config, found, own, False)[0].policy.path == "bundled:geo"
+    assert found.retriever is not None
+    assert found.retriever.search(["Lima"], 1) == [['(Title: "Lima") In Peru.']]
     assert [len(found.tasks(s)) for s in ("train", "validation", "test")] == [8, 2, 2]
     assert all(task.question.startswith("train ") for task in found.tasks("train"))
     assert max(len(task.question) for task in found.tasks("train")) < 45
-    assert stage.replaced == ["data: 8 short questions of train.jsonl"]
+    assert replaced == ["data: 8 short questions of train.jsonl"]
 
 
 def test_data_that_are_there_and_wrong_end_it_as_the_run(tmp_path: Path) -> None:
@@ -135,7 +136,7 @@ def test_files_that_are_there_are_read_though_others_are_missing(
     file = search_file(tmp_path)
     assignments = [f"environment.{name.split('.')[0]}={name}"]
     with pytest.raises(ConfigError, match=message) as caught:
-        staged(config_of(file, *assignments), tmp_path)
+        few_questions(config_of(file, *assignments))
     assert "\n" not in str(caught.value)
 
 
@@ -164,13 +165,14 @@ def test_a_files_own_problems_are_read_by_its_own_columns(tmp_path: Path) -> Non
     environment |= {"question_column": "q", "answer_column": "a"}
     environment |= {"difficulty_column": "hard", "difficulty_at_least": 10}
     raw = tiny(tmp_path / "out", {"environment": environment, "strategy": {"kind": "static"}})
-    stage = staged(parse_config(raw, "test"), tmp_path)
-    assert isinstance(stage.environment, MathOptions)
-    tasks = math_environment(stage.environment).tasks("train")
+    config = parse_config(raw, "test")
+    found, own, _ = few_questions(config)
+    tasks = found.tasks("train")
     assert len(tasks) == 8
     assert all(int(task.answers[0]) > 10 for task in tasks)
-    assert stage.policy == "arithmetic"
-    check_context(512, stage.limits)
+    scaled = scaled_down(config, found, own, False)[0]
+    assert scaled.policy.path == "bundled:arithmetic"
+    check_context(512, scaled.limits)
 
 
 def test_a_server_that_answers_is_there(tmp_path: Path) -> None:
@@ -182,23 +184,24 @@ def test_a_server_that_answers_is_there(tmp_path: Path) -> None:
 
 
 def test_the_world_is_asked_under_the_files_protocol(tmp_path: Path) -> None:
-    stage = staged(config_of(search_file(tmp_path)), tmp_path)
-    assert isinstance(stage.environment, SearchOptions)
-    assert not stage.own
-    found = search_environment(stage.environment)
+    config = config_of(search_file(tmp_path))
+    found, own, _ = few_questions(config)
+    assert isinstance(found, SearchEnvironment)
+    assert not own
     assert found.initial_instruction.startswith("Answer the given question. You must conduct")
     assert found.retriever is not None
     (passages,) = found.retriever.search(["Lima"], 3)
     assert any("Lima" in passage for passage in passages)
-    check_context(1024, stage.limits)
+    check_context(1024, scaled_down(config, found, own, False)[0].limits)
 
 
 def test_a_long_instruction_gives_way(tmp_path: Path) -> None:
     long = "<search> q </search> <information> </information> <answer> a </answer> " * 30
-    stage = staged(config_of(search_file(tmp_path, instruction=long)), tmp_path)
-    assert stage.instruction.text is not None
-    assert len(stage.instruction.text) < 900
-    assert "instruction: a short one" in stage.replaced[-1]
+    config = config_of(search_file(tmp_path, instruction=long))
+    scaled, replaced = scaled_down(config, *few_questions(config)[:2], False)
+    assert scaled.instruction.text is not None
+    assert len(scaled.instruction.text) < 900
+    assert "instruction: a short one" in replaced[0]
 
 
 @pytest.mark.parametrize(
@@ -285,7 +288,7 @@ def test_sigterm_leaves_nothing(
         signal.raise_signal(signal.SIGTERM)
 
     before = signal.getsignal(signal.SIGTERM)
-    # Without the mend the signal would end the tests.
+    # Without the fix the signal would end the tests.
     monkeypatch.setattr(dry_run, "measured_steps", ended)
     with pytest.raises(Stopped, match="nothing was kept"):
         said(write(tmp_path / "run.yaml", tiny(tmp_path / "out")))

@@ -1,13 +1,12 @@
 """`cotune train --dry-run`: run two scaled-down steps of a run file with a bundled policy."""
 
-import json
 import os
 import signal
 import socket
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from threading import current_thread, main_thread
@@ -19,25 +18,27 @@ from rich.console import Console
 from cotune.cli.library_settings import quiet_libraries
 from cotune.cli.plan.measured_plan import measured_steps
 from cotune.config.build import build_environment, describe_llm
-from cotune.config.run_file import (
-    Environment,
-    LLMConfig,
-    RunConfig,
-    TrainingConfig,
-    load_config,
-)
+from cotune.config.run_file import LLMConfig, RunConfig, TrainingConfig, load_config
 from cotune.data.corpus import corpus_rows
 from cotune.data.search_questions import read_split
 from cotune.engines.engine import Measured, engine_named
-from cotune.environments.environment_options import InstructionConfig
-from cotune.environments.math import MathOptions, hub_name, read_problems
-from cotune.environments.search import SearchOptions
+from cotune.environments.base import TaskEnvironment
+from cotune.environments.math import (
+    INITIAL_INSTRUCTION,
+    MathEnvironment,
+    MathOptions,
+    hub_name,
+    read_problems,
+)
+from cotune.environments.search import SearchEnvironment, SearchOptions, search_environment
 from cotune.errors import ConfigError, Stopped
 from cotune.llm.client import OpenAIOptions
+from cotune.rewards.boxed import BoxedReward
 from cotune.rewards.functions import load_reward
 from cotune.run.run_dir import RunDir
 from cotune.types import Limits, Task
-from cotune.worlds.arithmetic import ArithmeticEnvironment, ArithmeticOptions
+from cotune.worlds import geo
+from cotune.worlds.arithmetic import ArithmeticOptions
 from cotune.worlds.geo import GeoOptions
 
 _STEPS = 2
@@ -49,11 +50,9 @@ _PHASES: Mapping[str, tuple[str, ...]] = {
 """Events that end an evolution, and how the output describes them."""
 _REASONS = ("proposal_failed", "instruction_rejected", "hint_rejected", "notice")
 
-
 QUESTIONS = 8
 """Questions per step; the training data has as many, so that an epoch ends with the first step."""
 _GROUP = 8  # maximum rollouts per question
-
 
 WORLDS: Mapping[str, str] = {
     "geo": "geo",
@@ -102,14 +101,15 @@ def dry_run(
     quiet_libraries(config)
     try:
         with _stopped_by_sigterm(), tempfile.TemporaryDirectory(prefix="cotune-dry-run-") as folder:
-            scaled, replaced = _scaled(config, Path(folder), ask_llm)
+            run = Path(folder) / "run"
+            environment, own, replaced = few_questions(config)
+            scaled, more = scaled_down(config, environment, own, ask_llm)
             console.print(
                 f"{config.name}: dry run. In place of what the run file has:", markup=False
             )
-            for line in replaced:
+            for line in [*replaced, *more]:
                 console.print(f"  {line}", markup=False, highlight=False)
-            run = Path(folder) / "run"
-            measured = measured_steps(scaled, run, _STEPS, console)
+            measured = measured_steps(scaled, run, _STEPS, console, environment)
             lines = _outcome(config, measured, RunDir.open(run))
     except KeyboardInterrupt:
         raise Stopped("stopped; nothing was kept") from None
@@ -168,30 +168,48 @@ def _check(config: RunConfig, ask_llm: bool) -> None:
         raise ConfigError("--dry-run trains with TRL, which is not installed here: pip install trl")
 
 
-def _scaled(config: RunConfig, folder: Path, ask_llm: bool) -> tuple[RunConfig, list[str]]:
-    """Return the scaled-down run file, and a line for each replacement."""
-    stage = staged(config, folder)
-    bundled = f"bundled:{stage.policy}"
-    replaced = [f"policy: {bundled} for {config.policy.path}"] * (bundled != config.policy.path)
-    replaced += stage.replaced
+def scaled_down(
+    config: RunConfig, environment: TaskEnvironment, own: bool, ask_llm: bool
+) -> tuple[RunConfig, list[str]]:
+    """Return the run file of the two steps, and a line for each further replacement.
+
+    Args:
+        environment: its environment over a few questions.
+        own: whether these are the run file's.
+        ask_llm: whether its LLM endpoint is called.
+    """
+    world = WORLDS[config.environment.kind]
+    bundled, replaced = f"bundled:{world}", list[str]()
+    instruction, most = config.instruction, _INSTRUCTION[world]
+    given = instruction.text or environment.initial_instruction
+    if len(given) > most:
+        plain = geo.INITIAL_INSTRUCTION if world == "geo" else INITIAL_INSTRUCTION
+        instruction = instruction.model_copy(update={"text": plain})
+        replaced.append(
+            f"instruction: a short one; the bundled policy has no room for {len(given)} characters"
+        )
+    if bundled != config.policy.path:
+        replaced.append(f"policy: {bundled} for {config.policy.path}")
     training, without = scaled_training(config.training)
     if config.training.engine != training.engine:
         there = "" if find_spec(config.training.engine) else ", which is not installed here"
         replaced.append(f"engine: {training.engine} for {config.training.engine}{there}")
-    if config.rewards and not stage.own:
+    if config.rewards and not own:
         names = ", ".join(reward.function for reward in config.rewards)
         replaced.append(f"rewards: without {names}; the bundled world scores by itself")
     if without:
         replaced.append(f"engine_args: without {', '.join(without)}")
+    room = _GEO if world == "geo" else _ARITHMETIC
+    names = ("turns", "turn_tokens", "observation_tokens")
+    least = {name: min(getattr(config.limits, name), getattr(room, name)) for name in names}
+    limits = replace(room, **least)
+    policy = {"path": bundled, "dtype": "float32", "chat_template": None}
     changes: dict[str, Any] = {
-        "output": folder / "run",
-        "policy": config.policy.model_copy(
-            update={"path": bundled, "dtype": "float32", "chat_template": None}
-        ),
-        "environment": stage.environment,
-        "instruction": stage.instruction,
-        "rewards": config.rewards if stage.own else (),
-        "limits": stage.limits,
+        "policy": config.policy.model_copy(update=policy),
+        "environment": _world_options(config),
+        "instruction": instruction,
+        "rewards": config.rewards if own else (),
+        "limits": limits,
         "strategy": config.method.scaled(config.strategy),
         "training": training,
     }
@@ -199,13 +217,11 @@ def _scaled(config: RunConfig, folder: Path, ask_llm: bool) -> tuple[RunConfig, 
         replaced.append(_llm(config.proposer, ask_llm))
         if not ask_llm:
             changes["llm"] = None
-    limits = stage.limits
     replaced.append(
         f"sizes: {_STEPS} steps of {training.questions_per_step} questions × {training.group_size}, "
         f"{limits.turns} turns of {limits.turn_tokens} tokens, prompts of {limits.prompt_tokens}"
         + ("; the evolution's numbers likewise" if config.method.evolves else "")
     )
-    # Do not validate again: the rules for bundled worlds would reject this renamed one.
     return config.model_copy(update=changes), replaced
 
 
@@ -282,78 +298,43 @@ def scaled_training(training: TrainingConfig) -> tuple[TrainingConfig, Sequence[
     return training.model_copy(update=changes), without
 
 
-@dataclass(frozen=True)
-class Stage:
-    """The setting in which the two steps run.
+def few_questions(config: RunConfig) -> tuple[TaskEnvironment, bool, list[str]]:
+    """Return the run file's environment over a few questions.
 
-    Attributes:
-        policy: the bundled policy.
-        environment: the run file's environment, with questions and corpus in files of the folder.
-        instruction: the run file's, or none if it is too long for that policy.
-        limits: limits that fit that policy and stay within the run file's.
-        own: whether the questions are the run file's.
-        replaced: one line per replacement.
-    """
-
-    policy: str
-    environment: Environment
-    instruction: InstructionConfig
-    limits: Limits
-    own: bool
-    replaced: Sequence[str]
-
-
-def staged(config: RunConfig, folder: Path) -> Stage:
-    """Build the setting of a dry run, and write its files to a folder.
+    Returns:
+        The environment, whether the questions are the run file's, and a line if they are replaced.
 
     Raises:
         ConfigError: data of the run file exists but cannot be read.
     """
-    world = WORLDS[config.environment.kind]
-    environment, own, replaced = _environment(config, folder)
-    instruction = config.instruction
-    most = _INSTRUCTION[world]
-    told = instruction.text or getattr(environment, "initial_instruction", "")
-    if len(told) > most:
-        instruction = instruction.model_copy(update={"text": _plain_instruction(world)})
-        replaced.append(
-            f"instruction: a short one; the bundled policy has no room for {len(told)} characters"
-        )
-    most_of = _GEO if world == "geo" else _ARITHMETIC
-    limits = replace(
-        most_of,
-        turns=min(config.limits.turns, most_of.turns),
-        turn_tokens=min(config.limits.turn_tokens, most_of.turn_tokens),
-        observation_tokens=min(config.limits.observation_tokens, most_of.observation_tokens),
-    )
-    return Stage(world, environment, instruction, limits, own, replaced)
-
-
-def _plain_instruction(world: str) -> str:
-    from cotune.environments import math
-    from cotune.worlds import geo
-
-    return geo.INITIAL_INSTRUCTION if world == "geo" else math.INITIAL_INSTRUCTION
-
-
-def _environment(config: RunConfig, folder: Path) -> tuple[Environment, bool, list[str]]:
-    """Return the environment, whether its questions are the run file's, and the replacements."""
     options = config.environment
-    if isinstance(options, GeoOptions | ArithmeticOptions):
-        return replace(options, **_SIZES), True, []
-    assert isinstance(options, SearchOptions | MathOptions)
-    missing = _missing(options)
-    if missing:
-        _check_files(options)
-        world = WORLDS[options.kind]
-        why = f"data: the bundled world {world}; not here: {', '.join(missing)}"
-        return _of_world(options, folder), False, [why]
-    environment = build_environment(options, None, config.instruction)
-    changes = {split: folder / f"{split}.jsonl" for split in _SIZES}
-    for split, count in _SIZES.items():
-        _write(changes[split], map(_row, _shortest(environment.tasks(split), count)))
-    said = f"data: {QUESTIONS} short questions of {options.train}"
-    return replace(options, **changes, **_whole(options)), True, [said]
+    if isinstance(options, SearchOptions | MathOptions) and not (missing := _missing(options)):
+        environment = build_environment(options, None, config.instruction)
+        assert isinstance(environment, TaskEnvironment)
+        few = {split: _shortest(environment.tasks(split), n) for split, n in _SIZES.items()}
+        said = f"data: {QUESTIONS} short questions of {options.train}"
+        return environment.with_tasks(few), True, [said]
+    world = build_environment(_world_options(config), None, config.instruction)
+    assert isinstance(world, TaskEnvironment)
+    if not isinstance(options, SearchOptions | MathOptions):
+        return world, True, []
+    _check_files(options)
+    said = f"data: the bundled world {WORLDS[options.kind]}; not here: {', '.join(missing)}"
+    tasks = {split: world.tasks(split) for split in _SIZES}
+    if isinstance(world, SearchEnvironment) and isinstance(options, SearchOptions):
+        return search_environment(options, tasks, world.retriever), False, [said]
+    assert isinstance(options, MathOptions)
+    # In mathematics "12*13" would equal 156, the answer; here it is the question.
+    reward = BoxedReward(options.seconds, plain_integers=True)
+    return MathEnvironment(tasks, options.initial_instruction, reward), False, [said]
+
+
+def _world_options(config: RunConfig) -> GeoOptions | ArithmeticOptions:
+    """Return the options of the bundled world, with the run file's if it trains on that."""
+    if isinstance(config.environment, GeoOptions | ArithmeticOptions):
+        return replace(config.environment, **_SIZES)
+    world = GeoOptions if WORLDS[config.environment.kind] == "geo" else ArithmeticOptions
+    return world(**_SIZES)
 
 
 def _check_files(options: SearchOptions | MathOptions) -> None:
@@ -396,55 +377,8 @@ def _answers(url: str) -> bool:
         return False
 
 
-def _of_world(options: SearchOptions | MathOptions, folder: Path) -> Environment:
-    """Return the environment over the bundled world, with its questions and its corpus."""
-    files = {split: folder / f"{split}.jsonl" for split in _SIZES}
-    if isinstance(options, MathOptions):
-        arithmetic = ArithmeticEnvironment(ArithmeticOptions(**_SIZES))
-        for split, file in files.items():
-            _write(file, map(_row, arithmetic.tasks(split)))
-        # In mathematics "12*13" would equal 156, the answer; here it is the question.
-        return replace(options, **files, **_whole(options), plain_integers=True)
-    from cotune.worlds.geo import GeoEnvironment
-
-    geo = GeoEnvironment(GeoOptions(**_SIZES))
-    for split, file in files.items():
-        _write(file, map(_row, geo.tasks(split)))
-    corpus = folder / "corpus.jsonl"
-    pairs = zip(geo.world.titles, geo.world.documents, strict=True)
-    _write(corpus, ({"id": t, "contents": f'"{t}"\n{text}'} for t, text in pairs))
-    server: dict[str, Any] = {"retriever": None} if "retriever" in vars(options) else {}
-    return replace(options, **files, **_whole(options), corpus=corpus, **server)
-
-
-def _whole(options: SearchOptions | MathOptions) -> dict[str, Any]:
-    """Return the fields that make the environment read bundled files whole, with their columns."""
-    if isinstance(options, MathOptions):
-        names = ("question_column", "answer_column", "difficulty_at_least", "limit")
-        return {**dict.fromkeys(names), "solution_column": "solution", "stratum_column": "stratum"}
-    return {"sample": {}} if "sample" in vars(options) else {}
-
-
 def _shortest(tasks: Sequence[Task], count: int) -> list[Task]:
     """Return short questions of mixed kinds, which leave the bundled policy room to answer."""
     ranked = sorted(tasks, key=lambda task: (len(task.question), task.id))
-    return (
-        ranked[: count * _SHORTEST : _SHORTEST]
-        if len(ranked) >= count * _SHORTEST
-        else ranked[:count]
-    )
-
-
-def _row(task: Task) -> dict[str, Any]:
-    return {
-        "id": task.id,
-        "question": task.question,
-        "answers": list(task.answers),
-        "solution": task.solution,
-        "stratum": task.stratum,
-    }
-
-
-def _write(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-    path.write_text("".join(lines), encoding="utf-8")
+    every = _SHORTEST if len(ranked) >= count * _SHORTEST else 1
+    return ranked[: count * every : every]

@@ -17,6 +17,7 @@ from cotune.engines.engine import Measured, engine_of
 from cotune.errors import ConfigError, Stopped
 from cotune.experiments.report.pages import duration
 from cotune.llm.client import OpenAIOptions
+from cotune.protocols import Environment
 from cotune.run.journal import RunJournal, SilentJournal
 from cotune.run.run_dir import RunDir
 
@@ -65,14 +66,23 @@ def plan_by_steps(
     _print_notes(measured, planned, projection, console)
 
 
-def measured_steps(config: RunConfig, folder: Path, steps: int, console: Console) -> Measured:
+def measured_steps(
+    config: RunConfig,
+    folder: Path,
+    steps: int,
+    console: Console,
+    environment: Environment | None = None,
+) -> Measured:
     """Run the first steps of a run in a temporary folder and show progress.
+
+    Args:
+        environment: replaces the run file's.
 
     Raises:
         ConfigError: for the same reasons as in `cotune train`.
     """
     given = config.model_copy(update={"output": folder})
-    setup = prepare(given, folder)
+    setup = prepare(given, folder, environment=environment)
     run, journal = _kept_for_now(given, folder, steps, console)
     return engine_of(given).measure(given, run, journal, setup, steps)
 
