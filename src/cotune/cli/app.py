@@ -296,9 +296,10 @@ def report(
 ) -> None:
     """Write the report of a run, finished or unfinished, or of a suite."""
     if markdown:
-        from cotune.experiments.compare.suite_table import markdown_of
+        from cotune.experiments.compare.progress import summary_so_far
+        from cotune.experiments.compare.suite_table import suite_markdown
 
-        typer.echo(markdown_of(run_folder))
+        typer.echo(suite_markdown(summary_so_far(run_folder)))
         return
     from cotune.experiments.report import write_report
 

@@ -15,6 +15,9 @@ from cotune.types import Purpose, Trajectory
 from cotune.utils.text import one_line
 
 _WARNED_AFTER = 3  # steps without any gradient
+_SEARCH_KINDS = (
+    "gepa_progress", "gepa_phase_ended", "hard_samples", "hint_progress", "hint_phase_ended"
+)  # fmt: skip
 
 
 class Journal(Protocol):
@@ -92,9 +95,10 @@ class RunJournal:
 
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
         self._run.metrics(step, values)
+        equal = values.get("zero_advantage_share", 0)
         shown = [
             f"reward {values.get('reward_mean', 0):.2f}",
-            f"zero-advantage groups {values.get('zero_advantage_share', 0):.0%}",
+            f"zero-advantage groups {equal:.0%}",
             f"turns {values.get('turns_mean', 0):.1f}",
         ]
         if "mean_token_accuracy" in values:  # supervised fine-tuning, which samples nothing
@@ -107,8 +111,7 @@ class RunJournal:
             shown.append(f"under hints {values['hinted_share']:.0%}")
         place = f"step {step}/{values.get('total_steps', self._total):.0f}"
         self._say(f"[bold]{place}[/]  " + "  ".join(shown))
-        none = values.get("zero_advantage_share") == 1
-        self._without_gradient = self._without_gradient + 1 if none else 0
+        self._without_gradient = self._without_gradient + 1 if equal == 1 else 0
         if self._without_gradient == _WARNED_AFTER:
             self._console.print(
                 f"  [yellow]the rewards of every group were equal in {_WARNED_AFTER} steps in a row: "
@@ -129,7 +132,8 @@ class RunJournal:
 
     def _say(self, line: str) -> None:
         """Print markup after the time: with a hanging indent on a terminal, as one line in a file."""
-        clock = f"  [dim]{self._clock()}[/]"
+        seconds = int(time.monotonic() - self._started)
+        clock = f"  [dim]{seconds // 60:02d}:{seconds % 60:02d}[/]"
         if not self._console.is_terminal:
             self._console.print(f"{clock} {line}", highlight=False, soft_wrap=True)
             return
@@ -138,10 +142,6 @@ class RunJournal:
         row.add_column()
         row.add_row(clock, line)
         self._console.print(row, highlight=False)
-
-    def _clock(self) -> str:
-        seconds = int(time.monotonic() - self._started)
-        return f"{seconds // 60:02d}:{seconds % 60:02d}"
 
 
 def describe_event(kind: str, fields: Mapping[str, object]) -> str:
@@ -178,10 +178,8 @@ def describe_event(kind: str, fields: Mapping[str, object]) -> str:
         )
     if kind == "hint_accepted":
         return f"[green]+ hint[/] ({number('mean_dev_score')} on dev): {text('text', 110)}"
-    if kind in ("gepa_progress", "gepa_phase_ended"):
-        return describe_gepa(kind, fields)
-    if kind in ("hard_samples", "hint_progress", "hint_phase_ended"):
-        return describe_hints(kind, fields)
+    if kind in _SEARCH_KINDS:
+        return _describe_search(kind, fields)
     if kind in ("proposal_failed", "notice"):
         return f"[yellow]{text('reason') or text('text')}[/]"
     if kind == "best_instruction":
@@ -196,8 +194,11 @@ def describe_event(kind: str, fields: Mapping[str, object]) -> str:
     return ""
 
 
-def describe_gepa(kind: str, fields: Mapping[str, object]) -> str:
-    """Return the progress of GEPA's search for an instruction, in numbers."""
+def _describe_search(kind: str, fields: Mapping[str, object]) -> str:
+    """Return the progress of the search for hints, or of GEPA's for an instruction, in numbers.
+
+    Epochs count from 1; the empty hint is not counted.
+    """
 
     def count(name: str) -> int:
         value = fields.get(name)
@@ -208,49 +209,28 @@ def describe_gepa(kind: str, fields: Mapping[str, object]) -> str:
         return f"{value:.2f}" if isinstance(value, int | float) else "–"
 
     evaluations = f"{count('evaluations'):,}/{count('budget'):,} evaluations"
-    if kind == "gepa_progress":
-        found = count("instructions")
-        return f"GEPA: {evaluations}, {found} instructions, best {score('best_dev_score')} on dev"
-    rejected, failed = (
-        count("proposed") - count("lawful"),
-        count("asked") - count("proposed"),
-    )
-    return (
-        f"GEPA: {count('accepted')} of {count('asked')} proposals accepted ({rejected} unlawful, "
-        f"{failed} failed); dev {score('initial_dev_score')} -> {score('best_dev_score')}; "
-        f"{evaluations}"
-    )
-
-
-def describe_hints(kind: str, fields: Mapping[str, object]) -> str:
-    """Return the progress of the evolution of hints, in numbers.
-
-    Epochs count from 1; the empty hint is not counted.
-    """
-
-    def count(name: str) -> int:
-        value = fields.get(name)
-        return int(value) if isinstance(value, int | float) else 0
-
-    def share(name: str) -> str:
-        value = fields.get(name)
-        return f"{value:.2f}" if isinstance(value, int | float) else "–"
-
-    evaluations = f"{count('evaluations'):,}/{count('budget'):,} evaluations"
     if kind == "hard_samples":
         return (
             f"epoch {count('epoch') + 1}: {count('hard')} hard, {count('newly_hard')} newly; "
             f"{count('graduated')} graduated, {count('solved_by_hint')} of them under hints"
         )
     if kind == "hint_progress":
-        best = share("best_mean_dev_score")
+        best = score("best_mean_dev_score")
         return f"hints: {evaluations}, {count('hints') - 1} hints, best {best}"
-    rejected = count("proposed") - count("lawful")
-    failed = count("asked") - count("proposed")
+    if kind == "gepa_progress":
+        found = count("instructions")
+        return f"GEPA: {evaluations}, {found} instructions, best {score('best_dev_score')} on dev"
+    rejected, failed = count("proposed") - count("lawful"), count("asked") - count("proposed")
+    accepted = (
+        f"{count('accepted')} of {count('asked')} proposals accepted ({rejected} rejected, "
+        f"{failed} failed)"
+    )
+    if kind == "gepa_phase_ended":
+        dev = f"dev {score('initial_dev_score')} -> {score('best_dev_score')}"
+        return f"GEPA: {accepted}; {dev}; {evaluations}"
     return (
-        f"hints: {count('accepted')} of {count('asked')} proposals accepted ({rejected} rejected, "
-        f"{failed} failed), {count('covering')} cover; dev solved {share('solved_without')} -> "
-        f"{share('solved_by_cover')}; {evaluations}"
+        f"hints: {accepted}, {count('covering')} cover; dev solved {score('solved_without')} -> "
+        f"{score('solved_by_cover')}; {evaluations}"
     )
 
 

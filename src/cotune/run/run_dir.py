@@ -21,6 +21,7 @@ import json
 import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Self, cast
 
@@ -37,7 +38,7 @@ from cotune.run.json_files import (
     write_atomic,
     write_json_atomic,
 )
-from cotune.types import Prompt, Purpose, Trajectory
+from cotune.types import Purpose, Trajectory
 
 SCHEMA_VERSION = 1
 _INSTRUCTION_KEYS = (
@@ -46,10 +47,6 @@ _INSTRUCTION_KEYS = (
 _ROW_KEYS = frozenset({"time", "attempt", "step"})
 _PURPOSE = re.compile(r"[a-z][a-z_]*")
 _TRAJECTORY_FILE = re.compile(r"([a-z][a-z_]*)-(\d{6,})\.jsonl")
-
-
-def _assignment_prompt(prompt: Prompt) -> Row:
-    return {"instruction": prompt.instruction, "hint": prompt.hint}
 
 
 def trajectory_row(trajectory: Trajectory) -> Row:
@@ -63,25 +60,12 @@ def trajectory_row(trajectory: Trajectory) -> Row:
     same_ids = trajectory.prompt_ids == trajectory.sampled_prompt_ids
     same_prompt = assignment.trained == assignment.sampled
     return {
-        "task": {
-            "id": task.id,
-            "question": task.question,
-            "answers": list(task.answers),
-            "stratum": task.stratum,
-        },
+        "task": {name: getattr(task, name) for name in ("id", "question", "answers", "stratum")},
         "instruction": assignment.instruction_id,
         "group": assignment.group,
-        "sampled": _assignment_prompt(assignment.sampled),
-        "trained": None if same_prompt else _assignment_prompt(assignment.trained),
-        "turns": [
-            {
-                "text": turn.text,
-                "observation": turn.observation,
-                "action": turn.action,
-                "error": turn.error,
-            }
-            for turn in trajectory.turns
-        ],
+        "sampled": asdict(assignment.sampled),
+        "trained": None if same_prompt else asdict(assignment.trained),
+        "turns": [asdict(turn) for turn in trajectory.turns],
         "stop": str(trajectory.stop),
         "answer": trajectory.answer,
         "reward": trajectory.reward,
@@ -89,10 +73,10 @@ def trajectory_row(trajectory: Trajectory) -> Row:
         "prompt_tokens": len(trajectory.sampled_prompt_ids),
         "completion_tokens": len(trajectory.completion_ids),
         "generated_tokens": trajectory.generated_tokens,
-        "prompt_ids": list(trajectory.sampled_prompt_ids),
-        "trained_prompt_ids": None if same_ids else list(trajectory.prompt_ids),
-        "completion_ids": list(trajectory.completion_ids),
-        "mask": list(trajectory.mask),
+        "prompt_ids": trajectory.sampled_prompt_ids,
+        "trained_prompt_ids": None if same_ids else trajectory.prompt_ids,
+        "completion_ids": trajectory.completion_ids,
+        "mask": trajectory.mask,
     }
 
 
@@ -110,6 +94,17 @@ class RunDir:
         self.attempt = attempt
         self._repaired: set[Path] = set()
         self._evolution = EvolutionLogs(path / "evolution")
+        self.config_path = path / "run.yaml"
+        self.events_path = path / "events.jsonl"
+        self.metrics_path = path / "metrics.jsonl"
+        self.instructions_path = path / "instructions.jsonl"
+        self.trajectories_path = path / "trajectories"
+        self.ledger_path = path / "ledger.sqlite"
+        self.checkpoints_path = path / "checkpoints"
+        self.sft_path = path / "sft"
+        self.best_path = path / "best"
+        self.summary_path = path / "summary.json"
+        self.report_path = path / "report.html"
 
     @classmethod
     def create(cls, path: str | Path, config: Mapping[str, object]) -> Self:
@@ -154,50 +149,6 @@ class RunDir:
     def is_run(path: str | Path) -> bool:
         """Return whether `path` looks like a run folder."""
         return (Path(path) / "run.yaml").is_file()
-
-    @property
-    def config_path(self) -> Path:
-        return self.path / "run.yaml"
-
-    @property
-    def events_path(self) -> Path:
-        return self.path / "events.jsonl"
-
-    @property
-    def metrics_path(self) -> Path:
-        return self.path / "metrics.jsonl"
-
-    @property
-    def instructions_path(self) -> Path:
-        return self.path / "instructions.jsonl"
-
-    @property
-    def trajectories_path(self) -> Path:
-        return self.path / "trajectories"
-
-    @property
-    def ledger_path(self) -> Path:
-        return self.path / "ledger.sqlite"
-
-    @property
-    def checkpoints_path(self) -> Path:
-        return self.path / "checkpoints"
-
-    @property
-    def sft_path(self) -> Path:
-        return self.path / "sft"
-
-    @property
-    def best_path(self) -> Path:
-        return self.path / "best"
-
-    @property
-    def summary_path(self) -> Path:
-        return self.path / "summary.json"
-
-    @property
-    def report_path(self) -> Path:
-        return self.path / "report.html"
 
     def event(self, kind: str, step: int, /, **fields: object) -> None:
         """Append an event; "instruction_born" also adds its row to instructions.jsonl.

@@ -7,7 +7,8 @@ from typer.testing import CliRunner
 
 from cotune.cli.app import app
 from cotune.errors import ConfigError
-from cotune.experiments.compare.suite_table import markdown_of, suite_markdown, suite_table
+from cotune.experiments.compare.progress import summary_so_far
+from cotune.experiments.compare.suite_table import suite_markdown, suite_tables
 from cotune.run.run_dir import write_summary
 from tests.experiments.report.pages import printed
 from tests.experiments.report.suite_pages import method, stage, summary
@@ -29,7 +30,7 @@ def row(markdown: str, name: str) -> list[str]:
 
 
 def test_the_console_table_groups_methods_and_says_what_failed() -> None:
-    text = printed(suite_table(TOLD))
+    text = printed(suite_tables(TOLD)[0])
     lines = text.splitlines()
     assert (
         "held-out exact match, per cent, 300 questions, 2 seeds, gains over Search-R1" in lines[0]
@@ -61,7 +62,7 @@ def test_nothing_in_a_name_is_markup() -> None:
     evil = "[bold]a|b <b>*x*\x1b[31m\nc"
     told = summary(method("m", evil, 0.5, label=evil, status=evil, problem=evil, note=evil),
                    name=evil, baseline=None)  # fmt: skip
-    assert "[bold]a|b <b>*x*[31m c" in printed(suite_table(told))
+    assert "[bold]a|b <b>*x*[31m c" in printed(suite_tables(told)[0])
     text = suite_markdown(told)
     assert r"\[bold\]a\|b &lt;b&gt;\*x\*\[31m c" in text
     assert "\x1b" not in text
@@ -77,19 +78,18 @@ def test_one_seed_and_no_baseline_need_no_columns_for_them() -> None:
 
 def test_rewards_are_no_shares() -> None:
     told = summary(method("m", "ours", 1.5, interval=[-0.5, 1.75]), measure="mean reward")
-    assert "1.500 (−0.500 to 1.750)" in printed(suite_table(told))
+    assert "1.500 (−0.500 to 1.750)" in printed(suite_tables(told)[0])
 
 
 def test_the_command_prints_a_suites_table_and_refuses_a_runs(tmp_path: Path) -> None:
     write_summary(tmp_path, TOLD)
-    assert markdown_of(tmp_path) == suite_markdown(TOLD)
     done = CliRunner().invoke(app, ["report", str(tmp_path), "--markdown"])
     assert done.exit_code == 0
     assert done.stdout == suite_markdown(TOLD) + "\n"
     assert not (tmp_path / "report.html").exists()
     run = stage(tmp_path / "run", 2, (0.1, 0.2))
     with pytest.raises(ConfigError, match="holds no suite's summary"):
-        markdown_of(run.path)
+        summary_so_far(run.path)
 
 
 def test_the_table_needs_no_template_engine() -> None:
@@ -103,5 +103,5 @@ def test_the_table_needs_no_template_engine() -> None:
 
 def test_scores_over_some_strata_say_so() -> None:
     told = summary(method("p2o", "ours", 0.9)) | {"focus": "long", "n": 200}
-    assert "held-out exact match on “long…” questions" in printed(suite_table(told))
+    assert "held-out exact match on “long…” questions" in printed(suite_tables(told)[0])
     assert row(suite_markdown(told), "method")[1] == "exact match on “long…” questions"

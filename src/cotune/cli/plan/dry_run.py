@@ -308,7 +308,8 @@ def few_questions(config: RunConfig) -> tuple[TaskEnvironment, bool, list[str]]:
         ConfigError: data of the run file exists but cannot be read.
     """
     options = config.environment
-    if isinstance(options, SearchOptions | MathOptions) and not (missing := _missing(options)):
+    missing = _missing(options) if isinstance(options, SearchOptions | MathOptions) else []
+    if isinstance(options, SearchOptions | MathOptions) and not missing:
         environment = build_environment(options, None, config.instruction)
         assert isinstance(environment, TaskEnvironment)
         few = {split: _shortest(environment.tasks(split), n) for split, n in _SIZES.items()}

@@ -1,7 +1,6 @@
 """A suite's tables: for the console, and the main one as Markdown."""
 
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
@@ -15,7 +14,6 @@ _NONE = "–"
 _MARKDOWN = str.maketrans(
     {sign: f"\\{sign}" for sign in "\\`*_[]|"} | {"<": "&lt;", ">": "&gt;", "&": "&amp;"}
 )
-_PURPOSES = ("train", "verify", "evolve")
 
 _Column = tuple[str, Callable[[SuiteMethod], str]]
 
@@ -49,17 +47,17 @@ def suite_tables(summary: Mapping[str, Any]) -> list[Table]:
         ConfigError: it is not a suite's.
     """
     suite = SuiteSummary.of(summary)
-    before = any(method.before is not None for method in suite.methods)
-    tables = [_main_table(suite, strata=not before)]
-    return [*tables, *([_before_after(suite)] if before else []), _cost(suite)]
+    if all(method.before is None for method in suite.methods):
+        return [_main_table(suite), _cost(suite)]
+    return [_main_table(suite, hidden=suite.stratum_names), _before_after(suite), _cost(suite)]
 
 
-def suite_table(summary: Mapping[str, Any]) -> Table:
-    """Return the main table: a row a method, grouped, with what went wrong. Raises as above."""
-    return _main_table(SuiteSummary.of(summary), strata=True)
+def _main_table(suite: SuiteSummary, hidden: Sequence[str] = ()) -> Table:
+    """Return a row a method, grouped, with what went wrong.
 
-
-def _main_table(suite: SuiteSummary, strata: bool) -> Table:
+    Args:
+        hidden: columns that another table shows.
+    """
     title = [f"{suite.name}: held-out {suite.what}{', per cent' if suite.shares else ''}"]
     if suite.n:
         title.append(f"{suite.n:,} questions")
@@ -75,7 +73,6 @@ def _main_table(suite: SuiteSummary, strata: bool) -> Table:
         show_edge=False,
         pad_edge=False,
     )
-    hidden = () if strata else suite.stratum_names
     columns = _console_columns(suite, _Numbers(suite.shares), hidden)
     table.add_column("method")
     for name, _ in columns:
@@ -100,42 +97,34 @@ def _before_after(suite: SuiteSummary) -> Table:
     strata = [name for name in suite.stratum_names if name.startswith(focus)]
     columns = ["all", *([f"{focus}…"] if focus else []), *(s.removeprefix(focus) for s in strata)]
     table = _plain_table(f"Held-out {suite.measure}", columns)
-    for _, _, methods in suite.grouped:
-        for method in methods:
-            rows = (
-                ("before", method.before_all, method.before, method.before_by_stratum),
-                ("after", method.score_all, method.score, method.by_stratum),
-                ("after, initial instruction", method.plain_all, method.plain,
-                 method.plain_by_stratum),
-            )  # fmt: skip
-            for when, overall, focused, by_stratum in rows:
-                if overall is None or not (by_stratum or when == "before"):
-                    continue
-                scores = [overall, *([focused] if focus else []), *map(by_stratum.get, strata)]
-                cells = (_NONE if score is None else f"{score:.2f}" for score in scores)
-                table.add_row(Text(one_line(f"{method.title}, {when}")), *cells)
+    for method in suite.ordered:
+        rows = (
+            ("before", method.before_all, method.before, method.before_by_stratum),
+            ("after", method.score_all, method.score, method.by_stratum),
+            ("after, initial instruction", method.plain_all, method.plain, method.plain_by_stratum),
+        )
+        for when, overall, focused, by_stratum in rows:
+            if overall is None or not (by_stratum or when == "before"):
+                continue
+            scores = [overall, *([focused] if focus else []), *map(by_stratum.get, strata)]
+            cells = (_NONE if score is None else f"{score:.2f}" for score in scores)
+            table.add_row(Text(one_line(f"{method.title}, {when}")), *cells)
     return table
 
 
 def _cost(suite: SuiteSummary) -> Table:
     """Return the cost of one run of each method, as means over its seeds."""
-    spent = [item for method in suite.methods for item in method.rollouts_by_purpose.items()]
-    found = {name for name, count in spent if count}
-    purposes = [name for name in _PURPOSES if name in found] + sorted(found - {*_PURPOSES})
     money = any(method.money for method in suite.methods)
     seeds = ", mean over seeds" if len(suite.seeds) > 1 else ""
-    columns = [*purposes, "evaluation", "generated tokens", "LLM calls"]
+    columns = [*suite.purposes, "evaluation", "generated tokens", "LLM calls"]
     columns += [*(["US dollars"] if money else []), "seconds"]
     table = _plain_table(f"Cost{seeds}", columns)
-    for _, _, methods in suite.grouped:
-        for method in methods:
-            if not method.finished:
-                continue
-            counts = [method.rollouts_by_purpose.get(name) or 0 for name in purposes]
-            counts += [method.evaluation_rollouts, method.generated_tokens, method.llm_calls]
-            cells = [_NONE if count is None else f"{count:,.0f}" for count in counts]
-            cells += [f"{method.money or 0:.2f}"] * money
-            table.add_row(Text(one_line(method.title)), *cells, f"{method.seconds or 0:,.0f}")
+    for method in filter(lambda method: method.finished, suite.ordered):
+        counts = [method.rollouts_by_purpose.get(name) or 0 for name in suite.purposes]
+        counts += [method.evaluation_rollouts, method.generated_tokens, method.llm_calls]
+        cells = [_NONE if count is None else f"{count:,.0f}" for count in counts]
+        cells += [f"{method.money or 0:.2f}"] * money
+        table.add_row(Text(one_line(method.title)), *cells, f"{method.seconds or 0:,.0f}")
     return table
 
 
@@ -193,17 +182,6 @@ def suite_markdown(summary: Mapping[str, Any]) -> str:
     below = [f"- {_escaped(trouble)}" for trouble in _troubles(suite)]
     below += [f"- [{i}] {_escaped(note)}" for i, note in enumerate(suite.notes, 1)]
     return "\n".join([*lines, *(["", *below] if below else [])])
-
-
-def markdown_of(folder: Path) -> str:
-    """Return `suite_markdown` of a suite's folder, finished or not.
-
-    Raises:
-        ConfigError: the folder is not a suite's.
-    """
-    from cotune.experiments.compare.progress import summary_so_far
-
-    return suite_markdown(summary_so_far(folder))
 
 
 def _console_columns(

@@ -16,8 +16,6 @@ from cotune.experiments.report.pages import (
     duration,
     moment,
     money,
-    number,
-    percent,
     write_page,
 )
 from cotune.experiments.report.suite_curves import (
@@ -32,7 +30,6 @@ from cotune.experiments.report.suite_curves import (
 )
 
 _STRATA_IN_TABLE = 4
-_PURPOSES = ("train", "verify", "evolve")
 _STYLES = {
     "inference": "s5",
     "trained": "s0",
@@ -83,7 +80,7 @@ def write_suite_report(folder: Path | str, summary: Mapping[str, Any] | None = N
         "hinted": [method for method in suite.methods if method.hints],
         "footnotes": {note: i for i, note in enumerate(suite.notes, 1)},
         "troubled": [method for method in suite.methods if method.trouble],
-        "verdict": suite.verdict or _verdict(suite),
+        "verdict": suite.verdict,
         "spent": spent,
         "costs": _costs(suite),
         "curves": [block for axis in AXES if (block := _panels(suite, read, axis))],
@@ -118,20 +115,6 @@ def _facts(suite: SuiteSummary) -> list[tuple[str, str]]:
     return [(name, value) for name, value in facts if value]
 
 
-def _verdict(suite: SuiteSummary) -> str:
-    """Return one sentence on the outcome, for a summary without one."""
-    scored = [m for m in suite.methods if m.score is not None and m.status == "ok"]
-    if not scored:
-        return "No method has a complete result yet."
-    best = max(scored, key=lambda method: method.score or 0.0)
-    score = percent if suite.shares else number
-    text = f"{best.title} has the highest held-out {suite.what}, {score(best.score)}"
-    baseline = suite.baseline_method
-    if baseline and baseline.score is not None and baseline is not best:
-        text += f"; {baseline.title}, the baseline, has {score(baseline.score)}"
-    return f"{text}."
-
-
 def _spent(suite: SuiteSummary) -> list[tuple[str, str]]:
     """Return what all finished runs cost together."""
 
@@ -164,9 +147,7 @@ def _spent_in_short(suite: SuiteSummary, spent: Mapping[str, str]) -> str:
 
 def _costs(suite: SuiteSummary) -> dict[str, Any]:
     """Return the cost table: its `columns`, and in `rows` by method a value for each."""
-    spent = [item for method in suite.methods for item in method.rollouts_by_purpose.items()]
-    named = {purpose for purpose, rollouts in spent if rollouts}
-    purposes = [p for p in _PURPOSES if p in named] + sorted(named - {*_PURPOSES, "evaluate"})
+    purposes = suite.purposes
 
     def row(method: SuiteMethod) -> list[str]:
         by_purpose = method.rollouts_by_purpose
@@ -224,8 +205,7 @@ def _panels(
 
     drawn = [
         (method, curve, curve_of(suite.baseline, method) if method.name != suite.baseline else None)
-        for _, _, methods in suite.grouped
-        for method in methods
+        for method in suite.ordered
         if (curve := curve_of(method.name, method)) is not None
     ]
     if not drawn:
@@ -275,7 +255,7 @@ class _Instruction:
 def _instructions(suite: SuiteSummary, read: Mapping[str, MethodCurves]) -> list[_Instruction]:
     """Return the best instructions, each once with its methods, in the table's order."""
     found: dict[str, _Instruction] = {}
-    for method in (method for _, _, methods in suite.grouped for method in methods):
+    for method in suite.ordered:
         by_seed = dict(read[method.name].instructions)
         first = next(iter(by_seed), None)
         text = method.instruction or (by_seed[first] if first is not None else None)
@@ -309,7 +289,6 @@ def _links(folder: Path, suite: SuiteSummary) -> list[tuple[SuiteMethod, list[di
                 for name in names
             ],
         )
-        for _, _, methods in suite.grouped
-        for method in methods
+        for method in suite.ordered
     ]
     return [row for row in rows if row[1]]
