@@ -70,7 +70,7 @@ def test_the_rewards_of_the_starters(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_nothing_is_overwritten(tmp_path: Path) -> None:
     (tmp_path / "rewards.py").write_text("mine", encoding="utf-8")
-    with pytest.raises(ConfigError, match=r"rewards.py: is there already; give another folder"):
+    with pytest.raises(ConfigError, match=r"rewards.py: exists already; give another folder"):
         write_starter("tools", tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["rewards.py"]
     with pytest.raises(ConfigError, match="is a file; give a folder"):

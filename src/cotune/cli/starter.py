@@ -16,7 +16,6 @@ KINDS = {
 }
 """The kinds of starters, each with a short description."""
 
-
 _PATH = "  path: Qwen/Qwen3-0.6B "
 _TEMPLATE_ARGS = re.compile(r"^  (template_args: [^#\n]*)#.*\n", re.MULTILINE)
 _PLAIN = re.compile(r"[A-Za-z~./][\w.~-]*[/:][\w./~:-]*[\w]")  # quote the rest: `off` is false
@@ -48,7 +47,7 @@ def write_starter(kind: str, folder: Path, policy: str | None = None) -> list[Pa
             raise ConfigError(f"{folder}: is a file; give a folder")
         if taken := [name for name in names if (folder / name).exists()]:
             raise ConfigError(
-                f"{folder / taken[0]}: is there already; give another folder, or move it away"
+                f"{folder / taken[0]}: exists already; give another folder, or move it away"
             )
         folder.mkdir(parents=True, exist_ok=True)
         for name in names:

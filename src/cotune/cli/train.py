@@ -87,7 +87,7 @@ def open_trained(folder: Path) -> tuple[RunDir, RunConfig]:
     raw = run.read_config()
     if "library" in raw:
         raise ConfigError(
-            f"{folder}: belongs to a program with a GRPOTrainer of its own; go on there, with "
+            f"{folder}: belongs to a program with its own GRPOTrainer; resume it there with "
             "trainer.train(resume_from_checkpoint=True)"
         )
     if any("baseline" in row for row in run.read_events()):

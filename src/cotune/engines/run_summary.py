@@ -15,25 +15,13 @@ if TYPE_CHECKING:
 
 def write_run_summary(config: RunConfig, run: RunDir, outcome: "Outcome", ledger: Ledger) -> None:
     """Write the summary.json of one run, with a single arm."""
-    totals, choice = ledger.totals(), outcome.choice
-    arm: dict[str, Any] = {
-        **score_figures("em", outcome.after),
-        **score_figures("em_before", outcome.before),
-        **score_figures("em_initial_instruction", outcome.plain),
-        **(score_figures("em_with_hint", outcome.hinted) if outcome.hinted else {}),
-        **hard_figures(outcome.before, outcome.after),
-        "measure": outcome.after.measure,
-        "em_interval": list(interval) if (interval := outcome.after.interval) else None,
-        "policy_rollouts": dict(totals.rollouts),
-        "generated_tokens": sum(totals.generated_tokens.values()),
-        "llm_calls": totals.llm_calls,
-        "money": totals.money,
-        "seconds": round(seconds_spent(run), 1),
-        "steps": outcome.steps,
-        "best_instruction": outcome.instruction,
-        "folder": ".",
-    }
-    if choice is not None:
+    arm = arm_figures(
+        run, ledger, outcome.after, outcome.before, outcome.plain,
+        steps=outcome.steps, instruction=outcome.instruction,
+    )  # fmt: skip
+    if outcome.hinted:
+        arm |= score_figures("em_with_hint", outcome.hinted)
+    if (choice := outcome.choice) is not None:
         arm["best_instruction_observed_rollouts"] = choice.rollouts
         arm["too_close_to_call"] = choice.too_close
     run.write_summary(
@@ -47,6 +35,44 @@ def write_run_summary(config: RunConfig, run: RunDir, outcome: "Outcome", ledger
             "best_instruction": outcome.instruction,
         }
     )
+
+
+def arm_figures(
+    run: RunDir,
+    ledger: Ledger,
+    after: Score,
+    before: Score | None,
+    plain: Score | None,
+    *,
+    steps: int,
+    instruction: str | None,
+) -> dict[str, Any]:
+    """Return a run's scores and costs as an arm of its summary.
+
+    Args:
+        after: under the best instruction, after training.
+        before: before training.
+        plain: under the initial instruction, after training.
+        steps: steps of training.
+        instruction: the best one.
+    """
+    totals = ledger.totals()
+    return {
+        **score_figures("em", after),
+        **score_figures("em_before", before),
+        **score_figures("em_initial_instruction", plain),
+        **hard_figures(before, after),
+        "measure": after.measure,
+        "em_interval": list(interval) if (interval := after.interval) else None,
+        "policy_rollouts": dict(totals.rollouts),
+        "generated_tokens": sum(totals.generated_tokens.values()),
+        "llm_calls": totals.llm_calls,
+        "money": totals.money,
+        "seconds": round(seconds_spent(run), 1),
+        "steps": steps,
+        "best_instruction": instruction,
+        "folder": ".",
+    }
 
 
 def seconds_spent(run: RunDir) -> float:

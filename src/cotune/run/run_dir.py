@@ -268,7 +268,7 @@ class RunDir:
     ) -> Row:
         taken = sorted((_ROW_KEYS | own.keys()) & fields.keys())
         if taken:
-            raise ValueError(f"{where} has the field {taken[0]!r}, a column of its own; rename it")
+            raise ValueError(f"{where} has the field {taken[0]!r}, the name of a column; rename it")
         return {
             "time": round(time.time(), 3), "attempt": self.attempt, "step": step,
             **own, **plain(fields, where),

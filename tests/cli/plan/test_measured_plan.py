@@ -114,4 +114,4 @@ def test_an_endpoint_is_asked_for_real_and_that_is_said_first(
     out = io.StringIO()
     with pytest.raises(ConfigError, match="COTUNE_TEST_KEY"):
         measured_plan.plan_by_steps(file, Console(file=out, width=200), 2)
-    assert "m at http://h/v1 is asked for real where evolution falls due" in out.getvalue()
+    assert "m at http://h/v1 is called if evolution falls due" in out.getvalue()

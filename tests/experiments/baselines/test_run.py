@@ -310,11 +310,11 @@ def test_ctrl_c_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(runs, "_measured", interrupted)
+    monkeypatch.setattr(runs, "solve", interrupted)
     with pytest.raises(Stopped, match=r"stopped; remove .* to start again"):
         baseline("direct", file_of(tmp_path), Console(quiet=True))
     assert RunDir.open(tmp_path / "out").read_summary() is None
-    monkeypatch.setattr(runs, "_prepare", interrupted)
+    monkeypatch.setattr(runs, "build_environment", interrupted)
     other = write(tmp_path / "other.yaml", tiny(tmp_path / "other"))
     with pytest.raises(Stopped, match="stopped before anything was written"):
         baseline("direct", other, Console(quiet=True))

@@ -248,7 +248,7 @@ def test_links_lead_to_the_reports_that_are_there(tmp_path: Path) -> None:
     assert "./prompt-first/seed-1/prompt/report.html" in found.links
     assert all((tmp_path / link).is_file() for link in found.links)
     assert "seed 1, train (no report)" in found.words
-    assert "prompt-first/seed-0/train: no run folder is there" in found.words
+    assert "prompt-first/seed-0/train: no run folder" in found.words
 
 
 def test_a_broken_run_is_named_and_the_rest_is_shown(tmp_path: Path) -> None:
@@ -265,7 +265,7 @@ def test_run_folders_outside_the_suite_are_neither_read_nor_linked(tmp_path: Pat
     found = written(tmp_path / "suite", summary(method("search-r1", "trained", 0.3, runs=runs)))
     assert found.links == []
     assert "a secret" not in found.words
-    assert "../elsewhere: no run folder is there" in found.words
+    assert "../elsewhere: no run folder" in found.words
 
 
 def test_texts_of_models_and_users_are_escaped(tmp_path: Path) -> None:

@@ -104,9 +104,7 @@ def dry_run(
             run = Path(folder) / "run"
             environment, own, replaced = few_questions(config)
             scaled, more = scaled_down(config, environment, own, ask_llm)
-            console.print(
-                f"{config.name}: dry run. In place of what the run file has:", markup=False
-            )
+            console.print(f"{config.name}: dry run. Replaced:", markup=False)
             for line in [*replaced, *more]:
                 console.print(f"  {line}", markup=False, highlight=False)
             measured = measured_steps(scaled, run, _STEPS, console, environment)
@@ -143,8 +141,8 @@ def _check(config: RunConfig, ask_llm: bool) -> None:
     world = "arithmetic" if kind in ("math", "arithmetic") else "geo"
     if kind not in WORLDS:
         raise ConfigError(
-            f"--dry-run: environment.kind is {kind}; expected {', '.join(WORLDS)}: of what is your own "
-            "try some rollouts with cotune try, or run the first steps with cotune plan --steps 2"
+            f"--dry-run: environment.kind is {kind}; expected {', '.join(WORLDS)}; for your own "
+            "environment, show rollouts with cotune try or run steps with cotune plan --steps 2"
         )
     if config.method.supervised or not config.has_batches:
         raise ConfigError(
@@ -159,8 +157,7 @@ def _check(config: RunConfig, ask_llm: bool) -> None:
     elif config.method.needs_llm and world not in config.method.offline_worlds:
         raise ConfigError(
             f"--dry-run: the offline rules propose nothing for strategy.kind {strategy} on "
-            f"environment.kind {kind}; have "
-            "llm asked for real by --ask-llm"
+            f"environment.kind {kind}; call the run file's LLM with --ask-llm"
         )
     for reward in config.rewards:
         load_reward(reward.function)
@@ -228,7 +225,7 @@ def scaled_down(
 def _llm(options: LLMConfig, ask_llm: bool) -> str:
     """Describe the LLM that proposes, and whether the real run would have its key."""
     if ask_llm:
-        return f"llm: {describe_llm(options)}, asked for real"
+        return f"llm: {describe_llm(options)}, called"
     if not isinstance(options, OpenAIOptions):
         return f"llm: {describe_llm(options)}, as the run file has it"
     name = options.api_key_env
@@ -257,7 +254,7 @@ def _outcome(config: RunConfig, measured: Measured, run: RunDir) -> list[str]:
     if evolves(config) and not any(event["kind"] in _PHASES for event in events):
         told = [str(e.get("reason") or e.get("text")) for e in events if e["kind"] in _REASONS]
         lines.append(f"no evolution ran: {told[-1] if told else 'none fell due'}")
-    lines.append("the folder of it is deleted; the real run is cotune train without --dry-run")
+    lines.append("its folder is deleted; start the real run without --dry-run")
     return lines
 
 

@@ -48,7 +48,7 @@ def plan_by_steps(
     steps = min(steps, config.training.steps)
     if isinstance(config.proposer, OpenAIOptions):
         console.print(
-            f"LLM: {describe_llm(config.proposer)} is asked for real where evolution falls due in these steps",
+            f"LLM: {describe_llm(config.proposer)} is called if evolution falls due in these steps",
             markup=False,
             highlight=False,
         )

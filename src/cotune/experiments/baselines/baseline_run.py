@@ -4,14 +4,14 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
 from cotune.config import run_checks
 from cotune.config.build import build_environment, build_rewards, initial_instruction
 from cotune.config.run_file import LLMConfig, RunConfig, dump_config
-from cotune.engines.run_summary import hard_figures, score_figures, seconds_spent
+from cotune.engines.run_summary import arm_figures
 from cotune.environments.search import SearchEnvironment
 from cotune.errors import ConfigError, Stopped
 from cotune.experiments.baselines import BASELINES
@@ -19,7 +19,6 @@ from cotune.experiments.baselines.agent import Agent
 from cotune.experiments.baselines.base import (
     UNSCORED,
     AnswerForm,
-    Baseline,
     Bench,
     Solved,
     answer_form,
@@ -28,14 +27,13 @@ from cotune.experiments.baselines.base import (
 from cotune.experiments.baselines.chat import Chat, EndpointChat, PolicyChat
 from cotune.llm.client import OPENAI_URL, OpenAIClient, OpenAIOptions
 from cotune.policy.policy_files import policy_path
-from cotune.protocols import Environment, Rewards
 from cotune.rollout.coordinator import RolloutSettings
 from cotune.rollout.episode import score
 from cotune.run.journal import RunJournal, score_table
 from cotune.run.ledger import Ledger
 from cotune.run.run_dir import RunDir
 from cotune.run.scores import Score, measure_of, score_trajectories
-from cotune.types import Assignment, Limits, Prompt, StopReason, Task, Trajectory
+from cotune.types import Assignment, Limits, Prompt, StopReason, Trajectory
 
 if TYPE_CHECKING:
     from cotune.rollout.coordinator import Coordinator
@@ -83,43 +81,6 @@ class Endpoint:
             raise ConfigError(f"--model, --base-url or --api-key-env: {error}") from error
 
 
-@dataclass(frozen=True)
-class _Ready:
-    """The parts of a baseline's run, checked.
-
-    Attributes:
-        model: the model's name, as given.
-        chat: the model.
-        coordinator: rolls out a local policy; None for an endpoint.
-    """
-
-    name: str
-    config: RunConfig
-    environment: Environment
-    rewards: Rewards | None
-    tasks: Sequence[Task]
-    baseline: Baseline
-    model: str
-    chat: Chat
-    coordinator: "Coordinator | None"
-
-    @property
-    def agent(self) -> bool:
-        return isinstance(self.baseline, Agent)
-
-    @property
-    def note(self) -> str:
-        """A warning if the scores say little about the method; "" otherwise."""
-        # A single response under the run file's instruction is what its environment asks for.
-        own = self.agent or not (self.baseline.retrieves or self.baseline.bench.form.brief)
-        if own or self.coordinator is None or not self.model.startswith("bundled:"):
-            return ""
-        return (
-            f"the bundled policy was not trained on the prompt of {self.name}: its score shows that "
-            "the baseline runs, and nothing about the method"
-        )
-
-
 def run_baseline(name: str, config: RunConfig, console: Console, endpoint: Endpoint) -> Path:
     """Score a baseline and write its run folder; return the folder.
 
@@ -134,21 +95,17 @@ def run_baseline(name: str, config: RunConfig, console: Console, endpoint: Endpo
         )
     RunDir.check_free(config.output)
     try:
-        return _run(name, config, console, endpoint)
+        return _run(_BaselineRun(name, config, endpoint), console)
     except KeyboardInterrupt:
         if RunDir.is_run(config.output):
             raise Stopped(f"stopped; remove {config.output} to start again") from None
         raise Stopped("stopped before anything was written") from None
 
 
-def _run(name: str, config: RunConfig, console: Console, endpoint: Endpoint) -> Path:
-    if name not in BASELINES:
-        raise ConfigError(f"baseline is {name!r}; expected one of {', '.join(BASELINES)}")
-    options = endpoint.options(config.llm, config.limits)
-    with Ledger(":memory:") as trial:
-        ready = _prepare(name, config, options, trial)
+def _run(ready: "_BaselineRun", console: Console) -> Path:
+    name, config, endpoint = ready.name, ready.config, ready.endpoint
     run = RunDir.create(config.output, dump_config(config))
-    where = f" at {options.base_url or OPENAI_URL}" if options else ""
+    where = f" at {endpoint.base_url or OPENAI_URL}" if endpoint else ""
     console.print(
         f"{config.name}: {name} on {config.environment.kind}, seed {config.seed}; model "
         f"{ready.model}{where}; {len(ready.tasks)} test questions; folder {run.path}",
@@ -159,10 +116,8 @@ def _run(name: str, config: RunConfig, console: Console, endpoint: Endpoint) -> 
         console.print(f"note: {ready.note}", markup=False, highlight=False, soft_wrap=True)
     with Ledger(run.ledger_path) as ledger:
         ledger.begin_attempt(None)
-        if options is not None:
-            ready = replace(ready, chat=EndpointChat(OpenAIClient(options, ledger), config.limits))
-        result = _measured(ready, run, ledger, console)
-        _write_summary(ready, run, result, ledger)
+        result = ready.measure(run, ledger, console)
+        ready.write_summary(run, result, ledger)
     from cotune.experiments.report import write_report
 
     report = write_report(run.path)
@@ -171,154 +126,199 @@ def _run(name: str, config: RunConfig, console: Console, endpoint: Endpoint) -> 
     return run.path
 
 
-def _prepare(name: str, config: RunConfig, options: OpenAIOptions | None, trial: Ledger) -> _Ready:
-    """Load and check the parts of a baseline, cheap checks first; write nothing."""
-    run_checks.check_tokens(config.training.engine_args)
-    kind, method = config.environment.kind, BASELINES[name]
-    environment = build_environment(config.environment, config.dataset, config.instruction)
-    rewards = build_rewards(config.rewards)
-    instruction = initial_instruction(config.instruction, environment)
-    searched = isinstance(environment, SearchEnvironment) and environment.retriever is not None
-    if method.retrieves and not searched:
-        raise ConfigError(
-            f"environment.kind is {kind}, which has no retriever for {name}; expected geo or search, "
-            "with a search engine"
-        )
-    agent = method is Agent
-    if agent and options is not None and (environment.tools or kind in _STATEFUL):
-        raise ConfigError(
-            f"environment.kind is {kind}, whose tools are called through a chat template; agent with "
-            "--model expects geo, search, math or another without tools"
-        )
-    form = AnswerForm("") if agent else answer_form(environment, instruction, kind)
-    run_checks.check_instruction(environment, instruction)
-    run_checks.check_rewards(rewards, environment, instruction, ("test",))
-    run_checks.check_retriever(environment)
-    tasks = environment.tasks("test")
-    if not tasks:
-        raise ConfigError(
-            "the test split has no questions, and a baseline is scored on it; add some"
-        )
-    coordinator: Coordinator | None = None
-    if options is None:
-        coordinator = _local(config, environment, instruction, agent)
-        chat: Chat = PolicyChat(
-            coordinator.codec, coordinator.sampler, config.limits, config.training.rows_per_call
-        )
-    else:
-        chat = EndpointChat(OpenAIClient(options, trial), config.limits)  # checks its key
-    baseline = method(Bench(environment, instruction, form, config.limits, chat))
-    model = config.policy.path if options is None else options.model
-    return _Ready(name, config, environment, rewards, tasks, baseline, model, chat, coordinator)
+class _BaselineRun:
+    """A baseline with everything it needs, loaded and checked, cheap checks first.
 
+    Raises ConfigError for an option or a field that is invalid. Writes nothing until `measure`.
 
-def _local(
-    config: RunConfig, environment: Environment, instruction: str, agent: bool
-) -> "Coordinator":
-    """Load the run file's policy into this process; check that episodes fit into its context."""
-    folder = policy_path(config.policy.path)
-    import torch
+    Attributes:
+        endpoint: the endpoint that answers; None for the run file's policy.
+        model: the model's name, as given.
+        coordinator: rolls out a local policy; None for an endpoint.
+    """
 
-    from cotune.policy.local_policy import local_coordinator
+    def __init__(self, name: str, config: RunConfig, endpoint: Endpoint) -> None:
+        if name not in BASELINES:
+            raise ConfigError(f"baseline is {name!r}; expected one of {', '.join(BASELINES)}")
+        self.name, self.config = name, config
+        self.endpoint = endpoint.options(config.llm, config.limits)
+        run_checks.check_tokens(config.training.engine_args)
+        kind, method = config.environment.kind, BASELINES[name]
+        environment = build_environment(config.environment, config.dataset, config.instruction)
+        self.environment, self.rewards = environment, build_rewards(config.rewards)
+        instruction = initial_instruction(config.instruction, environment)
+        searched = isinstance(environment, SearchEnvironment) and environment.retriever is not None
+        if method.retrieves and not searched:
+            raise ConfigError(
+                f"environment.kind is {kind}, which has no retriever for {name}; expected geo or "
+                "search, with a search engine"
+            )
+        self.agent = method is Agent
+        if self.agent and self.endpoint is not None and (environment.tools or kind in _STATEFUL):
+            raise ConfigError(
+                f"environment.kind is {kind}, whose tools are called through a chat template; agent "
+                "with --model expects geo, search, math or another without tools"
+            )
+        form = AnswerForm("") if self.agent else answer_form(environment, instruction, kind)
+        run_checks.check_instruction(environment, instruction)
+        run_checks.check_rewards(self.rewards, environment, instruction, ("test",))
+        run_checks.check_retriever(environment)
+        self.tasks = environment.tasks("test")
+        if not self.tasks:
+            raise ConfigError(
+                "the test split has no questions, and a baseline is scored on it; add some"
+            )
+        self.coordinator = None if self.endpoint else self._local(instruction)
+        with Ledger(":memory:") as trial:  # an endpoint's key is checked before anything is written
+            self.chat = self._chat(trial)
+        self.baseline = method(Bench(environment, instruction, form, config.limits, self.chat))
+        self.model = self.endpoint.model if self.endpoint else config.policy.path
 
-    if config.threads is not None:
-        torch.set_num_threads(config.threads)
-    training, limits = config.training, config.limits
-    coordinator = local_coordinator(
-        folder,
-        environment,
-        instruction,
-        RolloutSettings(limits, training.temperature, config.seed, training.rows_per_call),
-        dtype=config.policy.dtype,
-        template_args=config.policy.template_args,
-        chat_template=config.policy.chat_template,
-        rewards=build_rewards(config.rewards),
-    )
-    run_checks.check_context(coordinator.settings.context_tokens, limits)
-    if agent:
-        codec, splits = coordinator.codec, ("test",)
-        run_checks.check_prompts(environment, codec, instruction, limits, splits, strategy="static")
-    return coordinator
-
-
-def _measured(ready: _Ready, run: RunDir, ledger: Ledger, console: Console) -> Score:
-    """Answer and score the test questions; write events and trajectories into the folder."""
-    journal = RunJournal(run, console, total_steps=0, trajectories_every=0)
-    journal.event(
-        "run_started", 0, config=ready.config.name, strategy=ready.name, baseline=ready.name
-    )
-    if ready.note:
-        run.event("notice", 0, text=ready.note)
-    trajectories = _rolled_out(ready, ledger, console)
-    result = score_trajectories(trajectories, measure_of(ready.environment, ready.rewards))
-    journal.event(
-        "evaluated",
-        0,
-        trained=0,
-        split="test",
-        when="after",
-        prompt="best",
-        instruction_id=trajectories[0].assignment.instruction_id,
-        em=result.em,
-        n=result.n,
-        measure=result.measure,
-        by_stratum={name: list(value) for name, value in result.by_stratum.items()},
-    )
-    journal.trajectories(0, "evaluate_after", trajectories)
-    journal.event("run_finished", 0)
-    return result
-
-
-def _rolled_out(ready: _Ready, ledger: Ledger, console: Console) -> list[Trajectory]:
-    """Return the scored trajectories of the test questions, answered some at a time."""
-    training, tasks, started = ready.config.training, ready.tasks, time.monotonic()
-    together = _TOGETHER if ready.coordinator is None else training.rows_per_call
-    done: list[Trajectory] = []
-
-    def tell(finished: int, asked: int) -> None:
-        seconds = int(time.monotonic() - started)
-        console.print(
-            f"  [dim]{seconds // 60:02d}:{seconds % 60:02d}[/] {len(done) + finished} of "
-            f"{len(tasks)} questions finished; {asked} asked",
-            highlight=False,
+    @property
+    def note(self) -> str:
+        """A warning if the scores say little about the method; "" otherwise."""
+        # A single response under the run file's instruction is what its environment asks for.
+        own = self.agent or not (self.baseline.retrieves or self.baseline.bench.form.brief)
+        if own or self.coordinator is None or not self.model.startswith("bundled:"):
+            return ""
+        return (
+            f"the bundled policy was not trained on the prompt of {self.name}: its score shows that "
+            "the baseline runs, and nothing about the method"
         )
 
-    for first in range(0, len(tasks), together):
-        part, begun = tasks[first : first + together], time.monotonic()
-        if ready.agent and ready.coordinator is not None:
-            found = ready.coordinator.evaluate(part)
-            tell(len(part), len(part))
-            tokens = sum(t.generated_tokens for t in found)
-        else:
-            retriever, top_k = None, 3
-            if isinstance(ready.environment, SearchEnvironment):
-                retriever, top_k = ready.environment.retriever, ready.environment.top_k
-            solved = solve(ready.baseline, part, ready.chat, retriever, top_k, tell)
-            found = _scored(ready, solved, first)
-            tokens = sum(reply.tokens for one in solved for reply in one.replies)
-        ledger.add_rollouts("evaluate", len(part), tokens, time.monotonic() - begun)
-        done += found
-    return done
+    def _chat(self, ledger: Ledger) -> Chat:
+        limits = self.config.limits
+        if self.endpoint is not None:
+            return EndpointChat(OpenAIClient(self.endpoint, ledger), limits)
+        assert self.coordinator is not None
+        codec, sampler = self.coordinator.codec, self.coordinator.sampler
+        return PolicyChat(codec, sampler, limits, self.config.training.rows_per_call)
 
+    def _local(self, instruction: str) -> "Coordinator":
+        """Load the run file's policy into this process; check that episodes fit into its context."""
+        config, environment, limits = self.config, self.environment, self.config.limits
+        folder = policy_path(config.policy.path)
+        import torch
 
-def _scored(ready: _Ready, solved: Sequence[Solved], first: int) -> list[Trajectory]:
-    """Return trajectories with all turns, scored by the turns that give the answer."""
-    environment, rewards = ready.environment, ready.rewards
-    whole = [trajectory(one, ready.baseline.instruction, i) for i, one in enumerate(solved, first)]
-    scored = [score(_answering(t, one), environment) for t, one in zip(whole, solved, strict=True)]
-    if rewards is not None:
-        scored = rewards(scored, environment)
-    return [
-        replace(
-            t,
-            reward=found.reward,
-            answer=found.answer,
-            parts=found.parts,
-            logged=found.logged,
-            stop=StopReason.TURN_LIMIT if found.answer is None else StopReason.ANSWERED,
+        from cotune.policy.local_policy import local_coordinator
+
+        if config.threads is not None:
+            torch.set_num_threads(config.threads)
+        training = config.training
+        coordinator = local_coordinator(
+            folder,
+            environment,
+            instruction,
+            RolloutSettings(limits, training.temperature, config.seed, training.rows_per_call),
+            dtype=config.policy.dtype,
+            template_args=config.policy.template_args,
+            chat_template=config.policy.chat_template,
+            rewards=self.rewards,
         )
-        for t, found in zip(whole, scored, strict=True)
-    ]
+        run_checks.check_context(coordinator.settings.context_tokens, limits)
+        if self.agent:
+            run_checks.check_prompts(
+                environment, coordinator.codec, instruction, limits, ("test",), strategy="static"
+            )
+        return coordinator
+
+    def measure(self, run: RunDir, ledger: Ledger, console: Console) -> Score:
+        """Answer and score the test questions; write events and trajectories into the folder."""
+        self.chat = self._chat(ledger)
+        journal = RunJournal(run, console, total_steps=0, trajectories_every=0)
+        name = self.name
+        journal.event("run_started", 0, config=self.config.name, strategy=name, baseline=name)
+        if self.note:
+            run.event("notice", 0, text=self.note)
+        trajectories = self._rolled_out(ledger, console)
+        result = score_trajectories(trajectories, measure_of(self.environment, self.rewards))
+        journal.event(
+            "evaluated",
+            0,
+            trained=0,
+            split="test",
+            when="after",
+            prompt="best",
+            instruction_id=trajectories[0].assignment.instruction_id,
+            em=result.em,
+            n=result.n,
+            measure=result.measure,
+            by_stratum={name: list(value) for name, value in result.by_stratum.items()},
+        )
+        journal.trajectories(0, "evaluate_after", trajectories)
+        journal.event("run_finished", 0)
+        return result
+
+    def _rolled_out(self, ledger: Ledger, console: Console) -> list[Trajectory]:
+        """Return the scored trajectories of the test questions, answered some at a time."""
+        tasks, started = self.tasks, time.monotonic()
+        together = self.config.training.rows_per_call if self.coordinator else _TOGETHER
+        done: list[Trajectory] = []
+        retriever, top_k = None, 3
+        if isinstance(self.environment, SearchEnvironment):
+            retriever, top_k = self.environment.retriever, self.environment.top_k
+
+        def tell(finished: int, asked: int) -> None:
+            seconds = int(time.monotonic() - started)
+            console.print(
+                f"  [dim]{seconds // 60:02d}:{seconds % 60:02d}[/] {len(done) + finished} of "
+                f"{len(tasks)} questions finished; {asked} asked",
+                highlight=False,
+            )
+
+        for first in range(0, len(tasks), together):
+            part, begun = tasks[first : first + together], time.monotonic()
+            if self.agent and self.coordinator is not None:
+                found = self.coordinator.evaluate(part)
+                tell(len(part), len(part))
+                tokens = sum(t.generated_tokens for t in found)
+            else:
+                solved = solve(self.baseline, part, self.chat, retriever, top_k, tell)
+                found = self._scored(solved, first)
+                tokens = sum(reply.tokens for one in solved for reply in one.replies)
+            ledger.add_rollouts("evaluate", len(part), tokens, time.monotonic() - begun)
+            done += found
+        return done
+
+    def _scored(self, solved: Sequence[Solved], first: int) -> list[Trajectory]:
+        """Return trajectories with all turns, scored by the turns that give the answer."""
+        instruction = self.baseline.instruction
+        whole = [trajectory(one, instruction, i) for i, one in enumerate(solved, first)]
+        pairs = zip(whole, solved, strict=True)
+        scored = [score(_answering(t, one), self.environment) for t, one in pairs]
+        if self.rewards is not None:
+            scored = self.rewards(scored, self.environment)
+        return [
+            replace(
+                t,
+                reward=found.reward,
+                answer=found.answer,
+                parts=found.parts,
+                logged=found.logged,
+                stop=StopReason.TURN_LIMIT if found.answer is None else StopReason.ANSWERED,
+            )
+            for t, found in zip(whole, scored, strict=True)
+        ]
+
+    def write_summary(self, run: RunDir, result: Score, ledger: Ledger) -> None:
+        """Write summary.json in the format of a trained run's."""
+        config, instruction = self.config, self.baseline.instruction if self.agent else None
+        plain = result if self.agent else None
+        arm = arm_figures(run, ledger, result, None, plain, steps=0, instruction=instruction)
+        run.write_summary(
+            {
+                "name": config.name,
+                "strategy": self.name,
+                "baseline": self.name,
+                "seed": config.seed,
+                "llm": self.model if self.endpoint else "none",
+                "policy": None if self.endpoint else config.policy.path,
+                "model": self.model,
+                "note": self.note,
+                "arms": {self.name: {**arm, "compute": "none"}},
+                "best_instruction": instruction,
+            }
+        )
 
 
 def trajectory(solved: Solved, instruction: str, group: int) -> Trajectory:
@@ -355,41 +355,4 @@ def _answering(whole: Trajectory, solved: Solved) -> Trajectory:
         completion_ids=ids,
         mask=(1,) * len(ids),
         logprobs=(0.0,) * len(ids),
-    )
-
-
-def _write_summary(ready: _Ready, run: RunDir, result: Score, ledger: Ledger) -> None:
-    """Write summary.json in the format of a trained run's."""
-    totals, config = ledger.totals(), ready.config
-    instruction = ready.baseline.instruction if ready.agent else None
-    arm: dict[str, Any] = {
-        **score_figures("em", result),
-        **score_figures("em_before", None),
-        **score_figures("em_initial_instruction", result if ready.agent else None),
-        **hard_figures(None, result),
-        "measure": result.measure,
-        "em_interval": list(interval) if (interval := result.interval) else None,
-        "compute": "none",
-        "policy_rollouts": dict(totals.rollouts),
-        "generated_tokens": sum(totals.generated_tokens.values()),
-        "llm_calls": totals.llm_calls,
-        "money": totals.money,
-        "seconds": round(seconds_spent(run), 1),
-        "steps": 0,
-        "best_instruction": instruction,
-        "folder": ".",
-    }
-    run.write_summary(
-        {
-            "name": config.name,
-            "strategy": ready.name,
-            "baseline": ready.name,
-            "seed": config.seed,
-            "llm": "none" if ready.coordinator is not None else ready.model,
-            "policy": config.policy.path if ready.coordinator is not None else None,
-            "model": ready.model,
-            "note": ready.note,
-            "arms": {ready.name: arm},
-            "best_instruction": instruction,
-        }
     )

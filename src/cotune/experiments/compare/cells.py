@@ -133,7 +133,7 @@ class Cell:
             return f"failed: {self.problem or 'no reason recorded'}"
         running, stages = self.state == State.RUNNING, self.row.method.stages
         if self.stage == len(stages):
-            return "about to be taken as it is"
+            return "finished, not read yet"
         reached = _reached(self._folder)
         if not (running or reached or self.finished):
             return "not begun"

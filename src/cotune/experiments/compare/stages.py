@@ -348,14 +348,14 @@ def _check_sources(row: Row, by_key: Mapping[str, Row]) -> None:
     source, target = row.entry.instruction_from, row.entry.policy_from
     if slug(source) not in trained:
         raise ConfigError(
-            f"methods: {row.entry.key}: instruction_from is {source!r}, which is no row with an "
-            f"instruction of its own; {expected}"
+            f"methods: {row.entry.key}: instruction_from is {source!r}, which is no row with its own "
+            f"instruction; {expected}"
         )
     is_model = "/" in target or target.startswith("bundled:") or Path(target).is_dir()
     if slug(target) not in trained and (slug(target) in by_key or not is_model):
         raise ConfigError(
-            f"methods: {row.entry.key}: policy_from is {target!r}, which is no row with a policy of "
-            f"its own; {expected}, or a model's folder or owner/name"
+            f"methods: {row.entry.key}: policy_from is {target!r}, which is no row with its own policy; "
+            f"{expected}, or a model's folder or owner/name"
         )
 
 
@@ -395,6 +395,6 @@ def _without_tools(raw: Mapping[str, Any]) -> dict[str, Any]:
     if kind == "tools":
         return {"environment": {"kind": "single_turn"}, "limits": {"turns": 1}}
     raise ConfigError(
-        f"methods: grpo-no-tools is of no use where environment.kind is {kind}, which has no tools "
-        "that can be taken away; remove it"
+        f"methods: grpo-no-tools needs an environment with tools, and environment.kind is {kind}; "
+        "remove it"
     )

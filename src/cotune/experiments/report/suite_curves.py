@@ -104,11 +104,11 @@ def read_curves(folder: Path, method: SuiteMethod) -> MethodCurves:
             path = folder_of(folder, name)
             try:
                 if path is None or not RunDir.is_run(path):
-                    raise ConfigError(f"{name}: no run folder is there")
+                    raise ConfigError(f"{name}: no run folder")
                 stages.append(_read_stage(RunDir.open(path)))
             except ConfigError as error:
                 missing.append(str(error))
-                break  # later stages would stand at the wrong x
+                break  # later stages would be at the wrong x
         if stages:
             by_seed[seed] = stages
     finished = {seed: found for seed, found in by_seed.items() if seed in method.by_seed}
