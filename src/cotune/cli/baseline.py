@@ -23,11 +23,7 @@ def baseline(
     """Score a baseline that trains nothing on a run file's test split; return the run folder.
 
     Args:
-        name: one of `cotune.experiments.baselines.BASELINES`.
         path: the run file; its strategy is not used.
-        console: the console to print to.
-        quiet: print nothing.
-        assignments: fields to set, as with --set.
         model, base_url, api_key_env: an endpoint to use instead of the run file's policy.
     """
     from cotune.experiments.baselines.baseline_run import Endpoint, run_baseline

@@ -44,8 +44,6 @@ def try_run(
     and rewards. Trains nothing, calls no LLM and writes nothing.
 
     Args:
-        path: the run file.
-        console: the console to print to.
         count: how many questions from the start of the split, one rollout each.
         split: "train", "validation" or "test".
         greedy: pick the most likely token each time, as evaluation does.

@@ -32,7 +32,6 @@ def complete_best(config: RunConfig, run: RunDir, environment: Environment | Non
     place the instruction.
 
     Args:
-        config: the run file.
         run: its folder, with its summary.json written.
         environment: the run's; built here if None.
 

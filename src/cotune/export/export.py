@@ -23,7 +23,6 @@ def export(folder: Path, format: str | None = None, output: Path | None = None) 
     """Write a finished run's best policy into a folder that can be served without changes.
 
     Args:
-        folder: the run folder.
         format: "full" or, for a run with `policy.lora`, "adapter" as `best/` is; "merged" adds an
             adapter to its base's weights. None is what `best/` is.
         output: the folder to write, which must be empty; `export` in the run folder by default.
@@ -102,10 +101,6 @@ def stage(
     """Write the export into a folder that does not exist yet.
 
     Args:
-        config: the run file.
-        run: its folder.
-        kind: what to write.
-        staged: the new folder.
         where: the repository to upload to; "" for a folder.
         copy: copies or links a file.
     """

@@ -115,9 +115,6 @@ def write_card(
     """Replace README.md in a folder by the run's model card.
 
     Args:
-        folder: where to write.
-        config: the run file.
-        run: the run's folder.
         serving: how it was evaluated.
         kind: what the folder holds.
         where: the repository to upload to; "" for a folder.

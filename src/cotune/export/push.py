@@ -18,7 +18,6 @@ def push(folder: Path, repo_id: str, format: str | None = None, private: bool = 
     Create the repository if it does not exist. The token is that of HF_TOKEN or of `hf auth login`.
 
     Args:
-        folder: the run folder.
         repo_id: "owner/name".
         format: see `export`.
         private: create the repository as private; an existing one must be.

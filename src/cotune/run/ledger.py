@@ -57,17 +57,14 @@ _SLACK = 1 + 1e-9
 class Totals:
     """The cost of a run; the mappings have a key for each of `PURPOSES`.
 
+    All but `money` are of committed rows.
+
     Attributes:
-        rollouts: trajectories by purpose, committed.
-        generated_tokens: the policy's own tokens by purpose, committed.
-        seconds: time spent on rollouts by purpose, committed.
-        llm_calls: LLM calls, committed; each retry counts as a call.
-        llm_failed: those that returned no usable reply.
-        llm_open: those that were never settled: in flight, or interrupted by a kill.
-        llm_estimated: those whose tokens are an upper bound because no usage was reported.
-        llm_prompt_tokens: tokens sent, committed.
-        llm_completion_tokens: tokens received, committed.
-        llm_seconds: time spent in LLM calls, committed.
+        generated_tokens: the policy's own.
+        llm_calls: each retry counts as a call.
+        llm_failed: calls that returned no usable reply.
+        llm_open: calls that were never settled: in flight, or interrupted by a kill.
+        llm_estimated: calls whose tokens are an upper bound because no usage was reported.
         money: spent in all attempts; calls that were never settled count at their worst case.
     """
 
@@ -217,9 +214,7 @@ class Ledger:
         and never understates it.
 
         Args:
-            worst_case: the most that the call can cost.
             limit: the run's budget, over all attempts; None for no limit.
-            model: which model is called.
 
         Raises:
             BudgetError: spent + reserved + worst case exceeds the limit; nothing was written.
@@ -255,13 +250,8 @@ class Ledger:
         """Replace a reservation by the call's actual cost.
 
         Args:
-            reservation: what `reserve` returned.
-            prompt_tokens: tokens sent.
-            completion_tokens: tokens received.
-            cost: money.
             error: why there is no usable reply, in one line; "" if there is one.
             estimated: whether tokens and cost are upper bounds.
-            seconds: how long the call took.
         """
         _check(
             prompt_tokens=prompt_tokens,

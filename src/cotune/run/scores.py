@@ -50,15 +50,7 @@ def measure_of(environment: Environment, rewards: Rewards | None = None) -> str:
 
 
 def score_trajectories(trajectories: Sequence[Trajectory], measure: str = EXACT_MATCH) -> Score:
-    """Compute the score of finished, scored rollouts.
-
-    Args:
-        trajectories: one per task.
-        measure: see `measure_of`.
-
-    Raises:
-        ValueError: there are none.
-    """
+    """Compute the score of finished, scored rollouts, one per task; at least one."""
     if not trajectories:
         raise ValueError("no rollouts to score; expected at least one")
     groups: dict[str, list[float]] = defaultdict(list)
@@ -84,12 +76,7 @@ def _deviation(values: Sequence[float]) -> float:
 def mean_over(
     by_stratum: Mapping[str, Sequence[float]], strata: Collection[str]
 ) -> tuple[float, int] | None:
-    """Return (mean, rollouts) of some strata taken together; None if none of them occurs.
-
-    Args:
-        by_stratum: (mean, rollouts) of each stratum.
-        strata: their names.
-    """
+    """Return (mean, rollouts) of some strata taken together; None if none of them occurs."""
     found = [by_stratum[name] for name in strata if name in by_stratum]
     n = int(sum(count for _, count in found))
     return (sum(mean * count for mean, count in found) / n, n) if n else None

@@ -85,8 +85,6 @@ def dry_run(
     behind.
 
     Args:
-        path: the run file.
-        console: the console to print to.
         assignments: fields to set, as with --set.
         ask_llm: whether to call the run file's own LLM endpoint.
 

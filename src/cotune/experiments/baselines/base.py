@@ -77,9 +77,7 @@ def answer_form(environment: Environment, instruction: str, kind: str) -> Answer
     environment of one turn: the run file's instruction.
 
     Args:
-        environment: the environment that scores the response.
-        instruction: the run file's.
-        kind: its `environment.kind`, for the error.
+        kind: `environment.kind`, for the error.
 
     Raises:
         ConfigError: it cannot score a single response.
@@ -148,8 +146,6 @@ class Baseline:
         """Return a request about a question, laid out as the run file's prompts are.
 
         Args:
-            task: the question.
-            instruction: the instruction.
             passages: the most important first; as many as fit are kept, the last of them cut.
             rest: the text after the passages.
             stop: strings that end the reply.
@@ -165,13 +161,7 @@ class Baseline:
 
 
 def fitted(chat: Chat, built: Callable[[Sequence[str]], Ask], passages: Sequence[str]) -> Ask:
-    """Return a request with as many passages as fit, the last one cut; with none if none fits.
-
-    Args:
-        chat: counts tokens.
-        built: makes the request with the given passages.
-        passages: the most important first.
-    """
+    """Return a request with as many passages as fit, the most important first, the last one cut."""
     kept = list(passages)
     while kept and chat.size(built(kept)) > chat.room:
         # A passage is halved until nothing of it is left, then the one before it.
@@ -218,10 +208,7 @@ def solve(
     """Solve questions together, one step of each at a time.
 
     Args:
-        baseline: the method.
-        tasks: the questions.
-        chat: the model.
-        retriever, top_k: the retriever, and passages per query.
+        top_k: passages per query.
         tell: called after each call of the model with the number of finished questions and of
             requests in the call.
 

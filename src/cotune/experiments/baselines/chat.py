@@ -74,14 +74,7 @@ def _tokens(limits: Limits) -> tuple[int, int]:
 
 
 class PolicyChat:
-    """A local policy.
-
-    Args:
-        codec: its tokenizer.
-        sampler: its weights.
-        limits: the run file's.
-        rows_per_call: dialogues in one call.
-    """
+    """A local policy; `rows_per_call` dialogues are answered together."""
 
     def __init__(
         self, codec: Codec, sampler: Sampler, limits: Limits, rows_per_call: int = 512

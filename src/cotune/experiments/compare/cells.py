@@ -38,14 +38,7 @@ class State(StrEnum):
 
 
 class Cell:
-    """One row at one seed.
-
-    Attributes:
-        row: what it runs.
-        state: its state.
-        problem: why it failed; "" otherwise.
-        finished: its finished stages, in order.
-    """
+    """One row at one seed; `problem` says why it failed, `finished` are its finished stages."""
 
     def __init__(self, row: Row) -> None:
         self.row, self.state, self.problem = row, State.WAITING, ""
@@ -270,8 +263,6 @@ def run_cells(
     taken over.
 
     Args:
-        cells: the cells.
-        at_once: the number of processes at a time.
         watch: called with all cells whenever some may have changed.
         every: seconds between checks of the processes.
     """

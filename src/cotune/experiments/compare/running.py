@@ -38,8 +38,6 @@ def compare(
     """Run what a suite is missing, write its summary and its report; return the summary.
 
     Args:
-        path: the suite file.
-        console: where progress and result are shown.
         assignments: fields that replace the file's, as in `seeds=[0]`.
         again: the command that resumes the suite; None for `cotune compare`.
 

@@ -37,12 +37,7 @@ ScaledDown = dict[str, dict[str, float | None]]
 
 @dataclass(frozen=True)
 class Finished:
-    """A finished stage.
-
-    Attributes:
-        folder: its run folder.
-        figures: its arm of summary.json.
-    """
+    """A finished stage: its run folder, and the figures of its arm of summary.json."""
 
     folder: Path
     figures: Mapping[str, Any]
@@ -100,14 +95,7 @@ class Finished:
 
 @dataclass(frozen=True)
 class Row:
-    """A row of a suite at one seed.
-
-    Attributes:
-        suite: the suite file.
-        base: the run file that it is based on, as plain data.
-        entry: the row in the suite file.
-        seed: its seed.
-    """
+    """A row of a suite at one seed; `base` is the run file that it is based on, as plain data."""
 
     suite: SuiteConfig
     base: Mapping[str, Any]
@@ -161,7 +149,6 @@ class Row:
         """Return the run file of one stage.
 
         Args:
-            index: the stage's index.
             before: the stages before it.
             others: the last stages of the rows in `needs`, by key.
 
@@ -295,8 +282,7 @@ class Setting:
     """The settings that all rows of a suite share, for its summary.
 
     Attributes:
-        environment: kind of the environment.
-        policy: `policy.path`.
+        environment, policy: `environment.kind` and `policy.path`.
         llm: the LLMs that write proposals.
         scaled_down: by method, see `Row.scaled_down`.
     """

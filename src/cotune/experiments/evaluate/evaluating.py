@@ -110,14 +110,7 @@ def parse_options(
 
 @dataclass(frozen=True)
 class Column:
-    """A prompt and the policy that answers it.
-
-    Attributes:
-        name: best, initial, hinted, untrained_initial or untrained_best.
-        label: its heading in tables.
-        prompt: instruction and hint.
-        trained: True for the run's best policy, False for the one that it started from.
-    """
+    """A prompt and the policy that answers it: the run's best, or the one that it started from."""
 
     name: str
     label: str
@@ -137,15 +130,7 @@ class SetResult:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The result of `evaluate_run`.
-
-    Attributes:
-        name, strategy, policy, seed: the run's.
-        temperature: of sampled rollouts.
-        columns: the columns in order.
-        sets: the question sets in order.
-        created: Unix time.
-    """
+    """The result of `evaluate_run`; `temperature` is of sampled rollouts, `created` Unix time."""
 
     name: str
     strategy: str

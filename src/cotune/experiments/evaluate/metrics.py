@@ -26,15 +26,8 @@ PASSES_AT = 1.0
 def pass_at_k(n: int, c: int, k: int) -> float:
     """Return the chance that one of k samples is right, estimated from n samples of a question.
 
-    1 - C(n - c, k) / C(n, k): unbiased (Chen et al. 2021, arXiv 2107.03374, Eq. 1).
-
-    Args:
-        n: samples.
-        c: number of right ones.
-        k: samples drawn, at most n.
-
-    Raises:
-        ValueError: not 0 <= c <= n, or not 1 <= k <= n.
+    1 - C(n - c, k) / C(n, k), where c of the n are right: unbiased (Chen et al. 2021, arXiv
+    2107.03374, Eq. 1). Raises ValueError unless 0 <= c <= n and 1 <= k <= n.
 
     >>> pass_at_k(4, 1, 2)
     0.5
@@ -49,11 +42,7 @@ def pass_at_k(n: int, c: int, k: int) -> float:
 def avg_at_k(samples: Sequence[Sequence[float]]) -> float:
     """Return the mean over questions of the mean of each question's k samples.
 
-    Args:
-        samples: the values of each question's samples, k of each.
-
-    Raises:
-        ValueError: there is no question, or not all have the same number of samples.
+    Raises ValueError if there is no question, or not all have the same number of samples.
     """
     sizes = {len(values) for values in samples}
     if len(sizes) != 1 or 0 in sizes:
@@ -101,7 +90,6 @@ def figure(
     """Return the mean of one value per question, overall with its interval, and by stratum.
 
     Args:
-        values: one for each question, combined from its samples if there are several.
         strata: the stratum of each question; "" for none.
     """
     groups: dict[str, list[float]] = defaultdict(list)
@@ -121,14 +109,10 @@ def mean_interval(values: Sequence[float], *, bounded: bool = False) -> tuple[fl
     questions.
 
     Args:
-        values: one for each question.
         bounded: whether the mean is in [0, 1], and the interval is cut to that.
 
     Returns:
         The lower and upper end; None for a single value that is neither 0 nor 1.
-
-    Raises:
-        ValueError: there are no values.
     """
     n = len(values)
     if n < 1:

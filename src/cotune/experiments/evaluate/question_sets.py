@@ -53,12 +53,7 @@ def question_sets(
 ) -> list[QuestionSet]:
     """Read and check the run's split and the given benchmarks.
 
-    Args:
-        config: the run file.
-        environment: the run's.
-        split: of the run's own questions; None for test, or for none if benchmarks are given.
-        benchmarks: each NAME or NAME=PATH.
-        limit: use only the first questions of each; None for all.
+    The arguments are those of `EvaluationOptions`.
 
     Raises:
         ConfigError: a benchmark cannot be read, is given twice, or does not fit the environment; or

@@ -46,16 +46,13 @@ class Series:
     """One line.
 
     Attributes:
-        name: its name in the legend.
         points: (x, y), x ascending.
         style: CSS class of its colour ("s0" … "s7", "muted").
         raw: points drawn faintly behind, such as the values that `points` averages.
         band: (x, lowest, highest), drawn as an area behind.
         dots: mark each point.
-        label: drawn behind the last point; "" for none.
-        born: mark the first point as a birth.
-        died: mark the last point as a death.
-        strong: draw it thicker.
+        label: drawn behind the last point.
+        born, died: mark the first point as a birth, the last as a death.
     """
 
     name: str
@@ -75,10 +72,8 @@ class Chart:
     """A drawing with its heading and legend.
 
     Attributes:
-        title: heading of the figure.
-        svg: the drawing.
         legend: (CSS class, name) of each series that its colour identifies.
-        note: how to read it; "" for nothing.
+        note: how to read it.
     """
 
     title: str
@@ -172,16 +167,10 @@ def line_chart(
 
     Args:
         title: heading, and the name for screen readers.
-        series: the lines.
         unit: unit of y.
-        x_label: what x counts.
-        note: how to read the chart.
-        legend: name the series.
         guides: x values of vertical guide lines.
-        x_range: ends of x for charts that share them; None for those of the points, whose x are
-            whole.
-        y_range: ends of y for charts that share them; None for those of the points.
-        size: size of the drawing.
+        x_range, y_range: ends of axes that several charts share; None for those of the points, whose
+            x are whole then.
     """
     series = [s for s in series if s.points]
     everything = [p for s in series for p in (*s.points, *s.raw)]
@@ -278,12 +267,9 @@ def interval_bar(
     """Draw a value with its interval, the values that it is a mean of, and a dotted guide.
 
     Args:
-        value: the dot.
-        interval: its ends; None for none.
         parts: short strokes below.
         between: ends of the scale.
         style: CSS class of the colour.
-        guide: the dotted line; None for none.
     """
     width, height, edge = 150, 22, 5
 

@@ -30,7 +30,6 @@ class Hint:
 
     Attributes:
         number: its place in the phase; 0 is the empty one.
-        text: the hint.
         parent: the number of the hint it was derived from; None for the empty one.
         mean: mean reward on dev; None if the phase did not end.
         covering: it is in the cover that hard questions draw from; None as above.

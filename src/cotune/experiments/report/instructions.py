@@ -90,9 +90,8 @@ class Member:
     Attributes:
         row: its line of instructions.jsonl.
         depth: generations below a root.
-        life: its history.
         segments: its text, marked against its parent's.
-        best: it is the run's best.
+        best: whether it is the run's best.
     """
 
     row: Row
@@ -130,7 +129,6 @@ def population(run: RecordedRun, failed: Sequence[Row]) -> dict[str, Any] | None
     """Read the history of a run's instructions; None if its instruction never changes.
 
     Args:
-        run: the run.
         failed: its "proposal_failed" events that concern instructions.
     """
     rejected = run.of_kind("instruction_rejected")

@@ -132,8 +132,6 @@ def write_page(
     Everything is escaped and an unknown name is an error. Control characters become pictures (␀, ␛).
 
     Args:
-        folder: the folder to write to.
-        template: its file name.
         sheets: names of the style sheets to include.
         shares: scores are shares of 1, written as per cent.
         content: the variables of the template.

@@ -40,10 +40,8 @@ class ShownTurn:
     """One turn: what the policy wrote and what it read.
 
     Attributes:
-        action: its action, as parsed by the environment.
-        error: the problem with it; "" if there is none.
         own, read: the tokens; without a tokenizer one piece with all of the text.
-        own_left, read_left: how many tokens (or characters, see `Rollout.unit`) are left out.
+        own_left, read_left: how many tokens (or characters, see `Rollout.unit`) are omitted.
     """
 
     action: str
@@ -59,11 +57,9 @@ class Rollout:
     """A stored rollout, ready to be shown.
 
     Attributes:
-        row: its line.
-        turns: the first ones.
-        turns_left: how many more it has.
+        turns, turns_left: the first turns, and how many more it has.
         strip: (role, tokens) in a row.
-        unit: what is counted as left out: "tokens" or "characters".
+        unit: what is counted as omitted: "tokens" or "characters".
         change: its reward less its group's mean; None outside a group.
     """
 
@@ -80,11 +76,9 @@ class Group:
     """The rollouts of one question in one training step.
 
     Attributes:
-        step: the training step.
-        rollouts: lowest rewards first, MOST_COLUMNS at most.
-        size: number of rollouts.
+        rollouts: lowest rewards first, MOST_COLUMNS of them at most.
         rewards: all rewards, sorted.
-        hinted: number of rollouts sampled under a hint.
+        size, hinted: number of rollouts, and of those sampled under a hint.
     """
 
     step: int
