@@ -75,6 +75,11 @@ class Strategy(Protocol):
 
     Each step t calls `evolve_if_due`, `assign` and `observe`, in this order. Checkpoints are saved
     after `observe`, so an evolution that is due then is still due after a resume.
+
+    It may have three more methods, for reports. `choice()` returns the `Choice` of the best
+    instruction, which is recorded at the end of a run. Trackers show the `Standing` of each
+    instruction that `standings()` returns, and the `HintStanding` of each hint in
+    `hint_standings()`.
     """
 
     @property

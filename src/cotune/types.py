@@ -73,6 +73,53 @@ class Instruction:
     critique: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """How an instruction stands in a strategy; None is unknown.
+
+    Attributes:
+        alive: whether rollouts can still be sampled under it.
+        weight: what the strategy ranks it by.
+        probability: how likely it is drawn for a question.
+        observed_rollouts: the rollouts that the weight is based on.
+    """
+
+    instruction: Instruction
+    alive: bool = True
+    weight: float | None = None
+    probability: float | None = None
+    observed_rollouts: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class HintStanding:
+    """How a hint stands: its mean score and solved questions on dev, and whether it is in use."""
+
+    hint: str
+    mean_dev_score: float
+    solved: int
+    covers: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The best instruction by weight, with its margin over the runner-up.
+
+    Attributes:
+        steps: number of steps in which it was observed.
+        rollouts: number of rollouts in which it was observed.
+        runner_up: the next by weight; None if there is no other.
+        too_close: whether the two cannot be told apart (`too_close_to_call`).
+    """
+
+    instruction: Instruction
+    weight: float
+    steps: int
+    rollouts: int
+    runner_up: Instruction | None
+    too_close: bool
+
+
 # ---- what a strategy decides
 
 

@@ -4,20 +4,12 @@ Search-R1's `qa_search_train_merge.py` writes Parquet rows `{"data_source", "pro
 "reward_model": {"style", "ground_truth": {"target": […]}}, "extra_info": {"split", "index"}}`.
 """
 
-import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, cast
 
-from cotune.data.rows import (
-    id_field,
-    json_rows,
-    listed,
-    parquet_batches,
-    shortened,
-    text_field,
-)
-from cotune.data.splits import SPLITS, Question, hold_out, sha, without_held
+from cotune.data.rows import id_field, json_rows, listed, parquet_batches, shortened, text_field
+from cotune.data.splits import SPLITS, Question, digest, hold_out, sha, without_held
 from cotune.errors import ConfigError
 from cotune.types import Task
 
@@ -47,17 +39,12 @@ def check_questions(validation: int | Path, test: int | Path, sample: Sample) ->
         )
 
 
-def as_it_is(task: Task) -> Task:
-    """Return a task unchanged."""
-    return task
-
-
 def read_questions(
     train: Path,
     validation: int | Path,
     test: int | Path,
     sample: Sample,
-    asked: Callable[[Task], Task] = as_it_is,
+    asked: Callable[[Task], Task] = lambda task: task,
 ) -> dict[str, list[Task]]:
     """Read the tasks of each split, in the files' order.
 
@@ -124,25 +111,32 @@ def read_tasks(path: Path, split: str) -> list[Task]:
         ConfigError: the file does not exist, is empty or not JSON Lines, a field is missing or of
             the wrong type, or an id is repeated.
     """
-    tasks: dict[str, Task] = {}
-    for where, row in json_rows(path, f"environment.{split}"):
+
+    def read(row: Mapping[str, Any], where: str) -> Task:
         question = text_field(row, "question", where, '"question": "…"')
-        digest = hashlib.sha1(question.encode()).hexdigest()[:12]
         stratum = row.get("stratum", "")
         if not isinstance(stratum, str):
             raise ConfigError(f'{where}: "stratum" is {shortened(stratum)}; expected text')
-        id = id_field(row, where, f"{split}-{digest}")
-        task = Task(id, question, _listed_answers(row, where), stratum)
-        if task.id in tasks:
-            raise ConfigError(
-                f"{where}: the task {task.id!r} came before; drop one of the two or give each its "
-                '"id" (without one it is a hash of the question)'
-            )
-        tasks[task.id] = task
+        id = id_field(row, where, f"{split}-{digest(question)}")
+        return Task(id, question, _listed_answers(row, where), stratum)
+
+    rows = json_rows(path, f"environment.{split}")
+    fix = 'drop one of the two or give each its "id" (without one it is a hash of the question)'
+    tasks = _distinct(((where, read(row, where)) for where, row in rows), fix)
     if not tasks:
         raise ConfigError(
             f'environment.{split}: {path} is empty; expected lines of {{"question": …, "answers": …}}'
         )
+    return tasks
+
+
+def _distinct(read: Iterable[tuple[str, Task]], fix: str) -> list[Task]:
+    """Return tasks given with their rows' places; ConfigError for a repeated id."""
+    tasks: dict[str, Task] = {}
+    for where, task in read:
+        if task.id in tasks:
+            raise ConfigError(f"{where}: the task {task.id!r} came before; {fix}")
+        tasks[task.id] = task
     return list(tasks.values())
 
 
@@ -182,18 +176,12 @@ def read_parquet_tasks(path: Path, split: str) -> list[Task]:
             question or answer, a repeated id, or no rows.
     """
     field = f"environment.{split}"
-    tasks: dict[str, Task] = {}
-    for where, row in parquet_batches(path, field, _columns):
-        task = _task(row, where, split)
-        if task.id in tasks:
-            raise ConfigError(
-                f"{where}: the task {task.id!r} came before; drop one of the two, or give each row its "
-                "own extra_info.index"
-            )
-        tasks[task.id] = task
+    rows = parquet_batches(path, field, _columns)
+    fix = "drop one of the two, or give each row its own extra_info.index"
+    tasks = _distinct(((where, _task(row, where, split)) for where, row in rows), fix)
     if not tasks:
         raise ConfigError(f"{field}: {path} holds no rows; expected one for each question")
-    return list(tasks.values())
+    return tasks
 
 
 def _columns(names: Sequence[str], where: str) -> list[str]:
@@ -282,5 +270,4 @@ def _id(extra: object, source: str, question: str, split: str) -> str:
     if isinstance(index, int):
         # Merged files count each data set's rows from 0.
         return "-".join(filter(None, (source, str(info.get("split") or split), str(index))))
-    digest = hashlib.sha1(question.encode()).hexdigest()[:12]
-    return "-".join(filter(None, (source, split, digest)))
+    return "-".join(filter(None, (source, split, digest(question))))

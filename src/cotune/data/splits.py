@@ -112,6 +112,11 @@ def sha(text: str) -> str:
     return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
 
 
+def digest(question: str) -> str:
+    """Return a short hash of a question, for an id."""
+    return hashlib.sha1(question.encode()).hexdigest()[:12]
+
+
 def warn(text: str) -> None:
     """Log a warning in the first process only: every process of a run reads the data."""
     if launched_rank() == 0:

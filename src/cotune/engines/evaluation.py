@@ -7,15 +7,12 @@ from typing import Any, Protocol
 from cotune.config.build import initial_instruction
 from cotune.config.run_file import EvaluationConfig
 from cotune.environments.environment_options import InstructionConfig
-from cotune.methods.inspo.inspo import Inspo
-from cotune.methods.inspo.population import Best
-from cotune.methods.p2o.p2o import P2O
 from cotune.protocols import Environment, Rewards
 from cotune.rollout.coordinator import Coordinator
 from cotune.run.journal import Journal
 from cotune.run.run_dir import RunDir
 from cotune.run.scores import EXACT_MATCH, Score, measure_of, score_trajectories
-from cotune.types import Prompt
+from cotune.types import Choice, Prompt
 
 
 class EvaluatedParts(Protocol):
@@ -78,7 +75,7 @@ class Outcome:
         after: test score of the reported policy, best instruction.
         plain: test score of the reported policy, initial instruction.
         hinted: test score of the reported policy, best instruction and hint; None without hints.
-        choice: how INSPO chose the best instruction at the last step.
+        choice: how the strategy chose the best instruction; None if it does not say.
     """
 
     before: Score | None
@@ -88,7 +85,7 @@ class Outcome:
     instruction_id: str
     steps: int
     hinted: Score | None = None
-    choice: Best | None = None
+    choice: Choice | None = None
 
 
 _PROMPTS = {"before": "initial", "plain": "initial", "hinted": "best with hint"}
@@ -171,14 +168,12 @@ class RunEvaluation:
         """Drop what an earlier run kept, when a run starts from the beginning."""
         self._best.forget()
 
-    def _choice(self, joint: Evaluated) -> Best | None:
-        """Return INSPO's I* and how often it was observed; note a choice too close to call."""
-        strategy = joint.coordinator.strategy
-        if isinstance(strategy, P2O):
-            strategy = strategy.base
-        if not isinstance(strategy, Inspo) or joint.coordinator.comm.rank != 0:
+    def _choice(self, joint: Evaluated) -> Choice | None:
+        """Return the strategy's choice of the best instruction, if it makes one; record it."""
+        choose = getattr(joint.coordinator.strategy, "choice", None)
+        best: Choice | None = choose() if choose else None
+        if best is None or joint.coordinator.comm.rank != 0:
             return None
-        best = strategy.best()
         joint.parts.journal.event(
             "best_instruction",
             joint.coordinator.step,

@@ -1,6 +1,5 @@
 r"""Mathematics problems answered in one turn, the final answer in \boxed{…}."""
 
-import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -8,7 +7,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, cast
 
 from cotune.data.rows import Row, file_rows, hub_rows, id_field, shortened, text_field
-from cotune.data.splits import SPLITS, Question, hold_out, sha, warn, without_held
+from cotune.data.splits import SPLITS, Question, digest, hold_out, sha, warn, without_held
 from cotune.environments.base import TaskEnvironment, missing_texts
 from cotune.errors import ConfigError
 from cotune.rewards import Reward
@@ -268,12 +267,11 @@ def _task(row: Mapping[str, Any], where: str, split: str, options: MathOptions) 
     question = text_field(
         row, column, where, f'"{column}": "…" (or set environment.question_column)'
     )
-    digest = hashlib.sha1(question.encode()).hexdigest()[:12]
     solution = _optional(row, options.solution_column, where)
     raw = _raw_answers(row, where, solution, options.answer_column)
     reasoned = next((text for text in raw if _GSM8K_MARK in text), "")
     return Task(
-        id=id_field(row, where, f"{split}-{digest}"),
+        id=id_field(row, where, f"{split}-{digest(question)}"),
         question=question,
         answers=tuple(_final(text, where) for text in raw),
         stratum=_optional(row, options.stratum_column, where),

@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from cotune.data.search_questions import as_it_is
 from cotune.environments.base import PromptFormat
 from cotune.types import Task
 
@@ -182,7 +181,7 @@ class TagProtocol:
     correction: Callable[[str, bool], str]
     information: Callable[[Sequence[str]], str]
     failure: Callable[[], str]
-    asked: Callable[[Task], Task] = as_it_is
+    asked: Callable[[Task], Task] = lambda task: task
 
 
 PROMPT_FORMAT = PromptFormat(question_prefix="Question: ")

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from queue import SimpleQueue
 from typing import Any
 
+from cotune.errors import ConfigError
 from cotune.utils.background import BackgroundLoop
 
 _Work = tuple["Future[Any]", "Job", BackgroundLoop]
@@ -79,9 +80,14 @@ class ToolRunner:
 
     Args:
         concurrency: calls that run at the same time.
+
+    Raises:
+        ConfigError: `concurrency` is below 1.
     """
 
     def __init__(self, concurrency: int) -> None:
+        if concurrency < 1:
+            raise ConfigError(f"concurrency is {concurrency}; expected 1 or more")
         self._concurrency = concurrency
         self._loop = BackgroundLoop()
 

@@ -14,7 +14,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.errors import PydanticSchemaGenerationError
 
 from cotune.environments.base import PromptFormat, TaskEnvironment
-from cotune.environments.environment_options import ToolConfig, ToolsOptions
+from cotune.environments.environment_options import ToolsOptions
 from cotune.environments.tool_calls import spoken
 from cotune.environments.tool_runner import Job, Outcome, ToolRunner, Worker
 from cotune.errors import ConfigError
@@ -127,8 +127,6 @@ class ToolEnvironment(TaskEnvironment):
         super().__init__(tasks, initial_instruction, prompt_format)
         if not tools:
             raise ConfigError("tools is empty; expected one function or more")
-        if concurrency < 1:
-            raise ConfigError(f"concurrency is {concurrency}; expected 1 or more")
         pairs = [
             cast("tuple[ToolFunction, float]", tool) if isinstance(tool, tuple) else (tool, seconds)
             for tool in tools
@@ -166,17 +164,16 @@ def answer_of(trajectory: Trajectory) -> str | None:
 def tool_environment(options: ToolsOptions, tasks: Mapping[str, Sequence[Task]]) -> ToolEnvironment:
     """Build the environment of a run file; ConfigError for functions that cannot be used."""
     environment = ToolEnvironment(
-        [(_function(tool), tool.seconds or options.seconds) for tool in options.tools],
+        [
+            (import_object(tool.function, "environment.tools"), tool.seconds or options.seconds)
+            for tool in options.tools
+        ],
         tasks,
         options.initial_instruction,
         concurrency=options.concurrency,
     )
     environment.description = options.description
     return environment
-
-
-def _function(config: ToolConfig) -> ToolFunction:
-    return import_object(config.function, "environment.tools")
 
 
 def tool_of(function: Any, seconds: float, owner: str = "") -> Tool:

@@ -60,8 +60,6 @@ class TrlEnvironment(TaskEnvironment):
                 f"{_FIELD} is {type(factory).__name__}; expected a class or function that makes one "
                 f"environment{several}"
             )
-        if concurrency < 1:
-            raise ConfigError(f"concurrency is {concurrency}; expected 1 or more")
         self._factory, self._seconds = factory, seconds
         self._runner = ToolRunner(concurrency)
         self._live: dict[int, _Instance] = {}

@@ -23,8 +23,8 @@ class Unhinted:
 
     @property
     def distillation(self) -> Distillation:
-        """Return default settings; they are unused, since nothing is distilled."""
-        return Distillation()
+        """Return the settings that weigh no token, since nothing is distilled."""
+        return Distillation(ratio="original")
 
     def best_hint(self) -> str:
         return ""
@@ -45,9 +45,10 @@ class StaticStrategy(Unhinted):
     def assign(
         self, tasks: Sequence[Task], group_size: int, progress: Progress
     ) -> list[Assignment]:
-        """Return `group_size` times the instruction for each task, group after group."""
+        """Return `group_size` times the best instruction for each task, group after group."""
+        prompt, name = self.best_prompt(), self.best_instruction_id()
         return [
-            Assignment(task, self._prompt, self._prompt, "i0", group)
+            Assignment(task, prompt, prompt, name, group)
             for group, task in enumerate(tasks)
             for _ in range(group_size)
         ]
@@ -55,7 +56,7 @@ class StaticStrategy(Unhinted):
     def observe(
         self, trajectories: Sequence[Trajectory], progress: Progress, record: Recorder
     ) -> Metrics:
-        """Do nothing: there is nothing to credit."""
+        """Do nothing: rewards of training rollouts change no prompt."""
         return {}
 
     def best_prompt(self) -> Prompt:

@@ -91,6 +91,21 @@ def example(trajectory: Trajectory, show_answers: bool) -> Record:
     }
 
 
+def gepa_prompt(parent: str, examples: Sequence[Record], **more: str) -> str:
+    """Return gepa's prompt for a new text; `prompt_template` replaces gepa's own."""
+    from gepa.strategies.instruction_proposal import InstructionProposalSignature
+
+    prompt = InstructionProposalSignature.prompt_renderer(
+        {
+            "current_instruction_doc": parent,
+            "dataset_with_feedback": list(map(dict, examples)),
+            **more,
+        }
+    )
+    assert isinstance(prompt, str)  # it is a list only if examples contain images
+    return prompt
+
+
 def fenced_text(reply: str) -> str:
     """Return the text within the ``` blocks of a reply, by gepa's own extraction; never raises."""
     from gepa.strategies.instruction_proposal import InstructionProposalSignature
@@ -307,7 +322,7 @@ def evolve_by_gepa(
         logger=_Silence(),
         max_metric_calls=search.budget,
         stop_callbacks=[_Progress(reflection, judge, search, report)],
-        seed=_seed(seed_key),
+        seed=int.from_bytes(hashlib.sha256(seed_key.encode()).digest()[:8], "big"),
         raise_on_exception=True,
     )
     if reflection.failure is not None:
@@ -316,10 +331,6 @@ def evolve_by_gepa(
         tuple(candidate[_PART] for candidate in result.candidates),
         tuple(tuple(row[i] for i in range(len(dev))) for row in result.val_subscores),
     )
-
-
-def _seed(key: str) -> int:
-    return int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "big")
 
 
 class _Silence:
@@ -377,15 +388,10 @@ class _Reflection:
     """
 
     def __init__(self, judge: Judge, reflector: Reflector, search: Search, proposal: Any) -> None:
-        self._judge, self._reflector, self._budget = judge, reflector, search.budget
+        self._judge, self.reflector, self._budget = judge, reflector, search.budget
         self._proposal = proposal
         self.failure: BaseException | None = None
         self.barren = 0
-
-    @property
-    def spent(self) -> bool:
-        """Return whether the LLM's budget is spent; further rollouts would be wasted."""
-        return self._reflector.spent
 
     def reflect(
         self,
@@ -402,7 +408,7 @@ class _Reflection:
             return [(self._proposal(new_texts={}), self) for _ in jobs]
         try:
             proposed = [
-                self._reflector.propose(candidate[_PART], dataset[_PART])
+                self.reflector.propose(candidate[_PART], dataset[_PART])
                 for candidate, dataset, _ in jobs
             ]
         except BaseException as error:
@@ -422,12 +428,7 @@ class _WithinBudget:
     """
 
     def __init__(
-        self,
-        improvements: Any,
-        judge: Judge,
-        search: Search,
-        dev: int,
-        report: Report,
+        self, improvements: Any, judge: Judge, search: Search, dev: int, report: Report
     ) -> None:
         self._improvements, self._judge = improvements, judge
         self._search, self._dev, self._report = search, dev, report
@@ -436,7 +437,10 @@ class _WithinBudget:
         improved: list[Any] = self._improvements.select(proposals, state, acceptance_criterion)
         left = max(0, self._search.budget - self._judge.evaluations)
         affordable = -(-left // self._dev) if self._search.overrun else left // self._dev
-        chosen = sorted(improved, key=_loss)[:affordable]
+        # Ties keep their order.
+        chosen = sorted(
+            improved, key=lambda p: sum(p.subsample_scores_before) - sum(p.subsample_scores_after)
+        )[:affordable]
         texts = [candidate[_PART] for candidate in state.program_candidates]
         for proposal in proposals:
             if not any(proposal is one for one in chosen):
@@ -448,11 +452,6 @@ class _WithinBudget:
                     improved=any(proposal is one for one in improved),
                 )
         return chosen
-
-
-def _loss(proposal: Any) -> float:
-    """Return the minibatch reward before minus that after; ties keep their order."""
-    return sum(proposal.subsample_scores_before) - sum(proposal.subsample_scores_after)
 
 
 class _Progress:
@@ -478,5 +477,6 @@ class _Progress:
             self._report.accepted(texts[i], texts[parent], means[i], means[parent])
         self._known = len(texts)
         self._report.progress(self._judge.evaluations, len(texts), max(means))
-        over = self._reflection.failure is not None or self._reflection.spent
+        # Once the LLM's budget is spent, further rollouts would be wasted.
+        over = self._reflection.failure is not None or self._reflection.reflector.spent
         return over or self._reflection.barren >= self._barren

@@ -4,6 +4,7 @@ import asyncio
 import functools
 import inspect
 import math
+import traceback
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,14 +23,9 @@ RewardFunction = Callable[..., Any]
 """`f(prompts, completions, **columns)`, sync or async, that returns a number for each completion."""
 
 GIVEN = (
-    "prompts",
-    "completions",
-    "completion_ids",
-    "ground_truths",
-    "trainer_state",
-    "log_extra",
+    "prompts", "completions", "completion_ids", "ground_truths", "trainer_state", "log_extra",
     "log_metric",
-)
+)  # fmt: skip
 """Keyword arguments of a function other than the columns of the data."""
 
 _COMPARED = 8  # rollouts on which a function is called a second time
@@ -77,12 +73,7 @@ class AnswerReward:
     """
 
     def __init__(
-        self,
-        name: str,
-        reward: Reward,
-        answer: Callable[[Trajectory], str | None],
-        *,
-        exact: bool,
+        self, name: str, reward: Reward, answer: Callable[[Trajectory], str | None], *, exact: bool
     ) -> None:
         self.__name__, self.exact = name, exact
         self._reward, self._answer = reward, answer
@@ -108,11 +99,7 @@ class Batch:
         """Return all keyword arguments, lists with one entry for each rollout and shared ones."""
         if messages not in self._rows:
             self._rows[messages] = arguments(self.trajectories, self._environment, messages)
-        shared = {
-            "trainer_state": self._state,
-            "log_extra": _drop,
-            "log_metric": self._log,
-        }
+        shared = {"trainer_state": self._state, "log_extra": _drop, "log_metric": self._log}
         return {**self._rows[messages], **shared}
 
     def one(self, index: int) -> "Batch":
@@ -153,10 +140,7 @@ class RewardFunctions:
             a reference that cannot be imported.
     """
 
-    def __init__(
-        self,
-        functions: Sequence[AnyReward],
-    ) -> None:
+    def __init__(self, functions: Sequence[AnyReward]) -> None:
         if not functions:
             raise ConfigError("rewards: there are none; expected at least one function")
         self._functions: dict[str, Loaded] = {}
@@ -393,29 +377,25 @@ def _drop(column: str, values: Sequence[Any]) -> None:
     """Ignore TRL's `log_extra`: trajectories are saved anyway."""
 
 
-def name_of(function: RewardFunction) -> str:
-    """Return a function's name as in TRL: of a partial the wrapped one's, of an object its class's."""
+def _unwrapped(function: RewardFunction) -> RewardFunction:
+    """Return the function in a partial."""
     while isinstance(function, functools.partial):
         function = function.func
+    return function
+
+
+def name_of(function: RewardFunction) -> str:
+    """Return a function's name as in TRL: of a partial the wrapped one's, of an object its class's."""
+    function = _unwrapped(function)
     name = str(getattr(function, "__name__", type(function).__name__))
     return "lambda" if name == "<lambda>" else name
 
 
 def is_async(function: RewardFunction) -> bool:
     """Return whether a function, a partial or a callable object is async."""
-    while isinstance(function, functools.partial):
-        function = function.func
+    function = _unwrapped(function)
     call = getattr(function, "__call__", None)  # noqa: B004
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call)
-
-
-def required_parameters(function: RewardFunction) -> list[str]:
-    """Return parameters without a default, except *args and **kwargs."""
-    return [
-        p.name
-        for p in _parameters(function)
-        if p.kind in _NAMED and p.default is inspect.Parameter.empty
-    ]
 
 
 def accepted(function: RewardFunction, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -455,8 +435,12 @@ def checked(name: str, values: Any, ids: Sequence[str]) -> list[float]:
 
 def check_columns(name: str, function: RewardFunction, columns: Sequence[str]) -> None:
     """Raise ConfigError for a function with a required parameter that nothing provides."""
-    missing = [p for p in required_parameters(function) if p not in (*columns, *GIVEN)]
-    if missing:
+    required = [
+        p.name
+        for p in _parameters(function)
+        if p.kind in _NAMED and p.default is inspect.Parameter.empty
+    ]
+    if missing := [name for name in required if name not in (*columns, *GIVEN)]:
         raise ConfigError(
             f"rewards: {name} needs the column {missing[0]!r}, but the data has "
             f"{', '.join(columns) or 'no columns'}; rename the parameter or the column"
@@ -473,26 +457,18 @@ def raised(name: str, reward: Loaded, error: Exception, batch: Batch) -> ConfigE
     """Return the error of a function that raised, with the task if calling it again finds it."""
     where, fix = "", "fix the function"
     if not is_async(reward.function):
-        index = _culprit(reward, error, batch)
-        if index is not None:
-            where = f" for task {batch.ids[index]}"
-            fix = _fix(reward, batch)
+        rows = enumerate(batch.ids)
+        if found := next((id for i, id in rows if _fails(reward, batch.one(i), type(error))), None):
+            where, fix = f" for task {found}", _fix(reward, batch)
     elif len(batch.ids) == 1:
         where = f" for task {batch.ids[0]}"
     return ConfigError(f"rewards: {name} raised {_said(error, reward.function)}{where}; {fix}")
 
 
-def _culprit(reward: Loaded, error: Exception, batch: Batch) -> int | None:
-    """Return the first rollout for which a function raises the same error when called on it alone."""
-    for i in range(len(batch.ids)):
-        if _fails(reward, batch.one(i), type(error)):
-            return i
-    return None
-
-
 def _fails(
     reward: Loaded, batch: Batch, kind: type[Exception], messages: bool | None = None
 ) -> bool:
+    """Return whether another call of a function raises such an error."""
     try:
         call(reward, batch, messages)
     except Exception as error:  # noqa: BLE001
@@ -545,24 +521,13 @@ def _shown(value: Any) -> str:
 
 def _said(error: Exception, function: RewardFunction) -> str:
     """Return an exception with the line of the function that raised it."""
-    while isinstance(function, functools.partial):
-        function = function.func
+    function = _unwrapped(function)
     code = getattr(inspect.unwrap(function), "__code__", None)
     code = code or getattr(getattr(type(function), "__call__", None), "__code__", None)  # noqa: B004
-    frames = list(_frames(error))
-    own = [f for f in frames if code is not None and f[0] == code.co_filename]
+    frames = traceback.extract_tb(error.__traceback__)[1:]  # below the one that caught it
+    own = [f for f in frames if code is not None and f.filename == code.co_filename]
     text = " ".join(f"{type(error).__name__}: {error}".split())[:200]
     if not frames:
         return text
-    file, line = (own or frames)[-1]
-    return f"{text} ({file.rpartition('/')[2]}, line {line})"
-
-
-def _frames(error: Exception) -> list[tuple[str, int]]:
-    """Return (file, line) of each frame below the one that caught an exception, outermost first."""
-    found: list[tuple[str, int]] = []
-    trace = error.__traceback__
-    while trace is not None:
-        found.append((trace.tb_frame.f_code.co_filename, trace.tb_lineno))
-        trace = trace.tb_next
-    return found[1:]
+    last = (own or frames)[-1]
+    return f"{text} ({last.filename.rpartition('/')[2]}, line {last.lineno})"

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+from cotune.data.splits import digest
 from cotune.environments.math import INITIAL_INSTRUCTION, MathEnvironment
 from cotune.errors import ConfigError
 from cotune.rewards.boxed import BoxedReward
@@ -352,11 +353,5 @@ def _endless(options: ArithmeticOptions, split: str, kind: str, size: str) -> It
 
 
 def _task(drawn: Problem, split: str) -> Task:
-    digest = hashlib.sha1(drawn.text.encode()).hexdigest()[:12]
-    return Task(
-        f"arithmetic-{split}-{digest}",
-        drawn.text,
-        (str(drawn.answer),),
-        drawn.stratum,
-        drawn.procedure,
-    )
+    id = f"arithmetic-{split}-{digest(drawn.text)}"
+    return Task(id, drawn.text, (str(drawn.answer),), drawn.stratum, drawn.procedure)

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from cotune.data.splits import digest
 from cotune.environments.search import ANSWER_INSTRUCTION, SearchEnvironment
 from cotune.errors import ConfigError
 from cotune.rewards import exact_match
@@ -332,8 +333,7 @@ def _stratified(world: GeoWorld, options: GeoOptions, split: str, count: int) ->
 
 
 def _task(question: GeoQuestion, split: str) -> Task:
-    digest = hashlib.sha1(question.text.encode()).hexdigest()[:12]
-    id = f"geo-{split}-{digest}"
+    id = f"geo-{split}-{digest(question.text)}"
     return Task(id, question.text, (question.answer,), STRATA[question.hops])
 
 

@@ -265,7 +265,7 @@ def test_reset_to_zero_keeps_newcomer_and_parent_level():
     llm = ScriptedLLM([TWO, reply("Be GOOD at all of this.", "Try to be GOOD in that.")])
     made, _events = evolved(llm, new_weight="zero")
     assert [m["start"] for m in made.state_dict()["population"]["members"]] == [0.0] * 3
-    assert made.best().weight == 0.0
+    assert made.choice().weight == 0.0
 
 
 def test_without_verification_newcomers_join_at_their_parents_weight():
@@ -350,7 +350,7 @@ def test_it_finds_what_the_policy_needs():
     run(strategy, ScriptedRollout(chance), RulesLLM(3), events, range(1, 11), TASKS)
     assert chance(INITIAL) == 0.2
     assert chance(strategy.best_prompt().instruction) == 0.9
-    assert strategy.best().rollouts > 0
+    assert strategy.choice().rollouts > 0
 
 
 def test_population_event_and_metrics():
@@ -387,7 +387,7 @@ def test_a_run_that_was_stopped_continues_as_if_it_was_not(stop, credit, propose
     assert cut == metrics
     assert before.rows + after.rows == all_events.rows
     assert second.state_dict() == whole.state_dict()
-    assert second.best() == whole.best()
+    assert second.choice() == whole.choice()
 
 
 def test_state_of_another_run_is_refused():

@@ -16,7 +16,6 @@ from cotune.engines.trl.fields import FIELDS
 from cotune.engines.trl.sharding import check_sharding
 from cotune.errors import ConfigError, EngineError
 from cotune.methods.p2o.context_distillation import weighs
-from cotune.methods.p2o.p2o import P2O
 from cotune.protocols import Strategy
 
 if TYPE_CHECKING:
@@ -202,7 +201,7 @@ def check_strategy(args: GRPOConfig, strategy: Strategy) -> None:
 
 def may_hint(strategy: Strategy) -> bool:
     """Return whether rollouts can be sampled under hints."""
-    return isinstance(strategy, P2O)
+    return hasattr(strategy, "hint_standings")
 
 
 def check_weighing(strategy: Strategy) -> None:

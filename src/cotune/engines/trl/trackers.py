@@ -4,6 +4,7 @@ They follow the trainer's reporting callbacks, whether from `report_to` or added
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import astuple
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,11 +20,8 @@ from transformers.integrations.integration_utils import (
 )
 
 from cotune.errors import ConfigError
-from cotune.methods.gepa.gepa import Gepa
-from cotune.methods.inspo.inspo import Inspo
-from cotune.methods.p2o.hints import covering
-from cotune.methods.p2o.p2o import P2O
 from cotune.protocols import Strategy
+from cotune.types import HintStanding, Instruction, Standing
 
 if TYPE_CHECKING:
     from cotune.engines.trl.trl_joint import Trained, TRLJoint
@@ -59,70 +57,26 @@ def check_installed(backends: Sequence[str]) -> None:
 
 
 def tables(strategy: Strategy) -> list[Table]:
-    """Return a strategy's tables; for a user's own strategy, only the best instruction."""
-    base = strategy.base if isinstance(strategy, P2O) else strategy
-    rows = [_only_instruction(base)]
-    if isinstance(base, Inspo):
-        rows = _instructions(base)
-    elif isinstance(base, Gepa):
-        rows = _candidates(base) or rows
+    """Return a strategy's tables; the one of hints only if there are any."""
+    best, text = strategy.best_instruction_id(), strategy.best_prompt().instruction
+    stand: list[Standing] = getattr(strategy, "standings", list[Standing])()
+    rows, paths = list[Row](), dict[str | None, str]()
+    for at in stand or [Standing(Instruction(best, text))]:
+        one = at.instruction
+        above = paths.get(one.parent)
+        paths[one.id] = f"{above} > {one.id}" if above else one.id
+        rows.append(
+            (one.id, one.parent, paths[one.id], one.origin, one.born, at.alive, at.weight,
+             at.probability, at.observed_rollouts, one.id == best, one.text, one.critique)
+        )  # fmt: skip
     found: list[Table] = [(INSTRUCTIONS, _INSTRUCTION_COLUMNS, rows)]
-    if isinstance(strategy, P2O) and (hints := _hints(strategy)):
-        found.append((HINTS, _HINT_COLUMNS, hints))
+    hints: list[HintStanding] = getattr(strategy, "hint_standings", list[HintStanding])()
+    if hints:
+        shown = strategy.best_hint()
+        found.append(
+            (HINTS, _HINT_COLUMNS, [(*astuple(h), bool(shown) and h.hint == shown) for h in hints])
+        )
     return found
-
-
-def _instructions(strategy: Inspo) -> list[Row]:
-    """Return all instructions, oldest first; `lineage` leads from the initial one to each."""
-    chances = zip(strategy.population.members, strategy.population.probabilities(), strict=True)
-    alive = {member.id: (member, chance) for member, chance in chances}
-    best = strategy.best_instruction_id()
-    paths: dict[str | None, str] = {}
-    rows: list[Row] = []
-    for one in strategy.instructions():
-        above = paths.get(one.parent)
-        paths[one.id] = f"{above} > {one.id}" if above else one.id
-        member, chance = alive.get(one.id, (None, None))
-        weight = strategy.last_weights.get(one.id) if member is None else member.weight
-        observed = None if member is None else member.rollouts
-        rows.append(
-            (one.id, one.parent, paths[one.id], one.origin, one.born, member is not None, weight,
-             chance, observed, one.id == best, one.text, one.critique)
-        )  # fmt: skip
-    return rows
-
-
-def _candidates(strategy: Gepa) -> list[Row]:
-    """Return GEPA's accepted candidates; weight is the mean dev score. [] before the search."""
-    found = strategy.candidates()
-    paths: dict[str | None, str] = {}
-    rows: list[Row] = []
-    for index, one in enumerate(found.instructions if found else ()):
-        assert found is not None
-        above = paths.get(one.parent)
-        paths[one.id] = f"{above} > {one.id}" if above else one.id
-        rows.append(
-            (one.id, one.parent, paths[one.id], one.origin, one.born, True, found.mean(index),
-             None, len(found.scores[index]), index == found.best, one.text, one.critique)
-        )  # fmt: skip
-    return rows
-
-
-def _only_instruction(strategy: Strategy) -> Row:
-    name, text = strategy.best_instruction_id(), strategy.best_prompt().instruction
-    return (name, None, name, "initial", 0, True, None, None, None, True, text, "")
-
-
-def _hints(strategy: P2O) -> list[Row]:
-    """Return the last phase's hints; `covers` marks the ones used to sample hard questions."""
-    pool = strategy.pool
-    if pool is None:
-        return []
-    cover, best = covering(pool), strategy.best_hint()
-    return [
-        (text, pool.mean(i), len(pool.solved(i)), i in cover, bool(text) and text == best)
-        for i, text in enumerate(pool.texts)
-    ]
 
 
 class TrackerCallback(TrainerCallback):

@@ -32,7 +32,6 @@ from cotune.engines.verl.hooks import VerlJoint
 from cotune.engines.verl.settings import resume_from, verl_config
 from cotune.engines.verl.worker import SECTION, Worker, make_worker, worker_of
 from cotune.errors import ConfigError, CotuneError, EngineError
-from cotune.methods.p2o.p2o import P2O
 from cotune.policy.policy_files import only_local, policy_path
 from cotune.protocols import State
 from cotune.run.journal import RunJournal
@@ -77,9 +76,7 @@ def prepare(checked: Preflight, folder: Path) -> VerlSetup:
         limits=config.limits,
         tokens=worker.codec,
     )
-    hints = isinstance(strategy, P2O)
-    distillation = strategy.distillation if hints else Distillation(ratio="original")
-    return VerlSetup(worker, _checked(config, folder, worker, distillation))
+    return VerlSetup(worker, _checked(config, folder, worker, strategy.distillation))
 
 
 def _checked(

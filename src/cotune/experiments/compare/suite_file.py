@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, cast
 
 import yaml
-from pydantic import BeforeValidator, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
 
 from cotune.config.overrides import with_overrides
 from cotune.errors import ConfigError
 from cotune.llm.client import OpenAIOptions
+from cotune.methods.registry import BUILT_IN, added, method_of
 from cotune.utils.validation import Model, describe
 
 _COMPUTE = re.compile(r"none|\d+(\.\d+)?x")
@@ -56,6 +57,14 @@ Changes = Annotated[dict[str, Any], BeforeValidator(expanded)]
 """Fields of a run file, nested or by dotted paths."""
 
 
+def _searches(kind: str) -> str:
+    """Accept the methods that evolve the instruction and nothing else."""
+    found = [k for k in (*BUILT_IN, *added()) if method_of(k).evolves == ("instruction",)]
+    if kind not in found:
+        raise ValueError(f"optimizer is {kind!r}; expected one of {', '.join(found)}")
+    return kind
+
+
 class MethodEntry(Model):
     """One row of the table."""
 
@@ -69,7 +78,7 @@ class MethodEntry(Model):
     """The rollouts it may use, as a multiple of the budget ("1x", "2x"), or "none"; null: the method's."""
     share: float = Field(default=0.25, gt=0, lt=1)
     """The share of the budget for the prompt stage of a staged method."""
-    optimizer: Literal["inspo", "gepa"] = "inspo"
+    optimizer: Annotated[str, AfterValidator(_searches)] = "inspo"
     """The strategy of the prompt stage of a staged method, with the policy frozen."""
     instruction_from: str = "inspo"
     """carried: the row whose best instruction is evaluated."""

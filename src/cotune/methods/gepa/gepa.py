@@ -10,7 +10,7 @@ from typing import ClassVar, Literal
 from cotune.errors import ConfigError, EvolutionError
 from cotune.methods.instruction_rules import InstructionRules, protocol_tags, surroundings
 from cotune.methods.method import Context, Cost, Method, Proposals, RunShape, arxiv
-from cotune.methods.static import Unhinted
+from cotune.methods.static import StaticStrategy
 from cotune.methods.text_evolution import (
     PLACEHOLDERS,
     Evolved,
@@ -20,11 +20,19 @@ from cotune.methods.text_evolution import (
     Search,
     evolve_by_gepa,
     fenced_text,
+    gepa_prompt,
     split,
     too_close_to_call,
 )
 from cotune.protocols import LLM, Recorder, Rollout, State
-from cotune.types import Assignment, Instruction, Metrics, Progress, Prompt, Task, Trajectory
+from cotune.types import (
+    Instruction,
+    Metrics,
+    Progress,
+    Prompt,
+    Standing,
+    Task,
+)
 
 _BARREN = 20  # consecutive iterations without a valid instruction that end the search
 
@@ -275,16 +283,7 @@ def instruction_prompt(parent: str, examples: Sequence[Record], required: Iterab
     Args:
         required: texts that the new instruction must contain.
     """
-    from gepa.strategies.instruction_proposal import InstructionProposalSignature
-
-    prompt = InstructionProposalSignature.prompt_renderer(
-        {
-            "current_instruction_doc": parent,
-            "dataset_with_feedback": list(map(dict, examples)),
-            "prompt_template": _TEMPLATE,
-        }
-    )
-    assert isinstance(prompt, str)  # it is a list only if examples contain images
+    prompt = gepa_prompt(parent, examples, prompt_template=_TEMPLATE)
     kept = ", ".join(required)
     keep = f"Keep these texts in the new instruction, letter by letter: {kept}\n\n" if kept else ""
     return f"{prompt}\n{keep}Provide the new instructions within ``` blocks."
@@ -370,7 +369,7 @@ class InstructionReflector(Reflector):
 # ---- the strategy
 
 
-class Gepa(Unhinted):
+class Gepa(StaticStrategy):
     """Evolve the instruction once, at the first step; every rollout then uses the best one.
 
     With `training.frozen` nothing else happens: "prompt only". Otherwise the policy is then trained
@@ -387,6 +386,7 @@ class Gepa(Unhinted):
                 f"{len(context.tasks)} training questions; GEPA expects 2 or more, to score and "
                 "reflect on"
             )
+        super().__init__(context.instruction)
         self.options, self.seed = options, context.seed
         self._tasks, self._description = context.tasks, context.description
         self._initial = Instruction("i0", context.instruction)
@@ -431,23 +431,6 @@ class Gepa(Unhinted):
             "gepa/best_dev_score": found.mean(found.best),
         }
 
-    def assign(
-        self, tasks: Sequence[Task], group_size: int, progress: Progress
-    ) -> list[Assignment]:
-        """Return `group_size` times the best instruction for each task, group after group."""
-        prompt, name = self.best_prompt(), self.best_instruction_id()
-        return [
-            Assignment(task, prompt, prompt, name, group)
-            for group, task in enumerate(tasks)
-            for _ in range(group_size)
-        ]
-
-    def observe(
-        self, trajectories: Sequence[Trajectory], progress: Progress, record: Recorder
-    ) -> Metrics:
-        """Do nothing: the search is over."""
-        return {}
-
     def best_prompt(self) -> Prompt:
         return Prompt(self._best().text)
 
@@ -457,6 +440,18 @@ class Gepa(Unhinted):
     def _best(self) -> Instruction:
         """Return the prompt with the highest mean dev reward; the initial one before the search."""
         return self._initial if self._found is None else self._found.instructions[self._found.best]
+
+    def standings(self) -> list[Standing]:
+        """Return the accepted candidates, weighted by mean dev score; [] before the search."""
+        found = self._found
+        return (
+            [
+                Standing(one, weight=found.mean(i), observed_rollouts=len(found.scores[i]))
+                for i, one in enumerate(found.instructions)
+            ]
+            if found
+            else []
+        )
 
     def candidates(self) -> Candidates | None:
         """Return all that the search accepted; None before it."""

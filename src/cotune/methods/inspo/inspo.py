@@ -9,7 +9,7 @@ from typing import ClassVar, Literal
 
 from cotune.errors import ConfigError
 from cotune.methods.inspo.generation import Generator
-from cotune.methods.inspo.population import Best, Member, Population
+from cotune.methods.inspo.population import Member, Population
 from cotune.methods.inspo.proposers import ProposerKind
 from cotune.methods.inspo.replay import ReplayBuffer
 from cotune.methods.inspo.verification import Candidate
@@ -17,7 +17,17 @@ from cotune.methods.instruction_rules import InstructionRules
 from cotune.methods.method import Context, Cost, Method, Proposals, RunShape, arxiv
 from cotune.methods.static import Unhinted
 from cotune.protocols import LLM, Recorder, Rollout, State
-from cotune.types import Assignment, Instruction, Metrics, Progress, Prompt, Task, Trajectory
+from cotune.types import (
+    Assignment,
+    Choice,
+    Instruction,
+    Metrics,
+    Progress,
+    Prompt,
+    Standing,
+    Task,
+    Trajectory,
+)
 
 _HISTORY = 10  # instructions shown to the history proposer
 
@@ -311,21 +321,33 @@ class Inspo(Unhinted):
 
     # ---- line 26
 
-    def best(self) -> Best:
+    def choice(self) -> Choice:
         """Return I* = argmax w_j, its observation count, and whether it is too close to call."""
         return self.population.best()
 
     def best_prompt(self) -> Prompt:
-        return Prompt(self.best().instruction.text)
+        return Prompt(self.choice().instruction.text)
 
     def best_instruction_id(self) -> str:
-        return self.best().instruction.id
+        return self.choice().instruction.id
 
     def instructions(self) -> tuple[Instruction, ...]:
         """Return all instructions that ever joined, in order of birth."""
         return tuple(self._lineage)
 
     # ---- reporting and saved state
+
+    def standings(self) -> list[Standing]:
+        """Return all instructions, oldest first; the weight of a dropped one is its last."""
+        members, chances = self.population.members, self.population.probabilities()
+        alive = {
+            m.id: Standing(m.instruction, True, m.weight, chance, m.rollouts)
+            for m, chance in zip(members, chances, strict=True)
+        }
+        return [
+            alive.get(one.id) or Standing(one, False, self.last_weights.get(one.id))
+            for one in self._lineage
+        ]
 
     def _notice_if_short(self, record: Recorder) -> None:
         have, want = len(self.population), self.options.population_size

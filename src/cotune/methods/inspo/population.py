@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 
 from cotune.methods.text_evolution import too_close_to_call
 from cotune.protocols import State
-from cotune.types import Instruction
+from cotune.types import Choice, Instruction
 
 
 def selection_probabilities(weights: Sequence[float], temperature: float) -> list[float]:
@@ -60,25 +60,6 @@ class Member:
     def weight(self) -> float:
         """Return w_j of Eq. 6."""
         return importance_weight(self.window, self.start)
-
-
-@dataclass(frozen=True, slots=True)
-class Best:
-    """I* = argmax w_j, with its margin over the runner-up.
-
-    Attributes:
-        steps: number of steps in which it was observed.
-        rollouts: number of rollouts in which it was observed.
-        runner_up: the next by weight; None if there is no other.
-        too_close: whether the two cannot be told apart (`too_close_to_call`).
-    """
-
-    instruction: Instruction
-    weight: float
-    steps: int
-    rollouts: int
-    runner_up: Instruction | None
-    too_close: bool
 
 
 class Population:
@@ -150,10 +131,10 @@ class Population:
             member.start = 0.0
             member.window.clear()
 
-    def best(self) -> Best:
+    def best(self) -> Choice:
         """Return argmax w_j; ties go to the oldest."""
         first, *others = self.top(2)
-        return Best(
+        return Choice(
             first.instruction,
             first.weight,
             first.steps,

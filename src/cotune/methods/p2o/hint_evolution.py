@@ -18,6 +18,7 @@ from cotune.methods.text_evolution import (
     evolve_by_gepa,
     example,
     fenced_text,
+    gepa_prompt,
     split,
 )
 from cotune.protocols import LLM, Recorder, Rollout, State
@@ -65,13 +66,7 @@ class HintReflector(Reflector):
         self._surroundings = surroundings(description)
 
     def _prompt(self, parent: str, examples: Sequence[Record]) -> str:
-        from gepa.strategies.instruction_proposal import InstructionProposalSignature
-
-        prompt = InstructionProposalSignature.prompt_renderer(
-            {"current_instruction_doc": parent, "dataset_with_feedback": list(map(dict, examples))}
-        )
-        assert isinstance(prompt, str)  # it is a list only if examples contain images
-        return self._surroundings + prompt
+        return self._surroundings + gepa_prompt(parent, examples)
 
     def _read(self, reply: str) -> str:
         return read_hint(reply)
@@ -90,22 +85,17 @@ class PhaseResult:
     Attributes:
         pool: the hints with their dev scores; only the empty one if no other was accepted.
         evaluations: rollouts spent.
-        asked: requests sent to the reflector.
-        proposed: replies received.
-        lawful: proposals that meet the contract.
-        accepted: proposals in the pool.
-        reasons: why proposals failed or were rejected; each once, five at most.
-        spent: whether the LLM's budget is spent.
+        reflector: with its account of the LLM's replies.
     """
 
     pool: HintPool
     evaluations: int
-    asked: int
-    proposed: int
-    lawful: int
-    accepted: int
-    reasons: tuple[str, ...]
-    spent: bool
+    reflector: Reflector
+
+    @property
+    def accepted(self) -> int:
+        """Return the number of proposals in the pool."""
+        return len(self.pool.texts) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,41 +169,27 @@ def evolve_hints(
     reflector = HintReflector(llm, rules, hard, instruction, record, description)
     search = evolve_from_empty if options.reflection == "gepa" else reflect_once
     pool = search(HintSearch(dev, train, judge, reflector, options, seed_key, record))
-    result = PhaseResult(
-        pool=pool,
-        evaluations=judge.evaluations,
-        asked=reflector.asked,
-        proposed=reflector.proposed,
-        lawful=reflector.lawful,
-        accepted=len(pool.texts) - 1,
-        reasons=tuple(reflector.reasons),
-        spent=reflector.spent,
-    )
-    _record_ended(result, phase, budget, record)
-    return result
-
-
-def _record_ended(result: PhaseResult, phase: int, budget: int, record: Recorder) -> None:
-    cover = covering(result.pool)
+    result, cover = PhaseResult(pool, judge.evaluations, reflector), covering(pool)
     record(
         "hint_phase_ended",
         phase=phase,
         evaluations=result.evaluations,
         budget=budget,
-        asked=result.asked,
-        proposed=result.proposed,
-        lawful=result.lawful,
+        asked=reflector.asked,
+        proposed=reflector.proposed,
+        lawful=reflector.lawful,
         accepted=result.accepted,
         covering=len(cover),
-        covering_texts=[result.pool.texts[hint] for hint in cover],
-        solved_without=result.pool.solved_share([0]),
-        solved_by_cover=result.pool.solved_share(cover),
+        covering_texts=[pool.texts[hint] for hint in cover],
+        solved_without=pool.solved_share([0]),
+        solved_by_cover=pool.solved_share(cover),
         solved=[
-            {"text": text, "dev": [i for i, id in enumerate(result.pool.dev) if id in solved]}
-            for hint, text in enumerate(result.pool.texts)
-            for solved in [result.pool.solved(hint)]
+            {"text": text, "dev": [i for i, id in enumerate(pool.dev) if id in solved]}
+            for hint, text in enumerate(pool.texts)
+            for solved in [pool.solved(hint)]
         ],
     )
+    return result
 
 
 def evolve_from_empty(phase: HintSearch) -> HintPool:
@@ -287,17 +263,14 @@ def reflect_once(phase: HintSearch) -> HintPool:
         hints += lawful
     texts = ["", *hints]
     scores = [tuple(t.reward for t in ts) for ts in judge.evaluate([(h, dev) for h in texts])]
-    for text, row in zip(hints, scores[1:], strict=True):
-        mean = sum(row) / len(row)
-        phase.record("hint_accepted", text=text, parent="", mean_dev_score=mean)
-    pool = HintPool(tuple(texts), tuple(task.id for task in dev), tuple(scores))
-    phase.record(
-        "hint_progress",
-        evaluations=judge.evaluations,
-        budget=budget,
-        hints=len(texts),
-        best_mean_dev_score=max(pool.mean(i) for i in range(len(texts))),
+    pool, report = (
+        HintPool(tuple(texts), tuple(task.id for task in dev), tuple(scores)),
+        _HintReport(budget, phase.record),
     )
+    means = [pool.mean(i) for i in range(len(texts))]
+    for text, mean in zip(hints, means[1:], strict=True):
+        report.accepted(text, "", mean, means[0])
+    report.progress(judge.evaluations, len(texts), max(means))
     return pool
 
 
@@ -380,16 +353,16 @@ class HintEvolution:
             record=record,
             description=self._description,
         )
-        self._account(result)
+        self._account(result.reflector)
         # A phase that ended without hints for lack of budget does not replace an earlier pool.
-        return None if result.spent and not result.accepted else result.pool
+        return None if result.reflector.spent and not result.accepted else result.pool
 
-    def _account(self, result: PhaseResult) -> None:
-        if result.lawful:
+    def _account(self, reflector: Reflector) -> None:
+        if reflector.lawful:
             self._failed, self._causes = 0, []
-        elif result.asked and not result.spent:
+        elif reflector.asked and not reflector.spent:
             self._failed += 1
-            self._causes = list(dict.fromkeys([*self._causes, *result.reasons]))[:_MOST_CAUSES]
+            self._causes = list(dict.fromkeys([*self._causes, *reflector.reasons]))[:_MOST_CAUSES]
         if self._failed >= _BARREN_PHASES:
             raise EvolutionError(
                 f"every hint proposed in {self._failed} phases in a row failed "

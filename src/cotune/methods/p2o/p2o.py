@@ -15,11 +15,14 @@ from cotune.methods.text_evolution import dev_count
 from cotune.protocols import LLM, Recorder, Rollout, State, Strategy
 from cotune.types import (
     Assignment,
+    Choice,
     Distillation,
+    HintStanding,
     Metrics,
     Progress,
     Prompt,
     Purpose,
+    Standing,
     Task,
     Trajectory,
 )
@@ -217,6 +220,23 @@ class P2O:
         if pool is None or not texts:
             return ""
         return pool.texts[max(texts, key=pool.mean)]
+
+    def choice(self) -> Choice | None:
+        return getattr(self.base, "choice", lambda: None)()
+
+    def standings(self) -> list[Standing]:
+        return getattr(self.base, "standings", list[Standing])()
+
+    def hint_standings(self) -> list[HintStanding]:
+        """Return the last phase's hints; those that cover hard questions are in use."""
+        pool = self._pool
+        if pool is None:
+            return []
+        cover = covering(pool)
+        return [
+            HintStanding(text, pool.mean(i), len(pool.solved(i)), i in cover)
+            for i, text in enumerate(pool.texts)
+        ]
 
     def state_dict(self) -> State:
         return {
