@@ -17,6 +17,7 @@ from cotune.cli import app as cli
 from cotune.cli.train import resume, train
 from cotune.run.frames import RunReader
 from tests.endpoint import endpoint
+from tests.policy.tiny import small_policy
 from tests.run_files import tiny, write
 
 REWARDS = '''
@@ -84,6 +85,7 @@ def run_file(folder: Path, **changes: Any) -> Path:
     raw = tiny(
         folder / "out",
         {
+            "policy": {"path": small_policy()},
             "strategy": {"kind": "static"},
             "training": {"steps": 2, "save_every": 1},
             "limits": {"turns": 1},

@@ -16,6 +16,7 @@ from cotune.errors import ConfigError
 from cotune.methods.method import Method
 from cotune.methods.registry import BUILT_IN, added, method_of
 from cotune.run.run_dir import RunDir
+from tests.policy.tiny import small_policy
 from tests.run_files import tiny, write
 
 TOY = "tests.methods.toy_method"
@@ -118,7 +119,8 @@ def test_it_is_trained_resumed_evaluated_reported_exported_and_compared(
     from tests.experiments.compare.folders import Processes
 
     console = Console(file=io.StringIO(), width=150)
-    train(write(tmp_path / "run.yaml", tiny(tmp_path / "run", SMALL)), console)
+    small = {**SMALL, "policy": {"path": small_policy()}}
+    train(write(tmp_path / "run.yaml", tiny(tmp_path / "run", small)), console)
     run = RunDir.open(resume(tmp_path / "run", console, assignments=["training.steps=2"]))
     assert [row["bandit/observed"] for row in run.read_metrics()] == [4, 4]
     assert "bandit on geo" in console.file.getvalue()  # pyright: ignore[reportAttributeAccessIssue]
@@ -135,7 +137,7 @@ def test_it_is_trained_resumed_evaluated_reported_exported_and_compared(
 
     Processes(monkeypatch, outcome)
     suite = {
-        "name": "toy", "output": str(tmp_path / "suite"), "base": tiny(tmp_path / "x", SMALL),
+        "name": "toy", "output": str(tmp_path / "suite"), "base": tiny(tmp_path / "x", small),
         "seeds": [0], "budget": 4, "baseline": "bandit", "methods": ["bandit"],
     }  # fmt: skip
     (tmp_path / "suite.yaml").write_text(yaml.safe_dump(suite))

@@ -32,7 +32,7 @@ def adapted(
     options: LoraOptions = OPTIONS, seed: int = 0, base: str | Path | None = None
 ) -> PeftModel:
     """A tiny policy with an adapter that does something."""
-    model = tiny_model(tiny_tokenizer())
+    model = tiny_model(tiny_tokenizer(), layers=3)
     if base is not None:
         model.config._name_or_path = str(base)
         model.name_or_path = str(base)
@@ -53,7 +53,7 @@ def logits(model: Any) -> torch.Tensor:
 def base(tmp_path: Path) -> Path:
     """The folder of the policy that `adapted` is made of."""
     tokenizer = tiny_tokenizer()
-    tiny_model(tokenizer).save_pretrained(tmp_path / "base")
+    tiny_model(tokenizer, layers=3).save_pretrained(tmp_path / "base")
     tokenizer.save_pretrained(tmp_path / "base")
     return tmp_path / "base"
 
@@ -67,7 +67,7 @@ def folder(base: Path, tmp_path: Path) -> Path:
 
 
 def test_the_options_are_those_of_peft() -> None:
-    model = tiny_model(tiny_tokenizer())
+    model = tiny_model(tiny_tokenizer(), layers=3)
     config = lora_config(LoraOptions(rank=3, alpha=5, dropout=0.25), model)
     assert (config.r, config.lora_alpha, config.lora_dropout) == (3, 5, 0.25)
     assert (config.target_modules, config.task_type) == ("all-linear", "CAUSAL_LM")
@@ -101,7 +101,7 @@ def test_the_layers_that_are_named_get_adapters(targets: Any, adapters: int) -> 
 def test_a_layer_that_cannot_have_one_is_named_with_those_that_can(name: str, wrong: str) -> None:
     options = LoraOptions(target_modules=("v_proj", name))
     with pytest.raises(ConfigError) as refused:
-        lora_config(options, tiny_model(tiny_tokenizer()))
+        lora_config(options, tiny_model(tiny_tokenizer(), layers=3))
     assert str(refused.value) == (
         f"policy.lora.target_modules: {name!r} {wrong}; the policy has down_proj, gate_proj, k_proj, "
         "o_proj, q_proj, up_proj, v_proj"
@@ -140,7 +140,7 @@ def test_an_adapter_is_loaded_on_the_base_that_it_names(folder: Path) -> None:
     assert isinstance(model, PeftModel)
     assert tokenizer.chat_template == tiny_tokenizer().chat_template
     torch.testing.assert_close(logits(model), logits(adapted()))
-    plain = tiny_model(tiny_tokenizer())
+    plain = tiny_model(tiny_tokenizer(), layers=3)
     assert not torch.allclose(logits(model), logits(plain), atol=1e-2)
 
 
@@ -152,7 +152,7 @@ def test_merged_it_is_a_plain_model_that_says_the_same(folder: Path, tmp_path: P
     model.save_pretrained(tmp_path / "whole")
     tiny_tokenizer().save_pretrained(tmp_path / "whole")
     torch.testing.assert_close(logits(load(tmp_path / "whole")[0]), logits(model))
-    plain = tiny_model(tiny_tokenizer())
+    plain = tiny_model(tiny_tokenizer(), layers=3)
     assert merged(plain) is plain
 
 
@@ -187,9 +187,9 @@ def test_weights_go_back_into_the_policy_in_place(folder: Path, base: Path) -> N
     torch.testing.assert_close(logits(model), logits(adapted()), atol=0, rtol=0)
     assert dict(model.named_parameters()).keys() == parameters.keys()
     assert all(p is parameters[name] for name, p in model.named_parameters())
-    whole = tiny_model(tiny_tokenizer(), seed=3)
+    whole = tiny_model(tiny_tokenizer(), seed=3, layers=3)
     load_weights(whole, base)
-    torch.testing.assert_close(logits(whole), logits(tiny_model(tiny_tokenizer())))
+    torch.testing.assert_close(logits(whole), logits(tiny_model(tiny_tokenizer(), layers=3)))
 
 
 def test_another_adapters_weights_are_not_taken(folder: Path) -> None:

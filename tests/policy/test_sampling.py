@@ -18,7 +18,7 @@ from tests.policy.tiny import Letters, opens, tiny_model, tiny_tokenizer
 TOKENIZER = tiny_tokenizer()
 CODEC = HFCodec(TOKENIZER)
 PAD = int(TOKENIZER.pad_token_id)  # type: ignore[arg-type]
-MODEL = tiny_model(TOKENIZER)
+MODEL = tiny_model(TOKENIZER, layers=3)
 WORLD = Letters()
 LIMITS = Limits(turns=4, turn_tokens=16, observation_tokens=8, trajectory_tokens=64)
 INSTRUCTIONS = ("abc de. ", "a", "fed cba fed cba fed cba. ")
@@ -112,7 +112,7 @@ def test_a_rows_tokens_do_not_depend_on_the_rows_beside_it(kind: Any) -> None:
 @pytest.mark.parametrize("kind", [cached, generating])
 def test_a_turns_draws_depend_on_its_position(kind: Any) -> None:
     """A policy that likes all tokens alike shows the draws themselves."""
-    model = tiny_model(TOKENIZER)
+    model = tiny_model(TOKENIZER, layers=3)
     torch.nn.init.zeros_(model.lm_head.weight)
 
     def written(row: int, context: tuple[int, ...]) -> tuple[int, ...]:
@@ -194,7 +194,7 @@ def test_the_cached_sampler_feeds_each_prompt_once_and_only_new_tokens_after() -
 
 
 def test_a_sampler_ignores_the_policys_own_generation_defaults_and_keeps_them() -> None:
-    model = tiny_model(TOKENIZER)
+    model = tiny_model(TOKENIZER, layers=3)
     plain = roll(generating(model), Sampling(1.0, WORLD.stop, 5), range(4))
     defaults = model.generation_config
     model.generation_config.repetition_penalty = 5.0
@@ -209,7 +209,7 @@ def test_padding_that_is_the_eos_is_not_taken_for_the_policys() -> None:
 
 
 def test_windows_of_attention_are_honoured_by_the_sampler_that_is_chosen() -> None:
-    model = tiny_model(TOKENIZER, window=6)
+    model = tiny_model(TOKENIZER, window=6, layers=3)
     assert "sliding_attention" in model.config.layer_types
     sampler = policy_sampler(opens(model), CODEC, TOKENIZER)
     assert isinstance(sampler, GenerateSampler)

@@ -52,14 +52,18 @@ def tiny_tokenizer(alphabet: str = ALPHABET) -> PreTrainedTokenizerFast:
 
 
 def tiny_model(
-    tokenizer: PreTrainedTokenizerFast, seed: int = 0, window: int | None = None
+    tokenizer: PreTrainedTokenizerFast, seed: int = 0, window: int | None = None, layers: int = 1
 ) -> Qwen2ForCausalLM | Qwen3ForCausalLM:
-    """Random weights, large enough that contexts matter; Qwen2 with windows if `window` is set."""
+    """Return random weights, large enough that contexts matter; Qwen2 with windows if `window` is set.
+
+    A forward pass costs about the same for each layer, so runs take one layer; tests of samplers,
+    caches and adapters take three.
+    """
     shape: dict[str, Any] = {
         "vocab_size": len(tokenizer),
         "hidden_size": 32,
         "intermediate_size": 64,
-        "num_hidden_layers": 3,
+        "num_hidden_layers": layers,
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
         "max_position_embeddings": 512,

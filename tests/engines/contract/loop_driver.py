@@ -34,9 +34,10 @@ class LoopDriver:
     """The reference loop."""
 
     folder: Path
+    policy: str = POLICY
 
     def run(self, script: Script) -> Recording:
-        path = policy_path(POLICY)
+        path = policy_path(self.policy)
         model = AutoModelForCausalLM.from_pretrained(path)
         codec = HFCodec(AutoTokenizer.from_pretrained(path))
         environment, strategy = built(script, codec)

@@ -12,6 +12,7 @@ from tests.engines.contract.loop_driver import LoopDriver
 from tests.engines.contract.recording import Recording, differences
 from tests.engines.contract.script import STRATEGIES, Script, script
 from tests.engines.contract.trl_driver import TRLDriver
+from tests.policy.tiny import small_policy
 
 
 @pytest.mark.parametrize(
@@ -21,9 +22,9 @@ from tests.engines.contract.trl_driver import TRLDriver
 )
 def test_trl_does_what_the_loop_does(kind: str, tmp_path: Path) -> None:
     told = script(kind)
-    loop = LoopDriver(tmp_path).run(told)
+    loop = LoopDriver(tmp_path, small_policy()).run(told)
     check_that_it_tells(kind, told, loop)
-    trl = TRLDriver(tmp_path).run(Script.from_json(told.to_json()))
+    trl = TRLDriver(tmp_path, small_policy()).run(Script.from_json(told.to_json()))
     assert trl.updates is not None
     assert differences(loop, trl) == []
 
@@ -31,7 +32,7 @@ def test_trl_does_what_the_loop_does(kind: str, tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Recording:
     told = replace(script("inspo+p2o"), steps=3)
-    return LoopDriver(tmp_path_factory.mktemp("loop")).run(told)
+    return LoopDriver(tmp_path_factory.mktemp("loop"), small_policy()).run(told)
 
 
 def hint_into_what_is_trained_on(run: Recording) -> None:

@@ -20,6 +20,7 @@ class TRLDriver:
     """TRL's GRPOTrainer."""
 
     folder: Path
+    policy: str = POLICY
 
     def run(self, script: Script) -> Recording:
         updates: list[list[Row]] = []
@@ -30,7 +31,7 @@ class TRLDriver:
                 updates.append(_trl_rows(output))
                 return output
 
-        path = policy_path(POLICY)
+        path = policy_path(self.policy)
         tokenizer = AutoTokenizer.from_pretrained(path)
         codec, lines = HFCodec(tokenizer), self.folder / "trl.jsonl"
         environment, strategy = built(script, codec)

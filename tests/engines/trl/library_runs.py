@@ -15,7 +15,7 @@ from cotune.engines.trl.trl_joint import TRLJoint
 from cotune.run.ledger import Ledger
 from cotune.types import Completion, Trajectory
 from cotune.worlds.rules_llm import is_gepa_prompt
-from tests.engines.trl.setup import config
+from tests.engines.trl.setup import Remembered, config
 from tests.policy.tiny import Letters, tiny_model, tiny_tokenizer
 
 LIMITS = cotune.Limits(
@@ -119,17 +119,24 @@ def begin(
     method: TrainerMethod[Any] | None = None,
     trainer_arguments: dict[str, Any] | None = None,
     evaluates: bool = False,
+    remembers: bool = False,
     **changes: Any,
 ) -> LibraryTraining:
-    """A trainer that is ready to train; the same arguments give the same run."""
+    """A trainer that is ready to train; the same arguments give the same run.
+
+    Args:
+        remembers: take what another run has sampled with the same weights from memory.
+    """
     tokenizer = tiny_tokenizer()
     evaluating = {"eval_strategy": "steps", "eval_steps": 2, "per_device_eval_batch_size": 6}
     args = config(folder, **{"max_steps": STEPS, **(evaluating if evaluates else {}), **changes})
     joint = (method or method_of(name)).for_trl(tokenizer, args)
+    if remembers:
+        joint.coordinator.sampler = Remembered(joint)
     if trainer_class is None:
         trainer_class = cotune.JointTrainer if "p2o" in name else GRPOTrainer
     trainer = trainer_class(
-        tiny_model(tokenizer),
+        tiny_model(tokenizer, seed=3),  # with which hints are found in the first phase
         args=args,
         processing_class=tokenizer,
         train_dataset=joint.dataset,

@@ -1,9 +1,10 @@
 """A joint run of a tiny policy on TRL."""
 
+import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from transformers.trainer_callback import PrinterCallback
 from trl import GRPOConfig, GRPOTrainer
@@ -11,7 +12,7 @@ from trl import GRPOConfig, GRPOTrainer
 from cotune.engines.joint import Parts
 from cotune.engines.trl.trl_joint import TRLJoint
 from cotune.methods.static import StaticStrategy
-from cotune.protocols import LLM, Environment, Recorder, Rollout, State, Strategy
+from cotune.protocols import LLM, Environment, Recorder, Rollout, Session, State, Strategy
 from cotune.run.ledger import Ledger
 from cotune.run.run_dir import RunDir
 from cotune.testing import ScriptedLLM
@@ -22,6 +23,9 @@ from cotune.types import (
     Metrics,
     Progress,
     Prompt,
+    Sample,
+    SampleRequest,
+    Sampling,
     Task,
     Trajectory,
 )
@@ -81,6 +85,49 @@ class Counting(StaticStrategy):
 
     def load_state_dict(self, state: State) -> None:
         self.total, self.batches = state["total"], state["batches"]
+
+
+class Remembered:
+    """Sample as a joint run's own sampler, but nothing twice: see `_Session`.
+
+    For runs that sample what another run of these tests has sampled, with the same weights. What a
+    sampler draws depends on nothing else (tests/policy/test_sampling.py).
+    """
+
+    def __init__(self, joint: TRLJoint) -> None:
+        self._joint, self._sampler = joint, joint.coordinator.sampler
+
+    def open(self, sampling: Sampling) -> "_Session":
+        digest = hashlib.sha256()
+        for name, weight in self._joint.unwrapped.state_dict().items():
+            digest.update(name.encode() + weight.float().numpy().tobytes())
+        return _Session(lambda: self._sampler.open(sampling), (digest.digest(), sampling))
+
+
+class _Session:
+    """Samples from memory if they were drawn before, after the same calls of a session."""
+
+    drawn: ClassVar[dict[Any, list[Sample]]] = {}
+
+    def __init__(self, open_session: Callable[[], Session], opened: tuple[bytes, Sampling]) -> None:
+        self._open, self._opened = open_session, opened
+        self._calls: tuple[tuple[SampleRequest, ...], ...] = ()
+        self._session: Session | None = None
+
+    def generate(self, requests: Sequence[SampleRequest]) -> list[Sample]:
+        before, self._calls = self._calls, (*self._calls, tuple(requests))
+        key = (self._opened, self._calls)
+        if key not in self.drawn:
+            if self._session is None:
+                self._session = self._open()
+                for call in before:
+                    self._session.generate(call)
+            self.drawn[key] = self._session.generate(requests)
+        return self.drawn[key]
+
+    def close(self) -> None:
+        if self._session is not None:
+            self._session.close()
 
 
 @dataclass
@@ -143,9 +190,14 @@ def start(
     resample_rounds: int = 0,
     llm: LLM | None = None,
     seed: int = 1,
+    remembers: bool = False,
     **changes: Any,
 ) -> Run:
-    """A run that is ready to train; the same arguments give the same run."""
+    """A run that is ready to train; the same arguments give the same run.
+
+    Args:
+        remembers: take what another run has sampled with the same weights from memory.
+    """
     tokenizer = policy[1] if policy else tiny_tokenizer()
     model = policy[0] if policy else tiny_model(tokenizer)
     run_dir = RunDir.open(folder / "run") if resume else RunDir.create(folder / "run", {})
@@ -164,6 +216,8 @@ def start(
     )
     args = config(folder, **changes)
     joint = TRLJoint(parts, tokenizer, args)
+    if remembers:
+        joint.coordinator.sampler = Remembered(joint)
     trajectories: list[list[Trajectory]] = []
     observe = joint.coordinator.observe
 

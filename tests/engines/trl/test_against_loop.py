@@ -10,10 +10,10 @@ from trl import GRPOTrainer
 
 from cotune.engines.trl.joint_trainer import JointTrainer
 from cotune.loop import policy_loss
-from cotune.policy.policy_files import policy_path
 from cotune.types import Limits, Trajectory
 from cotune.worlds.geo import GeoEnvironment, GeoOptions
 from tests.engines.trl.setup import Counting, start
+from tests.policy.tiny import small_policy
 
 LIMITS = Limits(turns=2, turn_tokens=24, observation_tokens=60, trajectory_tokens=120)
 HINT = "Zanzibar: first make a plan."
@@ -57,7 +57,7 @@ class Spy(TrainerCallback):
         self.pairs += [(p.grad.clone(), e) for p, e in zip(parameters, expected, strict=True)]
 
 
-def trained_on_bundled(
+def trained_on_small(
     folder: Path,
     trainer_class: type[GRPOTrainer],
     hint: str,
@@ -73,7 +73,7 @@ def trained_on_bundled(
             spy.trained_prompts += [ids[mask == 1].tolist() for ids, mask in rows]
             return output
 
-    path = policy_path("bundled:geo")
+    path = small_policy()
     environment = environment or UnevenGeo(train=3, flat=1)
     spy.run = start(
         folder,
@@ -85,6 +85,7 @@ def trained_on_bundled(
         **{"per_device_train_batch_size": 12, "num_generations": 4, "max_steps": 1} | changes,
         max_grad_norm=1e9,  # no clipping: the gradient is compared, not its direction alone
         max_completion_length=LIMITS.trajectory_tokens,
+        remembers=True,
     )
     spy.run.trainer.add_callback(spy)
     spy.run.trainer.train()
@@ -106,7 +107,7 @@ ACCUMULATED = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 
 def test_loss_and_gradient_are_the_loops(
     tmp_path: Path, trainer_class: type[GRPOTrainer], changes: dict[str, int], hint: str
 ) -> None:
-    spy = trained_on_bundled(tmp_path, trainer_class, hint, **changes)
+    spy = trained_on_small(tmp_path, trainer_class, hint, **changes)
     check_against_the_loop(spy, hint)
 
 
@@ -114,7 +115,7 @@ def test_what_is_rolled_out_for_a_group_without_variance_is_trained_on_as_the_lo
     tmp_path: Path,
 ) -> None:
     environment = UnevenGeo(train=9, flat=6)
-    spy = trained_on_bundled(
+    spy = trained_on_small(
         tmp_path, JointTrainer, "", environment, **ACCUMULATED, resample_rounds=1
     )
     check_against_the_loop(spy, "")

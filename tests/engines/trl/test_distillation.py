@@ -1,6 +1,7 @@
 """Context distillation in the TRL engine: the reference loop's loss and gradient, in every mode."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,10 @@ from cotune.engines.trl.joint_trainer import JointTrainer
 from cotune.errors import ConfigError
 from cotune.loop import completion_logprobs, policy_loss
 from cotune.methods.static import StaticStrategy
-from cotune.policy.policy_files import policy_path
 from cotune.types import Assignment, Distillation, Limits, Progress, Prompt, Task, Trajectory
 from cotune.worlds.geo import GeoEnvironment, GeoOptions
 from tests.engines.trl.setup import HINT, Counting, Run, start
+from tests.policy.tiny import small_policy, tiny_model, tiny_tokenizer
 
 LIMITS = Limits(turns=2, turn_tokens=24, observation_tokens=60, trajectory_tokens=120)
 TEMPERATURE = 1.4
@@ -93,7 +94,7 @@ class Spy(TrainerCallback):
 
 
 def trained(folder: Path, distillation: Distillation, **changes: Any) -> Spy:
-    """A step of the bundled policy on 3 questions × 4 rollouts, at a temperature that varies their texts."""
+    """A step of a small policy on 3 questions × 4 rollouts, at a temperature that varies their texts."""
     spy = Spy()
 
     class Watched(JointTrainer):
@@ -101,7 +102,7 @@ def trained(folder: Path, distillation: Distillation, **changes: Any) -> Spy:
             spy.outputs.append(super()._generate_and_score_completions(inputs))
             return spy.outputs[-1]
 
-    path = policy_path("bundled:geo")
+    path = small_policy()
     environment = EveryOther(GeoOptions(train=3, validation=1, test=1))
     values = {
         "per_device_train_batch_size": 12,
@@ -118,6 +119,7 @@ def trained(folder: Path, distillation: Distillation, **changes: Any) -> Spy:
         num_generations=4,
         max_grad_norm=1e9,  # no clipping: the gradient is compared, not its direction alone
         max_completion_length=LIMITS.trajectory_tokens,
+        remembers=True,
         **values,
     )
     spy.run.trainer.add_callback(spy)
@@ -132,17 +134,27 @@ MODES = {
     "masked": Distillation(low=0.7, high=1.2),
     "soft": Distillation(low=0.7, high=1.2, soft=True),
     "default": Distillation(),
-    "most masked": Distillation(low=1.05, high=2.0),
+    "most masked": Distillation(low=1.2, high=2.0),
     "drop failed": Distillation(ratio="original", drop_failed=True),
     "masked, drop failed": Distillation(low=0.7, high=1.2, drop_failed=True),
 }
 
 
+@pytest.fixture(scope="module")
+def trained_in(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Spy]:
+    """A mode gives its run, which several tests read."""
+
+    @cache
+    def run(mode: str) -> Spy:
+        changes = {} if mode in ("soft", "default") else ACCUMULATED
+        return trained(tmp_path_factory.mktemp("run"), MODES[mode], **changes)
+
+    return run
+
+
 @pytest.mark.parametrize("mode", MODES)
-def test_loss_and_gradient_are_the_loops(mode: str, tmp_path: Path) -> None:
-    settings = MODES[mode]
-    changes = {} if mode in ("soft", "default") else ACCUMULATED
-    spy = trained(tmp_path, settings, **changes)
+def test_loss_and_gradient_are_the_loops(mode: str, trained_in: Callable[[str], Spy]) -> None:
+    settings, spy = MODES[mode], trained_in(mode)
     assert spy.run.logged("loss") == pytest.approx(spy.losses, abs=1e-5)
     assert max(expected.abs().max().item() for _, expected in spy.pairs) > 1e-3
     for got, expected in spy.pairs:
@@ -161,7 +173,7 @@ def check_ratios(run: Run, row: dict[str, float], settings: Distillation, mode: 
     (batch,) = run.trajectories
     distilled = [t for t in batch if t.sampled_prompt_ids != t.prompt_ids]
     assert len(distilled) == 7
-    path = policy_path("bundled:geo")
+    path = small_policy()
     with torch.no_grad():
         logprobs, _ = completion_logprobs(
             AutoModelForCausalLM.from_pretrained(path), distilled, TEMPERATURE
@@ -198,9 +210,9 @@ def check_ratios(run: Run, row: dict[str, float], settings: Distillation, mode: 
 
 @pytest.mark.parametrize("ratio", ["masked", "hint", "original", "off"])
 def test_no_hint_is_trained_on_and_the_loss_counts_every_own_token(
-    ratio: Any, tmp_path: Path
+    ratio: str, trained_in: Callable[[str], Spy]
 ) -> None:
-    spy = trained(tmp_path, Distillation(ratio=ratio, low=0.7, high=1.2))
+    spy = trained_in(ratio)
     (batch,), (output,) = spy.run.trajectories, spy.outputs
     rows = zip(output["prompt_ids"], output["prompt_mask"], strict=True)
     prompts = [tuple(ids[mask == 1].tolist()) for ids, mask in rows]
@@ -220,7 +232,7 @@ def test_mode_hint_overwrites_only_hinted_rows_where_trl_has_its_own(tmp_path: P
     """With two updates a batch TRL computes log π_old itself: no further pass is made."""
     spy = trained(tmp_path, Distillation(ratio="hint"), **MINI_BATCHES)
     (batch,), (output,) = spy.run.trajectories, spy.outputs
-    policy = AutoModelForCausalLM.from_pretrained(policy_path("bundled:geo"))
+    policy = AutoModelForCausalLM.from_pretrained(small_policy())
     with torch.no_grad():
         on_trained, _ = completion_logprobs(policy, batch, TEMPERATURE)
     for row, t in enumerate(batch):
@@ -234,10 +246,11 @@ def test_mode_hint_overwrites_only_hinted_rows_where_trl_has_its_own(tmp_path: P
     assert rows[0]["p2o/ratio_mean"] == rows[1]["p2o/ratio_mean"]  # of the batch, at both updates
 
 
-def test_the_mask_is_taken_before_the_first_of_two_updates(tmp_path: Path) -> None:
-    settings = Distillation(low=0.7, high=1.2)
-    one = trained(tmp_path / "one", settings).outputs[0]
-    two = trained(tmp_path / "two", settings, **MINI_BATCHES).outputs[0]
+def test_the_mask_is_taken_before_the_first_of_two_updates(
+    tmp_path: Path, trained_in: Callable[[str], Spy]
+) -> None:
+    (one,) = trained_in("masked").outputs
+    (two,) = trained(tmp_path, MODES["masked"], **MINI_BATCHES).outputs
     torch.testing.assert_close(one["advantages"], two["advantages"], atol=1e-6, rtol=0)
     assert "old_per_token_logps" not in one
     assert "old_per_token_logps" in two
@@ -278,7 +291,9 @@ def test_a_row_whose_every_token_is_masked_is_left_out_and_counted(tmp_path: Pat
 def test_a_plain_trainer_is_refused_at_the_first_hint_that_it_cannot_weigh(
     settings: Distillation, tmp_path: Path
 ) -> None:
-    run = start(tmp_path, Mixed("bcd ef. ", settings, HINT), max_steps=1)
+    tokenizer = tiny_tokenizer()
+    policy = tiny_model(tokenizer, seed=1), tokenizer  # one of its hinted rollouts fails
+    run = start(tmp_path, Mixed("bcd ef. ", settings, HINT), policy=policy, max_steps=1)
     with pytest.raises(ConfigError, match=r"JointTrainer.* or ratio: original") as refused:
         run.trainer.train()
     assert "\n" not in str(refused.value)

@@ -16,11 +16,11 @@ from cotune.engines.trl.joint_trainer import JointTrainer
 from cotune.engines.trl.run_file_setup import grpo_config
 from cotune.engines.trl.trl_engine import TRL
 from cotune.errors import ConfigError
-from cotune.policy.policy_files import policy_path
 from cotune.run.ledger import Ledger, policy_rollouts
 from cotune.run.lineage import instruction_rows
 from cotune.run.run_dir import RunDir
 from tests.engines.trl.kills import arm, learnt, run_file, run_with_kills, spent, with_sections
+from tests.policy.tiny import small_policy
 from tests.run_files import tiny, write
 
 # What would move any weight that is let move.
@@ -29,7 +29,11 @@ GEPA = {"kind": "gepa", "budget": 24, "dev_size": 4}
 
 
 def trained(folder: Path, strategy: dict[str, Any], **training: Any) -> RunDir:
-    changes = {"strategy": strategy, "training": {**EAGER, **training}}
+    changes = {
+        "policy": {"path": small_policy()},
+        "strategy": strategy,
+        "training": {**EAGER, **training},
+    }
     path = write(folder / "run.yaml", tiny(folder / "run", changes))
     return RunDir.open(train(path, Console(quiet=True), quiet=True))
 
@@ -40,7 +44,7 @@ def weights(folder: str | Path) -> dict[str, torch.Tensor]:
 
 def is_the_base(run: RunDir) -> bool:
     """Whether the kept weights are the policy's of before the run, bit by bit."""
-    before, after = weights(policy_path("bundled:geo")), weights(run.best_path)
+    before, after = weights(small_policy()), weights(run.best_path)
     assert before.keys() == after.keys()
     return all(torch.equal(before[name], after[name]) for name in before)
 

@@ -41,7 +41,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], LibraryTr
 
     @cache
     def run(name: str) -> LibraryTraining:
-        training = begin(tmp_path_factory.mktemp("run"), name)
+        training = begin(tmp_path_factory.mktemp("run"), name, remembers=True)
         training.trainer.train()
         return training
 
@@ -126,10 +126,10 @@ def test_a_stopped_run_is_resumed_as_if_never_stopped(
     tmp_path: Path, name: str, plain: Callable[[str], LibraryTraining]
 ) -> None:
     unbroken = plain(name)
-    stopped = begin(tmp_path / "stopped", name, **SAVING)
+    stopped = begin(tmp_path / "stopped", name, remembers=True, **SAVING)
     stopped.trainer.add_callback(StopAfter(4))  # in the second epoch, with hints
     stopped.trainer.train()
-    again = begin(tmp_path / "stopped", name, **SAVING)
+    again = begin(tmp_path / "stopped", name, remembers=True, **SAVING)
     again.trainer.train(resume_from_checkpoint=True)
     assert figures(again) == figures(unbroken)
     assert again.strategy.state_dict() == unbroken.strategy.state_dict()
@@ -142,7 +142,7 @@ def test_the_trainers_evaluation_is_counted_and_changes_nothing(
     tmp_path: Path, name: str, plain: Callable[[str], LibraryTraining]
 ) -> None:
     unseen = plain(name)
-    seen = begin(tmp_path / "seen", name, evaluates=True, eval_on_start=True)
+    seen = begin(tmp_path / "seen", name, evaluates=True, eval_on_start=True, remembers=True)
     seen.trainer.train()
     # The trainer shuffles a batch's rows with torch's generator, which its evaluation moves on.
     for one, other in zip(figures(seen), figures(unseen), strict=True):
@@ -184,6 +184,7 @@ BEST: dict[str, Any] = {
     "metric_for_best_model": "eval_reward",
     "evaluates": True,
     "eval_steps": 1,
+    "remembers": True,
 }
 
 
@@ -264,7 +265,12 @@ def test_a_plain_trainer_does_without_weights(tmp_path: Path) -> None:
         hints=P2O.hints, distillation=cotune.Distillation(ratio="original")
     )
     training = begin(
-        tmp_path, "p2o", GRPOTrainer, method=method_of("p2o", options=original), max_steps=4
+        tmp_path,
+        "p2o",
+        GRPOTrainer,
+        method=method_of("p2o", options=original),
+        max_steps=4,
+        remembers=True,
     )
     training.trainer.train()
     assert figures(training)[-1]["hinted_share"] > 0
@@ -380,7 +386,7 @@ def test_what_an_evolution_brought_is_logged_in_a_line_each(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "cotune")
-    training = begin(tmp_path, "inspo+p2o", max_steps=4)
+    training = begin(tmp_path, "inspo+p2o", max_steps=4, remembers=True)
     training.trainer.train()
     lines = [r.getMessage() for r in caplog.records if r.name == "cotune"]
     assert all("\n" not in line for line in lines)

@@ -19,13 +19,12 @@ from cotune.loop import completion_logprobs, policy_loss
 from cotune.policy.adapters import lora_config, merged, save_weights
 from cotune.policy.codec import HFCodec
 from cotune.policy.options import LoraOptions
-from cotune.policy.policy_files import policy_path
 from cotune.policy.sampling import CachedSampler, GenerateSampler, policy_sampler
 from cotune.types import Distillation, SampleRequest, Sampling
 from tests.engines.trl.setup import Run, config, start
 from tests.engines.trl.test_distillation import LIMITS, TEMPERATURE, EveryOther, GeoOptions, Mixed
 from tests.policy.test_adapters import adapted
-from tests.policy.tiny import Letters, opens, tiny_model, tiny_tokenizer
+from tests.policy.tiny import Letters, opens, small_policy, tiny_model, tiny_tokenizer
 from tests.run_files import tiny
 
 
@@ -59,7 +58,7 @@ def test_adapters_alone_are_trained(tmp_path: Path) -> None:
     run.trainer.train()
     changed = {name for name, w in weights(run).items() if not torch.equal(w, before[name])}
     assert changed == {name for name in before if ".lora_" in name}
-    assert len(changed) == 2 * 3 * 7
+    assert len(changed) == 2 * 7
     assert all(norm > 0 for norm in run.logged("grad_norm"))
     base: Any = run.trainer.model.get_base_model()  # type: ignore[union-attr]
     plain = tiny_model(tiny_tokenizer())
@@ -96,7 +95,7 @@ def test_rollouts_are_sampled_with_the_adapter(kind: Any) -> None:
 
 def test_a_windowed_policy_is_told_under_its_adapter() -> None:
     tokenizer = tiny_tokenizer()
-    model = get_peft_model(tiny_model(tokenizer, window=4), lora())
+    model = get_peft_model(tiny_model(tokenizer, window=4, layers=3), lora())
     sampler = policy_sampler(opens(model), HFCodec(tokenizer), tokenizer)
     assert isinstance(sampler, GenerateSampler)
 
@@ -203,7 +202,7 @@ def test_the_reference_of_the_kl_term_is_the_policy_without_its_adapter(tmp_path
 
 def test_hints_are_distilled_into_the_adapter(tmp_path: Path) -> None:
     """P²O's extra pass sees the adapter: loss and gradient are the reference loop's."""
-    path = policy_path("bundled:geo")
+    path = small_policy()
     environment = EveryOther(GeoOptions(train=3, validation=1, test=1))
     run = lora_run(
         tmp_path,
