@@ -133,7 +133,7 @@ def test_a_run_on_rollouts_stays_within_its_budget(policy: Path, tmp_path: Path)
 
 
 def test_a_run_on_answers(policy: Path, tmp_path: Path) -> None:
-    config = configured(policy, tmp_path / "run", {"kind": "sft", "epochs": 20})
+    config = configured(policy, tmp_path / "run", {"kind": "sft", "epochs": 20}, learning_rate=3e-3)
     outcome = start(config)
     run = RunDir.open(config.output)
     (told,) = [row for row in run.read_events() if row["kind"] == "training_rows"]
