@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from cotune.engines.trl.fields import FIELDS
-from cotune.engines.trl.trainer import JointTrainer
+from cotune.engines.trl.joint_trainer import JointTrainer
 from cotune.types import Distillation
 from tests.engines.trl.setup import HINT, start
 from tests.engines.trl.test_distillation import Mixed
