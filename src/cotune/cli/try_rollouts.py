@@ -21,8 +21,8 @@ from cotune.config.run_file import RunConfig, load_config
 from cotune.engines.preflight import Finding, Preflight
 from cotune.errors import ConfigError
 from cotune.experiments.evaluate.evaluating import SPLITS
+from cotune.experiments.evaluate.run_policy import run_policy
 from cotune.policy.policy_files import cached_folder, policy_path
-from cotune.rollout.coordinator import RolloutSettings
 from cotune.run.scores import score_trajectories
 from cotune.types import Assignment, Prompt, Trajectory
 
@@ -71,24 +71,13 @@ def try_run(
 def _rolled_out(
     checked: Preflight, count: int, split: str, greedy: bool
 ) -> "tuple[list[Trajectory], HFCodec]":
-    from cotune.policy.local_policy import local_coordinator
-
-    config, training = checked.config, checked.config.training
-    coordinator = local_coordinator(
-        policy_path(config.policy.path),
-        checked.environment,
-        checked.instruction,
-        RolloutSettings(config.limits, training.temperature, config.seed, training.rows_per_call),
-        dtype=config.policy.dtype,
-        template_args=config.policy.template_args,
-        chat_template=config.policy.chat_template,
-        rewards=checked.rewards,
-    )
+    environment, instruction = checked.environment, checked.instruction
+    coordinator = run_policy(checked.config, environment, instruction, rewards=checked.rewards)
     codec: HFCodec = coordinator.codec  # pyright: ignore[reportAssignmentType]
-    prompt = Prompt(checked.instruction)
+    prompt = Prompt(instruction)
     assignments = [
         Assignment(task, prompt, prompt, "i0", group)
-        for group, task in enumerate(checked.environment.tasks(split)[:count])
+        for group, task in enumerate(environment.tasks(split)[:count])
     ]
     return coordinator.rollout(assignments, purpose="try", greedy=greedy), codec
 

@@ -12,6 +12,7 @@ from cotune.run.evolution_log import Entries, EvolutionLog
 from cotune.run.run_dir import RunDir
 from cotune.run.scores import EXACT_MATCH, Score
 from cotune.types import Purpose, Trajectory
+from cotune.utils.tables import plain_table
 from cotune.utils.text import one_line
 
 _WARNED_AFTER = 3  # steps without any gradient
@@ -237,10 +238,7 @@ def _describe_search(kind: str, fields: Mapping[str, object]) -> str:
 def score_table(title: str, rows: Sequence[tuple[str, Score | None]]) -> Table:
     """Return a table of mean rewards, overall and by stratum, one row per score."""
     strata = sorted({name for _, score in rows if score for name in score.by_stratum})
-    table = Table(title=title, title_justify="left", show_edge=False, pad_edge=False)
-    table.add_column("")
-    for name in ("all", *strata):
-        table.add_column(name, justify="right")
+    table = plain_table(title, [""], ["all", *strata])
     for label, score in rows:
         if score is None:
             continue

@@ -20,6 +20,7 @@ from cotune.llm.client import OpenAIOptions
 from cotune.protocols import Environment
 from cotune.run.journal import RunJournal, SilentJournal
 from cotune.run.run_dir import RunDir
+from cotune.utils.tables import plain_table
 
 _GIB = 2**30
 
@@ -153,9 +154,8 @@ def project(measured: Measured, planned: Plan, rollouts_per_step: int) -> Projec
 
 
 def _steps_table(measured: Measured) -> Table:
-    table = _table("Measured, in seconds")
-    for name in ("step", "evolution", "rollouts", "update", "all"):
-        table.add_column(name, justify="right")
+    columns = ("step", "evolution", "rollouts", "update", "all")
+    table = plain_table("Measured, in seconds", (), columns)
     for number, step in enumerate(measured.steps, 1):
         cells = (step.evolution, step.rollouts, step.update, step.evolution + step.training)
         table.add_row(str(number), *(f"{seconds:.2f}" for seconds in cells))
@@ -184,9 +184,9 @@ def _print_rates(measured: Measured, planned: Plan, console: Console) -> None:
 
 def _projection_table(config: RunConfig, projection: Projection) -> Table:
     per_rollout = config.limits.turns * config.limits.turn_tokens
-    table = _table(f"The whole run, {config.training.steps:,} steps, at this rate")
-    for name in ("", "rollouts at most", "tokens at most", "tokens projected", "time projected"):
-        table.add_column(name, justify="right" if name else "left")
+    title = f"The whole run, {config.training.steps:,} steps, at this rate"
+    columns = ("rollouts at most", "tokens at most", "tokens projected", "time projected")
+    table = plain_table(title, [""], columns)
     for purpose, share in projection.shares.items():
         table.add_row(
             purpose,
@@ -219,7 +219,3 @@ def _print_notes(
     if projection.llm is None:
         notes.append("LLM calls were not measured: their time is not in it.")
     console.print(" ".join(notes), highlight=False)
-
-
-def _table(title: str) -> Table:
-    return Table(title=title, title_justify="left", show_edge=False, pad_edge=False)

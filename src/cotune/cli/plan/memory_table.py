@@ -1,10 +1,10 @@
 """The memory table of `cotune plan`."""
 
 from rich.console import Console
-from rich.table import Table
 
 from cotune.config.run_file import RunConfig
 from cotune.engines.engine import engine_of
+from cotune.utils.tables import plain_table
 from cotune.utils.text import size
 
 
@@ -19,10 +19,7 @@ def show_memory(config: RunConfig, console: Console, processes: int = 1) -> None
     except ValueError as error:
         console.print(f"memory: unknown, {error}", markup=False)
         return
-    table = Table(title=found.title, title_justify="left", show_edge=False, pad_edge=False)
-    table.add_column("")
-    table.add_column("sampling", justify="right")
-    table.add_column("training", justify="right")
+    table = plain_table(found.title, [""], ["sampling", "training"])
     for name, sampled, trained in found.rows:
         if sampled or trained:
             table.add_row(name, _cell(sampled), _cell(trained))

@@ -5,7 +5,6 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
 from cotune.cli.library_settings import quiet_libraries
 from cotune.cli.plan.memory_table import show_memory
@@ -13,20 +12,14 @@ from cotune.config.build import describe_llm
 from cotune.config.cost import Plan, plan_run
 from cotune.config.run_file import RunConfig, load_config
 from cotune.llm.client import OpenAIOptions
+from cotune.utils.tables import plain_table
 
 
 def plan(path: Path, console: Console, assignments: Sequence[str] = (), processes: int = 1) -> None:
     """Print the most that a run can spend, before it spends anything."""
     config = load_config(path, assignments=assignments)
-    table = Table(
-        title=f"{escape(config.name)}: what it spends at most",
-        title_justify="left",
-        show_edge=False,
-        pad_edge=False,
-    )
-    table.add_column("")
-    table.add_column("rollouts", justify="right")
-    table.add_column("generated tokens", justify="right")
+    title = f"{escape(config.name)}: what it spends at most"
+    table = plain_table(title, [""], ["rollouts", "generated tokens"])
     per_rollout = config.limits.turns * config.limits.turn_tokens
     planned = plan_run(config)
     for purpose, count in planned.rollouts.items():

@@ -25,9 +25,8 @@ from cotune.experiments.baselines.base import (
     solve,
 )
 from cotune.experiments.baselines.chat import Chat, EndpointChat, PolicyChat
+from cotune.experiments.evaluate.run_policy import run_policy
 from cotune.llm.client import OPENAI_URL, OpenAIClient, OpenAIOptions
-from cotune.policy.policy_files import policy_path
-from cotune.rollout.coordinator import RolloutSettings
 from cotune.rollout.episode import score
 from cotune.run.journal import RunJournal, score_table
 from cotune.run.ledger import Ledger
@@ -197,24 +196,7 @@ class _BaselineRun:
     def _local(self, instruction: str) -> "Coordinator":
         """Load the run file's policy into this process; check that episodes fit into its context."""
         config, environment, limits = self.config, self.environment, self.config.limits
-        folder = policy_path(config.policy.path)
-        import torch
-
-        from cotune.policy.local_policy import local_coordinator
-
-        if config.threads is not None:
-            torch.set_num_threads(config.threads)
-        training = config.training
-        coordinator = local_coordinator(
-            folder,
-            environment,
-            instruction,
-            RolloutSettings(limits, training.temperature, config.seed, training.rows_per_call),
-            dtype=config.policy.dtype,
-            template_args=config.policy.template_args,
-            chat_template=config.policy.chat_template,
-            rewards=self.rewards,
-        )
+        coordinator = run_policy(config, environment, instruction, rewards=self.rewards)
         run_checks.check_context(coordinator.settings.context_tokens, limits)
         if self.agent:
             run_checks.check_prompts(

@@ -2,7 +2,7 @@
 
 import json
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib import resources
 from pathlib import Path
 
@@ -26,6 +26,9 @@ from cotune.protocols import Environment
 from cotune.run.json_files import Row as Json
 from cotune.run.ledger import policy_rollouts
 from cotune.run.run_dir import RunDir, read_summary, write_summary
+from cotune.utils.tables import plain_table
+
+Watch = Callable[[Sequence[Cell]], None]
 
 
 class SuiteFailed(CotuneError):
@@ -105,10 +108,8 @@ def dry_run(path: Path, console: Console, assignments: Sequence[str] = ()) -> No
     rows = rows_of(suite, base)
     check_rows(rows)
     _print_heading(suite, Setting.of(rows), console)
-    table = Table(show_edge=False, pad_edge=False)
-    for column in ("method", "stage", "strategy", "steps", "policy rollouts", "LLM calls"):
-        right = column in ("steps", "policy rollouts", "LLM calls")
-        table.add_column(column, justify="right" if right else "left")
+    left, right = ("method", "stage", "strategy"), ("steps", "policy rollouts", "LLM calls")
+    table = plain_table("", left, right)
     configs: list[RunConfig] = []
     for row in rows[: len(suite.methods)]:
         for index, (stage, config) in enumerate(zip(row.method.stages, row.planned, strict=True)):
@@ -149,9 +150,7 @@ def _findings(configs: Sequence[RunConfig]) -> Iterator[Finding]:
 
 def list_methods(console: Console) -> None:
     """Show the methods that a suite can name."""
-    table = Table(show_edge=False, pad_edge=False)
-    for column in ("method", "group", "compute", "what it is"):
-        table.add_column(column)
+    table = plain_table("", ("method", "group", "compute", "what it is"), ())
     for name in (*METHODS, *added()):
         method = method_named(name)
         table.add_row(name, method.group, method.compute, f"{method.label}: {method.about}")
@@ -225,34 +224,25 @@ def _show(summary: Json, suite: SuiteConfig, console: Console) -> None:
 def _run(cells: Sequence[Cell], at_once: int, console: Console, progress: Progress) -> None:
     """Run the cells: a table that is redrawn on a terminal, lines elsewhere."""
     if not console.is_terminal:
-        lines = _Lines(console)
-
-        def printed(now: Sequence[Cell]) -> None:
-            progress(now)
-            lines(now)
-
-        run_cells(cells, at_once, printed)
+        run_cells(cells, at_once, _both(progress, _Lines(console)))
         return
     with Live(console=console, refresh_per_second=2) as live:
+        run_cells(cells, at_once, _both(progress, lambda now: live.update(progress_table(now))))
 
-        def drawn(now: Sequence[Cell]) -> None:
-            progress(now)
-            live.update(progress_table(now))
 
-        run_cells(cells, at_once, drawn)
+def _both(first: Watch, second: Watch) -> Watch:
+    def watch(cells: Sequence[Cell]) -> None:
+        first(cells)
+        second(cells)
+
+    return watch
 
 
 def progress_table(cells: Sequence[Cell]) -> Table:
     """Return a row for each cell that runs or failed, under the count of cells by state."""
     counts = {state: sum(cell.state == state for cell in cells) for state in State}
-    table = Table(
-        title=", ".join(f"{count} {state}" for state, count in counts.items() if count),
-        title_justify="left",
-        show_edge=False,
-        pad_edge=False,
-    )
-    for column in ("run", "stage", "step", "reward", "last event"):
-        table.add_column(column)
+    title = ", ".join(f"{count} {state}" for state, count in counts.items() if count)
+    table = plain_table(title, ("run", "stage", "step", "reward", "last event"), ())
     for cell in cells:
         if cell.state == State.RUNNING:
             step, steps, reward, event = cell.progress()
@@ -275,12 +265,12 @@ class _Lines:
     def __call__(self, cells: Sequence[Cell]) -> None:
         done = sum(cell.state == State.DONE for cell in cells)
         for cell in cells:
-            line, told = self._line(cell)
+            line, more = self._line(cell)
             if line and (cell.name, line) not in self._shown:
                 self._shown.add((cell.name, line))
                 count = f" ({done} of {len(cells)})" if cell.state == State.DONE else ""
                 self._console.print(
-                    f"{cell.name}: {line}{told}{count}", markup=False, highlight=False
+                    f"{cell.name}: {line}{more}{count}", markup=False, highlight=False
                 )
 
     @staticmethod
@@ -293,6 +283,6 @@ class _Lines:
         step, steps, reward, event = cell.progress()
         if step == 0:
             return f"{cell.stage_name} begins", ""
-        told = "" if reward is None else f", reward {reward:.2f}"
-        told += f"; {Text.from_markup(event).plain}" if event else ""
-        return ("" if step % 10 else f"{cell.stage_name}, step {step}/{steps}"), told
+        more = "" if reward is None else f", reward {reward:.2f}"
+        more += f"; {Text.from_markup(event).plain}" if event else ""
+        return ("" if step % 10 else f"{cell.stage_name}, step {step}/{steps}"), more

@@ -8,6 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from cotune.experiments.compare.suite_summary import Ends, SuiteMethod, SuiteSummary
+from cotune.utils.tables import plain_table
 from cotune.utils.text import one_line
 
 _NONE = "–"
@@ -130,13 +131,8 @@ def _cost(suite: SuiteSummary) -> Table:
 
 def _plain_table(title: str, columns: Sequence[str]) -> Table:
     """Return a table without a frame: a column of names, then numbers."""
-    table = Table(
-        title=Text(one_line(title)), title_justify="left", show_edge=False, pad_edge=False
-    )
-    table.add_column("")
-    for column in columns:
-        table.add_column(Text(one_line(column), overflow="fold"), justify="right")
-    return table
+    named = [Text(one_line(column), overflow="fold") for column in columns]
+    return plain_table(Text(one_line(title)), [""], named)
 
 
 def best_prompts(summary: Mapping[str, Any]) -> list[str]:

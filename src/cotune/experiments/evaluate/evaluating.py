@@ -21,11 +21,11 @@ from cotune.experiments.evaluate.metrics import (
     sampled_figures,
 )
 from cotune.experiments.evaluate.question_sets import QuestionSet, metrics_of, question_sets
-from cotune.policy.policy_files import policy_path, read_best
-from cotune.protocols import Environment
+from cotune.experiments.evaluate.run_policy import run_policy
+from cotune.export.serving import best_choice
 from cotune.rewards import REWARDS
 from cotune.rewards.functions import RewardFunctions
-from cotune.rollout.coordinator import Coordinator, RolloutSettings
+from cotune.rollout.coordinator import Coordinator
 from cotune.run.run_dir import RunDir
 from cotune.types import Assignment, Prompt
 
@@ -171,7 +171,8 @@ def evaluate_run(config: RunConfig, run: RunDir, options: EvaluationOptions) -> 
         mine = [column for column in columns if column.trained is trained]
         if not mine:
             continue
-        policy = _policy(config, run, environment, trained, options)
+        best = run.best_path if trained else None
+        policy = run_policy(config, environment, best=best, temperature=options.temperature)
         for questions, metrics, found in zip(sets, wanted, figures, strict=True):
             k = options.samples_of(len(questions.tasks))
             found |= _of_columns(policy, questions, mine, metrics, k)
@@ -202,10 +203,7 @@ def _kept(run: RunDir) -> dict[str, Any]:
         raise ConfigError(
             f"{run.path}: has no best policy yet; finish it with: cotune resume {run.path}"
         )
-    try:
-        kept = read_best(run.best_path)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path}: cannot be read ({error}); restore the file") from error
+    kept = best_choice(run.best_path)
     if not isinstance(kept.get("instruction"), str):
         raise ConfigError(f"{path}: has no instruction; restore the file")
     return kept
@@ -226,41 +224,6 @@ def _columns(kept: Mapping[str, Any], initial: str, untrained: bool) -> list[Col
             Column("untrained_initial", "untrained, initial instruction", Prompt(initial), False),
         ]
     return columns
-
-
-def _policy(
-    config: RunConfig,
-    run: RunDir,
-    environment: Environment,
-    trained: bool,
-    options: EvaluationOptions,
-) -> Coordinator:
-    """Load the run's best policy, or the one that it started from."""
-    import torch
-
-    from cotune.policy.local_policy import local_coordinator
-
-    if config.threads is not None:
-        torch.set_num_threads(config.threads)
-    start = policy_path(config.policy.path)
-    settings = RolloutSettings(
-        config.limits,
-        options.temperature or config.training.temperature,
-        config.seed,
-        config.training.rows_per_call,
-    )
-    return local_coordinator(
-        run.best_path if trained else start,
-        environment,
-        "",
-        settings,
-        dtype=config.policy.dtype,
-        # The run folder may come from another machine, with the local base in another place.
-        base=start,
-        template_args=config.policy.template_args,
-        # best/ has the template in it.
-        chat_template=None if trained else config.policy.chat_template,
-    )
 
 
 def _of_columns(

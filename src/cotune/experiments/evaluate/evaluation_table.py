@@ -11,6 +11,7 @@ from rich.table import Table
 from cotune.experiments.evaluate.evaluating import Column, Evaluation, SetResult
 from cotune.experiments.evaluate.metrics import Figure
 from cotune.run.json_files import plain
+from cotune.utils.tables import plain_table
 from cotune.utils.text import one_line
 
 SCHEMA_VERSION = 1
@@ -60,12 +61,7 @@ def _set_json(result: SetResult) -> dict[str, Any]:
         "figures": [
             {
                 "column": column,
-                "metric": figure.metric,
-                "title": figure.title,
-                "statistic": figure.statistic,
-                "mean": figure.mean,
-                "interval": figure.interval,
-                "n": figure.n,
+                **vars(figure),
                 "by_stratum": {
                     name: {"mean": mean, "n": n} for name, (mean, n) in figure.by_stratum.items()
                 },
@@ -97,15 +93,8 @@ def show(evaluation: Evaluation, console: Console) -> None:
 
 def _table(result: SetResult, columns: Sequence[Column]) -> Table:
     """Return a table: columns are prompts; rows are metrics, their statistics, and their strata."""
-    table = Table(
-        title=escape(f"On {result.questions.title}"),
-        title_justify="left",
-        show_edge=False,
-        pad_edge=False,
-    )
-    table.add_column("")
-    for column in columns:
-        table.add_column(column.label, justify="right")
+    title = escape(f"On {result.questions.title}")
+    table = plain_table(title, [""], [column.label for column in columns])
     rows = [result.figures[column.name] for column in columns]
     before = ""
     for figures in zip(*rows, strict=True):

@@ -1,0 +1,51 @@
+"""Load a run file's policy into this process, to roll out."""
+
+from pathlib import Path
+
+from cotune.config.run_file import RunConfig
+from cotune.policy.policy_files import policy_path
+from cotune.protocols import Environment, Rewards
+from cotune.rollout.coordinator import Coordinator, RolloutSettings
+
+
+def run_policy(
+    config: RunConfig,
+    environment: Environment,
+    instruction: str = "",
+    *,
+    rewards: Rewards | None = None,
+    best: Path | None = None,
+    temperature: float | None = None,
+) -> Coordinator:
+    """Return a coordinator of the policy, with the run file's limits, seed and chat template.
+
+    Args:
+        instruction: the default prompt of `evaluate`.
+        rewards: score instead of the environment.
+        best: the run's `best/`, to load instead of the policy that training starts from.
+        temperature: None for that of training.
+
+    Raises:
+        ConfigError: the policy cannot be loaded, or cannot call the environment's tools.
+    """
+    start = policy_path(config.policy.path)
+    import torch
+
+    from cotune.policy.local_policy import local_coordinator
+
+    if config.threads is not None:
+        torch.set_num_threads(config.threads)
+    policy, training = config.policy, config.training
+    sampled = temperature or training.temperature
+    return local_coordinator(
+        best or start,
+        environment,
+        instruction,
+        RolloutSettings(config.limits, sampled, config.seed, training.rows_per_call),
+        dtype=policy.dtype,
+        # The run folder may come from another machine, with the local base in another place.
+        base=start if best else None,
+        template_args=policy.template_args,
+        chat_template=None if best else policy.chat_template,  # best/ has it
+        rewards=rewards,
+    )
