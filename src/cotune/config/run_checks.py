@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Mapping
 
-from cotune.config.build import evolved_room
 from cotune.environments.base import missing_texts
 from cotune.environments.description import description_of
 from cotune.errors import ConfigError
@@ -99,6 +98,8 @@ def check_prompts(
             )
         if not evolves:
             continue
+        from cotune.config.build import evolved_room  # loads pydantic
+
         room = evolved_room(limits, strategy)
         if len(evolves) > 1 and found + room > limits.prompt_tokens:
             raise ConfigError(

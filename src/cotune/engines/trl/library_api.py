@@ -21,7 +21,6 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from cotune.config.build import build_strategy
 from cotune.config.run_checks import check_instruction
 from cotune.errors import ConfigError
 from cotune.llm.client import Account, MeteredLLM, NoLLM, OpenAIClient, OpenAIOptions
@@ -123,6 +122,8 @@ class TrainerMethod(Generic[Options]):
 
     def build_strategy(self, tokens: TokenRules) -> Strategy:
         """Build a new strategy; `tokens` is the policy's codec."""
+        from cotune.config.build import build_strategy  # loads pydantic
+
         return build_strategy(
             self.options,
             self.environment,
