@@ -45,14 +45,19 @@ _ENVIRONMENT = {
 
 
 def run_module(
-    module: str, *arguments: object, env: Mapping[str, str] | None = None, timeout: int = 240
+    module: str,
+    *arguments: object,
+    env: Mapping[str, str] | None = None,
+    timeout: int = 240,
+    anew: Sequence[str] = (),
 ) -> subprocess.CompletedProcess[str]:
     """`python -m module arguments` at the repository's root; ends after `timeout` seconds.
 
     Args:
         env: variables besides this process's own.
+        anew: packages that the module is to import itself.
     """
-    (done,) = _forked(module, arguments, [env or {}], timeout)
+    (done,) = _forked(module, arguments, [env or {}], timeout, anew)
     return done
 
 
@@ -76,13 +81,17 @@ def try_ranks(
 
 
 def _forked(
-    module: str, arguments: Sequence[object], envs: Sequence[Mapping[str, str]], timeout: int
+    module: str,
+    arguments: Sequence[object],
+    envs: Sequence[Mapping[str, str]],
+    timeout: int,
+    anew: Sequence[str] = (),
 ) -> list[subprocess.CompletedProcess[str]]:
     """Runs the module in a process for each environment, all at the same time."""
     argv = [module, *map(str, arguments)]
     with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX) as server:
         outs = [[f"{folder}/{i}.{name}" for name in ("out", "err")] for i in range(len(envs))]
-        asked = {"argv": argv, "timeout": timeout, "outs": outs}
+        asked = {"argv": argv, "timeout": timeout, "outs": outs, "anew": anew}
         asked["envs"] = [{**os.environ, **_ENVIRONMENT, **env} for env in envs]
         server.connect(os.environ.get(_ADDRESS) or start_server())
         with server.makefile("rw") as stream:
@@ -157,6 +166,8 @@ def _answer(connection: socket.socket) -> NoReturn:
         pids: list[int] = []
         for env, paths in zip(asked["envs"], asked["outs"], strict=True):
             if (pid := os.fork()) == 0:
+                for name in [n for n in sys.modules if n.partition(".")[0] in asked["anew"]]:
+                    del sys.modules[name]
                 _become(asked["argv"], env, paths, asked["timeout"])
             pids.append(pid)
         codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]

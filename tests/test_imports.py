@@ -1,4 +1,4 @@
-"""What an import loads, proved in clean interpreters."""
+"""What imports and commands load, shown by clean interpreters."""
 
 import json
 import pkgutil
@@ -10,70 +10,25 @@ import pytest
 
 import cotune
 from cotune import methods
+from tests.forked import run_module
 from tests.run_files import tiny, write
 
+ROOT = Path(__file__).parents[1]
 HEAVY = {"torch", "transformers", "trl", "datasets", "pydantic", "openai"}
-
-
-def loaded_by(statement: str) -> set[str]:
-    """The modules that a statement adds to a clean interpreter's."""
-    code = (
-        "import json, sys; before = set(sys.modules)\n"
-        f"{statement}\n"
-        "print('\\n' + json.dumps(sorted(set(sys.modules) - before)))"
-    )
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert result.returncode == 0, result.stderr
-    return set(json.loads(result.stdout.splitlines()[-1]))
-
-
-def top_level(modules: set[str]) -> set[str]:
-    return {name.partition(".")[0] for name in modules}
-
-
-def test_import_cotune_is_light() -> None:
-    assert not top_level(loaded_by("import cotune")) & HEAVY
-
-
-@pytest.mark.parametrize(
-    ("arguments", "needed"),
-    [
-        (["--help"], set[str]()),
-        (["train", "--help"], set[str]()),
-        (["baseline", "--help"], set[str]()),
-        (["schema"], set[str]()),
-        # It shows a prompt in tokens, and checks the trainer's arguments.
-        (["plan", "RUN"], {"torch", "transformers", "trl", "datasets"}),
-    ],
-)
-def test_commands_that_train_nothing_load_no_engine(
-    arguments: list[str], needed: set[str], tmp_path: Path
-) -> None:
-    file = write(tmp_path / "run.yaml", tiny(tmp_path / "out"))
-    argv = ["cotune", *(str(file) if part == "RUN" else part for part in arguments)]
-    modules = loaded_by(
-        f"import sys; sys.argv = {argv!r}\n"
-        "from cotune.cli.app import main\n"
-        "try: main()\n"
-        "except SystemExit as stopped: assert not stopped.code, stopped.code"
-    )
-    assert "cotune.cli.app" in modules
-    # typer itself loads pydantic.
-    assert not top_level(modules) & (HEAVY - {"pydantic"} - needed)
-
-
-def test_the_names_of_the_baselines_load_no_engine() -> None:
-    modules = loaded_by("from cotune.experiments.baselines import BASELINES; assert BASELINES")
-    assert not top_level(modules) & (HEAVY - {"pydantic"})
-
-
-def test_configuring_a_method_loads_no_engine() -> None:
-    modules = loaded_by("import cotune; cotune.INSPO, cotune.Static, cotune.GeoOptions(train=3)")
-    assert not top_level(modules) & HEAVY
-
-
 UTILS = {"cotune.utils", "cotune.utils.importing"}
 """What the methods take from below the protocols: the registry reads entry points."""
+RUN = """
+import sys
+from cotune.cli.app import main
+sys.argv = {!r}
+try: main()
+except SystemExit as stopped: assert not stopped.code, stopped.code
+"""
+
+
+def command(*arguments: object) -> str:
+    """A statement that runs the command line in its own process."""
+    return RUN.format(["cotune", *map(str, arguments)])
 
 
 def engine_free() -> list[str]:
@@ -81,16 +36,74 @@ def engine_free() -> list[str]:
     return ["cotune.types", "cotune.protocols", "cotune.rollout.episode", *inside]
 
 
-def test_engine_free_modules_import_only_each_other_and_numpy() -> None:
+STATEMENTS = {
+    "nothing": "pass",
+    "cotune": "import cotune",
+    "methods": f"import {', '.join(engine_free())}",
+    "configured": "import cotune; cotune.INSPO, cotune.Static, cotune.GeoOptions(train=3)",
+    "baselines": "from cotune.experiments.baselines import BASELINES; assert BASELINES",
+    "--help": command("--help"),
+    "train --help": command("train", "--help"),
+    "baseline --help": command("baseline", "--help"),
+    "schema": command("schema"),
+}
+
+
+def parsed(result: "subprocess.CompletedProcess[str]") -> list[set[str]]:
+    assert result.returncode == 0, result.stderr
+    return [set(names) for names in json.loads(result.stdout.splitlines()[-1])]
+
+
+@pytest.fixture(scope="module")
+def loaded() -> dict[str, set[str]]:
+    """What a clean interpreter has loaded after each of STATEMENTS, run in this order."""
+    words = [sys.executable, "-m", "tests.loaded", *STATEMENTS.values()]
+    result = subprocess.run(words, capture_output=True, text=True, cwd=ROOT)
+    return dict(zip(STATEMENTS, parsed(result), strict=True))
+
+
+def top_level(modules: set[str]) -> set[str]:
+    return {name.partition(".")[0] for name in modules}
+
+
+@pytest.mark.parametrize("statement", ["cotune", "configured"])
+def test_import_cotune_and_configuring_a_method_is_light(
+    loaded: dict[str, set[str]], statement: str
+) -> None:
+    assert not top_level(loaded[statement]) & HEAVY
+
+
+@pytest.mark.parametrize("statement", list(STATEMENTS)[4:])
+def test_commands_that_train_nothing_load_no_engine(
+    loaded: dict[str, set[str]], statement: str
+) -> None:
+    if statement != "baselines":
+        assert "cotune.cli.app" in loaded[statement]
+    # typer itself loads pydantic.
+    assert not top_level(loaded[statement]) & (HEAVY - {"pydantic"})
+
+
+def test_a_plan_loads_no_client_of_an_endpoint(tmp_path: Path) -> None:
+    """It shows a prompt in tokens, and checks the trainer's arguments: the rest is needed."""
+    file = write(tmp_path / "run.yaml", tiny(tmp_path / "out"))
+    before, after = parsed(run_module("tests.loaded", "pass", command("plan", file)))
+    assert "openai" not in before
+    assert "cotune.cli.plan.plan" in after
+    assert top_level(after) & HEAVY <= {"torch", "transformers", "trl", "datasets", "pydantic"}
+
+
+def test_engine_free_modules_import_only_each_other_and_numpy(
+    loaded: dict[str, set[str]],
+) -> None:
     names = engine_free()
     assert {"cotune.methods.p2o.p2o", "cotune.methods.composed"} <= set(names)
     assert "cotune.methods.text_evolution" in names
     assert len(names) >= 20
-    modules = loaded_by("import " + ", ".join(names))
+    modules = loaded["methods"]
     own = {name for name in modules if name.startswith("cotune")}
     assert own == {"cotune", "cotune.errors", "cotune.methods", "cotune.rollout", *UTILS, *names}
     # gepa is loaded by the phase that needs it.
-    foreign = top_level(modules - own) - set(sys.stdlib_module_names)
+    foreign = top_level(modules - loaded["nothing"] - own) - set(sys.stdlib_module_names)
     assert foreign <= {"numpy"}
 
 

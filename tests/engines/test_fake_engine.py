@@ -1,15 +1,15 @@
 """Adding an engine touches its own package and one line: every command goes by what it implements."""
 
-import subprocess
-import sys
 from pathlib import Path
+
+from tests.forked import run_module
 
 ROOT = Path(__file__).parents[2]
 
 
 def test_an_engine_goes_through_every_command(tmp_path: Path) -> None:
-    words = [sys.executable, "-m", "tests.engines.fake_life", str(tmp_path)]
-    result = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
+    # The engine is added before any module of cotune is imported.
+    result = run_module("tests.engines.fake_life", tmp_path, anew=("cotune",))
     assert result.returncode == 0, result.stdout + result.stderr
     assert result.stdout.splitlines()[-1] == "done"
 

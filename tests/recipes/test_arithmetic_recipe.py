@@ -26,8 +26,10 @@ from recipes.arithmetic.phrases import (
     all_sentences,
     sample_hint,
 )
-from recipes.arithmetic.pretrain import Phase, Recipe, encode, pretrain, rows
+from recipes.arithmetic.pretrain import Recipe, encode, rows
 from recipes.fitting import micro_batches, new_model, token_losses
+from tests.forked import run_module
+from tests.recipes.small_fit import RECIPE
 
 ALWAYS = Rates(look=1.0, procedure=1.0, wrong=0.0)
 NEVER = Rates(look=0.0, procedure=1.0, wrong=0.0)
@@ -200,19 +202,9 @@ def test_demonstrations_are_of_training_problems_as_the_environment_asks_them() 
 
 @pytest.mark.slow
 def test_a_small_fit_learns_and_can_be_loaded(tmp_path: Path) -> None:
-    recipe = Recipe(
-        vocabulary=384,
-        tokenizer_demonstrations=400,
-        hidden_size=32,
-        layers=1,
-        heads=2,
-        kv_heads=1,
-        phases=(Phase(25, 1.0, 0.85, (0.5, 0.5)), Phase(10, 0.5, 0.45, (0.0, 0.0))),
-        batch=8,
-        micro_batches=2,
-        warm_up=5,
-    )
-    pretrain(tmp_path, recipe, workers=1)
+    recipe = RECIPE
+    done = run_module("tests.recipes.small_fit", tmp_path)
+    assert done.returncode == 0, done.stderr
     tokenizer = AutoTokenizer.from_pretrained(tmp_path)
     fitted = Qwen2ForCausalLM.from_pretrained(tmp_path)
     assert len(tokenizer) == recipe.vocabulary

@@ -2,31 +2,34 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
-from cotune.config.run_file import Environment as EnvironmentOptions
-from cotune.config.run_file import LLMConfig, RulesConfig
-from cotune.data.dataset import DatasetConfig
 from cotune.environments.base import TaskEnvironment
 from cotune.environments.description import description_of
-from cotune.environments.environment_options import InstructionConfig, own_environment
 from cotune.environments.math import MathOptions, math_environment
 from cotune.environments.search import SearchOptions, search_environment
 from cotune.errors import ConfigError
-from cotune.llm.client import MeteredLLM, NoLLM, OpenAIClient
+from cotune.llm.client import MeteredLLM, NoLLM, OpenAIClient, OpenAIOptions
 from cotune.methods.method import Context, MethodOptions
 from cotune.methods.registry import method_of
 from cotune.protocols import LLM, Environment, Strategy, TokenRules
 from cotune.rewards.functions import RewardFunctions, WeightedReward
-from cotune.rewards.reward_options import RewardConfig
 from cotune.run.ledger import Ledger
 from cotune.types import Limits
 from cotune.worlds.arithmetic import ArithmeticEnvironment, ArithmeticOptions
 from cotune.worlds.geo import GeoEnvironment, GeoOptions
 from cotune.worlds.rules_llm import RulesLLM
 
+if TYPE_CHECKING:  # pydantic models, which the library does without
+    from cotune.config.run_file import Environment as EnvironmentOptions
+    from cotune.config.run_file import LLMConfig
+    from cotune.data.dataset import DatasetConfig
+    from cotune.environments.environment_options import InstructionConfig
+    from cotune.rewards.reward_options import RewardConfig
+
 
 def build_environment(
-    options: EnvironmentOptions, dataset: DatasetConfig | None, instruction: InstructionConfig
+    options: "EnvironmentOptions", dataset: "DatasetConfig | None", instruction: "InstructionConfig"
 ) -> Environment:
     """Build an environment on the questions of `dataset`, with prompts laid out by `instruction`.
 
@@ -42,6 +45,8 @@ def build_environment(
     elif isinstance(options, SearchOptions):
         environment = search_environment(options)
     else:
+        from cotune.environments.environment_options import own_environment
+
         environment = own_environment(options, dataset)
     if isinstance(environment, TaskEnvironment):
         environment.prompt_format = instruction.format(environment.prompt_format)
@@ -53,12 +58,12 @@ def build_environment(
     return environment
 
 
-def initial_instruction(instruction: InstructionConfig, environment: Environment) -> str:
+def initial_instruction(instruction: "InstructionConfig", environment: Environment) -> str:
     """Return the run file's initial instruction, or else the environment's."""
     return environment.initial_instruction if instruction.text is None else instruction.text
 
 
-def build_rewards(rewards: Sequence[RewardConfig]) -> RewardFunctions | None:
+def build_rewards(rewards: "Sequence[RewardConfig]") -> RewardFunctions | None:
     """Load reward functions; return None if there are none, and the environment scores."""
     if not rewards:
         return None
@@ -111,7 +116,7 @@ def evolved_room(limits: Limits, strategy: str) -> int:
     return limits.prompt_tokens // (2 * max(1, len(method_of(strategy).evolves)))
 
 
-def build_llm(options: LLMConfig | None, seed: int, ledger: Ledger) -> LLM:
+def build_llm(options: "LLMConfig | None", seed: int, ledger: Ledger) -> LLM:
     """Return a metered LLM; without options, one that raises when called.
 
     Args:
@@ -121,16 +126,16 @@ def build_llm(options: LLMConfig | None, seed: int, ledger: Ledger) -> LLM:
     """
     if options is None:
         return NoLLM()
-    if isinstance(options, RulesConfig):
-        rules = RulesLLM(seed, options.remedies)
-        return MeteredLLM(rules, ledger, model="rules", identity=describe_llm(options))
-    return OpenAIClient(options, ledger)
+    if isinstance(options, OpenAIOptions):
+        return OpenAIClient(options, ledger)
+    rules = RulesLLM(seed, options.remedies)
+    return MeteredLLM(rules, ledger, model="rules", identity=describe_llm(options))
 
 
-def describe_llm(options: LLMConfig | None) -> str:
+def describe_llm(options: "LLMConfig | None") -> str:
     """Name the LLM that proposes, for the console and the report."""
     if options is None:
         return "none"
-    if isinstance(options, RulesConfig):
-        return f"offline rules ({options.remedies})"
-    return options.describe()
+    if isinstance(options, OpenAIOptions):
+        return options.describe()
+    return f"offline rules ({options.remedies})"
