@@ -317,7 +317,9 @@ def wrong(field: str, error: Exception) -> Finding:
     """Return a ConfigError as a finding: the error, and the fix after its last semicolon."""
     text = re.sub(rf"^{re.escape(field)}(\.path)?:? ", "", one_line(str(error)))
     what, _, fix = text.rpartition("; ")
-    return Finding(False, f"{field}: {what or text}", fix if what else "")
+    found = what or text
+    found = found if found.startswith(f"{field}.") else f"{field}: {found}"
+    return Finding(False, found, fix if what else "")
 
 
 def required(requirement: Requirement) -> Finding:

@@ -213,7 +213,7 @@ def test_what_verl_cannot_do_is_refused_by_name(make: Callable[[], Any], field: 
     with pytest.raises(ConfigError) as caught:
         make()
     assert str(caught.value) == (
-        f"{field} is not there with training.engine verl; change it, or set training.engine: trl"
+        f"{field} is not supported by training.engine verl; change it, or set training.engine: trl"
     )
 
 

@@ -2,6 +2,6 @@
 
 No other package imports verl. Read `trainer.py` first: veRL's training loop and what cotune does at
 each hook. `rollouts.py` sends assignments to the agent loops and collects trajectories, `agent.py`
-runs one episode there, `settings.py` turns a run file into veRL's configuration, and `run.py`
-starts a run.
+runs one episode there, `arguments.py` checks a run file without veRL, `settings.py` turns it into
+veRL's configuration, and `run.py` starts a run.
 """

@@ -2,20 +2,22 @@
 
 import math
 from collections.abc import Mapping
+from copy import deepcopy
+from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from hydra import compose, initialize_config_module
+from hydra import compose, initialize_config_dir
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from cotune.config.run_checks import check_tokens
 from cotune.config.run_file import RunConfig, TrainingConfig
+from cotune.engines.verl.arguments import SCHEDULES, checked_arguments
 from cotune.errors import ConfigError
 from cotune.policy.policy_files import policy_path
 from cotune.types import Distillation, Limits
-from cotune.utils.text import flat
 
 AGENT = "cotune"
 """The name of the agent loop in agents.yaml."""
@@ -24,50 +26,8 @@ LOSS = "seq-mean-token-mean"
 LOSS_WHERE_MASKED = "token-mean"
 """Divides by all own tokens, rejected ones included, for P²O's mask; others exclude them."""
 
-# Keys that a run file sets elsewhere, or that this engine depends on.
-_OURS = {
-    "data.train_files": "environment",
-    "data.val_files": "environment",
-    "data.train_batch_size": "training.questions_per_step",
-    "data.gen_batch_size": "training.questions_per_step",
-    "data.shuffle": "seed",
-    "data.custom_cls": "environment",
-    "data.max_prompt_length": "limits.prompt_tokens",
-    "data.max_response_length": "limits.trajectory_tokens",
-    "actor_rollout_ref.model.path": "policy.path",
-    "actor_rollout_ref.rollout.n": "training.group_size",
-    "actor_rollout_ref.rollout.temperature": "training.temperature",
-    "actor_rollout_ref.rollout.top_p": "nothing: rollouts are drawn from the policy as it is",
-    "actor_rollout_ref.rollout.top_k": "nothing: rollouts are drawn from the policy as it is",
-    "actor_rollout_ref.rollout.agent.agent_loop_config_path": "environment",
-    "actor_rollout_ref.rollout.agent.default_agent_loop": "environment",
-    "actor_rollout_ref.rollout.agent.agent_loop_manager_class": "environment",
-    "actor_rollout_ref.rollout.calculate_log_probs": "strategy.distillation",
-    "actor_rollout_ref.actor.ppo_mini_batch_size": "training.mini_batches",
-    "actor_rollout_ref.actor.checkpoint": "output",
-    "algorithm.adv_estimator": "nothing: the methods are GRPO's",
-    "algorithm.rollout_correction": "strategy.distillation",
-    "algorithm.filter_groups": "nothing: strategies read the group of each question",
-    "ray_kwargs.ray_init.runtime_env.env_vars": "the shell: engine_args are written into run.yaml and logs",
-    "trainer.total_training_steps": "training.steps",
-    "trainer.total_epochs": "training.steps",
-    "trainer.save_freq": "training.save_every",
-    "trainer.default_local_dir": "output",
-    "trainer.default_hdfs_dir": "output",
-    "trainer.resume_mode": "nothing: cotune resume goes on",
-    "trainer.resume_from_path": "nothing: cotune resume goes on",
-    "trainer.checkpoint_callback_class": "training.save_every",
-    "trainer.max_actor_ckpt_to_keep": "training.keep_checkpoints",
-    "trainer.remove_previous_ckpt_in_save": "training.keep_checkpoints",
-    "trainer.val_before_train": "evaluation.before",
-    "trainer.val_only": "evaluation",
-    "trainer.test_freq": "evaluation.every",
-    "trainer.use_v1": "nothing: cotune rides the V1 trainer",
-    "trainer.v1.trainer_mode": "nothing: cotune rides the sync trainer",
-}
 _NO_DUAL_CLIP = 1.0e9
 _COMPOSED = ("model_engine",)  # selects which of veRL's files are read
-_SCHEDULES = {"cosine": "cosine", "constant": "constant", "constant_with_warmup": "constant"}
 
 
 def verl_config(
@@ -91,13 +51,9 @@ def verl_config(
     Raises:
         ConfigError: a field is invalid; the message names it.
     """
-    given = _keys(config.training.engine_args)
-    check_supported(config, distillation)
-    _check_ours(given)
-    composed = [f"{name}={given[name]}" for name in _COMPOSED if name in given]
+    given = checked_arguments(config, distillation)
     try:
-        with initialize_config_module("verl.trainer.config", version_base=None):
-            found = compose("ppo_trainer", overrides=composed)
+        found = deepcopy(_composed(*(f"{k}={given[k]}" for k in _COMPOSED if k in given)))
     except HydraException as error:
         raise ConfigError(f"training.engine_args: {_one_line(error)}") from error
     values = _values(config, folder, gpus, stops, distillation)
@@ -114,36 +70,21 @@ def verl_config(
     return found
 
 
+@cache
+def _composed(*overrides: str) -> DictConfig:
+    """Compose veRL's files; veRL itself, which takes ten seconds, is not imported."""
+    verl = find_spec("verl")
+    assert verl is not None
+    assert verl.origin is not None
+    folder = Path(verl.origin).parent / "trainer" / "config"
+    with initialize_config_dir(str(folder), version_base=None):
+        return compose("ppo_trainer", overrides=list(overrides))
+
+
 def resume_from(found: DictConfig, checkpoint: Path) -> None:
     """Set veRL's configuration to resume from a checkpoint, which is veRL's folder."""
     found.trainer.resume_mode = "resume_path"
     found.trainer.resume_from_path = str(checkpoint.absolute())
-
-
-def check_supported(config: RunConfig, distillation: Distillation) -> None:
-    """Raise ConfigError for settings that veRL's public hooks do not support; name the field."""
-    training = config.training
-    check_tokens(training.engine_args)
-    refused = {
-        f"strategy.kind {config.strategy.kind}": config.method.supervised,
-        "training.frozen": training.frozen,
-        "training.resample_rounds": training.resample_rounds > 0,
-        "policy.lora": config.policy.lora is not None,
-        f"training.schedule {training.schedule}": training.schedule not in _SCHEDULES,
-        "strategy.distillation.ratio hint": distillation.ratio == "hint",
-        "strategy.distillation.soft": distillation.soft and distillation.ratio == "masked",
-        "strategy.distillation.drop_failed": distillation.drop_failed,
-    }
-    for field, there in refused.items():
-        if there:
-            raise ConfigError(
-                f"{field} is not there with training.engine verl; change it, or set training.engine: trl"
-            )
-    if training.questions_per_step % training.mini_batches:
-        raise ConfigError(
-            f"training.mini_batches is {training.mini_batches}; with training.engine verl expected a "
-            f"divisor of questions_per_step {training.questions_per_step}, which veRL counts them by"
-        )
 
 
 def _values(
@@ -171,7 +112,7 @@ def _values(
         f"{actor}.optim.lr": training.learning_rate,
         f"{actor}.optim.lr_warmup_steps": _warmup_steps(training),
         f"{actor}.optim.weight_decay": 0.0,
-        f"{actor}.optim.lr_scheduler_type": _SCHEDULES[training.schedule],
+        f"{actor}.optim.lr_scheduler_type": SCHEDULES[training.schedule],
         # Count from 1; otherwise the first batch would be trained at a rate of 0.
         f"{actor}.optim.zero_indexed_step": False,
         # Mini-batches are cut from rollouts in the order they returned, short ones first.
@@ -246,20 +187,6 @@ def _warmup_steps(training: TrainingConfig) -> int:
     return math.ceil(training.warmup * training.steps)
 
 
-def _check_ours(given: Mapping[str, Any]) -> None:
-    for name in given:
-        bare = name.lstrip("+")
-        for ours, field in _OURS.items():
-            if bare == ours or bare.startswith(f"{ours}."):
-                raise ConfigError(
-                    f"training.engine_args.{name}: set by {field}; remove it from engine_args"
-                )
-            if ours.startswith(f"{bare}."):
-                raise ConfigError(
-                    f"training.engine_args.{name}: is a section of veRL's; expected keys in it"
-                )
-
-
 def _set(found: DictConfig, name: str, value: Any) -> None:
     """Set one of veRL's keys; prefix unknown ones with +, as on veRL's command line."""
     try:
@@ -315,14 +242,6 @@ def _check_batch(found: DictConfig, training: TrainingConfig) -> None:
             f"rollouts, which {ranks} ranks cannot share evenly; change one of the three, or "
             "training.engine_args.trainer.n_gpus_per_node"
         )
-
-
-def _keys(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Flatten nested keys to dotted ones; a + before any part of a key moves to the front."""
-    return {
-        f"+{name.replace('+', '')}" if "+" in name else name: value
-        for name, value in flat(given).items()
-    }
 
 
 def _one_line(error: Exception) -> str:

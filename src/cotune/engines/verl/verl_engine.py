@@ -56,7 +56,8 @@ class VeRL:
         ]
 
     def check(self, checked: Preflight) -> list[Check]:
-        return [Check("training", partial(_arguments, checked.config), needs=("training.engine",))]
+        look = partial(_arguments, checked.config)
+        return [Check("training", look, needs=("training.engine_args",))]
 
     def prepare(self, checked: Preflight, folder: Path) -> "VerlSetup":
         from cotune.engines.verl import run
@@ -108,9 +109,20 @@ class VeRL:
 
 
 def _arguments(config: RunConfig) -> None:
-    from cotune.engines.verl.cluster import check_copy
+    """Check the veRL fields of a run file, against veRL's own files if it is installed."""
+    from cotune.engines.verl.arguments import checked_arguments, distillation_of
+    from cotune.engines.verl.cluster import check_cluster, check_copy
 
     check_copy(config.output)
+    distillation = distillation_of(config.strategy)
+    if installed("verl") is None:
+        checked_arguments(config, distillation)
+        return
+    from cotune.engines.verl.settings import verl_config
+
+    # How many GPUs there are, and the policy's context, are checked when the run is prepared.
+    found = verl_config(config, config.output, 1, False, distillation)
+    check_cluster(found.ray_kwargs.ray_init)
 
 
 def together() -> str | None:

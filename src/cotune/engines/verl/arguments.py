@@ -1,0 +1,121 @@
+"""Check `training.engine_args`, and the fields that veRL does not support, without veRL."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from cotune.config.run_file import RunConfig
+from cotune.errors import ConfigError
+from cotune.methods.composed import ComposedOptions
+from cotune.methods.p2o.p2o import P2OOptions
+from cotune.types import Distillation
+from cotune.utils.text import flat
+
+# Keys that a run file sets elsewhere, or that this engine depends on.
+_OURS = {
+    "data.train_files": "environment",
+    "data.val_files": "environment",
+    "data.train_batch_size": "training.questions_per_step",
+    "data.gen_batch_size": "training.questions_per_step",
+    "data.shuffle": "seed",
+    "data.custom_cls": "environment",
+    "data.max_prompt_length": "limits.prompt_tokens",
+    "data.max_response_length": "limits.trajectory_tokens",
+    "actor_rollout_ref.model.path": "policy.path",
+    "actor_rollout_ref.rollout.n": "training.group_size",
+    "actor_rollout_ref.rollout.temperature": "training.temperature",
+    "actor_rollout_ref.rollout.top_p": "fixed: rollouts are drawn from the policy as it is",
+    "actor_rollout_ref.rollout.top_k": "fixed: rollouts are drawn from the policy as it is",
+    "actor_rollout_ref.rollout.agent.agent_loop_config_path": "environment",
+    "actor_rollout_ref.rollout.agent.default_agent_loop": "environment",
+    "actor_rollout_ref.rollout.agent.agent_loop_manager_class": "environment",
+    "actor_rollout_ref.rollout.calculate_log_probs": "strategy.distillation",
+    "actor_rollout_ref.actor.ppo_mini_batch_size": "training.mini_batches",
+    "actor_rollout_ref.actor.checkpoint": "output",
+    "algorithm.adv_estimator": "fixed: the methods are GRPO's",
+    "algorithm.rollout_correction": "strategy.distillation",
+    "algorithm.filter_groups": "fixed: strategies read the group of each question",
+    "ray_kwargs.ray_init.runtime_env.env_vars": "the shell: engine_args are written into run.yaml and logs",
+    "trainer.total_training_steps": "training.steps",
+    "trainer.total_epochs": "training.steps",
+    "trainer.save_freq": "training.save_every",
+    "trainer.default_local_dir": "output",
+    "trainer.default_hdfs_dir": "output",
+    "trainer.resume_mode": "fixed: cotune resume sets it",
+    "trainer.resume_from_path": "fixed: cotune resume sets it",
+    "trainer.checkpoint_callback_class": "training.save_every",
+    "trainer.max_actor_ckpt_to_keep": "training.keep_checkpoints",
+    "trainer.remove_previous_ckpt_in_save": "training.keep_checkpoints",
+    "trainer.val_before_train": "evaluation.before",
+    "trainer.val_only": "evaluation",
+    "trainer.test_freq": "evaluation.every",
+    "trainer.use_v1": "fixed: cotune runs on the V1 trainer",
+    "trainer.v1.trainer_mode": "fixed: cotune runs on the sync trainer",
+}
+SCHEDULES = {"cosine": "cosine", "constant": "constant", "constant_with_warmup": "constant"}
+"""veRL's name of each schedule."""
+
+
+def checked_arguments(config: RunConfig, distillation: Distillation) -> dict[str, Any]:
+    """Return `training.engine_args` as veRL's dotted keys; a + is in front.
+
+    Raises:
+        ConfigError: a field is not supported, or a key is not for engine_args; the message names it.
+    """
+    given = _keys(config.training.engine_args)
+    _check_supported(config, distillation)
+    _check_ours(given)
+    return given
+
+
+def distillation_of(options: object) -> Distillation:
+    """Return how a strategy's hinted rollouts are trained on; as they are if it has no hints."""
+    if isinstance(options, ComposedOptions):
+        return options.p2o.distillation
+    hints = isinstance(options, P2OOptions)
+    return options.distillation if hints else Distillation(ratio="original")
+
+
+def _check_supported(config: RunConfig, distillation: Distillation) -> None:
+    """Raise ConfigError for settings that veRL's public hooks do not support; name the field."""
+    training = config.training
+    refused = {
+        f"strategy.kind {config.strategy.kind}": config.method.supervised,
+        "training.frozen": training.frozen,
+        "training.resample_rounds": training.resample_rounds > 0,
+        "policy.lora": config.policy.lora is not None,
+        f"training.schedule {training.schedule}": training.schedule not in SCHEDULES,
+        "strategy.distillation.ratio hint": distillation.ratio == "hint",
+        "strategy.distillation.soft": distillation.soft and distillation.ratio == "masked",
+        "strategy.distillation.drop_failed": distillation.drop_failed,
+    }
+    for field, given in refused.items():
+        if given:
+            raise ConfigError(
+                f"{field} is not supported by training.engine verl; change it, or set training.engine: trl"
+            )
+    if training.questions_per_step % training.mini_batches:
+        raise ConfigError(
+            f"training.mini_batches is {training.mini_batches}; with training.engine verl expected a "
+            f"divisor of questions_per_step {training.questions_per_step}, which veRL counts them by"
+        )
+
+
+def _check_ours(given: Mapping[str, Any]) -> None:
+    for name in given:
+        bare = name.lstrip("+")
+        for ours, field in _OURS.items():
+            if bare == ours or bare.startswith(f"{ours}."):
+                why = field if field.startswith("fixed: ") else f"set by {field}"
+                raise ConfigError(f"training.engine_args.{name}: {why}; remove it from engine_args")
+            if ours.startswith(f"{bare}."):
+                raise ConfigError(
+                    f"training.engine_args.{name}: is a section of veRL's; expected keys in it"
+                )
+
+
+def _keys(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Flatten nested keys to dotted ones; a + before any part of a key moves to the front."""
+    return {
+        f"+{name.replace('+', '')}" if "+" in name else name: value
+        for name, value in flat(given).items()
+    }

@@ -1,0 +1,70 @@
+"""What the preflight says of engine_args, against veRL's own files."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cotune.config.run_file import parse_config
+from cotune.engines.preflight import Preflight
+from cotune.engines.verl.settings import verl_config
+from cotune.engines.verl.verl_engine import ENGINE
+from cotune.errors import ConfigError
+from cotune.types import Distillation
+from tests.engines.verl.runs import GEO, run_file
+
+
+def checked(folder: Path, args: dict[str, Any]) -> Preflight:
+    training = GEO["training"] | {"engine": "verl", "mini_batches": 1, "engine_args": args}
+    raw = GEO | {"output": str(folder / "run"), "training": training}
+    return Preflight(parse_config(raw, "the test"))
+
+
+@pytest.mark.parametrize(
+    ("args", "part"),
+    [
+        ({"trainer.n_gpus_per_nodes": 2}, "write +trainer.n_gpus_per_nodes for a key that"),
+        ({"trainer": 3}, "trainer: is a section of veRL's"),
+        ({"model_engine": "no-such"}, "training.engine_args: "),
+        ({"actor_rollout_ref.rollout.n": 4}, "set by training.group_size"),
+        ({"actor_rollout_ref.rollout.name": "sglang"}, "expected vllm"),
+        ({"trainer.n_gpus_per_node": 3}, "which 3 ranks cannot share evenly"),
+    ],
+)
+def test_the_preflight_says_what_training_says(
+    args: dict[str, Any], part: str, tmp_path: Path
+) -> None:
+    before = checked(tmp_path, args)
+    with pytest.raises(ConfigError) as early:
+        before.missing_here("training")  # as plan does
+    with pytest.raises(ConfigError) as late:
+        verl_config(before.config, tmp_path, 1, False, Distillation(ratio="original"))
+    assert part in str(early.value)
+    assert str(early.value) == str(late.value)
+    assert any(part in finding.text for finding in before.findings())  # as doctor does
+
+
+def test_settings_of_a_new_cluster_are_refused_on_a_running_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+    (check,) = ENGINE.check(checked(tmp_path, {"ray_kwargs.ray_init.num_cpus": 8}))
+    with pytest.raises(ConfigError, match="num_cpus is 8, but the run joins a running"):
+        check.require()
+
+
+def test_verl_is_not_imported_for_it(tmp_path: Path) -> None:
+    program = (
+        "import sys\n"
+        "from pathlib import Path\n"
+        "from cotune.config.run_file import load_config\n"
+        "from cotune.engines.preflight import Preflight\n"
+        "from cotune.engines.verl.verl_engine import ENGINE\n"
+        "(check,) = ENGINE.check(Preflight(load_config(Path(sys.argv[1]))))\n"
+        "assert check.require() == []\n"
+        "assert not {'verl', 'ray', 'torch', 'transformers'} & set(sys.modules)\n"
+    )
+    path = run_file(tmp_path)
+    subprocess.run([sys.executable, "-c", program, str(path)], check=True)
