@@ -12,7 +12,7 @@ from run_file import configuration_page, escaped, suite_page, yaml_text  # of th
 
 import cotune
 from cotune.cli.app import app
-from cotune.engines.trl.fields import SECTIONS
+from cotune.engines.trl.grpo_fields import ADJUSTED, REFUSED
 
 _CLI = """# Command line
 
@@ -42,18 +42,18 @@ With your own trainer, a run takes its numbers from the `GRPOConfig` that you pa
 `for_trl(tokenizer, args)` and to the trainer (the same object). In a run file,
 `training.engine_args` sets the same fields.
 
-| status | meaning |
-| --- | --- |
-| supported | works as TRL documents it, or has no effect where the table says so |
-| adjusted | cotune does what the table says instead |
-| refused | a one-line error with the value to set, before anything is written |
+Fields that are not listed here work as TRL documents them: cotune passes them on unread. That holds for fields of
+a later TRL, too, which is why only reviewed minor releases are accepted. A field that TRL does not know is TRL's own
+error; in a run file, `cotune` names the nearest one.
+
+A run file sets `output_dir`, batch sizes, steps, saving and logging from its own sections
+([configuration](configuration.md)); `training.engine_args` overrides them. It refuses `output_dir`,
+`eval_strategy`, `eval_on_start` and `load_best_model_at_end`, as it keeps checkpoints in its folder and evaluates by itself.
 
 Most fields are checked in `for_trl`. The trainer's constructor checks that `args` is the same object, that the
 policy's context is long enough for `limits`, and that P²O's distillation has `cotune.JointTrainer`. The rest
 (`tools=`, other reward functions, another data set) is checked before the first rollout. `accelerate
 launch`'s configuration counts like `fsdp` and `deepspeed` here; Megatron-LM is refused.
-
-Fields of `TrainingArguments` that are not listed (optimizer, schedule, precision, file names) are passed on.
 """
 
 _API = """# Python
@@ -156,20 +156,21 @@ def _default(parameter: Any) -> str:
 
 
 def grpo_page() -> str:
-    """Return the fields of GRPOConfig with their status, a table for each group."""
-    parts = [_GRPO]
-    for heading, section in SECTIONS.items():
-        rows = [
-            f"| `{name}` | {field.status} | {_explained(field)} |"
-            for name, field in section.items()
+    """Return the page of GRPOConfig: a table of refused fields, and one of adjusted fields."""
+    refused = [f"| `{name}` | {field.why} | {field.fix} |" for name, field in REFUSED.items()]
+    adjusted = [f"| `{name}` | {line} |" for name, line in ADJUSTED.items()]
+    return "\n".join(
+        [
+            _GRPO,
+            "## Refused\n\nA one-line error, before anything is written.\n",
+            "| field | reason | fix |\n| --- | --- | --- |",
+            *refused,
+            "\n## Adjusted, or with a condition\n",
+            "| field | condition, or what cotune does |\n| --- | --- |",
+            *adjusted,
+            "",
         ]
-        head = ["| field | status | effect or reason |", "| --- | --- | --- |"]
-        parts.append("\n".join([f"## {heading}", "", *head, *rows]))
-    return "\n\n".join(parts) + "\n"
-
-
-def _explained(field: Any) -> str:
-    return f"{field.line}: {field.fix}" if field.status == "refused" else field.line
+    )
 
 
 # ---- Python

@@ -10,6 +10,7 @@ from transformers import TrainingArguments
 from trl import GRPOConfig
 from trl.chat_template_utils import qwen3_chat_template
 
+from cotune.engines.trl import grpo_fields
 from cotune.engines.trl.checks import (
     check_args,
     check_strategy,
@@ -17,7 +18,7 @@ from cotune.engines.trl.checks import (
     check_trl,
     steps_per_batch,
 )
-from cotune.engines.trl.fields import FIELDS
+from cotune.engines.trl.grpo_fields import ADJUSTED
 from cotune.engines.trl.trl_joint import TRLJoint
 from cotune.errors import ConfigError, EngineError
 from cotune.methods.method import Context
@@ -80,7 +81,7 @@ def with_value(args: GRPOConfig, name: str, value: Any) -> GRPOConfig:
 
 
 def test_each_refused_field_has_its_example() -> None:
-    assert set(REFUSED) == {name for name, field in FIELDS.items() if field.status == "refused"}
+    assert REFUSED.keys() == grpo_fields.REFUSED.keys()
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -92,21 +93,42 @@ def test_a_refused_field_is_refused_when_the_joint_run_is_made(tmp_path: Path, n
         TRLJoint(parts, tiny_tokenizer(), args)
     message = str(error.value)
     assert message.startswith(f"GRPOConfig.{name} is ")
-    assert FIELDS[name].fix
-    assert message.endswith(f"{FIELDS[name].line}: {FIELDS[name].fix}")
+    field = grpo_fields.REFUSED[name]
+    assert field.fix
+    assert message.endswith(f"{field.why}: {field.fix}")
     assert "\n" not in message
 
 
-@pytest.mark.parametrize("name", sorted(set(FIELDS) - set(REFUSED)))
-def test_no_other_field_is_refused_by_itself(name: str) -> None:
-    assert FIELDS[name].accepts is None
+REVIEWED = """
+beta cache_implementation cast_lm_head_to_fp32 chat_template_kwargs delta disable_dropout
+ds3_gather_for_generation entropy_coef entropy_coef_delta entropy_coef_max entropy_coef_min
+entropy_target epsilon epsilon_high generation_batch_size generation_kwargs
+importance_sampling_level log_completions log_completions_hub_repo log_multimodal
+log_unique_prompts loss_type mask_truncated_completions max_completion_length
+max_tool_calling_iterations min_p model_init_kwargs multi_objective_aggregation
+num_completions_to_print num_generations num_generations_eval num_iterations
+off_policy_mask_threshold pad_to_multiple_of ref_model_mixup_alpha ref_model_sync_steps
+repetition_penalty reward_weights router_aux_loss_coef sapo_temperature_neg
+sapo_temperature_pos scale_rewards shuffle_dataset steps_per_generation sync_ref_model
+temperature top_entropy_quantile top_k top_p transformers_continuous_batching_config
+trust_remote_code use_adaptive_entropy use_bias_correction_kl
+use_transformers_continuous_batching use_transformers_paged use_vllm vespo_k_neg vespo_k_pos
+vespo_lambda_neg vespo_lambda_pos vllm_enable_sleep_mode vllm_gpu_memory_utilization
+vllm_group_port vllm_importance_sampling_cap vllm_importance_sampling_clip_max
+vllm_importance_sampling_clip_min vllm_importance_sampling_correction
+vllm_importance_sampling_mode vllm_max_model_length vllm_mode vllm_model_impl
+vllm_server_base_url vllm_server_host vllm_server_port vllm_server_timeout
+vllm_structured_outputs_regex vllm_tensor_parallel_size
+"""
 
 
-def test_every_field_of_grpos_own_is_in_the_table() -> None:
+def test_every_field_of_grpos_own_was_reviewed() -> None:
+    """A new TRL has others: read each, refuse or adjust it where needed, and list it here."""
     common = {field.name for field in fields(TrainingArguments)}
-    assert {field.name for field in fields(GRPOConfig)} - common <= set(FIELDS)
     known = {field.name for field in fields(GRPOConfig)}
-    assert {name.split(".")[0] for name in FIELDS} <= known
+    assert known - common <= set(REVIEWED.split())
+    assert {name.split(".")[0] for name in (*REFUSED, *ADJUSTED)} <= known
+    assert not REFUSED.keys() & ADJUSTED.keys()
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import inspect
 import os
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -12,7 +13,7 @@ from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 from trl import GRPOConfig, GRPOTrainer
 from trl.import_utils import is_vllm_available
 
-from cotune.engines.trl.fields import FIELDS
+from cotune.engines.trl.grpo_fields import REFUSED
 from cotune.engines.trl.sharding import check_sharding
 from cotune.errors import ConfigError, EngineError
 from cotune.methods.p2o.context_distillation import weighs
@@ -48,35 +49,25 @@ def check_trl() -> None:
 def check_args(args: GRPOConfig) -> None:
     """Raise ConfigError for the first argument that would change the run.
 
-    `fields.FIELDS` lists the fields that are rejected on their own; this checks combinations.
+    `grpo_fields.REFUSED` lists the fields that are refused on their own; the rest are combinations.
     """
     vllm = _vllm_conflicts(args) if args.use_vllm else []
-    each = _refused_by_themselves(args)
-    others = (*_batch_conflicts(args), *_keeping(args))
-    for wrong, message in (*vllm, *each, *others):
+    for wrong, message in (*vllm, *_refused(args), *_batch_conflicts(args), *_keeping(args)):
         if wrong:
             raise ConfigError(message)
     check_sharding(args)
     check_devices(args)
 
 
-def _refused_by_themselves(args: GRPOConfig) -> list[tuple[bool, str]]:
+def _refused(args: GRPOConfig) -> list[tuple[bool, str]]:
+    values = {name: attrgetter(name)(args) for name in REFUSED}
     return [
         (
-            not field.accepts(value),
-            f"GRPOConfig.{name} is {_shown(value)}; {field.line}: {field.fix}",
+            values[name] not in field.allowed,
+            f"GRPOConfig.{name} is {_shown(values[name])}; {field.why}: {field.fix}",
         )
-        for name, field in FIELDS.items()
-        if field.accepts is not None
-        for value in (_value(args, name),)
+        for name, field in REFUSED.items()
     ]
-
-
-def _value(args: GRPOConfig, name: str) -> Any:
-    value: Any = args
-    for part in name.split("."):
-        value = getattr(value, part)
-    return value
 
 
 def _shown(value: Any) -> str:

@@ -93,7 +93,7 @@ class TrainerMethod(Generic[Options]):
             tokenizer: the policy's tokenizer, with a chat template; also the trainer's
                 `processing_class`.
             args: the trainer's configuration, with `max_steps` and `shuffle_dataset=False`;
-                docs/grpo-config.md covers every field.
+                docs/reference/grpo-config.md lists the fields that are refused.
 
         Raises:
             ConfigError: an argument is invalid; the trainer itself is checked when it is

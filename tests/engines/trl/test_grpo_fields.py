@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from cotune.engines.trl.fields import FIELDS
+from cotune.engines.trl.grpo_fields import ADJUSTED, REFUSED
 from cotune.engines.trl.joint_trainer import JointTrainer
 from cotune.types import Distillation
 from tests.engines.trl.setup import HINT, start
@@ -60,7 +60,6 @@ def test_hinted_rollouts_are_trained_on(tmp_path: Path, changes: dict[str, Any])
 
 
 def test_lines_are_cells_of_a_table() -> None:
-    for name, field in FIELDS.items():
-        assert "|" not in field.line + field.fix, name
-        assert "\n" not in field.line + field.fix, name
-        assert (field.status == "refused") == bool(field.fix) == (field.accepts is not None), name
+    for line in (*ADJUSTED.values(), *(field.why + field.fix for field in REFUSED.values())):
+        assert "|" not in line
+        assert "\n" not in line
