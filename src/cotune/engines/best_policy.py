@@ -6,7 +6,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from cotune.engines.evaluation import Evaluated
+from cotune.engines.joint import TrainingRun
 from cotune.policy.policy_files import read_best
 from cotune.run.json_files import write_atomic, write_json_atomic
 from cotune.types import Prompt
@@ -31,7 +31,7 @@ class BestPolicy:
     def _staged(self) -> Path:
         return self._folder.with_name(self._folder.name + ".new")
 
-    def offer(self, joint: Evaluated, em: float, step: int) -> None:
+    def offer(self, joint: TrainingRun, em: float, step: int) -> None:
         """Keep the current policy if none is kept yet or it scores higher.
 
         Called on rank 0 while the other ranks serve.
@@ -78,7 +78,7 @@ class BestPolicy:
         shutil.rmtree(self._folder, ignore_errors=True)
         staged.rename(self._folder)
 
-    def restore(self, joint: Evaluated) -> tuple[str, Prompt]:
+    def restore(self, joint: TrainingRun) -> tuple[str, Prompt]:
         """Load the kept weights into the trainer's policy.
 
         Returns:

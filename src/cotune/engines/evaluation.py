@@ -2,68 +2,16 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from cotune.config.build import initial_instruction
 from cotune.config.run_file import EvaluationConfig
+from cotune.engines.best_policy import BestPolicy
+from cotune.engines.joint import TrainingRun
 from cotune.environments.environment_options import InstructionConfig
-from cotune.protocols import Environment, Rewards
-from cotune.rollout.coordinator import Coordinator
-from cotune.run.journal import Journal
 from cotune.run.run_dir import RunDir
 from cotune.run.scores import EXACT_MATCH, Score, measure_of, score_trajectories
 from cotune.types import Choice, Prompt
-
-
-class EvaluatedParts(Protocol):
-    """The parts of a run that evaluation needs."""
-
-    @property
-    def environment(self) -> Environment: ...
-
-    @property
-    def journal(self) -> Journal: ...
-
-    @property
-    def rewards(self) -> Rewards | None: ...
-
-
-class Evaluated(Protocol):
-    """A run that can be evaluated, on any engine."""
-
-    @property
-    def parts(self) -> EvaluatedParts: ...
-
-    @property
-    def coordinator(self) -> Coordinator: ...
-
-    @property
-    def batches(self) -> int:
-        """Return the number of steps trained so far."""
-        ...
-
-    def begin_closing(self) -> None:
-        """Record what follows under the step after the last; a resume drops and repeats it."""
-        ...
-
-
-class Keeper(Protocol):
-    """Keep the best policy together with the prompt it was best under."""
-
-    def offer(self, joint: Any, em: float, step: int) -> None:
-        """Keep the current policy if none is kept yet or it scores higher.
-
-        Called on rank 0 while the other ranks serve.
-        """
-        ...
-
-    def restore(self, joint: Any) -> tuple[str, Prompt]:
-        """Load the kept policy as the current one; return the instruction's id and the prompt."""
-        ...
-
-    def forget(self) -> None:
-        """Delete the kept policy."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -115,13 +63,13 @@ class RunEvaluation:
         options: EvaluationConfig,
         instruction: InstructionConfig,
         run: RunDir,
-        best: Keeper,
+        best: BestPolicy,
         report: Callable[[Any, Mapping[str, float]], None],
     ) -> None:
         self._options, self._instruction = options, instruction
         self._run, self._best, self._report = run, best, report
 
-    def __call__(self, joint: Evaluated, trained: int) -> None:
+    def __call__(self, joint: TrainingRun, trained: int) -> None:
         """Evaluate if due; the hook before a step's rollouts, on rank 0."""
         if trained == 0 and self._options.before:
             self._measure(joint, "test", "before", self._initial(joint), "i0")
@@ -130,7 +78,7 @@ class RunEvaluation:
             score = self._measure(joint, "validation", "during")
             self._best.offer(joint, score.em, trained)
 
-    def finish(self, joint: Evaluated) -> Outcome:
+    def finish(self, joint: TrainingRun) -> Outcome:
         """Score the reported policy: the best on validation, or the last one without validation."""
         joint.begin_closing()
         em = 0.0
@@ -158,7 +106,7 @@ class RunEvaluation:
             self._choice(joint),
         )
 
-    def _keep(self, joint: Evaluated, em: float) -> None:
+    def _keep(self, joint: TrainingRun, em: float) -> None:
         if not self._options.every:
             # The kept policy is from a run with fewer steps, and no score says which is better.
             self._best.forget()
@@ -168,7 +116,7 @@ class RunEvaluation:
         """Drop what an earlier run kept, when a run starts from the beginning."""
         self._best.forget()
 
-    def _choice(self, joint: Evaluated) -> Choice | None:
+    def _choice(self, joint: TrainingRun) -> Choice | None:
         """Return the strategy's choice of the best instruction, if it makes one; record it."""
         choose = getattr(joint.coordinator.strategy, "choice", None)
         best: Choice | None = choose() if choose else None
@@ -188,7 +136,7 @@ class RunEvaluation:
 
     def _measure(
         self,
-        joint: Evaluated,
+        joint: TrainingRun,
         split: str,
         when: str,
         prompt: Prompt | None = None,
@@ -220,7 +168,7 @@ class RunEvaluation:
             self._report(joint, {_SCORES[when]: score.em})
         return score
 
-    def _initial(self, joint: Evaluated) -> Prompt:
+    def _initial(self, joint: TrainingRun) -> Prompt:
         return Prompt(initial_instruction(self._instruction, joint.parts.environment))
 
     def _before(self) -> Score | None:

@@ -83,14 +83,18 @@ def run_parts(
     )
 
 
-class Resumable:
-    """A run that can be compared with its saved state and resumed from it.
+class TrainingRun:
+    """Base class of all runs: recorded, evaluated, compared with a saved state, and resumed from it.
 
     Attributes:
         parts: the parts of the run other than its trainer.
+        coordinator: rolls out and consults the strategy.
+        batches: the number of steps trained so far.
     """
 
     parts: Parts
+    coordinator: Coordinator
+    batches: int = 0
 
     @property
     def identity(self) -> dict[str, str]:
@@ -107,6 +111,28 @@ class Resumable:
                     "start a new run in another folder"
                 )
 
+    def state_dict(self) -> State:
+        return {
+            "batches": self.batches,
+            "identity": self.identity,
+            "changeable": dict(self.parts.changeable),
+        }
+
+    def load_state_dict(self, state: State) -> None:
+        """Raise ConfigError if the state was saved by a different run."""
+        self.check_identity(state)
+        self.batches = int(state["batches"])
+
+    def resume(self, state: State) -> None:
+        """Resume from a saved state: truncate later logs, start a new attempt.
+
+        Raises:
+            ConfigError: the state was saved by a different run.
+        """
+        self.load_state_dict(state)
+        if self.coordinator.comm.rank == 0:
+            self.go_on_from(self.batches, state)
+
     def go_on_from(self, step: int, saved: Mapping[str, Any]) -> None:
         """Start an attempt after a step: truncate later logs, record changed fields.
 
@@ -121,8 +147,18 @@ class Resumable:
         changed = changes(saved.get("changeable", now), now)
         self.parts.journal.event("resumed", step, from_step=step, changed=changed)
 
+    def record_under(self, step: int) -> None:
+        """Record what follows under a step."""
+        self.coordinator.step = step
+        if self.coordinator.comm.rank == 0:
+            self.parts.meter.set_step(step)
 
-class Joint(Resumable):
+    def begin_closing(self) -> None:
+        """Record what follows under the step after the last; a resume drops and repeats it."""
+        self.record_under(self.batches + 1)
+
+
+class Joint(TrainingRun):
     """Base class of both engines' runs.
 
     Args:
@@ -132,7 +168,6 @@ class Joint(Resumable):
         coordinator: rolls out and consults the strategy.
 
     Attributes:
-        batches: the number of steps trained so far.
         ended: whether a budget has ended training.
         rollouts_left: the remaining budget of policy rollouts; set by the budget's owner.
     """
@@ -142,7 +177,6 @@ class Joint(Resumable):
     ) -> None:
         self.parts, self.order, self.total_batches = parts, order, total_batches
         self.coordinator = coordinator
-        self.batches = 0
         self.ended = False
         self.rollouts_left: Callable[[], int | None] = lambda: None
 
@@ -157,31 +191,16 @@ class Joint(Resumable):
 
     def state_dict(self) -> State:
         return {
-            "batches": self.batches,
+            **super().state_dict(),
             "ended": self.ended,
-            "identity": self.identity,
-            "changeable": dict(self.parts.changeable),
             "coordinator": self.coordinator.state_dict(),
         }
 
     def load_state_dict(self, state: State) -> None:
-        """Raise ConfigError if the state was saved by a different run."""
-        self.check_identity(state)
-        self.batches, self.ended = int(state["batches"]), bool(state["ended"])
+        super().load_state_dict(state)
+        self.ended = bool(state["ended"])
         self.coordinator.load_state_dict(state["coordinator"])
 
     @property
     def identity(self) -> dict[str, str]:
         return {"the training tasks": self.order.fingerprint, **self.parts.identity}
-
-    def resume(self, state: State) -> None:
-        """Resume from a saved state: truncate later logs, start a new attempt."""
-        self.load_state_dict(state)
-        if self.coordinator.comm.rank == 0:
-            self.go_on_from(self.batches, state)
-
-    def begin_closing(self) -> None:
-        """Record what follows under the step after the last; a resume drops and repeats it."""
-        self.coordinator.step = self.batches + 1
-        if self.coordinator.comm.rank == 0:
-            self.parts.meter.set_step(self.batches + 1)

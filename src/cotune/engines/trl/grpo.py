@@ -1,9 +1,9 @@
 """Train a run file on TRL, from loading the policy to the summary."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import TrainerCallback, TrainerState
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
 from cotune.config.run_file import RunConfig
@@ -18,6 +18,7 @@ from cotune.engines.trl.run_file_setup import Loaded, Setup, grpo_config, load_p
 from cotune.engines.trl.sharding import check_spread, restore_weights
 from cotune.engines.trl.trackers import close_reports, report_scores, tensorboard_into
 from cotune.engines.trl.trl_joint import Hook, TRLJoint
+from cotune.engines.trl.trl_run import TRLRun
 from cotune.policy.adapters import save_weights
 from cotune.policy.codec import HFCodec
 from cotune.policy.update_rounding import rounding_notice
@@ -26,17 +27,14 @@ from cotune.run.journal import Journal
 from cotune.run.ledger import Ledger, policy_rollouts
 from cotune.run.run_dir import RunDir
 
-if TYPE_CHECKING:
-    from cotune.engines.trl.trl_joint import Trained
-
 
 class TRLBest(BestPolicy):
     """Save and load the best policy, whose weights may be sharded over the trainer's processes."""
 
-    def write_weights(self, joint: "Trained", folder: Path, step: int) -> None:
+    def write_weights(self, joint: TRLRun[Any], folder: Path, step: int) -> None:
         save_weights(joint.unwrapped, folder, joint.coordinator.gather_here())
 
-    def load_weights(self, joint: "Trained", step: int) -> None:
+    def load_weights(self, joint: TRLRun[Any], step: int) -> None:
         restore_weights(joint.unwrapped, self._folder)
         joint.weights_replaced()
 
@@ -162,9 +160,7 @@ class RolloutBudget(TrainerCallback):
             return False
         return self._joint.coordinator.comm.broadcast(self.left()) < self._batch
 
-    def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
-    ) -> None:
+    def on_step_end(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:
         if state.global_step % self._steps_per_batch:
             return  # finish training on a batch that has been rolled out
         self._joint.ended = self.spent()

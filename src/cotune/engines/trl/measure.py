@@ -5,7 +5,7 @@ import time
 from typing import Any
 
 import torch
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import TrainerCallback, TrainerState
 from transformers.trainer_utils import SaveStrategy
 
 from cotune.config.run_file import RunConfig
@@ -68,17 +68,13 @@ class _Stopwatch(TrainerCallback):
         """Record the time of the hook before a step's rollouts, on rank 0."""
         self._evolved = time.monotonic()
 
-    def on_step_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
-    ) -> None:
-        if state.global_step % steps_per_batch(args) == 0:  # pyright: ignore[reportArgumentType]
+    def on_step_begin(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:
+        if state.global_step % steps_per_batch(args) == 0:
             self._began = self._evolved = time.monotonic()
             self._rollouts_before = self._ledger.totals().seconds["train"]
 
-    def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
-    ) -> None:
-        if state.global_step % steps_per_batch(args):  # pyright: ignore[reportArgumentType]
+    def on_step_end(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:
+        if state.global_step % steps_per_batch(args):
             return
         if torch.cuda.is_available():
             torch.cuda.synchronize()

@@ -5,35 +5,22 @@ under step 0; each later step is an optimizer step.
 """
 
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, cast
 
 from datasets import Dataset
-from transformers import (
-    PreTrainedModel,
-    TrainerCallback,
-    TrainerControl,
-    TrainerState,
-    TrainingArguments,
-)
+from transformers import PreTrainedModel, TrainerCallback, TrainerState
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 from trl import GRPOConfig, SFTConfig, SFTTrainer
 
 from cotune.config.cost import accumulation
 from cotune.config.run_file import RunConfig, TrainingConfig
 from cotune.engines.evaluation import Outcome, RunEvaluation
-from cotune.engines.joint import Parts, Resumable, run_parts
+from cotune.engines.joint import Parts, run_parts
 from cotune.engines.preflight import Preflight
-from cotune.engines.trl.checkpoints import (
-    drop_orphans,
-    drop_torn,
-    latest_checkpoint,
-    load_state,
-    save_state,
-)
+from cotune.engines.trl.checkpoints import latest_checkpoint, load_state
 from cotune.engines.trl.checks import check_devices, held_to_one_gpu
 from cotune.engines.trl.grpo import TRLBest, lost_steps
 from cotune.engines.trl.run_file_setup import (
@@ -53,7 +40,7 @@ from cotune.engines.trl.sft_rows import (
     rollout_rows,
 )
 from cotune.engines.trl.trackers import close_reports, report_scores, tensorboard_into
-from cotune.engines.trl.trl_joint import Bound, metrics_row
+from cotune.engines.trl.trl_run import CheckpointCallback, TRLRun
 from cotune.errors import ConfigError, EngineError
 from cotune.methods.sft import SFTOptions, TrainingRow, optimizer_steps
 from cotune.policy.codec import HFCodec
@@ -163,7 +150,7 @@ def check_one_process() -> None:
         )
 
 
-class TRLSft(Resumable, Bound[SFTTrainer]):
+class TRLSft(TRLRun[SFTTrainer]):
     """One fine-tuning run: the policy, its coordinator, and after `bind` its trainer.
 
     Args:
@@ -172,17 +159,13 @@ class TRLSft(Resumable, Bound[SFTTrainer]):
         codec: of the policy.
         temperature: of rollouts.
 
-    Attributes:
-        batches: the number of optimizer steps trained so far.
-        coordinator: rolls out the current policy.
+    Its steps are optimizer steps.
     """
 
     def __init__(self, parts: Parts, setup: SFTSetup, codec: HFCodec, temperature: float) -> None:
         self.parts, self.args = parts, setup.args
-        self.batches = 0
         self._model, self._tokenizer = setup.model, setup.tokenizer
         self._model.to(setup.args.device)
-        self._trainer: SFTTrainer | None = None
         tasks = TaskOrder(parts.environment.tasks("train"), 1, parts.seed)
         self._identity = {"the training tasks": tasks.fingerprint, **parts.identity}
         context = getattr(setup.model.config.get_text_config(), "max_position_embeddings", None)
@@ -216,97 +199,28 @@ class TRLSft(Resumable, Bound[SFTTrainer]):
 
     @property
     def unwrapped(self) -> PreTrainedModel:
-        """Return the current policy."""
-        if self._trainer is None:
-            return self._model
-        wrapped = self._trainer.model_wrapped
-        return cast(PreTrainedModel, self._trainer.accelerator.unwrap_model(wrapped))
-
-    @contextmanager
-    def policy(self) -> Iterator[PreTrainedModel]:
-        """Yield the current policy, unwrapped and in evaluation mode."""
-        model = self.unwrapped
-        training = model.training
-        model.eval()
-        try:
-            yield model
-        finally:
-            model.train(training)
-
-    def weights_replaced(self) -> None:
-        """Do nothing, because nothing else holds a copy of the weights."""
-
-    def begin_closing(self) -> None:
-        """Record what follows under the step after the last; a resume drops and repeats it."""
-        self.at(self.batches + 1)
-
-    def at(self, step: int) -> None:
-        """Record what follows under a step."""
-        self.coordinator.step = step
-        self.parts.meter.set_step(step)
-
-    def state_dict(self) -> State:
-        return {
-            "batches": self.batches,
-            "identity": self.identity,
-            "changeable": dict(self.parts.changeable),
-        }
-
-    def resume(self, state: State) -> None:
-        """Resume from a saved state: truncate later logs, start a new attempt.
-
-        Raises:
-            ConfigError: the state was saved by a different run.
-        """
-        self.check_identity(state)
-        self.batches = int(state["batches"])
-        self.go_on_from(self.batches, state)
+        """Return the current policy, which exists before its trainer."""
+        return super().unwrapped if self.bound else self._model
 
 
-class SFTCallback(TrainerCallback):
-    """Evaluate between steps, save cotune's half of every checkpoint, and write the metrics."""
+class SFTCallback(CheckpointCallback[TRLSft]):
+    """Evaluate between steps."""
 
     def __init__(self, joint: TRLSft, evaluation: RunEvaluation) -> None:
-        self._joint, self._evaluation = joint, evaluation
-        self._folder = Path(cast(str, joint.args.output_dir))
+        super().__init__(joint)
+        self._evaluation = evaluation
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
-    ) -> None:
-        drop_torn(self._folder)
-
-    def on_step_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
-    ) -> None:
-        self._joint.at(state.global_step + 1)
+    def on_step_begin(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:
+        self._joint.record_under(state.global_step + 1)
         if state.global_step:
             self._evaluation(self._joint, state.global_step)
 
-    def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
-    ) -> None:
+    def on_step_end(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:
         self._joint.batches = state.global_step
-        if control.should_save:
-            save_state(self._folder, state.global_step, self._joint.state_dict())
+        super().on_step_end(args, state, control)
 
-    def on_save(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
-    ) -> None:
-        drop_orphans(self._folder, keep_from=state.global_step)
-        self._joint.parts.journal.event("saved", state.global_step)
-
-    def on_log(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        logs: dict[str, Any] | None = None,
-        **_: Any,
-    ) -> None:
-        row = metrics_row(logs, state)
-        if row is not None:
-            row["total_steps"] = float(state.max_steps)
-            self._joint.parts.journal.metrics(state.global_step, row)
+    def _own_metrics(self, state: TrainerState) -> dict[str, float]:
+        return {"total_steps": float(state.max_steps)}
 
 
 def train(
@@ -408,7 +322,7 @@ def _rows(
         )
     if joint.batches:
         return answer_rows(joint).rows
-    joint.at(0)
+    joint.record_under(0)
     evaluation(joint, 0)
     if options.data == "answers":
         found = answer_rows(joint)

@@ -9,7 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import TrainerCallback, TrainerState
 from transformers.integrations.integration_utils import (
     TensorBoardCallback,
     TrackioCallback,
@@ -24,7 +24,8 @@ from cotune.protocols import Strategy
 from cotune.types import HintStanding, Instruction, Standing
 
 if TYPE_CHECKING:
-    from cotune.engines.trl.trl_joint import Trained, TRLJoint
+    from cotune.engines.trl.trl_joint import TRLJoint
+    from cotune.engines.trl.trl_run import TRLRun
 
 INSTRUCTIONS, HINTS = "cotune/instructions", "cotune/hints"
 _INSTRUCTION_COLUMNS = (
@@ -87,22 +88,16 @@ class TrackerCallback(TrainerCallback):
         self._last: object = None
         self._logged_at = -1
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
-    ) -> None:
+    def on_train_begin(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:
         self._last = None
 
-    def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
-    ) -> None:
+    def on_step_end(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:
         # The weights change at every step, so log a table only when a text in it has changed.
         if self._reports and (now := self._texts()) != self._last:
             self._last = now
             self._log(state)
 
-    def on_epoch_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
-    ) -> None:
+    def on_epoch_end(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:
         # The data set is one epoch long. Once training has ended, trackers are already closed.
         if self._reports and self._logged_at != state.global_step:
             self._log(state)
@@ -125,14 +120,14 @@ class TrackerCallback(TrainerCallback):
             _log_tables(callback, found, state.global_step)
 
 
-def reporting(joint: "Trained") -> Iterator[TrainerCallback]:
+def reporting(joint: "TRLRun[Any]") -> Iterator[TrainerCallback]:
     """Yield the trainer's callbacks for trackers that accept tables."""
     for callback in joint.trainer.callback_handler.callbacks if joint.bound else ():
         if isinstance(callback, TensorBoardCallback | WandbCallback | TrackioCallback):
             yield callback
 
 
-def report_scores(joint: "Trained", scores: Mapping[str, float]) -> None:
+def report_scores(joint: "TRLRun[Any]", scores: Mapping[str, float]) -> None:
     """Log the scores of an evaluation that is not the trainer's own; rank 0.
 
     Trackers show "eval_em" as eval/em and "test_em" as test/em, like the trainer's own metrics.
@@ -150,7 +145,7 @@ def report_scores(joint: "Trained", scores: Mapping[str, float]) -> None:
         )
 
 
-def close_reports(joint: "Trained") -> None:
+def close_reports(joint: "TRLRun[Any]") -> None:
     """Close trackers that scores after training reopened. W&B's run ends with the process."""
     trainer = joint.trainer
     for callback in reporting(joint):
@@ -158,7 +153,7 @@ def close_reports(joint: "Trained") -> None:
             callback.on_train_end(trainer.args, trainer.state, trainer.control, model=trainer.model)
 
 
-def tensorboard_into(joint: "Trained", folder: Path) -> None:
+def tensorboard_into(joint: "TRLRun[Any]", folder: Path) -> None:
     """Write TensorBoard's files to a folder, unless TENSORBOARD_LOGGING_DIR names another."""
     for callback in reporting(joint):
         if isinstance(callback, TensorBoardCallback) and callback.logging_dir is None:

@@ -14,30 +14,25 @@ Each call of `rollout_func` produces one rollout batch; strategy steps count the
 """
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar, cast
+from typing import Any, cast
 
 import torch.distributed as dist
 from datasets import Dataset
 from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
-    Trainer,
     TrainerCallback,
-    TrainerControl,
     TrainerState,
-    TrainingArguments,
 )
 from transformers.trainer_utils import SaveStrategy
 from trl import GRPOConfig, GRPOTrainer
 
 from cotune.engines.comm import TorchComm
-from cotune.engines.evaluation import Evaluated
 from cotune.engines.joint import Joint, Parts
-from cotune.engines.trl.checkpoints import drop_orphans, drop_torn, load_state, save_state
+from cotune.engines.trl.checkpoints import drop_orphans, load_state
 from cotune.engines.trl.checks import (
     check_args,
     check_strategy,
@@ -47,10 +42,11 @@ from cotune.engines.trl.checks import (
     steps_per_batch,
 )
 from cotune.engines.trl.joint_trainer import JointTrainer
-from cotune.engines.trl.sharding import check_spread, gathered, spread, whole_weights
+from cotune.engines.trl.sharding import check_spread, spread, whole_weights
 from cotune.engines.trl.trackers import TrackerCallback
+from cotune.engines.trl.trl_run import CheckpointCallback, TRLRun
 from cotune.engines.trl.vllm_sampler import VLLMSampler, engine_context, sampling_logprobs
-from cotune.errors import ConfigError, EngineError
+from cotune.errors import ConfigError
 from cotune.methods.p2o.context_distillation import reweighs
 from cotune.policy.codec import HFCodec
 from cotune.policy.sampling import policy_sampler
@@ -61,64 +57,11 @@ from cotune.rollout.task_order import TaskOrder
 from cotune.run.scores import measure_of, score_trajectories
 from cotune.types import StopReason, Task, Trajectory
 
-AnyTrainer = TypeVar("AnyTrainer", bound=Trainer)
-
-
-class Bound(Generic[AnyTrainer]):
-    """A run that is bound to a trainer once the trainer exists."""
-
-    _trainer: AnyTrainer | None = None
-
-    @property
-    def bound(self) -> bool:
-        """Return whether a trainer is bound."""
-        return self._trainer is not None
-
-    @property
-    def trainer(self) -> AnyTrainer:
-        if self._trainer is None:
-            raise EngineError("no trainer yet: call bind(trainer), or train, before evaluating")
-        return self._trainer
-
-
-def metrics_row(logs: Mapping[str, Any] | None, state: TrainerState) -> dict[str, float] | None:
-    """Return the metrics that a trainer logs for an optimizer step; None for any other log."""
-    if logs is None or "loss" not in logs:
-        return None
-    numbers = {name: float(value) for name, value in logs.items() if isinstance(value, int | float)}
-    return {**numbers, "optimizer_step": float(state.global_step)}
-
-
-class Trained(Evaluated, Protocol):
-    """A run on TRL: `TRLJoint`, or `TRLSft`."""
-
-    @property
-    def bound(self) -> bool:
-        """Return whether a trainer is bound."""
-        ...
-
-    @property
-    def trainer(self) -> Trainer: ...
-
-    @property
-    def unwrapped(self) -> PreTrainedModel:
-        """Return this process's copy of the current policy; under FSDP2 its weights are shards."""
-        ...
-
-    def policy(self) -> AbstractContextManager[PreTrainedModel]:
-        """Yield the current policy, unwrapped, whole and in evaluation mode."""
-        ...
-
-    def weights_replaced(self) -> None:
-        """Call after loading weights into the policy without the trainer."""
-        ...
-
-
 Hook = Callable[["TRLJoint", int], None]
 """Called on rank 0 before a step's rollouts, with the number of steps trained so far."""
 
 
-class TRLJoint(Joint, Bound[GRPOTrainer]):
+class TRLJoint(Joint, TRLRun[GRPOTrainer]):
     """Run a strategy on one GRPOTrainer.
 
     Args:
@@ -190,10 +133,6 @@ class TRLJoint(Joint, Bound[GRPOTrainer]):
         self.splits: dict[str, str] = {}
         self._loaded: State | None = None
 
-    @property
-    def state_folder(self) -> Path:
-        return Path(cast(str, self.args.output_dir))
-
     def bind(self, trainer: GRPOTrainer) -> None:
         """Bind the trainer whose policy is sampled.
 
@@ -233,25 +172,6 @@ class TRLJoint(Joint, Bound[GRPOTrainer]):
         """Call after loading weights into the policy without the trainer; vLLM reloads them."""
         if self.trainer.use_vllm:
             self.trainer._last_loaded_step = -1  # the value before any weights were sent
-
-    @property
-    def unwrapped(self) -> PreTrainedModel:
-        """Return this process's copy of the current policy; under FSDP2 its weights are shards."""
-        wrapped = self.trainer.model_wrapped
-        return cast(PreTrainedModel, self.trainer.accelerator.unwrap_model(wrapped))
-
-    @contextmanager
-    def policy(self) -> Iterator[PreTrainedModel]:
-        """Yield the current policy, unwrapped, whole and in evaluation mode; call on all ranks."""
-        # TRL's context for generation would reset gradient checkpointing with different arguments.
-        model = self.unwrapped
-        training = model.training
-        model.eval()
-        try:
-            with gathered(model):
-                yield model
-        finally:
-            model.train(training)
 
     def rollout_func(self, prompts: list[Any], trainer: GRPOTrainer) -> dict[str, Any]:
         """Roll out a batch for TRL: `prompts` are this rank's task ids, repeated per group."""
@@ -390,20 +310,12 @@ class TRLJoint(Joint, Bound[GRPOTrainer]):
 _log = logging.getLogger("cotune")
 
 
-class JointCallback(TrainerCallback):
-    """Save cotune's half of every checkpoint; see `checkpoints`."""
+class JointCallback(CheckpointCallback[TRLJoint]):
+    """Bind the trainer, start or resume the run, and record the trainer's own evaluations."""
 
-    def __init__(self, joint: "TRLJoint") -> None:
-        self._joint = joint
-        self._training = False
+    _training = False
 
-    @property
-    def _writes(self) -> bool:
-        return self._joint.coordinator.comm.rank == 0
-
-    def on_init_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
-    ) -> None:
+    def on_init_end(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:
         """Bind the trainer once it is constructed, the earliest moment it is known."""
         if args is not self._joint.args:
             raise ConfigError(
@@ -416,12 +328,9 @@ class JointCallback(TrainerCallback):
         else:
             trainer.joint = self._joint
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
-    ) -> None:
+    def on_train_begin(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:
+        super().on_train_begin(args, state, control)
         joint, self._training = self._joint, True
-        if self._writes:
-            drop_torn(joint.state_folder)
         if state.global_step == 0:
             if self._writes:
                 joint.parts.meter.begin_attempt(None)
@@ -434,52 +343,21 @@ class JointCallback(TrainerCallback):
             )
         joint.resume(saved)
 
-    def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
-    ) -> None:
-        if control.should_save:
-            self._save_state(state)
-
-    def on_save(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
-    ) -> None:
-        if self._writes:
-            drop_orphans(self._joint.state_folder, keep_from=state.global_step)
-            self._joint.parts.journal.event("saved", self._joint.batches)
-
-    def on_evaluate(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
-    ) -> None:
+    def on_evaluate(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:
         self._write_evaluation(state)
         # The trainer decides whether to save only after this, so our half is written first.
         if self._training and args.save_strategy == SaveStrategy.BEST:
             self._save_state(state)
 
-    def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
-    ) -> None:
+    def on_train_end(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:
         self._training = False
         if args.load_best_model_at_end and state.best_model_checkpoint is not None:
             self._load_best(Path(state.best_model_checkpoint))
         if self._writes:
             drop_orphans(self._joint.state_folder, keep_from=state.global_step + 1)
 
-    def on_log(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        logs: dict[str, Any] | None = None,
-        **_: Any,
-    ) -> None:
-        row = metrics_row(logs, state)
-        if self._writes and row is not None:
-            own = {k: float(v) for k, v in self._joint.metrics.items()}
-            self._joint.parts.journal.metrics(self._joint.batches, {**row, **own})
-
-    def _save_state(self, state: TrainerState) -> None:
-        if self._writes:
-            save_state(self._joint.state_folder, state.global_step, self._joint.state_dict())
+    def _own_metrics(self, state: TrainerState) -> dict[str, float]:
+        return {name: float(value) for name, value in self._joint.metrics.items()}
 
     def _load_best(self, checkpoint: Path) -> None:
         """Load the strategy's state from the checkpoint that the trainer has just loaded."""

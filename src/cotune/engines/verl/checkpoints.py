@@ -13,7 +13,7 @@ from uuid import uuid4
 from transformers import PreTrainedTokenizerBase
 
 from cotune.engines.best_policy import BestPolicy
-from cotune.engines.evaluation import Evaluated
+from cotune.engines.joint import TrainingRun
 from cotune.errors import EngineError
 from cotune.protocols import State
 from cotune.run.json_files import write_json_atomic
@@ -89,7 +89,7 @@ class VerlBest(BestPolicy):
         super().__init__(folder, tokenizer)
         self._checkpoint = checkpoint
 
-    def offer(self, joint: Evaluated, em: float, step: int) -> None:
+    def offer(self, joint: TrainingRun, em: float, step: int) -> None:
         super().offer(joint, em, step)
         known = self._read()
         kept = None if known is None else self._pieces(known["step"])
