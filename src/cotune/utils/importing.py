@@ -1,6 +1,5 @@
 """Objects that a run file names: `package.module:name`, or `file.py:name`."""
 
-import difflib
 import importlib
 import importlib.util
 import sys
@@ -12,6 +11,7 @@ from types import ModuleType
 from typing import Any
 
 from cotune.errors import ConfigError
+from cotune.utils.text import did_you_mean
 
 ENVIRONMENTS = "cotune.environments"
 """The entry-point group in which a package registers kinds of environments."""
@@ -35,9 +35,9 @@ def import_object(reference: str, field: str) -> Any:
     for part in name.split("."):
         if not hasattr(found, part):
             known = [n for n in vars(found) if not n.startswith("_")] if part == name else []
-            near = difflib.get_close_matches(part, known, n=1)
-            meant = f" (did you mean {near[0]}?)" if near else ""
-            raise ConfigError(f"{field}: {where} has no {name}{meant}; correct the name")
+            raise ConfigError(
+                f"{field}: {where} has no {name}{did_you_mean(part, known)}; correct the name"
+            )
         found = getattr(found, part)
     return found
 

@@ -1,7 +1,8 @@
-"""Text that is safe for a terminal, sizes in bytes, and nested mappings as dotted names."""
+"""Text that is safe for a terminal, suggestions for names, sizes in bytes, and dotted names."""
 
+import difflib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
 # C0 and C1 controls (of which ESC and CSI begin what a terminal acts on), marks that turn the
@@ -17,6 +18,12 @@ def printable(text: str) -> str:
 def one_line(text: str) -> str:
     """Return a model's text on one line, without control characters."""
     return " ".join(printable(" ".join(text.split())).split())
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return " (did you mean NAME?)" for a misspelt name; "" if no known name is close."""
+    near = difflib.get_close_matches(name, list(known), n=1)
+    return f" (did you mean {near[0]}?)" if near else ""
 
 
 def flat(given: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

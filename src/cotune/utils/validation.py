@@ -8,6 +8,8 @@ from typing import Any, cast, get_args, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from cotune.utils.text import did_you_mean
+
 Path = tuple[str, ...]
 """A field by the names that lead to it: ("training", "steps")."""
 
@@ -59,8 +61,7 @@ def _describe(problem: dict[str, Any], known: list[Path]) -> str:
     if kind == "union_tag_invalid":
         came = "" if secret else f"{context['tag']!r} is unknown; "
         kinds = re.findall(r"'([^']+)'", str(context["expected_tags"]))
-        near = [] if secret else difflib.get_close_matches(str(context["tag"]), kinds, n=1)
-        meant = f" (did you mean {near[0]}?)" if near else ""
+        meant = "" if secret else did_you_mean(str(context["tag"]), kinds)
         return f"{field}.kind: {came}expected one of {context['expected_tags']}{meant}"
     came = "" if secret else f"; got {_short(problem['input'])}"
     if kind in _NO_MAPPING:

@@ -15,7 +15,6 @@ P²O needs `cotune.JointTrainer` instead of GRPOTrainer, because it weights toke
 written before training begins, and no environment variable is set.
 """
 
-import difflib
 from collections.abc import Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -35,6 +34,7 @@ from cotune.protocols import LLM, Environment, State, Strategy, TokenRules
 from cotune.rewards.functions import AnyReward, RewardFunctions
 from cotune.types import Limits
 from cotune.utils.packages import need_trl
+from cotune.utils.text import did_you_mean
 from cotune.worlds.arithmetic import ArithmeticEnvironment
 from cotune.worlds.geo import GeoEnvironment
 from cotune.worlds.rules_llm import RulesLLM
@@ -59,28 +59,72 @@ class TrainerMethod(Generic[Options]):
     """
 
     options_class: type[Options]
-    options: Options
-    llm: LLM | OpenAIOptions | None = None
 
     def __init__(
         self,
         *,
         environment: Environment,
+        llm: LLM | OpenAIOptions | None = None,
+        options: Options | None = None,
         limits: Limits | None = None,
         instruction: str | None = None,
         seed: int = 0,
         folder: str | Path | None = None,
         rewards: GivenRewards = None,
+        **option_fields: Any,
     ) -> None:
+        self.method = method_of(self.options_class().kind)
         self.environment = environment
         self.limits = limits or Limits()
         self.instruction = environment.initial_instruction if instruction is None else instruction
-        self.method = method_of(self.options_class().kind)
         check_instruction(environment, self.instruction, self.method.kind)
         if rewards is not None and not isinstance(rewards, RewardFunctions):
             rewards = RewardFunctions(rewards)
         self.rewards: RewardFunctions | None = rewards
         self.seed, self.folder = seed, None if folder is None else Path(folder)
+        self.options = self._options(options, option_fields)
+        self.llm = self._llm_or_rules(llm)
+
+    def _options(self, options: Options | None, option_fields: dict[str, Any]) -> Options:
+        name, expected = type(self).__name__, self.options_class
+        if options is None:
+            known = [field.name for field in fields(expected) if field.name != "kind"]  # pyright: ignore[reportArgumentType]
+            for given in option_fields:
+                if given not in known:
+                    raise ConfigError(
+                        f"{name}: {given} is no argument and no field of {expected.__name__}"
+                        f"{did_you_mean(given, known)}"
+                    )
+            try:
+                return expected(**option_fields)
+            except (TypeError, ValueError) as error:
+                raise ConfigError(f"{name}: {error}") from error
+        if option_fields:
+            raise ConfigError(
+                f"{name} was given options and {', '.join(option_fields)}; expected one of the two: "
+                "put the fields into options"
+            )
+        if not isinstance(options, expected):
+            raise ConfigError(
+                f"{name}: options is of {type(options).__name__}; expected {expected.__name__}"
+            )
+        return options
+
+    def _llm_or_rules(self, llm: LLM | OpenAIOptions | None) -> LLM | OpenAIOptions | None:
+        """Return the method's LLM; the offline rules if it is None and they know the environment."""
+        if not self.method.needs_llm:
+            if llm is not None:
+                raise ConfigError(f"{type(self).__name__} uses no LLM; remove llm")
+            return None
+        worlds = tuple(_WORLDS[world] for world in self.method.offline_worlds)
+        if llm is None and not isinstance(self.environment, worlds):
+            known = " and ".join(world.__name__ for world in worlds)
+            raise ConfigError(
+                f"llm is None, but for {type(self).__name__} the offline rules know {known} alone and "
+                f"environment is {type(self.environment).__name__}; give "
+                "llm=cotune.OpenAIOptions(model=…) or an object with complete(prompt)"
+            )
+        return RulesLLM(self.seed) if llm is None else llm
 
     def for_trl(self, tokenizer: "PreTrainedTokenizerBase", args: "GRPOConfig") -> "TRLJoint":
         """Return a GRPOTrainer's `dataset`, `rollout_func`, `reward_funcs` and `callbacks`.
@@ -145,62 +189,16 @@ class TrainerMethod(Generic[Options]):
 class Static(TrainerMethod[StaticOptions]):
     """Train with GRPO under a static instruction: the baseline for every method.
 
-    Takes the arguments of `INSPO` except `llm` and `options`.
+    Takes the arguments of `INSPO`; it has no options and uses no LLM.
 
     Raises:
         ConfigError: the instruction is invalid.
     """
 
     options_class = StaticOptions
-    options = StaticOptions()
 
 
-class Evolving(TrainerMethod[Options]):
-    """Base class of methods that have an optimizer LLM and options."""
-
-    def __init__(
-        self,
-        *,
-        environment: Environment,
-        llm: LLM | OpenAIOptions | None = None,
-        options: Options | None = None,
-        limits: Limits | None = None,
-        instruction: str | None = None,
-        seed: int = 0,
-        folder: str | Path | None = None,
-        rewards: GivenRewards = None,
-        **option_fields: Any,
-    ) -> None:
-        super().__init__(
-            environment=environment, limits=limits, instruction=instruction, seed=seed,
-            folder=folder, rewards=rewards,
-        )  # fmt: skip
-        name = type(self).__name__
-        if options is None:
-            options = _options(name, self.options_class, option_fields)
-        elif option_fields:
-            raise ConfigError(
-                f"{name} was given options and {', '.join(option_fields)}; expected one of the two: "
-                "put the fields into options"
-            )
-        elif not isinstance(options, self.options_class):
-            raise ConfigError(
-                f"{name}: options is of {type(options).__name__}; expected "
-                f"{self.options_class.__name__}"
-            )
-        self.options = options
-        worlds = tuple(_WORLDS[world] for world in self.method.offline_worlds)
-        if llm is None and not isinstance(environment, worlds):
-            known = " and ".join(world.__name__ for world in worlds)
-            raise ConfigError(
-                f"llm is None, but for {name} the offline rules know {known} alone and environment "
-                f"is {type(environment).__name__}; give llm=cotune.OpenAIOptions(model=…) or an "
-                "object with complete(prompt)"
-            )
-        self.llm = RulesLLM(seed) if llm is None else llm
-
-
-class INSPO(Evolving[InspoOptions]):
+class INSPO(TrainerMethod[InspoOptions]):
     """Co-evolve instruction and policy (INSPO, arXiv 2512.01945) with your own trainer.
 
     Args:
@@ -223,7 +221,7 @@ class INSPO(Evolving[InspoOptions]):
     options_class = InspoOptions
 
 
-class GEPA(Evolving[GepaOptions]):
+class GEPA(TrainerMethod[GepaOptions]):
     """Run GEPA on the instruction before the first step (arXiv 2507.19457), then train with GRPO.
 
     The search spends its whole `budget` of rollouts at step 1, with the policy as it is then. Takes
@@ -239,7 +237,7 @@ class GEPA(Evolving[GepaOptions]):
     options_class = GepaOptions
 
 
-class P2O(Evolving[P2OOptions]):
+class P2O(TrainerMethod[P2OOptions]):
     """Sample hard questions under hints, and distil the hints (P²O, arXiv 2603.21877).
 
     The instruction does not change. Train with `cotune.JointTrainer`, which takes GRPOTrainer's
@@ -258,7 +256,7 @@ class P2O(Evolving[P2OOptions]):
     options_class = P2OOptions
 
 
-class INSPOWithP2O(Evolving[ComposedOptions]):
+class INSPOWithP2O(TrainerMethod[ComposedOptions]):
     """Combine INSPO and P²O: evolve instructions, and sample hard questions under hints.
 
     Train with `cotune.JointTrainer`, as for `P2O`. Takes the arguments of `INSPO`.
@@ -272,19 +270,3 @@ class INSPOWithP2O(Evolving[ComposedOptions]):
     """
 
     options_class = ComposedOptions
-
-
-def _options(method: str, options_class: type[Options], given: dict[str, Any]) -> Options:
-    names = fields(options_class)  # pyright: ignore[reportArgumentType]
-    known = [field.name for field in names if field.name != "kind"]
-    for name in given:
-        if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            meant = f" (did you mean {near[0]}?)" if near else ""
-            raise ConfigError(
-                f"{method}: {name} is no argument and no field of {options_class.__name__}{meant}"
-            )
-    try:
-        return options_class(**given)
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"{method}: {error}") from error

@@ -7,13 +7,7 @@ from typing import Any, cast
 
 from rich.console import Console
 from rich.text import Text
-from transformers import (
-    PreTrainedTokenizerBase,
-    TrainerCallback,
-    TrainerControl,
-    TrainerState,
-    TrainingArguments,
-)
+from transformers import PreTrainedTokenizerBase, TrainerCallback, TrainerState
 from trl import GRPOConfig
 
 from cotune.config.run_checks import check_context, check_prompts, check_rewards, check_told
@@ -28,7 +22,7 @@ from cotune.policy.codec import HFCodec
 from cotune.policy.tool_templates import check_tools
 from cotune.protocols import State
 from cotune.run.evolution_log import EvolutionLog
-from cotune.run.journal import RunJournal, describe_event
+from cotune.run.journal import Journal, RunJournal, SilentJournal, describe_event
 from cotune.run.json_files import plain, write_atomic
 from cotune.run.ledger import Ledger
 from cotune.run.run_dir import RunDir
@@ -57,7 +51,7 @@ class LibraryRun:
 
     def __init__(self, folder: Path, config: State, total_steps: int) -> None:
         self._folder, self._config, self._total_steps = folder, config, total_steps
-        self._journal: RunJournal | None = None
+        self._journal: Journal = SilentJournal()
         self._ledger: Ledger | None = None
 
     def begin_attempt(self, resumed_from: int | None) -> int:
@@ -89,24 +83,21 @@ class LibraryRun:
     # ---- journal
 
     def event(self, kind: str, step: int, /, **fields: object) -> None:
-        if self._journal is not None:
-            self._journal.event(kind, step, **fields)
+        self._journal.event(kind, step, **fields)
+        if self._ledger is not None:
             _say(kind, step, fields)
 
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
-        if self._journal is not None:
-            self._journal.metrics(step, values)
+        self._journal.metrics(step, values)
 
     def trajectories(self, step: int, purpose: str, trajectories: Sequence[Trajectory]) -> None:
-        if self._journal is not None:
-            self._journal.trajectories(step, purpose, trajectories)
+        self._journal.trajectories(step, purpose, trajectories)
 
     def cut_back(self, step: int) -> None:
-        if self._journal is not None:
-            self._journal.cut_back(step)
+        self._journal.cut_back(step)
 
     def evolution_log(self, step: int) -> EvolutionLog:
-        return EvolutionLog() if self._journal is None else self._journal.evolution_log(step)
+        return self._journal.evolution_log(step)
 
     # ---- meter
 
@@ -169,7 +160,7 @@ class LibraryRun:
     def _close(self) -> None:
         if self._ledger is not None:
             self._ledger.close()
-        self._ledger = self._journal = None
+        self._journal, self._ledger = SilentJournal(), None
 
 
 def _say(kind: str, step: int, fields: Mapping[str, object]) -> None:
@@ -261,20 +252,11 @@ class _LibraryCallback(TrainerCallback):
     def __init__(self, joint: TRLJoint, run: LibraryRun) -> None:
         self._joint, self._run = joint, run
 
-    def on_init_end(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        model: Any = None,
-        **_: Any,
-    ) -> None:
+    def on_init_end(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
         context = getattr(model.config.get_text_config(), "max_position_embeddings", None)
         check_context(context, self._joint.parts.limits)
 
-    def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
-    ) -> None:
+    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         coordinator = self._joint.coordinator
         if coordinator.comm.rank == 0:
             strategy = coordinator.strategy

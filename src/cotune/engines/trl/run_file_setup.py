@@ -1,6 +1,5 @@
 """Load and check a run file's policy, environment and GRPOConfig before anything is written."""
 
-import difflib
 import os
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -25,6 +24,7 @@ from cotune.policy.policy_files import policy_path
 from cotune.policy.tool_templates import check_tools
 from cotune.protocols import Environment
 from cotune.rewards.functions import RewardFunctions
+from cotune.utils.text import did_you_mean
 
 
 @dataclass(frozen=True)
@@ -209,11 +209,9 @@ def check_known(given: dict[str, Any], config: type) -> None:
     known = [field.name for field in fields(config) if field.init]
     for name in given:
         if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            meant = f" (did you mean {near[0]}?)" if near else ""
             raise ConfigError(
-                f"training.engine_args.{name}: unknown field of {config.__name__}{meant}; remove it or "
-                "correct its name"
+                f"training.engine_args.{name}: unknown field of {config.__name__}"
+                f"{did_you_mean(name, known)}; remove it or correct its name"
             )
 
 

@@ -4,13 +4,13 @@ A method is a sequence of runs, its stages; a stage is a kind of strategy and th
 from the suite's run file. An ablation is an option, never another code path.
 """
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from cotune.errors import ConfigError
 from cotune.methods.registry import added, method_of
+from cotune.utils.text import did_you_mean
 
 Group = Literal["inference", "trained", "prompt", "staged", "ours", "ablation"]
 Part = Literal["prompt", "main", "half", "rest"]
@@ -238,8 +238,7 @@ def method_named(name: str) -> Method:
         return METHODS[name]
     if name in added():
         return _ours(name)
-    near = difflib.get_close_matches(name, METHODS, n=1)
-    meant = f" (did you mean {near[0]}?)" if near else ""
     raise ConfigError(
-        f"methods: {name!r} is unknown{meant}; cotune compare --methods lists the methods"
+        f"methods: {name!r} is unknown{did_you_mean(name, METHODS)}; cotune compare --methods lists the "
+        "methods"
     )
