@@ -89,39 +89,66 @@ class Engine:
             own[name].data.copy_(tensor)
             self.syncs += name == list(own)[-1]
 
-    def complete(self, prompts: Sequence[Sequence[int]], params: SamplingParams) -> list[Any]:
+    @torch.no_grad()
+    def complete(
+        self, prompts: Sequence[Sequence[int]], params: SamplingParams
+    ) -> list[tuple[list[int], list[float]]]:
         """A (ids, log-probabilities) pair for each prompt."""
         self.calls.append((copy.deepcopy(params), len(prompts)))
         if len(self.calls) - 1 == self.fails_at:
             raise HTTPError("Request failed: 500, the engine died")
         assert not self.asleep
-        return [self._one(prompt, params) for prompt in prompts]
-
-    @torch.no_grad()
-    def _one(self, prompt: Sequence[int], params: SamplingParams) -> tuple[list[int], list[float]]:
-        draws = self.draws
-        if params.seed is not None:
-            draws = torch.Generator().manual_seed(params.seed)  # the same in each row of a call
-        ids: list[int] = []
-        logprobs: list[float] = []
-        left = self.runs_on
+        # With a seed, the same in each row of a call.
+        draws = [
+            self.draws if params.seed is None else torch.Generator().manual_seed(params.seed)
+            for _ in prompts
+        ]
+        written: list[tuple[list[int], list[float]]] = [([], []) for _ in prompts]
+        left = dict.fromkeys(range(len(prompts)), self.runs_on)
+        # Padding is on the right and hidden from what is written after it.
+        lengths = torch.tensor([[len(prompt)] for prompt in prompts])
+        seen = (torch.arange(max(map(len, prompts), default=0)) < lengths).long()
+        given = torch.zeros_like(seen)
+        given[seen == 1] = torch.tensor([token for prompt in prompts for token in prompt])
+        out = self.model(input_ids=given, attention_mask=seen, use_cache=True)
+        logits = out.logits[range(len(prompts)), lengths[:, 0] - 1].float()
         while True:
-            logits = self.model(input_ids=torch.tensor([[*prompt, *ids]])).logits[0, -1].float()
-            scaled = logits / (params.temperature or 1.0)
-            chances = torch.softmax(scaled, -1)
-            greedy = params.temperature == 0
-            token = int(
-                chances.argmax() if greedy else torch.multinomial(chances, 1, generator=draws)
+            tokens = torch.zeros_like(lengths)
+            for row in list(left):
+                ids, logprobs = written[row]
+                token, logprob = self._draw(logits[row], params, draws[row])
+                ids.append(token)
+                logprobs.append(logprob)
+                tokens[row] = token
+                if self._ends(prompts[row], ids, params):
+                    left[row] -= 1
+                    if left[row] < 0 or len(ids) >= (params.max_tokens or 16):
+                        del left[row]
+            if not left:
+                return written
+            seen = torch.cat([seen, torch.ones_like(lengths)], 1)
+            out = self.model(
+                input_ids=tokens,
+                attention_mask=seen,
+                position_ids=lengths,
+                past_key_values=out.past_key_values,
+                use_cache=True,
             )
-            read = scaled if self.logprobs_mode == "processed_logprobs" else logits
-            ids.append(token)
-            logprobs.append(float(torch.log_softmax(read, -1)[token]) + self.shift)
-            if token in self.unscored:
-                logprobs[-1] = math.nan
-            if self._ends(prompt, ids, params):
-                left -= 1
-                if left < 0 or len(ids) >= (params.max_tokens or 16):
-                    return ids, logprobs
+            logits = out.logits[:, -1].float()
+            lengths = lengths + 1
+
+    def _draw(
+        self, logits: torch.Tensor, params: SamplingParams, draws: torch.Generator
+    ) -> tuple[int, float]:
+        """A token and the log-probability that is reported for it."""
+        scaled = logits / (params.temperature or 1.0)
+        chances = torch.softmax(scaled, -1)
+        greedy = params.temperature == 0
+        token = int(chances.argmax() if greedy else torch.multinomial(chances, 1, generator=draws))
+        if token in self.unscored:
+            return token, math.nan
+        read = scaled if self.logprobs_mode == "processed_logprobs" else logits
+        return token, float(torch.log_softmax(read, -1)[token]) + self.shift
 
     def _ends(self, prompt: Sequence[int], ids: list[int], params: SamplingParams) -> bool:
         if len(ids) >= (params.max_tokens or 16) or len(prompt) + len(ids) >= self.max_model_len:
