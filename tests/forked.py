@@ -124,12 +124,14 @@ def start_server() -> str:
 
 
 def _preload() -> None:
-    """Import what the programs would import, and build the index that they would build."""
+    """Import what the programs would import, and build the index and templates that they would."""
     import peft  # noqa: F401
     import torch.utils.tensorboard  # noqa: F401
     from tqdm import tqdm
     from trl.trainer import grpo_trainer, sft_trainer  # noqa: F401 - TRL loads them on first use
 
+    from cotune.experiments.report import pages
+    from cotune.export import model_card
     from cotune.worlds.geo import bundled_world
 
     for name in _PACKAGES:
@@ -137,6 +139,10 @@ def _preload() -> None:
             importlib.import_module(module.name)
     tqdm.monitor_interval = 0  # no thread of it while others are forked
     bundled_world()
+    templates = pages._environment(shares=True)
+    for name in templates.list_templates(extensions=["j2"]):
+        templates.get_template(name)
+    model_card._template()
     gc.freeze()  # or each fork's first collection would copy every page
 
 

@@ -14,6 +14,7 @@ from cotune.cli.train import train
 from cotune.run import frames
 from cotune.run.frames import RunReader, open_run
 from cotune.run.run_dir import SCHEMA_VERSION
+from tests.policy.tiny import small_policy
 from tests.run_files import tiny, write
 
 REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
@@ -111,7 +112,9 @@ BOTH: dict[str, Any] = {
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> RunReader:
     folder = tmp_path_factory.mktemp("both")
-    file = write(folder / "run.yaml", tiny(folder / "out", BOTH))
+    file = write(
+        folder / "run.yaml", tiny(folder / "out", {**BOTH, "policy": {"path": small_policy()}})
+    )
     train(file, Console(file=io.StringIO()))
     return open_run(folder / "out")
 

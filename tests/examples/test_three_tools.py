@@ -20,8 +20,8 @@ from cotune.run.ledger import Ledger
 from tests.endpoint import endpoint
 from tests.examples.three_tools import FOLDER, Teacher, modules
 
-STEPS = {"inspo": 6, "p2o": 9}
-"""Enough for an evolution of instructions after five steps, and for two epochs with their hints."""
+STEPS = {"inspo": 3, "p2o": 5}
+"""Enough for an evolution of instructions after two steps, and for two epochs with their hints."""
 TOOLS = ("calculator", "dictionary", "calendar")
 INITIAL = "Answer the question in a word or number."
 
@@ -117,6 +117,7 @@ def test_the_run_file_trains(folder: Path, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv("OPENAI_API_KEY", "of-the-test")
     with endpoint(lambda prompt: llm.complete(prompt).text) as url:
         changes = ["training.steps=3", "strategy.evolve_every=2", "strategy.evolve_until=3"]
+        changes += ["training.questions_per_step=4", "training.micro_batch_size=16"]
         changes += ["evaluation.before=false", f"llm.base_url={url}"]
         train(Path("run.yaml"), Console(file=io.StringIO()), assignments=changes)
     run = cotune.open_run(folder / "runs" / "three-tools")
@@ -139,10 +140,12 @@ def trained(
     example: dict[str, ModuleType], folder: Path, method: str
 ) -> tuple[cotune.RunReader, Teacher]:
     llm = Teacher()
+    inspo, questions = cotune.INSPO, example["task"].questions
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            "cotune.engines.trl.library_run._TRAJECTORIES_EVERY", 1
-        )  # rollouts of every step are kept
+        # Rollouts of every step are kept; an epoch is two steps, after which instructions evolve.
+        patch.setattr("cotune.engines.trl.library_run._TRAJECTORIES_EVERY", 1)
+        patch.setattr(example["with_cotune"], "questions", lambda: questions(16))
+        patch.setattr(cotune, "INSPO", lambda **given: inspo(**{**given, "evolve_every": 2}))
         example["with_cotune"].main(
             ["--method", method, "--steps", str(STEPS[method]), "--output", str(folder)], llm=llm
         )
@@ -192,7 +195,7 @@ def test_inspo_trains(example: dict[str, ModuleType], tmp_path: Path) -> None:
     check_calls(rollouts(run), AutoTokenizer.from_pretrained(FOLDER / "policy"))
     events = run.read_events()
     phases = [event for event in events if event["kind"] == "evolution"]
-    assert [phase["step"] for phase in phases] == [6]
+    assert [phase["step"] for phase in phases] == [3]
     assert sum(phase["verified"] for phase in phases) > 0
     born = [event for event in events if event["kind"] == "instruction_born"][1:]
     assert born

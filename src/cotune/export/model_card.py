@@ -6,12 +6,13 @@ become a tag, a link or a heading.
 
 import re
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from shlex import quote
 from typing import Any
 
 import yaml
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup
 
 from cotune.config.run_file import Environment as EnvironmentOptions
@@ -129,27 +130,11 @@ def write_card(
     done = method.card
     if config.training.frozen:
         done = f"{method.card_frozen or done}; the policy was frozen: its weights are the base's"
-    environment = Environment(
-        loader=PackageLoader(__package__ or __name__, "."),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters |= {
-        "inline": inline,
-        "fenced": fenced,
-        "code": lambda text: Markup("<code>{}</code>").format(inline(text)),
-        "count": "{:,.0f}".format,
-        "score": "{:.3f}".format,
-        # Keep `package.module:name`; drop the folder of `path/to/file.py:name`.
-        "object_name": lambda name: Path(name).name if ".py" in name else name,
-    }
     costs = [["", "rollouts", "generated tokens"]]
     if totals is not None:
         spent, tokens = totals.rollouts, totals.generated_tokens
         costs += [[k, f"{n:,}", f"{tokens[k]:,}"] for k, n in spent.items() if n]
-    text = environment.get_template("model_card.md.j2").render(
+    text = _template().render(
         config=config,
         kind=kind,
         base=base,
@@ -170,6 +155,27 @@ def write_card(
         paid=policy_rollouts(totals.rollouts) if totals else 0,
     )
     write_atomic(folder / "README.md", text.rstrip() + "\n")
+
+
+@cache
+def _template() -> Template:
+    environment = Environment(
+        loader=PackageLoader(__package__ or __name__, "."),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {
+        "inline": inline,
+        "fenced": fenced,
+        "code": lambda text: Markup("<code>{}</code>").format(inline(text)),
+        "count": "{:,.0f}".format,
+        "score": "{:.3f}".format,
+        # Keep `package.module:name`; drop the folder of `path/to/file.py:name`.
+        "object_name": lambda name: Path(name).name if ".py" in name else name,
+    }
+    return environment.get_template("model_card.md.j2")
 
 
 def _front_matter(config: RunConfig, base: BaseModel, arm: Row, kind: Format) -> str:

@@ -101,7 +101,9 @@ class GeoWorld:
         self.cities = _cities(cache.get_cities().values(), names, self.countries)
         self.titles = [*self.countries, *self.cities]
         self.documents = [self.document(title) for title in self.titles]
-        self.pools = {s: [c for c in self.cities if split_of(c) == s] for s in SPLITS}
+        self.pools: dict[str, list[str]] = {split: [] for split in SPLITS}
+        for city in self.cities:
+            self.pools[split_of(city)].append(city)
 
     def indexed(self) -> list[str]:
         """Return the texts that BM25 indexes: the title three times before its document."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
 
@@ -136,6 +137,18 @@ def write_page(
         shares: scores are shares of 1, written as per cent.
         content: the variables of the template.
     """
+    package = files(__package__ or __name__)
+    # The style sheets are part of the package, not written by a model.
+    css = Markup("".join(package.joinpath(name).read_text(encoding="utf-8") for name in sheets))
+    html = _environment(shares).get_template(template).render(style=css, **content)
+    path = folder / "report.html"
+    write_atomic(path, html.translate(_PICTURES).encode(errors="replace"))
+    return path
+
+
+@cache
+def _environment(shares: bool) -> Environment:
+    """Return the environment of the templates, which compiles each once per process."""
     environment = Environment(
         loader=PackageLoader(__package__ or __name__, "."),
         autoescape=True,
@@ -144,10 +157,4 @@ def write_page(
         lstrip_blocks=True,
     )
     environment.filters |= _FILTERS | {name: both[not shares] for name, both in _BY_UNIT.items()}
-    package = files(__package__ or __name__)
-    # The style sheets are part of the package, not written by a model.
-    css = Markup("".join(package.joinpath(name).read_text(encoding="utf-8") for name in sheets))
-    html = environment.get_template(template).render(style=css, **content)
-    path = folder / "report.html"
-    write_atomic(path, html.translate(_PICTURES).encode(errors="replace"))
-    return path
+    return environment
