@@ -191,20 +191,24 @@ def _become(
     for descriptor, (path, mode) in enumerate(zip(streams, ("r", "w", "w"), strict=True)):
         with open(path, mode) as stream:
             os.dup2(stream.fileno(), descriptor)
-    _run(argv, env)
+    run_python(["-m", *argv], env)
 
 
-def _run(argv: Sequence[str], env: Mapping[str, str]) -> NoReturn:
-    """Run a module as a program and end.
+def run_python(arguments: Sequence[str], env: Mapping[str, str]) -> NoReturn:
+    """Do what `python arguments` does, a module's name after -m or a file, and end.
 
     The interpreter is not taken down, which would take a second with all that is imported.
     """
     os.environ.clear()
     os.environ.update(env)
-    sys.argv = [*argv]
+    module = arguments[0] == "-m"
+    sys.argv = [*arguments[module:]]
     status: object = 0
     try:
-        runpy.run_module(argv[0], run_name="__main__", alter_sys=True)
+        if module:
+            runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
+        else:
+            runpy.run_path(arguments[0], run_name="__main__")
     except SystemExit as ended:
         status = ended.code or 0
     except BaseException:  # noqa: BLE001 - as the interpreter would
@@ -259,7 +263,7 @@ class ForkedPopen:
                 os.dup2(nothing.fileno(), 0)
             os.close(begun)
             os.close(begins)
-            _run(args[args.index("-m") + 1 :], env)
+            run_python(args[args.index("-m") :], env)
         os.close(begins)
         os.read(begun, 1)  # until it is in its own session: its group is what is interrupted
         os.close(begun)

@@ -9,6 +9,7 @@ from typing import Any
 
 import yaml
 
+from tests.engines.verl.cpu.forks import Forked
 from tests.engines.verl.cpu.settings import REPOSITORY, environment, overrides
 
 GEO: dict[str, Any] = {
@@ -72,22 +73,33 @@ def run_file(
     return path
 
 
-def start(*arguments: object, variables: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
+def start(*arguments: object, variables: Mapping[str, str] | None = None) -> Forked:
     """`cotune …` in a process group of its own, with further environment variables."""
-    return subprocess.Popen(
-        [sys.executable, "-m", "cotune", *map(str, arguments)],
-        env=environment() | dict(variables or {}),
-        cwd=REPOSITORY,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+    env = environment() | dict(variables or {})
+    return Forked("-m", "cotune", *map(str, arguments), env=env, cwd=REPOSITORY)
 
 
-def cotune(*arguments: object, variables: Mapping[str, str] | None = None) -> str:
-    """Runs `cotune …` to its end; returns what it printed. Fails with all of it."""
-    process = start(*arguments, variables=variables)
+def cotune(
+    *arguments: object, variables: Mapping[str, str] | None = None, fresh: bool = False
+) -> str:
+    """Runs `cotune …` to its end; returns what it printed. Fails with all of it.
+
+    Args:
+        fresh: start it and all of its processes anew, as a user does, and fork none.
+    """
+    if fresh:
+        command = [sys.executable, "-m", "cotune", *map(str, arguments)]
+        process = subprocess.Popen(
+            command,
+            env=environment() | dict(variables or {}),
+            cwd=REPOSITORY,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+    else:
+        process = start(*arguments, variables=variables)
     out, err = process.communicate()
     assert process.returncode == 0, f"status {process.returncode}\n{out[-4000:]}\n{err[-6000:]}"
     return out

@@ -24,7 +24,7 @@ def test_the_trained_prompt_has_no_hint(tmp_path: Path) -> None:
         steps=3,
         engine_args={"trainer.rollout_data_dir": str(dump)},
     )
-    cotune("train", path)
+    cotune("train", path, fresh=True)
     run = tmp_path / "run"
 
     hints = [row["text"] for row in events(run, "hint_accepted")]

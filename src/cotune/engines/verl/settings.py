@@ -147,7 +147,7 @@ def _values(
 def _trainer_values(config: RunConfig, folder: Path, gpus: int) -> dict[str, Any]:
     training = config.training
     return {
-        "reward.num_workers": 1,
+        "reward.num_workers": 0,  # rollouts come back from the agent loops with their rewards
         "algorithm.adv_estimator": "grpo",
         "trainer.n_gpus_per_node": gpus,
         "trainer.nnodes": 1,

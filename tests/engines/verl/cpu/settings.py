@@ -64,7 +64,6 @@ def overrides(ranks: int = 1) -> dict[str, Any]:
         f"{rollout}.dtype": "float32",
         f"{rollout}.tensor_model_parallel_size": 1,
         f"{rollout}.agent.num_workers": 1,
-        "reward.num_workers": 1,
         "data.dataloader_num_workers": 0,
         "transfer_queue.backend.SimpleStorage.num_data_storage_units": 1,
         # Numbers that Ray counts by; a laptop with two cores runs all of the actors.
