@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from cotune.data.dataset import tasks_of_rows
-from cotune.data.rows import Row, file_rows, hub_rows, listed, shortened
+from cotune.data.rows import Row, file_rows, hub_rows, listed, nested, shortened
 from cotune.errors import ConfigError
 from cotune.rewards.boxed import last_boxed
 from cotune.types import Task
@@ -164,7 +164,7 @@ def _canonical(
     benchmark: Benchmark, columns: tuple[str, str], row: Mapping[str, Any], where: str, mixed: bool
 ) -> dict[str, Any]:
     """Add the columns that `tasks_of_rows` reads to a row."""
-    question, source = _below(row, columns[0]), row.get(_SOURCE)
+    question, source = nested(row, columns[0]), row.get(_SOURCE)
     context = row.get(benchmark.context)
     if isinstance(question, str) and isinstance(context, str) and context.strip():
         question = f"{context.strip()}\n\n{question}"
@@ -174,7 +174,7 @@ def _canonical(
     return {
         **row,
         "question": question,
-        "answers": _answers(benchmark, _below(row, columns[1]), columns[1], where),
+        "answers": _answers(benchmark, nested(row, columns[1]), columns[1], where),
         # Merged files count each data set's rows from 0.
         "id": f"{source}-{id}" if mixed and id is not None else id,
         "solution": solution if isinstance(solution, str) else None,
@@ -204,11 +204,3 @@ def _final(answer: str) -> str:
     # "$1$, $2$" is not one formula.
     whole = len(final) > 2 and final[0] == final[-1] == "$" and "$" not in inner
     return inner.strip() if whole else final
-
-
-def _below(row: Mapping[str, Any], column: str) -> Any:
-    """Return the value at a dotted name; None if there is none."""
-    value: Any = row
-    for part in column.split("."):
-        value = cast("Mapping[str, Any]", value).get(part) if isinstance(value, Mapping) else None
-    return value

@@ -10,7 +10,7 @@ from typing import Any, Literal, cast
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
-from cotune.data.rows import Row, Rows, file_rows, given_rows, hub_rows, listed, shortened
+from cotune.data.rows import Row, Rows, file_rows, given_rows, hub_rows, listed, nested, shortened
 from cotune.data.splits import (
     SPLITS,
     Question,
@@ -34,7 +34,6 @@ DEFAULT_COLUMNS: Mapping[str, tuple[str, ...]] = {
     "id": ("id",),
 }
 """Columns that are tried, in this order, if `dataset.columns` names none."""
-
 
 _ROLES = ("system", "user", "assistant")
 
@@ -114,18 +113,20 @@ def read_dataset(config: DatasetConfig) -> dict[str, list[Task]]:
         ConfigError: no such file or data set, a column missing or of the wrong type, a repeated id,
             or too few questions to hold some out; names the file and row.
     """
-    questions = {"train": _read(config, "train")}
-    wanted: dict[str, int] = {}
-    for split in ("validation", "test"):
-        value: int | Path = getattr(config, split)
-        if isinstance(value, int):
-            wanted[split] = value
-        else:
-            questions[split] = _read(config, split)
-    questions |= hold_out(questions["train"], wanted, _source(config, "train"))
-    warn_of_overlaps(questions)
-    tasks = {split: with_ids(questions[split], split, split not in wanted) for split in SPLITS}
+    given = {split: getattr(config, split) for split in ("validation", "test")}
+    wanted = {split: value for split, value in given.items() if isinstance(value, int)}
+    questions = {split: _read(config, split) for split in SPLITS if split not in wanted}
+    tasks = _split(questions, wanted, _source(config, "train"))
     return {**tasks, "train": tasks["train"][: config.limit]}
+
+
+def _split(
+    questions: Mapping[str, list[Question]], wanted: Mapping[str, int], source: str
+) -> dict[str, list[Task]]:
+    """Hold questions out for the splits without data, and return the tasks of all."""
+    parts = {**questions, **hold_out(questions["train"], wanted, source)}
+    warn_of_overlaps(parts)
+    return {split: with_ids(parts[split], split, split not in wanted) for split in SPLITS}
 
 
 def tasks_from(
@@ -163,9 +164,7 @@ def tasks_from(
         else:
             field = f"dataset.{split}"
             questions[split] = _unique(given_rows(value, field), config, field)
-    questions |= hold_out(questions["train"], wanted, "dataset")
-    warn_of_overlaps(questions)
-    return {split: with_ids(questions[split], split, split not in wanted) for split in SPLITS}
+    return _split(questions, wanted, "dataset")
 
 
 def tasks_of_rows(rows: Sequence[Row], source: str, split: str) -> list[Task]:
@@ -251,22 +250,10 @@ def _columns(config: DatasetConfig, names: Sequence[str], source: str) -> dict[s
     return found
 
 
-def _value(row: Mapping[str, Any], column: str) -> Any:
-    """Return a column's value; a dotted name that is not a column leads to a nested field."""
-    if column in row:
-        return row[column]
-    value: Any = row
-    for part in column.split("."):
-        if not isinstance(value, Mapping) or part not in value:
-            return _MISSING
-        value = cast("Mapping[str, Any]", value)[part]
-    return value
-
-
 def _question(row: Mapping[str, Any], columns: Mapping[str, str], where: str) -> Question:
     found: dict[str, Any] = {}
     for role, column in columns.items():
-        found[role] = value = _value(row, column)
+        found[role] = value = nested(row, column, _MISSING)
         if value is _MISSING:
             raise ConfigError(
                 f'{where}: has no "{column}"; add it, or name another column in '

@@ -228,6 +228,18 @@ def id_field(row: Mapping[str, Any], where: str, default: str) -> str:
     return str(id)
 
 
+def nested(row: Mapping[str, Any], column: str, default: object = None) -> Any:
+    """Return a column's value; a dotted name that is not a column leads to a nested field."""
+    if column in row:
+        return row[column]
+    value: Any = row
+    for part in column.split("."):
+        if not isinstance(value, Mapping) or part not in value:
+            return default
+        value = value[part]
+    return value
+
+
 def shortened(value: object) -> str:
     """Return a value's repr, of at most 80 characters."""
     text = repr(value)

@@ -205,7 +205,6 @@ SEARCH_R1_PROMPT_FORMAT = PromptFormat(
 )
 """One user message: the instruction, a space, "Question: ", the question and a line break."""
 
-
 INVALID_ACTION = (
     "\nMy previous action is invalid. If I want to search, I should put the query between <search> and "
     "</search>. If I want to give the final answer, I should put the answer between <answer> and "
@@ -213,13 +212,8 @@ INVALID_ACTION = (
 )
 """Exactly the text that its policies were trained on after a turn without an action."""
 
-
 _CLOSING = re.compile(r"</(search|answer)>")
-
-
 _CLOSING_ANSWER = re.compile(r"</(answer)>")
-
-
 _SEARCH_R1_ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 
 

@@ -3,6 +3,7 @@
 import random
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
 
 from cotune.methods.inspo.proposers import (
     Proposal,
@@ -17,6 +18,9 @@ from cotune.methods.inspo.verification import Candidate, accept, verify
 from cotune.methods.instruction_rules import InstructionRules
 from cotune.protocols import LLM, Recorder, Rollout, State
 from cotune.types import Instruction, Task
+
+if TYPE_CHECKING:
+    from cotune.methods.inspo.inspo import InspoOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +47,6 @@ class Generator:
         rules: the contract of an instruction.
         replay: the source of failures and of questions to verify on.
         seed: seed of all draws.
-        candidates: candidates requested per proposal.
-        rounds: most proposals per phase.
-        failures: failed rollouts in a reflection prompt.
-        tasks: questions a candidate is verified on.
         description: the environment, described to the LLM.
     """
 
@@ -54,17 +54,12 @@ class Generator:
         self,
         rules: InstructionRules,
         replay: ReplayBuffer,
+        options: "InspoOptions",
         seed: int,
-        *,
-        candidates: int,
-        rounds: int,
-        failures: int,
-        tasks: int,
-        description: str = "",
+        description: str,
     ) -> None:
-        self._rules, self._replay, self._seed = rules, replay, seed
-        self._candidates, self._rounds = candidates, rounds
-        self._failures, self._tasks, self._description = failures, tasks, description
+        self._rules, self._replay, self._options = rules, replay, options
+        self._seed, self._description = seed, description
         self._proposals = Proposals()
 
     def generate(
@@ -101,18 +96,18 @@ class Generator:
         accepted: list[Candidate] = []
         tried = [parent.text for parent in parents]
         rounds = proposed = verified = paid = 0
-        while len(accepted) < wanted and rounds < self._rounds:
+        while len(accepted) < wanted and rounds < self._options.verification_rounds:
             rng = random.Random(f"inspo/{self._seed}/generate/{step}/{rounds}")
             parent = rng.choice(parents)
             prompt = self._prompt(proposer, parent, history, rounds + 1, rng)
-            tasks = self._replay.recent_tasks(self._tasks, rng)
+            tasks = self._replay.recent_tasks(self._options.verification_tasks, rng)
             left = None if affordable is None else affordable - paid
             wanting = self._wanting(prompt, tasks if rollout is not None else None, left)
             if prompt is None or wanting:
                 record("notice", text=f"{wanting} before step {step}")
                 break
             rounds += 1
-            proposal = self._proposals.ask(prompt, llm, record, self._candidates)
+            proposal = self._proposals.ask(prompt, llm, record, self._options.candidates)
             if proposal is None:
                 break
             proposed += len(proposal.candidates)
@@ -123,7 +118,10 @@ class Generator:
                 candidates = verify(candidates, parent, tasks, rollout)
                 verified += len(candidates)
                 paid += (len(candidates) + 1) * len(tasks)
-            accepted += _accepted(candidates, wanted - len(accepted), record)
+            best, rejected = accept(candidates, wanted - len(accepted))
+            accepted += best
+            for candidate, reason in rejected:
+                _record_rejected(candidate, reason, record)
         if rounds:
             self._proposals.end_phase(last)
         return Generation(tuple(accepted), rounds, proposed, verified)
@@ -142,7 +140,7 @@ class Generator:
             return "no experience to learn from"
         if verified_on is None or left is None:
             return ""
-        most = (self._candidates + 1) * len(verified_on)  # plus their parent
+        most = (self._options.candidates + 1) * len(verified_on)  # plus their parent
         return "too few rollouts are left to verify" if most > left else ""
 
     def _prompt(
@@ -154,12 +152,12 @@ class Generator:
         rng: random.Random,
     ) -> str | None:
         """Return the prompt; None if there is no experience to learn from."""
-        how = (self._candidates, attempt, self._description)
+        how = (self._options.candidates, attempt, self._description)
         if proposer == "paraphrase":
             return paraphrase_prompt(parent.text, *how)
         if proposer == "history":
             return history_prompt(history, self._rules.original, *how) if history else None
-        failures = self._replay.failures(self._failures, rng)
+        failures = self._replay.failures(self._options.failures_per_reflection, rng)
         if not failures:
             return None
         return reflection_prompt(parent.text, failures, *how)
@@ -194,14 +192,6 @@ class Generator:
 
     def load_state_dict(self, state: State) -> None:
         self._proposals.load_state_dict(state)
-
-
-def _accepted(candidates: Sequence[Candidate], wanted: int, record: Recorder) -> list[Candidate]:
-    """Return the best of them, as many as are wanted; record the others with their reasons."""
-    best, rejected = accept(candidates, wanted)
-    for candidate, reason in rejected:
-        _record_rejected(candidate, reason, record)
-    return list(best)
 
 
 def _record_rejected(candidate: Candidate, reason: str, record: Recorder) -> None:

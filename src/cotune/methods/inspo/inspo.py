@@ -121,16 +121,7 @@ class Inspo(Unhinted):
         rules = InstructionRules.of(context, options.max_instruction_chars)
         self.population = Population(options.window, options.selection_temperature)
         self._replay = ReplayBuffer(options.buffer_size, options.failure_below)
-        self._generator = Generator(
-            rules,
-            self._replay,
-            self.seed,
-            candidates=options.candidates,
-            rounds=options.verification_rounds,
-            failures=options.failures_per_reflection,
-            tasks=options.verification_tasks,
-            description=context.description,
-        )
+        self._generator = Generator(rules, self._replay, options, self.seed, context.description)
         self._lineage = [Instruction("i0", context.instruction)]
         self.population.add(self._lineage[0], 0.0)
         self.last_weights: dict[str, float] = {}  # by instruction id; used by the history proposer

@@ -1,7 +1,7 @@
 """The contract of a hint: an instruction's, plus nothing from a hard question's solution."""
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -88,27 +88,17 @@ def think_tags_match(text: str) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class HintRules:
-    """The contract of every hint in a run. A hint that breaks it is rejected, never repaired.
+class HintRules(InstructionRules):
+    """The contract of every hint in a run. A hint that breaks it is rejected, never repaired."""
 
-    Attributes:
-        max_chars: length limit in characters.
-        count_tokens: counts a text's tokens; None if no tokenizer is available.
-        max_tokens: length limit in tokens; None for none.
-        control_tokens: the policy's special tokens as text; a chat template would obey them.
-    """
-
-    max_chars: int = 4000
-    count_tokens: Callable[[str], int] | None = None
-    max_tokens: int | None = None
-    control_tokens: tuple[str, ...] = ()
+    original: str = ""  # it has no protocol tags to keep
 
     def check(
         self,
         candidate: str,
         parent: str,
         others: Iterable[str],
-        tasks: Sequence[Task],
+        tasks: Iterable[Task],
         instruction: str = "",
     ) -> str | None:
         """Return why the candidate is rejected, in a few words; None if it is valid.
@@ -123,19 +113,13 @@ class HintRules:
             return f"holds {', '.join(placed)}, which only the reflection prompt may"
         if not think_tags_match(candidate):
             return "unclosed or stray think tag"
-        known = f"{instruction}\n{parent}"
+        known, tasks = f"{instruction}\n{parent}", list(tasks)
         # A text of a few words is always within two words of the empty hint; that is not a copy.
         earlier = [text for text in (parent, *others) if text.strip()]
-        if reason := self._general().check(candidate, known, earlier, tasks):
+        if reason := InstructionRules.check(self, candidate, known, earlier, tasks):
             return reason
         if (answer := leaked_number(candidate, known, tasks)) is not None:
             return f"brings in the answer {answer!r} of a hard question"
         if (quoted := quoted_solution(candidate, instruction, tasks)) is not None:
             return f"quotes the solution of a hard question: {quoted!r}"
         return None
-
-    def _general(self) -> InstructionRules:
-        """Return the rules shared with instructions; a hint has no protocol tags to keep."""
-        return InstructionRules(
-            "", self.max_chars, self.count_tokens, self.max_tokens, self.control_tokens
-        )

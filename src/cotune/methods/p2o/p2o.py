@@ -96,10 +96,10 @@ class P2O:
         self._tasks = {task.id: task for task in context.tasks}
         self._hard = HardSamples(options.successes_below)
         rules = HintRules(
-            options.hints.max_chars,
-            context.count_tokens,
-            context.max_tokens,
-            tuple(context.control_tokens),
+            max_chars=options.hints.max_chars,
+            count_tokens=context.count_tokens,
+            max_tokens=context.max_tokens,
+            control_tokens=tuple(context.control_tokens),
         )
         self._evolution = HintEvolution(rules, options.hints, self.seed, context.description)
         self._pool: HintPool | None = None
