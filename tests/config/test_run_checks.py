@@ -4,7 +4,6 @@ from typing import Any
 
 import pytest
 
-from cotune.config.build import evolved_room
 from cotune.config.run_checks import (
     check_context,
     check_instruction,
@@ -13,6 +12,7 @@ from cotune.config.run_checks import (
     check_rewards,
     check_splits,
 )
+from cotune.config.strategy import evolved_room
 from cotune.environments.base import SingleTurnEnvironment
 from cotune.environments.math import MathEnvironment
 from cotune.environments.search import SEARCH_R1_INSTRUCTION, SearchEnvironment

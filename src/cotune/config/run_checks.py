@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 
+from cotune.config.strategy import evolved_room
 from cotune.environments.base import missing_texts
 from cotune.environments.description import description_of
 from cotune.errors import ConfigError
@@ -98,8 +99,6 @@ def check_prompts(
             )
         if not evolves:
             continue
-        from cotune.config.build import evolved_room  # loads pydantic
-
         room = evolved_room(limits, strategy)
         if len(evolves) > 1 and found + room > limits.prompt_tokens:
             raise ConfigError(

@@ -4,9 +4,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from cotune.config.build import build_llm, build_strategy, initial_instruction
+from cotune.config.build import build_llm, initial_instruction
 from cotune.config.resuming import changeable, changes, identity, renewed
 from cotune.config.run_file import RunConfig
+from cotune.config.strategy import build_strategy
 from cotune.errors import ConfigError
 from cotune.policy.codec import HFCodec
 from cotune.protocols import LLM, Environment, Rewards, State, Strategy

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from cotune.config.run_checks import check_instruction
+from cotune.config.strategy import build_strategy
 from cotune.errors import ConfigError
 from cotune.llm.client import Account, MeteredLLM, NoLLM, OpenAIClient, OpenAIOptions
 from cotune.methods.composed import ComposedOptions
@@ -166,8 +167,6 @@ class TrainerMethod(Generic[Options]):
 
     def build_strategy(self, tokens: TokenRules) -> Strategy:
         """Build a new strategy; `tokens` is the policy's codec."""
-        from cotune.config.build import build_strategy  # loads pydantic
-
         return build_strategy(
             self.options,
             self.environment,

@@ -20,8 +20,8 @@ from verl.trainer.ppo.utils import need_critic, need_reference_policy
 from verl.utils.config import validate_config
 from verl.utils.device import auto_set_device
 
-from cotune.config.build import build_strategy
 from cotune.config.run_file import RunConfig, TrainingConfig
+from cotune.config.strategy import build_strategy
 from cotune.engines.engine import Conclude
 from cotune.engines.evaluation import Outcome, RunEvaluation
 from cotune.engines.joint import run_parts
