@@ -198,8 +198,7 @@ def _prompt_tokens(environment: Environment, codec: Codec, task: Task, instructi
 
 
 def _longest(tasks: Iterable[Task]) -> list[Task]:
-    return sorted(tasks, key=_characters, reverse=True)[:_RENDERED]
+    def characters(task: Task) -> int:
+        return len(task.question) + sum(len(content) for _, content in task.context)
 
-
-def _characters(task: Task) -> int:
-    return len(task.question) + sum(len(content) for _, content in task.context)
+    return sorted(tasks, key=characters, reverse=True)[:_RENDERED]

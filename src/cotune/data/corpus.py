@@ -53,11 +53,6 @@ def titled_passage(title: str, text: str) -> str:
     return f'(Title: "{title}") {text}' if title else text
 
 
-def titled_passages(documents: Sequence[Document]) -> list[str]:
-    """Return `titled_passage` of each document."""
-    return [titled_passage(document.title, document.text) for document in documents]
-
-
 def indexed_text(title: str, text: str, title_weight: int) -> str:
     """Return the text that BM25 indexes: the title, repeated, then the passage's text."""
     return f"{(title + ' ') * title_weight}{text}"
@@ -68,19 +63,15 @@ def search_r1_passages(documents: Sequence[Document]) -> list[str]:
 
     The first line of `contents` is the title with its quotes, the rest follows unchanged.
     """
-    lines: list[str] = []
-    for number, document in enumerate(documents, 1):
-        title, _, text = document.contents.partition("\n")
-        lines.append(f"Doc {number}(Title: {title}) {text}")
-    return lines
+    parts = (document.contents.partition("\n") for document in documents)
+    return [f"Doc {i}(Title: {title}) {text}" for i, (title, _, text) in enumerate(parts, 1)]
 
 
 Style = Literal["cotune", "search-r1"]
 """A name of `STYLES`."""
 
-
 STYLES: dict[str, Callable[[Sequence[Document]], list[str]]] = {
-    "cotune": titled_passages,
+    "cotune": lambda documents: [titled_passage(one.title, one.text) for one in documents],
     "search-r1": search_r1_passages,
 }
 """Functions from the documents of one query to the texts that an environment shows, by name."""

@@ -259,11 +259,6 @@ def search_r1_answer(turn_texts: Sequence[str], search: bool = True) -> str | No
     return answer or None if parse_search_r1_turn(text, search).action == "answer" else None
 
 
-def _search_r1_correction(error: str, search: bool = True) -> str:
-    """Return the observation after an invalid turn. Search-R1's does not give the error."""
-    return INVALID_ACTION if search else error_observation(error, search)
-
-
 def search_r1_information(passages: Sequence[str]) -> str:
     """Return the observation of a search: `Doc 1(Title: "Oslo") …`, one passage a line.
 
@@ -274,10 +269,6 @@ def search_r1_information(passages: Sequence[str]) -> str:
     """
     body = "\n".join(_numbered(i, escaped(passage)) for i, passage in enumerate(passages, 1))
     return _block(body.strip())
-
-
-def _search_r1_failure() -> str:
-    return _block(FAILURE)
 
 
 def _with_question_mark(task: Task) -> Task:
@@ -300,8 +291,9 @@ SEARCH_R1 = TagProtocol(
     prompt_format=SEARCH_R1_PROMPT_FORMAT,
     parse=parse_search_r1_turn,
     answer=search_r1_answer,
-    correction=_search_r1_correction,
+    # Search-R1's does not give the error.
+    correction=lambda error, search: INVALID_ACTION if search else error_observation(error, False),
     information=search_r1_information,
-    failure=_search_r1_failure,
+    failure=lambda: _block(FAILURE),
     asked=_with_question_mark,
 )

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, Literal, Protocol, TypeVar
+from typing import Generic, Literal, Protocol, TypeVar
 
 from cotune.protocols import Strategy
 from cotune.types import Purpose, Task
@@ -96,18 +96,6 @@ class Cost:
     proposals: tuple[Proposals, ...] = ()
 
 
-def _accept(options: Any, shape: RunShape) -> None:
-    """Accept all options."""
-
-
-def _free(options: Any, shape: RunShape) -> Cost:
-    return Cost()
-
-
-def _unscaled(options: Options) -> Options:
-    return options
-
-
 @dataclass(frozen=True, kw_only=True)
 class Method(Generic[Options]):
     """A method as the run file, the plan, the console, the model card and the suites know it.
@@ -147,9 +135,9 @@ class Method(Generic[Options]):
     uses_batches: bool = True
     replaces_groups: bool = False
     supervised: bool = False
-    check: Callable[[Options, RunShape], None] = _accept
-    cost: Callable[[Options, RunShape], Cost] = _free
-    scaled: Callable[[Options], Options] = _unscaled
+    check: Callable[[Options, RunShape], None] = lambda options, shape: None
+    cost: Callable[[Options, RunShape], Cost] = lambda options, shape: Cost()
+    scaled: Callable[[Options], Options] = lambda options: options
 
     @property
     def kind(self) -> str:

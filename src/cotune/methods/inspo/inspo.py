@@ -406,19 +406,12 @@ def cost(options: InspoOptions, shape: RunShape) -> Cost:
 
 def scaled(options: InspoOptions) -> InspoOptions:
     """Return sizes for a dry run, in which the instruction evolves after the first step."""
-    size = min(options.population_size, 3)
-    return replace(
-        options,
-        population_size=size,
-        parents=min(options.parents, size),
-        prune_every=min(options.prune_every, 1),
-        evolve_every=min(options.evolve_every, 1),
-        evolve_until=min(options.evolve_until, 2),
-        verification_tasks=min(options.verification_tasks, 2),
-        verification_rounds=min(options.verification_rounds, 2),
-        failures_per_reflection=min(options.failures_per_reflection, 2),
-        candidates=min(options.candidates, 3),
-    )
+    most = {
+        "population_size": 3, "parents": 3, "prune_every": 1, "evolve_every": 1, "evolve_until": 2,
+        "verification_tasks": 2, "verification_rounds": 2, "failures_per_reflection": 2,
+        "candidates": 3,
+    }  # fmt: skip
+    return replace(options, **{name: min(getattr(options, name), n) for name, n in most.items()})
 
 
 METHOD = Method(
