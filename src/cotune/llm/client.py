@@ -4,7 +4,6 @@ Only `OpenAIClient.complete` retries, so every request that leaves the machine i
 ledger, reserved at its worst case before it is sent.
 """
 
-import math
 import os
 import random
 import re
@@ -12,11 +11,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal, Protocol
-from urllib.parse import urlsplit
 
 from cotune.errors import ConfigError, LLMError
 from cotune.protocols import LLM
 from cotune.types import Completion
+from cotune.utils.text import encodable
+from cotune.utils.validation import check_range, check_url
 
 OPENAI_URL = "https://api.openai.com/v1"
 MAX_WAIT_S = 120.0
@@ -65,37 +65,27 @@ class OpenAIOptions:
     def __post_init__(self) -> None:
         if not self.model.strip():
             raise ValueError(f"model is {self.model!r}, expected the name of a model")
-        self._check_base_url()
+        if self.base_url is not None:
+            check_url("base_url", self.base_url)
         # Lower case is refused, and the value is not shown, in case a key itself was entered here.
         if self.api_key_env is not None and not re.fullmatch(r"[A-Z_][A-Z0-9_]*", self.api_key_env):
             raise ValueError(
                 "api_key_env is not the NAME of an environment variable in capitals, such as "
                 "OPENAI_API_KEY (what came is not shown: it may be a key)"
             )
-        _check_range("temperature", self.temperature, 0.0, 10.0)
-        _check_range("max_tokens", self.max_tokens, 1, 2**20)
-        _check_range("timeout_s", self.timeout_s, 0.01, 3600.0)
-        _check_range("retries", self.retries, 0, 20)
+        check_range("temperature", self.temperature, 0, 10)
+        check_range("max_tokens", self.max_tokens, 1, 2**20)
+        check_range("timeout_s", self.timeout_s, 0.01, 3600)
+        check_range("retries", self.retries, 0, 20)
         prompt_price = self.price_per_million_prompt_tokens
         completion_price = self.price_per_million_completion_tokens
-        _check_range("price_per_million_prompt_tokens", prompt_price, 0.0, 1e9)
-        _check_range("price_per_million_completion_tokens", completion_price, 0.0, 1e9)
-        _check_range("budget", self.budget, 0.0, 1e15)
+        check_range("price_per_million_prompt_tokens", prompt_price, 0, 10**9)
+        check_range("price_per_million_completion_tokens", completion_price, 0, 10**9)
+        check_range("budget", self.budget, 0, 10**15)
         if self.budget is not None and prompt_price == completion_price == 0.0:
             raise ValueError(
                 f"budget is {self.budget} but both prices are 0, expected a price_per_million_"
                 "prompt_tokens or price_per_million_completion_tokens to hold it against"
-            )
-
-    def _check_base_url(self) -> None:
-        if self.base_url is None:
-            return
-        url = urlsplit(self.base_url)
-        plain = not (url.username or url.password or url.query or url.fragment)
-        if url.scheme not in ("http", "https") or not url.hostname or not plain:
-            raise ValueError(
-                "base_url is not of the form http(s)://host[:port]/path, without user, password, "
-                "query or fragment (what came is not shown: it may hold a password)"
             )
 
     def describe(self) -> str:
@@ -159,15 +149,7 @@ class OpenAIClient:
         self.identity = options.describe()
         self._ledger = ledger
         self._sleep = sleep
-        self._endpoint = ChatEndpoint(
-            base_url=options.base_url or OPENAI_URL,
-            key=_read_key(options.api_key_env),
-            model=options.model,
-            temperature=options.temperature,
-            max_tokens=options.max_tokens,
-            max_tokens_field=options.max_tokens_field,
-            timeout_s=options.timeout_s,
-        )
+        self._endpoint = ChatEndpoint(options, _read_key(options.api_key_env))
 
     def __repr__(self) -> str:
         return f"OpenAIClient({self._options!r})"
@@ -188,11 +170,7 @@ class OpenAIClient:
             messages: {"role", "content"} each.
             stop: strings that end the reply; endpoints omit them from it.
         """
-        # Lone surrogates cannot be sent.
-        sent = [
-            {name: text.encode("utf-8", "replace").decode() for name, text in message.items()}
-            for message in messages
-        ]
+        sent = [{name: encodable(text) for name, text in message.items()} for message in messages]
         failures = 0
         while True:
             completion, error, retry_after = self._attempt(sent, stop)
@@ -329,8 +307,3 @@ def _read_key(variable: str | None) -> str | None:
             "spaces: set it, or change llm.api_key_env"
         )
     return key
-
-
-def _check_range(name: str, value: float | None, low: float, high: float) -> None:
-    if value is not None and not (math.isfinite(value) and low <= value <= high):
-        raise ValueError(f"{name} is {value}, expected {low:g} to {high:g}")

@@ -10,9 +10,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import openai
+
+from cotune.llm.client import OPENAI_URL, OpenAIOptions
+from cotune.utils.text import encodable
 
 MAX_REPLY_BYTES = 4 * 2**20
 _SHOWN_CHARACTERS = 300
@@ -82,43 +85,27 @@ class ChatEndpoint:
     """Call one model at one OpenAI-compatible endpoint.
 
     Args:
-        base_url: up to and without "/chat/completions".
+        options: `llm:` of the run file; `timeout_s` limits connecting, each pause and the whole reply.
         key: the API key, or None to send no Authorization header.
-        model: the model's name at the endpoint.
-        temperature: softmax temperature, or None to leave it to the endpoint.
-        max_tokens: the most tokens a reply may have.
-        max_tokens_field: the endpoint's name for that limit.
-        timeout_s: seconds for connecting, for each pause and for the whole reply.
     """
 
-    def __init__(
-        self,
-        *,
-        base_url: str,
-        key: str | None,
-        model: str,
-        temperature: float | None,
-        max_tokens: int,
-        max_tokens_field: Literal["max_tokens", "max_completion_tokens"],
-        timeout_s: float,
-    ) -> None:
-        self._key = key
+    def __init__(self, options: OpenAIOptions, key: str | None) -> None:
+        self._key, self._model = key, options.model
         self._client = openai.OpenAI(
             # Not None, for which openai would use OPENAI_API_KEY; the header is left out below.
             api_key=key or "none",
-            base_url=base_url,
-            timeout=timeout_s,
+            base_url=options.base_url or OPENAI_URL,
+            timeout=options.timeout_s,
             max_retries=0,
-            http_client=_BoundedClient(timeout_s),
+            http_client=_BoundedClient(options.timeout_s),
         )
         self._headers: dict[str, str | openai.Omit] = (
             {} if key else {"Authorization": openai.Omit()}
         )
-        self._model = model
-        self._temperature = openai.omit if temperature is None else temperature
-        plain = max_tokens_field == "max_tokens"
-        self._max_tokens = max_tokens if plain else openai.omit
-        self._max_completion_tokens = openai.omit if plain else max_tokens
+        self._temperature = openai.omit if options.temperature is None else options.temperature
+        plain = options.max_tokens_field == "max_tokens"
+        self._max_tokens = options.max_tokens if plain else openai.omit
+        self._max_completion_tokens = openai.omit if plain else options.max_tokens
 
     def chat(self, messages: Sequence[Mapping[str, str]], stop: Sequence[str] = ()) -> Outcome:
         """Make one attempt with a dialogue; `stop` are strings that end the reply."""
@@ -162,9 +149,7 @@ def parse_reply(body: str) -> Outcome:
         if reason == "length":
             error += ": llm.max_tokens may be too low"
         return Outcome(error=error, usage=usage, retryable=True)
-    # JSON can encode lone surrogates, which no file can hold.
-    shown = text.encode("utf-8", "replace").decode()
-    return Outcome(text=shown, usage=usage, truncated=reason == "length")
+    return Outcome(text=encodable(text), usage=usage, truncated=reason == "length")
 
 
 def refused(status: int, headers: Mapping[str, str], body: str) -> Outcome:

@@ -12,6 +12,7 @@ from cotune.environments.tool_calls import READERS, Reader, call_from
 from cotune.errors import ConfigError
 from cotune.policy.chat_template import without_instruction
 from cotune.types import Calls, ToolCall
+from cotune.utils.text import encodable
 
 PLAIN_TEMPLATE = "{% for message in messages %}{{ message['content'] }}\n{% endfor %}"
 """For base models: the messages' texts, a line break after each."""
@@ -97,7 +98,7 @@ class HFCodec:
         """
         tokens = self.control_tokens
         return [
-            {**m, "content": _without(_encodable(text), tokens)}
+            {**m, "content": _without(encodable(text), tokens)}
             if isinstance(text := m.get("content"), str)
             else dict(m)
             for m in messages
@@ -275,7 +276,7 @@ class HFCodec:
     def encode(self, text: str) -> list[int]:
         # Control tokens in a passage stay text: they must not end the policy's turn.
         encoded = self._tokenizer(
-            _encodable(text), add_special_tokens=False, split_special_tokens=True
+            encodable(text), add_special_tokens=False, split_special_tokens=True
         )
         return list(encoded["input_ids"])  # pyright: ignore[reportArgumentType]
 
@@ -315,18 +316,13 @@ class HFCodec:
 
     def _neutralised(self, text: str) -> str:
         """Break up special tokens, and added tokens that the template writes, in a text."""
-        return _without(_encodable(text), self._spelt)
+        return _without(encodable(text), self._spelt)
 
     @cached_property
     def _spelt(self) -> tuple[str, ...]:
         template = str(self._tokenizer.chat_template)
         added = self._tokenizer.added_tokens_decoder.values()
         return tuple(str(t) for t in added if str(t).strip() and (t.special or str(t) in template))
-
-
-def _encodable(text: str) -> str:
-    """Replace what UTF-8 cannot encode: tools and passages may contain half a UTF-16 pair."""
-    return text.encode("utf-8", "replace").decode()
 
 
 def _without(text: str, tokens: Sequence[str]) -> str:

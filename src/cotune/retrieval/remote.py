@@ -15,11 +15,12 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, cast
-from urllib.parse import urlsplit
 
 from cotune.data.corpus import STYLES, Document, Style, join_contents
 from cotune.errors import ConfigError, RetrievalError
 from cotune.utils.background import BackgroundLoop
+from cotune.utils.text import encodable
+from cotune.utils.validation import check_range, check_url
 
 _LOOP = BackgroundLoop()
 _FIRST_WAIT_S = 0.5
@@ -56,33 +57,13 @@ class RemoteOptions:
     environment_proxies: bool = False
 
     def __post_init__(self) -> None:
-        _check_url(self.url)
-        _check_range("timeout_s", self.timeout_s, 0.01, 3600.0)
-        _check_range("retries", self.retries, 0, 20)
-        _check_range("batch_size", self.batch_size, 1, 2**16)
-        _check_range("max_bytes", self.max_bytes, 1024, 2**31)
-        _check_range("concurrency", self.concurrency, 1, 256)
-        _check_range("max_query_chars", self.max_query_chars, 1, 2**20)
-
-
-def _check_url(text: str) -> None:
-    try:
-        url = urlsplit(text)
-        _ = url.port  # ValueError if it is not a number
-        plain = not (url.username or url.password or url.query or url.fragment)
-        good = url.scheme in ("http", "https") and bool(url.hostname) and plain and text.isascii()
-    except ValueError:
-        good = False
-    if not good or any(c.isspace() or not c.isprintable() for c in text):
-        raise ValueError(
-            "url is not of the form http(s)://host[:port]/retrieve, without user, password, query "
-            "or fragment (the value is not shown: it may contain a password)"
-        )
-
-
-def _check_range(name: str, value: float, low: float, high: float) -> None:
-    if not low <= value <= high:
-        raise ValueError(f"{name} is {value}, expected {low} to {high}")
+        check_url("url", self.url, "/retrieve")
+        check_range("timeout_s", self.timeout_s, 0.01, 3600)
+        check_range("retries", self.retries, 0, 20)
+        check_range("batch_size", self.batch_size, 1, 2**16)
+        check_range("max_bytes", self.max_bytes, 1024, 2**31)
+        check_range("concurrency", self.concurrency, 1, 256)
+        check_range("max_query_chars", self.max_query_chars, 1, 2**20)
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +147,7 @@ class RemoteRetriever:
             raise ValueError(f"top_k is {top_k}; expected at least 1")
         if not queries:
             return []
-        sent = [self._as_sent(query) for query in queries]
+        sent = [encodable(query[: self._options.max_query_chars]) for query in queries]
         started, failed = time.monotonic(), True
         try:
             found = await self._fetch(list(dict.fromkeys(sent)), top_k)
@@ -194,10 +175,6 @@ class RemoteRetriever:
                 f"environment.retriever.url: {error}; start the server (cotune serve-retriever, or "
                 "Search-R1's own) or correct the address"
             ) from error
-
-    def _as_sent(self, query: str) -> str:
-        """Cut a query to the limit, without lone surrogates: they have no UTF-8 form."""
-        return query[: self._options.max_query_chars].encode("utf-8", "replace").decode()
 
     def _count(self, **more: float) -> None:
         with self._lock:
@@ -401,7 +378,7 @@ def _document(item: object) -> Document:
         number = None if score is None else float(score)
     except (TypeError, OverflowError) as error:
         raise ValueError("a score is not a number") from error
-    return Document(_clean(str(id)), _clean(_contents(fields)), number)
+    return Document(encodable(str(id)), encodable(_contents(fields)), number)
 
 
 def _contents(fields: Mapping[str, Any]) -> str:
@@ -412,8 +389,3 @@ def _contents(fields: Mapping[str, Any]) -> str:
     if contents is None and isinstance(title, str) and isinstance(text, str):
         return join_contents(title, text)
     raise ValueError('a document has no text "contents"')
-
-
-def _clean(text: str) -> str:
-    """Replace lone surrogates ("\\ud800"): legal JSON, but not UTF-8."""
-    return text.encode("utf-8", "replace").decode()

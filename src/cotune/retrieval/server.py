@@ -32,6 +32,7 @@ from cotune.retrieval.index import (
     default_folder,
     open_index,
 )
+from cotune.utils.text import encodable
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -99,9 +100,8 @@ class ServerLimits:
         return ""
 
 
-def _without_surrogates(value: object) -> object:
-    """Replace lone surrogates by "?": they are legal in JSON, but have no UTF-8 form."""
-    return value.encode("utf-8", "replace").decode() if isinstance(value, str) else value
+def _encodable(value: object) -> object:
+    return encodable(value) if isinstance(value, str) else value
 
 
 class RetrieveRequest(BaseModel):
@@ -115,7 +115,7 @@ class RetrieveRequest(BaseModel):
 
     model_config = ConfigDict(strict=True)
 
-    queries: list[Annotated[str, BeforeValidator(_without_surrogates)]]
+    queries: list[Annotated[str, BeforeValidator(_encodable)]]
     topk: int | None = None
     return_scores: bool = False
 

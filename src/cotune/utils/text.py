@@ -15,6 +15,11 @@ def printable(text: str) -> str:
     return _CONTROLS.sub("", text)
 
 
+def encodable(text: str) -> str:
+    """Replace lone surrogates by "?": they are legal in JSON, but have no UTF-8 form."""
+    return text.encode("utf-8", "replace").decode()
+
+
 def one_line(text: str) -> str:
     """Return a model's text on one line, without control characters."""
     return " ".join(printable(" ".join(text.split())).split())
