@@ -25,7 +25,7 @@ from cotune.cli.library_settings import quiet_libraries
 from cotune.config.build import build_environment
 from cotune.config.run_file import RunConfig, parse_config
 from cotune.engines.joint import Parts
-from cotune.engines.trl.grpo import grpo_config, load_policy
+from cotune.engines.trl.run_file_setup import grpo_config, load_policy
 from cotune.engines.trl.trl_joint import TRLJoint
 from cotune.methods.static import StaticStrategy
 from cotune.policy.codec import HFCodec

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from cotune.config.run_file import RunConfig, dump_config, parse_config
+from cotune.engines.evaluation import Outcome
 from cotune.engines.run_summary import write_run_summary
-from cotune.engines.trl.grpo import Outcome
 from cotune.run.json_files import write_atomic, write_json_atomic
 from cotune.run.ledger import Ledger
 from cotune.run.run_dir import RunDir

@@ -5,7 +5,8 @@ from typing import Any
 
 from cotune.config.run_file import RunConfig, parse_config
 from cotune.engines.evaluation import Outcome
-from cotune.engines.trl.sft import prepare, train
+from cotune.engines.trl.run_file_setup import prepare
+from cotune.engines.trl.sft import train
 from cotune.run.run_dir import RunDir
 from tests.policy.tiny import tiny_model, tiny_tokenizer
 

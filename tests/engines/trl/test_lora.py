@@ -13,7 +13,7 @@ from trl import GRPOTrainer
 from cotune.config.run_file import RunConfig, parse_config
 from cotune.engines.trl.grpo import TRLBest, lost_steps
 from cotune.engines.trl.joint_trainer import JointTrainer
-from cotune.engines.trl.run_file_setup import Loaded, load_policy, prepare
+from cotune.engines.trl.run_file_setup import Setup, load_policy, prepare
 from cotune.errors import ConfigError
 from cotune.loop import completion_logprobs, policy_loss
 from cotune.policy.adapters import lora_config, merged, save_weights
@@ -314,7 +314,7 @@ def test_steps_that_whole_weights_lose_are_told_not_those_of_adapters(tmp_path: 
     ):
         model: Any = tiny_model(tokenizer)
         model.to(dtype)
-        text = lost_steps(Loaded(model, tokenizer, Letters(), adapter), args.learning_rate)
+        text = lost_steps(Setup(model, tokenizer, Letters(), args, adapter))
         assert (text is not None) == told
 
 

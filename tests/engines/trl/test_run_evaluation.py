@@ -7,7 +7,8 @@ import pytest
 
 from cotune.config.run_file import RunConfig, parse_config
 from cotune.engines import run_summary
-from cotune.engines.trl.grpo import Outcome, RunEvaluation, TRLBest
+from cotune.engines.evaluation import Outcome, RunEvaluation
+from cotune.engines.trl.grpo import TRLBest
 from cotune.engines.trl.trackers import report_scores
 from cotune.methods.inspo.inspo import Inspo, InspoOptions
 from cotune.methods.method import Context

@@ -8,7 +8,8 @@ import torch
 from transformers import TrainerCallback
 from trl import SFTConfig, SFTTrainer
 
-from cotune.engines.trl.sft import SFTSetup, build_trainer, check_engine_args, prepare
+from cotune.engines.trl.run_file_setup import Setup, prepare
+from cotune.engines.trl.sft import build_trainer, check_engine_args
 from cotune.engines.trl.sft_rows import ROLLOUTS as LOG
 from cotune.engines.trl.sft_rows import ROWS, read_rows, write_rows
 from cotune.errors import ConfigError, EngineError
@@ -43,9 +44,7 @@ def trainer_of(folder: Path, rows: list[TrainingRow], **changes: Any) -> SFTTrai
         "disable_tqdm": True,
     }
     tokenizer = tiny_tokenizer()
-    setup = SFTSetup(
-        tiny_model(tokenizer), tokenizer, Letters(), args=SFTConfig(**(args | changes))
-    )
+    setup = Setup(tiny_model(tokenizer), tokenizer, Letters(), args=SFTConfig(**(args | changes)))
     return build_trainer(None, setup, rows, TrainerCallback())  # type: ignore[arg-type]
 
 

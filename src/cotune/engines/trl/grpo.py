@@ -14,7 +14,7 @@ from cotune.engines.joint import run_parts
 from cotune.engines.trl.checkpoints import latest_checkpoint, load_state
 from cotune.engines.trl.checks import steps_per_batch
 from cotune.engines.trl.joint_trainer import JointTrainer
-from cotune.engines.trl.run_file_setup import Loaded, Setup, grpo_config, load_policy, prepare
+from cotune.engines.trl.run_file_setup import Setup, prepare
 from cotune.engines.trl.sharding import check_spread, restore_weights
 from cotune.engines.trl.trackers import close_reports, report_scores, tensorboard_into
 from cotune.engines.trl.trl_joint import Hook, TRLJoint
@@ -37,9 +37,6 @@ class TRLBest(BestPolicy):
     def load_weights(self, joint: TRLRun[Any], step: int) -> None:
         restore_weights(joint.unwrapped, self._folder)
         joint.weights_replaced()
-
-
-__all__ = ["Outcome", "grpo_config", "load_policy", "train"]
 
 
 def train(
@@ -74,7 +71,7 @@ def train(
             evaluation.forget()
         if checkpoint is None:
             journal.event("run_started", 0, config=config.name, strategy=config.strategy.kind)
-            if text := lost_steps(setup, setup.args.learning_rate):
+            if text := lost_steps(setup):
                 journal.event("notice", 0, text=text)
         if checkpoint is not None and (state := _state_of(checkpoint)) is not None:
             joint.check_identity(state)
@@ -128,8 +125,9 @@ def went_to_its_end(joint: TRLJoint, checkpoint: Path) -> bool:
     return True
 
 
-def lost_steps(setup: Loaded, learning_rate: float) -> str | None:
+def lost_steps(setup: Setup) -> str | None:
     """Return a warning if the weights' dtype is too coarse for updates; adapters are float32."""
+    learning_rate = setup.args.learning_rate
     if setup.adapter is not None or not learning_rate:
         return None
     return rounding_notice(str(setup.model.dtype).removeprefix("torch."), learning_rate)

@@ -1,7 +1,7 @@
-"""Load and check a run file's policy, environment and GRPOConfig before anything is written."""
+"""Load and check a run file's policy, environment and trainer arguments; write nothing."""
 
 import os
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -28,26 +28,21 @@ from cotune.utils.text import did_you_mean
 
 
 @dataclass(frozen=True)
-class Loaded:
-    """A run's loaded policy, environment and rewards.
+class Setup:
+    """A run's loaded policy, environment and rewards, and the arguments of its trainer.
 
     Attributes:
-        rewards: reward functions that replace the environment's scoring; None if it scores.
+        args: the trainer's GRPOConfig, or its SFTConfig for supervised fine-tuning.
         adapter: the trainer's `peft_config`; None trains the full weights.
+        rewards: reward functions that replace the environment's scoring; None if it scores.
     """
 
     model: Any
     tokenizer: PreTrainedTokenizerBase
     environment: Environment
+    args: Any
     adapter: Any = None
     rewards: RewardFunctions | None = None
-
-
-@dataclass(frozen=True)
-class Setup(Loaded):
-    """The loaded parts of a run, with the arguments of GRPOTrainer."""
-
-    args: GRPOConfig = field(kw_only=True)
 
 
 def prepare(config: RunConfig, folder: Path, checked: Preflight | None = None) -> Setup:
@@ -63,19 +58,8 @@ def prepare(config: RunConfig, folder: Path, checked: Preflight | None = None) -
     Raises:
         ConfigError: a field is invalid; the message names it.
     """
-    loaded = load_checked(checked or Preflight(config, new=False).require())
-    args = grpo_config(config, folder)
-    check_args(args)
-    return Setup(**vars(loaded), args=args)
-
-
-def load_checked(checked: Preflight) -> Loaded:
-    """Load the policy of a run file that has passed its preflight.
-
-    Raises:
-        ConfigError: a field is invalid; the message names it.
-    """
-    config, rewards = checked.config, checked.rewards
+    checked = checked or Preflight(config, new=False).require()
+    environment, rewards = checked.environment, checked.rewards
     check_launch(config.training)
     if config.threads is not None:
         torch.set_num_threads(config.threads)
@@ -84,11 +68,18 @@ def load_checked(checked: Preflight) -> Loaded:
         rewards.trainer_state = TrainerState(max_steps=steps)
     model, tokenizer = load_policy(config.policy)
     codec = HFCodec(tokenizer, config.policy.template_args)
-    check_tools(checked.environment, codec, tokenizer)  # may set the tokenizer's template
+    check_tools(environment, codec, tokenizer)  # may set the tokenizer's template
     check_installed(config.logging.report_to)
     lora = config.policy.lora
     adapter = None if lora is None else lora_config(lora, model)
-    return Loaded(model, tokenizer, checked.environment, adapter, rewards)
+    if config.method.supervised:
+        from cotune.engines.trl.sft import sft_config
+
+        args: Any = sft_config(config, folder)
+    else:
+        args = grpo_config(config, folder)
+        check_args(args)
+    return Setup(model, tokenizer, environment, args, adapter, rewards)
 
 
 def load_policy(options: PolicyConfig) -> tuple[Any, PreTrainedTokenizerBase]:

@@ -6,7 +6,7 @@ under step 0; each later step is an optimizer step.
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, cast
 
@@ -19,15 +19,14 @@ from cotune.config.cost import accumulation
 from cotune.config.run_file import RunConfig, TrainingConfig
 from cotune.engines.evaluation import Outcome, RunEvaluation
 from cotune.engines.joint import Parts, run_parts
-from cotune.engines.preflight import Preflight
 from cotune.engines.trl.checkpoints import latest_checkpoint, load_state
 from cotune.engines.trl.checks import check_devices, held_to_one_gpu
 from cotune.engines.trl.grpo import TRLBest, lost_steps
 from cotune.engines.trl.run_file_setup import (
-    Loaded,
+    Setup,
     check_known,
     check_not_ours,
-    load_checked,
+    prepare,
     shared_args,
 )
 from cotune.engines.trl.sft_rows import (
@@ -51,29 +50,6 @@ from cotune.rollout.task_order import TaskOrder
 from cotune.run.journal import Journal
 from cotune.run.ledger import Ledger
 from cotune.run.run_dir import RunDir
-
-
-@dataclass(frozen=True)
-class SFTSetup(Loaded):
-    """The loaded parts of a run, with the arguments of SFTTrainer."""
-
-    args: SFTConfig = field(kw_only=True)
-
-
-def prepare(config: RunConfig, folder: Path, checked: Preflight | None = None) -> SFTSetup:
-    """Load everything a run needs; write nothing and create no folder.
-
-    Args:
-        config: the run file.
-        folder: the folder that will hold checkpoints.
-        checked: a preflight that the run file has passed; run here if None.
-
-    Raises:
-        ConfigError: a field is invalid; the message names it.
-    """
-    loaded = load_checked(checked or Preflight(config, new=False).require())
-    return SFTSetup(**vars(loaded), args=sft_config(config, folder))
-
 
 _TOKENS = "rows are tokens already, the targets among them marked, and none is cut or joined"
 _OUR_TOKENS = (
@@ -162,7 +138,7 @@ class TRLSft(TRLRun[SFTTrainer]):
     Its steps are optimizer steps.
     """
 
-    def __init__(self, parts: Parts, setup: SFTSetup, codec: HFCodec, temperature: float) -> None:
+    def __init__(self, parts: Parts, setup: Setup, codec: HFCodec, temperature: float) -> None:
         self.parts, self.args = parts, setup.args
         self._model, self._tokenizer = setup.model, setup.tokenizer
         self._model.to(setup.args.device)
@@ -224,7 +200,7 @@ class SFTCallback(CheckpointCallback[TRLSft]):
 
 
 def train(
-    config: RunConfig, run: RunDir, journal: Journal, resume: bool, setup: SFTSetup | None = None
+    config: RunConfig, run: RunDir, journal: Journal, resume: bool, setup: Setup | None = None
 ) -> Outcome:
     """Fine-tune to the end, from the newest checkpoint if `resume`; evaluate and keep the best.
 
@@ -249,7 +225,7 @@ def train(
         parts = run_parts(config, setup.environment, codec, setup.rewards, journal, ledger)
         joint = TRLSft(parts, setup, codec, config.training.temperature)
         checkpoint = _begin(joint, config, run, evaluation, resume)
-        if checkpoint is None and (text := lost_steps(setup, setup.args.learning_rate)):
+        if checkpoint is None and (text := lost_steps(setup)):
             journal.event("notice", 0, text=text)
         rows = _rows(joint, config, run, evaluation)
         trainer = build_trainer(joint, setup, rows, SFTCallback(joint, evaluation))
@@ -262,7 +238,7 @@ def train(
 
 
 def build_trainer(
-    joint: TRLSft, setup: SFTSetup, rows: Sequence[TrainingRow], callback: TrainerCallback
+    joint: TRLSft, setup: Setup, rows: Sequence[TrainingRow], callback: TrainerCallback
 ) -> SFTTrainer:
     """Build an SFTTrainer on rows of tokens, without progress output."""
     trainer = SFTTrainer(

@@ -21,8 +21,7 @@ from cotune.utils.text import one_line, size
 
 if TYPE_CHECKING:
     from cotune.engines.engine import Measured
-    from cotune.engines.evaluation import Outcome
-    from cotune.engines.trl.run_file_setup import Loaded, Setup
+    from cotune.engines.trl.run_file_setup import Setup
 
 
 class TRL:
@@ -63,23 +62,18 @@ class TRL:
             ),
         ]
 
-    def prepare(self, checked: Preflight, folder: Path) -> "Loaded":
-        if checked.config.method.supervised:
-            from cotune.engines.trl import sft
+    def prepare(self, checked: Preflight, folder: Path) -> "Setup":
+        from cotune.engines.trl.run_file_setup import prepare
 
-            return sft.prepare(checked.config, folder, checked)
-
-        from cotune.engines.trl import run_file_setup
-
-        return run_file_setup.prepare(checked.config, folder, checked)
+        return prepare(checked.config, folder, checked)
 
     def train(
-        self, config: RunConfig, run: RunDir, setup: "Loaded", console: Console, conclude: Conclude
+        self, config: RunConfig, run: RunDir, setup: "Setup", console: Console, conclude: Conclude
     ) -> None:
         self._run(config, run, setup, console, conclude, resume=False)
 
     def resume(
-        self, config: RunConfig, run: RunDir, setup: "Loaded", console: Console, conclude: Conclude
+        self, config: RunConfig, run: RunDir, setup: "Setup", console: Console, conclude: Conclude
     ) -> None:
         self._run(config, run, setup, console, conclude, resume=True)
 
@@ -87,7 +81,7 @@ class TRL:
         self,
         config: RunConfig,
         run: RunDir,
-        setup: "Loaded",
+        setup: "Setup",
         console: Console,
         conclude: Conclude,
         *,
@@ -96,23 +90,16 @@ class TRL:
         """Train; the first process records, displays and concludes the run."""
         from cotune.engines.comm import world
 
+        if config.method.supervised:
+            from cotune.engines.trl.sft import train
+        else:
+            from cotune.engines.trl.grpo import train
         if world().rank != 0:
-            self._outcome(config, run, SilentJournal(), setup, resume)
+            train(config, run, SilentJournal(), resume, setup)
             return
         journal = RunJournal(run, console, config.training.steps, config.logging.trajectories_every)
-        outcome = self._outcome(config, run, journal, setup, resume)
+        outcome = train(config, run, journal, resume, setup)
         conclude(config, run, journal, outcome, setup.environment, console)
-
-    def _outcome(
-        self, config: RunConfig, run: RunDir, journal: Journal, setup: Any, resume: bool
-    ) -> "Outcome":
-        if config.method.supervised:
-            from cotune.engines.trl import sft
-
-            return sft.train(config, run, journal, resume, setup)
-        from cotune.engines.trl import grpo
-
-        return grpo.train(config, run, journal, resume, setup)
 
     def checkpoint_step(self, config: RunConfig, folder: Path) -> int | None:
         newest = newest_numbered(folder, "checkpoint-")
