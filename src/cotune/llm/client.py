@@ -15,8 +15,8 @@ from typing import ClassVar, Literal, Protocol
 from cotune.errors import ConfigError, LLMError
 from cotune.protocols import LLM
 from cotune.types import Completion
+from cotune.utils.option_checks import check_range, check_url
 from cotune.utils.text import encodable
-from cotune.utils.validation import check_range, check_url
 
 OPENAI_URL = "https://api.openai.com/v1"
 MAX_WAIT_S = 120.0

@@ -19,8 +19,8 @@ from typing import Any, ClassVar, Literal, cast
 from cotune.data.corpus import STYLES, Document, Style, join_contents
 from cotune.errors import ConfigError, RetrievalError
 from cotune.utils.background import BackgroundLoop
+from cotune.utils.option_checks import check_range, check_url
 from cotune.utils.text import encodable
-from cotune.utils.validation import check_range, check_url
 
 _LOOP = BackgroundLoop()
 _FIRST_WAIT_S = 0.5

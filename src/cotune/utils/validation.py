@@ -5,7 +5,6 @@ import re
 from collections.abc import Iterator
 from dataclasses import is_dataclass
 from typing import Any, cast, get_args, get_type_hints
-from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -19,34 +18,6 @@ _NO_MAPPING = ("model_type", "dataclass_type", "model_attributes_type")
 # Values below these may be secrets in the wrong place, so they are never shown.
 _SECRET = ("llm", "endpoints")
 _FIELD_NAME = re.compile(r"[a-z_]{1,40}")
-
-
-def check_range(name: str, value: float | None, low: float, high: float) -> None:
-    """Raise ValueError for a number out of range or not finite; None passes."""
-    if value is not None and not low <= value <= high:
-        raise ValueError(f"{name} is {value}, expected {low} to {high}")
-
-
-def check_url(name: str, text: str, path: str = "/path") -> None:
-    """Raise ValueError unless a text is an http(s) URL without secrets; the text is not shown.
-
-    Args:
-        name: the option.
-        text: its value.
-        path: the end of the expected form.
-    """
-    try:
-        url = urlsplit(text)
-        _ = url.port  # ValueError if it is not a number
-        plain = not (url.username or url.password or url.query or url.fragment)
-        good = url.scheme in ("http", "https") and bool(url.hostname) and plain and text.isascii()
-    except ValueError:
-        good = False
-    if not good or any(c.isspace() or not c.isprintable() for c in text):
-        raise ValueError(
-            f"{name} is not of the form http(s)://host[:port]{path}, without user, password, query or "
-            "fragment (the value is not shown: it may contain a password)"
-        )
 
 
 class Model(BaseModel):

@@ -1,0 +1,31 @@
+"""Checks that options share: numbers in a range, and URLs."""
+
+from urllib.parse import urlsplit
+
+
+def check_range(name: str, value: float | None, low: float, high: float) -> None:
+    """Raise ValueError for a number out of range or not finite; None passes."""
+    if value is not None and not low <= value <= high:
+        raise ValueError(f"{name} is {value}, expected {low} to {high}")
+
+
+def check_url(name: str, text: str, path: str = "/path") -> None:
+    """Raise ValueError unless a text is an http(s) URL without secrets; the text is not shown.
+
+    Args:
+        name: the option.
+        text: its value.
+        path: the end of the expected form.
+    """
+    try:
+        url = urlsplit(text)
+        _ = url.port  # ValueError if it is not a number
+        plain = not (url.username or url.password or url.query or url.fragment)
+        good = url.scheme in ("http", "https") and bool(url.hostname) and plain and text.isascii()
+    except ValueError:
+        good = False
+    if not good or any(c.isspace() or not c.isprintable() for c in text):
+        raise ValueError(
+            f"{name} is not of the form http(s)://host[:port]{path}, without user, password, query or "
+            "fragment (the value is not shown: it may contain a password)"
+        )
