@@ -7,7 +7,6 @@ WITH_TRL = (
     "policy/test_codec_tools.py",
     "examples/test_own_trainer.py",
     "examples/test_wrong_ways.py",
-    "experiments/evaluate/test_evaluating.py",
     "export/test_model_card.py",
     "policy/test_chat_template.py",
     "export/test_complete.py",
