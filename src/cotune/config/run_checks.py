@@ -99,6 +99,8 @@ def check_prompts(
             )
         if not evolves:
             continue
+        from cotune.config.build import evolved_room  # loads pydantic
+
         room = evolved_room(limits, strategy)
         if len(evolves) > 1 and found + room > limits.prompt_tokens:
             raise ConfigError(
