@@ -88,6 +88,8 @@ def check_prompts(
         splits: the splits to check; only the tasks with the longest questions are read.
         strategy: the kind of strategy; texts that it evolves may take half of the limit.
     """
+    from cotune.config.build import evolved_room  # loads pydantic
+
     evolves = method_of(strategy).evolves
     tasks = [task for split in splits for task in _longest(environment.tasks(split))]
     for task in tasks:
@@ -99,8 +101,6 @@ def check_prompts(
             )
         if not evolves:
             continue
-        from cotune.config.build import evolved_room  # loads pydantic
-
         room = evolved_room(limits, strategy)
         if len(evolves) > 1 and found + room > limits.prompt_tokens:
             raise ConfigError(

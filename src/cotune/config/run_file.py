@@ -345,19 +345,7 @@ def load_config(
     """
     path = Path(path)
     import_from((Path.cwd(), path.parent))  # files named in the run file may be there
-    try:
-        raw = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror or error}; expected a run file") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: not UTF-8 text ({error.reason}); expected YAML") from error
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{path}{_yaml_problem(error)}; expected YAML") from None
-    if not isinstance(raw, dict):
-        raise ConfigError(
-            f"{path}: holds {'nothing' if raw is None else type(raw).__name__}; expected fields "
-            "such as output: and strategy:"
-        )
+    raw = read_fields(path, "a run file", "output: and strategy:")
     given = with_overrides({**raw, **(overrides or {})}, assignments)
     return parse_config(given, f"{path} with --set" if assignments else str(path))
 
@@ -374,6 +362,24 @@ def parse_config(raw: Mapping[str, Any], source: str) -> RunConfig:
 def dump_config(config: RunConfig) -> dict[str, Any]:
     """Return plain data that `parse_config` reads back."""
     return config.model_dump(mode="json")
+
+
+def read_fields(path: Path, what: str, such_as: str) -> dict[str, Any]:
+    """Read a YAML file of fields, whose names are not checked; ConfigError if it is none."""
+    try:
+        raw = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror or error}; expected {what}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: not UTF-8 text ({error.reason}); expected YAML") from error
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path}{_yaml_problem(error)}; expected YAML") from None
+    if not isinstance(raw, dict):
+        raise ConfigError(
+            f"{path}: holds {'nothing' if raw is None else type(raw).__name__}; expected fields "
+            f"such as {such_as}"
+        )
+    return cast("dict[str, Any]", raw)
 
 
 def _yaml_problem(error: yaml.YAMLError) -> str:

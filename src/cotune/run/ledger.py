@@ -112,6 +112,9 @@ class Ledger:
     Args:
         path: the SQLite file, created if missing; ":memory:" keeps it in memory.
 
+    Attributes:
+        attempt, step: those that rows are written under; 0 before the first.
+
     Raises:
         ConfigError: the file is not a ledger of this schema version.
     """
@@ -119,8 +122,8 @@ class Ledger:
     def __init__(self, path: str | PathLike[str]) -> None:
         self._path = path
         self._lock = threading.RLock()
-        self._attempt = 0
-        self._step = 0
+        self.attempt = 0
+        self.step = 0
         try:
             # Autocommit; several statements that belong together get an explicit transaction.
             self._db = sqlite3.connect(
@@ -153,16 +156,6 @@ class Ledger:
         # wait. `synchronous` stays at SQLite's default, FULL.
         self._db.execute("PRAGMA journal_mode = WAL")
 
-    @property
-    def attempt(self) -> int:
-        """The attempt that rows are written under; 0 before `begin_attempt`."""
-        return self._attempt
-
-    @property
-    def step(self) -> int:
-        """The step that rows are written under."""
-        return self._step
-
     def begin_attempt(self, resumed_from: int | None) -> int:
         """Start an attempt and return its number, counted from 1.
 
@@ -184,14 +177,14 @@ class Ledger:
                 )
             kept = -1 if resumed_from is None else resumed_from
             self._db.execute("INSERT INTO attempts VALUES (?, ?)", (last + 1, kept))
-        self._attempt, self._step = last + 1, resumed_from or 0
-        return self._attempt
+        self.attempt, self.step = last + 1, resumed_from or 0
+        return self.attempt
 
     def set_step(self, step: int) -> None:
         """Set the step that later rows are written under; 0 is before the first."""
         if step < 0:
             raise ValueError(f"step is {step}, expected >= 0")
-        self._step = step
+        self.step = step
 
     def add_rollouts(
         self, purpose: Purpose, rollouts: int, generated_tokens: int, seconds: float = 0.0
@@ -204,7 +197,7 @@ class Ledger:
             self._db.execute(
                 "INSERT INTO entries (attempt, step, kind, rollouts, generated_tokens, seconds)"
                 " VALUES (?, ?, ?, ?, ?, ?)",
-                (self._begun(), self._step, purpose, rollouts, generated_tokens, seconds),
+                (self._begun(), self.step, purpose, rollouts, generated_tokens, seconds),
             )
 
     def reserve(self, worst_case: float, limit: float | None, model: str = "") -> int:
@@ -231,7 +224,7 @@ class Ledger:
             cursor = self._db.execute(
                 "INSERT INTO entries (attempt, step, kind, model, state, money)"
                 " VALUES (?, ?, ?, ?, 'open', ?)",
-                (self._begun(), self._step, LLM_CALL, model, worst_case),
+                (self._begun(), self.step, LLM_CALL, model, worst_case),
             )
         assert cursor.lastrowid is not None  # an INSERT sets it
         return cursor.lastrowid
@@ -283,7 +276,7 @@ class Ledger:
         with self._lock:
             self._db.execute(
                 "UPDATE entries SET attempt = ? WHERE id > ? AND id <= ? AND step = ?",
-                (self._begun(), after, last, self._step),
+                (self._begun(), after, last, self.step),
             )
 
     def totals(self) -> Totals:
@@ -354,9 +347,9 @@ class Ledger:
         return float(self._one("SELECT COALESCE(SUM(money), 0.0) FROM entries")[0])
 
     def _begun(self) -> int:
-        if not self._attempt:
+        if not self.attempt:
             raise RuntimeError("nothing can be written to a ledger before begin_attempt")
-        return self._attempt
+        return self.attempt
 
 
 def _cost_row(values: dict[str, Any]) -> CostRow:

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
 
-import yaml
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
 
 from cotune.config.overrides import with_overrides
+from cotune.config.run_file import read_fields
 from cotune.errors import ConfigError
 from cotune.llm.client import OpenAIOptions
 from cotune.methods.registry import BUILT_IN, added, method_of
@@ -184,24 +184,13 @@ def load_suite(
         ConfigError: one line with the file, the field, what it holds and what was expected.
     """
     path = Path(path)
-    raw = with_overrides(_mapping(path), assignments)
+    raw = with_overrides(read_fields(path, "a suite file", "name: and methods:"), assignments)
     try:
         suite = SuiteConfig.model_validate(raw)
     except ValidationError as error:
         source = f"{path} with --set" if assignments else str(path)
         raise ConfigError(f"{source}: {describe(error, SuiteConfig)}") from None
     if isinstance(suite.base, Path):
-        return suite, _mapping(path.parent / suite.base)
+        base = path.parent / suite.base
+        return suite, read_fields(base, "a run file", "output: and strategy:")
     return suite, suite.base
-
-
-def _mapping(path: Path) -> dict[str, Any]:
-    try:
-        raw = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror or error}; expected a YAML file") from error
-    except (UnicodeDecodeError, yaml.YAMLError):
-        raise ConfigError(f"{path}: not YAML; expected fields such as name: and methods:") from None
-    if not isinstance(raw, Mapping):
-        raise ConfigError(f"{path}: has no fields; expected some such as name: and methods:")
-    return dict(cast("Mapping[str, Any]", raw))

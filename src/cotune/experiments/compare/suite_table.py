@@ -74,7 +74,7 @@ def _main_table(suite: SuiteSummary, hidden: Sequence[str] = ()) -> Table:
         show_edge=False,
         pad_edge=False,
     )
-    columns = _console_columns(suite, _Numbers(suite.shares), hidden)
+    columns = _columns(suite, _Numbers(suite.shares), hidden, narrow=True)
     table.add_column("method")
     for name, _ in columns:
         table.add_column(Text(one_line(name)), justify="right")
@@ -180,65 +180,58 @@ def suite_markdown(summary: Mapping[str, Any]) -> str:
     return "\n".join([*lines, *(["", *below] if below else [])])
 
 
-def _console_columns(
-    suite: SuiteSummary, numbers: _Numbers, hidden: Sequence[str]
+def _columns(
+    suite: SuiteSummary, numbers: _Numbers, hidden: Sequence[str] = (), *, narrow: bool = False
 ) -> list[_Column]:
-    """Return fewer columns: intervals and compute classes join their numbers."""
-    shown = {name: show for name, show in _columns(suite, numbers) if not name.startswith("seeds ")}
-    shown = {name: show for name, show in shown.items() if name not in hidden}
-    score, ends, paid = shown.pop(suite.what), shown.pop("95 %"), shown.pop("paid")
-    shown.pop("compute", None)
+    """Return heading and cell of each column after the method's name.
 
-    def scored(method: SuiteMethod) -> str:
-        return f"{score(method)} ({ends(method)})" if method.interval else score(method)
+    Args:
+        hidden: strata without a column.
+        narrow: intervals and compute classes join their numbers, and seeds are left out.
+    """
+    seeds, baseline = [str(seed) for seed in suite.seeds], suite.baseline
 
-    def compute(method: SuiteMethod) -> str:
-        return f"{method.compute} {paid(method)}" if method.compute else paid(method)
-
-    short = {f"gain over {suite.baseline_title}, 95 %": "gain, 95 %", "P(improvement)": "P(impr.)"}
-    middle = [(short.get(name, name), show) for name, show in shown.items()]
-    return [("score, 95 %", scored), *middle, ("paid", compute)]
-
-
-def _columns(suite: SuiteSummary, numbers: _Numbers) -> list[_Column]:
-    """Return heading and cell of each column after the method's name."""
-    seeds = [str(seed) for seed in suite.seeds]
-
-    def stratum(name: str) -> _Column:
-        return name, lambda method: numbers.score(method.by_stratum.get(name))
-
-    def by_seed(method: SuiteMethod) -> str:
-        return " / ".join(numbers.score(method.by_seed.get(seed)) for seed in seeds)
+    def with_ends(score: str, ends: Ends | None) -> str:
+        return f"{score} ({numbers.ends(ends)})" if ends else score
 
     def gain(method: SuiteMethod) -> str:
-        if method.gain is None or method.name == suite.baseline:
+        if method.gain is None or method.name == baseline:
             return ""
-        told = f" ({numbers.ends(method.gain_interval)})" if method.gain_interval else ""
-        return numbers.score(method.gain, "+") + told
+        return with_ends(numbers.score(method.gain, "+"), method.gain_interval)
 
     def improvement(method: SuiteMethod) -> str:
         chance = method.probability_of_improvement
-        return "" if chance is None or method.name == suite.baseline else f"{chance:.2f}"
+        return "" if chance is None or method.name == baseline else f"{chance:.2f}"
 
-    columns: list[_Column] = [
-        (suite.what, lambda method: numbers.score(method.score)),
-        ("95 %", lambda method: numbers.ends(method.interval)),
-    ]
-    if len(seeds) > 1:
-        columns.append((f"seeds {', '.join(seeds)}", by_seed))
-    columns += [stratum(name) for name in suite.stratum_names]
-    if suite.baseline:
-        columns += [
-            (f"gain over {suite.baseline_title}, 95 %", gain),
-            ("P(improvement)", improvement),
+    def paid(method: SuiteMethod) -> str:
+        return _NONE if method.rollouts is None else f"{method.rollouts:,.0f}"
+
+    def stratum(name: str) -> _Column:
+        return name, lambda m: numbers.score(m.by_stratum.get(name))
+
+    columns: list[_Column]
+    if narrow:
+        columns = [("score, 95 %", lambda m: with_ends(numbers.score(m.score), m.interval))]
+    else:
+        columns = [
+            (suite.what, lambda m: numbers.score(m.score)),
+            ("95 %", lambda m: numbers.ends(m.interval)),
         ]
-    columns.append(("plain", lambda method: numbers.score(method.plain)))
+    if len(seeds) > 1 and not narrow:
+        by_seed = f"seeds {', '.join(seeds)}"
+        scores = lambda m: " / ".join(numbers.score(m.by_seed.get(s)) for s in seeds)  # noqa: E731
+        columns.append((by_seed, scores))
+    columns += [stratum(name) for name in suite.stratum_names if name not in hidden]
+    if baseline:
+        named = "gain" if narrow else f"gain over {suite.baseline_title}"
+        columns.append((f"{named}, 95 %", gain))
+        columns.append(("P(impr.)" if narrow else "P(improvement)", improvement))
+    columns.append(("plain", lambda m: numbers.score(m.plain)))
+    if narrow:
+        return [*columns, ("paid", lambda m: f"{m.compute} {paid(m)}".strip())]
     if suite.compute_classes:
-        columns.append(("compute", lambda method: method.compute or _NONE))
-    columns.append(
-        ("paid", lambda method: _NONE if method.rollouts is None else f"{method.rollouts:,.0f}")
-    )
-    return columns
+        columns.append(("compute", lambda m: m.compute or _NONE))
+    return [*columns, ("paid", paid)]
 
 
 def _troubles(suite: SuiteSummary) -> list[str]:
