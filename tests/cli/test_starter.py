@@ -9,7 +9,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from cotune.cli.app import app
-from cotune.cli.plan.memory_table import show_memory
+from cotune.cli.plan.plan import show_memory
 from cotune.cli.starter import KINDS, write_starter
 from cotune.config.cost import plan_run
 from cotune.config.run_file import load_config

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from cotune.cli.plan.memory_table import show_memory
+from cotune.cli.plan.plan import show_memory
 from cotune.config.run_file import RunConfig, parse_config
 from cotune.engines.memory import Memory, find_config, memory_of, read_shape
 from cotune.policy.options import LoraOptions

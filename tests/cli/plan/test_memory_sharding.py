@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from cotune.cli.plan.memory_table import show_memory
+from cotune.cli.plan.plan import show_memory
 from cotune.engines.memory import read_shape
 from cotune.engines.trl.memory_sharding import memory_over, sharding_named
 from cotune.errors import ConfigError

@@ -7,12 +7,13 @@ from rich.console import Console
 from rich.markup import escape
 
 from cotune.cli.library_settings import quiet_libraries
-from cotune.cli.plan.memory_table import show_memory
 from cotune.config.build import describe_llm
 from cotune.config.cost import Plan, plan_run
 from cotune.config.run_file import RunConfig, load_config
+from cotune.engines.engine import engine_of
 from cotune.llm.client import OpenAIOptions
 from cotune.utils.tables import plain_table
+from cotune.utils.text import size
 
 
 def plan(path: Path, console: Console, assignments: Sequence[str] = (), processes: int = 1) -> None:
@@ -59,3 +60,29 @@ def _price(config: RunConfig, planned: Plan) -> str:
     if config.llm.budget is not None:
         text += f"; stopped at the budget of {config.llm.budget:.2f}"
     return text
+
+
+def show_memory(config: RunConfig, console: Console, processes: int = 1) -> None:
+    """Print the maximum memory per GPU, or why it is unknown.
+
+    Args:
+        processes: how many processes FSDP2 or DeepSpeed shards over, if the run file asks for it.
+    """
+    try:
+        found = engine_of(config).memory(config, processes)
+    except ValueError as error:
+        console.print(f"memory: unknown, {error}", markup=False)
+        return
+    table = plain_table(found.title, [""], ["sampling", "training"])
+    for name, sampled, trained in found.rows:
+        if sampled or trained:
+            table.add_row(name, _cell(sampled), _cell(trained))
+    table.add_section()
+    table.add_row("in all", _cell(found.sampling), _cell(found.training))
+    console.print(table)
+    for note in found.notes:
+        console.print(note, markup=False, highlight=False)
+
+
+def _cell(count: int | None) -> str:
+    return size(count) if count else ""
