@@ -112,10 +112,10 @@ def test_it_is_trained_resumed_evaluated_reported_exported_and_compared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from cotune.cli.evaluate import evaluate
-    from cotune.cli.export import export
     from cotune.cli.train import resume, train
     from cotune.experiments.compare.running import compare, list_methods
     from cotune.experiments.evaluate.evaluating import EvaluationOptions
+    from cotune.export.export import export
     from tests.experiments.compare.folders import Processes
 
     console = Console(file=io.StringIO(), width=150)
@@ -126,7 +126,7 @@ def test_it_is_trained_resumed_evaluated_reported_exported_and_compared(
     assert "bandit on geo" in console.file.getvalue()  # pyright: ignore[reportAttributeAccessIssue]
     evaluate(run.path, console, EvaluationOptions())
     assert "Check it." in (run.path / "report.html").read_text(encoding="utf-8")
-    exported = export(run.path, console, output=tmp_path / "exported")
+    exported = export(run.path, output=tmp_path / "exported")
     card = (exported / "README.md").read_text(encoding="utf-8")
     assert "A bandit over two instructions, on GRPO" in card
     assert "- bandit\n" in card

@@ -262,9 +262,13 @@ def export(
     ] = None,
 ) -> None:
     """Write a finished run's best policy, with everything needed to serve it, to a folder."""
-    from cotune.cli.export import export as export_
+    from cotune.cli.library_settings import quiet_libraries
+    from cotune.export.export import export as export_
+    from cotune.export.export import open_finished
 
-    export_(run_folder, _console(), format, output)
+    quiet_libraries(open_finished(run_folder)[1])
+    written = export_(run_folder, format, output)
+    _console().print(f"wrote {written}", markup=False, highlight=False, soft_wrap=True)
 
 
 @app.command()
@@ -280,9 +284,15 @@ def push(
 
     Creates the repository if it does not exist. The token comes from HF_TOKEN or hf auth login.
     """
-    from cotune.cli.export import push as push_
+    from cotune.cli.library_settings import allow_hub, quiet_libraries
 
-    push_(run_folder, repo_id, _console(), format, private)
+    allow_hub()
+    from cotune.export.export import open_finished
+    from cotune.export.push import push as push_
+
+    quiet_libraries(open_finished(run_folder)[1])
+    address = push_(run_folder, repo_id, format, private)
+    _console().print(f"pushed to {address}", markup=False, highlight=False, soft_wrap=True)
 
 
 @app.command()

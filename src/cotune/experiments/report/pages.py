@@ -22,6 +22,11 @@ def _writer(form: str, scale: float = 1.0) -> Callable[[float | None], str]:
     return lambda value: NONE if value is None else form.format(value * scale).replace("-", "−")
 
 
+def _range_writer(form: str, between: str, scale: int = 1) -> Callable[[Sequence[float]], str]:
+    """Return a function that writes the ends of an interval in this form."""
+    return lambda ends: between.join(form.format(end * scale).replace("-", "−") for end in ends)
+
+
 percent = _writer(f"{{:.1f}}{_THIN}%", 100)
 short_percent = _writer("{:.1f}", 100)
 points = _writer("{:+.1f}", 100)
@@ -33,26 +38,6 @@ chance = _writer("{:.2f}")
 def number(value: object) -> str:
     """Write a score or weight with three digits; a dash for None."""
     return f"{value:.3f}" if isinstance(value, (int, float)) else NONE
-
-
-def share_range(ends: Sequence[float]) -> str:
-    """Write an interval of shares in whole per cent."""
-    return f"{ends[0] * 100:.0f}–{ends[1] * 100:.0f}"
-
-
-def number_range(ends: Sequence[float]) -> str:
-    """Write an interval with three digits."""
-    return " to ".join(f"{end:.3f}".replace("-", "−") for end in ends)
-
-
-def point_range(ends: Sequence[float]) -> str:
-    """Write an interval of differences in whole percentage points, signed."""
-    return " to ".join(f"{end * 100:+.0f}".replace("-", "−") for end in ends)
-
-
-def signed_range(ends: Sequence[float]) -> str:
-    """Write an interval of differences with three digits, signed."""
-    return " to ".join(map(signed, ends))
 
 
 def direction(ends: Sequence[float] | None) -> str:
@@ -107,8 +92,8 @@ _BY_UNIT = {
     "score": (percent, number),
     "short": (short_percent, number),
     "change": (points, signed),
-    "interval": (share_range, number_range),
-    "change_interval": (point_range, signed_range),
+    "interval": (_range_writer("{:.0f}", "–", 100), _range_writer("{:.3f}", " to ")),
+    "change_interval": (_range_writer("{:+.0f}", " to ", 100), _range_writer("{:+.3f}", " to ")),
 }
 """Filters for scores: of shares, and of other numbers."""
 
