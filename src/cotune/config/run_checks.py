@@ -88,8 +88,6 @@ def check_prompts(
         splits: the splits to check; only the tasks with the longest questions are read.
         strategy: the kind of strategy; texts that it evolves may take half of the limit.
     """
-    from cotune.config.build import evolved_room  # loads pydantic
-
     evolves = method_of(strategy).evolves
     tasks = [task for split in splits for task in _longest(environment.tasks(split))]
     for task in tasks:
