@@ -8,9 +8,8 @@ from pathlib import Path
 from transformers import PreTrainedTokenizerFast
 
 from cotune.environments.tag_protocol import PROMPT_FORMAT
-from cotune.retrieval.bm25 import BM25Retriever
 from cotune.types import Prompt, Task
-from cotune.worlds.geo import GeoWorld
+from cotune.worlds.geo import bundled_world
 from recipes.fitting import FitPhase, FitRecipe, Row, byte_level_bpe, encode_chat, fit, stream_rng
 from recipes.geo.demonstrations import UNPROMPTED, Demonstration, Demonstrator, Unprompted
 
@@ -39,9 +38,7 @@ class Recipe(FitRecipe):
 
 
 def new_demonstrator(unprompted: Unprompted = UNPROMPTED) -> Demonstrator:
-    world = GeoWorld()
-    retriever = BM25Retriever(world.documents, world.indexed())
-    return Demonstrator(world, retriever, unprompted)
+    return Demonstrator(*bundled_world(), unprompted)
 
 
 def train_tokenizer(demonstrator: Demonstrator, recipe: Recipe) -> PreTrainedTokenizerFast:

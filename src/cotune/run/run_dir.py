@@ -41,6 +41,7 @@ from cotune.run.json_files import (
 from cotune.types import Purpose, Trajectory
 
 SCHEMA_VERSION = 1
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast, if there is libyaml
 _INSTRUCTION_KEYS = (
     "id", "parent", "text", "origin", "born", "critique", "score", "parent_score",
 )  # fmt: skip
@@ -254,7 +255,7 @@ class RunDir:
                 f"give the `output` folder of a run"
             )
         try:
-            config = yaml.safe_load(path.read_text(encoding="utf-8"))
+            config = yaml.load(path.read_text(encoding="utf-8"), _LOADER)
         except (yaml.YAMLError, UnicodeDecodeError) as error:
             reason = " ".join(str(error).split())
             raise ConfigError(f"{path} is not YAML ({reason}); restore the file") from error

@@ -137,7 +137,8 @@ def test_two_do_not_work_on_one_folder(tmp_path: Path, monkeypatch: pytest.Monke
 @pytest.mark.slow
 def test_a_killed_suite_goes_on_and_repeats_nothing(tmp_path: Path) -> None:
     steps = {"training.steps": 5, "training.save_every": 1}
-    changes = {**steps, "policy.path": small_policy()}
+    short = {"limits.turns": 1, "limits.turn_tokens": 8}
+    changes = {**steps, **short, "policy.path": small_policy()}
     file = suite_file(tmp_path, set=changes, seeds=[0], at_once=1)
     first, running = (tmp_path / f"out/{name}/seed-0/train" for name in ("search-r1", "inspo"))
     killed = run_module(FORKED_COMPARE, file, running / "metrics.jsonl")

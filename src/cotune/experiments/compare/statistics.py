@@ -12,6 +12,7 @@ from cotune.errors import ConfigError
 
 Rewards = NDArray[np.float64]
 RESAMPLES = 4000
+_AT_ONCE = 2**22  # rewards of resamples in memory
 
 
 @dataclass(frozen=True)
@@ -96,22 +97,31 @@ def interval(samples: Samples, values: Rewards | None = None) -> tuple[float, fl
     if not data:
         return float(values.mean()), float(values.mean())
 
-    def mean(*resampled: NDArray[np.int64]) -> float:
-        rows = resampled[-1] if seeds > 1 else np.zeros(1, dtype=int)
+    def means(*resampled: NDArray[np.int64], axis: int) -> Rewards:
+        """Return the mean of each resample; the arrays are (resamples, indices)."""
+        count = len(resampled[0])
+        rows = resampled[-1] if seeds > 1 else np.zeros((count, 1), dtype=int)
         columns: dict[int, list[NDArray[np.int64]]] = {frame: [] for frame in frames}
         for (frame, _), indices in zip(drawn, resampled, strict=False):
             columns[frame].append(indices)
         for frame, indices in fixed:
-            columns[frame].append(indices)
-        if samples.shared:
-            return float(values[np.ix_(rows, np.concatenate(columns[0]))].mean())
-        picked = [values[row, np.concatenate(columns[int(row)])].mean() for row in rows]
-        return float(np.mean(picked))
+            columns[frame].append(np.broadcast_to(indices, (count, 1)))
+        questions = np.stack([np.concatenate(columns[frame], axis=1) for frame in frames])
+        found: list[Rewards] = []
+        for part in np.array_split(np.arange(count), max(1, count * values.size // _AT_ONCE)):
+            row = rows[part]
+            column = questions[0 if len(frames) == 1 else row, part[:, None]]
+            picked = values[row[:, :, None], column]
+            if len(frames) == 1:
+                found.append(picked.reshape(len(part), -1).mean(axis=1))
+            else:
+                found.append(picked.mean(axis=2).mean(axis=1))
+        return np.concatenate(found)
 
     found = stats.bootstrap(
         data,
-        mean,
-        vectorized=False,
+        means,
+        vectorized=True,
         n_resamples=RESAMPLES,
         confidence_level=0.95,
         method="percentile",
