@@ -108,7 +108,7 @@ class HFCodec:
         """Count the tokens of a text, without those that a template adds."""
         return len(self.encode(text))
 
-    @property
+    @cached_property
     def eos_id(self) -> int:
         return int(self._tokenizer.eos_token_id)  # pyright: ignore[reportArgumentType]
 

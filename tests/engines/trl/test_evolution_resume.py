@@ -35,8 +35,8 @@ class Case:
 INSPO = Case(
     # Several rounds of one candidate each, from step 2 on.
     with_sections(
-        strategy={"candidates": 1, "verification_rounds": 4, "evolve_until": 4},
-        training={"steps": 4},
+        strategy={"candidates": 1, "verification_rounds": 4, "evolve_until": 3},
+        training={"steps": 3},
         evaluation={"every": 0, "before": False},
     ),
     at=3,
@@ -51,7 +51,7 @@ INSPO = Case(
 P2O = Case(
     {
         **with_sections(
-            training={"steps": 5, "questions_per_step": 4, "micro_batch_size": 6, "save_every": 3},
+            training={"steps": 4, "questions_per_step": 4, "micro_batch_size": 6, "save_every": 3},
             evaluation={"every": 0, "before": False},
         ),
         "policy": {"path": "bundled:arithmetic"},
@@ -69,7 +69,7 @@ P2O = Case(
             "hints": {
                 "hard_set_min_count": 2,
                 "dev_size": 4,
-                "budget": 60,
+                "budget": 24,
                 "beam": 2,
                 "minibatch": 2,
             },

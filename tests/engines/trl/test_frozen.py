@@ -170,12 +170,12 @@ def test_the_search_finds_an_instruction_that_the_bundled_policy_answers_under(
         "name": "geo-gepa",
         "output": str(tmp_path / "run"),
         "threads": 1,
-        "environment": {"kind": "geo", "train": 200, "validation": 4, "test": 40},
+        "environment": {"kind": "geo", "train": 200, "validation": 4, "test": 20},
         "limits": {
             "turns": 4, "turn_tokens": 64, "observation_tokens": 200, "trajectory_tokens": 640,
             "prompt_tokens": 384,
         },
-        "strategy": {"kind": "gepa", "budget": 180, "dev_size": 20, "beam": 4},
+        "strategy": {"kind": "gepa", "budget": 60, "dev_size": 10, "beam": 4},
         "training": {"frozen": True},
         "evaluation": {"every": 0},
     }  # fmt: skip
@@ -186,4 +186,4 @@ def test_the_search_finds_an_instruction_that_the_bundled_policy_answers_under(
     assert scores["em_before"] < 0.4
     assert scores["em"] > 0.8
     assert scores["em_initial_instruction"] == scores["em_before"]
-    assert rollouts(run)["evolve"] < 180 + 20
+    assert rollouts(run)["evolve"] < 60 + 10
