@@ -284,7 +284,8 @@ def test_a_run_file_is_trained_evolved_and_evaluated_through_vllm(
     for parameter in model.parameters():
         parameter.data.normal_()  # what vLLM has is never what it is to sample
     changes = {
-        "training": {"engine_args": {"use_vllm": True}},
+        "training": {"steps": 2, "engine_args": {"use_vllm": True}},
+        "strategy": {"evolve_every": 1, "evolve_until": 2},
         "environment": {"test": 3},
         "evaluation": {"every": 1, "before": False},
     }
@@ -295,7 +296,7 @@ def test_a_run_file_is_trained_evolved_and_evaluated_through_vllm(
         outcome = train(config, run, run, resume=False)
     with Ledger(run.ledger_path) as ledger:
         rollouts = ledger.totals().rollouts
-    assert rollouts["train"] == 24
+    assert rollouts["train"] == 16
     assert rollouts["verify"] > 0
     assert {params.temperature for params, _ in engine.calls} == {0.0, 1.0}
     (result,) = evaluate_run(config, run, EvaluationOptions()).sets
