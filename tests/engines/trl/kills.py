@@ -69,7 +69,7 @@ def cotune(
 
 def with_sections(**sections: dict[str, Any]) -> dict[str, Any]:
     """RUN with `sections` merged into its sections."""
-    return {**RUN, **{key: {**RUN[key], **section} for key, section in sections.items()}}
+    return {**RUN, **{key: {**RUN.get(key, {}), **section} for key, section in sections.items()}}
 
 
 def run_file(folder: Path, name: str, content: dict[str, Any] = RUN) -> Path:

@@ -23,7 +23,13 @@ SECTIONS: dict[str, Any] = {
     "evaluation": {"every": 4, "before": False},
 }
 # A third and a fourth step would follow, but a budget of two batches ends the run before.
-BY_BUDGET = {**SECTIONS, "training": {"steps": 4, "save_every": 1, "rollout_budget": 12}}
+# What it takes up to close with is an adapter here, and all of a policy in the other run.
+BY_BUDGET = {
+    **SECTIONS,
+    "training": {"steps": 4, "save_every": 1, "rollout_budget": 12, "kl": 0.05},
+    "policy": {"lora": {"rank": 2, "alpha": 4, "dropout": 0.1}},
+    "evaluation": {"every": 1, "before": False},
+}
 
 
 @pytest.fixture(scope="module", params=[SECTIONS, BY_BUDGET], ids=["last step", "budget"])

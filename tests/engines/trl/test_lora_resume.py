@@ -36,16 +36,6 @@ CONTENT: dict[str, Any] = {
     "policy": {"lora": {"rank": 2, "alpha": 4, "dropout": 0.1}},
 }
 KILLS = [("log", 2), ("checkpoint", 3)]
-# A third and a fourth batch would follow, but the run is over; killed in what closes it.
-BY_BUDGET: dict[str, Any] = {
-    **CONTENT,
-    **with_sections(
-        training={"steps": 4, "save_every": 1, "rollout_budget": 12},
-        evaluation={"every": 1, "before": False},
-    ),
-    **STATIC,
-    "policy": CONTENT["policy"],
-}
 
 
 @pytest.fixture(scope="module")
@@ -109,12 +99,3 @@ def test_other_options_are_refused_on_resume(runs: tuple[RunDir, RunDir], tmp_pa
     said = " ".join(done.stderr.split())
     assert done.returncode == 2
     assert "policy: is not what the saved run began with" in said
-
-
-def test_a_run_that_was_over_takes_up_its_adapter(tmp_path: Path) -> None:
-    unbroken = run_with_kills(run_file(tmp_path, "unbroken", BY_BUDGET), [])
-    broken = run_with_kills(run_file(tmp_path, "broken", BY_BUDGET), [("second evaluation", 3)])
-    assert [row["step"] for row in numbers(broken)] == [1, 2]
-    assert numbers(broken) == numbers(unbroken)
-    assert learnt(broken) == learnt(unbroken)
-    assert arm(broken) == arm(unbroken)
