@@ -140,12 +140,13 @@ def trained(
     example: dict[str, ModuleType], folder: Path, method: str
 ) -> tuple[cotune.RunReader, Teacher]:
     llm = Teacher()
-    inspo, questions = cotune.INSPO, example["task"].questions
+    inspo, hints, questions = cotune.INSPO, cotune.HintOptions, example["task"].questions
     with pytest.MonkeyPatch.context() as patch:
         # Rollouts of every step are kept; an epoch is two steps, after which instructions evolve.
         patch.setattr("cotune.engines.trl.library_run._TRAJECTORIES_EVERY", 1)
         patch.setattr(example["with_cotune"], "questions", lambda: questions(16))
         patch.setattr(cotune, "INSPO", lambda **given: inspo(**{**given, "evolve_every": 2}))
+        patch.setattr(cotune, "HintOptions", lambda **given: hints(**{**given, "budget": 40}))
         example["with_cotune"].main(
             ["--method", method, "--steps", str(STEPS[method]), "--output", str(folder)], llm=llm
         )
