@@ -161,7 +161,7 @@ class EpisodeLoop(AgentLoopBase):
         if not logprobs:
             if self.rollout_config.calculate_log_probs:
                 raise EngineError(
-                    "the rollout engine gave no log-probabilities, which were asked for"
+                    "the rollout engine returned no log-probabilities, although they were requested"
                 )
             logprobs = [0.0] * len(ids)
         return Sample(ids, tuple(float(x) for x in logprobs[: len(ids)]))

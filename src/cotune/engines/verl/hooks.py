@@ -18,9 +18,6 @@ from cotune.types import Assignment, Sampling, Task, Trajectory
 if TYPE_CHECKING:
     from cotune.engines.verl.trainer import JointTrainer
 
-Hook = Callable[["VerlJoint", int], None]
-"""Called before a step's rollouts, with the number of steps trained so far."""
-
 # veRL's metrics, by the names that runs of every engine use.
 _NAMES = {
     "actor/pg_loss": "loss",
@@ -37,10 +34,18 @@ class VerlJoint(Joint):
     Args:
         parts: strategy, environment, LLM and outputs.
         worker: this process's environment and codec.
-        before_rollout: a hook before each step's rollouts, such as an evaluation.
+        before_rollout: called before each step's rollouts, with the steps trained so far.
+
+    Attributes:
+        trainer: veRL's trainer; set by `bind`, as is what rolls out outside its batches.
     """
 
-    def __init__(self, parts: Parts, worker: Worker, before_rollout: Hook | None = None) -> None:
+    trainer: "JointTrainer"
+    _apart: Callable[..., list[Trajectory]]
+
+    def __init__(
+        self, parts: Parts, worker: Worker, before_rollout: Callable[["VerlJoint", int], None]
+    ) -> None:
         training = worker.config.training
         order = TaskOrder(parts.environment.tasks("train"), training.questions_per_step, parts.seed)
         coordinator = Coordinator(
@@ -58,48 +63,32 @@ class VerlJoint(Joint):
                 rows_per_call=parts.rows_per_call,
                 context_tokens=worker.context_tokens,
             ),
-            roll_out=self._roll_out,
+            roll_out=lambda *rollouts: self._apart(*rollouts),
         )
         super().__init__(parts, order, training.steps, coordinator)
         self.worker, self.before_rollout = worker, before_rollout
         self.group_size = training.group_size
         self.metrics: dict[str, float] = {}
         self.spent: Callable[[], bool] = lambda: False
-        self._trainer: JointTrainer | None = None
-        self._apart: Callable[..., list[Trajectory]] | None = None
         self._sent = 0.0
-
-    @property
-    def trainer(self) -> "JointTrainer":
-        if self._trainer is None:
-            raise EngineError("no trainer yet: call bind(trainer) before rolling out")
-        return self._trainer
 
     def bind(self, trainer: "JointTrainer", apart: Callable[..., list[Trajectory]]) -> None:
         """Bind the trainer, and the function that rolls out outside its batches."""
-        self._trainer, self._apart = trainer, apart
-
-    def _roll_out(
-        self, assignments: Sequence[Assignment], first_row: int, sampling: Sampling
-    ) -> list[Trajectory]:
-        if self._apart is None:
-            raise EngineError("no trainer yet: call bind(trainer) before rolling out")
-        return self._apart(assignments, first_row, sampling)
+        self.trainer, self._apart = trainer, apart
 
     # ---- a step, in the order of veRL's hooks
 
     def begin_step(self) -> None:
         """Evolve, then evaluate: weights are synced and no rollout has been requested yet."""
         self.metrics = self.coordinator.evolve(self.progress(self.batches + 1))
-        if self.before_rollout is not None:
-            self.before_rollout(self, self.batches)
+        self.before_rollout(self, self.batches)
 
     def assign(self, task_ids: Sequence[str]) -> tuple[list[Assignment], Sampling]:
         """Return the assignments of a step's questions, and their sampling parameters."""
         step = self.batches + 1
         tasks: list[Task] = self.order.step(step)
         if list(task_ids) != [task.id for task in tasks]:
-            raise EngineError(f"veRL's loader sent other questions than those of step {step}")
+            raise EngineError(f"veRL's data loader did not send the questions of step {step}")
         self._sent = time.monotonic()
         assignments = self.coordinator.assign(tasks, self.group_size, self.progress(step))
         return assignments, self.coordinator.next_sampling("train")

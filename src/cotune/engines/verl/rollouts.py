@@ -163,7 +163,7 @@ def _in_order(
     if len(found) != len(assignments):
         raise EngineError(
             f"{len(assignments) - len(found)} of {len(assignments)} rollouts did not come back from "
-            "veRL's agent loops; the cause stands in Ray's logs of AgentLoopWorkerTQ"
+            "veRL's agent loops; the cause is in Ray's logs of AgentLoopWorkerTQ"
         )
     return [found[place] for place in range(len(assignments))]
 

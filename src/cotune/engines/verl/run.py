@@ -38,6 +38,7 @@ from cotune.run.journal import RunJournal
 from cotune.run.ledger import Ledger, policy_rollouts
 from cotune.run.run_dir import RunDir
 from cotune.types import Distillation
+from cotune.utils.text import one_line
 
 _CONSOLE = "console.log"
 _LOOK_SECONDS = 10.0
@@ -108,9 +109,7 @@ def _checked(
             use_critic=need_critic(found),
         )
     except (AssertionError, ValueError, NotImplementedError) as error:
-        raise ConfigError(
-            f"training: veRL does not take it: {' '.join(str(error).split())[:300]}"
-        ) from error
+        raise ConfigError(f"training: veRL rejects it: {one_line(str(error))[:300]}") from error
     return found
 
 
@@ -170,14 +169,14 @@ def train(
             if isinstance(cause, CotuneError):
                 raise cause from None
             raise EngineError(
-                f"veRL ended: {type(cause).__name__}: {' '.join(str(cause).split())[:300]}; its logs "
+                f"veRL ended: {type(cause).__name__}: {one_line(str(cause))[:300]}; its logs "
                 f"are in {run.path / 'verl.log'} and Ray's session folder"
             ) from error
         except (ConnectionError, RuntimeError, ValueError) as error:
             if ray.is_initialized():
                 raise
             raise EngineError(
-                f"Ray could not be started or reached: {' '.join(str(error).split())[:300]}; fix it "
+                f"Ray could not be started or reached: {one_line(str(error))[:300]}; fix it "
                 f"(RAY_ADDRESS, training.engine_args.ray_kwargs.ray_init), then: cotune resume {run.path}"
             ) from error
         finally:
@@ -286,7 +285,7 @@ def watch(workers: Sequence[Any], console: Console) -> None:
             try:
                 ray.get([worker.__ray_ready__.remote() for worker in workers])
             except RayActorError as error:
-                reason = " ".join(str(error).split())[:300]
+                reason = one_line(str(error))[:300]
                 console.print(f"a process of veRL's agent loops died: {reason}", markup=False)
                 os._exit(1)
             except RayError:

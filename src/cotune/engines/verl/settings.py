@@ -18,6 +18,7 @@ from cotune.engines.verl.arguments import SCHEDULES, checked_arguments
 from cotune.errors import ConfigError
 from cotune.policy.policy_files import policy_path
 from cotune.types import Distillation, Limits
+from cotune.utils.text import one_line
 
 AGENT = "cotune"
 """The name of the agent loop in agents.yaml."""
@@ -55,7 +56,7 @@ def verl_config(
     try:
         found = deepcopy(_composed(*(f"{k}={given[k]}" for k in _COMPOSED if k in given)))
     except HydraException as error:
-        raise ConfigError(f"training.engine_args: {_one_line(error)}") from error
+        raise ConfigError(f"training.engine_args: {one_line(str(error))[:200]}") from error
     values = _values(config, folder, gpus, stops, distillation)
     with open_dict(found):
         for name, value in values.items():
@@ -193,7 +194,7 @@ def _set(found: DictConfig, name: str, value: Any) -> None:
         OmegaConf.update(found, name.lstrip("+"), value, force_add=name.startswith("+"))
     except OmegaConfBaseException as error:
         raise ConfigError(
-            f"training.engine_args.{name}: {_one_line(error)}; correct it, or write +{name} for a key "
+            f"training.engine_args.{name}: {one_line(str(error))[:200]}; correct it, or write +{name} for a key "
             "that veRL's files do not list"
         ) from error
 
@@ -242,7 +243,3 @@ def _check_batch(found: DictConfig, training: TrainingConfig) -> None:
             f"rollouts, which {ranks} ranks cannot share evenly; change one of the three, or "
             "training.engine_args.trainer.n_gpus_per_node"
         )
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:200]

@@ -50,7 +50,9 @@ class VeRL:
         ]
         missing = [Finding(False, f"engine verl: {f.what}", f.fix) for f in found if not f.ok]
         if clash := together():
-            missing.append(Finding(False, f"engine verl: {clash}", "make an environment for each"))
+            missing.append(
+                Finding(False, f"engine verl: {clash}", "use a separate environment for each")
+            )
         return missing or [
             Finding(True, f"engine verl: verl {installed('verl')}, and what it needs")
         ]

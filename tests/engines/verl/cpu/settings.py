@@ -1,6 +1,5 @@
 """The environment variables and the keys of veRL's configuration under which it runs on a CPU."""
 
-import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -71,8 +70,3 @@ def overrides(ranks: int = 1) -> dict[str, Any]:
         f"{ray_init}.num_gpus": ranks,
         f"{ray_init}.include_dashboard": False,
     }
-
-
-def as_arguments(keys: Mapping[str, Any]) -> list[str]:
-    """The keys as arguments of `python -m verl.trainer.main_ppo`, added where veRL lacks them."""
-    return [f"++{key}={json.dumps(value)}" for key, value in keys.items()]
