@@ -9,6 +9,7 @@ from unittest import mock
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from cotune.engines.trl.vllm_sampler import VLLMSampler
 from cotune.policy.sampling import CachedSampler
@@ -20,9 +21,14 @@ from tests.engines.trl.setup import Run, start
 
 @contextlib.contextmanager
 def no_traces() -> Iterator[None]:
-    """TRL leaves RANK and others in the environment, which make a later trainer one of several."""
+    """Undo what TRL's colocated vLLM does to the process, which would make later trainers ranks.
+
+    TRL sets RANK and others in the environment; a second trainer then starts a process group.
+    """
     with mock.patch.dict(os.environ):
         yield
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 def vllm_run(folder: Path, mode: str = "colocate", *given: Any, **changes: Any) -> Run:
