@@ -42,7 +42,7 @@ With your own trainer, a run takes its numbers from the `GRPOConfig` that you pa
 `for_trl(tokenizer, args)` and to the trainer (the same object). In a run file,
 `training.engine_args` sets the same fields.
 
-Fields that are not listed here work as TRL documents them: cotune passes them on unread. That holds for fields of
+Fields that are not listed here work as TRL documents them: cotune passes them on unchanged. That holds for fields of
 a later TRL, too, which is why only reviewed minor releases are accepted. A field that TRL does not know is TRL's own
 error; in a run file, `cotune` names the nearest one.
 

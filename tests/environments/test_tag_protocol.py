@@ -1,3 +1,4 @@
+import pickle
 import re
 
 import pytest
@@ -6,8 +7,11 @@ from hypothesis import strategies as st
 
 from cotune.environments.tag_protocol import (
     PROMPT_FORMAT,
+    SEARCH_R1,
     STOP,
+    TAGS,
     Parsed,
+    TagProtocol,
     error_observation,
     failure_observation,
     own_answer,
@@ -183,3 +187,8 @@ def test_corrections_name_the_error():
     assert "more than one <search>" in error_observation("more than one <search>")
     assert error_observation("x").startswith("\n")
     assert "search failed" in failure_observation()
+
+
+@pytest.mark.parametrize("protocol", [TAGS, SEARCH_R1], ids=["tags", "search-r1"])
+def test_a_protocol_can_be_pickled_with_its_environment(protocol: TagProtocol) -> None:
+    assert pickle.loads(pickle.dumps(protocol)) == protocol  # noqa: S301

@@ -161,9 +161,15 @@ def _malformed(tags: Sequence[re.Match[str]], wanted: str) -> str:
     return f"nested <{name}>" if "<<" in marks else f"more than one <{name}>"
 
 
+def _as_it_is(task: Task) -> Task:
+    return task
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TagProtocol:
-    """One form of the protocol. `search` below says whether there is a search engine.
+    """One form of the protocol, of functions that can be pickled with an environment.
+
+    `search` below says whether there is a search engine.
 
     Attributes:
         prompt_format: the layout of instruction and question.
@@ -181,7 +187,7 @@ class TagProtocol:
     correction: Callable[[str, bool], str]
     information: Callable[[Sequence[str]], str]
     failure: Callable[[], str]
-    asked: Callable[[Task], Task] = lambda task: task
+    asked: Callable[[Task], Task] = _as_it_is
 
 
 PROMPT_FORMAT = PromptFormat(question_prefix="Question: ")
@@ -281,6 +287,15 @@ def _block(body: str) -> str:
     return f"\n\n<information>{body}</information>\n\n"
 
 
+def _search_r1_correction(error: str, search: bool) -> str:
+    """Return the observation after an invalid turn. Search-R1's does not give the error."""
+    return INVALID_ACTION if search else error_observation(error, search)
+
+
+def _search_r1_failure() -> str:
+    return _block(FAILURE)
+
+
 def _numbered(number: int, passage: str) -> str:
     if passage.startswith(f"Doc {number}(Title: "):
         return passage
@@ -291,9 +306,8 @@ SEARCH_R1 = TagProtocol(
     prompt_format=SEARCH_R1_PROMPT_FORMAT,
     parse=parse_search_r1_turn,
     answer=search_r1_answer,
-    # Search-R1's does not give the error.
-    correction=lambda error, search: INVALID_ACTION if search else error_observation(error, False),
+    correction=_search_r1_correction,
     information=search_r1_information,
-    failure=lambda: _block(FAILURE),
+    failure=_search_r1_failure,
     asked=_with_question_mark,
 )

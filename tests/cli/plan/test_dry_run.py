@@ -25,6 +25,7 @@ from cotune.methods.gepa.gepa import GepaOptions
 from cotune.methods.inspo.inspo import InspoOptions
 from cotune.methods.p2o.p2o import P2OOptions
 from cotune.methods.registry import method_of
+from cotune.types import Prompt
 from tests.run_files import tiny, write
 
 CONFIGS = Path(__file__).parents[3] / "configs"
@@ -193,6 +194,15 @@ def test_the_world_is_asked_under_the_files_protocol(tmp_path: Path) -> None:
     (passages,) = found.retriever.search(["Lima"], 3)
     assert any("Lima" in passage for passage in passages)
     check_context(1024, scaled_down(config, found, own, False)[0].limits)
+
+
+def test_the_world_is_asked_in_the_files_layout(tmp_path: Path) -> None:
+    for file in (search_file(tmp_path), P2O):
+        found, own, _ = few_questions(config_of(file, "instruction={role: system}"))
+        assert not own
+        (task, *_) = found.tasks("train")
+        messages = found.messages(task, Prompt("Be brief."))
+        assert [message["role"] for message in messages] == ["system", "user"]
 
 
 def test_a_long_instruction_gives_way(tmp_path: Path) -> None:

@@ -318,11 +318,14 @@ def few_questions(config: RunConfig) -> tuple[TaskEnvironment, bool, list[str]]:
     said = f"data: the bundled world {WORLDS[options.kind]}; not here: {', '.join(missing)}"
     tasks = {split: world.tasks(split) for split in _SIZES}
     if isinstance(world, SearchEnvironment) and isinstance(options, SearchOptions):
-        return search_environment(options, tasks, world.retriever), False, [said]
-    assert isinstance(options, MathOptions)
-    # In mathematics "12*13" would equal 156, the answer; here it is the question.
-    reward = BoxedReward(options.seconds, plain_integers=True)
-    return MathEnvironment(tasks, options.initial_instruction, reward), False, [said]
+        environment = search_environment(options, tasks, world.retriever)
+    else:
+        assert isinstance(options, MathOptions)
+        # In mathematics "12*13" would equal 156, the answer; here it is the question.
+        reward = BoxedReward(options.seconds, plain_integers=True)
+        environment = MathEnvironment(tasks, options.initial_instruction, reward)
+    environment.prompt_format = config.instruction.format(environment.prompt_format)
+    return environment, False, [said]
 
 
 def _world_options(config: RunConfig) -> GeoOptions | ArithmeticOptions:
