@@ -108,8 +108,12 @@ class HFCodec:
         """Count the tokens of a text, without those that a template adds."""
         return len(self.encode(text))
 
-    @cached_property
+    @property
     def eos_id(self) -> int:
+        return self._eos_id
+
+    @cached_property
+    def _eos_id(self) -> int:
         return int(self._tokenizer.eos_token_id)  # pyright: ignore[reportArgumentType]
 
     def render(
