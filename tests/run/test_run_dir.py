@@ -67,6 +67,12 @@ def test_create_refuses_a_folder_that_holds_something_and_leaves_it_alone(tmp_pa
     assert str(info.value).endswith(f"cotune resume {run.path}")
 
 
+def test_half_a_utf_16_pair_is_read_back(tmp_path: Path) -> None:
+    config = {"instruction": "Answer. \ud800 \U0001f600"}
+    created = RunDir.create(tmp_path / "run", config)
+    assert created.read_config()["instruction"] == config["instruction"]
+
+
 def test_create_writes_nothing_when_the_configuration_is_not_plain(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match=r"config\.path is a PosixPath"):
         RunDir.create(tmp_path / "run", {"path": Path("x")})

@@ -50,6 +50,13 @@ _PURPOSE = re.compile(r"[a-z][a-z_]*")
 _TRAJECTORY_FILE = re.compile(r"([a-z][a-z_]*)-(\d{6,})\.jsonl")
 
 
+def _loaded(text: str) -> object:
+    try:
+        return yaml.load(text, _LOADER)
+    except yaml.YAMLError:  # libyaml refuses half a UTF-16 pair, which an instruction can hold
+        return yaml.safe_load(text)
+
+
 def trajectory_row(trajectory: Trajectory) -> Row:
     """Return one rollout as JSON, without its log-probabilities.
 
@@ -255,7 +262,7 @@ class RunDir:
                 f"give the `output` folder of a run"
             )
         try:
-            config = yaml.load(path.read_text(encoding="utf-8"), _LOADER)
+            config = _loaded(path.read_text(encoding="utf-8"))
         except (yaml.YAMLError, UnicodeDecodeError) as error:
             reason = " ".join(str(error).split())
             raise ConfigError(f"{path} is not YAML ({reason}); restore the file") from error
