@@ -117,7 +117,7 @@ def _arguments(config: RunConfig) -> None:
 
     check_copy(config.output)
     distillation = distillation_of(config.strategy)
-    if installed("verl") is None:
+    if installed("verl") is None or installed("hydra-core") is None:
         checked_arguments(config, distillation)
         return
     from cotune.engines.verl.settings import verl_config
