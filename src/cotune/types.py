@@ -75,7 +75,7 @@ class Instruction:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """How an instruction stands in a strategy; None is unknown.
+    """Record where an instruction stands in a strategy; None is unknown.
 
     Attributes:
         alive: whether rollouts can still be sampled under it.
@@ -93,7 +93,7 @@ class Standing:
 
 @dataclass(frozen=True, slots=True)
 class HintStanding:
-    """How a hint stands: its mean score and solved questions on dev, and whether it is in use."""
+    """Record where a hint stands: its mean score and solved questions on dev, and if it is in use."""
 
     hint: str
     mean_dev_score: float

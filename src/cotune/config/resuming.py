@@ -44,7 +44,7 @@ def resumed_config(
         if run.read_summary() is not None:
             raise ConfigError(
                 f"{run.path}: this run is finished; see its report (cotune report {run.path} writes it "
-                "anew), or start another run with other strategy.epochs"
+                "again), or start another run with other strategy.epochs"
             )
         return config
     if config.training.steps < (trained or 0):
@@ -65,7 +65,7 @@ def _check_goes_further(
     if not was.has_batches:
         raise ConfigError(
             f"{run.path}: this run is finished, and training.frozen leaves nothing to continue; see its "
-            f"report (cotune report {run.path} writes it anew), or start another run"
+            f"report (cotune report {run.path} writes it again), or start another run"
         )
     more_rollouts = before.rollout_budget is not None and (
         now.rollout_budget is None or now.rollout_budget > before.rollout_budget
@@ -73,7 +73,7 @@ def _check_goes_further(
     if now.steps <= before.steps and not more_rollouts:
         raise ConfigError(
             f"{run.path}: this run is finished; see its report (cotune report {run.path} writes it "
-            "anew), give it more steps with --set training.steps=…, or start another run"
+            "again), give it more steps with --set training.steps=…, or start another run"
         )
     if trained is None:
         raise ConfigError(

@@ -139,7 +139,7 @@ def test_one_readable_reply_is_enough_for_the_run():
     for _ in range(3):
         got = proposals.ask("p", llm, events, 6)
         assert got is not None
-        proposals.lawful(len(got.candidates), [])
+        proposals.valid(len(got.candidates), [])
         proposals.end_phase()
 
 
@@ -147,10 +147,10 @@ def test_replies_that_always_break_the_contract_are_an_error() -> None:
     proposals, events = Proposals(), Events()
     llm = ScriptedLLM(["<ins_1>a</ins_1>", "<ins_1>b</ins_1>"])
     proposals.ask("p", llm, events, 6)
-    proposals.lawful(0, ["lost <answer>"])
+    proposals.valid(0, ["lost <answer>"])
     proposals.end_phase()
     proposals.ask("p", llm, events, 6)
-    proposals.lawful(0, ["lost <answer>"])
+    proposals.valid(0, ["lost <answer>"])
     with pytest.raises(EvolutionError, match="broke the contract: lost <answer>"):
         proposals.end_phase()
 

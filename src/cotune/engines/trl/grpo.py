@@ -67,7 +67,9 @@ def train(
         checkpoint = latest_checkpoint(run.checkpoints_path) if resume else None
         if resume and checkpoint is None:
             journal.cut_back(-1)
-            journal.event("notice", 0, text="no whole checkpoint: the run starts anew")
+            journal.event(
+                "notice", 0, text="no complete checkpoint: the run starts from the beginning"
+            )
             evaluation.forget()
         if checkpoint is None:
             journal.event("run_started", 0, config=config.name, strategy=config.strategy.kind)

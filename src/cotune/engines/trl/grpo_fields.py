@@ -78,7 +78,7 @@ _REFUSED = (
     ),
     Refused(
         "torch_compile",
-        "every turn of a rollout has a different shape and would be compiled anew",
+        "every turn of a rollout has a different shape and would be compiled again",
         _OFF,
     ),
     # The order of tasks.

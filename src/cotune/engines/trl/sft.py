@@ -277,7 +277,7 @@ def _begin(
     meter.begin_attempt(None)
     if resume:
         journal.cut_back(-1)
-        journal.event("notice", 0, text="no whole checkpoint: the run starts anew")
+        journal.event("notice", 0, text="no complete checkpoint: the run starts from the beginning")
     journal.event("run_started", 0, config=config.name, strategy=config.strategy.kind)
     return None
 

@@ -1,4 +1,4 @@
-"""What joint runs and fine-tuning share on TRL: the trainer's policy, and paired checkpoints."""
+"""Shared by joint runs and fine-tuning on TRL: the trainer's policy, and paired checkpoints."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager

@@ -306,7 +306,9 @@ def _begin(
     if checkpoint is None:
         if resume:
             journal.cut_back(-1)
-            journal.event("notice", 0, text="no whole checkpoint: the run starts anew")
+            journal.event(
+                "notice", 0, text="no complete checkpoint: the run starts from the beginning"
+            )
             evaluation.forget()
         journal.event("run_started", 0, config=config.name, strategy=config.strategy.kind)
         return None

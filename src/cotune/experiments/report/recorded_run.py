@@ -1,4 +1,4 @@
-"""What a run's folder has recorded, as its report needs it."""
+"""Read what a run's folder has recorded, as its report needs it."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -56,7 +56,7 @@ class RecordedRun:
 
     @property
     def shares(self) -> bool:
-        """Whether its scores are shares of 1."""
+        """Return True if its scores are shares of 1."""
         return self.measure == EXACT_MATCH
 
     @property

@@ -112,7 +112,9 @@ class Generator:
                 break
             proposed += len(proposal.candidates)
             name = f"c{step}.{rounds}"
-            candidates = self._lawful(proposal, parent, origin or proposer, name, tried, record)
+            candidates = self._valid_drafts(
+                proposal, parent, origin or proposer, name, tried, record
+            )
             tried += [c.text for c in candidates]
             if rollout is not None and candidates:
                 candidates = verify(candidates, parent, tasks, rollout)
@@ -162,7 +164,7 @@ class Generator:
             return None
         return reflection_prompt(parent.text, failures, *how)
 
-    def _lawful(
+    def _valid_drafts(
         self,
         proposal: Proposal,
         parent: Instruction,
@@ -173,19 +175,19 @@ class Generator:
     ) -> list[Candidate]:
         """Return the candidates that meet the contract, each different from all before it."""
         questions, seen = self._replay.tasks(), list(others)
-        lawful: list[Candidate] = []
+        valid: list[Candidate] = []
         reasons: list[str] = []
         for number, text in enumerate(proposal.candidates):
             candidate = Candidate(f"{name}.{number}", text, parent.id, origin, proposal.critique)
             reason = self._rules.check(text, parent.text, seen, questions)
             if reason is None:
-                lawful.append(candidate)
+                valid.append(candidate)
                 seen.append(text)
             else:
                 reasons.append(reason)
                 _record_rejected(candidate, reason, record)
-        self._proposals.lawful(len(lawful), reasons)
-        return lawful
+        self._proposals.valid(len(valid), reasons)
+        return valid
 
     def state_dict(self) -> State:
         return self._proposals.state_dict()

@@ -190,7 +190,7 @@ class Proposals:
             self._fail("no <ins_1>...</ins_1> candidate in the reply", record)
         return Proposal(candidates, critique_of(text))
 
-    def lawful(self, count: int, reasons: Sequence[str]) -> None:
+    def valid(self, count: int, reasons: Sequence[str]) -> None:
         """Record a reply's valid candidates, and why the contract rejected the others."""
         if count:
             self._useful = True
