@@ -40,9 +40,9 @@ def check_told(environment: Environment, instruction: str, tokens: TokenRules) -
         instruction: the initial one.
         tokens: the policy's codec; a control token written out in an instruction would stay text.
     """
-    if spelt := [token for token in tokens.control_tokens if token in instruction]:
+    if found := [token for token in tokens.control_tokens if token in instruction]:
         raise ConfigError(
-            f"instruction spells out {', '.join(spelt)}, of the policy's control tokens; the policy "
+            f"instruction spells out {', '.join(found)}, of the policy's control tokens; the policy "
             "would be shown another text in its place: remove it"
         )
     description_of(environment)

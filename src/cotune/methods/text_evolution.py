@@ -119,7 +119,7 @@ class Reflector(ABC):
     Attributes:
         asked: requests sent to the LLM.
         proposed: replies received.
-        lawful: replies that meet the contract.
+        valid: replies that meet the contract.
         reasons: why replies were rejected or calls failed; each once, five at most.
         spent: whether the LLM's budget is spent; no more requests are then made.
     """
@@ -127,7 +127,7 @@ class Reflector(ABC):
     def __init__(self, llm: LLM, record: Recorder) -> None:
         self._llm, self._record = llm, record
         self._tried: list[str] = []
-        self.asked = self.proposed = self.lawful = 0
+        self.asked = self.proposed = self.valid = 0
         self.reasons: list[str] = []
         self.spent = False
 
@@ -155,7 +155,7 @@ class Reflector(ABC):
             self._blame(f"broke the contract: {reason}")
             self._reject(text, parent, reason)
             return None
-        self.lawful += 1
+        self.valid += 1
         self._tried.append(text)
         return text
 

@@ -331,9 +331,9 @@ class HFCodec:
 
 def _without(text: str, tokens: Sequence[str]) -> str:
     """Replace the first character of each of these tokens that appears in the text."""
-    for spelt in tokens:
-        if spelt in text:
-            text = text.replace(spelt, f"‹{spelt[1:]}")
+    for token in tokens:
+        if token in text:
+            text = text.replace(token, f"‹{token[1:]}")
     return text
 
 

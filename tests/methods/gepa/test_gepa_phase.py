@@ -168,7 +168,7 @@ class Replayed:
 
 def figures(result: PhaseResult) -> tuple[object, ...]:
     r = result.reflector
-    return result.pool, result.evaluations, r.asked, r.proposed, r.lawful, r.reasons, r.spent
+    return result.pool, result.evaluations, r.asked, r.proposed, r.valid, r.reasons, r.spent
 
 
 def test_a_stopped_phase_is_resumed_by_replay_without_paying_again():

@@ -125,7 +125,7 @@ def test_single_turn_asks_again_where_a_hint_was_rejected():
     author = Author(write)
     result = evolve(Policy(), author, reflection="single_turn")
     assert len(author.prompts) == 4 + 2 + 1
-    assert (result.accepted, result.reflector.lawful, result.reflector.proposed) == (4, 4, 7)
+    assert (result.accepted, result.reflector.valid, result.reflector.proposed) == (4, 4, 7)
 
 
 def test_a_spent_budget_is_no_failed_phase():

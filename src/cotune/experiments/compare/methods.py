@@ -132,7 +132,7 @@ METHODS: dict[str, Method] = {
         compute="2x",
     ),
     "dapo": _trained(
-        "GRPO with DAPO's filter", "groups of equal rewards are sampled anew from other questions",
+        "GRPO with DAPO's filter", "groups of equal rewards are replaced by groups of other questions",
         changes={"training": {"resample_rounds": 3}},
     ),
     "gepa": Method(

@@ -142,7 +142,7 @@ def evolve_instruction(
     reflector = InstructionReflector(llm, rules, judge.met, lineage.invalid, record, description)
     lineage.critiques = reflector.critiques
     found = evolve_by_gepa(dev, train, judge, reflector, search, seed_key, lineage)
-    if reflector.asked and not reflector.lawful and not reflector.spent:
+    if reflector.asked and not reflector.valid and not reflector.spent:
         raise EvolutionError(
             f"every instruction that GEPA was proposed failed ({'; '.join(reflector.reasons)}); "
             "expected a valid instruction within ``` blocks: check the run file's `llm`"
@@ -162,7 +162,7 @@ def _record_ended(
         budget=budget,
         asked=reflector.asked,
         proposed=reflector.proposed,
-        lawful=reflector.lawful,
+        lawful=reflector.valid,
         accepted=len(found.texts) - 1,
         initial_dev_score=candidates.mean(0),
         best_dev_score=candidates.mean(best),

@@ -177,7 +177,7 @@ def evolve_hints(
         budget=budget,
         asked=reflector.asked,
         proposed=reflector.proposed,
-        lawful=reflector.lawful,
+        lawful=reflector.valid,
         accepted=result.accepted,
         covering=len(cover),
         covering_texts=[pool.texts[hint] for hint in cover],
@@ -258,9 +258,9 @@ def reflect_once(phase: HintSearch) -> HintPool:
             phase.reflector.propose("", [example(t, options.show_answers) for t in b])
             for b in open_ones
         ]
-        lawful = [hint for hint in new if hint is not None]
-        barren = 0 if lawful else barren + 1
-        hints += lawful
+        valid = [hint for hint in new if hint is not None]
+        barren = 0 if valid else barren + 1
+        hints += valid
     texts = ["", *hints]
     scores = [tuple(t.reward for t in ts) for ts in judge.evaluate([(h, dev) for h in texts])]
     pool, report = (
@@ -358,7 +358,7 @@ class HintEvolution:
         return None if result.reflector.spent and not result.accepted else result.pool
 
     def _account(self, reflector: Reflector) -> None:
-        if reflector.lawful:
+        if reflector.valid:
             self._failed, self._causes = 0, []
         elif reflector.asked and not reflector.spent:
             self._failed += 1
