@@ -192,6 +192,15 @@ def test_the_token_limit_and_the_temperature_go_as_the_endpoint_wants_them(serve
     assert sent["max_completion_tokens"] == 32
 
 
+def test_extra_fields_go_into_the_request(server: Server) -> None:
+    server.replies = [chat()]
+    extra = {"chat_template_kwargs": {"enable_thinking": False}, "top_k": 20}
+    bench(server, extra_body=extra).client.complete(PROMPT)
+    sent = json.loads(server.requests[0].body)
+    assert {name: sent[name] for name in extra} == extra
+    assert sent["model"] == "m"
+
+
 @pytest.mark.parametrize("status", [408, 409, 429, 500, 503])
 def test_passing_failures_are_tried_again_and_cost_nothing(server: Server, status: int) -> None:
     server.replies = [Canned(b'{"error": "busy"}', status), chat()]
@@ -471,6 +480,9 @@ def test_a_variable_without_a_key_is_refused(
         ({"api_key_env": "gsk_secret"}, "api_key_env"),
         ({"temperature": -0.1}, "temperature is -0.1"),
         ({"max_tokens": 0}, "max_tokens is 0"),
+        ({"extra_body": {"n": 4}}, "extra_body holds n"),
+        ({"extra_body": {"secret": {1}}}, "extra_body holds a value that JSON"),
+        ({"extra_body": {"secret": float("nan")}}, "extra_body holds a value that JSON"),
         ({"timeout_s": float("inf")}, "timeout_s is inf"),
         ({"retries": -1}, "retries is -1"),
         ({"price_per_million_prompt_tokens": -1.0}, "price_per_million_prompt_tokens is -1"),

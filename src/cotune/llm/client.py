@@ -4,13 +4,14 @@ Only `OpenAIClient.complete` retries, so every request that leaves the machine i
 ledger, reserved at its worst case before it is sent.
 """
 
+import json
 import os
 import random
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import ClassVar, Literal, Protocol
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal, Protocol
 
 from cotune.errors import ConfigError, LLMError
 from cotune.protocols import LLM
@@ -25,6 +26,11 @@ _MAX_BACKOFF_S = 30.0
 # Allowance for a chat template: role markers and, for some models, a system message.
 _TEMPLATE_TOKENS = 64
 _BYTES_PER_CHARACTER = 4
+# What the client itself writes or reads, and what would multiply the price of a call.
+_OWN_FIELDS = (
+    "model", "messages", "stop", "temperature", "max_tokens", "max_completion_tokens", "stream", "n",
+    "best_of",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +46,8 @@ class OpenAIOptions:
         max_tokens: the most tokens of one reply, reasoning included.
         max_tokens_field: the endpoint's name for that limit; OpenAI's reasoning models take only
             "max_completion_tokens".
+        extra_body: further fields of the request, for what only your endpoint knows, such as
+            `{chat_template_kwargs: {enable_thinking: false}}` of vLLM. Not for secrets.
         timeout_s: seconds that one attempt may take.
         retries: further attempts after a failed first one.
         price_per_million_prompt_tokens: price in your currency; 0 if calls are free.
@@ -56,6 +64,7 @@ class OpenAIOptions:
     temperature: float | None = 1.0
     max_tokens: int = 4096
     max_tokens_field: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
+    extra_body: dict[str, Any] = field(default_factory=dict[str, Any], hash=False)
     timeout_s: float = 120.0
     retries: int = 4
     price_per_million_prompt_tokens: float = 0.0
@@ -73,6 +82,7 @@ class OpenAIOptions:
                 "api_key_env is not the NAME of an environment variable in capitals, such as "
                 "OPENAI_API_KEY (what came is not shown: it may be a key)"
             )
+        _check_extra(self.extra_body)
         check_range("temperature", self.temperature, 0, 10)
         check_range("max_tokens", self.max_tokens, 1, 2**20)
         check_range("timeout_s", self.timeout_s, 0.01, 3600)
@@ -290,6 +300,21 @@ def wait_seconds(failures: int, retry_after: float, jitter: float) -> float:
     """
     backoff = min(_MAX_BACKOFF_S, _FIRST_WAIT_S * 2.0 ** min(failures - 1, 10))
     return min(MAX_WAIT_S, max(retry_after, backoff * (1 - jitter / 2)))
+
+
+def _check_extra(body: Mapping[str, Any]) -> None:
+    if own := [name for name in _OWN_FIELDS if name in body]:
+        raise ValueError(
+            f"extra_body holds {own[0]}, which cotune sends or reads itself; remove it, and see the other "
+            "fields of llm"
+        )
+    try:
+        json.dumps(body, allow_nan=False)
+    except (TypeError, ValueError):
+        raise ValueError(
+            "extra_body holds a value that JSON has no form for (what came is not shown); expected "
+            "texts, numbers, true, false, null, lists and mappings"
+        ) from None
 
 
 def _read_key(variable: str | None) -> str | None:

@@ -103,6 +103,7 @@ class ChatEndpoint:
             {} if key else {"Authorization": openai.Omit()}
         )
         self._temperature = openai.omit if options.temperature is None else options.temperature
+        self._extra = options.extra_body
         plain = options.max_tokens_field == "max_tokens"
         self._max_tokens = options.max_tokens if plain else openai.omit
         self._max_completion_tokens = openai.omit if plain else options.max_tokens
@@ -118,6 +119,7 @@ class ChatEndpoint:
                 max_tokens=self._max_tokens,
                 max_completion_tokens=self._max_completion_tokens,
                 extra_headers=self._headers,
+                extra_body=self._extra or None,
             )
         except openai.APIStatusError as error:
             return refused(
