@@ -239,16 +239,17 @@ def test_limits_hold_for_instructions_and_hints():
         seed=1,
         count_tokens=count_tokens,
         max_tokens=50,
-        control_tokens=("Never",),
+        control_tokens=("Never", "single name"),
     )
     run = Run(InspoP2O(options(), context))
     run.steps(range(1, 6))
     for kind in ("instruction_rejected", "hint_rejected"):
         reasons = {row["reason"] for row in run.events.of(kind)}
-        assert {
-            "60 tokens; 50 allowed",
-            "holds Never, which only the chat template may",
-        } <= reasons
+        assert "60 tokens; 50 allowed" in reasons
+        held = {
+            f"holds {token}, which only the chat template may" for token in context.control_tokens
+        }
+        assert held & reasons
     state = run.strategy.state_dict()
     kept = [m["instruction"]["text"] for m in state["base"]["population"]["members"]]
     kept += state["pool"]["texts"]

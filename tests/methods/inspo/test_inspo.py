@@ -240,8 +240,10 @@ def test_verification_rejects_the_worse_and_the_newcomer_starts_from_its_gain():
     }
     assert {e["cause"] for e in events.of("instruction_pruned")} == {"evolution"}
     assert events.of("notice")[-1]["text"] == "population of 2 instead of 3 instructions"
-    assert made.best_prompt().instruction.endswith("GOOD in that.")
-    assert made.best_instruction_id() == born["id"]
+    # The newcomer leads by its start weight, but the best is one that was observed.
+    assert made.best_instruction_id() == born["parent"]
+    assert made.choice().rollouts > 0
+    assert made.population.top(1)[0].id == made.best_instruction_id()
 
 
 def test_no_round_of_verification_begins_that_the_budget_cannot_pay():
@@ -265,7 +267,10 @@ def test_reset_to_zero_keeps_newcomer_and_parent_level():
     llm = ScriptedLLM([TWO, reply("Be GOOD at all of this.", "Try to be GOOD in that.")])
     made, _events = evolved(llm, new_weight="zero")
     assert [m["start"] for m in made.state_dict()["population"]["members"]] == [0.0] * 3
-    assert made.choice().weight == 0.0
+    assert [m.weight for m in made.population.members] == [0.0] * 3
+    # What was observed before the reset still says which one is best.
+    assert made.choice().weight > 0
+    assert made.choice().rollouts > 0
 
 
 def test_without_verification_newcomers_join_at_their_parents_weight():

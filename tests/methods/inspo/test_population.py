@@ -105,13 +105,56 @@ def test_best_names_its_evidence():
     for value in (0.5, 0.6):
         p.observe({"i0": [value], "i1": [value - 0.4, value - 0.4]})
     best = p.best()
+    assert best is not None
     assert (best.instruction.id, best.weight) == ("i0", pytest.approx(0.55))
     assert (best.steps, best.rollouts, best.too_close) == (2, 2, False)
     assert best.runner_up is not None
     assert best.runner_up.id == "i1"
-    assert population(0.3).best().runner_up is None
-    assert not population(0.3).best().too_close
-    assert population(0.3, 0.3).best().instruction.id == "i0"
+
+
+def test_before_any_is_observed_there_is_no_best():
+    assert population(0.3, 0.9).best() is None
+
+
+@pytest.mark.parametrize(
+    ("rewards", "start"), [([0.2, 0.4], 0.9), ([-3.0, -2.0], 0.0), ([-3.0, -2.0], -1.0)]
+)
+def test_the_best_is_one_of_those_observed_whatever_a_newcomer_starts_at(rewards, start):
+    p = population(*[start] * 4)
+    for i, reward in enumerate(rewards):
+        p.observe({f"i{i}": [reward]})
+    best = p.best()
+    assert best is not None
+    assert (best.instruction.id, best.weight, best.rollouts) == ("i1", rewards[1], 1)
+    assert best.runner_up is not None
+    assert best.runner_up.id == "i0"
+    # The newcomers are drawn more often, and yet do not drive it out.
+    assert p.probabilities()[2] > p.probabilities()[1]
+    for k in (1, 2, 3):
+        assert [m.id for m in p.top(k)] == [*["i2", "i3"][: k - 1], "i1"]
+    p.prune(1)
+    assert {m.id for m in p.members} == {"i1", "i2"}
+
+
+def test_a_reset_does_not_forget_which_was_best():
+    p = population(0.0, 0.0)
+    p.observe({"i0": [-0.5], "i1": [-0.25]})
+    p.reset_weights()
+    p.add(Instruction("i2", "text 2"), 0.0)
+    best = p.best()
+    assert best is not None
+    assert (best.instruction.id, best.weight) == ("i1", -0.25)
+
+
+def test_a_state_from_before_observed_weights_were_kept_is_read():
+    p = population(0.9, 0.1)
+    p.observe({"i1": [0.25, 0.75]})
+    old = p.state_dict()
+    for member in old["members"]:
+        del member["observed"]
+    copy = population()
+    copy.load_state_dict(json.loads(json.dumps(old)))
+    assert copy.best() == p.best()
 
 
 def test_reset_weights():

@@ -304,7 +304,7 @@ class Inspo(Unhinted):
         record("population", members=rows)
         return {
             "inspo/population_size": float(len(members)),
-            "inspo/best_weight": max(m.weight for m in members),
+            "inspo/best_weight": self.choice().weight,
             "inspo/mean_weight": fmean(m.weight for m in members),
             "inspo/entropy": -sum(p * math.log(p) for p in chances if p > 0),
             "inspo/instruction_chars_mean": fmean(len(m.instruction.text) for m in members),
@@ -313,8 +313,11 @@ class Inspo(Unhinted):
     # ---- line 26
 
     def choice(self) -> Choice:
-        """Return I* = argmax w_j, its observation count, and whether it is too close to call."""
-        return self.population.best()
+        """Return I* = argmax w_j among the observed instructions, and the evidence for it.
+
+        Before any is observed it is the initial instruction.
+        """
+        return self.population.best() or Choice(self._lineage[0], 0.0, 0, 0, None, False)
 
     def best_prompt(self) -> Prompt:
         return Prompt(self.choice().instruction.text)

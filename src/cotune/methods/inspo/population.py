@@ -40,10 +40,11 @@ class Member:
     """A living instruction with its observations.
 
     Attributes:
-        start: its weight until it is first observed.
+        start: its weight for sampling until it is first observed.
         window: mean credit of each of the last n steps in which it was drawn, oldest first.
         steps: number of steps in which it was observed since it joined.
         rollouts: number of rollouts in which it was observed.
+        observed: its weight when it was last observed; None if it never was. A reset does not change it.
     """
 
     instruction: Instruction
@@ -51,6 +52,7 @@ class Member:
     window: deque[float] = field(default_factory=deque[float])
     steps: int = 0
     rollouts: int = 0
+    observed: float | None = None
 
     @property
     def id(self) -> str:
@@ -109,10 +111,19 @@ class Population:
                 member.window.append(statistics.fmean(values))
                 member.steps += 1
                 member.rollouts += len(values)
+                member.observed = member.weight
 
     def top(self, k: int) -> list[Member]:
-        """Return the k best by weight, best first; ties go to the oldest."""
-        return sorted(self._members, key=lambda m: -m.weight)[:k]
+        """Return the k best by weight, best first; ties go to the oldest.
+
+        The best of those observed is always among them: otherwise newcomers that were never drawn
+        could drive out every instruction whose reward is known.
+        """
+        ranked = sorted(self._members, key=lambda m: -m.weight)
+        best = self._observed()[:1]
+        if best and k > 0 and best[0] not in ranked[:k]:
+            return [*ranked[: k - 1], *best]
+        return ranked[:k]
 
     def prune(self, parents: int) -> list[Member]:
         """Drop the bottom floor(N/2), never below `parents` or one; return the dropped."""
@@ -131,17 +142,29 @@ class Population:
             member.start = 0.0
             member.window.clear()
 
-    def best(self) -> Choice:
-        """Return argmax w_j; ties go to the oldest."""
-        first, *others = self.top(2)
+    def best(self) -> Choice | None:
+        """Return argmax w_j among those observed; ties go to the oldest. None before any is.
+
+        The start weight of a newcomer is a guess that only orders sampling.
+        """
+        ranked = self._observed()
+        if not ranked:
+            return None
+        first, *others = ranked
+        assert first.observed is not None
         return Choice(
             first.instruction,
-            first.weight,
+            first.observed,
             first.steps,
             first.rollouts,
             others[0].instruction if others else None,
             bool(others) and too_close_to_call(first.window, others[0].window),
         )
+
+    def _observed(self) -> list[Member]:
+        """Return the members that were ever observed, best first."""
+        seen = [(m.observed, m) for m in self._members if m.observed is not None]
+        return [m for _, m in sorted(seen, key=lambda pair: -pair[0])]
 
     def state_dict(self) -> State:
         return {"members": [asdict(m) | {"window": list(m.window)} for m in self._members]}
@@ -154,6 +177,8 @@ class Population:
                 deque(m["window"], maxlen=self._window),
                 m["steps"],
                 m["rollouts"],
+                # Older states do not have it.
+                m.get("observed", statistics.fmean(m["window"]) if m["window"] else None),
             )
             for m in state["members"]
         ]
