@@ -234,10 +234,19 @@ class StopReason(StrEnum):
 
     ANSWERED = "answered"
     TURN_LIMIT = "turn limit"
+    TURN_TOKENS = "turn token limit"
     TOKEN_LIMIT = "token limit"
     CONTEXT_LIMIT = "context limit"
     ENVIRONMENT_ERROR = "environment error"
 
+
+LIMITED_BY: Mapping[str, str] = {
+    StopReason.TURN_TOKENS: "turn_tokens",
+    StopReason.TOKEN_LIMIT: "trajectory_tokens",
+    StopReason.CONTEXT_LIMIT: "context",
+    StopReason.TURN_LIMIT: "turns",
+}
+"""The field of `limits`, or the policy's context, that cut an episode off, by why it ended."""
 
 SEARCH_FAILED = "search failed"
 """Prefix of `Turn.error` if a retriever could not carry out the turn's search."""
@@ -312,6 +321,16 @@ class Trajectory:
     @property
     def generated_tokens(self) -> int:
         return sum(self.mask)
+
+    @property
+    def truncated_by(self) -> str:
+        """Return the limit that cut the rollout off; "" if it ended by itself.
+
+        A turn limit of 1 cuts nothing off: the policy was to answer in that turn.
+        """
+        if self.stop is StopReason.TURN_LIMIT and len(self.turns) < 2:
+            return ""
+        return LIMITED_BY.get(self.stop, "")
 
 
 # ---- between a sampler and an episode

@@ -67,11 +67,13 @@ def test_the_outcome_says_reward_end_answer_and_errors() -> None:
     )
     assert lines == [
         "reward 0.5 (exact 0, brief 5)",
-        "stopped: turn limit after 2 turns, 3 tokens written of 5",
+        "truncated by limits.turns after 2 turns, 3 tokens written of 5",
         "answer: 41; expected 42",
         "turn 2: out of turns",
     ]
     assert outcome_lines(trajectory("a", "1"))[2] == "answer: none; expected 42"
+    cut = trajectory("a", "1", stop=StopReason.TURN_TOKENS)
+    assert outcome_lines(cut)[1].startswith("truncated by limits.turn_tokens after ")
 
 
 def test_without_colours_each_run_of_tokens_is_labelled() -> None:

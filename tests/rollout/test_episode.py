@@ -138,6 +138,12 @@ def test_limits_of_a_turn_and_of_an_observation_are_separate() -> None:
         (["say 4567"], Limits(trajectory_tokens=10), StopReason.TOKEN_LIMIT),
         (["end what"], Limits(trajectory_tokens=9), StopReason.TOKEN_LIMIT),
         (["break"], Limits(), StopReason.ENVIRONMENT_ERROR),
+        # A turn of 10 tokens that is full without EOS or a stop string was cut off.
+        (["end answer and more"], Limits(turn_tokens=10), StopReason.TURN_TOKENS),
+        (["say a", "say bcdefghij"], Limits(turns=2, turn_tokens=10), StopReason.TURN_TOKENS),
+        (["say bcdefghij", "end answer."], Limits(turn_tokens=11), StopReason.ANSWERED),
+        (["end it now."], Limits(turn_tokens=11), StopReason.ANSWERED),
+        ([[*CODEC.encode("end x"), EOS]], Limits(turn_tokens=6), StopReason.ANSWERED),
     ],
 )
 def test_why_an_episode_ends(replies: list[Reply], limits: Limits, stop: StopReason) -> None:

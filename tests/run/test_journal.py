@@ -195,3 +195,13 @@ def test_a_step_is_one_line_in_a_file_and_indented_on_a_terminal(
     else:
         assert not rest
         assert first.endswith("best weight 0.75")
+
+
+def test_truncation_is_in_the_step_line_and_pointed_out_once(tmp_path: Path) -> None:
+    out = io.StringIO()
+    journal = RunJournal(RunDir.create(tmp_path / "run", {}), Console(file=out, width=200), 9, 0)
+    for step, share in enumerate([0.0, 0.5, 0.75, 0.8], 1):
+        journal.metrics(step, {"truncated_share": share, "truncated/turns": share})
+        assert (f"truncated {share:.0%}" in out.getvalue()) == (share > 0)
+        assert ("raise limits.turns" in out.getvalue()) == (step >= 3)
+    assert out.getvalue().count("raise limits.turns") == 1

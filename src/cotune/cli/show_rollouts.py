@@ -6,6 +6,7 @@ from itertools import groupby
 from rich.text import Text
 
 from cotune.protocols import Codec
+from cotune.run.truncation import limit_name
 from cotune.types import Trajectory
 from cotune.utils.text import one_line, printable
 
@@ -55,8 +56,10 @@ def outcome_lines(trajectory: Trajectory) -> list[str]:
     """Return a rollout's outcome: reward and its parts, why it ended, and any errors."""
     parts = ", ".join(f"{name} {value:.3g}" for name, value in trajectory.parts.items())
     lines = [f"reward {trajectory.reward:.3g}" + (f" ({parts})" if parts else "")]
+    limit = trajectory.truncated_by
+    ended = f"truncated by {limit_name(limit)}" if limit else f"stopped: {trajectory.stop}"
     lines.append(
-        f"stopped: {trajectory.stop} after {len(trajectory.turns)} turns, "
+        f"{ended} after {len(trajectory.turns)} turns, "
         f"{trajectory.generated_tokens} tokens written of {len(trajectory.completion_ids)}"
     )
     given = "none" if trajectory.answer is None else one_line(trajectory.answer)[:200]

@@ -24,6 +24,7 @@ from cotune.experiments.evaluate.evaluating import SPLITS
 from cotune.experiments.evaluate.run_policy import run_policy
 from cotune.policy.policy_files import cached_folder, policy_path
 from cotune.run.scores import score_trajectories
+from cotune.run.truncation import truncation_summary
 from cotune.types import Assignment, Prompt, Trajectory
 
 if TYPE_CHECKING:
@@ -97,12 +98,14 @@ def _summary(trajectories: Sequence[Trajectory], console: Console) -> None:
     count = len(trajectories)
     mean = score_trajectories(trajectories).em
     broken = sum(any(turn.error for turn in t.turns) for t in trajectories)
-    answered = sum(t.answer is not None for t in trajectories)
+    answered = sum(t.answer is not None and not t.truncated_by for t in trajectories)
     console.print(
         f"{count} rollouts: mean reward {mean:.3g}, {answered} with an answer, {broken} with an "
         "error in a turn",
         highlight=False,
     )
+    if truncated := truncation_summary(trajectories):
+        console.print(truncated, style="yellow", highlight=False)
     rewards = {t.reward for t in trajectories}
     if count > 1 and len(rewards) == 1:
         console.print(

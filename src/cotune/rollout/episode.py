@@ -43,6 +43,7 @@ class Episode:
         codec: text to tokens and back.
         context_tokens: tokens that the policy can attend to, prompt included; None is unlimited.
         tools: JSON schemas of the tools that the policy may call through its chat template.
+        stop: strings that end a turn, to tell such a turn from one that was cut off.
 
     Raises:
         ConfigError: the prompt is longer than `limits.prompt_tokens`, or leaves no room to write.
@@ -58,6 +59,7 @@ class Episode:
         codec: Codec,
         context_tokens: int | None = None,
         tools: Sequence[Mapping[str, Any]] = (),
+        stop: Sequence[str] = (),
     ) -> None:
         longest = max(len(sampled_prompt_ids), len(prompt_ids))
         if longest > limits.prompt_tokens:
@@ -85,6 +87,7 @@ class Episode:
         self._logprobs: list[float] = []
         self._turns: list[Turn] = []
         self._pending = ""
+        self._stops, self._cut_off = tuple(stop), False
 
     @property
     def done(self) -> bool:
@@ -108,12 +111,14 @@ class Episode:
         A closing EOS is left out of the turn's text but stays the policy's own token.
         """
         context = (*self._sampled_prompt_ids, *self._completion) if self._tools else ()
+        full = len(ids) >= min(self._limits.turn_tokens, self._room)
         for token, logprob in zip(ids, logprobs, strict=True):
             self._completion.append(token)
             self._mask.append(1)
             self._logprobs.append(logprob)
-        written = list(ids[:-1]) if ids and ids[-1] == self._codec.eos_id else list(ids)
-        self._pending = self._codec.decode(written)
+        closed = bool(ids) and ids[-1] == self._codec.eos_id
+        self._pending = self._codec.decode(list(ids[:-1] if closed else ids))
+        self._cut_off = full and not closed and not self._pending.endswith(self._stops)
         last = len(self._turns) + 1 >= self._limits.turns or self._room < 1
         calls = self._codec.read_calls(ids, self._tools, context) if self._tools else Calls()
         assignment, turns = self.assignment, tuple(self._turns)
@@ -210,12 +215,16 @@ class Episode:
     def _stop(self, response: Response) -> StopReason | None:
         if response.failed:
             return StopReason.ENVIRONMENT_ERROR
+        last = len(self._turns) >= self._limits.turns
+        full = StopReason.CONTEXT_LIMIT if self._context_binds else StopReason.TOKEN_LIMIT
+        if self._cut_off and (response.done or last):
+            return StopReason.TURN_TOKENS if self._room > 0 else full
         if response.done and response.action == "answer":
             return StopReason.ANSWERED
-        if len(self._turns) >= self._limits.turns:
+        if last:
             return StopReason.TURN_LIMIT
         if self._room < 1:
-            return StopReason.CONTEXT_LIMIT if self._context_binds else StopReason.TOKEN_LIMIT
+            return full
         return StopReason.ANSWERED if response.done else None
 
 
@@ -258,6 +267,7 @@ def new_episodes(
             codec,
             context_tokens,
             tools,
+            environment.stop,
         )
         for row, assignment in enumerate(assignments, first_row)
     ]

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from cotune.methods.p2o.context_distillation import is_hinted
 from cotune.rollout.resampling import without_variance
+from cotune.run.truncation import truncation_metrics
 from cotune.types import SEARCH_FAILED, Trajectory
 
 _NOT_IN_A_NAME = re.compile(r"[^\w.-]+")  # metric names; an environment may use any text
@@ -15,9 +16,9 @@ def trajectory_metrics(trajectories: Sequence[Trajectory], group_size: int) -> d
     """Return the metrics of a batch; `zero_advantage_share` is the share of groups without a gradient.
 
     With hinted rollouts also their share, and the zero-advantage share among groups with a hinted
-    rollout and among the others. `actions/<kind>` is the mean number of turns per rollout with that
-    kind of action (for a tool, its calls). Actions and `failed_searches` that did not occur are left
-    out.
+    rollout and among the others. `truncated/<limit>` is the share that a limit cut off, `actions/<kind>`
+    the mean number of turns per rollout with that kind of action (for a tool, its calls). What did not
+    occur is left out of these and of `failed_searches`.
     """
     count = len(trajectories)
     rewards = [t.reward for t in trajectories]
@@ -31,7 +32,9 @@ def trajectory_metrics(trajectories: Sequence[Trajectory], group_size: int) -> d
         "response_tokens_mean": sum(t.generated_tokens for t in trajectories) / count,
         "generated_tokens": float(sum(t.generated_tokens for t in trajectories)),
         "completion_tokens_mean": sum(len(t.completion_ids) for t in trajectories) / count,
-        "answered_share": sum(t.answer is not None for t in trajectories) / count,
+        "answered_share": sum(t.answer is not None and not t.truncated_by for t in trajectories)
+        / count,
+        **truncation_metrics(trajectories),
         "turn_error_share": sum(any(turn.error for turn in t.turns) for t in trajectories) / count,
         **_failed_searches(trajectories),
         **_actions(trajectories),

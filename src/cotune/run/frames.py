@@ -39,7 +39,7 @@ METRICS: Columns = {
     **_columns(
         "optimizer_step: Int64; reward_mean zero_advantage_share turns_mean prompt_tokens_mean "
         "response_tokens_mean generated_tokens completion_tokens_mean answered_share "
-        "turn_error_share: float64"
+        "truncated_share turn_error_share: float64"
     ),
 }
 """Columns that every frame of metrics has; those of a method and of the trainer follow."""

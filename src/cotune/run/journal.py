@@ -11,6 +11,7 @@ from rich.table import Table
 from cotune.run.evolution_log import Entries, EvolutionLog
 from cotune.run.run_dir import RunDir
 from cotune.run.scores import EXACT_MATCH, Score
+from cotune.run.truncation import SHARE, truncation_notice
 from cotune.types import Purpose, Trajectory
 from cotune.utils.tables import plain_table
 from cotune.utils.text import one_line
@@ -87,6 +88,7 @@ class RunJournal:
         self._total, self._every = total_steps, trajectories_every
         self._started = time.monotonic()
         self._without_gradient = 0  # steps in a row
+        self._said_truncated = False
 
     def event(self, kind: str, step: int, /, **fields: object) -> None:
         self._run.event(kind, step, **fields)
@@ -102,6 +104,8 @@ class RunJournal:
             f"zero-advantage groups {equal:.0%}",
             f"turns {values.get('turns_mean', 0):.1f}",
         ]
+        if values.get(SHARE):
+            shown.append(f"truncated {values[SHARE]:.0%}")
         if "mean_token_accuracy" in values:  # supervised fine-tuning, which samples nothing
             accuracy = f"tokens as written {values['mean_token_accuracy']:.0%}"
             shown = [f"loss {values.get('loss', 0):.3f}", accuracy]
@@ -112,6 +116,10 @@ class RunJournal:
             shown.append(f"under hints {values['hinted_share']:.0%}")
         place = f"step {step}/{values.get('total_steps', self._total):.0f}"
         self._say(f"[bold]{place}[/]  " + "  ".join(shown))
+        notice = truncation_notice(values)
+        if notice and not self._said_truncated:
+            self._said_truncated = True
+            self._say(f"[yellow]{notice}[/]")
         self._without_gradient = self._without_gradient + 1 if equal == 1 else 0
         if self._without_gradient == _WARNED_AFTER:
             self._console.print(

@@ -256,7 +256,9 @@ def failure_modes(example: Example) -> set[Mode]:
     answers: list[str] = re.findall(r"<answer>(.*?)</answer>", acts, re.DOTALL)
     first_act = re.search(r"<(?:search|answer)>", acts)
     reasoned = "<think>" in acts[: first_act.start() if first_act else len(acts)]
-    stopped_late = re.search(r"\[stopped: (turn|token|context) limit\]", acts) is not None
+    stopped_late = (
+        re.search(r"\[stopped: (turn|turn token|token|context) limit\]", acts) is not None
+    )
     asked = _words(example.question)
     several_hops = len(_LINK.findall(example.question)) >= 2
     shows = {

@@ -374,12 +374,14 @@ def test_rollouts_that_were_cut_off_get_no_gradient_if_asked(tmp_path: Path, mas
     training.trainer.rollout_func = noted
     training.trainer.train()
     rollouts = training.joint.last_rollouts
-    cut = [was_cut(t, Even.stop) for t in rollouts]
+    cut = [was_cut(t) for t in rollouts]
     assert True in cut
     assert False in cut
     for mask, trajectory, was in zip(sent[0]["env_mask"], rollouts, cut, strict=True):
         assert mask == ([0] * len(trajectory.mask) if was and masks else list(trajectory.mask))
     assert (training.trainer.state.log_history[0]["completions/min_length"] == 0) == masks
+    logged = training.trainer.state.log_history[0]
+    assert logged["completions/clipped_ratio"] == pytest.approx(sum(cut) / len(cut))
 
 
 def test_what_an_evolution_brought_is_logged_in_a_line_each(

@@ -8,6 +8,7 @@ import pytest
 import torch
 from datasets import Dataset
 
+from cotune.engines.trl.trl_joint import was_cut
 from cotune.errors import ConfigError, EngineError
 from cotune.rollout.coordinator import SingleProcess
 from cotune.types import Limits, StopReason
@@ -62,9 +63,11 @@ def test_the_environments_score_is_the_reward(trained: Any) -> None:
     assert run.logged("reward_mean") == pytest.approx(run.logged("reward"), abs=1e-6)
 
 
-def test_no_rollout_counts_as_truncated_whatever_ended_it(trained: Any) -> None:
+def test_rollouts_that_a_token_limit_cut_off_are_trls_clipped_ones(trained: Any) -> None:
     run, _, _ = trained
-    assert run.logged("completions/clipped_ratio") == [0.0, 0.0]
+    shares = [sum(map(was_cut, batch)) / len(batch) for batch in run.trajectories]
+    assert run.logged("completions/clipped_ratio") == pytest.approx(shares)
+    assert 0 < max(shares) < 1
     stops = {t.stop for batch in run.trajectories for t in batch}
     assert len(stops) > 1
     eos = run.joint.codec.eos_id

@@ -434,3 +434,13 @@ def test_result_so_far_takes_the_hard_strata_together() -> None:
     result = result_so_far([event], [])
     assert (result["accuracy_hard"], result["accuracy_hard_n"]) == (0.125, 40)
     assert "accuracy_hard_before" not in result
+
+
+def test_truncated_rollouts_are_drawn_and_noticed_once(tmp_path: Path) -> None:
+    run = RunDir.create(tmp_path / "run", CONFIG)
+    for step, share in ((1, 0.25), (2, 0.75), (3, 0.75)):
+        run.metrics(step, {"reward": 0.5, "truncated_share": share, "truncated/turns": share})
+    words = check(write_report(run)).words
+    assert "Share of rollouts that were truncated" in words
+    assert words.count("raise limits.turns") == 1
+    assert "step 2: 75% of the rollouts were truncated" in words

@@ -129,6 +129,7 @@ class TRLJoint(Joint, TRLRun[GRPOTrainer]):
         self.last_rollouts: list[Trajectory] = []
         self.reweighs = False
         self._pending: dict[str, float] = {}
+        self._clipped = 0.0
         self.evaluated: dict[str, Trajectory] = {}
         self.splits: dict[str, str] = {}
         self._loaded: State | None = None
@@ -187,6 +188,7 @@ class TRLJoint(Joint, TRLRun[GRPOTrainer]):
             trajectories = self._train_batch(tasks[::group], group)
         else:
             trajectories = self._evaluate(tasks)
+        self._clipped = sum(map(was_cut, trajectories)) / max(1, len(trajectories))
         first = self.coordinator.comm.rank * len(prompts)
         mine = trajectories[first : first + len(prompts)]
         if training:
@@ -201,8 +203,7 @@ class TRLJoint(Joint, TRLRun[GRPOTrainer]):
 
     def _trained_mask(self, trajectory: Trajectory) -> list[int]:
         """Return which tokens are trained on; none of a rollout that was cut off, if args say so."""
-        stop = self.parts.environment.stop
-        if self.args.mask_truncated_completions and was_cut(trajectory, stop):
+        if self.args.mask_truncated_completions and was_cut(trajectory):
             return [0] * len(trajectory.mask)
         return list(trajectory.mask)
 
@@ -228,7 +229,15 @@ class TRLJoint(Joint, TRLRun[GRPOTrainer]):
             for name, value in self._pending.items():
                 log_metric(name, value)
         self._pending = {}
+        if self._clipped:
+            self._correct_clipped_ratio()
         return list(cotune_reward)
+
+    def _correct_clipped_ratio(self) -> None:
+        """Replace the ratio that TRL has just computed from missing EOS, which our rollouts all have."""
+        mode = "train" if cast(PreTrainedModel, self.trainer.model).training else "eval"
+        if ratios := self.trainer._metrics[mode].get("completions/clipped_ratio"):
+            ratios[-1] = max(ratios[-1], self._clipped)
 
     def state_dict(self) -> State:
         return {**super().state_dict(), **(spread(self.trainer) if self.bound else {})}
@@ -417,19 +426,13 @@ class LateSampler:
         return policy_sampler(joint.policy, joint.codec, cast(Any, self._tokenizer))
 
 
-def was_cut(trajectory: Trajectory, stop: Sequence[str]) -> bool:
-    """Return whether a token limit ended the rollout or the policy's part of its last turn.
+def was_cut(trajectory: Trajectory) -> bool:
+    """Return whether a token limit cut the rollout off.
 
-    TRL detects this by a missing EOS, but our rollouts always end with one. A turn ends with an
-    EOS, with a stop string, or at a limit.
-
-    Args:
-        trajectory: a rollout with its closing EOS.
-        stop: strings that end a turn.
+    TRL looks for a missing EOS, but our rollouts always end with one.
     """
-    if trajectory.stop in (StopReason.TOKEN_LIMIT, StopReason.CONTEXT_LIMIT):
-        return True
-    *before, closing = trajectory.mask
-    if closing or not before or not before[-1]:
-        return False  # the policy wrote the EOS, or the last tokens are an observation
-    return not trajectory.turns[-1].text.endswith(tuple(stop))
+    return trajectory.stop in (
+        StopReason.TURN_TOKENS,
+        StopReason.TOKEN_LIMIT,
+        StopReason.CONTEXT_LIMIT,
+    )

@@ -23,6 +23,7 @@ from cotune.experiments.report.pages import (
 from cotune.experiments.report.recorded_run import RecordedRun, read_run, values
 from cotune.run.json_files import Row
 from cotune.run.scores import wilson
+from cotune.run.truncation import SHARE, truncation_notice
 
 _HARD = "Hard strata"
 _PURPOSES = ("train", "verify", "evolve")
@@ -46,7 +47,7 @@ def write_run_report(folder: Path) -> Path:
         "more": [chart for chart in _more_charts(run) if chart],
         "population": population(run, outside_phases(run.events, "proposal_failed")),
         "hints": hints_of(run),
-        "notices": run.of_kind("notice"),
+        "notices": [*run.of_kind("notice"), *_truncated(run)],
         "resumes": _resumed(run),
     }
     content["contents"] = (
@@ -206,6 +207,12 @@ def _resumed(run: RecordedRun) -> list[tuple[Row, list[tuple[str, str]]]]:
     ]
 
 
+def _truncated(run: RecordedRun) -> list[Row]:
+    """Return the first notice that more than half of a step's rollouts were truncated."""
+    notices = ({"step": row["step"], "text": truncation_notice(row)} for row in run.metrics)
+    return [notice for notice in notices if notice["text"]][:1]
+
+
 def training_charts(run: RecordedRun) -> list[Chart | None]:
     """Draw reward, held-out score, behaviour and zero-advantage share over the steps."""
     without = "Share of groups without advantage"
@@ -214,6 +221,9 @@ def training_charts(run: RecordedRun) -> list[Chart | None]:
         _held_out_chart(run),
         *behaviour_charts(run),
         _curve(run, without, "zero_advantage_share", shares=True),
+        _curve(run, "Share of rollouts that were truncated", SHARE, shares=True)
+        if any(share for _, share in run.values(SHARE))
+        else None,
     ]
 
 
