@@ -120,6 +120,13 @@ def test_an_answer_comes_from_exactly_one_turn(texts: list[str], answer: str) ->
     assert search_r1_answer([told, *texts, told]) is None
 
 
+def test_unclosed_answers_are_read_in_linear_time() -> None:
+    """A quadratic parser needs minutes, more than a test may take."""
+    text = "<answer>" * 2**17
+    assert search_r1_answer([text]) is None
+    assert search_r1_answer([f"<answer>a</answer>{text}"]) == "a"
+
+
 def test_without_a_search_engine_a_search_is_no_action() -> None:
     env = SearchEnvironment({}, None, "", exact_match, protocol="search-r1")
     assert env.required == ("<answer>", "</answer>")

@@ -4,7 +4,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cotune.environments.tool_calls import READERS, read_hermes, read_llama, read_xml, spoken
+from cotune.environments.tool_calls import (
+    READERS,
+    Reader,
+    read_hermes,
+    read_llama,
+    read_xml,
+    spoken,
+)
 from cotune.types import Calls, ToolCall
 
 ADD = '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
@@ -181,3 +188,44 @@ def test_readers_raise_at_nothing(text: str) -> None:
     for read in READERS:
         calls = read(text, [SCHEMA])
         assert not (calls.calls and calls.error)
+
+
+REPEATED = 2**17
+CALL = "<function=add><parameter=n>1</parameter></function>"
+
+
+@pytest.mark.parametrize(
+    ("read", "text", "calls"),
+    [
+        (read_hermes, "<tool_call>" * REPEATED, 0),
+        (read_hermes, "<think></think><tool_call>" * REPEATED, 0),
+        (read_hermes, '<tool_call>{"name": "a"}</tool_call>.' * REPEATED, REPEATED),
+        (read_xml, f"<tool_call>{CALL}</tool_call>" * REPEATED, REPEATED),
+        (read_xml, f"<tool_call><function=add>{'<parameter=a>' * REPEATED}</function>", 0),
+        (
+            read_xml,
+            f"<tool_call><function=add>{'<parameter=a>' * REPEATED}</function></tool_call>",
+            0,
+        ),
+        (
+            read_xml,
+            f"<tool_call><function=add>{'<parameter=' * REPEATED}</function></tool_call>",
+            0,
+        ),
+    ],
+    ids=range(7),
+)
+def test_repeated_tags_are_read_in_linear_time(read: Reader, text: str, calls: int) -> None:
+    """A quadratic parser needs minutes, more than a test may take."""
+    found = read(text, [SCHEMA])
+
+    assert len(found.calls) == calls
+    assert bool(found.error) == (not calls)
+
+
+def test_what_is_said_besides_calls_keeps_its_thoughts() -> None:
+    calls = read_hermes(f"<think>Is it {ADD}?</think>\nIt is.{ADD} Or so.")
+
+    assert calls == Calls(
+        (ToolCall("add", {"a": 1}),), said=f"<think>Is it {ADD}?</think>\nIt is. Or so."
+    )

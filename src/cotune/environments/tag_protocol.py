@@ -257,12 +257,18 @@ def search_r1_answer(turn_texts: Sequence[str], search: bool = True) -> str | No
     found = [
         (text, match[1].strip())
         for text in turn_texts
-        for match in _SEARCH_R1_ANSWER.finditer(without_forged(text))
+        for match in _SEARCH_R1_ANSWER.finditer(_up_to_the_last_answer(text))
     ]
     if len(found) != 1:
         return None
     text, answer = found[0]
     return answer or None if parse_search_r1_turn(text, search).action == "answer" else None
+
+
+def _up_to_the_last_answer(text: str) -> str:
+    """Return a turn up to its last `</answer>`; beyond, each `<answer>` would be searched to the end."""
+    before, closing, _ = without_forged(text).rpartition("</answer>")
+    return before + closing
 
 
 def search_r1_information(passages: Sequence[str]) -> str:

@@ -14,10 +14,10 @@ Schema = Mapping[str, Any]
 Reader = Callable[[str, Sequence[Schema]], Calls]
 """Parses the text of a turn, without its EOS, given the schemas of the available tools."""
 
-_BLOCK = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
-_TAGS = ("<tool_call>", "</tool_call>")
+_TAG = re.compile(r"(</?tool_call>)")
 _FUNCTION = re.compile(r"\s*<function=([^>\n]+)>(.*)</function>\s*", re.DOTALL)
-_PARAMETER = re.compile(r"<parameter=([^>\n]+)>\n?(.*?)\n?</parameter>", re.DOTALL)
+_PARAMETER = re.compile(r"\s*<parameter=([^>\n]+)>")
+_PARAMETER_END = "</parameter>"
 _THOUGHT = re.compile(r"<think>.*?(?:</think>|\Z)", re.DOTALL)
 _PYTHON_TAG = "<|python_tag|>"
 _MISTRAL = "[TOOL_CALLS]"
@@ -29,7 +29,13 @@ def spoken(text: str) -> str:
 
     A thought that is never closed extends to the end of the turn.
     """
-    return _THOUGHT.sub("", text).rpartition("</think>")[2]
+    return _split_thoughts(text)[1]
+
+
+def _split_thoughts(text: str) -> tuple[str, str]:
+    """Return a turn's thoughts, with all that is before the last of them, and its other text."""
+    before, end, said = _THOUGHT.sub("", text).rpartition("</think>")
+    return before + end + "".join(_THOUGHT.findall(text)), said
 
 
 def read_hermes(text: str, tools: Sequence[Schema] = ()) -> Calls:
@@ -116,19 +122,20 @@ def call_from(value: object) -> ToolCall:
 
 def _read_blocks(text: str, read: Callable[[str], ToolCall]) -> Calls:
     """Return the calls of all <tool_call> blocks; one that cannot be parsed is the turn's error."""
-    said = spoken(text)
-    blocks = _BLOCK.findall(said)
-    rest = _BLOCK.sub("", said)
-    if any(tag in rest for tag in _TAGS) or any(_TAGS[0] in block for block in blocks):
+    thoughts, said = _split_thoughts(text)
+    # Between the tags: text, block, text, … In one pass, since a policy may repeat a tag thousands
+    # of times.
+    parts = _TAG.split(said)
+    tags = parts[1::2]
+    if len(tags) % 2 or tags != ["<tool_call>", "</tool_call>"] * (len(tags) // 2):
         return Calls(error="a <tool_call> is not closed, or closed twice")
     calls: list[ToolCall] = []
-    for block in blocks:
+    for block in parts[2::4]:
         try:
             calls.append(read(block))
         except (ValueError, RecursionError) as error:
             return Calls(error=_reason(str(error)))
-        text = text.replace(f"<tool_call>{block}</tool_call>", "", 1)
-    return Calls(tuple(calls), said=text.strip())
+    return Calls(tuple(calls), said=(thoughts + "".join(parts[::4])).strip())
 
 
 def _from_json(block: str) -> ToolCall:
@@ -143,13 +150,30 @@ def _from_xml(block: str, tools: Sequence[Schema]) -> ToolCall:
     if function is None:
         raise ValueError("expected <function=name> … </function>")
     name, body = function[1].strip(), function[2]
-    if _PARAMETER.sub("", body).strip():
-        raise ValueError("text between its parameters, or one that is not closed")
     types = _types(name, tools)
-    return ToolCall(
-        name,
-        {key.strip(): _typed(value, types.get(key)) for key, value in _PARAMETER.findall(body)},
-    )
+    found = _parameters(body)
+    return ToolCall(name, {key: _typed(value, types.get(key)) for key, value in found.items()})
+
+
+def _parameters(body: str) -> dict[str, str]:
+    """Return the texts of <parameter=…> by name, in one pass.
+
+    Raises:
+        ValueError: there is other text.
+    """
+    found: dict[str, str] = {}
+    at = 0
+    while begun := _PARAMETER.match(body, at):
+        end = body.find(_PARAMETER_END, begun.end())
+        if end < 0:
+            break
+        # The template puts the value on lines of its own.
+        value = body[begun.end() : end].removeprefix("\n").removesuffix("\n")
+        found[begun[1].strip()] = value
+        at = end + len(_PARAMETER_END)
+    if body[at:].strip():
+        raise ValueError("text between its parameters, or one that is not closed")
+    return found
 
 
 def _listed(text: str) -> tuple[ToolCall, ...]:
