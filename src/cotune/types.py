@@ -287,6 +287,7 @@ class Trajectory:
         reward: the score.
         parts: the value of each reward function before weighting, by name; empty without any.
         row: its position in the rollout call.
+        feedback: what reward functions said about it; "" if they said nothing.
         logged: metrics that reward functions logged for the batch it was scored in, by name.
     """
 
@@ -303,6 +304,7 @@ class Trajectory:
     parts: Mapping[str, float] = field(default_factory=dict[str, float], hash=False)
     row: int = 0
     logged: Mapping[str, float] = field(default_factory=dict[str, float], hash=False)
+    feedback: str = ""
 
     @property
     def task(self) -> Task:

@@ -63,12 +63,20 @@ def test_the_instruction_is_marked_in_the_prompt() -> None:
 
 def test_the_outcome_says_reward_end_answer_and_errors() -> None:
     lines = outcome_lines(
-        trajectory("abXYc", "11001", reward=0.5, parts={"exact": 0.0, "brief": 5.0}, answer="41\n")
+        trajectory(
+            "abXYc",
+            "11001",
+            reward=0.5,
+            parts={"exact": 0.0, "brief": 5.0},
+            answer="41\n",
+            feedback="brief: too\nlong \x1b[1m",
+        )
     )
     assert lines == [
         "reward 0.5 (exact 0, brief 5)",
         "truncated by limits.turns after 2 turns, 3 tokens written of 5",
         "answer: 41; expected 42",
+        "feedback: brief: too long [1m",
         "turn 2: out of turns",
     ]
     assert outcome_lines(trajectory("a", "1"))[2] == "answer: none; expected 42"

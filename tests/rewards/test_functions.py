@@ -18,7 +18,7 @@ import torch
 
 from cotune.environments.base import SingleTurnEnvironment, TaskEnvironment
 from cotune.errors import ConfigError
-from cotune.rewards.functions import RewardFunctions, WeightedReward, load_reward
+from cotune.rewards.functions import FEEDBACK_CHARS, RewardFunctions, WeightedReward, load_reward
 from cotune.types import Assignment, Prompt, StopReason, Task, Trajectory, Turn
 
 INSTRUCTION = "Do it."
@@ -211,6 +211,33 @@ def test_what_an_environment_of_trl_adds() -> None:
     assert "needs the column 'environments'" in error_of(inspected)
 
 
+# ---- feedback
+
+
+def test_a_text_beside_a_value_is_feedback() -> None:
+    def exact(completions: list[str]) -> list[Any]:
+        return [(0.25, " The sum is off by 3.\n"), [1, ""]]
+
+    def brief(completions: list[str]) -> list[Any]:
+        return [(np.float32(0.5), "Too long."), 1.0]
+
+    alone = scored(exact)
+    assert [(t.reward, t.feedback) for t in alone] == [(0.25, "The sum is off by 3."), (1.0, "")]
+    both = scored(exact, (brief, 2.0))
+    assert [t.reward for t in both] == [1.25, 3.0]
+    assert both[0].parts == {"exact": 0.25, "brief": 0.5}
+    assert [t.feedback for t in both] == ["exact: The sum is off by 3.\nbrief: Too long.", ""]
+
+
+def test_async_functions_give_feedback_and_long_texts_are_shortened() -> None:
+    async def judge(completions: list[str]) -> list[Any]:
+        return [(0.0, "a" * 9000 + "end")] * len(completions)
+
+    (found, _) = scored(judge)
+    assert len(found.feedback) < FEEDBACK_CHARS + 100
+    assert found.feedback.endswith("end")
+
+
 # ---- kinds of functions
 
 
@@ -328,6 +355,13 @@ def test_no_rollouts_call_nothing() -> None:
         ([1.0, "2"], ["f returned '2' for task t1"]),
         ([[1.0], [2.0]], ["f returned [1.0] for task t0"]),
         ([1j, 0], ["f returned 1j for task t0"]),
+        (
+            [(1.0, None), 0],
+            ["f returned (1.0, None) for task t0; expected a finite number, or a pair"],
+        ),
+        ([1.0, (float("nan"), "why")], ["f returned (nan, 'why') for task t1"]),
+        ([("why", 1.0), 0], ["f returned ('why', 1.0) for task t0"]),
+        ((0.0, "why"), ["f returned 'why' for task t1"]),
         (1.0, ["f returned 1.0; expected a list of 2 numbers"]),
         (None, ["f returned None; expected a list of 2"]),
         ({"a": 1, "b": 2}, ["f returned {'a': 1, 'b': 2}; expected a list"]),

@@ -57,6 +57,7 @@ TRAJECTORIES = st.builds(
     st.sampled_from(StopReason),
     st.none() | TEXT,
     st.floats(allow_nan=False),
+    feedback=TEXT,
 )
 
 

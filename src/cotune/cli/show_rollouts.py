@@ -53,7 +53,7 @@ def segments(ids: Sequence[int], mask: Sequence[int]) -> Iterator[tuple[bool, li
 
 
 def outcome_lines(trajectory: Trajectory) -> list[str]:
-    """Return a rollout's outcome: reward and its parts, why it ended, and any errors."""
+    """Return a rollout's outcome: reward and its parts, why it ended, any feedback and errors."""
     parts = ", ".join(f"{name} {value:.3g}" for name, value in trajectory.parts.items())
     lines = [f"reward {trajectory.reward:.3g}" + (f" ({parts})" if parts else "")]
     limit = trajectory.truncated_by
@@ -65,6 +65,8 @@ def outcome_lines(trajectory: Trajectory) -> list[str]:
     given = "none" if trajectory.answer is None else one_line(trajectory.answer)[:200]
     expected = " or ".join(map(one_line, trajectory.task.answers))[:200]
     lines.append(f"answer: {given}" + (f"; expected {expected}" if expected else ""))
+    if trajectory.feedback:
+        lines.append(f"feedback: {one_line(trajectory.feedback)[:500]}")
     lines += [
         f"turn {number}: {one_line(turn.error)}"
         for number, turn in enumerate(trajectory.turns, 1)

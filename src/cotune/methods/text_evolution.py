@@ -66,7 +66,14 @@ class Judge:
 
 
 def feedback(trajectory: Trajectory, show_answers: bool) -> str:
-    """Tell the reflector what was wrong, the answer or its form; the truth only if it is shown."""
+    """Tell the reflector what was wrong, the answer or its form; the truth only if it is shown.
+
+    The reward functions' own feedback follows.
+    """
+    return f"{_verdict(trajectory, show_answers)}\n{trajectory.feedback}".rstrip()
+
+
+def _verdict(trajectory: Trajectory, show_answers: bool) -> str:
     if trajectory.reward >= SOLVED_AT:
         return "Correct."
     if trajectory.answer is None:

@@ -9,9 +9,10 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from cotune.errors import ConfigError
+from cotune.methods.instruction_rules import shorten_middle
 from cotune.protocols import Environment
 from cotune.rewards import REWARDS, Reward
 from cotune.rewards.boxed import BoxedReward, last_boxed
@@ -20,7 +21,11 @@ from cotune.utils.background import BackgroundLoop
 from cotune.utils.importing import import_object
 
 RewardFunction = Callable[..., Any]
-"""`f(prompts, completions, **columns)`, sync or async, that returns a number for each completion."""
+"""`f(prompts, completions, **columns)`, sync or async. It returns a number for each completion, or a
+pair of the number and a text that says why it is what it is."""
+
+FEEDBACK_CHARS = 2000
+"""Characters that are kept of a function's text; the middle of a longer one is left out."""
 
 GIVEN = (
     "prompts", "completions", "completion_ids", "ground_truths", "trainer_state", "log_extra",
@@ -56,6 +61,13 @@ class Loaded:
     function: RewardFunction
     weight: float
     messages: bool | None
+
+
+class Scored(NamedTuple):
+    """What a function says of one rollout: its value, and why; "" if it does not say."""
+
+    value: float
+    feedback: str = ""
 
 
 AnyReward = RewardFunction | str | tuple[RewardFunction | str, float] | WeightedReward
@@ -181,12 +193,15 @@ class RewardFunctions:
         own = own and self._free_name(own)
         scored: list[Trajectory] = []
         for i, trajectory in enumerate(trajectories):
-            parts = {name: found[name][i] for name in self._functions}
+            parts = {name: found[name][i].value for name in self._functions}
+            feedback = _joined({name: found[name][i].feedback for name in self._functions})
             total = sum(parts[name] * r.weight for name, r in self._functions.items())
             if own:
                 parts[own] = trajectory.reward
                 total += trajectory.reward
-            scored.append(replace(trajectory, reward=total, parts=parts, logged=logged))
+            scored.append(
+                replace(trajectory, reward=total, parts=parts, feedback=feedback, logged=logged)
+            )
         return scored
 
     def describe(self) -> list[dict[str, object]]:
@@ -214,14 +229,14 @@ class RewardFunctions:
                     "has none; name their column in dataset.columns: {answers: …}, or drop the row"
                 )
 
-    def _called(self, batch: Batch) -> dict[str, list[float]]:
-        """Return the values of every function; async ones run together, after the others."""
-        found: dict[str, list[float]] = {}
+    def _called(self, batch: Batch) -> dict[str, list[Scored]]:
+        """Return the results of every function; async ones run together, after the others."""
+        found: dict[str, list[Scored]] = {}
         waiting: dict[str, Loaded] = {}
         for name, reward in self._functions.items():
             function = reward.function
             if isinstance(function, AnswerReward):
-                found[name] = function(batch.trajectories)
+                found[name] = [Scored(value) for value in function(batch.trajectories)]
                 continue
             check_columns(name, function, batch.columns)
             if is_async(function):
@@ -300,8 +315,8 @@ def _loaded(given: AnyReward) -> Loaded:
     return Loaded(function=function, weight=float(weight), messages=given.messages)
 
 
-def _values(name: str, reward: Loaded, batch: Batch) -> list[float]:
-    """Return the values of a function that is not async."""
+def _values(name: str, reward: Loaded, batch: Batch) -> list[Scored]:
+    """Return the results of a function that is not async."""
     try:
         values = call(reward, batch)
         if inspect.isawaitable(values):  # such as a lambda around an async function
@@ -407,16 +422,16 @@ def accepted(function: RewardFunction, given: Mapping[str, Any]) -> dict[str, An
     return {name: value for name, value in given.items() if name in names}
 
 
-def checked(name: str, values: Any, ids: Sequence[str]) -> list[float]:
-    """Return a function's values as numbers.
+def checked(name: str, values: Any, ids: Sequence[str]) -> list[Scored]:
+    """Return a function's results, one for each rollout.
 
     Args:
         name: the function's name, for errors.
-        values: its result: a list, tuple, array or tensor of numbers.
+        values: what it returned: a list, tuple, array or tensor of numbers or (number, text) pairs.
         ids: the task ids of the rollouts.
 
     Raises:
-        ConfigError: the result is not one finite number for each rollout.
+        ConfigError: it is not one finite number, with or without a text, for each rollout.
     """
     given: Any = values.tolist() if hasattr(values, "tolist") else values
     if isinstance(given, str | Mapping) or not isinstance(given, Iterable):
@@ -430,7 +445,13 @@ def checked(name: str, values: Any, ids: Sequence[str]) -> list[float]:
             f"rewards: {name} returned {len(rewards)} values for {len(ids)} completions; expected "
             "one each: return a list as long as completions"
         )
-    return [_number(name, value, id) for value, id in zip(rewards, ids, strict=True)]
+    return [_scored(name, value, id) for value, id in zip(rewards, ids, strict=True)]
+
+
+def _joined(texts: Mapping[str, str]) -> str:
+    """Return the functions' texts, each after its function's name if there are several functions."""
+    named = len(texts) > 1
+    return "\n".join(f"{name}: {text}" if named else text for name, text in texts.items() if text)
 
 
 def check_columns(name: str, function: RewardFunction, columns: Sequence[str]) -> None:
@@ -489,21 +510,27 @@ def _fix(reward: Loaded, batch: Batch) -> str:
     )
 
 
-def _number(name: str, value: Any, id: str) -> float:
-    if value is None:
+def _scored(name: str, value: Any, id: str) -> Scored:
+    given, feedback = value, ""
+    if isinstance(value, tuple | list):
+        pair = cast("Sequence[Any]", value)
+        if len(pair) == 2 and isinstance(pair[1], str):
+            given, feedback = pair
+    if given is None:
         raise ConfigError(
             f"rewards: {name} returned None for task {id}; TRL would leave the rollout out of this "
             "function's sum, but here every rollout needs a number: return 0.0 if it does not apply"
         )
     try:
-        number = math.nan if isinstance(value, str) else float(value)
+        number = math.nan if isinstance(given, str) else float(given)
     except (TypeError, ValueError):
         number = math.nan
     if not math.isfinite(number):
         raise ConfigError(
-            f"rewards: {name} returned {_shown(value)} for task {id}; expected a finite number"
+            f"rewards: {name} returned {_shown(value)} for task {id}; expected a finite number, "
+            "or a pair of one and a text"
         )
-    return number
+    return Scored(number, shorten_middle(feedback.strip(), FEEDBACK_CHARS))
 
 
 def _parameters(function: RewardFunction) -> list[inspect.Parameter]:

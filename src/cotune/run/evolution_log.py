@@ -274,6 +274,7 @@ def trajectory_fields(trajectory: Trajectory) -> Row:
         "answer": trajectory.answer,
         "reward": float(trajectory.reward),
         "parts": {name: float(value) for name, value in trajectory.parts.items()},
+        "feedback": trajectory.feedback,
         "row": trajectory.row,
     }
 
@@ -293,6 +294,7 @@ def trajectory_from(fields: Row, assignment: Assignment) -> Trajectory:
         answer=fields["answer"],
         reward=fields["reward"],
         parts=fields["parts"],
+        feedback=fields.get("feedback", ""),
         row=fields["row"],
     )
 

@@ -92,7 +92,7 @@ TRAJECTORIES = _columns(
     "step attempt: int64; purpose task_id question: string; answers: object; "
     "stratum instruction: string; group: int64; sampled_instruction sampled_hint "
     "trained_instruction trained_hint: string; turns: object; stop answer: string; "
-    "reward: float64; reward_parts: object; prompt_tokens completion_tokens "
+    "reward: float64; reward_parts: object; feedback: string; prompt_tokens completion_tokens "
     "generated_tokens: int64; prompt_ids trained_prompt_ids completion_ids mask: object"
 )
 COSTS = _columns(

@@ -78,6 +78,7 @@ def trajectory_row(trajectory: Trajectory) -> Row:
         "answer": trajectory.answer,
         "reward": trajectory.reward,
         **({"reward_parts": dict(trajectory.parts)} if trajectory.parts else {}),
+        **({"feedback": trajectory.feedback} if trajectory.feedback else {}),
         "prompt_tokens": len(trajectory.sampled_prompt_ids),
         "completion_tokens": len(trajectory.completion_ids),
         "generated_tokens": trajectory.generated_tokens,

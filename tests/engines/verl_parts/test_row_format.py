@@ -71,6 +71,7 @@ def rollout(**changed: object) -> Trajectory:
         answer="Ur",
         reward=1 / 3,
         parts={"format": 0.1},
+        feedback="Too \ud800 long.",
         row=7,
         logged={"length": 2.5},
     )
@@ -79,7 +80,12 @@ def rollout(**changed: object) -> Trajectory:
 
 @pytest.mark.parametrize(
     "changed",
-    [{}, {"prompt_ids": (1, 2, 3)}, {"answer": None, "parts": {}, "logged": {}}, {"turns": ()}],
+    [
+        {},
+        {"prompt_ids": (1, 2, 3)},
+        {"answer": None, "parts": {}, "logged": {}, "feedback": ""},
+        {"turns": ()},
+    ],
 )
 def test_a_rollout_is_the_same_to_the_last_digit(changed: dict[str, object]) -> None:
     sent = rollout(**changed)

@@ -255,10 +255,14 @@ def test_a_tokenizer_that_cannot_be_read_is_left(tmp_path: Path) -> None:
 def test_what_went_wrong_in_a_turn_is_said(tmp_path: Path) -> None:
     run = RunDir.create(tmp_path / "run", CONFIG)
     turns = (Turn("<search> </search>", "\nempty\n", "invalid", "empty query"), Turn("?", "", ""))
-    run.trajectories(1, "train", [rollout(0.0, turns), rollout(1.0)])
+    said = replace(rollout(0.0, turns), feedback="brief: Too long.")
+    run.trajectories(1, "train", [said, rollout(1.0)])
+    run.trajectories(1, "evaluate_after", [said])
     html, words = page_text(run)
     assert '<li class="wrong"><small>turn 1 · invalid</small>' in html
     assert "empty query" in words
+    assert words.count("Feedback: brief: Too long.") == 1
+    assert words.count("Feedback brief: Too long.") == 1
 
 
 @pytest.mark.parametrize("tokenizer", [True, False])
@@ -267,7 +271,8 @@ def test_hostile_texts_stay_text(tmp_path: Path, tokenizer: bool) -> None:
     run = RunDir.create(tmp_path / "run", CONFIG)
     turns = (Turn(evil, evil, evil, evil), Turn(f"{evil}!", "", evil))
     run.trajectories(1, "train", [
-        rollout(float(i), turns, hint=evil, question=evil, template=evil) for i in range(2)
+        replace(rollout(float(i), turns, hint=evil, question=evil, template=evil), feedback=evil)
+        for i in range(2)
     ])  # fmt: skip
     if tokenizer:
         run.best_path.mkdir()

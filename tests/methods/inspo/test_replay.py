@@ -76,7 +76,8 @@ def test_state_round_trip(rows):
     tasks = make_tasks(5)
     buffer, copy = ReplayBuffer(capacity=20), ReplayBuffer(capacity=20)
     for step, (i, reward, text) in enumerate(rows):
-        buffer.add([rollout(tasks[i], reward, text, StopReason.TURN_LIMIT)], step // 3)
+        made = rollout(tasks[i], reward, text, StopReason.TURN_LIMIT)
+        buffer.add([replace(made, feedback=text[::-1])], step // 3)
     copy.load_state_dict(json.loads(json.dumps(buffer.state_dict())))
     assert copy.state_dict() == buffer.state_dict()
     assert copy.failures(3, random.Random(1)) == buffer.failures(3, random.Random(1))
@@ -90,6 +91,20 @@ def test_context_survives_the_state_and_columns_that_are_no_json_do_not():
     buffer.add([rollout(task, 0.0)], 1)
     copy.load_state_dict(json.loads(json.dumps(buffer.state_dict())))
     assert copy.tasks() == [replace(task, columns={})]
+
+
+def test_feedback_is_kept_of_failures_and_missing_in_older_states():
+    tasks = make_tasks(2)
+    buffer, copy = ReplayBuffer(), ReplayBuffer()
+    made = [rollout(t, float(i)) for i, t in enumerate(tasks)]
+    buffer.add([replace(t, feedback="Too long.") for t in made], 1)
+    state = json.loads(json.dumps(buffer.state_dict()))
+    assert [row[6:] for row in state["experiences"]] == [["Too long."], [""]]
+    copy.load_state_dict(state)
+    assert copy.failures(1, random.Random(0))[0].feedback == "Too long."
+    state["experiences"] = [row[:6] for row in state["experiences"]]
+    copy.load_state_dict(state)
+    assert copy.failures(1, random.Random(0))[0].feedback == ""
 
 
 def test_stratum_and_solution_survive_the_state():

@@ -49,6 +49,13 @@ def test_feedback_names_what_was_wrong_and_the_truth_only_by_option(
     assert feedback(unanswered, show_answers=True) == said
 
 
+def test_feedback_of_reward_functions_follows():
+    for made, verdict in ((trajectory(1.0, "85"), "Correct."), (trajectory(0.0, "8"), "Wrong: ")):
+        said = feedback(replace(made, feedback="exact: Off by 3."), show_answers=True)
+        assert said.startswith(verdict)
+        assert said.endswith("\nexact: Off by 3.")
+
+
 @pytest.mark.parametrize("reflection", ["gepa", "single_turn"])
 @pytest.mark.parametrize("show_answers", [False, True])
 def test_prompts_hold_question_response_and_feedback(reflection: str, show_answers: bool):

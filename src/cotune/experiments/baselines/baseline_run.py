@@ -276,6 +276,7 @@ class _BaselineRun:
                 reward=found.reward,
                 answer=found.answer,
                 parts=found.parts,
+                feedback=found.feedback,
                 logged=found.logged,
                 stop=StopReason.TURN_LIMIT if found.answer is None else StopReason.ANSWERED,
             )

@@ -94,9 +94,10 @@ def _example(failure: Experience) -> str:
     ended = "" if failure.stop is StopReason.ANSWERED else f"\n[stopped: {failure.stop.value}]"
     answers = " | ".join(failure.task.answers)
     truth = f"Correct answer: {answers}\n" if answers else ""
+    said = f"Feedback: {neutralised(failure.feedback)}\n" if failure.feedback else ""
     return (
         f"<example>\nQuestion: {neutralised(failure.task.question)}\n"
-        f"Response: {neutralised(failure.text).strip()}{ended}\n{truth}</example>"
+        f"Response: {neutralised(failure.text).strip()}{ended}\n{truth}{said}</example>"
     )
 
 

@@ -18,6 +18,7 @@ class Experience:
         text: the response with its observations, shortened in the middle; kept for failures
             only, since no others are shown to a proposer.
         step: the rollout batch it comes from.
+        feedback: what reward functions said about it; kept for failures only.
     """
 
     instruction_id: str
@@ -26,6 +27,7 @@ class Experience:
     reward: float
     step: int
     stop: StopReason
+    feedback: str = ""
 
 
 class ReplayBuffer:
@@ -51,8 +53,10 @@ class ReplayBuffer:
         for t in trajectories:
             failed = t.reward < self._failure_below
             text = shorten_middle(t.full_text, self._text_chars) if failed else ""
-            identity = t.assignment.instruction_id
-            self._experiences.append(Experience(identity, t.task, text, t.reward, step, t.stop))
+            identity, feedback = t.assignment.instruction_id, t.feedback if failed else ""
+            self._experiences.append(
+                Experience(identity, t.task, text, t.reward, step, t.stop, feedback)
+            )
 
     def failures(self, k: int, rng: random.Random) -> list[Experience]:
         """Return at most k failures, drawn from the latest step first, then from earlier ones.
@@ -86,7 +90,7 @@ class ReplayBuffer:
         return {
             "tasks": [_fields(task) for task in self.tasks()],
             "experiences": [
-                [e.instruction_id, e.task.id, e.text, e.reward, e.step, e.stop.value]
+                [e.instruction_id, e.task.id, e.text, e.reward, e.step, e.stop.value, e.feedback]
                 for e in self._experiences
             ],
         }
@@ -105,8 +109,8 @@ class ReplayBuffer:
         }
         self._experiences.clear()
         self._experiences.extend(
-            Experience(identity, tasks[task_id], text, reward, step, StopReason(stop))
-            for identity, task_id, text, reward, step, stop in state["experiences"]
+            Experience(identity, tasks[task_id], text, reward, step, StopReason(stop), *feedback)
+            for identity, task_id, text, reward, step, stop, *feedback in state["experiences"]
         )
 
 
