@@ -447,9 +447,15 @@ class Response:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """An LLM's reply and its usage in tokens; `truncated` if it hit the token limit."""
+    """An LLM's reply and its usage in tokens.
+
+    Attributes:
+        truncated: whether it was cut off at its token limit.
+        notice: something about the call that the user should read; "" if nothing.
+    """
 
     text: str
     prompt_tokens: int = 0
     completion_tokens: int = 0
     truncated: bool = False
+    notice: str = ""

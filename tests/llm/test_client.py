@@ -32,8 +32,8 @@ PROMPT = "hello"
 WORST = (69 * 2 + 32 * 8) / 1e6
 # Likewise with a second message of one byte.
 WORST_OF_TWO = ((69 + 65) * 2 + 32 * 8) / 1e6
-# 100 x 2 + 50 x 8, per million
-COST = 0.0006
+# 60 x 2 + 25 x 8, per million
+COST = 0.00032
 
 
 @dataclass
@@ -135,7 +135,7 @@ def bench(server: Server, path: str | Path = ":memory:", **changes: Any) -> Benc
     return Bench(client, ledger, sleeps)
 
 
-def chat(text: object = "a proposal", usage: object = (100, 50), **choice: object) -> Canned:
+def chat(text: object = "a proposal", usage: object = (60, 25), **choice: object) -> Canned:
     reply: dict[str, object] = {"choices": [{"message": {"content": text}, **choice}]}
     if isinstance(usage, tuple):
         usage = dict(zip(("prompt_tokens", "completion_tokens"), usage, strict=True))
@@ -147,7 +147,7 @@ def chat(text: object = "a proposal", usage: object = (100, 50), **choice: objec
 def test_a_reply_is_returned_and_entered(server: Server) -> None:
     server.replies = [chat()]
     b = bench(server, temperature=0.7)
-    assert b.client.complete(PROMPT) == Completion("a proposal", 100, 50)
+    assert b.client.complete(PROMPT) == Completion("a proposal", 60, 25)
     (request,) = server.requests
     assert request.path == "/v1/chat/completions"
     assert json.loads(request.body) == {
@@ -158,7 +158,7 @@ def test_a_reply_is_returned_and_entered(server: Server) -> None:
     }
     (row,) = b.ledger.rows()
     assert (row.kind, row.model, row.state, row.estimated) == ("llm", "m", "done", False)
-    assert (row.prompt_tokens, row.completion_tokens) == (100, 50)
+    assert (row.prompt_tokens, row.completion_tokens) == (60, 25)
     assert row.money == pytest.approx(COST)
     assert b.sleeps == []
 
@@ -171,7 +171,7 @@ def test_a_dialogue_is_sent_with_its_stop_strings(server: Server) -> None:
     sent = json.loads(server.requests[0].body)
     assert sent["messages"] == [dialogue[0], {"role": "assistant", "content": "?"}]
     assert sent["stop"] == ["</search>", "</answer>"]
-    assert cut == Completion("a proposal", 100, 50, truncated=True)
+    assert cut == Completion("a proposal", 60, 25, truncated=True)
     assert not b.client.chat(dialogue).truncated
     assert "stop" not in json.loads(server.requests[1].body)
 
@@ -385,6 +385,18 @@ def test_without_a_usable_usage_report_the_upper_bound_is_counted(
     (row,) = b.ledger.rows()
     assert (row.state, row.estimated, row.money) == ("done", True, WORST)
     assert b.ledger.totals().llm_estimated == 1
+
+
+def test_usage_beyond_what_was_sent_and_asked_for_is_not_believed(server: Server) -> None:
+    server.replies = [chat(usage=(10**9, 20)), chat(usage=(60, 33))]
+    b = bench(server, budget=2 * WORST)
+    first, second = b.client.complete(PROMPT), b.client.complete(PROMPT)
+    assert (first.prompt_tokens, first.completion_tokens) == (69, 20)
+    assert (second.prompt_tokens, second.completion_tokens) == (60, 32)
+    assert "reports 1,000,000,000 prompt and 20 completion tokens" in first.notice
+    assert second.notice == ""  # said once
+    assert [row.estimated for row in b.ledger.rows()] == [True, True]
+    assert b.ledger.totals().money <= 2 * WORST
 
 
 def test_lone_surrogates_neither_go_out_nor_come_in(server: Server) -> None:

@@ -60,7 +60,15 @@ NOON = datetime(2026, 1, 1, 12, 0, 0, tzinfo=UTC)
         ("Thu, 01 Jan 2026 12:01:30 GMT", 90.0),
         ("Thu, 01 Jan 2026 11:00:00 GMT", 0.0),
         ("Thu, 01 Jan 2026 12:00:10 -0000", 10.0),
+        ("Thu, 01 Jan 9999999999 12:00:00 GMT", None),
+        ("Thu, 01 Jan 2026 12:00:00 +9999999999", None),
     ],
 )
 def test_retry_after(value: str, seconds: float | None) -> None:
     assert parse_retry_after(value, NOON) == seconds
+
+
+@given(st.from_regex(r"Thu, \d{1,3} Jan \d{1,12} \d{1,3}:00:00 [+-]\d{1,12}", fullmatch=True))
+def test_no_date_breaks_the_reader_of_a_wait(value: str) -> None:
+    seconds = parse_retry_after(value, NOON)
+    assert seconds is None or seconds >= 0

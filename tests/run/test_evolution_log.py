@@ -360,8 +360,9 @@ def test_the_other_ranks_are_not_asked_for_what_is_recorded(tmp_path: Path) -> N
 
 
 def test_scripted_llms_are_logged_as_any_other(tmp_path: Path) -> None:
-    """A reply's text and token counts come back as they were."""
-    odd = Completion("\ud83d cut", 3, 4)
+    """A reply's text, token counts and notice come back as they were."""
+    odd = Completion("\ud83d cut", 3, 4, notice="3 tokens?")
+    notices: list[object] = []
     logs = EvolutionLogs(tmp_path / "evolution")
     logs.go_on_from(0)
 
@@ -374,9 +375,10 @@ def test_scripted_llms_are_logged_as_any_other(tmp_path: Path) -> None:
                 lambda *_: Sampling(),
                 llm,
                 ledger,
-                lambda *_, **__: None,
+                lambda kind, **fields: notices.append(fields["text"]),
             )
             return phase.complete("why?")
 
     assert ask(ScriptedLLM([odd])) == odd
     assert ask(ScriptedLLM([])) == odd
+    assert notices.count("3 tokens?") == 2

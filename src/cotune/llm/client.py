@@ -11,13 +11,16 @@ import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 from cotune.errors import ConfigError, LLMError
 from cotune.protocols import LLM
 from cotune.types import Completion
 from cotune.utils.option_checks import check_range, check_url
 from cotune.utils.text import encodable
+
+if TYPE_CHECKING:
+    from cotune.llm.transport import Outcome
 
 OPENAI_URL = "https://api.openai.com/v1"
 MAX_WAIT_S = 120.0
@@ -160,6 +163,7 @@ class OpenAIClient:
         self._ledger = ledger
         self._sleep = sleep
         self._endpoint = ChatEndpoint(options, _read_key(options.api_key_env))
+        self._doubted = False
 
     def __repr__(self) -> str:
         return f"OpenAIClient({self._options!r})"
@@ -203,19 +207,30 @@ class OpenAIClient:
         reservation = self._ledger.reserve(options.price(*upper), options.budget, options.model)
         begun = time.monotonic()
         outcome = self._endpoint.chat(messages, stop)
-        usage = outcome.usage or ((0, 0) if outcome.free else upper)
+        usage, estimated = believed_usage(outcome, upper)
         self._ledger.settle(
             reservation,
             prompt_tokens=usage[0],
             completion_tokens=usage[1],
             cost=options.price(*usage),
             error=outcome.error,
-            estimated=outcome.usage is None and not outcome.free,
+            estimated=estimated,
             seconds=time.monotonic() - begun,
         )
         if not outcome.error:
-            return Completion(outcome.text, *usage, outcome.truncated), "", None
+            notice = self._doubt(outcome, upper)
+            return Completion(outcome.text, *usage, outcome.truncated, notice), "", None
         return None, outcome.error, (outcome.retry_after or 0.0) if outcome.retryable else None
+
+    def _doubt(self, outcome: "Outcome", upper: tuple[int, int]) -> str:
+        """Return a notice about the first usage report that cannot be true; "" otherwise."""
+        if self._doubted or outcome.usage is None or fits(outcome.usage, upper):
+            return ""
+        self._doubted = True
+        return (
+            f"the endpoint reports {outcome.usage[0]:,} prompt and {outcome.usage[1]:,} completion tokens "
+            f"for a call that has at most {upper[0]:,} and {upper[1]:,}; calls are counted at no more than that"
+        )
 
 
 class NoLLM:
@@ -276,6 +291,23 @@ def _as_completion(reply: object, name: str) -> Completion:
         f"llm: {name}.complete(prompt) returned {type(reply).__name__}; expected a text or "
         "cotune.Completion(text, prompt_tokens, completion_tokens)"
     )
+
+
+def fits(usage: tuple[int, int], upper: tuple[int, int]) -> bool:
+    """Return whether both token counts are within their upper bounds."""
+    return usage[0] <= upper[0] and usage[1] <= upper[1]
+
+
+def believed_usage(outcome: "Outcome", upper: tuple[int, int]) -> tuple[tuple[int, int], bool]:
+    """Return the tokens to book for an attempt, and whether they are upper bounds.
+
+    Args:
+        upper: the most that the attempt can have used: what was sent, and what was asked for.
+    """
+    if outcome.usage is None:
+        return ((0, 0), False) if outcome.free else (upper, True)
+    found = (min(outcome.usage[0], upper[0]), min(outcome.usage[1], upper[1]))
+    return found, not fits(outcome.usage, upper)
 
 
 def worst_case_price(options: OpenAIOptions, prompt_chars: int, calls: int) -> float:

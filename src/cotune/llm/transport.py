@@ -180,9 +180,10 @@ def parse_retry_after(value: str, now: datetime) -> float | None:
         return float(value)
     try:
         moment = parsedate_to_datetime(value)
-    except ValueError:
+        seconds = (moment.replace(tzinfo=moment.tzinfo or UTC) - now).total_seconds()
+    except (ValueError, OverflowError):  # a year of ten digits, an offset of centuries
         return None
-    return max(0.0, (moment.replace(tzinfo=moment.tzinfo or UTC) - now).total_seconds())
+    return max(0.0, seconds)
 
 
 def _undelivered(error: openai.OpenAIError, redact: Callable[[str], str]) -> Outcome:

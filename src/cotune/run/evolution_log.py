@@ -203,19 +203,23 @@ class LoggedPhase:
     def complete(self, prompt: str) -> Completion:
         """See `protocols.LLM`; a recorded failure is raised again."""
         key = _key("llm", identity_of(self._llm), prompt)
-        row = self._recall(key)
-        if row is not None and "error" in row:
+        row = self._recall(key) or self._asked(key, prompt)
+        if "error" in row:
             raise LLMError(row["error"])
-        if row is not None:
-            return Completion(**row["completion"])
+        completion = Completion(**row["completion"])
+        if completion.notice:
+            self._record("notice", text=completion.notice)
+        return completion
+
+    def _asked(self, key: str, prompt: str) -> Row:
+        """Ask the LLM; return its answer as the log has it."""
         before = self._entries.last_entry()
         try:
-            completion = self._llm.complete(prompt)
+            answer: Row = {"completion": asdict(self._llm.complete(prompt))}
         except LLMError as error:
-            self._note(key, before, error=str(error))
-            raise
-        self._note(key, before, completion=asdict(completion))
-        return completion
+            answer = {"error": str(error)}
+        self._note(key, before, **answer)
+        return answer
 
     def close(self) -> None:
         """End the phase."""
