@@ -1,5 +1,8 @@
+from typing import get_args
+
 import pytest
 
+from cotune.data.corpus import Language
 from cotune.retrieval import bm25
 from cotune.retrieval.bm25 import BM25Retriever
 from cotune.worlds.geo import GeoQuestion, bundled_world
@@ -17,6 +20,34 @@ def test_ranks_by_overlap():
     retriever = BM25Retriever(["one red fox", "one blue fox", "one whale"])
     assert retriever.search(["blue fox"], 2) == [["one blue fox", "one red fox"]]
     assert retriever.search(["WHALE!", "a red thing"], 1) == [["one whale"], ["one red fox"]]
+
+
+PASSAGES = ["the mountains", "the houses of the city", "die Häuser der Stadt"]
+
+
+@pytest.mark.parametrize(
+    ("language", "query", "found"),
+    [
+        ("english", "Mountain climbing", [0]),
+        ("english", "a house", [1]),
+        ("english", "the of", []),
+        ("german", "Haus", [2]),
+        ("german", "der die", []),
+        ("none", "mountain house", []),
+        ("none", "of", [1]),
+    ],
+)
+def test_words_are_stemmed_and_stop_words_dropped_by_language(
+    language: Language, query: str, found: list[int]
+):
+    retriever = BM25Retriever(PASSAGES, language=language)
+    assert retriever.search([query], 1) == [[PASSAGES[i] for i in found]]
+
+
+def test_every_language_can_be_used():
+    for language in get_args(Language):
+        retriever = BM25Retriever(["red fox", "blue whale"], language=language)
+        assert retriever.search(["fox"], 1) == [["red fox"]]
 
 
 def test_unknown_words_find_nothing():

@@ -139,6 +139,36 @@ def test_another_way_of_indexing_is_refused(built: Path) -> None:
         open_index(built / "index", corpus, IndexOptions(kind="dense"))
 
 
+def test_an_index_keeps_its_language(built: Path, tmp_path: Path) -> None:
+    corpus, french = built / "c.jsonl", IndexOptions(language="french")
+    build_index(corpus, tmp_path / "french", french)
+    for options in (french, BM25):
+        index = open_index(tmp_path / "french", corpus, options)
+        assert index.manifest["language"] == "french"
+        assert index.search(["quicks"], 1) == index.search(["quick"], 1) != [[]]
+    for folder, language in ((built / "index", "english"), (tmp_path / "french", "french")):
+        with pytest.raises(ConfigError, match=f"was built with language '{language}', not 'none'"):
+            open_index(folder, corpus, IndexOptions(language="none"))
+
+
+def test_an_index_of_an_older_version_is_searched_as_before(built: Path, tmp_path: Path) -> None:
+    """It has no language in its manifest, and was neither stemmed nor freed of stop words."""
+    corpus, folder = built / "c.jsonl", tmp_path / "older"
+    build_index(corpus, folder, IndexOptions(language="none"))
+    manifest = json.loads((folder / "manifest.json").read_text())
+    del manifest["language"]
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    for options in (BM25, IndexOptions(language="none")):
+        index = open_index(folder, corpus, options)
+        assert index.search(["rivers", "bridges"], 1) == [[], []]
+        assert index.search(["river"], 1) != [[]]
+    with pytest.raises(ConfigError, match="was built with language 'none', not 'english'"):
+        open_index(folder, corpus, IndexOptions(language="english"))
+    (folder / "manifest.json").write_text(json.dumps({**manifest, "language": "elvish"}))
+    with pytest.raises(ConfigError, match=r"holds no usable index .*elvish"):
+        open_index(folder, corpus, BM25)
+
+
 @pytest.mark.parametrize(
     ("file", "content", "message"),
     [

@@ -84,6 +84,7 @@ def test_replies_are_those_of_search_r1() -> None:
     assert plain.json() == {"result": [[{"id": "0", "contents": '"T"\na'}]]}
     assert len(ask({"queries": ["a"]}).json()["result"][0]) == 3
     assert len(ask({"queries": ["a"], "topk": None, "other": 1}).json()["result"][0]) == 3
+    assert len(ask({"queries": ["a"], "topk": 0}).json()["result"][0]) == 3
     assert ask({"queries": []}).json() == {"result": []}
 
 
@@ -96,7 +97,7 @@ def test_replies_are_those_of_search_r1() -> None:
         ({"queries": "a"}, 422, "body.queries: "),
         ({"queries": [3]}, 422, "body.queries.0: "),
         ({"queries": ["a"], "topk": "3"}, 422, "body.topk: "),
-        ({"queries": ["a"], "topk": 0}, 422, "topk is 0; expected 1 to 5"),
+        ({"queries": ["a"], "topk": -1}, 422, "topk is -1; expected 1 to 5"),
         ({"queries": ["a"], "topk": 6}, 422, "topk is 6; expected 1 to 5"),
         ({"queries": ["a"] * 4}, 422, "4 queries; expected at most 3"),
         ({"queries": ["a", "b" * 11]}, 422, "a query of 11 characters; expected at most 10"),
@@ -349,6 +350,11 @@ def test_options_of_the_command_line() -> None:
     dense = index_options("dense", 3, "m", "q: ", None)
     assert dense.encoder == EncoderOptions(model="m", query_prefix="q: ")
     assert index_options("dense", 3, None, None, None).encoder.model == "intfloat/e5-base-v2"
+    assert index_options("bm25", 3, None, None, None, "none").language == "none"
+    with pytest.raises(ConfigError, match="--language is 'elvish'; expected one of english, "):
+        index_options("bm25", 3, None, None, None, "elvish")
+    with pytest.raises(ConfigError, match="--language: only for --index bm25"):
+        index_options("dense", 3, None, None, None, "english")
     with pytest.raises(ConfigError, match="--index is 'faiss'; expected bm25 or dense"):
         index_options("faiss", 3, None, None, None)
     with pytest.raises(ConfigError, match="--model, --query-prefix: only for --index dense"):

@@ -375,6 +375,7 @@ def serve_retriever(
     query_prefix: options.QueryPrefix = None,
     passage_prefix: options.PassagePrefix = None,
     title_weight: options.TitleWeight = 3,
+    language: options.Language = None,
     host: options.Host = "127.0.0.1",
     port: options.Port = 8000,
     topk: options.TopK = 3,
@@ -382,7 +383,7 @@ def serve_retriever(
     """Serve a corpus to search environments over Search-R1's /retrieve, with BM25 or embeddings."""
     from cotune.retrieval.server import index_options, serve_retriever
 
-    chosen = index_options(index, title_weight, model, query_prefix, passage_prefix)
+    chosen = index_options(index, title_weight, model, query_prefix, passage_prefix, language)
     serve_retriever(corpus, folder, chosen, _console(), host=host, port=port, top_k=topk)
 
 

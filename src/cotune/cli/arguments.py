@@ -125,6 +125,13 @@ QueryPrefix = Annotated[
 PassagePrefix = Annotated[
     str | None, typer.Option(help="Dense: text before each passage. Default: the model's.")
 ]
+Language = Annotated[
+    str | None,
+    typer.Option(
+        help="BM25: language of stemmer and stop words, or none for neither. Default: english for a new "
+        "index, its own for one that exists."
+    ),
+]
 TitleWeight = Annotated[
     int, typer.Option(min=0, help="BM25: how many times a passage's title is counted.")
 ]

@@ -77,6 +77,13 @@ STYLES: dict[str, Callable[[Sequence[Document]], list[str]]] = {
 """Functions from the documents of one query to the texts that an environment shows, by name."""
 
 
+Language = Literal[
+    "english", "danish", "dutch", "french", "german", "italian", "norwegian", "portuguese", "russian",
+    "spanish", "swedish", "turkish", "none",
+]  # fmt: skip
+"""Languages that BM25 stems and has stop words of; "none" is neither."""
+
+
 def read_corpus(path: Path) -> list[tuple[str, str]]:
     """Read title and text of each passage, in file order.
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, Literal, Self
 
-from cotune.data.corpus import indexed_text, read_corpus, titled_passage
+from cotune.data.corpus import Language, indexed_text, read_corpus, titled_passage
 from cotune.data.search_questions import Sample, Split, check_questions, read_questions
 from cotune.environments.base import TaskEnvironment, missing_texts
 from cotune.environments.tag_protocol import (
@@ -204,6 +204,7 @@ class SearchOptions:
         top_k: passages in an observation.
         title_weight: how often a passage's title is repeated before its text in the index; 0 does
             not index titles.
+        language: language of the stemmer and the stop words for corpus and queries; "none" for neither.
         reward: a name in `cotune.rewards.REWARDS`.
         initial_instruction: the instruction that training starts from; Search-R1's by default, a
             short one without search.
@@ -223,6 +224,7 @@ class SearchOptions:
     sample: Sample = field(default_factory=dict[Split, int])
     top_k: int = 3
     title_weight: int = 3
+    language: Language = "english"
     reward: Literal["exact_match", "f1_squad", "f1_hotpot"] = "exact_match"
     initial_instruction: str = SEARCH_R1_INSTRUCTION
     search: bool = True
@@ -304,4 +306,5 @@ def _retriever(options: SearchOptions) -> Retriever:
     # Search-R1 takes a passage of one line for a title.
     plain = "(Title: %s) " if options.protocol == "search-r1" else "%s"
     passages = [titled_passage(title, text) if title else plain % text for title, text in corpus]
-    return BM25Retriever(passages, [indexed_text(*row, options.title_weight) for row in corpus])
+    indexed = [indexed_text(*row, options.title_weight) for row in corpus]
+    return BM25Retriever(passages, indexed, options.language)

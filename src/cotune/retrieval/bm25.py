@@ -1,9 +1,17 @@
-"""BM25 with `bm25s`: over passages in memory, and from an index on disk."""
+"""BM25 with `bm25s`: over passages in memory, and from an index on disk.
+
+Texts and queries become terms in the same way, as in Lucene's analyzers: words of two characters or
+more in lower case, without stop words, stemmed by Snowball.
+"""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import bm25s
+import Stemmer
+
+from cotune.data.corpus import Language
 
 _REMEMBERED = 2**17
 """The most answers that a retriever remembers: policies keep writing new queries."""
@@ -17,12 +25,18 @@ class BM25Retriever:
         indexed: the texts that are indexed instead, same length; default: the passages themselves.
             The bundled world repeats each title here, so that "Malaysia" finds the country before
             its cities.
+        language: of the passages and queries.
 
     Equal queries are answered from a memo: in training the same names are searched thousands of
     times. The corpus never changes, so a remembered answer cannot go stale.
     """
 
-    def __init__(self, passages: Sequence[str], indexed: Sequence[str] | None = None) -> None:
+    def __init__(
+        self,
+        passages: Sequence[str],
+        indexed: Sequence[str] | None = None,
+        language: Language = "english",
+    ) -> None:
         if not passages:
             raise ValueError("BM25Retriever: the corpus is empty; expected at least one passage")
         texts = passages if indexed is None else indexed
@@ -32,19 +46,19 @@ class BM25Retriever:
                 "expected one each"
             )
         self.passages = list(passages)
-        self._index = _indexed(texts)
+        self._index, self._language = _indexed(texts, language), language
         self._memo: dict[tuple[str, int], tuple[str, ...]] = {}
 
     def search(self, queries: Sequence[str], top_k: int) -> list[list[str]]:
         """Return the `top_k` best passages of each query, best first.
 
-        A query that shares no word with the corpus gets an empty list.
+        A query that shares no term with the corpus gets an empty list.
         """
         if top_k < 1:
             raise ValueError(f"top_k is {top_k}; expected at least 1")
         fresh = sorted({q for q in queries if (q, top_k) not in self._memo})
         if fresh:
-            ranked = _rank(self._index, fresh, min(top_k, len(self.passages)))
+            ranked = _rank(self._index, fresh, min(top_k, len(self.passages)), self._language)
             found = [tuple(self.passages[row] for row, _ in rows) for rows in ranked]
             self._memo.update({(q, top_k): row for q, row in zip(fresh, found, strict=True)})
         answers = [list(self._memo[q, top_k]) for q in queries]
@@ -56,36 +70,52 @@ class BM25Retriever:
 class BM25Ranker:
     """Rank the rows of an index that `write_bm25` wrote; its arrays stay on disk, memory-mapped.
 
+    Args:
+        folder: the index.
+        language: the one that it was written with.
+
     Raises:
         OSError, ValueError, KeyError, TypeError: the folder holds no such index.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, language: Language) -> None:
         # allow_pickle=False: an index from elsewhere must not run code.
         self._index = bm25s.BM25.load(folder, mmap=True, allow_pickle=False, show_progress=False)
+        self._language: Language = language
         self.count = int(self._index.scores["num_docs"])
 
     def rank(self, queries: Sequence[str], top_k: int) -> list[list[tuple[int, float]]]:
         """Return row and score of the `top_k` best passages of each query, best first."""
-        return _rank(self._index, list(queries), min(top_k, self.count))
+        return _rank(self._index, list(queries), min(top_k, self.count), self._language)
 
 
-def write_bm25(texts: Iterable[str], folder: Path) -> None:
+def write_bm25(texts: Iterable[str], folder: Path, language: Language) -> None:
     """Index texts into a folder: `.npy` arrays and JSON, no pickle."""
-    _indexed(texts).save(folder, allow_pickle=False, show_progress=False)
+    _indexed(texts, language).save(folder, allow_pickle=False, show_progress=False)
 
 
-def _indexed(texts: Iterable[str]) -> bm25s.BM25:
+def _analysis(language: Language) -> dict[str, Any]:
+    """Return the arguments of `bm25s.tokenize` for a language."""
+    if language == "none":
+        return {"stopwords": [], "show_progress": False}
+    # A new stemmer each time: one must not be used by two threads at once.
+    stemmer = Stemmer.Stemmer(language)
+    return {"stopwords": language, "stemmer": stemmer, "show_progress": False}
+
+
+def _indexed(texts: Iterable[str], language: Language) -> bm25s.BM25:
     index = bm25s.BM25()
     # The stub asks for a list, but any iterable works.
-    tokens = bm25s.tokenize(texts, stopwords=[], show_progress=False)  # pyright: ignore[reportArgumentType]
+    tokens = bm25s.tokenize(texts, **_analysis(language))  # pyright: ignore[reportArgumentType]
     index.index(tokens, show_progress=False)
     return index
 
 
-def _rank(index: bm25s.BM25, queries: list[str], top_k: int) -> list[list[tuple[int, float]]]:
-    """Return rows and scores, best first; none for a query that shares no word with the corpus."""
-    words = bm25s.tokenize(queries, stopwords=[], show_progress=False, return_ids=False)
+def _rank(
+    index: bm25s.BM25, queries: list[str], top_k: int, language: Language
+) -> list[list[tuple[int, float]]]:
+    """Return rows and scores, best first; none for a query that shares no term with the corpus."""
+    words = bm25s.tokenize(queries, **_analysis(language), return_ids=False)
     vocabulary = index.vocab_dict
     known = [[str(word) for word in row if word in vocabulary] for row in words]
     asked = [row for row in known if row]

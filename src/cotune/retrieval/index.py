@@ -12,14 +12,22 @@ import os
 import shutil
 import tempfile
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, cast, get_args
 
 import numpy as np
 
-from cotune.data.corpus import STYLES, Document, Style, corpus_rows, indexed_text, parse_passage
+from cotune.data.corpus import (
+    STYLES,
+    Document,
+    Language,
+    Style,
+    corpus_rows,
+    indexed_text,
+    parse_passage,
+)
 from cotune.errors import ConfigError
 from cotune.retrieval.dense import Encoder, EncoderOptions, model_identity
 from cotune.run.json_files import write_json_atomic
@@ -45,11 +53,13 @@ class IndexOptions:
     Attributes:
         kind: "bm25", or "dense" for a sentence-transformers model and faiss.
         title_weight: BM25 only; how often a title is repeated before its text.
+        language: BM25 only; None is English for a new index, and that of an index that is opened.
         encoder: dense only; the model.
     """
 
     kind: Kind = "bm25"
     title_weight: int = 3
+    language: Language | None = None
     encoder: EncoderOptions = field(default_factory=EncoderOptions)
 
 
@@ -112,7 +122,7 @@ class StoredIndex:
     def documents(self, queries: Sequence[str], top_k: int) -> list[list[Document]]:
         """Return the documents of each query with scores, best first, at most `top_k`.
 
-        With BM25 a query that shares no word with the corpus finds nothing.
+        With BM25 a query that shares no term with the corpus finds nothing.
         """
         if top_k < 1:
             raise ValueError(f"top_k is {top_k}; expected at least 1")
@@ -198,10 +208,10 @@ def _write_index(
     if options.kind == "bm25":
         from cotune.retrieval.bm25 import write_bm25
 
-        weight = options.title_weight
+        weight, language = options.title_weight, options.language or "english"
         texts = (indexed_text(d.title, d.text, weight) for d in _counted(passages, progress))
-        write_bm25(texts, folder / _RANKING)
-        return {**manifest, "title_weight": weight}
+        write_bm25(texts, folder / _RANKING, language)
+        return {**manifest, "title_weight": weight, "language": language}
     from cotune.retrieval.dense import write_dense
 
     encoder = Encoder(options.encoder)
@@ -250,7 +260,7 @@ def _open_ranker(folder: Path, manifest: dict[str, Any], options: IndexOptions) 
     if options.kind == "bm25":
         from cotune.retrieval.bm25 import BM25Ranker
 
-        return BM25Ranker(folder)
+        return BM25Ranker(folder, language_of(manifest))
     from cotune.retrieval.dense import DenseRanker
 
     prefixes = {name: str(manifest[name]) for name in ("query_prefix", "passage_prefix")}
@@ -272,12 +282,23 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
     return manifest
 
 
+def language_of(manifest: Mapping[str, Any]) -> Language:
+    """Return the language of a BM25 index; those of older versions were not analyzed."""
+    language = manifest.get("language", "none")
+    if language not in get_args(Language):
+        raise ValueError(f"language {language!r}")
+    return cast(Language, language)
+
+
 def _check_options(folder: Path, manifest: dict[str, Any], options: IndexOptions) -> None:
     """Raise ConfigError if an index was built with other options."""
     encoder = options.encoder
     asked: dict[str, object] = {"kind": options.kind}
     if options.kind == "bm25":
         asked["title_weight"] = options.title_weight
+        if options.language is not None:
+            asked["language"] = options.language
+            manifest = {"language": "none", **manifest}
     else:
         asked |= model_identity(encoder.model)
         given = {"query_prefix": encoder.query_prefix, "passage_prefix": encoder.passage_prefix}

@@ -16,13 +16,13 @@ from dataclasses import dataclass, field
 from importlib.util import find_spec
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, Protocol, cast, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict
 from rich.console import Console
 from rich.markup import escape
 
-from cotune.data.corpus import Document
+from cotune.data.corpus import Document, Language
 from cotune.errors import ConfigError, Stopped
 from cotune.retrieval.dense import DEFAULT_MODEL, EncoderOptions
 from cotune.retrieval.index import (
@@ -30,6 +30,7 @@ from cotune.retrieval.index import (
     StoredIndex,
     build_index,
     default_folder,
+    language_of,
     open_index,
 )
 from cotune.utils.text import encodable
@@ -109,7 +110,7 @@ class RetrieveRequest(BaseModel):
 
     Attributes:
         queries: texts to search for.
-        topk: passages for each query; None is the server's default.
+        topk: passages for each query; None and 0 are the server's default, as in Search-R1.
         return_scores: whether each document comes with its score.
     """
 
@@ -140,7 +141,7 @@ def create_app(index: Index, top_k: int = 3, limits: ServerLimits | None = None)
 
     @app.post("/retrieve")
     async def retrieve(body: RetrieveRequest, http: Request) -> Response:  # pyright: ignore[reportUnusedFunction]
-        asked = top_k if body.topk is None else body.topk
+        asked = body.topk or top_k
         if refusal := bounds.refusal(body.queries, asked):
             raise HTTPException(422, refusal)
         search = asyncio.wrap_future(searches.submit(body.queries, asked))
@@ -352,7 +353,7 @@ def serve_retriever(
             listening.listen(_BACKLOG)  # from here on requests wait instead of being refused
             shown = f"[{host}]" if ":" in host else host
             console.print(
-                f"serving {len(index)} passages ({options.kind}) on "
+                f"serving {len(index)} passages ({_kind(index)}) on "
                 f"http://{shown}:{listening.getsockname()[1]}/retrieve; press Ctrl-C to stop",
                 markup=False,
                 soft_wrap=True,
@@ -363,12 +364,18 @@ def serve_retriever(
         raise Stopped("stopped") from None
 
 
+def _kind(index: StoredIndex) -> str:
+    dense = index.manifest["kind"] == "dense"
+    return "dense" if dense else f"bm25, language {language_of(index.manifest)}"
+
+
 def index_options(
     kind: str,
     title_weight: int,
     model: str | None,
     query_prefix: str | None,
     passage_prefix: str | None,
+    language: str | None = None,
 ) -> IndexOptions:
     """Return the options given on the command line.
 
@@ -376,17 +383,23 @@ def index_options(
         ConfigError: an unknown kind, or an option of a dense index with another kind.
     """
     if kind == "dense":
+        if language is not None:
+            raise ConfigError("--language: only for --index bm25; drop it")
         encoder = EncoderOptions(
             model=model or DEFAULT_MODEL, query_prefix=query_prefix, passage_prefix=passage_prefix
         )
         return IndexOptions(kind="dense", encoder=encoder)
     if kind != "bm25":
         raise ConfigError(f"--index is {kind!r}; expected bm25 or dense")
+    if language is not None and language not in get_args(Language):
+        raise ConfigError(
+            f"--language is {language!r}; expected one of {', '.join(get_args(Language))}"
+        )
     given = {"model": model, "query-prefix": query_prefix, "passage-prefix": passage_prefix}
     names = ", ".join(f"--{name}" for name, value in given.items() if value is not None)
     if names:
         raise ConfigError(f"{names}: only for --index dense; add that or drop it")
-    return IndexOptions(title_weight=title_weight)
+    return IndexOptions(title_weight=title_weight, language=cast("Language | None", language))
 
 
 def require(extra: str, what: str) -> None:

@@ -281,7 +281,8 @@ def bundled_world() -> "tuple[GeoWorld, BM25Retriever]":
     from cotune.retrieval.bm25 import BM25Retriever  # reading a run file must not load it
 
     world = GeoWorld()
-    return world, BM25Retriever(world.documents, world.indexed())
+    # Names: stemming would take different ones for the same.
+    return world, BM25Retriever(world.documents, world.indexed(), "none")
 
 
 def shares(count: int, mix: Mapping[int, float]) -> dict[int, int]:

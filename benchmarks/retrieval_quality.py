@@ -1,0 +1,83 @@
+"""Measure how well BM25 finds the relevant passages of a judged collection, with and without stemming.
+
+    python benchmarks/retrieval_quality.py DOCUMENTS.trec TOPICS.trec QRELS
+
+The files are in TREC's format; the numbers in docs/how-to/retrieval.md are of the Vaswani (NPL)
+collection as PyTerrier keeps it (tests/fixtures/vaswani_npl). Means over the topics that have judgements,
+of 1,000 passages each.
+"""
+
+import argparse
+import json
+import math
+import re
+import tempfile
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import cast, get_args
+
+from cotune.data.corpus import Language
+from cotune.retrieval.index import IndexOptions, build_index, open_index
+
+DEPTH = 1000
+_DOCUMENT = re.compile(r"<DOCNO>\s*(\S+)\s*</DOCNO>(.*?)</DOC>", re.DOTALL)
+_TOPIC = re.compile(r"<num>\s*(\d+)\s*</num>\s*<title>(.*?)</title>", re.DOTALL)
+
+
+def judgements(path: Path) -> dict[str, set[str]]:
+    """Return the relevant documents of each topic."""
+    found: defaultdict[str, set[str]] = defaultdict(set)
+    for line in path.read_text(encoding="utf-8").splitlines():
+        topic, _, document, relevance = line.split()
+        if int(relevance) > 0:
+            found[topic].add(document)
+    return dict(found)
+
+
+def average_precision(ranked: Sequence[str], relevant: set[str]) -> float:
+    hits = [rank for rank, document in enumerate(ranked, 1) if document in relevant]
+    return sum(count / rank for count, rank in enumerate(hits, 1)) / len(relevant)
+
+
+def ndcg(ranked: Sequence[str], relevant: set[str], depth: int = 10) -> float:
+    gains = [1 / math.log2(rank + 1) for rank in range(1, depth + 1)]
+    found = sum(gain for gain, document in zip(gains, ranked, strict=False) if document in relevant)
+    return found / sum(gains[: len(relevant)])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("documents", type=Path)
+    parser.add_argument("topics", type=Path)
+    parser.add_argument("qrels", type=Path)
+    parser.add_argument("--languages", nargs="+", default=["none", "english"])
+    args = parser.parse_args()
+    relevant = judgements(args.qrels)
+    topics = {
+        number: " ".join(text.split())
+        for number, text in _TOPIC.findall(args.topics.read_text(encoding="utf-8"))
+        if number in relevant
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        corpus = Path(folder) / "corpus.jsonl"
+        with corpus.open("w", encoding="utf-8") as file:
+            for id, text in _DOCUMENT.findall(args.documents.read_text(encoding="utf-8")):
+                file.write(json.dumps({"id": id, "contents": " ".join(text.split())}) + "\n")
+        for language in args.languages:
+            assert language in get_args(Language), language
+            options = IndexOptions(language=cast("Language", language))
+            build_index(corpus, Path(folder) / language, options)
+            index = open_index(Path(folder) / language, corpus, options)
+            found = index.documents(list(topics.values()), DEPTH)
+            ranked = {
+                topic: [document.id for document in documents]
+                for topic, documents in zip(topics, found, strict=True)
+            }
+            score = sum(average_precision(r, relevant[t]) for t, r in ranked.items()) / len(ranked)
+            top = sum(ndcg(r, relevant[t]) for t, r in ranked.items()) / len(ranked)
+            print(f"{language:>10}  MAP {score:.4f}  nDCG@10 {top:.4f}  {len(ranked)} topics")
+
+
+if __name__ == "__main__":
+    main()
