@@ -1,0 +1,133 @@
+"""Measure a step with tools against TRL's own tool loop, in CPU seconds of one thread.
+
+    python benchmarks/tools_step.py --steps 16 --repeats 2
+
+All arms train the policy of examples/three_tools at learning rate 0, so that they sample from the same
+distribution; they alternate in one process. "TRL" is GRPOTrainer with `tools=`; "cotune" is the same
+trainer with cotune's rollout_func, and "JointTrainer" also skips rollouts without advantage.
+
+cotune answers a malformed call with an error that the policy can act on, where TRL ends the rollout.
+Such a text is long for this policy's tokenizer and would widen each batch, so observations are cut to
+14 tokens: the arms then differ in their work, not in the length of their texts. Pass
+`--observation-tokens 500` to see both effects.
+"""
+
+import argparse
+import contextlib
+import io
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
+from trl import GRPOConfig, GRPOTrainer
+
+import cotune
+
+EXAMPLE = Path(__file__).parents[1] / "examples" / "three_tools"
+sys.path.insert(0, str(EXAMPLE))
+from task import INSTRUCTION, TOOLS, exact, questions  # noqa: E402
+
+ARMS = ("TRL", "cotune", "JointTrainer")
+
+
+class StepClock(TrainerCallback):
+    """Record the CPU seconds of every step of this process."""
+
+    def __init__(self) -> None:
+        self.seconds: list[float] = []
+        self._begun = 0.0
+
+    def on_step_begin(self, *args: Any, **kwargs: Any) -> None:
+        self._begun = time.process_time()
+
+    def on_step_end(self, *args: Any, **kwargs: Any) -> None:
+        self.seconds.append(time.process_time() - self._begun)
+
+
+def trainer_of(arm: str, steps: int, observation_tokens: int, folder: str) -> GRPOTrainer:
+    policy = EXAMPLE / "policy"
+    model = AutoModelForCausalLM.from_pretrained(policy, dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(policy)
+    args = GRPOConfig(
+        output_dir=folder,
+        max_steps=steps,
+        per_device_train_batch_size=32,
+        num_generations=4,
+        max_completion_length=256,
+        learning_rate=0.0,
+        save_strategy="no",
+        report_to="none",
+        gradient_checkpointing=False,
+        use_cpu=True,
+        bf16=False,
+        disable_tqdm=True,
+        shuffle_dataset=False,
+    )
+    if arm == "TRL":
+        asked = questions().map(_with_instruction)
+        return GRPOTrainer(
+            model,
+            args=args,
+            processing_class=tokenizer,
+            train_dataset=asked,
+            reward_funcs=exact,
+            tools=TOOLS,
+        )
+    joint = cotune.Static(
+        environment=cotune.ToolEnvironment(TOOLS, cotune.tasks_from(questions()), INSTRUCTION),
+        rewards=[exact],
+        limits=cotune.Limits(
+            turns=3,
+            turn_tokens=64,
+            observation_tokens=observation_tokens,
+            trajectory_tokens=256,
+            prompt_tokens=512,
+        ),
+    ).for_trl(tokenizer, args)
+    trainer = GRPOTrainer if arm == "cotune" else cotune.JointTrainer
+    return trainer(
+        model,
+        args=args,
+        processing_class=tokenizer,
+        train_dataset=joint.dataset,
+        rollout_func=joint.rollout_func,
+        reward_funcs=joint.reward_funcs,
+        callbacks=joint.callbacks,
+    )
+
+
+def _with_instruction(row: dict[str, Any]) -> dict[str, Any]:
+    content = f"{INSTRUCTION}\n\n{row['prompt'][0]['content']}"
+    return {"prompt": [{"role": "user", "content": content}]}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--steps", type=int, default=16)
+    parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--observation-tokens", type=int, default=14)
+    chosen = parser.parse_args()
+    torch.set_num_threads(1)
+    seconds: dict[str, list[float]] = {arm: [] for arm in ARMS}
+    for _ in range(chosen.repeats):
+        for arm in ARMS:
+            clock = StepClock()
+            with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
+                trainer = trainer_of(arm, chosen.steps, chosen.observation_tokens, folder)
+                trainer.add_callback(clock)
+                trainer.train()
+            seconds[arm] += clock.seconds[1:]
+    base = statistics.median(seconds["TRL"])
+    for arm in ARMS:
+        step = statistics.median(seconds[arm])
+        Console().print(f"{arm:<13} {step:.3f} CPU s a step, {step / base:.2f} of TRL's")
+
+
+if __name__ == "__main__":
+    main()
