@@ -1,5 +1,6 @@
 """Bad input: one line that names the field or file, exit status 2, nothing written or lost."""
 
+import errno
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -324,6 +325,60 @@ def test_an_output_that_exists_is_left_alone(
     assert "choose another output" in error
     assert "resume" not in error
     assert snapshot(foreign) == {"chapter.txt": b"years of work"}
+
+
+def full(_: int) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@pytest.mark.parametrize("where", ["below a file", "/proc", "a full disk", "a long name"])
+@pytest.mark.parametrize("command", ["train", "doctor", "init", "export"])
+def test_folders_that_cannot_be_written(
+    command: str,
+    where: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "file").write_text("mine")
+    out = {
+        "below a file": tmp_path / "file" / "a" / "b",
+        "/proc": Path("/proc/cotune/a"),
+        "a full disk": tmp_path / "a" / "b",
+        "a long name": tmp_path / ("a" * 300),
+    }[where]
+    file = write(tmp_path / "run.yaml", tiny(out))
+    finished_run(tmp_path / "finished")
+    before = snapshot(tmp_path)
+    arguments = {
+        "train": ["train", str(file)],
+        "doctor": ["doctor", str(file)],
+        "init": ["init", str(out), "--kind", "tools"],
+        "export": ["export", str(tmp_path / "finished"), "--output", str(out)],
+    }[command]
+    with monkeypatch.context() as patched:
+        if where == "a full disk":
+            patched.setattr("os.fsync", full)
+        if command == "doctor":
+            patched.setattr("sys.argv", ["cotune", *arguments])
+            with pytest.raises(SystemExit):
+                cli.main()
+            (error,) = [line for line in capsys.readouterr().out.splitlines() if "output: " in line]
+            assert error.startswith("missing")
+        else:
+            error = error_of(arguments, patched, capsys)
+    field = {"init": "FOLDER", "export": "--output"}.get(command, "output")
+    assert f"{field}: " in error
+    assert error.rstrip().endswith(f"choose another {field}")
+    assert snapshot(tmp_path) == before
+    assert not os.path.isdir(out)  # pathlib raises for a long name
+
+
+def finished_run(folder: Path) -> None:
+    run = RunDir.create(folder, tiny(folder))
+    run.write_summary({"arms": {}})
+    run.best_path.mkdir()
+    (run.best_path / "best.json").write_text("{}")
 
 
 def test_run_folders_that_do_not_fit_the_command(

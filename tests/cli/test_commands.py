@@ -1,6 +1,7 @@
 """Plan numbers worked by hand, and whole runs through the commands."""
 
 import io
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from cotune.config.run_file import parse_config
 from cotune.engines import run_summary
 from cotune.errors import Stopped
 from cotune.run.scores import Score
+from tests.forked import run_module
 from tests.run_files import tiny, write
 
 OPENAI = {
@@ -100,3 +102,17 @@ def test_a_stop_before_the_folder_says_so(tmp_path: Path) -> None:
         _stoppable(tmp_path / "out"),  # pyright: ignore[reportPrivateUsage]
     ):
         raise KeyboardInterrupt
+
+
+def test_of_several_trainings_into_one_folder_exactly_one_runs(tmp_path: Path) -> None:
+    done = run_module("tests.cli.racing_trains", tmp_path)
+    assert done.returncode == 0, done.stderr
+    rounds = json.loads(done.stdout)
+    assert len(rounds) > 1
+    for one in rounds:
+        (winner,) = [i for i, said in enumerate(one["said"]) if said == "trained"]
+        refused = [said for said in one["said"] if said != "trained"]
+        assert all("being trained by another" in s or "resume the run" in s for s in refused)
+        # The folder is the winner's alone.
+        assert one["name"] == str(winner)
+        assert one["events"] == 1

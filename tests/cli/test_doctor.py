@@ -1,5 +1,7 @@
 """What `cotune doctor` finds: in the installation, the machine and a run file."""
 
+import errno
+import os
 import shutil
 from collections import namedtuple
 from importlib.metadata import version
@@ -344,10 +346,13 @@ def test_disk_for_checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 def test_a_folder_that_is_taken_or_cannot_be_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
     given = config(tmp_path)
     with monkeypatch.context() as patched:
-        patched.setattr("os.access", lambda path, mode: False)
-        assert "cannot be written" in lacking(output(given))
+        patched.setattr("os.fsync", full)
+        assert "cannot be written (No space left on device)" in lacking(output(given))
     given.output.mkdir()
     (given.output / "x").touch()
     assert "is not an empty folder; choose another output" in lacking(output(given))

@@ -59,8 +59,9 @@ def test_create_refuses_a_folder_that_holds_something_and_leaves_it_alone(tmp_pa
         RunDir.create(tmp_path, CONFIG)
     assert "\n" not in str(info.value)
     assert [p.name for p in tmp_path.iterdir()] == ["mine.txt"]
-    with pytest.raises(ConfigError, match="not an empty folder"):
-        RunDir.create(tmp_path / "mine.txt", CONFIG)
+    for path in (tmp_path / "mine.txt", tmp_path / "mine.txt" / "below" / "it"):
+        with pytest.raises(ConfigError, match=r"^output: .*mine.txt is a file; choose another"):
+            RunDir.create(path, CONFIG)
     run = RunDir.create(tmp_path / "run", CONFIG)
     with pytest.raises(ConfigError, match="or resume the run: cotune resume") as info:
         RunDir.create(run.path, CONFIG)

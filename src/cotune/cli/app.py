@@ -1,5 +1,6 @@
 """The command line: argument parsing. User errors print one line and exit with status 2."""
 
+import errno
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -387,11 +388,19 @@ def serve_retriever(
     serve_retriever(corpus, folder, chosen, _console(), host=host, port=port, top_k=topk)
 
 
+_OF_THE_DISK = frozenset(
+    (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR,
+     errno.ENAMETOOLONG, errno.EIO)
+)  # fmt: skip
+
+
 def main() -> None:
     """Run the `cotune` command line."""
     try:
         app()
-    except CotuneError as error:
+    except (CotuneError, OSError) as error:
+        if not isinstance(error, CotuneError) and error.errno not in _OF_THE_DISK:
+            raise
         status, text = _verdict(error)
         # Every process prints the error, because torchrun stops the others after the first failure.
         where = f" (rank {launched_rank()})" if launched_rank() else ""
@@ -399,8 +408,10 @@ def main() -> None:
         sys.exit(status)
 
 
-def _verdict(error: CotuneError) -> tuple[int, str]:
+def _verdict(error: CotuneError | OSError) -> tuple[int, str]:
     """Return the exit status and a one-line message for an error."""
+    if isinstance(error, OSError):
+        return 1, f"{error.filename or 'a file'} cannot be used: {error.strerror}"
     text = " ".join(str(error).split())
     if isinstance(error, Stopped):
         return 130, text

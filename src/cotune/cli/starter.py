@@ -8,6 +8,7 @@ from pathlib import Path
 
 from cotune.errors import ConfigError
 from cotune.policy.policy_files import policy_path
+from cotune.run.json_files import check_folder
 
 KINDS = {
     "single-turn": "questions answered in one turn, scored by a reward function",
@@ -32,8 +33,8 @@ def write_starter(kind: str, folder: Path, policy: str | None = None) -> list[Pa
         The written files, run.yaml first.
 
     Raises:
-        ConfigError: unknown kind, blank policy, missing model folder, or a file that already
-            exists; then nothing is written.
+        ConfigError: unknown kind, blank policy, missing model folder, a file that already exists, or
+            a folder that cannot be written; then no file is left.
     """
     named = None if policy is None else _policy(policy)
     if kind not in KINDS:
@@ -43,15 +44,21 @@ def write_starter(kind: str, folder: Path, policy: str | None = None) -> list[Pa
             (path.name for path in source.iterdir() if path.is_file()),
             key=lambda name: (name != "run.yaml", name),
         )
-        if folder.exists() and not folder.is_dir():
-            raise ConfigError(f"{folder}: is a file; give a folder")
+        check_folder(folder, "FOLDER")
         if taken := [name for name in names if (folder / name).exists()]:
             raise ConfigError(
                 f"{folder / taken[0]}: exists already; give another folder, or move it away"
             )
-        folder.mkdir(parents=True, exist_ok=True)
-        for name in names:
-            shutil.copyfile(source / name, folder / name)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            for name in names:
+                shutil.copyfile(source / name, folder / name)
+        except OSError as error:
+            for name in names:
+                (folder / name).unlink(missing_ok=True)
+            raise ConfigError(
+                f"FOLDER: {folder} cannot be written ({error.strerror or error}); choose another FOLDER"
+            ) from error
     if named is not None:
         path = folder / "run.yaml"
         path.write_text(_with_policy(path.read_text(encoding="utf-8"), named), encoding="utf-8")

@@ -34,8 +34,8 @@ def train(
     shown = Console(quiet=True) if quiet else console
     with _stoppable(config.output):
         setup = prepare(config, config.output)
-        run = _created(config)
-        with run_locked(run.path):
+        with run_locked(config.output, new=True):
+            run = _created(config)
             _show_headline(config, run, shown)
             engine_of(config).train(config, run, setup, shown, conclude)
     return run.path

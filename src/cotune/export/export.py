@@ -12,6 +12,7 @@ from cotune.export.complete import completed, write_generation_config
 from cotune.export.model_card import write_card
 from cotune.export.serving import Format, finished, is_adapter
 from cotune.policy.policy_files import policy_path
+from cotune.run.json_files import check_folder
 from cotune.run.run_dir import RunDir
 
 FORMATS = get_args(Format)
@@ -32,12 +33,13 @@ def export(folder: Path, format: str | None = None, output: Path | None = None) 
 
     Raises:
         ConfigError: the run is not finished, the format does not fit it, or `output` is not
-            empty. Nothing is written then.
+            empty or cannot be written. Nothing is written then.
     """
     run, config = open_finished(folder)
     kind = checked_format(run, format)
     target = output or run.path / "export"
-    if target.exists() and not (target.is_dir() and not any(target.iterdir())):
+    check_folder(target, "--output")
+    if target.exists() and any(target.iterdir()):
         raise ConfigError(
             f"--output: {target} exists and is not an empty folder; remove it, or name another"
         )

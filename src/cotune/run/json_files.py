@@ -4,8 +4,9 @@ import json
 import math
 import numbers
 import os
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+import tempfile
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, cast
 
@@ -15,10 +16,37 @@ Row = dict[str, Any]
 """One JSON object."""
 
 _INTEGERS = frozenset({int})
+_PROBE = 2**16  # bytes
 
 
 def write_atomic(path: Path, content: str | bytes) -> None:
     """Replace `path` by `content` (text as UTF-8). A reader sees the old file or the new one."""
+    with _beside(path, content) as temporary:
+        os.replace(temporary, path)
+    _sync_folder(path.parent)
+
+
+def write_new(path: Path, content: str | bytes) -> None:
+    """Create `path` with all of `content` at once.
+
+    Raises:
+        FileExistsError: it exists; of several processes that create it, all but one get this.
+    """
+    with _beside(path, content) as temporary:
+        try:
+            os.link(temporary, path)
+        except FileExistsError:
+            raise
+        except OSError:  # a file system without hard links
+            if path.exists():
+                raise FileExistsError(path) from None
+            os.replace(temporary, path)
+    _sync_folder(path.parent)
+
+
+@contextmanager
+def _beside(path: Path, content: str | bytes) -> Generator[Path]:
+    """Write a temporary file in the folder of `path`; remove it afterwards."""
     data = content.encode() if isinstance(content, str) else content
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
@@ -26,10 +54,34 @@ def write_atomic(path: Path, content: str | bytes) -> None:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(temporary, path)
+        yield temporary
     finally:
         temporary.unlink(missing_ok=True)
-    _sync_folder(path.parent)
+
+
+def check_folder(folder: Path, field: str) -> None:
+    """Raise ConfigError unless a folder is there or can be made, and takes files; leave nothing behind.
+
+    Args:
+        folder: the folder, which need not exist.
+        field: what the user set it by, for the message.
+    """
+    above = folder.absolute()
+    try:
+        while not above.exists():
+            above = above.parent
+        if not above.is_dir():
+            raise ConfigError(f"{field}: {above} is a file; choose another {field}")
+        # Permissions do not say it: root has all of them, also in /proc and on a full disk.
+        with tempfile.TemporaryFile(dir=above) as file:
+            file.write(bytes(_PROBE))
+            file.flush()
+            os.fsync(file.fileno())
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(
+            f"{field}: {above} cannot be written ({reason}); choose another {field}"
+        ) from error
 
 
 def write_json_atomic(path: Path, value: object) -> None:

@@ -9,24 +9,46 @@ from pathlib import Path
 from cotune.errors import ConfigError
 from cotune.utils.processes import launched_rank
 
-_RUN_LOCK = "run.lock"
+RUN_LOCK = "run.lock"
+"""The file in a run folder that the process which trains it holds."""
 _PATIENCE = 2.0
 """Seconds that a killed process may take to disappear."""
 
 
 @contextlib.contextmanager
-def run_locked(folder: Path) -> Generator[None]:
+def run_locked(folder: Path, *, new: bool = False) -> Generator[None]:
     """Hold the lock of a run folder during training; of processes that train together only the first does.
 
+    Args:
+        folder: the run folder.
+        new: make the folder, and remove it again if no run was created in it.
+
     Raises:
-        ConfigError: another process trains it.
+        ConfigError: another process trains it, or it cannot be made.
     """
     if launched_rank():
         yield
         return
     busy = f"{folder} is being trained by another process; wait for it, or stop it"
-    with locked(folder / _RUN_LOCK, busy, _PATIENCE):
-        yield
+    missing = [one for one in (folder, *folder.parents) if not one.exists()] if new else []
+    try:
+        with contextlib.ExitStack() as held:
+            try:
+                held.enter_context(locked(folder / RUN_LOCK, busy, _PATIENCE))
+            except OSError as error:
+                raise ConfigError(
+                    f"output: {folder} cannot be written ({error.strerror or error}); choose another "
+                    "output"
+                ) from error
+            try:
+                yield
+            finally:
+                if new and not (folder / "run.yaml").exists():
+                    (folder / RUN_LOCK).unlink(missing_ok=True)
+    finally:
+        with contextlib.suppress(OSError):  # one of them is not empty
+            for made in missing:
+                made.rmdir()
 
 
 @contextlib.contextmanager

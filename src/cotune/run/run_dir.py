@@ -1,6 +1,7 @@
 """The run folder: everything a run leaves behind, in files that survive a kill.
 
     run.yaml            the resolved configuration and the folder's schema_version
+    run.lock            held while a process trains
     events.jsonl        what happened, one event a line
     metrics.jsonl       metrics of each step
     instructions.jsonl  lineage: one row per instruction born
@@ -31,13 +32,16 @@ from cotune.errors import ConfigError
 from cotune.run.evolution_log import EvolutionLog, EvolutionLogs
 from cotune.run.json_files import (
     Row,
+    check_folder,
     drop_torn_line,
     json_line,
     plain,
     read_jsonl,
     write_atomic,
     write_json_atomic,
+    write_new,
 )
+from cotune.run.locks import RUN_LOCK
 from cotune.types import Purpose, Trajectory
 
 SCHEMA_VERSION = 1
@@ -117,18 +121,25 @@ class RunDir:
 
     @classmethod
     def create(cls, path: str | Path, config: Mapping[str, object]) -> Self:
-        """Create a run folder with its run.yaml.
+        """Create a run folder with its run.yaml; of several processes at most one succeeds.
 
         Raises:
-            ConfigError: the folder is not empty; nothing is written then.
+            ConfigError: the folder is not empty or cannot be written; nothing is written then.
             TypeError: `config` holds a value that is not plain data.
         """
         path = Path(path)
         cls.check_free(path)
-        resolved = plain(config, "config")
-        path.mkdir(parents=True, exist_ok=True)
-        run = cls(path, attempt=1)
-        run.replace_config(resolved)
+        run, written = cls(path, attempt=1), _run_yaml(config)
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            write_new(run.config_path, written)
+        except FileExistsError:
+            cls.check_free(path)
+            raise
+        except OSError as error:
+            raise ConfigError(
+                f"output: {path} cannot be written ({error.strerror or error}); choose another output"
+            ) from error
         return run
 
     @classmethod
@@ -145,9 +156,13 @@ class RunDir:
 
     @classmethod
     def check_free(cls, path: str | Path) -> None:
-        """Raise ConfigError if `create` would, because something is at `path` already."""
+        """Raise ConfigError if `create` would: something is at `path`, or nothing can be written there.
+
+        The lock of a run that is about to be created may be there.
+        """
         path = Path(path)
-        if not path.exists() or (path.is_dir() and not any(path.iterdir())):
+        check_folder(path, "output")
+        if not path.exists() or {p.name for p in path.iterdir()} <= {RUN_LOCK}:
             return
         fix = f" or resume the run: cotune resume {path}" if cls.is_run(path) else ""
         raise ConfigError(
@@ -200,12 +215,7 @@ class RunDir:
 
     def replace_config(self, config: Mapping[str, object]) -> None:
         """Replace run.yaml; add schema_version. Raises TypeError for values that are not plain data."""
-        resolved = {"schema_version": SCHEMA_VERSION} | plain(config, "config")
-        resolved["schema_version"] = SCHEMA_VERSION
-        write_atomic(
-            self.config_path,
-            yaml.safe_dump(resolved, sort_keys=False, allow_unicode=True, width=100),
-        )
+        write_atomic(self.config_path, _run_yaml(config))
 
     def read_config(self) -> Row:
         """Return the resolved configuration without schema_version."""
@@ -309,6 +319,12 @@ class RunDir:
             (_TRAJECTORY_FILE.fullmatch(p.name), p) for p in self.trajectories_path.iterdir()
         )
         return [(int(match[2]), match[1], path) for match, path in matches if match]
+
+
+def _run_yaml(config: Mapping[str, object]) -> str:
+    resolved = {"schema_version": SCHEMA_VERSION} | plain(config, "config")
+    resolved["schema_version"] = SCHEMA_VERSION
+    return yaml.safe_dump(resolved, sort_keys=False, allow_unicode=True, width=100)
 
 
 def _version_message(path: Path, found: object) -> str:
