@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from cotune.config.prompt_lengths import without_too_long
 from cotune.config.run_checks import (
     check_context,
     check_instruction,
@@ -111,7 +112,9 @@ def test_half_of_the_prompt_is_left_for_what_evolves() -> None:
     # Without an instruction the longest prompt has 10 tokens.
     env = environment("a b c d e f g h")
     check_prompts(env, Words(), "do", Limits(prompt_tokens=20), ["train"], strategy="inspo")
-    with pytest.raises(ConfigError, match="task long has 10 tokens; expected at least 20"):
+    with pytest.raises(
+        ConfigError, match=r"task long has 11 tokens, 10 without .* at least 20: raise"
+    ):
         check_prompts(env, Words(), "do", Limits(prompt_tokens=18), ["train"], strategy="inspo")
     assert evolved_room(Limits(prompt_tokens=20), "inspo") == 10
 
@@ -134,7 +137,7 @@ def test_beside_hints_the_instruction_stays() -> None:
     # But the initial instruction is no longer than it is, and a hint is to fit beside it.
     long = "a b c d e f"  # 11 tokens with the question, and 4 of a quarter
     check_prompts(env, Words(), long, Limits(prompt_tokens=14), ["train"], strategy="inspo+p2o")
-    with pytest.raises(ConfigError, match=r"a quarter .* task t under .* has 11 tokens"):
+    with pytest.raises(ConfigError, match=r"instructions and hints, .* has 11 tokens, .* least 14"):
         check_prompts(env, Words(), long, Limits(prompt_tokens=13), ["train"], strategy="inspo+p2o")
     rooms = [evolved_room(Limits(prompt_tokens=40), k) for k in ("p2o", "inspo", "inspo+p2o")]
     assert rooms == [20, 20, 10]
@@ -151,8 +154,49 @@ def test_what_stands_before_a_question_makes_its_prompt_long() -> None:
     short = [Task(f"s{i}", "a b c", ()) for i in range(20)]
     long = Task("long", "a", (), context=(("system", "b " * 30),))
     env = SingleTurnEnvironment({"train": [*short, long]}, "do")
-    with pytest.raises(ConfigError, match="task long has 33 tokens"):
+    with pytest.raises(ConfigError, match=r"task long has 33 tokens; .* 33: .* 33; or shorten"):
         check_prompts(env, Words(), "do", Limits(prompt_tokens=32), ["train"], strategy="static")
+
+
+def test_the_first_number_named_is_the_one_that_is_enough() -> None:
+    env = environment("a b c d e f g h")
+    for strategy in ("static", "inspo", "p2o", "inspo+p2o", "gepa"):
+        with pytest.raises(ConfigError) as caught:
+            check_prompts(
+                env, Words(), "a b c", Limits(prompt_tokens=2), SPLITS[:1], strategy=strategy
+            )
+        found = re.search(r"expected at least (\d+): raise it to \1;", str(caught.value))
+        assert found is not None
+        enough, less = (Limits(prompt_tokens=int(found[1]) - i) for i in (0, 1))
+        check_prompts(env, Words(), "a b c", enough, SPLITS[:1], strategy=strategy)
+        with pytest.raises(ConfigError, match=r"drop_too_long: true"):
+            check_prompts(env, Words(), "a b c", less, SPLITS[:1], strategy=strategy)
+
+
+def test_a_number_beyond_the_context_is_said_to_be() -> None:
+    limits = Limits(prompt_tokens=2, trajectory_tokens=10, turn_tokens=1)
+    with pytest.raises(
+        ConfigError, match=r"least 11, but .* context holds 20, .* \(10\) included; leave"
+    ):
+        check_prompts(
+            environment("a b c d e f g h"), Words(), "do", limits, ["train"],
+            strategy="static", context_tokens=20,
+        )  # fmt: skip
+
+
+def test_questions_that_are_too_long_are_left_out_and_counted(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    tasks = [Task(f"t{n}", " ".join("a" * n), ()) for n in (1, 5, 6, 9, 40)]
+    env = SingleTurnEnvironment({"train": tasks, "validation": tasks[:1], "test": tasks[2:]}, "do")
+    kept = without_too_long(env, Words(), "do", 8, "static")  # "do" and the template take 2
+    assert [len(kept.tasks(split)) for split in SPLITS] == [3, 1, 1]
+    assert [record.message.partition(";")[0] for record in caplog.records] == [
+        "dataset.drop_too_long: 2 of 5 train questions are left out",
+        "dataset.drop_too_long: 2 of 3 test questions are left out",
+    ]
+    # Half is left for hints, so that half as many tokens fit.
+    assert len(without_too_long(env, Words(), "do", 14, "p2o").tasks("train")) == 2
 
 
 # ---- rewards

@@ -2,8 +2,9 @@
 
 from collections.abc import Sequence
 
+from cotune.config.prompt_lengths import without_too_long
 from cotune.config.run_file import Environment as EnvironmentOptions
-from cotune.config.run_file import LLMConfig, RulesConfig
+from cotune.config.run_file import LLMConfig, RulesConfig, RunConfig
 from cotune.data.dataset import DatasetConfig
 from cotune.environments.base import TaskEnvironment
 from cotune.environments.environment_options import InstructionConfig, own_environment
@@ -11,7 +12,7 @@ from cotune.environments.math import MathOptions, math_environment
 from cotune.environments.search import SearchOptions, search_environment
 from cotune.errors import ConfigError
 from cotune.llm.client import MeteredLLM, NoLLM, OpenAIClient
-from cotune.protocols import LLM, Environment
+from cotune.protocols import LLM, Codec, Environment
 from cotune.rewards.functions import RewardFunctions, WeightedReward
 from cotune.rewards.reward_options import RewardConfig
 from cotune.run.ledger import Ledger
@@ -46,6 +47,37 @@ def build_environment(
             "own messages; derive it from cotune.TaskEnvironment, or remove the field"
         )
     return environment
+
+
+def run_environment(config: RunConfig, codec: Codec | None = None) -> Environment:
+    """Build a run file's environment, without the questions that `dataset.drop_too_long` leaves out.
+
+    Args:
+        codec: the policy's; loaded here if None and needed.
+
+    Raises:
+        ConfigError: as `build_environment`; or questions are to be left out, and the policy's tokenizer
+            cannot be loaded or the environment writes its own messages.
+    """
+    environment = build_environment(config.environment, config.dataset, config.instruction)
+    if config.dataset is None or not config.dataset.drop_too_long:
+        return environment
+    if not isinstance(environment, TaskEnvironment):
+        raise ConfigError(
+            f"dataset.drop_too_long is true, but {type(environment).__name__} is no "
+            "cotune.TaskEnvironment; leave the questions out of its tasks, or remove the field"
+        )
+    if codec is None:
+        from cotune.policy.local_policy import load_codec
+
+        codec = load_codec(config.policy)
+    return without_too_long(
+        environment,
+        codec,
+        initial_instruction(config.instruction, environment),
+        config.limits.prompt_tokens,
+        config.strategy.kind,
+    )
 
 
 def initial_instruction(instruction: InstructionConfig, environment: Environment) -> str:

@@ -2,16 +2,15 @@
 
 from collections.abc import Iterable, Mapping
 
-from cotune.config.strategy import evolved_room
+from cotune.config.prompt_lengths import longest_prompt
 from cotune.environments.base import missing_texts
 from cotune.environments.description import description_of
 from cotune.errors import ConfigError
 from cotune.methods.registry import method_of
 from cotune.protocols import Codec, Environment, TokenRules
 from cotune.rewards.functions import RewardFunctions, of_environment
-from cotune.types import Assignment, Limits, Prompt, StopReason, Task, Trajectory, Turn
+from cotune.types import Assignment, Limits, Prompt, StopReason, Trajectory, Turn
 
-_RENDERED = 16  # tasks with the longest questions, per split
 _TOKENS = ("hub_token", "push_to_hub_token")
 _TRIED = ("", "I do not know.")  # completions that rewards are tried on
 
@@ -80,40 +79,42 @@ def check_prompts(
     splits: Iterable[str],
     *,
     strategy: str,
+    context_tokens: int | None = None,
 ) -> None:
     """Raise ConfigError if the longest prompts of some splits exceed the limit.
+
+    The message names the limit to set, room for evolved texts included.
 
     Args:
         instruction: the initial one.
         splits: the splits to check; only the tasks with the longest questions are read.
         strategy: the kind of strategy; texts that it evolves may take half of the limit.
+        context_tokens: the policy's context length; None if unlimited.
     """
-    evolves = method_of(strategy).evolves
-    tasks = [task for split in splits for task in _longest(environment.tasks(split))]
-    for task in tasks:
-        found = _prompt_tokens(environment, codec, task, instruction)
-        if found > limits.prompt_tokens:
-            raise ConfigError(
-                f"limits.prompt_tokens is {limits.prompt_tokens}, but the prompt of task {task.id} "
-                f"has {found} tokens; raise it or shorten the instruction"
-            )
-        if not evolves:
-            continue
-        room = evolved_room(limits, strategy)
-        if len(evolves) > 1 and found + room > limits.prompt_tokens:
-            raise ConfigError(
-                f"limits.prompt_tokens is {limits.prompt_tokens}, a quarter of which is left for "
-                f"hints, but the prompt of task {task.id} under the initial instruction has {found} "
-                "tokens; raise it or shorten the instruction"
-            )
-        kept, evolved = (instruction, "hints") if evolves == ("hints",) else ("", "instructions")
-        rest = _prompt_tokens(environment, codec, task, kept)
-        if 2 * rest > limits.prompt_tokens:
-            raise ConfigError(
-                f"limits.prompt_tokens is {limits.prompt_tokens}, half of which is left for evolved "
-                f"{evolved}, but without any the prompt of task "
-                f"{task.id} has {rest} tokens; expected at least {2 * rest}"
-            )
+    found = longest_prompt(environment, codec, instruction, splits, strategy)
+    limit, evolves = limits.prompt_tokens, method_of(strategy).evolves
+    if found is None or found.needed <= limit:
+        return
+    texts = " and ".join("instructions" if text == "instruction" else text for text in evolves)
+    half = f", half of which is left for evolved {texts}" if evolves else ""
+    without = "" if found.fixed == found.tokens else f", {found.fixed} without the instruction"
+    text = (
+        f"limits.prompt_tokens is {limit}{half}, but the prompt of task {found.task.id} has "
+        f"{found.tokens} tokens{without}; expected at least {found.needed}"
+    )
+    if context_tokens is not None and found.needed + limits.trajectory_tokens > context_tokens:
+        text += (
+            f", but the policy's context holds {context_tokens}, limits.trajectory_tokens "
+            f"({limits.trajectory_tokens}) included"
+        )
+        other = ""
+    else:
+        text, other = f"{text}: raise it to {found.needed}", "or "
+    bare = found.tokens - len(codec.encode(instruction))
+    shorten = "" if bare > limit // (2 if evolves else 1) else "shorten the instruction, or "
+    raise ConfigError(
+        f"{text}; {other}{shorten}leave long questions out (dataset.drop_too_long: true)"
+    )
 
 
 def check_rewards(
@@ -190,15 +191,3 @@ def check_context(context_tokens: int | None, limits: Limits) -> None:
             f"{limits.trajectory_tokens} = {asked}, but the policy's context holds "
             f"{context_tokens} tokens; lower one of the two, in the run file or in cotune.Limits(…)"
         )
-
-
-def _prompt_tokens(environment: Environment, codec: Codec, task: Task, instruction: str) -> int:
-    messages = environment.messages(task, Prompt(instruction))
-    return len(codec.render(messages, environment.tools))
-
-
-def _longest(tasks: Iterable[Task]) -> list[Task]:
-    def characters(task: Task) -> int:
-        return len(task.question) + sum(len(content) for _, content in task.context)
-
-    return sorted(tasks, key=characters, reverse=True)[:_RENDERED]

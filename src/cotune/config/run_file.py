@@ -248,6 +248,16 @@ class RunConfig(Model):
         return self
 
     @model_validator(mode="after")
+    def _turns_fit(self) -> "RunConfig":
+        turn, trajectory = self.limits.turn_tokens, self.limits.trajectory_tokens
+        if trajectory < turn:
+            raise ValueError(
+                f"limits.trajectory_tokens is {trajectory}, less than limits.turn_tokens {turn}, so that no "
+                "turn could be that long; raise it above limits.turn_tokens, or lower limits.turn_tokens"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _has_data_and_rewards(self) -> "RunConfig":
         kind = self.environment.kind
         if self.dataset is None and kind in ("single_turn", "tools", "trl"):

@@ -66,6 +66,9 @@ class DatasetConfig(Model):
     a text, or chat messages that end with the user's."""
     limit: int | None = Field(default=None, ge=1)
     """Train on only the first questions that are not held out; null: on all."""
+    drop_too_long: bool = False
+    """Whether questions whose prompts need more than `limits.prompt_tokens` are left out, of every
+    split, with a count. Otherwise such a question is an error."""
 
     @field_validator("columns", mode="before")
     @classmethod

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from packaging.requirements import Requirement
 
-from cotune.config.build import build_environment, build_llm, build_rewards, initial_instruction
+from cotune.config.build import build_llm, build_rewards, initial_instruction, run_environment
 from cotune.config.run_checks import (
     check_context,
     check_instruction,
@@ -168,11 +168,12 @@ class Preflight:
             Check("environment.retriever", partial(retriever, config.environment, wait), here=True),
         ]
         own = trainer.check(self)
+        needed = ("policy",) if self._drops else ()  # to count the tokens of questions
         return [
             *(check for check in cheap if self._new or check.name != "output"),
             *(check for check in own if "environment" not in check.needs),
             Check("disk", partial(disk, config, trainer), here=True, needs=("policy", "output")),
-            Check("environment", self._environment, needs=("data", "rewards", "packages")),
+            Check("environment", self._environment, needs=("data", "rewards", "packages", *needed)),
             *(check for check in own if "environment" in check.needs),
             Check("prompts", self._prompts, needs=("policy", "environment")),
             Check("policy.lora", self._layers, needs=("policy", "packages")),
@@ -220,8 +221,12 @@ class Preflight:
 
     @cached_property
     def environment(self) -> Environment:
-        config = self.config
-        return build_environment(config.environment, config.dataset, config.instruction)
+        return run_environment(self.config, self.codec if self._drops else None)
+
+    @property
+    def _drops(self) -> bool:
+        dataset = self.config.dataset
+        return dataset is not None and dataset.drop_too_long
 
     @cached_property
     def rewards(self) -> RewardFunctions | None:
@@ -294,6 +299,7 @@ class Preflight:
             config.limits,
             SPLITS,
             strategy=config.strategy.kind,
+            context_tokens=self.context_tokens,
         )
         return [
             Finding(True, f"prompts: at most {config.limits.prompt_tokens} tokens, as limits allow")

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from cotune.config.build import build_environment
+from cotune.config.build import run_environment
 from cotune.config.run_file import RunConfig
 from cotune.environments.base import TaskEnvironment
 from cotune.export.model_card import write_card
@@ -39,9 +39,7 @@ def complete_best(config: RunConfig, run: RunDir, environment: Environment | Non
         ConfigError: the run is not finished, or its environment or tokenizer cannot be loaded.
     """
     best, summary = run.best_path, finished(run)
-    environment = environment or build_environment(
-        config.environment, config.dataset, config.instruction
-    )
+    environment = environment or run_environment(config)
     tokenizer = _tokenizer(best)
     instruction = best_choice(best)["instruction"]
     reason = _write_templates(

@@ -15,7 +15,8 @@ from cotune.methods.static import StaticStrategy
 from cotune.policy.adapters import adapter_base, check_peft, is_adapter_folder, merged, with_adapter
 from cotune.policy.chat_template import own_templates
 from cotune.policy.codec import HFCodec, use_template
-from cotune.policy.policy_files import only_local
+from cotune.policy.options import PolicyConfig
+from cotune.policy.policy_files import only_local, policy_path
 from cotune.policy.sampling import policy_sampler
 from cotune.policy.tool_templates import check_tools
 from cotune.protocols import Environment, Rewards
@@ -67,6 +68,13 @@ def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:
         tokenizer.pad_token = tokenizer.eos_token
     tokenizer.chat_template = own_templates(tokenizer.chat_template)
     return tokenizer
+
+
+def load_codec(options: PolicyConfig) -> HFCodec:
+    """Load the codec of a run file's policy. Raises ConfigError as `load_tokenizer` does."""
+    tokenizer = load_tokenizer(policy_path(options.path))
+    use_template(tokenizer, options.chat_template)
+    return HFCodec(tokenizer, options.template_args)
 
 
 def _cannot_load(what: str, error: Exception) -> ConfigError:

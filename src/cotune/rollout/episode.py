@@ -65,13 +65,14 @@ class Episode:
         if longest > limits.prompt_tokens:
             raise ConfigError(
                 f"the prompt of task {assignment.task.id} has {longest} tokens, but "
-                f"limits.prompt_tokens is {limits.prompt_tokens}; raise it or shorten the instruction"
+                f"limits.prompt_tokens is {limits.prompt_tokens}; raise it, or shorten the instruction or "
+                "the question"
             )
         if context_tokens is not None and context_tokens - longest < 2:
             raise ConfigError(
                 f"the prompt of task {assignment.task.id} has {longest} tokens, but the policy's "
-                f"context holds {context_tokens}; shorten the instruction or choose a policy with "
-                "a longer context"
+                f"context holds {context_tokens}; shorten the instruction or the question, or choose a "
+                "policy with a longer context"
             )
         self.row, self.assignment = row, assignment
         self.stop_reason: StopReason | None = None

@@ -84,7 +84,7 @@ def test_it_is_refused_before_anything_is_loaded(
         raise AssertionError("the policy was loaded")
 
     monkeypatch.setattr(trl_setup, "load", loaded)
-    monkeypatch.setattr(preflight, "build_environment", loaded)
+    monkeypatch.setattr(preflight, "run_environment", loaded)
     gpus(2)
     with pytest.raises(ConfigError, match="one process sees 2 GPUs"):
         prepare(run_config(), tmp_path)

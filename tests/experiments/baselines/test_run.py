@@ -314,7 +314,7 @@ def test_ctrl_c_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     with pytest.raises(Stopped, match=r"stopped; remove .* to start again"):
         baseline("direct", file_of(tmp_path), Console(quiet=True))
     assert RunDir.open(tmp_path / "out").read_summary() is None
-    monkeypatch.setattr(runs, "build_environment", interrupted)
+    monkeypatch.setattr(runs, "run_environment", interrupted)
     other = write(tmp_path / "other.yaml", tiny(tmp_path / "other"))
     with pytest.raises(Stopped, match="stopped before anything was written"):
         baseline("direct", other, Console(quiet=True))

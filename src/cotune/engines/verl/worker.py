@@ -9,7 +9,7 @@ from typing import Any
 
 from transformers import AutoConfig, PreTrainedTokenizerBase
 
-from cotune.config.build import build_environment, build_rewards
+from cotune.config.build import build_rewards, run_environment
 from cotune.config.run_file import RunConfig, parse_config
 from cotune.policy.codec import HFCodec, use_template
 from cotune.policy.local_policy import load_tokenizer
@@ -63,9 +63,7 @@ def make_worker(config: RunConfig, environment: Environment | None = None) -> Wo
     tokenizer = load_tokenizer(path)
     use_template(tokenizer, config.policy.chat_template)
     codec = HFCodec(tokenizer, config.policy.template_args)
-    environment = environment or build_environment(
-        config.environment, config.dataset, config.instruction
-    )
+    environment = environment or run_environment(config, codec)
     if environment.tools:
         codec.check_tools(environment.tools)
     found = AutoConfig.from_pretrained(path, local_files_only=only_local(path, weights=False))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from cotune.config import run_checks
-from cotune.config.build import build_environment, build_rewards, initial_instruction
+from cotune.config.build import build_rewards, initial_instruction, run_environment
 from cotune.config.run_file import LLMConfig, RunConfig, dump_config
 from cotune.engines.run_summary import arm_figures
 from cotune.environments.search import SearchEnvironment
@@ -143,7 +143,7 @@ class _BaselineRun:
         self.endpoint = endpoint.options(config.llm, config.limits)
         run_checks.check_tokens(config.training.engine_args)
         kind, method = config.environment.kind, BASELINES[name]
-        environment = build_environment(config.environment, config.dataset, config.instruction)
+        environment = run_environment(config)
         self.environment, self.rewards = environment, build_rewards(config.rewards)
         instruction = initial_instruction(config.instruction, environment)
         searched = isinstance(environment, SearchEnvironment) and environment.retriever is not None

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from cotune.config.build import build_environment, initial_instruction
+from cotune.config.build import initial_instruction, run_environment
 from cotune.config.run_checks import check_prompts
 from cotune.config.run_file import RunConfig, TrainingConfig
 from cotune.data.benchmarks import parse_benchmark
@@ -158,7 +158,7 @@ def evaluate_run(config: RunConfig, run: RunDir, options: EvaluationOptions) -> 
             too long; before any rollout.
     """
     kept = _kept(run)
-    environment = build_environment(config.environment, config.dataset, config.instruction)
+    environment = run_environment(config)
     instruction = initial_instruction(config.instruction, environment)
     columns = _columns(kept, instruction, options.untrained)
     sets = question_sets(config, environment, options.split, options.benchmarks, options.limit)

@@ -1,0 +1,115 @@
+"""The tokens of prompts: what `limits.prompt_tokens` must be, and the questions that exceed it."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from cotune.data.splits import SPLITS, warn
+from cotune.environments.base import TaskEnvironment
+from cotune.methods.registry import method_of
+from cotune.protocols import Codec, Environment
+from cotune.types import Prompt, Task
+
+_PER_MESSAGE = 16  # tokens that a chat template adds to a message, generously
+
+
+@dataclass(frozen=True, slots=True)
+class PromptLength:
+    """The tokens of one task's prompt.
+
+    Attributes:
+        task: the task.
+        tokens: under the initial instruction.
+        fixed: without the texts that evolve; `tokens` if none does.
+        needed: the least `limits.prompt_tokens` that holds it, with room for evolved texts.
+    """
+
+    task: Task
+    tokens: int
+    fixed: int
+    needed: int
+
+
+def prompt_length(
+    environment: Environment, codec: Codec, task: Task, instruction: str, strategy: str
+) -> PromptLength:
+    """Measure a task's prompt.
+
+    Half of the limit is for the texts that a strategy of this kind evolves, shared among them
+    (`evolved_room`); with several, a hint must also fit beside the initial instruction.
+    """
+    tokens = _tokens(environment, codec, task, instruction)
+    evolves = method_of(strategy).evolves
+    if not evolves:
+        return PromptLength(task, tokens, tokens, tokens)
+    kept = "" if "instruction" in evolves else instruction
+    fixed = _tokens(environment, codec, task, kept)
+    # The least limit L with tokens + L // (2 × kinds) <= L.
+    beside = tokens + (tokens - 1) // (2 * len(evolves) - 1) if len(evolves) > 1 else tokens
+    return PromptLength(task, tokens, fixed, max(beside, 2 * fixed))
+
+
+def longest_prompt(
+    environment: Environment,
+    codec: Codec,
+    instruction: str,
+    splits: Iterable[str],
+    strategy: str,
+    candidates: int = 16,
+) -> PromptLength | None:
+    """Return the prompt that needs the highest limit; None without tasks.
+
+    Only the `candidates` longest tasks of each split are tokenized.
+    """
+    tasks = [
+        task
+        for split in splits
+        for task in sorted(environment.tasks(split), key=_bytes, reverse=True)[:candidates]
+    ]
+    lengths = [prompt_length(environment, codec, task, instruction, strategy) for task in tasks]
+    return max(lengths, key=lambda length: length.needed, default=None)
+
+
+def without_too_long(
+    environment: TaskEnvironment,
+    codec: Codec,
+    instruction: str,
+    limit: int,
+    strategy: str,
+) -> TaskEnvironment:
+    """Return the environment without the tasks whose prompts need more than `limit` tokens.
+
+    Logs how many of each split are left out.
+    """
+    kept: dict[str, list[Task]] = {}
+    for split in SPLITS:
+        tasks = environment.tasks(split)
+        fits: set[str] = set()
+        shortest = min(tasks, key=_bytes, default=None)
+        if shortest is not None:
+            known = prompt_length(environment, codec, shortest, instruction, strategy)
+            # A token is at least a byte, so most tasks need not be tokenized.
+            room = (limit - known.needed) // (2 if known.needed > known.tokens else 1)
+            fits = {task.id for task in tasks if _bytes(task) <= room}
+        kept[split] = [
+            task
+            for task in tasks
+            if task.id in fits
+            or prompt_length(environment, codec, task, instruction, strategy).needed <= limit
+        ]
+        if left := len(tasks) - len(kept[split]):
+            warn(
+                f"dataset.drop_too_long: {left} of {len(tasks)} {split} questions are left out; "
+                f"their prompts need more than limits.prompt_tokens {limit}"
+            )
+    return environment.with_tasks(kept)
+
+
+def _tokens(environment: Environment, codec: Codec, task: Task, instruction: str) -> int:
+    messages = environment.messages(task, Prompt(instruction))
+    return len(codec.render(messages, environment.tools))
+
+
+def _bytes(task: Task) -> int:
+    """Return a bound of the tokens that a task's own texts take."""
+    texts = [task.question, *(content for _, content in task.context)]
+    return sum(len(text.encode()) for text in texts) + _PER_MESSAGE * len(task.context)
