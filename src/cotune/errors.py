@@ -26,7 +26,7 @@ class BudgetError(CotuneError):
 
 
 class EvolutionError(CotuneError):
-    """Every proposal of a run failed; the message names the causes."""
+    """All proposals of consecutive phases failed; the message names the causes."""
 
 
 class Stopped(CotuneError):

@@ -59,6 +59,8 @@ class LLM(Protocol):
 
     It may have an attribute `identity`, a string that names the model (the class name by default).
     A resumed evolution phase uses recorded replies only if they came from the same model.
+
+    It may have an attribute `optional`: true lets a run go on whose proposals all fail.
     """
 
     def complete(self, prompt: str) -> Completion:
@@ -66,6 +68,7 @@ class LLM(Protocol):
 
         Raises:
             LLMError: no usable reply was returned.
+            BudgetError: it has nothing left to give; the run goes on without more proposals.
         """
         ...
 

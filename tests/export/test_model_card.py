@@ -144,7 +144,7 @@ def test_settings_are_in_it_and_private_ones_are_not(tmp_path: Path) -> None:
     )
     assert (settings["strategy"]["population_size"], settings["training"]["steps"]) == (7, 9)
     assert settings["also_set_of_GRPOConfig"] == ["logging_dir"]
-    assert "Proposals by gpt-4o." in card
+    assert "Proposals by gpt-4o. In 1 phase of evolution no proposal was of use. This card" in card
     for private in ("10.0.0.7", "MY_KEY", str(tmp_path)):
         assert private not in card
 

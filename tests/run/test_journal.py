@@ -55,6 +55,8 @@ def test_text_of_a_model_moves_no_cursor() -> None:
         ("hint_accepted", "text"),
         ("notice", "text"),
         ("proposal_failed", "reason"),
+        ("phase_failed", "reason"),
+        ("proposals_ended", "reason"),
     ],
 )
 def test_console_lines_hold_no_control_characters(kind: str, field: str) -> None:

@@ -24,6 +24,7 @@ class Outcome:
         plain: test score of the reported policy, initial instruction.
         hinted: test score of the reported policy, best instruction and hint; None without hints.
         choice: how the strategy chose the best instruction; None if it does not say.
+        ended_early: why training ended before its last step; "" if it did not.
     """
 
     before: Score | None
@@ -34,6 +35,7 @@ class Outcome:
     steps: int
     hinted: Score | None = None
     choice: Choice | None = None
+    ended_early: str = ""
 
 
 _PROMPTS = {"before": "initial", "plain": "initial", "hinted": "best with hint"}
@@ -81,6 +83,8 @@ class RunEvaluation:
     def finish(self, joint: TrainingRun) -> Outcome:
         """Score the reported policy: the best on validation, or the last one without validation."""
         joint.begin_closing()
+        if joint.ended_early and joint.coordinator.comm.rank == 0:
+            joint.parts.journal.event("notice", joint.coordinator.step, text=joint.ended_early)
         em = 0.0
         if self._options.every:
             em = self._measure(joint, "validation", "during").em
@@ -104,6 +108,7 @@ class RunEvaluation:
             joint.batches,
             hinted,
             self._choice(joint),
+            joint.ended_early,
         )
 
     def _keep(self, joint: TrainingRun, em: float) -> None:

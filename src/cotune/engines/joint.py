@@ -98,6 +98,11 @@ class TrainingRun:
     batches: int = 0
 
     @property
+    def ended_early(self) -> str:
+        """Return why training ended before its last step; "" if it did not."""
+        return ""
+
+    @property
     def identity(self) -> dict[str, str]:
         """Return, by field, the values that must be unchanged on a resume."""
         raise NotImplementedError
@@ -201,6 +206,13 @@ class Joint(TrainingRun):
         super().load_state_dict(state)
         self.ended = bool(state["ended"])
         self.coordinator.load_state_dict(state["coordinator"])
+
+    @property
+    def ended_early(self) -> str:
+        if not self.ended or self.batches >= self.total_batches:
+            return ""
+        place = f"step {self.batches} of {self.total_batches}"
+        return f"training ended after {place}: training.rollout_budget is spent"
 
     @property
     def identity(self) -> dict[str, str]:

@@ -24,6 +24,7 @@ def write_run_summary(config: RunConfig, run: RunDir, outcome: "Outcome", ledger
     if (choice := outcome.choice) is not None:
         arm["best_instruction_observed_rollouts"] = choice.rollouts
         arm["too_close_to_call"] = choice.too_close
+    arm |= {"ended_early": outcome.ended_early or None, **llm_figures(run)}
     run.write_summary(
         {
             "name": config.name,
@@ -72,6 +73,16 @@ def arm_figures(
         "steps": steps,
         "best_instruction": instruction,
         "folder": ".",
+    }
+
+
+def llm_figures(run: RunDir) -> dict[str, Any]:
+    """Return how many phases of evolution failed, and why proposals ended, if they did."""
+    events = run.read_events()
+    ended = [row["reason"] for row in events if row["kind"] == "proposals_ended"]
+    return {
+        "failed_phases": sum(row["kind"] == "phase_failed" for row in events),
+        "proposals_ended": ended[-1] if ended else None,
     }
 
 

@@ -125,7 +125,10 @@ def write_card(
         with Ledger(run.ledger_path) as ledger:
             totals = ledger.totals()
     (arm,) = finished(run)["arms"].values()
-    arm = {"em_interval": None, "too_close_to_call": False, "measure": EXACT_MATCH, **arm}
+    arm = {
+        "em_interval": None, "too_close_to_call": False, "measure": EXACT_MATCH, "failed_phases": 0,
+        **arm,
+    }  # fmt: skip
     base, method = base_model(config.policy.path), config.method
     done = method.card
     if config.training.frozen:

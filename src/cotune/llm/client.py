@@ -56,6 +56,7 @@ class OpenAIOptions:
         price_per_million_prompt_tokens: price in your currency; 0 if calls are free.
         price_per_million_completion_tokens: price in your currency; 0 if calls are free.
         budget: the most that the run may spend on calls, all attempts included; None sets no limit.
+        optional: whether a run goes on if all proposals of two phases in a row fail.
     """
 
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
@@ -73,6 +74,7 @@ class OpenAIOptions:
     price_per_million_prompt_tokens: float = 0.0
     price_per_million_completion_tokens: float = 0.0
     budget: float | None = None
+    optional: bool = False
 
     def __post_init__(self) -> None:
         if not self.model.strip():
@@ -159,7 +161,7 @@ class OpenAIClient:
         from cotune.llm.transport import ChatEndpoint
 
         self._options = options
-        self.identity = options.describe()
+        self.identity, self.optional = options.describe(), options.optional
         self._ledger = ledger
         self._sleep = sleep
         self._endpoint = ChatEndpoint(options, _read_key(options.api_key_env))
@@ -254,6 +256,7 @@ class MeteredLLM:
     def __init__(self, llm: LLM, ledger: Account, model: str, identity: str | None = None) -> None:
         self._llm = llm
         self.identity = identity or model
+        self.optional = bool(getattr(llm, "optional", False))
         self._ledger = ledger
         self._model = model
 

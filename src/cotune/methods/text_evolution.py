@@ -128,7 +128,7 @@ class Reflector(ABC):
         proposed: replies received.
         valid: replies that meet the contract.
         reasons: why replies were rejected or calls failed; each once, five at most.
-        spent: whether the LLM's budget is spent; no more requests are then made.
+        spent: why the LLM has nothing left to give; no more requests are then made. "" if it has.
     """
 
     def __init__(self, llm: LLM, record: Recorder) -> None:
@@ -136,7 +136,7 @@ class Reflector(ABC):
         self._tried: list[str] = []
         self.asked = self.proposed = self.valid = 0
         self.reasons: list[str] = []
-        self.spent = False
+        self.spent = ""
 
     def propose(self, parent: str, examples: Sequence[Record]) -> str | None:
         """Return a valid text; None if the call failed or the reply breaks the contract.
@@ -149,8 +149,10 @@ class Reflector(ABC):
         self.asked += 1
         try:
             reply = self._llm.complete(prompt).text
-        except (LLMError, BudgetError) as error:
-            self.spent = isinstance(error, BudgetError)
+        except BudgetError as error:
+            self.spent = str(error)
+            return None
+        except LLMError as error:
             reason = f"{type(error).__name__}: {error}"
             self._blame(reason)
             self._record("proposal_failed", reason=reason)
@@ -485,5 +487,5 @@ class _Progress:
         self._known = len(texts)
         self._report.progress(self._judge.evaluations, len(texts), max(means))
         # Once the LLM's budget is spent, further rollouts would be wasted.
-        over = self._reflection.failure is not None or self._reflection.reflector.spent
+        over = self._reflection.failure is not None or bool(self._reflection.reflector.spent)
         return over or self._reflection.barren >= self._barren

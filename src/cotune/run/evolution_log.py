@@ -184,6 +184,7 @@ class LoggedPhase:
     ) -> None:
         self._log, self._entries, self._record, self._what = log, entries, record, what
         self._roll_out, self._next_sampling, self._llm = roll_out, next_sampling, llm
+        self.optional = bool(getattr(llm, "optional", False))
 
     def rollout(
         self, assignments: Sequence[Assignment], *, purpose: Purpose, greedy: bool = False

@@ -64,6 +64,8 @@ EVENTS: Mapping[str, Columns] = {
         "population": "members: object",
         "evolution": "parents: object; rounds proposed verified accepted population: Int64",
         "proposal_failed": "reason: string",
+        "phase_failed": "reason: string; in_a_row: Int64",
+        "proposals_ended": "reason: string",
         "best_instruction": "id: string; weight: float64; observed_steps observed_rollouts: Int64; "
         "runner_up: string; too_close_to_call: boolean",
         "gepa_phase": "dev train budget: Int64",

@@ -17,6 +17,8 @@ from cotune.utils.tables import plain_table
 from cotune.utils.text import one_line
 
 _WARNED_AFTER = 3  # steps without any gradient
+NOTICES = ("notice", "phase_failed", "proposals_ended")
+"""The kinds of events that a reader of the report should know."""
 _SEARCH_KINDS = (
     "gepa_progress", "gepa_phase_ended", "hard_samples", "hint_progress", "hint_phase_ended"
 )  # fmt: skip
@@ -189,6 +191,10 @@ def describe_event(kind: str, fields: Mapping[str, object]) -> str:
         return f"[green]+ hint[/] ({number('mean_dev_score')} on dev): {text('text', 110)}"
     if kind in _SEARCH_KINDS:
         return _describe_search(kind, fields)
+    if kind == "phase_failed":
+        return f"[yellow]no proposal of this phase was of use: {text('reason')}[/]"
+    if kind == "proposals_ended":
+        return f"[yellow]{text('reason')}; training goes on without new proposals[/]"
     if kind in ("proposal_failed", "notice"):
         return f"[yellow]{text('reason') or text('text')}[/]"
     if kind == "best_instruction":

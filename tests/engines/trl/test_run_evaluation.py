@@ -111,12 +111,26 @@ def test_without_validation_a_run_that_went_further_is_reported_by_its_last_poli
 ) -> None:
     run, outcome, config = finished(tmp_path, Counting(), every=0)
     assert outcome.steps == 2
-    run.joint.batches = 4
+    assert outcome.ended_early == ""
+    run.joint.batches, run.joint.total_batches, run.joint.ended = 4, 9, True
+    run.folder.event("phase_failed", 3, reason="LLMError: 401", in_a_row=1)
+    run.folder.event("proposals_ended", 4, reason="llm.budget is spent")
     best = TRLBest(run.folder.best_path, tiny_tokenizer())
-    RunEvaluation(config.evaluation, config.instruction, run.folder, best, report_scores).finish(
-        run.joint
-    )
+    outcome = RunEvaluation(
+        config.evaluation, config.instruction, run.folder, best, report_scores
+    ).finish(run.joint)
     assert read_best(run.folder.best_path)["step"] == 4
+    # That a budget ended it is told, and kept in the summary.
+    ended = "training ended after step 4 of 9: training.rollout_budget is spent"
+    told = [row["text"] for row in run.folder.read_events() if row["kind"] == "notice"]
+    assert told == [outcome.ended_early] == [ended]
+    run_summary.write_run_summary(config, run.folder, outcome, run.ledger)
+    (arm,) = (run.folder.read_summary() or {})["arms"].values()
+    assert [arm[name] for name in ("ended_early", "failed_phases", "proposals_ended")] == [
+        ended,
+        1,
+        "llm.budget is spent",
+    ]
 
 
 def test_a_strategy_without_a_population_says_nothing_of_a_choice(tmp_path: Path) -> None:

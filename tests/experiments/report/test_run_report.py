@@ -126,6 +126,7 @@ def evolution(
               origin="reflection", reason="not better than its parent", score=0.3,
               parent_score=0.41)  # fmt: skip
     run.event("proposal_failed", step, reason="no <instruction> in the reply")
+    run.event("phase_failed", step, reason="LLMError: <503>", in_a_row=1)
     run.event("evolution", step, parents=[best], rounds=1, proposed=4, verified=3, accepted=2,
               population=len(alive))  # fmt: skip
 
@@ -137,7 +138,7 @@ def result(evolve: bool) -> dict[str, object]:
         "em_before_by_stratum": {"1 hop": 0.41, "2 hops": 0.2, "3 hops": 0.02},
         "policy_rollouts": {"train": 12000, "evaluate": 1800} | ({"verify": 1200} if evolve else {}),
         "generated_tokens": 540000, "llm_calls": 24 if evolve else 0, "money": 0.0312 * evolve,
-        "seconds": 322.0,
+        "seconds": 322.0, "failed_phases": 2,
     }  # fmt: skip
 
 
@@ -262,6 +263,8 @@ def test_no_text_of_a_model_becomes_markup_or_template(tmp_path: Path) -> None:
     run.event("proposal_failed", 1, reason=evil())
     run.event("evolution", 1, parents=[evil()], rounds=1, proposed=evil())
     run.event("notice", 1, text=evil())
+    run.event("phase_failed", 1, reason=evil(), in_a_row=1)
+    run.event("proposals_ended", 1, reason=evil())
     run.event("hard_samples", 2, epoch=1, seen=4, hard=4, newly_hard=4, graduated=0,
               solved_by_hint=0)  # fmt: skip
     run.event("hint_phase", 2, phase=1, hard=4, dev=2, train=2, budget=9, reflection="gepa")
@@ -341,6 +344,7 @@ def test_the_first_screen_says_what_was_run_and_what_it_cost(tmp_path: Path) -> 
     run.write_summary({"llm": "offline rules", "arms": {"inspo": result(True)}})
     html = write_report(run).read_text(encoding="utf-8")
     words = check(run.report_path).words
+    assert "no proposal of this phase was of use: LLMError: <503>" in words
     assert html.index('id="result"') < html.index('id="cost"') < html.index("Best instruction")
     assert html.index("Best instruction") < html.index('id="training"')
     assert "Method inspo Model geo-1m LLM offline rules Seed 3 Steps 60" in words
@@ -385,6 +389,7 @@ def test_results_and_costs_hold_the_numbers(evolved: RunDir) -> None:
     assert rows["Rollouts of evaluations, not counted above"] == "1\u202f800"
     assert rows["verify"] == "1\u202f200"
     assert rows["Verification, share of all rollouts"] == "9.1\u202f%"
+    assert rows["Phases without a useful proposal"] == "2"
     assert rows["Money"] == "$0.0312"
     assert rows["Time"] == "5 min 22 s"
 

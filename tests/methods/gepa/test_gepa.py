@@ -172,7 +172,7 @@ def test_what_breaks_the_contract_is_rejected_and_the_search_ends_in_an_error(
     options = replace(SMALL, max_instruction_chars=500)
     strategy = gepa(options, control_tokens=("<|im_end|>",))
     policy, record = Policy(), Events()
-    with pytest.raises(EvolutionError, match="every instruction that GEPA was proposed failed"):
+    with pytest.raises(EvolutionError, match="every instruction of the only phase failed"):
         strategy.evolve_if_due(FIRST, policy, Author(write), record)
     refused = record.of("instruction_rejected")
     assert len(refused) == 20
@@ -220,7 +220,7 @@ def test_a_dead_llm_is_an_error_a_spent_one_is_not():
         searched(raising(LLMError("gone")))
     strategy, policy, author, record = searched(raising(BudgetError("no money")))
     assert strategy.best_instruction_id() == "i0"
-    assert len(author.prompts) == len(record.of("proposal_failed")) == 1
+    assert len(author.prompts) == len(record.of("proposals_ended")) == 1
     assert policy.evaluations < 200  # what nobody reflects on is not rolled out for ever
 
 

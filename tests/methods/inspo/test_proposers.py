@@ -1,5 +1,6 @@
 import json
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -124,49 +125,69 @@ def test_parser_finds_what_was_written(texts):
     assert parse_candidates(reply) == list(dict.fromkeys(t.strip() for t in texts if t.strip()))
 
 
+def saved_and_loaded(proposals: Proposals) -> Proposals:
+    restored = Proposals()
+    restored.load_state_dict(json.loads(json.dumps(proposals.state_dict())))
+    return restored
+
+
 def test_failed_calls_are_recorded_and_two_failed_phases_are_an_error():
     llm = ScriptedLLM([LLMError("down"), "nothing of use"])
     events, proposals = Events(), Proposals()
     assert proposals.ask("p", llm, events, 6) is None
-    proposals.end_phase()
-    restored = Proposals()
-    restored.load_state_dict(json.loads(json.dumps(proposals.state_dict())))
+    proposals.end_phase(llm, events)
+    restored = saved_and_loaded(proposals)
     got = restored.ask("p", llm, events, 6)
     assert got is not None
     assert got.candidates == ()
     reasons = [e["reason"] for e in events.of("proposal_failed")]
     assert reasons == ["LLMError: down", "no <ins_1>...</ins_1> candidate in the reply"]
-    with pytest.raises(EvolutionError, match="LLMError: down; no <ins_1>"):
-        restored.end_phase()
+    with pytest.raises(
+        EvolutionError, match=r"2 phases in a row failed \(LLMError: down; no <ins_1>"
+    ):
+        restored.end_phase(llm, events)
+    assert [e["in_a_row"] for e in events.of("phase_failed")] == [1, 2]
 
 
-def test_one_readable_reply_is_enough_for_the_run():
-    proposals, events = Proposals(), Events()
-    llm = ScriptedLLM(["<ins_1>a</ins_1>", "garbage", "garbage"])
-    for _ in range(3):
-        got = proposals.ask("p", llm, events, 6)
-        assert got is not None
-        proposals.valid(len(got.candidates), [])
-        proposals.end_phase()
+GOOD, BROKEN, BAD = "<ins_1>a</ins_1>", "<ins_1>lost</ins_1>", LLMError("401")
 
 
-def test_replies_that_always_break_the_contract_are_an_error() -> None:
-    proposals, events = Proposals(), Events()
-    llm = ScriptedLLM(["<ins_1>a</ins_1>", "<ins_1>b</ins_1>"])
-    proposals.ask("p", llm, events, 6)
-    proposals.valid(0, ["lost <answer>"])
-    proposals.end_phase()
-    proposals.ask("p", llm, events, 6)
-    proposals.valid(0, ["lost <answer>"])
+def phases(replies: list[Any], optional: bool = False) -> Events:
+    """One phase for each reply; state is saved in between. GOOD meets the contract, BROKEN does not."""
+    llm, events, proposals = ScriptedLLM(replies), Events(), Proposals()
+    llm.optional = optional  # pyright: ignore[reportAttributeAccessIssue]
+    for reply in replies:
+        proposals = saved_and_loaded(proposals)
+        if proposals.ask("p", llm, events, 6) is not None:
+            proposals.valid(int(reply == GOOD), ["lost <answer>"] if reply == BROKEN else [])
+        proposals.end_phase(llm, events)
+    return events
+
+
+def test_an_llm_that_dies_after_a_useful_phase_ends_the_run() -> None:
+    with pytest.raises(
+        EvolutionError, match=r"2 phases in a row failed \(LLMError: 401\).*optional"
+    ):
+        phases([GOOD, BAD, BAD])
+    assert len(phases([GOOD, BAD, GOOD, BAD, BROKEN, BAD]).of("phase_failed")) == 3
+
+
+def test_an_optional_llm_may_die() -> None:
+    events = phases([BAD, BAD, BAD, GOOD, BAD], optional=True)
+    assert [e["in_a_row"] for e in events.of("phase_failed")] == [1, 2, 3, 1]
+
+
+def test_replies_that_break_the_contract_end_a_run_only_if_none_ever_met_it() -> None:
     with pytest.raises(EvolutionError, match="broke the contract: lost <answer>"):
-        proposals.end_phase()
+        phases([BROKEN, BROKEN])
+    assert phases([GOOD, BROKEN, BROKEN, BROKEN]).of("phase_failed") == []
 
 
 def test_the_only_phase_is_judged_at_once() -> None:
-    proposals = Proposals()
-    proposals.ask("p", ScriptedLLM([LLMError("401")]), Events(), 6)
-    with pytest.raises(EvolutionError, match="401"):
-        proposals.end_phase(last=True)
+    proposals, llm = Proposals(), ScriptedLLM([LLMError("401")])
+    proposals.ask("p", llm, Events(), 6)
+    with pytest.raises(EvolutionError, match=r"of the only phase failed \(LLMError: 401"):
+        proposals.end_phase(llm, Events(), last=True)
 
 
 def test_a_talkative_reply_is_cut_to_what_was_asked_for():
@@ -181,7 +202,16 @@ class Broke:
         raise BudgetError("0.02 left, 0.05 needed")
 
 
-def test_a_spent_budget_is_a_failed_proposal():
-    events = Events()
-    assert Proposals().ask("p", Broke(), events, 6) is None
-    assert events.of("proposal_failed") == [{"reason": "BudgetError: 0.02 left, 0.05 needed"}]
+def test_a_spent_budget_ends_proposals_once_and_the_run_only_if_none_was_of_use() -> None:
+    proposals, events = Proposals(), Events()
+    proposals.ask("p", ScriptedLLM([GOOD]), events, 6)
+    proposals.valid(1, [])
+    for _ in range(4):
+        proposals.end_phase(Broke(), events)
+        assert proposals.ask("p", Broke(), events, 6) is None
+    assert events.of("proposals_ended") == [{"reason": "0.02 left, 0.05 needed"}]
+    assert events.of("phase_failed") == []
+    unaffordable = Proposals()
+    unaffordable.ask("p", Broke(), events, 6)
+    with pytest.raises(EvolutionError, match=r"0\.02 left"):
+        unaffordable.end_phase(Broke(), events, last=True)

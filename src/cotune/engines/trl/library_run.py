@@ -31,7 +31,7 @@ from cotune.utils.processes import launched_rank
 
 _FIXED = ("seed", "environment", "instruction", "limits", "rewards", "strategy", "batch")
 _TRAJECTORIES_EVERY = 10  # steps between files of training rollouts, as for a run file
-_WARNINGS = ("notice", "proposal_failed")
+_WARNINGS = ("notice", "proposal_failed", "phase_failed", "proposals_ended")
 _DETAILS = ("hint_progress",)  # several per phase
 _log = logging.getLogger("cotune")
 

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rich.text import Text
+
 from cotune.experiments.report.charts import Chart, Point, Series, curves_chart, line_chart, style
 from cotune.experiments.report.hints import hints_of, outside_phases
 from cotune.experiments.report.instructions import population
@@ -21,6 +23,7 @@ from cotune.experiments.report.pages import (
     write_page,
 )
 from cotune.experiments.report.recorded_run import RecordedRun, read_run, values
+from cotune.run.journal import NOTICES, describe_event
 from cotune.run.json_files import Row
 from cotune.run.scores import wilson
 from cotune.run.truncation import SHARE, truncation_notice
@@ -47,7 +50,7 @@ def write_run_report(folder: Path) -> Path:
         "more": [chart for chart in _more_charts(run) if chart],
         "population": population(run, outside_phases(run.events, "proposal_failed")),
         "hints": hints_of(run),
-        "notices": [*run.of_kind("notice"), *_truncated(run)],
+        "notices": [*_notices(run), *_truncated(run)],
         "resumes": _resumed(run),
     }
     content["contents"] = (
@@ -172,6 +175,7 @@ def costs(run: RecordedRun) -> list[tuple[str, str, str]]:
         ("", "Rollouts of evaluations, not counted above", count(by_purpose.get("evaluate"))),
         ("", "Generated tokens", count(run.result.get("generated_tokens"))),
         ("", "LLM calls", count(run.result.get("llm_calls"))),
+        ("", "Phases without a useful proposal", count(run.result.get("failed_phases") or None)),
         ("", "Money", money(run.result.get("money"))),
         ("", "Time", duration(run.result.get("seconds"))),
     ]
@@ -204,6 +208,15 @@ def _resumed(run: RecordedRun) -> list[tuple[Row, list[tuple[str, str]]]]:
     return [
         (event, [(name, changed(pair)) for name, pair in (event.get("changed") or {}).items()])
         for event in run.of_kind("resumed")
+    ]
+
+
+def _notices(run: RecordedRun) -> list[Row]:
+    """Return the events that are notices; one without a text of its own has the console's."""
+    return [
+        {"text": Text.from_markup(describe_event(event["kind"], event)).plain, **event}
+        for event in run.events
+        if event["kind"] in NOTICES
     ]
 
 

@@ -7,8 +7,9 @@ from dataclasses import asdict, dataclass, replace
 from statistics import fmean
 from typing import ClassVar, Literal
 
-from cotune.errors import ConfigError, EvolutionError
+from cotune.errors import ConfigError
 from cotune.methods.instruction_rules import InstructionRules, protocol_tags, surroundings
+from cotune.methods.llm_health import LLMHealth
 from cotune.methods.method import Context, Cost, Method, Proposals, RunShape, arxiv
 from cotune.methods.static import StaticStrategy
 from cotune.methods.text_evolution import (
@@ -142,11 +143,13 @@ def evolve_instruction(
     reflector = InstructionReflector(llm, rules, judge.met, lineage.invalid, record, description)
     lineage.critiques = reflector.critiques
     found = evolve_by_gepa(dev, train, judge, reflector, search, seed_key, lineage)
+    health = LLMHealth()
     if reflector.asked and not reflector.valid and not reflector.spent:
-        raise EvolutionError(
-            f"every instruction that GEPA was proposed failed ({'; '.join(reflector.reasons)}); "
-            "expected a valid instruction within ``` blocks: check the run file's `llm`"
-        )
+        health.blame(reflector.reasons)
+        expected = "a valid instruction within ``` blocks"
+        health.failed(llm, record, "instruction", expected, last=True)
+    if reflector.spent:
+        health.ended(reflector.spent, record)
     candidates = Candidates(tuple(lineage.instructions), found.scores, judge.evaluations)
     _record_ended(candidates, found, reflector, search.budget, record)
     return candidates

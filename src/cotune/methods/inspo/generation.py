@@ -91,7 +91,7 @@ class Generator:
                 could exceed it does not start.
 
         Raises:
-            EvolutionError: two phases have passed and all proposals of the run failed.
+            EvolutionError: all proposals of two phases in a row failed, or of the only one.
         """
         accepted: list[Candidate] = []
         tried = [parent.text for parent in parents]
@@ -125,7 +125,7 @@ class Generator:
             for candidate, reason in rejected:
                 _record_rejected(candidate, reason, record)
         if rounds:
-            self._proposals.end_phase(last)
+            self._proposals.end_phase(llm, record, last)
         return Generation(tuple(accepted), rounds, proposed, verified)
 
     def _wanting(

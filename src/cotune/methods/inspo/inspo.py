@@ -139,8 +139,7 @@ class Inspo(Unhinted):
         A second call at the same step does nothing.
 
         Raises:
-            EvolutionError: two phases of proposals have passed, or the only one, without
-                a candidate that meets the contract.
+            EvolutionError: all proposals of two phases in a row failed, or of the only one.
         """
         if progress.step <= self._phases_run:
             return {}

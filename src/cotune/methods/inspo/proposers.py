@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from cotune.errors import BudgetError, EvolutionError, LLMError
+from cotune.errors import BudgetError, LLMError
 from cotune.methods.inspo.replay import Experience
 from cotune.methods.instruction_rules import neutralised, protocol_tags, surroundings
+from cotune.methods.llm_health import LLMHealth
 from cotune.protocols import LLM, Recorder, State
 from cotune.types import StopReason
 
@@ -169,63 +170,74 @@ class Proposal:
 
 
 class Proposals:
-    """Ask an LLM and keep account of failures, so that a run in which all fail is an error."""
+    """Ask an LLM and keep account of its phases, so that a run whose LLM is of no use ends.
+
+    Once a candidate met the contract, a phase has failed only if no reply could be read: that all
+    candidates are rejected happens to an LLM that works.
+    """
 
     def __init__(self) -> None:
-        self._phases = 0
-        self._useful = False
-        self._causes: list[str] = []
+        self._health = LLMHealth()
+        self._useful = False  # a candidate of the run met the contract
+        # Of the current phase:
+        self._valid = self._read = False
+        self._spent = ""
 
     def ask(self, prompt: str, llm: LLM, record: Recorder, most: int) -> Proposal | None:
-        """Return the first `most` candidates; None if the call failed or exceeded the budget.
+        """Return the first `most` candidates; None if the call failed or the LLM gives no more.
 
-        Both that and a reply without candidates are recorded as "proposal_failed".
+        A failed call and a reply without candidates are recorded as "proposal_failed".
         """
         try:
             text = llm.complete(prompt).text
-        except (LLMError, BudgetError) as error:
+        except BudgetError as error:
+            self._spent = str(error)
+            self._health.ended(self._spent, record)
+            return None
+        except LLMError as error:
             self._fail(f"{type(error).__name__}: {error}", record)
             return None
         candidates = tuple(parse_candidates(text)[:most])
         if not candidates:
             self._fail("no <ins_1>...</ins_1> candidate in the reply", record)
+        self._read |= bool(candidates)
         return Proposal(candidates, critique_of(text))
 
     def valid(self, count: int, reasons: Sequence[str]) -> None:
         """Record a reply's valid candidates, and why the contract rejected the others."""
         if count:
-            self._useful = True
+            self._useful = self._valid = True
         elif reasons:
-            self._blame(f"all candidates broke the contract: {reasons[0]}")
-
-    def _blame(self, reason: str) -> None:
-        if reason not in self._causes and len(self._causes) < 5:
-            self._causes.append(reason)
+            self._health.blame([f"all candidates broke the contract: {reasons[0]}"])
 
     def _fail(self, reason: str, record: Recorder) -> None:
-        self._blame(reason)
+        self._health.blame([reason])
         record("proposal_failed", reason=reason)
 
-    def end_phase(self, last: bool = False) -> None:
+    def end_phase(self, llm: LLM, record: Recorder, last: bool = False) -> None:
         """End a phase of proposals: the initial rewrites, or one evolution.
 
         Args:
             last: whether this is the last phase.
 
         Raises:
-            EvolutionError: two phases have passed, or the last one, without a single candidate
-                that meets the contract.
+            EvolutionError: see `LLMHealth.failed`; the last phase counts if none was of use.
         """
-        self._phases += 1
-        if (last or self._phases >= 2) and not self._useful:
-            raise EvolutionError(
-                f"every proposal of {self._phases} phases failed ({'; '.join(self._causes)}); "
-                "expected a reply with valid <ins_1>...</ins_1> candidates: check the run file's `llm`"
-            )
+        if self._valid or (self._useful and self._read):
+            self._health.succeeded()
+        elif not (self._useful and self._spent):
+            if self._spent:
+                self._health.blame([self._spent])
+            expected = "a reply with valid <ins_1>...</ins_1> candidates"
+            last = last and not self._useful
+            self._health.failed(llm, record, "proposal", expected, last=last)
+        self._valid = self._read = False
+        self._spent = ""
 
     def state_dict(self) -> State:
-        return {"phases": self._phases, "useful": self._useful, "causes": list(self._causes)}
+        return {"useful": self._useful, "health": self._health.state_dict()}
 
     def load_state_dict(self, state: State) -> None:
-        self._phases, self._useful = state["phases"], state["useful"]
-        self._causes = list(state["causes"])
+        self._useful = bool(state["useful"])
+        if "health" in state:  # older runs have none
+            self._health.load_state_dict(state["health"])

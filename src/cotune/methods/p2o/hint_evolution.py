@@ -4,8 +4,8 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from cotune.errors import EvolutionError
 from cotune.methods.instruction_rules import surroundings
+from cotune.methods.llm_health import LLMHealth
 from cotune.methods.p2o.hint_rules import HintRules
 from cotune.methods.p2o.hints import HintOptions, HintPool, covering
 from cotune.methods.text_evolution import (
@@ -24,9 +24,7 @@ from cotune.methods.text_evolution import (
 from cotune.protocols import LLM, Recorder, Rollout, State
 from cotune.types import Prompt, Task
 
-_BARREN_PHASES = 2
 _BARREN_ROUNDS = 2  # consecutive iterations without a valid hint that end a phase
-_MOST_CAUSES = 5
 
 
 def read_hint(reply: str) -> str:
@@ -297,8 +295,7 @@ class HintEvolution:
         self._rules, self.options, self._seed = rules, options, seed
         self._description = description
         self._phases = 0
-        self._failed = 0  # consecutive phases in which all proposals failed
-        self._causes: list[str] = []  # from the consecutive failed phases
+        self._health = LLMHealth()
 
     def run(
         self,
@@ -320,9 +317,8 @@ class HintEvolution:
             affordable: evaluations that the run can still afford; None for no limit.
 
         Raises:
-            EvolutionError: all proposals of two phases in a row failed; the message names the
-                causes. A phase that never called the reflector is not counted, nor is one that
-                ended because the LLM's budget is spent.
+            EvolutionError: see `LLMHealth.failed`. A phase that never called the reflector is not
+                counted, nor is one that ended because the LLM's budget is spent.
             CotuneError: what `rollout` or `llm` raised; an LLMError is recorded instead.
         """
         if len(hard) < self.options.hard_set_min_count:
@@ -353,30 +349,23 @@ class HintEvolution:
             record=record,
             description=self._description,
         )
-        self._account(result.reflector)
+        self._account(result.reflector, llm, record)
         # A phase that ended without hints for lack of budget does not replace an earlier pool.
         return None if result.reflector.spent and not result.accepted else result.pool
 
-    def _account(self, reflector: Reflector) -> None:
+    def _account(self, reflector: Reflector, llm: LLM, record: Recorder) -> None:
         if reflector.valid:
-            self._failed, self._causes = 0, []
+            self._health.succeeded()
         elif reflector.asked and not reflector.spent:
-            self._failed += 1
-            self._causes = list(dict.fromkeys([*self._causes, *reflector.reasons]))[:_MOST_CAUSES]
-        if self._failed >= _BARREN_PHASES:
-            raise EvolutionError(
-                f"every hint proposed in {self._failed} phases in a row failed "
-                f"({'; '.join(self._causes)}); expected a valid hint within ``` blocks: check the "
-                "run file's `llm`"
-            )
+            self._health.blame(reflector.reasons)
+            self._health.failed(llm, record, "hint", "a valid hint within ``` blocks")
+        if reflector.spent:
+            self._health.ended(reflector.spent, record)
 
     def state_dict(self) -> State:
-        return {
-            "phases": self._phases,
-            "failed": self._failed,
-            "causes": list(self._causes),
-        }
+        return {"phases": self._phases, "health": self._health.state_dict()}
 
     def load_state_dict(self, state: State) -> None:
-        self._phases, self._failed = state["phases"], state["failed"]
-        self._causes = list(state["causes"])
+        self._phases = int(state["phases"])
+        if "health" in state:  # older runs have none
+            self._health.load_state_dict(state["health"])

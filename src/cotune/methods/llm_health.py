@@ -1,0 +1,69 @@
+"""Whether an optimizer LLM is of use, over the phases of a run."""
+
+from collections.abc import Iterable
+
+from cotune.errors import EvolutionError
+from cotune.protocols import LLM, Recorder, State
+
+_ENDS_A_RUN = 2  # failed phases in a row
+_MOST_CAUSES = 5
+
+
+class LLMHealth:
+    """Count the phases whose proposals all failed, and end a run whose LLM is of no use.
+
+    Every failed phase is recorded as "phase_failed". Two in a row end the run, unless the LLM is
+    `optional`. An LLM that has nothing left to give (BudgetError) has not failed; this is recorded
+    once, as "proposals_ended".
+    """
+
+    def __init__(self) -> None:
+        self._failed = 0  # in a row
+        self._causes: list[str] = []  # of these phases
+        self._ended = False
+
+    def blame(self, reasons: Iterable[str]) -> None:
+        """Note why proposals of this phase failed."""
+        self._causes = list(dict.fromkeys([*self._causes, *reasons]))[:_MOST_CAUSES]
+
+    def succeeded(self) -> None:
+        """End a phase in which the LLM was of use."""
+        self._failed, self._causes, self._ended = 0, [], False
+
+    def ended(self, reason: str, record: Recorder) -> None:
+        """Note that the LLM has nothing left to give."""
+        if not self._ended:
+            record("proposals_ended", reason=reason)
+        self._ended = True
+
+    def failed(
+        self, llm: LLM, record: Recorder, what: str, expected: str, *, last: bool = False
+    ) -> None:
+        """End a phase whose proposals all failed.
+
+        Args:
+            what: what was proposed.
+            expected: what a reply should have held.
+            last: whether no other phase can follow.
+
+        Raises:
+            EvolutionError: the LLM is not optional, and this is the second phase in a row, or the
+                last one.
+        """
+        self._failed += 1
+        causes = "; ".join(self._causes)
+        record("phase_failed", reason=causes, in_a_row=self._failed)
+        if getattr(llm, "optional", False) or (self._failed < _ENDS_A_RUN and not last):
+            return
+        phases = "the only phase" if self._failed == 1 else f"{self._failed} phases in a row"
+        raise EvolutionError(
+            f"every {what} of {phases} failed ({causes}); expected {expected}: check the run file's "
+            "`llm`, or set llm.optional: true to train without its proposals"
+        )
+
+    def state_dict(self) -> State:
+        return {"failed": self._failed, "causes": list(self._causes), "ended": self._ended}
+
+    def load_state_dict(self, state: State) -> None:
+        self._failed, self._causes = int(state["failed"]), list(state["causes"])
+        self._ended = bool(state["ended"])
