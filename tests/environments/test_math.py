@@ -102,7 +102,7 @@ def test_every_turn_is_the_last():
 
 
 def test_an_episode_that_answers():
-    text = "10 + 30 + 2 is \\boxed{41}, no, \\boxed{ 42 }."
+    text = "10 + 30 + 2 is \\boxed{41}. That is wrong. So \\boxed{ 42 }."
     got = run([*CODEC.encode(text), EOS])
     assert (got.reward, got.answer, got.stop) == (1.0, "42", StopReason.ANSWERED)
     assert got.turns == (Turn(text, "", "answer", ""),)
@@ -110,6 +110,17 @@ def test_an_episode_that_answers():
     assert got.mask == (1,) * (len(text) + 1)
     assert CODEC.decode(got.sampled_prompt_ids).startswith("Add the tens first.\n\nSolve.")
     assert CODEC.decode(got.prompt_ids) == "Solve.\n\nWhat is 12 + 30?"
+
+
+def test_a_batch_is_scored_at_once_unless_a_subclass_scores_otherwise():
+    class Half(MathEnvironment):
+        def score(self, trajectory: Trajectory) -> tuple[float, str | None]:
+            reward, answer = super().score(trajectory)
+            return reward / 2, answer
+
+    done = [run([*CODEC.encode(f"\\boxed{{{n}}}"), EOS]) for n in (42, 43)]
+    assert environment().scores(done) == [(1.0, "42"), (0.0, "43")]
+    assert Half({"train": [TASK]}).scores(done) == [(0.5, "42"), (0.0, "43")]
 
 
 @pytest.mark.parametrize(
@@ -127,11 +138,11 @@ def test_an_episode_that_fails(text: str, answer: str | None):
 def test_an_answer_cut_off_by_the_token_limit_does_not_count():
     text = "It is \\boxed{42}"
     got = run(text, Limits(turns=1, turn_tokens=len(text) - 1))
-    assert (got.reward, got.answer, got.stop) == (0.0, None, StopReason.TURN_LIMIT)
+    assert (got.reward, got.answer, got.stop) == (0.0, None, StopReason.TURN_TOKENS)
     # Cut off, not ended: the closing EOS is not the policy's.
     assert (got.completion_ids[-1], got.mask[-1]) == (EOS, 0)
     got = run(text, Limits(turns=1, turn_tokens=len(text)))
-    assert (got.reward, got.answer, got.stop) == (1.0, "42", StopReason.ANSWERED)
+    assert (got.reward, got.answer, got.stop) == (1.0, "42", StopReason.TURN_TOKENS)
 
 
 def test_one_turn_also_where_the_limits_allow_more():
@@ -206,6 +217,8 @@ def test_the_schemas_of_common_data_sets(write: Write):
     )
     assert task.answers == ("\\frac{1}{2}",)
     assert (task.stratum, task.solution) == ("Level 5", solution)
+    (task,) = read(write({"question": "Which?", "answer": "So \\boxed{2}, \\boxed{3}."}))
+    assert task.answers == ("2, 3",)
     (task,) = read(write({"question": "GSM8K?", "answer": "48 / 2 = 24.\n#### 1,024"}))
     assert task.answers == ("1,024",)
     assert task.solution == "48 / 2 = 24.\n#### 1,024"

@@ -61,8 +61,8 @@ def no_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         (r"The answer is \boxed{42}.", "42"),
         (r"\boxed{\frac{1}{\sqrt{2}}}", r"\frac{1}{\sqrt{2}}"),
-        (r"\boxed{1}, no, \boxed{2} it is {3}", "2"),
-        (r"\boxed {x} and \boxed" + "\n{ y }", " y "),
+        (r"\boxed{1}. Then again it may be \boxed{2} or {3}", "2"),
+        (r"\boxed {x} is the same as \boxed" + "\n{ y }", " y "),
         (r"\boxed{\boxed{5}}", "5"),
         (r"\boxed{\left\{1, 2\right.}", r"\left\{1, 2\right."),
         (r"\boxed{1 \\}", r"1 \\"),
@@ -78,6 +78,16 @@ def no_worker(monkeypatch: pytest.MonkeyPatch) -> None:
         # The last one that is begun decides.
         (r"\boxed{5} or \boxed{6", None),
         (r"\boxed{5} as \boxed says", "5"),
+        # Neighbours belong together.
+        (r"\boxed{2}, \boxed{3}, \boxed{5}", "2, 3, 5"),
+        (r"So \boxed{2}, \boxed{3}.", "2, 3"),
+        (r"$\boxed{ 2 }$ and $\boxed{345}$", "2, 345"),
+        (r"x is \boxed{2} or, in the second of the two cases, \boxed{3}", "2, 3"),
+        (r"\boxed{1} First, " + "or " * 30 + r"\boxed{2}", "2"),
+        (r"\boxed{5}, so \boxed{ 5 }", " 5 "),
+        (r"\boxed{7}, that is to say \boxed{7}", "7"),
+        (r"\boxed{1}, \boxed{\boxed{2}}", "2"),
+        (r"\boxed{1, \boxed{2}, \boxed{3}", "2, 3"),
     ],
 )
 def test_the_last_box(text: str, content: str | None):
@@ -109,6 +119,8 @@ def test_deep_and_many_boxes_are_read_in_linear_time():
     deep = "{" * 100_000 + "}" * 100_000
     assert last_boxed("\\boxed{" + deep + "}") == deep
     assert last_boxed("\\boxed{" * 100_000) is None
+    many = "".join(f"\\boxed{{{i}}}" for i in range(100_000))
+    assert last_boxed(many) == ", ".join(map(str, range(100_000)))
 
 
 @pytest.mark.parametrize(
@@ -174,6 +186,7 @@ def test_equality_as_mathematics(reward: BoxedReward):
         (r"50\%", "0.5"),
         ("$5$", "5"),
         ("2, 1", r"\{1, 2\}"),
+        ("5, 3, 2", "2, 3, 5"),
         (r"\text{(A)}", "A"),
         # What plain_integers is for.
         (r"12 \times 13", "156"),
@@ -182,6 +195,8 @@ def test_equality_as_mathematics(reward: BoxedReward):
         (r"\frac12", "0.25"),
         ("5.0001", "5"),
         ("5, 6", "5"),
+        ("5", "2, 3, 5"),
+        ("2345", "2, 345"),
         ("x+1", "y+1"),
         ("hello 5 @@", "5"),
         (r"\text{The answer is } 5", "5"),
@@ -218,9 +233,59 @@ def test_a_late_answer_scores_zero_and_the_rest_is_done_anew():
         assert time.monotonic() - started < 20
     assert found == [
         Verdict(1.0),
-        Verdict(0.0, "no verdict: the worker took too long"),
+        Verdict(0.0, "no verdict: it took too long"),
         Verdict(1.0),
     ]
+
+
+class Slow:
+    """In place of a worker: seconds that an answer takes are its text; keeps what it was given."""
+
+    ended = False
+
+    def __init__(self, clock: list[float], asked: list[tuple[str, float]]) -> None:
+        self.clock, self.asked = clock, asked
+
+    def compare(self, answer: str, truths: tuple[str, ...], seconds: float) -> Verdict | None:
+        self.asked.append((answer, seconds))
+        self.clock[0] += min(float(answer), seconds)
+        return Verdict(1.0) if float(answer) <= seconds else None
+
+
+def test_answers_that_take_long_wait_and_share_a_limit(monkeypatch: pytest.MonkeyPatch):
+    clock, asked = [0.0], list[tuple[str, float]]()
+    monkeypatch.setattr(boxed.time, "monotonic", lambda: clock[0])
+    own = BoxedReward(5.0)
+    own._workers = [Slow(clock, asked)]  # type: ignore[list-item]
+    slow = [f"{60 + i}.5" for i in range(20)]
+    answers = ["2.5", *slow, "0.1", "2.5"]
+    found = own.judge([(answer, ["x"]) for answer in answers])
+    # Every answer gets half a second, equal ones once, before any gets more.
+    assert [seconds for _, seconds in asked[:22]] == [0.5] * 22
+    assert [answer for answer, _ in asked[22:]] == ["2.5", *slow[:6]]
+    assert {seconds for _, seconds in asked[22:]} == {5.0}
+    assert [verdict.reward for verdict in found] == [1.0, *[0.0] * 20, 1.0, 1.0]
+    assert found[20].reason == "no verdict: it took too long"
+    # An answer alone need not wait.
+    asked.clear()
+    own.judge([("60", ["x"])])
+    assert asked == [("60", 5.0)]
+
+
+@pytest.mark.usefixtures("stand_in")
+def test_large_batches_have_several_workers(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(boxed.os, "cpu_count", lambda: 3)
+    with BoxedReward(30.0) as own:
+        pairs = [(f"{i}/2", [str(i / 2 + i % 2)]) for i in range(1, 81)]
+        assert own.score(pairs) == [float(i % 2 == 0) for i in range(1, 81)]
+        assert [worker is not None for worker in own._workers] == [True] * 3
+
+
+@pytest.mark.usefixtures("stand_in")
+def test_an_error_of_one_of_several_workers_is_raised(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    with pytest.raises(ConfigError, match="did not start"):
+        BoxedReward().score([(f"{i}/2", ["7"]) for i in range(100)])
 
 
 def workers() -> set[int]:
@@ -319,7 +384,7 @@ import os, signal, sys, threading
 from cotune.rewards.boxed import BoxedReward
 reward = BoxedReward(1.0)
 assert reward("1/2", ["0.5"]) == 1.0
-print(reward._worker._process.pid, flush=True)
+print(reward._workers[0]._process.pid, flush=True)
 if sys.argv[1] == "busy":
     threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGKILL)).start()
     reward("9^{9^{9^{9}}}", ["5"])

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cotune.errors import ConfigError
-from cotune.rollout.episode import Episode, new_episodes, run_episodes, score
+from cotune.rollout.episode import Episode, new_episodes, run_episodes, score_all
 from cotune.testing import CharacterCodec, Reply, ScriptedSampler
 from cotune.types import (
     Action,
@@ -285,4 +285,4 @@ def test_a_reward_that_is_no_finite_number_names_environment_and_task(reward: fl
 
     done = run(["end answer."])
     with pytest.raises(ConfigError, match=r"Broken\.score gave the reward (nan|inf) for task t"):
-        score(done, Broken())
+        score_all([done], Broken())

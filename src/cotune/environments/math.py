@@ -81,6 +81,17 @@ class MathEnvironment(TaskEnvironment):
         answer = _answer(trajectory.own_text)
         return self._reward(answer, trajectory.task.answers), answer
 
+    def scores(self, trajectories: Sequence[Trajectory]) -> list[tuple[float, str | None]]:
+        """Return the rewards of a batch, so that no answer waits long for one that never ends."""
+        if (
+            not isinstance(self._reward, BoxedReward)
+            or type(self).score is not MathEnvironment.score
+        ):
+            return [self.score(trajectory) for trajectory in trajectories]
+        answers = [_answer(t.own_text) for t in trajectories]
+        pairs = [(a, t.task.answers) for a, t in zip(answers, trajectories, strict=True)]
+        return list(zip(self._reward.score(pairs), answers, strict=True))
+
 
 @dataclass(frozen=True, kw_only=True)
 class MathOptions:

@@ -2,8 +2,8 @@ r"""Answers in \boxed{…}: extracted from a text, and compared with ground trut
 
 A policy's answer may be hostile: "9**9**9**9" or deep nesting must neither hang a run nor exhaust
 its memory. math-verify limits its time by `signal.alarm`, which fails in threads and does not
-interrupt sympy inside C code. So it runs in a separate process (`math_worker`), which is killed if
-it takes too long.
+interrupt sympy inside C code. So it runs in separate processes (`math_worker`), which are killed if
+they take too long.
 """
 
 import json
@@ -12,8 +12,11 @@ import re
 import subprocess
 import sys
 import threading
+import time
 import weakref
+from collections import deque
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,10 +28,20 @@ MAX_CHARACTERS = 1000
 """Longer answers score 0 without being compared."""
 
 _START_SECONDS = 60.0
+_MOST_WORKERS = 4
+_PER_WORKER = 32
+"""Answers for which one more worker is started: it takes as long to start as to compare these."""
+_QUICK_SECONDS = 0.5
+"""Time limit of an answer while others wait; a typical one takes 15 ms."""
+_BATCH_LIMIT = 6
+"""Time for all answers of a batch that exceed it, in limits of a single answer."""
 _WORKER = Path(__file__).with_name("math_worker.py")
 _BOX = re.compile(r"\\boxed\s*\{")
 # Also matches escaped characters, so that the braces of \{ and \} do not count.
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
+_SEPARATOR = re.compile(r"\b(and|or)\b|,|;")
+_NEAR, _RELATED = 10, 70
+"""Characters between two boxes that belong together, without and with a separator among them."""
 _INTEGER = re.compile(r"([+-]?)(\d{1,3}(?:,\d{3})+|\d+)", re.ASCII)
 
 
@@ -36,19 +49,43 @@ def last_boxed(text: str) -> str | None:
     r"""Return the content of the last \boxed{…}; None if there is none or the last one is unclosed.
 
     As in MATH's `last_boxed_only_string`, the last one that is opened decides, so that an earlier
-    box does not count if the final one is cut off. Of nested boxes it is the innermost.
+    box does not count if the final one is cut off. Of nested boxes it is the innermost. As in
+    math-verify, boxes before it belong to the same answer if fewer than 10 characters are between
+    them, or fewer than 70 with a comma, a semicolon, "and" or "or"; contents are joined by ", ",
+    repeated ones once.
 
-    >>> last_boxed(r"So \boxed{1}, no: \boxed{\frac{1}{2}}.")
+    >>> last_boxed(r"It is \boxed{1}. That is to say \boxed{\frac{1}{2}}.")
     '\\frac{1}{2}'
+    >>> last_boxed(r"So \boxed{2}, \boxed{3}.")
+    '2, 3'
     """
     begun = list(_BOX.finditer(text))
-    if not begun:
-        return None
-    start, depth = begun[-1].end(), 1
-    for mark in _BRACE.finditer(text, start):
+    contents: list[str] = []
+    following = len(text)
+    for box in reversed(begun):
+        end = _closing(text, box.end(), following)
+        if end is None:
+            break
+        content, between = text[box.end() : end], text[end + 1 : following]
+        if contents and len(between) >= _NEAR:
+            related = len(between) < _RELATED and _SEPARATOR.search(between)
+            if not related or content.strip() == contents[-1].strip():
+                break
+        if not contents or content.strip() != contents[-1].strip():
+            contents.append(content)
+        following = box.start()
+    if len(contents) < 2:
+        return contents[0] if contents else None
+    return ", ".join(content.strip() for content in reversed(contents))
+
+
+def _closing(text: str, start: int, end: int) -> int | None:
+    """Return the position of the brace that closes the one before `start`; None without one."""
+    depth = 1
+    for mark in _BRACE.finditer(text, start, end):
         depth += {"{": 1, "}": -1}.get(mark.group(), 0)
         if depth == 0:
-            return text[start : mark.start()]
+            return mark.start()
     return None
 
 
@@ -60,13 +97,22 @@ class Verdict:
     reason: str = ""
 
 
+_Question = tuple[str, tuple[str, ...]]
+"""An answer and the ground truths that only math-verify can compare it with."""
+
+
 class BoxedReward:
     """1 if an answer equals one of the ground truths mathematically, by math-verify; else 0.
 
-    Equal texts and plain integers ("1,024" is 1024) are compared here. Other answers go to a worker
-    process, started when first needed and kept: 0.5 s to start, about 15 ms an answer. An answer
-    that takes too long, or crashes the worker, scores 0, and a new worker continues. Threads may
+    Equal texts and plain integers ("1,024" is 1024) are compared here. Other answers go to worker
+    processes, started when first needed and kept: 0.5 s to start, about 15 ms an answer. An answer
+    that takes too long, or crashes its worker, scores 0, and a new worker continues. Threads may
     share it; they take turns.
+
+    In a batch, equal answers to the same question are compared once. If it is large, every answer
+    first gets half a second; those that need longer then get `seconds` each, together at most six
+    times as long, so that many answers that never end cannot hold up a run. The rest of these
+    score 0.
 
     Args:
         seconds: time limit for one answer, with all its ground truths.
@@ -81,11 +127,12 @@ class BoxedReward:
         if not seconds > 0:
             raise ConfigError(f"BoxedReward: seconds is {seconds}; expected more than 0")
         self._seconds, self._plain_integers = seconds, plain_integers
-        self._worker: _Worker | None = None
+        most = min(_MOST_WORKERS, os.cpu_count() or 1)
+        self._workers: list[_Worker | None] = [None] * most
         self._lock = threading.Lock()
 
     def __call__(self, answer: str | None, truths: Sequence[str]) -> float:
-        return self._judge(answer, truths).reward
+        return self.score([(answer, truths)])[0]
 
     def score(self, pairs: Sequence[tuple[str | None, Sequence[str]]]) -> list[float]:
         """Return the rewards of answers, each with its ground truths, in order."""
@@ -93,14 +140,18 @@ class BoxedReward:
 
     def judge(self, pairs: Sequence[tuple[str | None, Sequence[str]]]) -> list[Verdict]:
         """Return the rewards with their reasons."""
-        return [self._judge(answer, truths) for answer, truths in pairs]
+        settled = [self._settled(answer, truths) for answer, truths in pairs]
+        questions = list(dict.fromkeys(one for one in settled if not isinstance(one, Verdict)))
+        found = dict(zip(questions, self._compared(questions), strict=True))
+        return [one if isinstance(one, Verdict) else found[one] for one in settled]
 
     def close(self) -> None:
-        """End the worker, which otherwise ends with this process; a later call starts another."""
+        """End the workers, which otherwise end with this process; a later call starts others."""
         with self._lock:
-            if self._worker is not None:
-                self._worker.end()
-            self._worker = None
+            for slot, worker in enumerate(self._workers):
+                if worker is not None:
+                    worker.end()
+                self._workers[slot] = None
 
     def __enter__(self) -> "BoxedReward":
         return self
@@ -108,7 +159,8 @@ class BoxedReward:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _judge(self, answer: str | None, truths: Sequence[str]) -> Verdict:
+    def _settled(self, answer: str | None, truths: Sequence[str]) -> Verdict | _Question:
+        """Return the verdict on an answer, or what only a worker can compare."""
         own = (answer or "").strip()
         if not own:
             return Verdict(0.0, "no answer")
@@ -123,13 +175,60 @@ class BoxedReward:
             differs = expected is not None and (number is not None or self._plain_integers)
             if not differs and len(truth) <= MAX_CHARACTERS:
                 unsettled.append(truth)
-        return self._compared(own, unsettled) if unsettled else Verdict(0.0)
+        return (own, tuple(unsettled)) if unsettled else Verdict(0.0)
 
-    def _compared(self, answer: str, truths: Sequence[str]) -> Verdict:
+    def _compared(self, questions: Sequence[_Question]) -> list[Verdict]:
+        most = len(self._workers)
         with self._lock:
-            if self._worker is None or self._worker.ended:
-                self._worker = _Worker(self._seconds)
-            return self._worker.compare(answer, truths)
+            if len(questions) <= most:
+                first, workers = self._seconds, 1
+            else:
+                first = min(_QUICK_SECONDS, self._seconds)
+                workers = min(most, -(-len(questions) // _PER_WORKER))
+            found = self._passed(questions, first, workers)
+            late = [i for i, verdict in enumerate(found) if verdict is None]
+            if late and first < self._seconds:
+                again = [questions[i] for i in late]
+                until = time.monotonic() + _BATCH_LIMIT * self._seconds
+                verdicts = self._passed(again, self._seconds, min(most, len(late)), until)
+                for i, verdict in zip(late, verdicts, strict=True):
+                    found[i] = verdict
+        return [verdict or Verdict(0.0, "no verdict: it took too long") for verdict in found]
+
+    def _passed(
+        self,
+        questions: Sequence[_Question],
+        seconds: float,
+        workers: int,
+        until: float = float("inf"),
+    ) -> list[Verdict | None]:
+        """Compare each answer for at most `seconds`, beginning none after `until`; None is late."""
+        found: list[Verdict | None] = [None] * len(questions)
+        waiting = deque(range(len(questions)))
+
+        def work(slot: int) -> None:
+            while time.monotonic() < until:
+                try:
+                    i = waiting.popleft()  # safe in several threads
+                except IndexError:
+                    return
+                found[i] = self._worker(slot).compare(*questions[i], seconds)
+
+        if workers == 1:
+            work(0)
+            return found
+        with ThreadPoolExecutor(workers) as pool:
+            try:
+                list(pool.map(work, range(workers)))
+            finally:  # after an error or Ctrl-C no other answer is begun
+                waiting.clear()
+        return found
+
+    def _worker(self, slot: int) -> "_Worker":
+        worker = self._workers[slot]
+        if worker is None or worker.ended:
+            worker = self._workers[slot] = _Worker(self._seconds)
+        return worker
 
 
 class _Worker:
@@ -138,7 +237,6 @@ class _Worker:
     def __init__(self, seconds: float) -> None:
         # By path with -P, so that no file of this folder or the user's shadows a library's module.
         command = [sys.executable, "-P", str(_WORKER), str(seconds)]
-        self._seconds = seconds
         self._late = threading.Event()
         try:
             self._process = subprocess.Popen(
@@ -165,12 +263,13 @@ class _Worker:
         # Also true in a fork of the process that started it: two processes cannot share the pipe.
         return self._process.poll() is not None
 
-    def compare(self, answer: str, truths: Sequence[str]) -> Verdict:
+    def compare(self, answer: str, truths: Sequence[str], seconds: float) -> Verdict | None:
+        """Return the verdict on an answer; None if it took too long, which ends the worker."""
         question = json.dumps({"answer": answer, "truths": truths})
-        reply = self._exchange(question + "\n", self._seconds)
-        if reply is None:
-            return Verdict(0.0, f"no verdict: {self._fault()}")
-        return Verdict(float(reply["equal"]))
+        reply = self._exchange(question + "\n", seconds)
+        if reply is not None:
+            return Verdict(float(reply["equal"]))
+        return None if self._late.is_set() else Verdict(0.0, f"no verdict: {self._fault()}")
 
     def _exchange(self, line: str, seconds: float) -> dict[str, Any] | None:
         """Send a line and read one; None if the worker crashed or was killed for being late.

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, cast
 from cotune.errors import ConfigError
 from cotune.methods.instruction_rules import shorten_middle
 from cotune.protocols import Environment
-from cotune.rewards import REWARDS, Reward
+from cotune.rewards import REWARDS
 from cotune.rewards.boxed import BoxedReward, last_boxed
 from cotune.types import Task, Trajectory
 from cotune.utils.background import BackgroundLoop
@@ -79,19 +79,17 @@ class AnswerReward:
 
     Args:
         name: its name in a run file.
-        reward: scores an answer, or None, against the accepted ones.
-        answer: returns the answer of a rollout.
+        rewards: scores a batch of rollouts.
         exact: whether the reward is always 1 or 0.
     """
 
     def __init__(
-        self, name: str, reward: Reward, answer: Callable[[Trajectory], str | None], *, exact: bool
+        self, name: str, rewards: Callable[[Sequence[Trajectory]], list[float]], *, exact: bool
     ) -> None:
-        self.__name__, self.exact = name, exact
-        self._reward, self._answer = reward, answer
+        self.__name__, self.exact, self._rewards = name, exact, rewards
 
     def __call__(self, trajectories: Sequence[Trajectory]) -> list[float]:
-        return [self._reward(self._answer(t), t.task.answers) for t in trajectories]
+        return self._rewards(trajectories)
 
 
 class Batch:
@@ -263,10 +261,14 @@ class RewardFunctions:
 def load_reward(reference: str) -> RewardFunction | AnswerReward:
     """Load a reward function by reference, or a built-in one by name; ConfigError for neither."""
     if reference in REWARDS:
-        exact = reference == "exact_match"
-        return AnswerReward(reference, REWARDS[reference], lambda t: t.answer, exact=exact)
+        reward = REWARDS[reference]
+        return AnswerReward(
+            reference,
+            lambda ts: [reward(t.answer, t.task.answers) for t in ts],
+            exact=reference == "exact_match",
+        )
     if reference == "boxed":
-        return AnswerReward(reference, _boxed(), lambda t: last_boxed(t.own_text), exact=True)
+        return AnswerReward(reference, boxed_rewards(), exact=True)
     if ":" not in reference:
         known = ", ".join([*REWARDS, "boxed"])
         raise ConfigError(
@@ -276,12 +278,17 @@ def load_reward(reference: str) -> RewardFunction | AnswerReward:
     return cast(RewardFunction, import_object(reference, "rewards"))
 
 
-def _boxed() -> Reward:
-    """Return `BoxedReward` for ground truths that may be whole solutions with a box."""
+def boxed_rewards() -> Callable[[Sequence[Trajectory]], list[float]]:
+    """Return `BoxedReward` of rollouts, for ground truths that may be whole solutions with a box."""
     reward = BoxedReward()
 
-    def boxed(answer: str | None, truths: Sequence[str]) -> float:
-        return reward(answer, [last_boxed(truth) or truth for truth in truths])
+    def boxed(trajectories: Sequence[Trajectory]) -> list[float]:
+        return reward.score(
+            [
+                (last_boxed(t.own_text), [last_boxed(truth) or truth for truth in t.task.answers])
+                for t in trajectories
+            ]
+        )
 
     return boxed
 

@@ -295,28 +295,29 @@ def run_episodes(
         for episode, response in zip(live, environment.respond(actions), strict=True):
             episode.observe(response)
         live = [episode for episode in live if not episode.done]
-    finished = [score(episode.trajectory(), environment) for episode in episodes]
+    finished = score_all([episode.trajectory() for episode in episodes], environment)
     return finished if rewards is None else rewards(finished, environment)
 
 
-def score(trajectory: Trajectory, environment: Environment) -> Trajectory:
-    """Fill in the environment's reward and answer.
+def score_all(trajectories: Sequence[Trajectory], environment: Environment) -> list[Trajectory]:
+    """Fill in the environment's rewards and answers.
 
-    An environment may have a method `reward_parts` that returns the value of each of its functions.
+    An environment may have a method `scores`, which takes a batch in place of `score`, and a method
+    `reward_parts` that returns the value of each of its functions.
 
     Raises:
-        ConfigError: the reward is not a finite number.
+        ConfigError: a reward is not a finite number.
     """
-    reward, answer = environment.score(trajectory)
-    if not math.isfinite(reward):
-        raise ConfigError(
-            f"environment: {type(environment).__name__}.score gave the reward {reward} for task "
-            f"{trajectory.task.id}; expected a finite number; fix `score`"
-        )
+    batch = getattr(environment, "scores", None)
+    found = [environment.score(t) for t in trajectories] if batch is None else batch(trajectories)
     parts = getattr(environment, "reward_parts", None)
-    return replace(
-        trajectory,
-        reward=float(reward),
-        answer=answer,
-        parts={} if parts is None else parts(trajectory),
-    )
+    scored: list[Trajectory] = []
+    for trajectory, (reward, answer) in zip(trajectories, found, strict=True):
+        if not math.isfinite(reward):
+            raise ConfigError(
+                f"environment: {type(environment).__name__}.score gave the reward {reward} for task "
+                f"{trajectory.task.id}; expected a finite number; fix `score`"
+            )
+        values = {} if parts is None else parts(trajectory)
+        scored.append(replace(trajectory, reward=float(reward), answer=answer, parts=values))
+    return scored

@@ -18,7 +18,7 @@ from cotune.methods.sft import (
     rollout_row,
 )
 from cotune.protocols import Environment
-from cotune.rollout.episode import score
+from cotune.rollout.episode import score_all
 from cotune.rollout.task_order import TaskOrder
 from cotune.run.evolution_log import EvolutionLog
 from cotune.run.json_files import Row, json_line, read_jsonl, write_atomic
@@ -83,7 +83,7 @@ def answer_rows(joint: "TRLSft") -> Rows:
         )
     scored = [trajectory for _, trajectory in tried]
     if joint.parts.rewards is None:
-        scored = [score(trajectory, environment) for trajectory in scored]
+        scored = score_all(scored, environment)
     else:
         scored = joint.parts.rewards(scored, environment)
     mean = sum(t.reward for t in scored) / len(scored)

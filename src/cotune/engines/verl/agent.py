@@ -26,7 +26,7 @@ from cotune.engines.verl.worker import SECTION, Worker, worker_of
 from cotune.errors import EngineError
 from cotune.rewards.functions import RewardFunctions
 from cotune.rollout.coordinator import stable_seed
-from cotune.rollout.episode import Episode, new_episodes, score
+from cotune.rollout.episode import Episode, new_episodes, score_all
 from cotune.types import Assignment, Sample, SampleRequest, Sampling, Trajectory
 
 
@@ -67,7 +67,7 @@ def _calls(worker: Worker) -> Calls:
         return [None] * len(taken)
 
     def scored(trajectories: Sequence[Trajectory]) -> list[Trajectory]:
-        own = [score(trajectory, environment) for trajectory in trajectories]
+        own = score_all(trajectories, environment)
         return own if rewards is None else rewards(own, environment)
 
     def arrived(step: int) -> None:

@@ -27,7 +27,7 @@ from cotune.experiments.baselines.base import (
 from cotune.experiments.baselines.chat import Chat, EndpointChat, PolicyChat
 from cotune.experiments.evaluate.run_policy import run_policy
 from cotune.llm.client import OPENAI_URL, OpenAIClient, OpenAIOptions
-from cotune.rollout.episode import score
+from cotune.rollout.episode import score_all
 from cotune.run.journal import RunJournal, score_table
 from cotune.run.ledger import Ledger
 from cotune.run.run_dir import RunDir
@@ -266,8 +266,8 @@ class _BaselineRun:
         """Return trajectories with all turns, scored by the turns that give the answer."""
         instruction = self.baseline.instruction
         whole = [trajectory(one, instruction, i) for i, one in enumerate(solved, first)]
-        pairs = zip(whole, solved, strict=True)
-        scored = [score(_answering(t, one), self.environment) for t, one in pairs]
+        answering = [_answering(t, one) for t, one in zip(whole, solved, strict=True)]
+        scored = score_all(answering, self.environment)
         if self.rewards is not None:
             scored = self.rewards(scored, self.environment)
         return [
