@@ -5,11 +5,11 @@ from hypothesis import strategies as st
 from cotune.methods.instruction_rules import (
     InstructionRules,
     is_near_copy,
-    leaked_answer,
     neutralised,
     protocol_tags,
     reserved_tags,
 )
+from cotune.methods.leaks import leaked_answer
 from cotune.types import Task
 from tests.helpers import INITIAL
 
@@ -17,6 +17,7 @@ TASKS = [
     Task("a", "?", ("Kyrgyzstani som", "Beijing")),
     Task("b", "?", ("yes", "42", "US")),
     Task("c", "?", ("the quick brown fox jumps over it",)),
+    Task("d", "?", ("film", "Directors", "two years", "12", "问题。回")),
 ]
 RULES = InstructionRules(INITIAL, max_chars=600)
 GOOD = INITIAL + " Search one name at a time."
@@ -34,6 +35,8 @@ def test_a_good_candidate_passes():
         (GOOD.replace("</answer>", ""), "lost </answer>"),
         (GOOD.replace("<search>", "<query>"), "lost <search>"),
         (GOOD + " Or <ins_2> so.", "holds <ins_2>"),
+        (GOOD + " Or <INS_3 > so.", "holds <INS_3 >"),
+        (GOOD + " Or </ ins_0 > so.", "holds </ ins_0 >"),
         (GOOD + " Always <think> first.", "unclosed <think>"),
         (GOOD + " word" * 200, "characters; 600 allowed"),
         (GOOD + " Try the KYRGYZSTANI  Som.", "brings in the answer 'Kyrgyzstani som'"),
@@ -55,6 +58,8 @@ def test_rejections(candidate, reason):
         " For example <answer> Beijing </answer>.",  # the parent held it
         " Search for somewhere Kyrgyzstani or a som alone.",  # not the whole answer in a row
         " A quick brown fox jumps.",  # four words in a row of seven
+        " First look up the film, then the directors in two years.",  # common words
+        " Ask again 回答问题。",
     ],
 )
 def test_no_false_alarm(added):
@@ -92,6 +97,19 @@ def test_near_copy_is_counted_in_words():
     assert is_near_copy(words, words + " two more")
     assert not is_near_copy(words, words + " never the question")
     assert not is_near_copy("a b c d e f", "d e f a b c")
+
+
+@pytest.mark.parametrize(
+    ("changed", "copy"),
+    [
+        ("回答给定的问题。先思考，然后搜索，最后给出答案。", True),
+        ("回答给定的问题。先思考，再搜索，最后给出答案！", True),  # 然后 → 再: three characters
+        ("回答给定的问题。先思考，然后搜索，最后给出答案。每次只查一个名字。", False),
+        ("回答\u200b给定的问题。先思考，然后搜索，最后给出答案。", True),
+    ],
+)
+def test_near_copies_in_a_script_without_spaces(changed, copy):
+    assert is_near_copy("回答给定的问题。先思考，然后搜索，最后给出答案。", changed) is copy
 
 
 def test_tags():

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer, Qwen2ForCausalLM
 
 from cotune.environments.math import INITIAL_INSTRUCTION, MathEnvironment
-from cotune.methods.instruction_rules import words_of
+from cotune.methods.leaks import words_of
 from cotune.rewards.boxed import last_boxed
 from cotune.types import Prompt, Task
 from cotune.worlds.arithmetic import KINDS, problem, split_of

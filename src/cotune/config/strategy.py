@@ -6,6 +6,7 @@ from cotune.environments.description import description_of
 from cotune.methods.method import Context, MethodOptions
 from cotune.methods.registry import method_of
 from cotune.protocols import Environment, Strategy, TokenRules
+from cotune.rewards.boxed import BoxedReward
 from cotune.types import Limits
 
 
@@ -34,6 +35,7 @@ def build_strategy(
         seed=seed,
         required=environment.required,
         description=description_of(environment),
+        equal=BoxedReward(),
     )
     if tokens is not None:
         context = replace(

@@ -7,21 +7,20 @@ the parts that all proposers' prompts share.
 import difflib
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from cotune.errors import ConfigError
+from cotune.methods.leaks import leaked_answer, size, words_of
 from cotune.methods.method import Context
 from cotune.types import Task
 
 _TAG = re.compile(r"</?[A-Za-z][\w-]*>")
 # Tags of our own proposal prompts (`proposers`): in an instruction they would break them.
-_RESERVED = re.compile(r"</?(?:ins_\d+|score_\d+|example|history)>", re.IGNORECASE)
+# Blanks are allowed, as in the parser of replies.
+_RESERVED = re.compile(r"<\s*(?:/\s*)?(?:ins_\d+|score_\d+|example|history)\s*>", re.IGNORECASE)
 _ENVIRONMENT_TAG = re.compile(r"<\s*/?\s*environment\s*>", re.IGNORECASE)
-_WORD = re.compile(r"\w+")
-_IGNORED_ANSWERS = {"yes", "no", "true", "false", "none", "unknown"}
-_MIN_ANSWER_CHARS = 4
-_MAX_NGRAM = 5
+_COPY = 4  # half words, as `size` counts
 
 
 def protocol_tags(text: str) -> list[str]:
@@ -54,51 +53,21 @@ def neutralised(text: str) -> str:
     return _RESERVED.sub(lambda m: f"({m.group()[1:-1]})", text)
 
 
-def words_of(text: str) -> tuple[str, ...]:
-    """Return the words of a text in order, case-folded, without punctuation."""
-    return tuple(_WORD.findall(text.casefold()))
-
-
-def ngrams(words: Sequence[str], n: int) -> set[tuple[str, ...]]:
-    """Return every run of n words; none if there are fewer."""
-    return {tuple(words[i : i + n]) for i in range(len(words) - n + 1)}
-
-
-def leaked_answer(candidate: str, parent: str, tasks: Iterable[Task]) -> str | None:
-    """Return the first ground-truth answer that is in the candidate but not in its parent.
-
-    Compares whole words, case-insensitively; an answer of five or more words counts if five in a
-    row are shared. Skips yes/no and the like, and answers of fewer than four letters and digits
-    (small numbers among them), which instructions contain by chance.
-    """
-    new, old = words_of(candidate), words_of(parent)
-    added = set[tuple[str, ...]]()
-    for n in range(1, _MAX_NGRAM + 1):
-        added |= ngrams(new, n) - ngrams(old, n)
-    for task in tasks:
-        for answer in task.answers:
-            words = words_of(answer)
-            joined = "".join(words)
-            if len(joined) < _MIN_ANSWER_CHARS or joined in _IGNORED_ANSWERS:
-                continue
-            if ngrams(words, min(len(words), _MAX_NGRAM)) & added:
-                return answer
-    return None
-
-
 def is_near_copy(a: str, b: str) -> bool:
-    """Return whether two texts differ by at most two words, case and punctuation aside.
+    """Return whether two texts differ by at most two words, case, accents and punctuation aside.
 
-    A replaced word counts as two. Counted in words, not as a ratio: one short sentence can
-    change all, and in a long instruction a ratio would call that a copy.
+    A replaced word counts as two, and two characters of a script without spaces as one. Counted in
+    words, not as a ratio: one short sentence can change all, and in a long instruction a ratio
+    would call that a copy.
     """
     left, right = words_of(a), words_of(b)
     difference = Counter(left)
     difference.subtract(right)
-    if sum(map(abs, difference.values())) > 2:
+    if sum(abs(count) * size((word,)) for word, count in difference.items()) > _COPY:
         return False
     matcher = difflib.SequenceMatcher(None, left, right, autojunk=False)
-    return len(left) + len(right) - 2 * sum(m.size for m in matcher.get_matching_blocks()) <= 2
+    shared = sum(size(left[m.a : m.a + m.size]) for m in matcher.get_matching_blocks())
+    return size(left) + size(right) - 2 * shared <= _COPY
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +111,7 @@ class InstructionRules:
         Args:
             parent: the instruction it was derived from; text already in it is not a leak.
             others: instructions alive or already tried, which it must not copy.
-            tasks: questions whose answers it must not contain.
+            tasks: the questions that its author was shown, whose answers it must not contain.
         """
         if not candidate.strip():
             return "empty"

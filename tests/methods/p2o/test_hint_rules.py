@@ -2,7 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cotune.methods.p2o.hint_rules import HintRules, leaked_number, numbers_of
+from cotune.methods.p2o.hint_rules import HintRules, leaked_number, numbers_of, stated_answer
+from cotune.rewards.boxed import BoxedReward
 from cotune.types import Task
 
 SOLUTION = "First add the tens of 48 and 37, then carry one into the hundreds."
@@ -106,6 +107,62 @@ def test_a_number_of_three_digits_is_found_however_written(number: int, form: st
     task = Task("q", "?", (str(number),))
     assert leaked_number(form.format(number), "", [task]) == str(number)
     assert leaked_number(form.format(number), str(number), [task]) is None
+
+
+@pytest.fixture(scope="module")
+def equal():
+    with BoxedReward() as reward:
+        yield reward
+
+
+@pytest.mark.parametrize(
+    ("gold", "text"),
+    [
+        ("42", "The final answer is 42."),
+        ("42", "The answer should therefore be $42$ here."),
+        ("42", "**Answer:** 42"),
+        ("42", "答案是42。"),
+        ("7", "End with \\boxed{7}."),
+        ("0.5", "So the answer is 0.5, always."),
+        ("-3", "The result equals -3."),
+        ("B", "The answer is (b)."),
+        ("(B)", "Choose option B here."),
+        ("A", "Pick A."),
+        (r"\frac{3}{8}", "The ratio is 3/8 here."),
+        (r"\frac{3}{8}", r"The ratio is $\frac38$ here."),
+        (r"\frac{1}{2}", "The answer is 1/2."),
+        (r"2\sqrt{3}", r"The side is $\sqrt{12}$ long."),
+        ("x^2+1", "The answer is $1 + x^2$."),
+        ("1000", r"This makes 1\,000 of them."),
+        (r"1\,000", "This makes 1,000 of them."),
+        (r"144^\circ", "This makes 144 of them."),
+        ("144", r"This makes $144^\circ$."),
+    ],
+)
+def test_answers_of_mathematics_are_found_however_written(gold: str, text: str, equal):
+    reason = HintRules(equal=equal).check(text, "", [], [Task("q", "?", (gold,))])
+    assert f"brings in the answer {gold!r}" in (reason or "")
+    assert stated_answer(text, text, [Task("q", "?", (gold,))], equal) is None
+
+
+@pytest.mark.parametrize(
+    ("gold", "text"),
+    [
+        ("42", "Check 2 cases, then the other 42."),
+        ("2", "Split into 2 cases; the answer is the sum of both."),
+        ("1", "The result is 1 minus the complement's probability."),
+        ("2", "Answer in 2 sentences."),
+        ("3", "Step 3: verify the answer."),
+        ("17", "Start with 12 + 5."),
+        (r"\frac{1}{2}", "The area is 1/2 * b * h."),
+        ("B", "Compare option A with option B before you answer."),
+        ("A", "The answer is A fraction in lowest terms."),
+        ("I", "The answer is I think the larger one."),
+        ("x", "Let x be unknown; the answer is x divided by 2."),
+    ],
+)
+def test_small_numbers_and_letters_in_passing_are_no_leak(gold: str, text: str, equal):
+    assert HintRules(equal=equal).check(text, "", [], [Task("q", "?", (gold,))]) is None
 
 
 @given(st.text(alphabet="<>/think_ins1curr_param` 0123,.", max_size=60))
