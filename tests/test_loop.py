@@ -65,6 +65,12 @@ def test_advantages_by_hand() -> None:
     torch.testing.assert_close(got, expected)
 
 
+@pytest.mark.parametrize(("reward", "size"), [(0.7, 8), (100.1, 15), (0.9, 6)])
+def test_equal_rewards_have_exactly_no_advantage(reward: float, size: int) -> None:
+    got = group_advantages(torch.tensor([reward] * size + [0.0, *[1.0] * (size - 1)]), size)
+    assert [a == 0 for a in got.tolist()] == [True] * size + [False] * size
+
+
 def test_a_group_of_one_rollout_has_no_advantage() -> None:
     assert group_advantages(torch.tensor([1.0, 0.0]), 1).tolist() == [0.0, 0.0]
 

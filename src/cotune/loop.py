@@ -126,13 +126,16 @@ def group_advantages(rewards: torch.Tensor, group_size: int) -> torch.Tensor:
         rewards: (B,), group after group.
 
     Returns:
-        (B,); zero in a group whose rewards are all equal, hence in a group of one.
+        (B,); exactly zero in a group whose rewards are all equal, hence in a group of one.
     """
     if group_size == 1:
         return torch.zeros_like(rewards)
     grouped = rewards.view(-1, group_size)
     centred = grouped - grouped.mean(1, keepdim=True)
-    return (centred / (grouped.std(1, keepdim=True) + 1e-4)).flatten()
+    advantages = centred / (grouped.std(1, keepdim=True) + 1e-4)
+    # The mean of equal rewards is rounded: what is left of them is no advantage.
+    equal = (grouped == grouped[:, :1]).all(1, keepdim=True)
+    return advantages.masked_fill(equal, 0.0).flatten()
 
 
 def grpo_loss(

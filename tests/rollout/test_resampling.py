@@ -16,6 +16,8 @@ def test_groups_whose_rewards_are_all_equal() -> None:
     assert without_variance([1, 1, 1, 0, 1, 0, 0, 0, 0, 0.5, 0.5, 0.25], 3) == [0, 2]
     assert without_variance([1, 1, 1, 0, 1, 0, 0, 0, 0, 0.5, 0.5, 0.25], 2) == [0, 3]
     assert without_variance([0.1, 0.2], 2) == []
+    # The engines' rewards are float32, in which these are equal.
+    assert without_variance([0.1 + 0.2, 0.3, 0.3, 0.300001], 2) == [0]
     assert without_variance([0.1, 0.2], 1) == [0, 1]  # one rollout has nobody to differ from
 
 

@@ -76,10 +76,10 @@ def _hint_metrics(trajectories: Sequence[Trajectory], group_size: int) -> dict[s
     if not hinted:
         return {}
     without_gradient: dict[str, list[bool]] = {}
-    for first in range(0, len(trajectories), group_size):
+    flat = set(without_variance([t.reward for t in trajectories], group_size))
+    for index, first in enumerate(range(0, len(trajectories), group_size)):
         group = trajectories[first : first + group_size]
         kind = "hinted" if any(map(is_hinted, group)) else "plain"
-        equal = len({t.reward for t in group}) == 1
-        without_gradient.setdefault(kind, []).append(equal)
+        without_gradient.setdefault(kind, []).append(index in flat)
     shares = {f"zero_advantage_share_{k}": sum(v) / len(v) for k, v in without_gradient.items()}
     return {"hinted_share": hinted / len(trajectories), **shares}

@@ -8,6 +8,8 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from cotune.types import Task, Trajectory
 
 RollOut = Callable[[Sequence[Task]], list[Trajectory]]
@@ -38,7 +40,7 @@ class Resampling:
 
 
 def without_variance(rewards: Sequence[float], group_size: int) -> list[int]:
-    """Return the indices of groups whose rewards are all equal.
+    """Return the indices of groups whose rewards are all equal in float32, as engines hold them.
 
     Args:
         rewards: (B · G,), group after group.
@@ -46,9 +48,8 @@ def without_variance(rewards: Sequence[float], group_size: int) -> list[int]:
     >>> without_variance([1, 1, 0, 1, 0, 0], 2)
     [0, 2]
     """
-    starts = range(0, len(rewards), group_size)
-    groups = [rewards[start : start + group_size] for start in starts]
-    return [index for index, group in enumerate(groups) if max(group) == min(group)]
+    grouped = np.asarray(rewards, dtype=np.float32).reshape(-1, group_size)
+    return np.flatnonzero((grouped == grouped[:, :1]).all(axis=1)).tolist()
 
 
 def resampled(

@@ -30,7 +30,7 @@ class UnevenGeo(GeoEnvironment):
     def score(self, trajectory: Trajectory) -> tuple[float, str | None]:
         _, answer = super().score(trajectory)
         if trajectory.task in self.tasks("train")[: self._flat]:
-            return 0.5, answer
+            return 0.9, answer  # six of them have another mean in float32
         return len(trajectory.own_text) % 11 / 10, answer
 
 
@@ -42,6 +42,7 @@ class Spy(TrainerCallback):
         self.pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
         self.losses: list[float] = []
         self.trained_prompts: list[list[int]] = []
+        self.advantages: list[float] = []
 
     def on_pre_optimizer_step(self, *args: Any, model: Any, **kwargs: Any) -> None:
         parameters = [p for p in model.parameters() if p.requires_grad]
@@ -71,6 +72,7 @@ def trained_on_small(
         def _generate_and_score_completions(self, inputs: Any) -> Any:
             output = super()._generate_and_score_completions(inputs)
             rows = zip(output["prompt_ids"], output["prompt_mask"], strict=True)
+            spy.advantages += output["advantages"].tolist()
             spy.trained_prompts += [ids[mask == 1].tolist() for ids, mask in rows]
             return output
 
@@ -110,6 +112,16 @@ def test_loss_and_gradient_are_the_loops(
 ) -> None:
     spy = trained_on_small(tmp_path, trainer_class, hint, **changes)
     check_against_the_loop(spy, hint)
+
+
+def test_equal_rewards_are_no_advantage_at_all(tmp_path: Path) -> None:
+    environment = UnevenGeo(train=2, flat=1)
+    spy = trained_on_small(tmp_path, JointTrainer, "", environment, num_generations=6)
+    check_against_the_loop(spy, "")
+    (trajectories,) = spy.run.trajectories
+    assert [a == 0 for a in spy.advantages] == [t.reward == 0.9 for t in trajectories]
+    (row,) = spy.run.folder.read_metrics()
+    assert row["zero_advantage_share"] == 0.5
 
 
 def test_what_is_rolled_out_for_a_group_without_variance_is_trained_on_as_the_loop_does(

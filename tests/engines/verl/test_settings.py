@@ -78,7 +78,7 @@ def test_each_field_lands_where_verl_reads_it() -> None:
             ("disable", None),
         ),
         "loss": (actor.loss_agg_mode, "seq-mean-token-mean"),
-        "advantages": (found.algorithm.adv_estimator, "grpo"),
+        "advantages": (found.algorithm.adv_estimator, "cotune_grpo"),
         "order": (found.data.shuffle, False),
         # Of the prompt and response: what the rollout engine must hold.
         "context": (rollout.max_model_len, 384 + 640),

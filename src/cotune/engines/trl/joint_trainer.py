@@ -33,8 +33,9 @@ class JointTrainer(GRPOTrainer):
 
     Rollouts with zero advantage are left out, as is padding that a micro-batch does not need.
 
-    A group with equal rewards has no advantage and therefore no gradient; for a question that is
-    always or never solved, this is every rollout. They are skipped if only the advantage weights
+    A group with equal rewards has exactly no advantage (TRL alone leaves a rounding error) and
+    therefore no gradient; for a question that is always or never solved, this is every rollout. They
+    are skipped if only the advantage weights
     them: β = 0, no entropy bonus, no router loss, and a loss that divides by rows or by a fixed
     count. Logged entropy and clip ratios then cover only the other rollouts.
 
@@ -63,9 +64,12 @@ class JointTrainer(GRPOTrainer):
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         output = super()._generate_and_score_completions(inputs)
         training: bool = self.model.training  # pyright: ignore[reportOptionalMemberAccess, reportAttributeAccessIssue, reportAssignmentType]
-        frozen = self.joint is not None and self.joint.parts.frozen
-        if training and self.joint is not None and self.joint.reweighs and not frozen:
-            self._distil(output, self.joint)
+        joint = self.joint
+        if training and joint is not None and not joint.parts.frozen:
+            # TRL divides what rounding leaves of equal rewards by 1e-4.
+            output["advantages"][joint.flat_rows] = 0.0
+            if joint.reweighs:
+                self._distil(output, joint)
         return output
 
     def _distil(self, output: dict[str, Any], joint: "TRLJoint") -> None:

@@ -53,6 +53,7 @@ from cotune.policy.sampling import policy_sampler
 from cotune.protocols import Sampler, State
 from cotune.rewards.functions import RewardFunctions
 from cotune.rollout.coordinator import Coordinator, RolloutSettings, SingleProcess
+from cotune.rollout.resampling import without_variance
 from cotune.rollout.task_order import TaskOrder
 from cotune.run.scores import measure_of, score_trajectories
 from cotune.types import StopReason, Task, Trajectory
@@ -74,6 +75,7 @@ class TRLJoint(Joint, TRLRun[GRPOTrainer]):
         dataset: one row per question of every step, in training order.
         rollout_func, reward_funcs, callbacks: arguments for GRPOTrainer.
         last_rollouts: this rank's rollouts of the last training batch, in the trainer's order.
+        flat_rows: their indices in groups whose rewards are all equal.
         reweighs: whether distillation changes the loss of that batch on any rank.
         evaluated: by task id, the trainer's evaluation rollouts since its last report.
         splits: by task id, the split whose `eval_dataset` contains the task.
@@ -127,6 +129,7 @@ class TRLJoint(Joint, TRLRun[GRPOTrainer]):
         self.callbacks: list[TrainerCallback] = [JointCallback(self), TrackerCallback(self)]
         self.metrics: dict[str, float] = {}
         self.last_rollouts: list[Trajectory] = []
+        self.flat_rows: list[int] = []
         self.reweighs = False
         self._pending: dict[str, float] = {}
         self._clipped = 0.0
@@ -193,6 +196,8 @@ class TRLJoint(Joint, TRLRun[GRPOTrainer]):
         mine = trajectories[first : first + len(prompts)]
         if training:
             self.last_rollouts = mine
+            flat = set(without_variance([t.reward for t in trajectories], group))
+            self.flat_rows = [i for i in range(len(mine)) if (first + i) // group in flat]
         return {
             "prompt_ids": [list(t.prompt_ids) for t in mine],
             "completion_ids": [list(t.completion_ids) for t in mine],

@@ -22,6 +22,8 @@ from cotune.utils.text import one_line
 
 AGENT = "cotune"
 """The name of the agent loop in agents.yaml."""
+ADVANTAGES = "cotune_grpo"
+"""The name of `engines.verl.advantages` among veRL's estimators."""
 LOSS = "seq-mean-token-mean"
 """The mean over rollouts of their token means (INSPO's Eq. 2)."""
 LOSS_WHERE_MASKED = "token-mean"
@@ -149,7 +151,7 @@ def _trainer_values(config: RunConfig, folder: Path, gpus: int) -> dict[str, Any
     training = config.training
     return {
         "reward.num_workers": 0,  # rollouts come back from the agent loops with their rewards
-        "algorithm.adv_estimator": "grpo",
+        "algorithm.adv_estimator": ADVANTAGES,
         "trainer.n_gpus_per_node": gpus,
         "trainer.nnodes": 1,
         "trainer.logger": list(config.logging.report_to),

@@ -16,6 +16,7 @@ from typing import Any
 from verl.trainer.ppo.checkpoint_callback import CheckpointCallback
 from verl.trainer.ppo.v1 import PPOTrainerSync
 
+import cotune.engines.verl.advantages  # noqa: F401  registers the estimator
 from cotune.engines.verl.hooks import VerlJoint
 from cotune.engines.verl.rollouts import Apart, Manager
 
