@@ -88,14 +88,14 @@ def loss_and_gradient(settings: Distillation | None, clip: float = 0.2) -> tuple
         # What each token's advantage is multiplied by in the hinted rollouts (A and −A).
         (Distillation(ratio="original"), (1, 1), (1, 1)),
         (Distillation(ratio="off"), (1, 1), (1, 1)),
-        (Distillation(), (1, 1), (1, 1)),
+        (Distillation(ratio="masked"), (1, 1), (1, 1)),
         (None, (1, 1), (1, 1)),
-        (Distillation(low=0.25, high=2.0), (0, 1), (1, 0)),
-        (Distillation(low=0.25, high=2.0, soft=True), (0.5, 1), (1, 0.5)),
-        (Distillation(low=0.9, high=2.0), (0, 0), (0, 0)),
-        (Distillation(low=0.5, high=0.7, soft=True), (0.25, 0.875), (0.875, 0.175)),
+        (Distillation(ratio="masked", low=0.25, high=2.0), (0, 1), (1, 0)),
+        (Distillation(ratio="masked", low=0.25, high=2.0, soft=True), (0.5, 1), (1, 0.5)),
+        (Distillation(ratio="masked", low=0.9, high=2.0), (0, 0), (0, 0)),
+        (Distillation(ratio="masked", low=0.5, high=0.7, soft=True), (0.25, 0.875), (0.875, 0.175)),
         (Distillation(ratio="original", drop_failed=True), (1, 1), (0, 0)),
-        (Distillation(low=0.25, drop_failed=True), (0, 1), (0, 0)),
+        (Distillation(ratio="masked", low=0.25, drop_failed=True), (0, 1), (0, 0)),
     ],
 )
 def test_masked_tokens_weigh_nothing_and_count_in_the_denominator(

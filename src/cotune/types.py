@@ -151,18 +151,19 @@ class Distillation:
     and under the hinted one; their quotient is the context ratio.
 
     Attributes:
-        ratio: the denominator of the importance ratio. "original" is π_old(ỹ|x): it starts at 1.
-            "hint" is π_old(ỹ|x̃): off-policy. "masked" is "original" without the tokens whose
-            context ratio is outside [low, high]. "off" is no distillation: the gradient is taken on
-            the hinted prompt (an ablation).
-        low, high: bounds of the context ratio.
+        ratio: the denominator of the importance ratio. "original", the paper's, is π_old(ỹ|x): it
+            starts at 1. "hint" is π_old(ỹ|x̃): off-policy. "masked" is "original" without the tokens
+            whose context ratio is outside [low, high]: an option of the authors' scripts, which the
+            paper does not have. "off" is no distillation: the gradient is taken on the hinted
+            prompt (an ablation).
+        low, high: bounds of the context ratio; the defaults are the scripts'.
         soft: scale a token outside the bounds by its distance from them instead of masking it.
-        drop_failed: leave failed rollouts under a hint out of the loss.
+        drop_failed: give failed rollouts under a hint no weight in the loss.
     """
 
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
-    ratio: Literal["original", "hint", "masked", "off"] = "masked"
+    ratio: Literal["original", "hint", "masked", "off"] = "original"
     low: float = 0.01
     high: float = 10.0
     soft: bool = False

@@ -72,10 +72,8 @@ P2O: dict[str, Any] = {
     "strategy.successes_below": 2,
     "strategy.hinted_per_group": "all",
     "strategy.same_hint": False,
-    "strategy.distillation.ratio": "masked",
-    "strategy.distillation.low": 0.01,
-    "strategy.distillation.high": 10,
-    "strategy.distillation.soft": False,
+    "policy.template_args.enable_thinking": False,
+    "strategy.distillation.ratio": "original",
     "strategy.hints.hard_set_min_count": 100,
     "strategy.hints.dev_size": 300,
     "strategy.hints.beam": 16,
@@ -174,8 +172,7 @@ def test_p2o_is_priced_without_weights(name: str, math_files: tuple[str, ...]) -
     config = read(name, *math_files)
     planned = plan_run(config)
     assert planned.rollouts["train"] == 390 * 128 * 6
-    # Nine epochs end before a step; 11,040 each, and at most a beam on minibatch and dev besides.
-    assert planned.rollouts["evolve"] == 9 * (11_040 + 16 * 303)
+    assert planned.rollouts["evolve"] == 9 * 11_040  # nine epochs end before a step
     assert planned.rollouts["evaluate"] == 3 * 500 + 13 * 500
     assert planned.price is not None
     assert (planned.price > 0) == (name == "p2o-deepscaler-qwen3-4b-verl")

@@ -252,7 +252,7 @@ def test_limits_hold_for_instructions_and_hints():
         assert held & reasons
     state = run.strategy.state_dict()
     kept = [m["instruction"]["text"] for m in state["base"]["population"]["members"]]
-    kept += state["pool"]["texts"]
+    kept += [row["text"] for row in run.events.of("hint_accepted")]
     assert not any("hop" in text or "Never" in text for text in kept)
 
 

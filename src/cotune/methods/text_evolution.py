@@ -10,6 +10,7 @@ phase is resumed by replaying both.
 import hashlib
 import math
 import random
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,11 +27,39 @@ SOLVED_AT = 0.5
 """A rollout whose reward reaches this is a success; the paper's rewards are 0 and 1."""
 PLACEHOLDERS = ("<curr_param>", "<side_info>")
 """Placeholders of gepa's reflection prompt; in a parent text they would be filled in."""
+REFLECTION_TOKENS = 30_720
+"""Tokens of a reflection prompt: a context of 32,768 without a reply of 2,048."""
 Record = Mapping[str, str]
 """One example as gepa's reflection prompt shows it: headings and their contents."""
 
-_RESPONSE_CHARS = 6000
 _MOST_REASONS = 5
+_CHARS_APART = 16  # precision of a response's length
+_PIECE = re.compile(r"[A-Za-z]{1,4}|[^A-Za-z\s]|\n")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class View:
+    """What the reflector is shown of rollouts.
+
+    Attributes:
+        show_answers: whether it sees the ground truth.
+        solved_at: the least reward of a success.
+        tokens: the most tokens of a prompt, by `estimated_tokens`; the longest responses are
+            shortened in the middle to fit.
+    """
+
+    show_answers: bool = False
+    solved_at: float = SOLVED_AT
+    tokens: int = REFLECTION_TOKENS
+
+
+def estimated_tokens(text: str) -> int:
+    """Return how many tokens a text is to an unknown tokenizer, rather too many than too few.
+
+    Up to four letters are one token, as is each digit, sign and line break; a character outside
+    ASCII counts as two.
+    """
+    return sum(1 if piece.isascii() else 2 for piece in _PIECE.findall(text))
 
 
 class Judge:
@@ -65,16 +94,16 @@ class Judge:
         return self._met.values()
 
 
-def feedback(trajectory: Trajectory, show_answers: bool) -> str:
+def feedback(trajectory: Trajectory, view: View) -> str:
     """Tell the reflector what was wrong, the answer or its form; the truth only if it is shown.
 
     The reward functions' own feedback follows.
     """
-    return f"{_verdict(trajectory, show_answers)}\n{trajectory.feedback}".rstrip()
+    return f"{_verdict(trajectory, view)}\n{trajectory.feedback}".rstrip()
 
 
-def _verdict(trajectory: Trajectory, show_answers: bool) -> str:
-    if trajectory.reward >= SOLVED_AT:
+def _verdict(trajectory: Trajectory, view: View) -> str:
+    if trajectory.reward >= view.solved_at:
         return "Correct."
     if trajectory.answer is None:
         said = ["Wrong: no final answer in the expected format was found."]
@@ -84,18 +113,46 @@ def _verdict(trajectory: Trajectory, show_answers: bool) -> str:
         said.append(f"The response was ended by: {trajectory.stop.value}.")
     if errors := list(dict.fromkeys(turn.error for turn in trajectory.turns if turn.error)):
         said.append(f"Errors on the way: {'; '.join(errors)}.")
-    if show_answers and trajectory.task.answers:
+    if view.show_answers and trajectory.task.answers:
         said.append(f"The correct answer is {' or '.join(trajectory.task.answers)}.")
     return " ".join(said)
 
 
-def example(trajectory: Trajectory, show_answers: bool) -> Record:
-    """Return a rollout as the reflector sees it, in the form gepa recommends."""
+def example(trajectory: Trajectory, view: View, chars: int) -> Record:
+    """Return a rollout as the reflector sees it, in the form gepa recommends.
+
+    Args:
+        chars: the response is shortened to about this many characters.
+    """
     return {
         "Inputs": trajectory.task.question,
-        "Generated Outputs": shorten_middle(trajectory.full_text, _RESPONSE_CHARS),
-        "Feedback": feedback(trajectory, show_answers),
+        "Generated Outputs": shorten_middle(trajectory.full_text, chars),
+        "Feedback": feedback(trajectory, view),
     }
+
+
+def fitting_prompt(
+    build: Callable[[Sequence[Record]], str], rollouts: Sequence[Trajectory], view: View
+) -> str:
+    """Return the prompt that `build` makes of rollouts, with responses as long as `view` has room for.
+
+    A prompt that is too long without any response is returned without them.
+    """
+
+    def prompt(chars: int) -> str:
+        return build([example(t, view, chars) for t in rollouts])
+
+    # All responses up to `fits` characters are shown whole, the others shortened to that.
+    fits, above = 0, max((len(t.full_text) for t in rollouts), default=0)
+    if estimated_tokens(whole := prompt(above)) <= view.tokens:
+        return whole
+    while above - fits > _CHARS_APART:
+        middle = (fits + above) // 2
+        if estimated_tokens(prompt(middle)) <= view.tokens:
+            fits = middle
+        else:
+            above = middle
+    return prompt(fits)
 
 
 def gepa_prompt(parent: str, examples: Sequence[Record], **more: str) -> str:
@@ -124,6 +181,8 @@ class Reflector(ABC):
     """Ask the LLM for texts with gepa's prompts, one at a time, and keep account of the replies.
 
     Attributes:
+        view: what the LLM is shown of rollouts.
+        shown: by valid text, the ids of the questions that it or an ancestor was derived from.
         asked: requests sent to the LLM.
         proposed: replies received.
         valid: replies that meet the contract.
@@ -131,21 +190,22 @@ class Reflector(ABC):
         spent: why the LLM has nothing left to give; no more requests are then made. "" if it has.
     """
 
-    def __init__(self, llm: LLM, record: Recorder) -> None:
-        self._llm, self._record = llm, record
+    def __init__(self, llm: LLM, record: Recorder, view: View) -> None:
+        self._llm, self._record, self.view = llm, record, view
         self._tried: list[str] = []
+        self.shown: dict[str, frozenset[str]] = {}
         self.asked = self.proposed = self.valid = 0
         self.reasons: list[str] = []
         self.spent = ""
 
-    def propose(self, parent: str, examples: Sequence[Record]) -> str | None:
+    def propose(self, parent: str, rollouts: Sequence[Trajectory]) -> str | None:
         """Return a valid text; None if the call failed or the reply breaks the contract.
 
         A failed call is recorded as "proposal_failed".
         """
-        prompt = self._prompt(parent, examples)
         if self.spent:
             return None
+        prompt = fitting_prompt(lambda shown: self._prompt(parent, shown), rollouts, self.view)
         self.asked += 1
         try:
             reply = self._llm.complete(prompt).text
@@ -166,6 +226,8 @@ class Reflector(ABC):
             return None
         self.valid += 1
         self._tried.append(text)
+        known = self.shown.get(text, frozenset()) | self.shown.get(parent, frozenset())
+        self.shown[text] = known.union(t.task.id for t in rollouts)
         return text
 
     @abstractmethod
@@ -222,9 +284,11 @@ def split(
 # ---- the search
 
 _PART = "text"  # gepa's name for the one text that evolves
+_ROLLOUT = "rollout"
 
 Candidate = dict[str, str]
-Job = tuple[Candidate, Mapping[str, Sequence[Record]], list[str]]
+Dataset = Mapping[str, Sequence[Mapping[str, Trajectory]]]
+Job = tuple[Candidate, Dataset, list[str]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -236,18 +300,14 @@ class Search:
         budget: evaluations (one is one rollout).
         beam: parents that texts are derived from in one iteration.
         minibatch: questions shown to the reflector, on which a child must beat its parent.
-        show_answers: whether the reflector is shown the ground truth.
         barren: iterations in a row without a valid text that end the phase.
-        overrun: whether a text is scored on dev if the remaining budget covers only part of it.
     """
 
     seed: str
     budget: int
     beam: int
     minibatch: int
-    show_answers: bool
     barren: int
-    overrun: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,9 +358,10 @@ def evolve_by_gepa(
 
     An iteration draws `beam` parents from the instance-level Pareto front, reflects on a minibatch
     of train with each, and scores on dev the children that are strictly better on their
-    minibatch. It ends when the budget is spent, or after `barren` iterations in a row without a
-    valid text. No batch of evaluations starts after the budget is spent, so it is exceeded by at
-    most part of one batch.
+    minibatch. It ends after `barren` iterations in a row without a valid text, or when the rest of
+    the budget does not cover a parent and a child on a minibatch and the child on dev. Fewer
+    parents than `beam` are drawn if only so many are covered. The budget is never exceeded, except
+    by the seed's scores on dev.
 
     Raises:
         Exception: any error of the rollout, the LLM (except LLMError) or the report.
@@ -309,17 +370,18 @@ def evolve_by_gepa(
     from gepa.strategies.proposal_sampling import IndependentSampling
     from gepa.strategies.proposal_selection import AllImprovements
 
-    reflection = _Reflection(judge, reflector, search, ReflectionProposal)
+    reflection = _Reflection(reflector, ReflectionProposal)
+    budget = _Budget(judge, search, len(dev))
     gepa: Any = import_module("gepa")  # untyped: its generics cannot be inferred from our arguments
     result: Any = gepa.optimize(
         seed_candidate={_PART: search.seed},
         trainset=list(train),
         valset=list(dev),
-        adapter=_Adapter(judge, search.show_answers, reflection, gepa.EvaluationBatch),
+        adapter=_Adapter(judge, gepa.EvaluationBatch),
         reflection_strategy=reflection,
         reflection_minibatch_size=search.minibatch,
-        sampling_strategy=IndependentSampling(search.beam),
-        selection_strategy=_WithinBudget(AllImprovements(), judge, search, len(dev), report),
+        sampling_strategy=_Affordable(IndependentSampling, budget),
+        selection_strategy=_WithinBudget(AllImprovements(), budget, report),
         acceptance_criterion="strict_improvement",
         candidate_selection_strategy="pareto",
         frontier_type="instance",
@@ -329,8 +391,7 @@ def evolve_by_gepa(
         display_progress_bar=False,
         run_dir=None,
         logger=_Silence(),
-        max_metric_calls=search.budget,
-        stop_callbacks=[_Progress(reflection, judge, search, report)],
+        stop_callbacks=[_Progress(reflection, judge, budget, search, report)],
         seed=int.from_bytes(hashlib.sha256(seed_key.encode()).digest()[:8], "big"),
         raise_on_exception=True,
     )
@@ -354,19 +415,22 @@ class _Adapter:
 
     propose_new_texts = None  # declared, or some versions of gepa propose nothing
 
-    def __init__(
-        self, judge: Judge, show_answers: bool, reflection: "_Reflection", evaluation_batch: Any
-    ) -> None:
-        self._judge, self._show_answers = judge, show_answers
-        self._reflection, self._evaluation_batch = reflection, evaluation_batch
+    def __init__(self, judge: Judge, evaluation_batch: Any) -> None:
+        self._judge, self._evaluation_batch = judge, evaluation_batch
 
     def evaluate(
         self, batch: Sequence[Task], candidate: Candidate, capture_traces: bool = False
     ) -> Any:
         return self.batch_evaluate([(candidate, batch)])[0]
 
-    def batch_evaluate(self, items: Sequence[tuple[Candidate, Sequence[Task]]]) -> list[Any]:
-        """Return gepa's `EvaluationBatch` for each item; all items are one rollout call."""
+    def batch_evaluate(
+        self, items: Sequence[tuple[Candidate, Sequence[Task]]], capture_traces: bool = True
+    ) -> list[Any]:
+        """Return gepa's `EvaluationBatch` for each item; all items are one rollout call.
+
+        Args:
+            capture_traces: passed by versions after 0.1.4; trajectories are always returned.
+        """
         done = self._judge.evaluate([(candidate[_PART], tasks) for candidate, tasks in items])
         return [
             self._evaluation_batch(outputs=ts, scores=[t.reward for t in ts], trajectories=ts)
@@ -375,13 +439,9 @@ class _Adapter:
 
     def make_reflective_dataset(
         self, candidate: Candidate, eval_batch: Any, components_to_update: list[str]
-    ) -> Mapping[str, Sequence[Record]]:
-        trajectories: list[Trajectory] = eval_batch.trajectories
-        try:
-            return {_PART: [example(t, self._show_answers) for t in trajectories]}
-        except BaseException as error:
-            self._reflection.failure = error  # gepa would ignore it
-            raise
+    ) -> Dataset:
+        """Return the rollouts as they are: the reflector writes their text."""
+        return {_PART: [{_ROLLOUT: trajectory} for trajectory in eval_batch.trajectories]}
 
 
 class _Reflection:
@@ -396,16 +456,15 @@ class _Reflection:
         barren: consecutive iterations in which the LLM was asked and returned no valid text.
     """
 
-    def __init__(self, judge: Judge, reflector: Reflector, search: Search, proposal: Any) -> None:
-        self._judge, self.reflector, self._budget = judge, reflector, search.budget
-        self._proposal = proposal
+    def __init__(self, reflector: Reflector, proposal: Any) -> None:
+        self.reflector, self._proposal = reflector, proposal
         self.failure: BaseException | None = None
         self.barren = 0
 
     def reflect(
         self,
         candidate: Candidate,
-        reflective_dataset: Mapping[str, Sequence[Record]],
+        reflective_dataset: Dataset,
         components_to_update: list[str],
     ) -> tuple[Any, "_Reflection"]:
         return self.reflect_many([(candidate, reflective_dataset, components_to_update)])[0]
@@ -413,11 +472,9 @@ class _Reflection:
     def reflect_many(self, jobs: Sequence[Job]) -> list[tuple[Any, "_Reflection"]]:
         if self.failure is not None:
             raise self.failure
-        if self._judge.evaluations >= self._budget:
-            return [(self._proposal(new_texts={}), self) for _ in jobs]
         try:
             proposed = [
-                self.reflector.propose(candidate[_PART], dataset[_PART])
+                self.reflector.propose(candidate[_PART], [row[_ROLLOUT] for row in dataset[_PART]])
                 for candidate, dataset, _ in jobs
             ]
         except BaseException as error:
@@ -429,27 +486,54 @@ class _Reflection:
         return [(self._proposal(new_texts=new), self) for new in texts]
 
 
-class _WithinBudget:
-    """gepa's `SelectionStrategy`: all improvements, largest first, as far as the budget reaches.
+class _Budget:
+    """Count what the rest of a phase's budget covers, in full batches.
 
-    gepa checks the budget only between iterations; the children of one iteration, `beam` × dev
-    evaluations, could exceed it by thousands.
+    gepa checks a budget only between iterations, and one iteration of `beam` parents could exceed
+    it by `beam` × dev.
     """
 
-    def __init__(
-        self, improvements: Any, judge: Judge, search: Search, dev: int, report: Report
-    ) -> None:
-        self._improvements, self._judge = improvements, judge
-        self._search, self._dev, self._report = search, dev, report
+    def __init__(self, judge: Judge, search: Search, dev: int) -> None:
+        self._judge, self._search, self._dev = judge, search, dev
+
+    @property
+    def left(self) -> int:
+        return self._search.budget - self._judge.evaluations
+
+    @property
+    def parents(self) -> int:
+        """Return how many parents and children a minibatch each can be afforded, with dev for a child."""
+        affordable = (self.left - self._dev) // (2 * self._search.minibatch)
+        return max(0, min(self._search.beam, affordable))
+
+    @property
+    def children(self) -> int:
+        """Return how many children can be scored on dev."""
+        return max(0, self.left // self._dev)
+
+
+class _Affordable:
+    """gepa's `SamplingStrategy`: parents and minibatches, as many as the budget covers."""
+
+    def __init__(self, sampling: Callable[[int], Any], budget: _Budget) -> None:
+        self._sampling, self._budget = sampling, budget
+
+    def sample_tasks(self, *arguments: Any) -> list[Any]:
+        return self._sampling(self._budget.parents).sample_tasks(*arguments)
+
+
+class _WithinBudget:
+    """gepa's `SelectionStrategy`: all improvements, largest first, as far as the budget reaches."""
+
+    def __init__(self, improvements: Any, budget: _Budget, report: Report) -> None:
+        self._improvements, self._budget, self._report = improvements, budget, report
 
     def select(self, proposals: list[Any], state: Any, acceptance_criterion: Any) -> list[Any]:
         improved: list[Any] = self._improvements.select(proposals, state, acceptance_criterion)
-        left = max(0, self._search.budget - self._judge.evaluations)
-        affordable = -(-left // self._dev) if self._search.overrun else left // self._dev
         # Ties keep their order.
         chosen = sorted(
             improved, key=lambda p: sum(p.subsample_scores_before) - sum(p.subsample_scores_after)
-        )[:affordable]
+        )[: self._budget.children]
         texts = [candidate[_PART] for candidate in state.program_candidates]
         for proposal in proposals:
             if not any(proposal is one for one in chosen):
@@ -470,9 +554,14 @@ class _Progress:
     """
 
     def __init__(
-        self, reflection: _Reflection, judge: Judge, search: Search, report: Report
+        self,
+        reflection: _Reflection,
+        judge: Judge,
+        budget: _Budget,
+        search: Search,
+        report: Report,
     ) -> None:
-        self._reflection, self._judge = reflection, judge
+        self._reflection, self._judge, self._budget = reflection, judge, budget
         self._barren, self._report = search.barren, report
         self._known = 1  # the seed
 
@@ -487,5 +576,6 @@ class _Progress:
         self._known = len(texts)
         self._report.progress(self._judge.evaluations, len(texts), max(means))
         # Once the LLM's budget is spent, further rollouts would be wasted.
-        over = self._reflection.failure is not None or bool(self._reflection.reflector.spent)
-        return over or self._reflection.barren >= self._barren
+        reflection, budget = self._reflection, self._budget
+        over = reflection.failure is not None or bool(reflection.reflector.spent)
+        return over or reflection.barren >= self._barren or not budget.parents

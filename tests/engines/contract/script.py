@@ -159,7 +159,11 @@ INSPO = {
     "credit": "centred",
 }
 HINTS = {"hard_set_min_count": 2, "dev_size": 2, "budget": 14, "beam": 2, "minibatch": 2}
-P2O_ = {"hints": HINTS, "hinted_per_group": "all_but_one"}
+P2O_ = {
+    "hints": HINTS,
+    "hinted_per_group": "all_but_one",
+    "distillation": {"ratio": "masked"},
+}
 STRATEGIES: dict[str, dict[str, Any]] = {
     "static": {"kind": "static"},
     "inspo": {"kind": "inspo", **INSPO},

@@ -22,7 +22,7 @@ from tests.engines.trl.two_ranks import SIZES, fingerprint
 # Rows of three groups of two, three rows a rank; some on both ranks, then on the first alone.
 HINTED_ROWS = {"both": (0, 1, 3), "first": (1, 2)}
 MODES = {
-    "masked": Distillation(low=0.3, high=3.0),
+    "masked": Distillation(ratio="masked", low=0.3, high=3.0),
     "hint": Distillation(ratio="hint", drop_failed=True),
 }
 

@@ -131,12 +131,12 @@ MODES = {
     "original": Distillation(ratio="original"),
     "off": Distillation(ratio="off"),
     "hint": Distillation(ratio="hint"),
-    "masked": Distillation(low=0.7, high=1.2),
-    "soft": Distillation(low=0.7, high=1.2, soft=True),
-    "default": Distillation(),
-    "most masked": Distillation(low=1.2, high=2.0),
+    "masked": Distillation(ratio="masked", low=0.7, high=1.2),
+    "soft": Distillation(ratio="masked", low=0.7, high=1.2, soft=True),
+    "default": Distillation(ratio="masked"),
+    "most masked": Distillation(ratio="masked", low=1.2, high=2.0),
     "drop failed": Distillation(ratio="original", drop_failed=True),
-    "masked, drop failed": Distillation(low=0.7, high=1.2, drop_failed=True),
+    "masked, drop failed": Distillation(ratio="masked", low=0.7, high=1.2, drop_failed=True),
 }
 
 
@@ -259,7 +259,7 @@ def test_the_mask_is_taken_before_the_first_of_two_updates(
 def test_an_evaluation_between_batches_is_left_alone(tmp_path: Path) -> None:
     run = start(
         tmp_path,
-        Mixed("abc de. ", Distillation(), HINT),
+        Mixed("abc de. ", Distillation(ratio="masked"), HINT),
         trainer_class=JointTrainer,
         per_device_eval_batch_size=2,
         num_generations_eval=1,
@@ -275,7 +275,7 @@ def test_an_evaluation_between_batches_is_left_alone(tmp_path: Path) -> None:
 
 def test_a_row_whose_every_token_is_masked_is_left_out_and_counted(tmp_path: Path) -> None:
     """All 7 hinted rows weigh nothing; the loss is the mean over all 12 all the same."""
-    spy = trained(tmp_path, Distillation(low=1e6, high=1e7))
+    spy = trained(tmp_path, Distillation(ratio="masked", low=1e6, high=1e7))
     (output,) = spy.outputs
     hinted = [t.sampled_prompt_ids != t.prompt_ids for t in spy.run.trajectories[0]]
     assert not output["advantages"][torch.tensor(hinted)].any()
@@ -286,7 +286,11 @@ def test_a_row_whose_every_token_is_masked_is_left_out_and_counted(tmp_path: Pat
 
 @pytest.mark.parametrize(
     "settings",
-    [Distillation(), Distillation(ratio="hint"), Distillation(ratio="original", drop_failed=True)],
+    [
+        Distillation(ratio="masked"),
+        Distillation(ratio="hint"),
+        Distillation(ratio="original", drop_failed=True),
+    ],
 )
 def test_a_plain_trainer_is_refused_at_the_first_hint_that_it_cannot_weigh(
     settings: Distillation, tmp_path: Path
@@ -305,7 +309,7 @@ def test_a_plain_trainer_is_refused_at_the_first_hint_that_it_cannot_weigh(
     [
         Counting(hint=HINT),  # ratio: original
         Mixed("abc de. ", Distillation(ratio="off"), HINT),
-        Mixed("abc de. ", Distillation(), hint=""),
+        Mixed("abc de. ", Distillation(ratio="masked"), hint=""),
     ],
     ids=["original", "off", "no hint"],
 )

@@ -48,7 +48,7 @@ SUPPORTED: list[dict[str, Any]] = [
     "changes", SUPPORTED, ids=lambda changes: "=".join(map(str, next(iter(changes.items()))))
 )
 def test_hinted_rollouts_are_trained_on(tmp_path: Path, changes: dict[str, Any]) -> None:
-    strategy = Mixed("abc de. ", Distillation(), HINT)
+    strategy = Mixed("abc de. ", Distillation(ratio="masked"), HINT)
     run = start(tmp_path, strategy, trainer_class=JointTrainer, **changes)
     run.trainer.train()
     rows = run.folder.read_metrics()

@@ -206,7 +206,9 @@ def test_hints_are_distilled_into_the_adapter(tmp_path: Path) -> None:
     environment = EveryOther(GeoOptions(train=3, validation=1, test=1))
     run = lora_run(
         tmp_path,
-        strategy=Mixed(environment.initial_instruction, Distillation(low=0.7, high=1.2)),
+        strategy=Mixed(
+            environment.initial_instruction, Distillation(ratio="masked", low=0.7, high=1.2)
+        ),
         environment=environment,
         policy=(AutoModelForCausalLM.from_pretrained(path), AutoTokenizer.from_pretrained(path)),
         limits=LIMITS,

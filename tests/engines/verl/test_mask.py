@@ -11,7 +11,7 @@ import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from cotune.engines.verl.settings import LOSS_WHERE_MASKED, rejection_bounds
+from cotune.engines.verl.settings import LOSS_WITH_HINTS, rejection_bounds
 from cotune.methods.p2o.context_distillation import context_ratios, token_weights
 from cotune.types import Distillation
 from tests.engines.verl.test_settings import made
@@ -29,7 +29,7 @@ def test_verl_keeps_the_tokens_whose_context_ratio_lies_in_the_bounds(
 ) -> None:
     from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_rejection_mask
 
-    bounds = Distillation(low=low, high=high)
+    bounds = Distillation(ratio="masked", low=low, high=high)
     # float32 cannot tell a ratio from a bound that it all but equals
     assume(all(abs(r / b - 1) > 1e-4 for r in ratios for b in (low, high) if b))
     sampled = np.full(len(ratios), -30.0)
@@ -64,8 +64,8 @@ def test_the_divisor_stays_all_own_tokens(monkeypatch: pytest.MonkeyPatch) -> No
     from verl.workers.engine.fsdp import transformer_impl as fsdp
     from verl.workers.utils.losses import ppo_loss
 
-    section = made(distillation=Distillation(), kl=0).actor_rollout_ref.actor
-    assert section.loss_agg_mode == LOSS_WHERE_MASKED
+    section = made(distillation=Distillation(ratio="masked"), kl=0).actor_rollout_ref.actor
+    assert section.loss_agg_mode == LOSS_WITH_HINTS
     section.rollout_n = 4
     config: Any = omega_conf_to_dataclass(section)
     own = [[1, 1, 1, 0, 1], [1, 1, 0]]  # observations are no own tokens

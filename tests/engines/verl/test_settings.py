@@ -14,7 +14,7 @@ from cotune.policy.policy_files import policy_path
 from cotune.types import Distillation
 from tests.engines.verl.runs import GEO
 
-MASKED, ORIGINAL = Distillation(), Distillation(ratio="original")
+MASKED, ORIGINAL = Distillation(ratio="masked"), Distillation(ratio="original")
 
 
 def made(
@@ -24,7 +24,10 @@ def made(
     stops: bool = False,
     **training: Any,
 ) -> Any:
-    raw = GEO | {"name": "tried", "output": "runs/tried", "seed": 5} | (changed or {})
+    raw = GEO | {"name": "tried", "output": "runs/tried", "seed": 5}
+    if distillation is not ORIGINAL:
+        raw |= {"strategy": {"kind": "p2o"}}
+    raw |= changed or {}
     shared = {"engine": "verl", "mini_batches": 1}
     raw |= {"training": shared | GEO["training"] | training}
     folder = Path("/runs/tried/checkpoints")
@@ -111,12 +114,19 @@ def test_a_constant_rate_may_be_warmed_up_to() -> None:
 
 
 def test_the_mask_is_on_with_the_divisor_that_it_asks_for() -> None:
-    found = made(distillation=Distillation(low=0.25, high=8.0))
+    found = made(distillation=Distillation(ratio="masked", low=0.25, high=8.0))
     assert found.actor_rollout_ref.rollout.calculate_log_probs
     assert found.actor_rollout_ref.actor.loss_agg_mode == "token-mean"
     correction = found.algorithm.rollout_correction
     assert (correction.rollout_rs, correction.rollout_rs_threshold) == ("token_k1", "0.125_4.0")
     assert correction.rollout_is is None  # the mask drops tokens, and weighs none
+
+
+@pytest.mark.parametrize("kind", ["p2o", "inspo+p2o"])
+def test_the_divisor_of_runs_with_hints_does_not_depend_on_the_mask(kind: str) -> None:
+    for distillation in (MASKED, ORIGINAL, Distillation(ratio="off")):
+        found = made({"strategy": {"kind": kind}}, distillation)
+        assert found.actor_rollout_ref.actor.loss_agg_mode == "token-mean"
 
 
 def test_stop_strings_need_a_tokenizer_in_the_rollout_engine() -> None:
@@ -202,7 +212,10 @@ def test_engine_args_that_are_refused(given: dict[str, Any], message: str) -> No
         (lambda: made({"policy": {"path": "bundled:geo", "lora": {}}}), "policy.lora"),
         (lambda: made(schedule="linear"), "training.schedule linear"),
         (lambda: made(distillation=Distillation(ratio="hint")), "strategy.distillation.ratio hint"),
-        (lambda: made(distillation=Distillation(soft=True)), "strategy.distillation.soft"),
+        (
+            lambda: made(distillation=Distillation(ratio="masked", soft=True)),
+            "strategy.distillation.soft",
+        ),
         (
             lambda: made(distillation=Distillation(ratio="original", drop_failed=True)),
             "strategy.distillation.drop_failed",

@@ -1,4 +1,5 @@
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -9,7 +10,7 @@ import pytest
 from cotune.errors import BudgetError, EngineError, LLMError
 from cotune.methods.p2o.hint_evolution import PhaseResult
 from cotune.methods.p2o.hints import covering
-from cotune.types import Assignment, Completion, Task, Trajectory
+from cotune.types import Assignment, Completion, Prompt, Task, Trajectory
 from tests.helpers import Events
 from tests.methods.p2o.hint_fakes import (
     KEYWORDS,
@@ -65,6 +66,48 @@ def test_hints_for_both_kinds_end_up_in_the_cover():
     assert (progress[0], progress[-1]) == (8, result.evaluations)
 
 
+@pytest.mark.parametrize("reflection", ["gepa", "single_turn"])
+def test_a_hint_carries_the_questions_that_it_and_its_ancestors_were_derived_from(reflection: str):
+    def write(n: int, prompt: str) -> str:
+        hint = one_keyword_each(n, prompt)
+        asked[hint.split("```")[1].strip()] = {
+            f"q{i}" for i in re.findall(r"Problem (\d+) of", prompt)
+        }
+        return hint
+
+    asked: dict[str, set[str]] = {}
+    record = Events()
+    pool = evolve(Policy(), Author(write), record, reflection=reflection).pool
+    parents = {row["text"]: row["parent"] for row in record.of("hint_accepted")}
+    assert pool.shown[0] == frozenset()
+    assert any(parents.values()) == (reflection == "gepa")
+    for text, shown in zip(pool.texts[1:], pool.shown[1:], strict=True):
+        lineage = [text]
+        while parents[lineage[-1]]:
+            lineage.append(parents[lineage[-1]])
+        assert shown == set().union(*(asked[one] for one in lineage))
+        assert len(shown) >= 3
+        assert not shown & set(pool.dev)
+
+
+def test_adapters_take_the_calls_of_gepa_and_of_later_versions():
+    from gepa import EvaluationBatch
+
+    from cotune.methods.text_evolution import Judge, _Adapter  # pyright: ignore[reportPrivateUsage]
+
+    judge = Judge(lambda hint: Prompt("Solve it.", hint), Policy())
+    adapter = _Adapter(judge, EvaluationBatch)
+    tasks = tasks_of_two_kinds(2)
+    calls = [
+        adapter.batch_evaluate([({"text": ""}, tasks)]),
+        adapter.batch_evaluate([({"text": ""}, tasks)], capture_traces=True),
+        adapter.batch_evaluate(items=[({"text": ""}, tasks)], capture_traces=False),
+        [adapter.evaluate(tasks, {"text": ""}, capture_traces=True)],
+    ]
+    assert [[batch.scores for batch in made] for made in calls] == [[[0.0, 0.0]]] * 4
+    assert all(len(made[0].trajectories) == 2 for made in calls)
+
+
 def test_one_rollout_call_for_each_batch_of_gepa():
     policy = Policy()
     evolve(policy, Author(one_keyword_each))
@@ -83,19 +126,17 @@ def test_one_rollout_call_for_each_batch_of_gepa():
         assert all(a.sampled.instruction == "Solve it." for a in call)
 
 
-@pytest.mark.parametrize("budget", [9, 20, 21, 33, 34, 60, 100, 250])
+@pytest.mark.parametrize("budget", [9, 20, 21, 33, 34, 60, 61, 100, 250])
 @pytest.mark.parametrize("reflection", ["gepa", "single_turn"])
-def test_no_batch_begins_after_the_budget_is_spent(budget: int, reflection: str):
-    policy = Policy()
-    result = evolve(policy, Author(one_keyword_each), budget=budget, reflection=reflection)
-    assert result.evaluations == policy.evaluations
-    assert policy.evaluations - len(policy.calls[-1]) < budget
-    # At most a part of one minibatch batch, or of the last child's dev scores.
-    assert policy.evaluations < budget + SMALL.beam * SMALL.minibatch
-    if reflection == "single_turn":
-        assert policy.evaluations <= budget
-    else:
-        assert policy.evaluations >= budget
+def test_no_batch_begins_that_the_budget_does_not_cover(budget: int, reflection: str):
+    policy, record = Policy(), Events()
+    result = evolve(policy, Author(one_keyword_each), record, budget=budget, reflection=reflection)
+    assert result.evaluations == policy.evaluations <= budget
+    if reflection == "gepa":
+        # A parent, its child and the child's dev scores would cost more than what is left.
+        assert policy.evaluations > budget - (2 * SMALL.minibatch + 8)
+        progress = [event["evaluations"] for event in record.of("hint_progress")]
+        assert progress[-1] == policy.evaluations
 
 
 def test_budget_is_reckoned_from_dev_where_none_is_given():

@@ -62,12 +62,12 @@ def test_a_ratio_is_the_quotient_of_the_two_chances() -> None:
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
-        (Distillation(), [0, 0, 1, 1, 1, 0]),
-        (Distillation(soft=True), [0, 0.5, 1, 1, 1, 0.25]),
-        (Distillation(low=0.0), [1, 1, 1, 1, 1, 0]),
-        (Distillation(low=0.0, soft=True), [1, 1, 1, 1, 1, 0.25]),
-        (Distillation(high=math.inf), [0, 0, 1, 1, 1, 1]),
-        (Distillation(high=math.inf, soft=True), [0, 0.5, 1, 1, 1, 1]),
+        (Distillation(ratio="masked"), [0, 0, 1, 1, 1, 0]),
+        (Distillation(ratio="masked", soft=True), [0, 0.5, 1, 1, 1, 0.25]),
+        (Distillation(ratio="masked", low=0.0), [1, 1, 1, 1, 1, 0]),
+        (Distillation(ratio="masked", low=0.0, soft=True), [1, 1, 1, 1, 1, 0.25]),
+        (Distillation(ratio="masked", high=math.inf), [0, 0, 1, 1, 1, 1]),
+        (Distillation(ratio="masked", high=math.inf, soft=True), [0, 0.5, 1, 1, 1, 1]),
         (Distillation(ratio="original"), [1] * 6),
         (Distillation(ratio="hint", soft=True), [1] * 6),
         (Distillation(ratio="off"), [1] * 6),
@@ -83,15 +83,17 @@ def test_the_soft_mask_never_amplifies_and_spares_what_the_hard_one_keeps(
     ratios: list[float], low: float, high: float
 ) -> None:
     given_ratios = np.array(ratios, dtype=np.float64)
-    hard = token_weights(given_ratios, Distillation(low=low, high=high))
-    soft = token_weights(given_ratios, Distillation(low=low, high=high, soft=True))
+    hard = token_weights(given_ratios, Distillation(ratio="masked", low=low, high=high))
+    soft = token_weights(given_ratios, Distillation(ratio="masked", low=low, high=high, soft=True))
     assert ((soft >= hard) & (soft <= 1)).all()
     assert ((soft == 1) >= (hard == 1)).all()
 
 
 def test_the_soft_mask_is_continuous_at_its_bounds() -> None:
     beside = np.array([0.01 * (1 - 1e-9), 10 * (1 + 1e-9)])
-    assert token_weights(beside, Distillation(soft=True)) == pytest.approx([1, 1], abs=1e-8)
+    assert token_weights(beside, Distillation(ratio="masked", soft=True)) == pytest.approx(
+        [1, 1], abs=1e-8
+    )
 
 
 def test_statistics_of_two_processes() -> None:
@@ -134,7 +136,7 @@ def test_who_is_hinted_distilled_dropped() -> None:
     assert [is_hinted(t) for t in rows] == [True, True, False, True, False]
     assert [is_distilled(t) for t in rows] == [True, True, False, False, True]
     assert [is_dropped(t, drops) for t in rows] == [True, False, False, True, False]
-    assert not any(is_dropped(t, Distillation()) for t in rows)
+    assert not any(is_dropped(t, Distillation(ratio="masked")) for t in rows)
 
 
 @pytest.mark.parametrize("ratio", ["masked", "hint", "original", "off"])
@@ -153,11 +155,11 @@ TRAINED = np.log(np.array([[0.02, 0.9, 0.5, 1.0], [math.exp(-0.5), 1.0, 1.0, 1.0
 @pytest.mark.parametrize(
     ("settings", "first"),
     [
-        (Distillation(), [1, 0, 1, 0]),
-        (Distillation(low=0.05), [0, 0, 1, 0]),
-        (Distillation(low=0.05, soft=True), [0.8, 0, 1, 0]),
-        (Distillation(low=0.05, high=1.6, soft=True), [0.8, 0, 0.8, 0]),
-        (Distillation(low=0.05, high=1.5), [0, 0, 0, 0]),
+        (Distillation(ratio="masked"), [1, 0, 1, 0]),
+        (Distillation(ratio="masked", low=0.05), [0, 0, 1, 0]),
+        (Distillation(ratio="masked", low=0.05, soft=True), [0.8, 0, 1, 0]),
+        (Distillation(ratio="masked", low=0.05, high=1.6, soft=True), [0.8, 0, 0.8, 0]),
+        (Distillation(ratio="masked", low=0.05, high=1.5), [0, 0, 0, 0]),
         (Distillation(ratio="original", low=0.05), [1, 0, 1, 0]),
         (Distillation(ratio="hint", low=0.05), [1, 0, 1, 0]),
         (Distillation(ratio="off", low=0.05), [1, 0, 1, 0]),

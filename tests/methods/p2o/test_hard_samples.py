@@ -1,19 +1,24 @@
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from cotune.methods.p2o.hard_samples import EpochTrend, HardSamples
-from cotune.types import Assignment, Prompt, Task, Trajectory
+from cotune.types import Assignment, Prompt, StopReason, Task, Trajectory
 from tests.helpers import make_trajectory
 
 
-def group(task_id: str, rewards: Sequence[float], hint: str = "") -> list[Trajectory]:
+def group(
+    task_id: str, rewards: Sequence[float], hint: str = "", errors: int = 0
+) -> list[Trajectory]:
+    """Rollouts of a question; with `errors` more that ended in an environment error."""
     trained = Prompt("i")
     assignment = Assignment(Task(task_id, "?", ("1",)), Prompt("i", hint), trained, "", 0)
-    return [make_trajectory(assignment, reward) for reward in rewards]
+    failed = replace(make_trajectory(assignment, 0.0), stop=StopReason.ENVIRONMENT_ERROR)
+    return [*(make_trajectory(assignment, reward) for reward in rewards), *[failed] * errors]
 
 
 def test_fewer_than_two_successes_of_six_is_hard():
@@ -46,6 +51,45 @@ def test_count_runs_over_all_steps_of_an_epoch_and_starts_anew():
     assert samples.close_epoch().hard == ("q",)
 
 
+@pytest.mark.parametrize(
+    ("rewards", "errors", "hard"),
+    [
+        ([1], 5, False),  # 1 of 1, above 2 of 6
+        ([1, 0], 4, False),  # 1 of 2
+        ([1, 0, 0], 3, False),  # 1 of 3 is 2 of 6
+        ([1, 0, 0, 0], 2, True),
+        ([0], 5, True),
+        ([1, 1], 4, False),
+        ([1, 0, 0, 0, 0, 0], 0, True),
+    ],
+)
+def test_environment_errors_are_no_attempts(rewards: list[int], errors: int, hard: bool):
+    samples = HardSamples(below=2)
+    samples.observe(group("q", rewards, errors=errors))
+    assert samples.close_epoch() == EpochTrend(("q",) if hard else (), 1, hard, 0, 0)
+
+
+def test_a_question_without_an_attempt_keeps_its_status():
+    samples = HardSamples()
+    samples.observe(group("hard", [0] * 6) + group("easy", [1] * 6))
+    samples.close_epoch()
+    samples.observe(group("hard", [], "Think.", 6) + group("easy", [], errors=6))
+    assert samples.close_epoch() == EpochTrend(("hard",), 0, 0, 0, 0)
+
+
+def test_what_a_success_is_can_be_set():
+    samples = HardSamples(solved_at=0.3)
+    samples.observe(group("partly", [0.4] * 6) + group("not", [0.2] * 6))
+    assert samples.close_epoch().hard == ("not",)
+
+
+def test_a_state_from_before_errors_were_counted():
+    samples = HardSamples()
+    samples.load_state_dict({"hard": [], "counts": {"one": [1, False], "two": [2, True]}})
+    samples.observe(group("two", [], errors=1))
+    assert samples.close_epoch().hard == ("one",)
+
+
 def test_threshold_of_one_is_only_what_never_succeeded():
     samples = HardSamples(below=1)
     samples.observe(group("never", [0] * 6) + group("once", [1] + [0] * 5))
@@ -57,7 +101,7 @@ def test_threshold_of_one_is_only_what_never_succeeded():
 @given(
     st.lists(
         st.lists(
-            st.tuples(st.sampled_from("abcde"), st.sampled_from([0.0, 1.0]), st.booleans()),
+            st.tuples(st.sampled_from("abcde"), st.sampled_from([None, 0.0, 1.0]), st.booleans()),
             max_size=12,
         ),
         min_size=1,
@@ -66,13 +110,14 @@ def test_threshold_of_one_is_only_what_never_succeeded():
     st.integers(0, 3),
 )
 def test_state_round_trip_in_the_middle_changes_nothing(
-    epochs: list[list[tuple[str, float, bool]]], saved: int
+    epochs: list[list[tuple[str, float | None, bool]]], saved: int
 ):
     unbroken, resumed = HardSamples(), HardSamples()
     for number, epoch in enumerate(epochs):
         for task_id, reward, hinted in epoch:
             for samples in (unbroken, resumed):
-                samples.observe(group(task_id, [reward], "h" if hinted else ""))
+                rewards = [] if reward is None else [reward]
+                samples.observe(group(task_id, rewards, "h" if hinted else "", 1 - len(rewards)))
         if number == saved:
             state = json.loads(json.dumps(resumed.state_dict()))
             resumed = HardSamples()

@@ -1,5 +1,7 @@
 import json
 from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -10,7 +12,9 @@ from cotune.methods.p2o.hints import (
     HintPool,
     assign_hints,
     auto_budget,
+    candidates,
     covering,
+    withheld,
 )
 from cotune.methods.text_evolution import split
 from tests.helpers import make_tasks
@@ -93,8 +97,51 @@ def test_empty_cover_assigns_nothing():
     assert assign_hints(pool_of((0, 0)), ["q0"], 6, "key") == {}
 
 
+def shown(*ids: Sequence[str]) -> HintPool:
+    return replace(POOL, shown=tuple(map(frozenset, ids)))
+
+
+def test_no_question_draws_a_hint_that_was_derived_from_it():
+    # "columns" and "units" cover; "both few" solves two, too.
+    pool = shown("", ["t1", "t2", "t3"], ["t2", "t3"], ["t3"])
+    assert candidates(pool, ["t0", "t1", "t2", "t3"]) == {
+        "t0": [1, 2],
+        "t1": [2],
+        "t2": [3],  # none of the cover is left
+        "t3": [],
+    }
+    drawn = assign_hints(pool, ["t0", "t1", "t2", "t3"], 400, "key")
+    assert {i: set(hints) for i, hints in drawn.items()} == {
+        "t0": {"columns", "units"},
+        "t1": {"units"},
+        "t2": {"both few"},
+    }
+    assert withheld(pool, ["t0", "t1", "t2", "t3", "q0"]) == 1
+    assert withheld(pool_of((0, 0)), ["q0"]) == 0  # no hint solved anything
+
+
+def test_a_hint_does_not_cover_a_question_that_it_was_derived_from():
+    pool = shown("", ["q0", "q1", "q2"], [], [])
+    assert pool.solved(1) == frozenset()
+    assert covering(pool) == [2, 3]  # "both few" now adds q0
+    assert candidates(pool, ["q0", "q1"]) == {"q0": [3], "q1": [2, 3]}
+
+
+def test_a_pool_of_an_older_state_has_no_provenance():
+    old = {k: v for k, v in POOL.state_dict().items() if k in ("texts", "dev", "scores")}
+    assert HintPool.from_state(old) == POOL
+    assert POOL.shown == (frozenset(),) * 4
+
+
+def test_what_solves_a_question_can_be_set():
+    pool = HintPool(("", "a"), ("q0", "q1"), ((0.2, 0.0), (0.4, 0.6)), solved_at=0.3)
+    assert pool.solved(1) == {"q0", "q1"}
+    assert HintPool.from_state(json.loads(json.dumps(pool.state_dict()))) == pool
+    assert replace(pool, solved_at=0.5).solved(1) == {"q1"}
+
+
 @pytest.mark.parametrize(
-    ("dev", "candidates", "total"),
+    ("dev", "count", "total"),
     [
         (300, 72, 11_040),
         # trials max(4·log2(6) = 10.3, 9) = 10: 100 + 30 + 350 + (11 // 5 + 1)·100
@@ -103,9 +150,9 @@ def test_empty_cover_assigns_nothing():
         (20, 2, 230),
     ],
 )
-def test_auto_budget(dev: int, candidates: int, total: int):
-    assert auto_budget(dev, candidates) == total
-    assert HintOptions(candidates=candidates).evaluations(dev) == total
+def test_auto_budget(dev: int, count: int, total: int):
+    assert auto_budget(dev, count) == total
+    assert HintOptions(candidates=count).evaluations(dev) == total
     assert HintOptions(budget=999).evaluations(dev) == 999
 
 
@@ -137,23 +184,31 @@ def test_options_that_cannot_work(fields: dict[str, int], message: str):
 def test_pool_rejects_scores_of_another_shape():
     with pytest.raises(ValueError, match="expected 1 hints × 2 dev questions"):
         HintPool(("",), ("a", "b"), ((1.0,),))
+    with pytest.raises(ValueError, match="2 sets in shown; expected 1"):
+        HintPool(("",), ("a",), ((1.0,),), (frozenset(), frozenset()))
 
 
 @given(
     st.integers(1, 5).flatmap(
         lambda width: st.lists(
             st.tuples(
-                st.text(), st.lists(st.sampled_from([0.0, 1.0]), min_size=width, max_size=width)
+                st.text(),
+                st.lists(st.sampled_from([0.0, 1.0]), min_size=width, max_size=width),
+                st.frozensets(st.sampled_from(["q0", "q1", "q2"])),
             ),
             min_size=1,
             max_size=6,
         )
     )
 )
-def test_pool_round_trip_and_cover_covers_all_that_is_solved(rows: list[tuple[str, list[float]]]):
+def test_pool_round_trip_and_cover_covers_all_that_is_solved(
+    rows: list[tuple[str, list[float], frozenset[str]]],
+):
     dev = tuple(f"q{j}" for j in range(len(rows[0][1])))
-    pool = HintPool(tuple(t for t, _ in rows), dev, tuple(tuple(row) for _, row in rows))
+    texts, scores, seen = zip(*rows, strict=True)
+    pool = HintPool(texts, dev, tuple(map(tuple, scores)), seen)
     assert HintPool.from_state(json.loads(json.dumps(pool.state_dict()))) == pool
     cover = covering(pool)
     assert pool.solved_share(cover) == pool.solved_share(range(len(rows)))
     assert len(set(cover)) == len(cover)
+    assert not any(task_id in seen[h] for task_id, hs in candidates(pool, dev).items() for h in hs)

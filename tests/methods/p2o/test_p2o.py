@@ -46,7 +46,8 @@ def test_a_question_is_hard_below_a_count_of_successes(below: int, hard: set[int
     run = Run(successes_below=below)
     run.batch(0, lambda a, k: k < successes[a.task.id])
     expected = {task_id for task_id, n in successes.items() if n in hard}
-    assert hinted_ids(run.batch(1)) == expected
+    assert hinted_ids(run.batch(1)) <= expected
+    assert run.strategy.state_dict()["hard"]["hard"] == sorted(expected)
     (event,) = run.events.of("hard_samples")
     assert event == {
         "epoch": 1,
@@ -175,7 +176,9 @@ def test_questions_are_known_by_their_id_not_by_their_place():
     one, *others = (
         hints(run.batch(1, tasks=order)) for run, order in zip(runs, orders, strict=True)
     )
-    assert {i for i, own in one.items() if any(own)} == {t.id for t in HARD if t.stratum == "sum"}
+    hard = {t.id for t in HARD if t.stratum == "sum"}
+    assert {i for i, own in one.items() if any(own)} < hard  # some hints were derived from the rest
+    assert {*runs[0].strategy.state_dict()["hard"]["hard"]} == hard
     assert others == [one, one]
     # Nor do its hints depend on the step of the epoch in which its turn comes.
     assert hints(runs[0].batch(1, tasks=TASKS[5:9])) == {t.id: one[t.id] for t in TASKS[5:9]}
@@ -214,7 +217,7 @@ def test_defaults_are_the_papers():
         "all",
         False,
     )
-    assert (options.judged_on, options.distillation.ratio) == ("all", "masked")
+    assert (options.judged_on, options.distillation.ratio) == ("all", "original")
     assert options.hints == HintOptions()
 
 

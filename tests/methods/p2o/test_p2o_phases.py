@@ -3,11 +3,13 @@
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from cotune.errors import EvolutionError, LLMError
 from cotune.methods.method import Context
+from cotune.methods.p2o.hints import HintPool
 from cotune.methods.p2o.p2o import P2O, P2OOptions
 from cotune.types import Assignment, Progress
 from tests.methods.p2o.hint_fakes import SMALL, Author, one_keyword_each, raising
@@ -37,6 +39,7 @@ def test_the_epoch_ends_once():
         "p2o/newly_hard": 20.0,
         "p2o/graduated": 0.0,
         "p2o/solved_by_hint": 0.0,
+        "p2o/withheld": 0.0,
     }
     state, calls, rows = run.strategy.state_dict(), len(run.policy.calls), len(run.events.rows)
     assert calls > 1
@@ -57,8 +60,9 @@ def test_hints_are_evolved_on_the_hard_questions_under_the_instruction():
     assert (phase["hard"], phase["dev"], phase["train"], phase["phase"]) == (20, 8, 12, 1)
 
 
-def test_a_skipped_phase_is_said_and_keeps_the_hints_of_the_one_before():
-    run = Run()
+@pytest.mark.parametrize("keeps", [False, True])
+def test_a_skipped_phase_drops_the_hints_of_the_one_before_unless_they_are_kept(keeps: bool):
+    run = Run(hints=replace(SMALL, keep_if_skipped=keeps))
     run.batch(0)
     left = {"q4", "q7", "q9"}  # one fewer than hard_set_min_count
     run.batch(1, lambda a, k: a.task.id not in left)
@@ -66,12 +70,43 @@ def test_a_skipped_phase_is_said_and_keeps_the_hints_of_the_one_before():
     third = run.batch(2)
     (notice,) = run.events.of("notice")
     assert "3 hard questions, hard_set_min_count is 4" in notice["text"]
-    assert (run.pool, len(run.policy.calls)) == (pool, calls)
-    assert hinted_ids(third) == left
+    assert ("the earlier ones are dropped" in notice["text"]) == (not keeps)
+    assert (run.pool, len(run.policy.calls)) == (pool if keeps else None, calls)
+    assert hinted_ids(third) == (left if keeps else set())
     assert len(run.events.of("hint_phase")) == 1
     run.batch(3)
     assert len(run.events.of("hint_phase")) == 2
     assert run.pool != pool
+
+
+def test_no_rollout_sees_a_hint_that_was_derived_from_its_question():
+    run = Run(hints=replace(SMALL, dev_size=4))
+    few = [*HARD[:8], *EASY]  # so few that a minibatch of three is most of what is reflected on
+    run.batch(0, tasks=few)
+    withheld = set[str]()
+    for epoch in (1, 2, 3):
+        run.step += 1
+        metrics = run.evolve(Progress(run.step, epoch, 100))
+        assignments = run.batch(epoch, tasks=few)
+        pool = HintPool.from_state(run.pool)
+        known = dict(zip(pool.texts, pool.shown, strict=True))
+        hinted = hinted_ids(assignments)
+        assert hinted
+        assert not any(a.task.id in known[a.sampled.hint] for a in assignments)
+        without = {task.id for task in HARD[:8]} - hinted
+        assert metrics["p2o/withheld"] == len(without)
+        withheld |= without
+    assert withheld
+
+
+def test_what_a_success_is_holds_for_mining_and_for_hints():
+    run = Run(solved_at=0.3)
+    partly: Any = lambda a, k: 0.4 if a.task in HARD[:8] else a.task in EASY  # noqa: E731
+    run.batch(0, partly)
+    run.batch(1)
+    (event,) = run.events.of("hard_samples")
+    assert event["hard"] == 12
+    assert run.pool["solved_at"] == 0.3
 
 
 def test_without_any_phase_there_are_no_hints():

@@ -26,8 +26,8 @@ ADVANTAGES = "cotune_grpo"
 """The name of `engines.verl.advantages` among veRL's estimators."""
 LOSS = "seq-mean-token-mean"
 """The mean over rollouts of their token means (INSPO's Eq. 2)."""
-LOSS_WHERE_MASKED = "token-mean"
-"""Divides by all own tokens, rejected ones included, for P²O's mask; others exclude them."""
+LOSS_WITH_HINTS = "token-mean"
+"""P²O's, masked or not. It divides by all own tokens; with a mask, the others leave out rejected ones."""
 
 _NO_DUAL_CLIP = 1.0e9
 _COMPOSED = ("model_engine",)  # selects which of veRL's files are read
@@ -124,7 +124,7 @@ def _values(
         f"{actor}.clip_ratio_c": _NO_DUAL_CLIP,
         f"{actor}.use_kl_loss": training.kl > 0,
         f"{actor}.kl_loss_coef": training.kl,
-        f"{actor}.loss_agg_mode": LOSS_WHERE_MASKED if _masks(distillation) else LOSS,
+        f"{actor}.loss_agg_mode": LOSS_WITH_HINTS if "hints" in config.method.evolves else LOSS,
         f"{actor}.checkpoint.save_contents": ["model", "optimizer", "extra", "hf_model"],
         "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu": training.micro_batch_size,
         f"{rollout}.log_prob_micro_batch_size_per_gpu": training.micro_batch_size,
@@ -203,10 +203,10 @@ def _set(found: DictConfig, name: str, value: Any) -> None:
 
 def _check_loss(found: DictConfig, distillation: Distillation) -> None:
     mode = found.actor_rollout_ref.actor.loss_agg_mode
-    if _masks(distillation) and mode != LOSS_WHERE_MASKED:
+    if _masks(distillation) and mode != LOSS_WITH_HINTS:
         raise ConfigError(
             f"training.engine_args.actor_rollout_ref.actor.loss_agg_mode is {mode}, which divides by "
-            f"the tokens that the context ratio leaves; expected {LOSS_WHERE_MASKED}, or "
+            f"the tokens that the context ratio leaves; expected {LOSS_WITH_HINTS}, or "
             "strategy.distillation.ratio: original"
         )
 

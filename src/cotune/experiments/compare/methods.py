@@ -128,7 +128,8 @@ METHODS: dict[str, Method] = {
     "search-r1": _trained("Search-R1", "GRPO under the static instruction, with its tools"),
     "grpo": _trained("GRPO", "GRPO under the static instruction"),
     "grpo-2x": _trained(
-        "GRPO, twice the rollouts", "GRPO under the static instruction with twice the budget",
+        "GRPO, twice the rollouts",
+        "GRPO under the static instruction for twice the steps; with group_size doubled, P²O's baseline",
         compute="2x",
     ),
     "dapo": _trained(
@@ -189,13 +190,14 @@ METHODS: dict[str, Method] = {
         "p2o", "no distillation", "gradient on the hinted prompt", distillation={"ratio": "off"}
     ),
     "no-mask": _ablation(
-        "p2o", "no mask", "every token distilled", distillation={"ratio": "original"}
+        "p2o", "no mask", "every token distilled, as in the paper", distillation={"ratio": "original"}
     ),
     "ratio-to-hint": _ablation(
         "p2o", "ratio to the hinted policy", "off-policy ratio", distillation={"ratio": "hint"}
     ),
     "soft-mask": _ablation(
-        "p2o", "soft mask", "tokens scaled to the bound", distillation={"soft": True}
+        "p2o", "soft mask", "tokens scaled to the bound",
+        distillation={"ratio": "masked", "soft": True},
     ),
     "drop-failed": _ablation(
         "p2o", "failed hinted dropped", "successes alone", distillation={"drop_failed": True}

@@ -263,6 +263,6 @@ def _bounds(config: Row) -> tuple[float, float] | None:
     settings = part.get("distillation") if isinstance(part, Mapping) else None
     if not isinstance(settings, Mapping) or settings.get("ratio") != "masked":
         return None
-    low = settings.get("low", Distillation.low)
-    high = settings.get("high", Distillation.high)
+    default = Distillation()
+    low, high = settings.get("low", default.low), settings.get("high", default.high)
     return math.log10(max(low, _LEAST_RATIO)), math.log10(high)

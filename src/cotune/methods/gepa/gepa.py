@@ -14,11 +14,14 @@ from cotune.methods.method import Context, Cost, Method, Proposals, RunShape, ar
 from cotune.methods.static import StaticStrategy
 from cotune.methods.text_evolution import (
     PLACEHOLDERS,
+    REFLECTION_TOKENS,
+    SOLVED_AT,
     Evolved,
     Judge,
     Record,
     Reflector,
     Search,
+    View,
     evolve_by_gepa,
     fenced_text,
     gepa_prompt,
@@ -50,6 +53,9 @@ class GepaOptions:
         beam: parents that instructions are derived from in one iteration, drawn from the Pareto
             front.
         show_answers: whether the reflector is shown the ground truth.
+        solved_at: the least reward of a success, as the reflector is told.
+        reflection_tokens: the most tokens of a reflection prompt, by an estimate that is rather too
+            high; longer responses are shortened in the middle.
         max_instruction_chars: length limit of a candidate, in characters.
     """
 
@@ -60,10 +66,12 @@ class GepaOptions:
     minibatch: int = 3
     beam: int = 1
     show_answers: bool = False
+    solved_at: float = SOLVED_AT
+    reflection_tokens: int = REFLECTION_TOKENS
     max_instruction_chars: int = 4000
 
     def __post_init__(self) -> None:
-        for name in ("dev_size", "minibatch", "beam", "max_instruction_chars"):
+        for name in ("dev_size", "minibatch", "beam", "reflection_tokens", "max_instruction_chars"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; expected 1 or more")
         if self.budget <= self.dev_size:
@@ -71,11 +79,6 @@ class GepaOptions:
                 f"budget is {self.budget}; expected more than dev_size, {self.dev_size}, which "
                 "scoring the initial instruction costs alone"
             )
-
-    @property
-    def overrun(self) -> int:
-        """Return the most, in minibatches, by which the last batch can exceed the budget."""
-        return self.beam * self.minibatch
 
 
 # ---- the search
@@ -115,6 +118,7 @@ def evolve_instruction(
     llm: LLM,
     rules: InstructionRules,
     search: Search,
+    view: View,
     seed_key: str,
     step: int,
     record: Recorder,
@@ -129,6 +133,7 @@ def evolve_instruction(
     Args:
         dev: questions that instructions are scored on.
         train: questions that are reflected on.
+        view: what the LLM is shown of rollouts.
         step: the step before which this happens.
         description: the environment, described to the LLM.
 
@@ -140,7 +145,9 @@ def evolve_instruction(
     record("gepa_phase", dev=len(dev), train=len(train), budget=search.budget)
     judge = Judge(Prompt, rollout)
     lineage = _Lineage(search, step, record)
-    reflector = InstructionReflector(llm, rules, judge.met, lineage.invalid, record, description)
+    reflector = InstructionReflector(
+        llm, rules, judge.met, lineage.invalid, record, view, description
+    )
     lineage.critiques = reflector.critiques
     found = evolve_by_gepa(dev, train, judge, reflector, search, seed_key, lineage)
     health = LLMHealth()
@@ -340,9 +347,10 @@ class InstructionReflector(Reflector):
         met: Callable[[], Iterable[Task]],
         reject: Callable[[str, str, str], None],
         record: Recorder,
+        view: View,
         description: str = "",
     ) -> None:
-        super().__init__(llm, record)
+        super().__init__(llm, record, view)
         self._rules, self._met, self._reject_text = rules, met, reject
         self._surroundings = surroundings(description)
         self._tried.append(rules.original)
@@ -418,9 +426,12 @@ class Gepa(StaticStrategy):
                 budget=options.budget,
                 beam=options.beam,
                 minibatch=options.minibatch,
-                show_answers=options.show_answers,
                 barren=_BARREN,
-                overrun=False,
+            ),
+            view=View(
+                show_answers=options.show_answers,
+                solved_at=options.solved_at,
+                tokens=options.reflection_tokens,
             ),
             seed_key=key,
             step=progress.step,
@@ -506,10 +517,9 @@ def _check(options: GepaOptions, shape: RunShape) -> None:
 
 
 def _cost(options: GepaOptions, shape: RunShape) -> Cost:
-    most = options.budget + options.overrun
-    calls = math.ceil(most / options.minibatch)
+    calls = math.ceil(options.budget / options.minibatch)
     shown = Proposals(calls, options.max_instruction_chars, options.minibatch)
-    return Cost(1, {"evolve": most}, (shown,))
+    return Cost(1, {"evolve": options.budget}, (shown,))
 
 
 def _scaled(options: GepaOptions) -> GepaOptions:

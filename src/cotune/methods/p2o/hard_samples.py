@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from cotune.methods.text_evolution import SOLVED_AT
 from cotune.protocols import State
-from cotune.types import Trajectory
+from cotune.types import StopReason, Trajectory
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,19 +30,31 @@ class EpochTrend:
 
 @dataclass(slots=True)
 class _Count:
-    """A question's rollouts in one epoch: its successes, and whether any saw a hint."""
+    """A question's rollouts in one epoch.
+
+    Attributes:
+        hinted: whether any attempt saw a hint.
+        errors: rollouts that ended in an environment error, which are no attempts.
+    """
 
     successes: int = 0
     hinted: bool = False
+    rollouts: int = 0
+    errors: int = 0
+
+    def is_hard(self, below: int) -> bool:
+        """Return whether successes / attempts < below / rollouts: without errors, successes < below."""
+        return self.successes * self.rollouts < below * (self.rollouts - self.errors)
 
 
 class HardSamples:
     """Count successes by stable task id over an epoch.
 
     A question is hard in the next epoch if it had fewer than `below` successes in this one. The
-    count is absolute: it is not scaled if a question had more or fewer rollouts than others. A
-    question that was already hard is judged like any other on its rollouts, which in the paper
-    are all hinted; a question without rollouts in the epoch keeps its status.
+    count is absolute: it is not scaled if a question had more or fewer rollouts than others. Only
+    environment errors, which are no attempts, lower it in proportion. A question that was already
+    hard is judged like any other on its rollouts, which in the paper are all hinted; a question
+    without attempts in the epoch keeps its status.
 
     Args:
         below: successes at which a question stops being hard; the paper's τ, 2 of K = 6 rollouts.
@@ -68,13 +80,18 @@ class HardSamples:
         """Add rollouts to this epoch's counts."""
         for trajectory in trajectories:
             count = self._counts.setdefault(trajectory.task.id, _Count())
+            count.rollouts += 1
+            if trajectory.stop is StopReason.ENVIRONMENT_ERROR:
+                count.errors += 1
+                continue
             count.successes += trajectory.reward >= self._solved_at
             count.hinted |= bool(trajectory.assignment.sampled.hint.strip())
 
     def close_epoch(self) -> EpochTrend:
         """Set the hard questions of the next epoch from this epoch's counts, and reset the counts."""
-        before, met = self._hard, self._counts
-        failed = {task_id for task_id, count in met.items() if count.successes < self._below}
+        before = self._hard
+        met = {i: count for i, count in self._counts.items() if count.rollouts > count.errors}
+        failed = {task_id for task_id, count in met.items() if count.is_hard(self._below)}
         after = frozenset(failed | (before - met.keys()))
         graduated = before - after
         self._hard, self._counts = after, {}
@@ -87,9 +104,13 @@ class HardSamples:
         )
 
     def state_dict(self) -> State:
-        counts = {i: [c.successes, c.hinted] for i, c in self._counts.items()}
+        counts = {i: [c.successes, c.hinted, c.rollouts, c.errors] for i, c in self._counts.items()}
         return {"hard": list(self.hard), "counts": counts}
 
     def load_state_dict(self, state: State) -> None:
         self._hard = frozenset(state["hard"])
-        self._counts = {i: _Count(*fields) for i, fields in state["counts"].items()}
+        # Older states have no rollouts; one without errors stands for all.
+        self._counts = {
+            i: _Count(successes, hinted, *(more or (1, 0)))
+            for i, (successes, hinted, *more) in state["counts"].items()
+        }

@@ -14,9 +14,9 @@ from cotune.methods.text_evolution import (
     Record,
     Reflector,
     Search,
+    View,
     dev_count,
     evolve_by_gepa,
-    example,
     fenced_text,
     gepa_prompt,
     split,
@@ -57,9 +57,10 @@ class HintReflector(Reflector):
         tasks: Sequence[Task],
         instruction: str,
         record: Recorder,
+        view: View,
         description: str = "",
     ) -> None:
-        super().__init__(llm, record)
+        super().__init__(llm, record, view)
         self._rules, self._tasks, self._instruction = rules, tasks, instruction
         self._surroundings = surroundings(description)
 
@@ -121,6 +122,17 @@ class HintSearch:
         """Return the evaluations that it may spend."""
         return self.options.evaluations(len(self.dev))
 
+    def pool(self, texts: Sequence[str], scores: Sequence[Sequence[float]]) -> HintPool:
+        """Return the pool of the hints, with what the reflector was shown for each."""
+        known, none = self.reflector.shown, frozenset[str]()
+        return HintPool(
+            tuple(texts),
+            tuple(task.id for task in self.dev),
+            tuple(map(tuple, scores)),
+            tuple(known.get(text, none) for text in texts),
+            self.reflector.view.solved_at,
+        )
+
 
 def evolve_hints(
     hard: Sequence[Task],
@@ -134,6 +146,7 @@ def evolve_hints(
     phase: int,
     record: Recorder,
     description: str = "",
+    solved_at: float = SOLVED_AT,
 ) -> PhaseResult:
     """Run one phase. The same arguments and replies make the same calls in the same order.
 
@@ -145,6 +158,7 @@ def evolve_hints(
         seed_key: seed of all draws.
         phase: the phase's number, for the events.
         description: the environment, described to the reflector.
+        solved_at: the least reward of a success.
 
     Raises:
         ValueError: there are fewer than two hard questions.
@@ -164,7 +178,10 @@ def evolve_hints(
         reflection=options.reflection,
     )
     judge = Judge(lambda hint: Prompt(instruction, hint), rollout)
-    reflector = HintReflector(llm, rules, hard, instruction, record, description)
+    view = View(
+        show_answers=options.show_answers, solved_at=solved_at, tokens=options.reflection_tokens
+    )
+    reflector = HintReflector(llm, rules, hard, instruction, record, view, description)
     search = evolve_from_empty if options.reflection == "gepa" else reflect_once
     pool = search(HintSearch(dev, train, judge, reflector, options, seed_key, record))
     result, cover = PhaseResult(pool, judge.evaluations, reflector), covering(pool)
@@ -198,14 +215,13 @@ def evolve_from_empty(phase: HintSearch) -> HintPool:
         budget=phase.budget,
         beam=options.beam,
         minibatch=options.minibatch,
-        show_answers=options.show_answers,
         barren=_BARREN_ROUNDS,
     )
     report = _HintReport(search.budget, phase.record)
     found = evolve_by_gepa(
         dev, phase.train, phase.judge, phase.reflector, search, phase.seed_key, report
     )
-    return HintPool(found.texts, tuple(task.id for task in dev), found.scores)
+    return phase.pool(found.texts, found.scores)
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,20 +267,15 @@ def reflect_once(phase: HintSearch) -> HintPool:
         if wanted < 1:
             break
         done = judge.evaluate([("", next(minibatches)) for _ in range(wanted)])
-        open_ones = [ts for ts in done if any(t.reward < SOLVED_AT for t in ts)]
-        new = [
-            phase.reflector.propose("", [example(t, options.show_answers) for t in b])
-            for b in open_ones
-        ]
+        solved_at = phase.reflector.view.solved_at
+        open_ones = [ts for ts in done if any(t.reward < solved_at for t in ts)]
+        new = [phase.reflector.propose("", ts) for ts in open_ones]
         valid = [hint for hint in new if hint is not None]
         barren = 0 if valid else barren + 1
         hints += valid
     texts = ["", *hints]
-    scores = [tuple(t.reward for t in ts) for ts in judge.evaluate([(h, dev) for h in texts])]
-    pool, report = (
-        HintPool(tuple(texts), tuple(task.id for task in dev), tuple(scores)),
-        _HintReport(budget, phase.record),
-    )
+    scores = [[t.reward for t in ts] for ts in judge.evaluate([(h, dev) for h in texts])]
+    pool, report = phase.pool(texts, scores), _HintReport(budget, phase.record)
     means = [pool.mean(i) for i in range(len(texts))]
     for text, mean in zip(hints, means[1:], strict=True):
         report.accepted(text, "", mean, means[0])
@@ -287,13 +298,19 @@ class HintEvolution:
         rules: the contract of a hint.
         seed: seed of all draws, which are keyed by (seed, step).
         description: the environment, described to the reflector.
+        solved_at: the least reward of a success.
     """
 
     def __init__(
-        self, rules: HintRules, options: HintOptions, seed: int, description: str = ""
+        self,
+        rules: HintRules,
+        options: HintOptions,
+        seed: int,
+        description: str = "",
+        solved_at: float = SOLVED_AT,
     ) -> None:
         self._rules, self.options, self._seed = rules, options, seed
-        self._description = description
+        self._description, self._solved_at = description, solved_at
         self._phases = 0
         self._health = LLMHealth()
 
@@ -307,14 +324,19 @@ class HintEvolution:
         llm: LLM,
         record: Recorder,
         affordable: int | None = None,
+        before: HintPool | None = None,
     ) -> HintPool | None:
-        """Return the pool of a phase. None if it is skipped, which is recorded as a "notice", or if
-        the LLM's budget was spent before a hint was found.
+        """Return the pool to draw from: a phase's, or what is left of the one before.
+
+        If too few questions are hard, that is None, or `before` with `keep_if_skipped`. If a phase
+        cannot be afforded, or the LLM's budget was spent before a hint was found, it is `before`. A
+        phase that is skipped is recorded as a "notice".
 
         Args:
             hard: the hard questions.
             step: the step before which this happens; keys the draws.
             affordable: evaluations that the run can still afford; None for no limit.
+            before: the pool so far.
 
         Raises:
             EvolutionError: see `LLMHealth.failed`. A phase that never called the reflector is not
@@ -322,12 +344,14 @@ class HintEvolution:
             CotuneError: what `rollout` or `llm` raised; an LLMError is recorded instead.
         """
         if len(hard) < self.options.hard_set_min_count:
+            kept = before if self.options.keep_if_skipped else None
+            dropped = "" if kept is before else ", and the earlier ones are dropped"
             record(
                 "notice",
                 text=f"{len(hard)} hard questions, hard_set_min_count is "
-                f"{self.options.hard_set_min_count}: no hints are evolved",
+                f"{self.options.hard_set_min_count}: no hints are evolved{dropped}",
             )
-            return None
+            return kept
         cost = self.options.evaluations(dev_count(len(hard), self.options.dev_size))
         if affordable is not None and cost > affordable:
             record(
@@ -335,7 +359,7 @@ class HintEvolution:
                 text=f"a phase of {cost} evaluations is more than the {max(0, affordable)} that "
                 "rollout_budget leaves for one: no hints are evolved",
             )
-            return None
+            return before
         self._phases += 1
         result = evolve_hints(
             hard,
@@ -348,10 +372,10 @@ class HintEvolution:
             phase=self._phases,
             record=record,
             description=self._description,
+            solved_at=self._solved_at,
         )
         self._account(result.reflector, llm, record)
-        # A phase that ended without hints for lack of budget does not replace an earlier pool.
-        return None if result.reflector.spent and not result.accepted else result.pool
+        return before if result.reflector.spent and not result.accepted else result.pool
 
     def _account(self, reflector: Reflector, llm: LLM, record: Recorder) -> None:
         if reflector.valid:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import ClassVar, Literal
 
-from cotune.methods.text_evolution import SOLVED_AT
+from cotune.methods.text_evolution import REFLECTION_TOKENS, SOLVED_AT
 from cotune.protocols import State
 
 
@@ -28,7 +28,12 @@ class HintOptions:
             can then carry answers, which the contract detects only as whole words.
         reflection: "gepa" evolves hints; "single_turn" (the ablation) asks for `beam` hints at
             once, each from the empty one, and evolves none.
+        reflection_tokens: the most tokens of a reflection prompt, by an estimate that is rather too
+            high; longer responses are shortened in the middle. The default leaves a reply of 2,048
+            in a context of 32,768, to which the authors cut.
         max_chars: length limit of a hint, in characters.
+        keep_if_skipped: whether the previous hints stay in use if a phase is skipped for too few
+            hard questions; the paper drops them (Algorithm 1, line 26).
     """
 
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
@@ -41,10 +46,12 @@ class HintOptions:
     minibatch: int = 3
     show_answers: bool = False
     reflection: Literal["gepa", "single_turn"] = "gepa"
+    reflection_tokens: int = REFLECTION_TOKENS
     max_chars: int = 4000
+    keep_if_skipped: bool = False
 
     def __post_init__(self) -> None:
-        least = {"hard_set_min_count": 2, "dev_size": 1, "candidates": 1}
+        least = {"hard_set_min_count": 2, "dev_size": 1, "candidates": 1, "reflection_tokens": 1}
         for name, low in {**least, "beam": 1, "minibatch": 1, "max_chars": 1}.items():
             if getattr(self, name) < low:
                 raise ValueError(f"{name} is {getattr(self, name)}; expected {low} or more")
@@ -79,13 +86,22 @@ class HintPool:
         texts: the hints; the first is empty and leaves a question unchanged.
         dev: ids of the questions they were scored on.
         scores: rewards, hints × dev; greedy, one rollout each, under the policy of that time.
+        shown: by hint, the ids of the questions that it or an ancestor was derived from. They may
+            carry their answers, so it is never used on them. Empty for all if unknown.
+        solved_at: the least reward of a success.
     """
 
     texts: tuple[str, ...]
     dev: tuple[str, ...]
     scores: tuple[tuple[float, ...], ...]
+    shown: tuple[frozenset[str], ...] = ()
+    solved_at: float = SOLVED_AT
 
     def __post_init__(self) -> None:
+        if not self.shown:
+            object.__setattr__(self, "shown", (frozenset[str](),) * len(self.texts))
+        if len(self.shown) != len(self.texts):
+            raise ValueError(f"{len(self.shown)} sets in shown; expected {len(self.texts)}")
         shape = {len(row) for row in self.scores}
         if len(self.scores) != len(self.texts) or not shape <= {len(self.dev)}:
             raise ValueError(
@@ -98,9 +114,10 @@ class HintPool:
         return fmean(self.scores[hint]) if self.dev else 0.0
 
     def solved(self, hint: int) -> frozenset[str]:
-        """Return the ids of the dev questions that a hint solved."""
+        """Return the ids of the dev questions that a hint solved without having been derived from them."""
         row = zip(self.dev, self.scores[hint], strict=True)
-        return frozenset(task_id for task_id, score in row if score >= SOLVED_AT)
+        solved = frozenset(task_id for task_id, score in row if score >= self.solved_at)
+        return solved - self.shown[hint]
 
     def solved_share(self, hints: Sequence[int]) -> float:
         """Return the share of dev that at least one of some hints solved."""
@@ -112,12 +129,19 @@ class HintPool:
             "texts": list(self.texts),
             "dev": list(self.dev),
             "scores": [list(row) for row in self.scores],
+            "shown": [sorted(ids) for ids in self.shown],
+            "solved_at": self.solved_at,
         }
 
     @classmethod
     def from_state(cls, state: State) -> "HintPool":
+        """Return a saved pool; older states have neither `shown` nor `solved_at`."""
         return cls(
-            tuple(state["texts"]), tuple(state["dev"]), tuple(tuple(r) for r in state["scores"])
+            tuple(state["texts"]),
+            tuple(state["dev"]),
+            tuple(tuple(r) for r in state["scores"]),
+            tuple(frozenset(ids) for ids in state.get("shown", ())),
+            state.get("solved_at", SOLVED_AT),
         )
 
 
@@ -143,31 +167,57 @@ def covering(pool: HintPool) -> list[int]:
     return chosen
 
 
+def candidates(pool: HintPool, task_ids: Sequence[str]) -> dict[str, list[int]]:
+    """Return the hints that each question may draw from (Algorithm 2, step 2), by id; {} without a cover.
+
+    These are the covering hints that solved the question if it is a dev question that some hint
+    solved, else all covering hints. A hint that was derived from the question is left out. If that
+    leaves none, all other hints that solved any dev question stand in, and if these leave none, the
+    question has no hint: an empty list.
+    """
+    cover = covering(pool)
+    solved = [pool.solved(hint) for hint in range(len(pool.texts))]
+    others = [h for h, text in enumerate(pool.texts) if text.strip() and solved[h]]
+
+    def of(task_id: str) -> list[int]:
+        def allowed(hints: Sequence[int]) -> list[int]:
+            return [hint for hint in hints if task_id not in pool.shown[hint]]
+
+        own = [hint for hint in cover if task_id in solved[hint]]
+        return own or allowed(cover) or allowed(others)
+
+    return {task_id: of(task_id) for task_id in task_ids} if cover else {}
+
+
+def withheld(pool: HintPool, hard_ids: Sequence[str]) -> int:
+    """Return how many hard questions get no hint because all hints were derived from them."""
+    return sum(not hints for hints in candidates(pool, hard_ids).values())
+
+
 def assign_hints(
     pool: HintPool, hard_ids: Sequence[str], count: int, seed_key: str, same: bool = False
 ) -> dict[str, tuple[str, ...]]:
-    """Draw `count` hints for each hard question (Algorithm 2, step 2).
+    """Draw `count` hints for each hard question from its candidates (Algorithm 2, step 2).
 
-    Draws with replacement, weighted by mean dev score: from the covering hints that solved the
-    question if it is a dev question that some hint solved, else from all covering hints. If
-    negative rewards make a mean unusable as a weight, the share of dev solved is used instead. A
-    question's draws depend on (seed_key, its id) alone.
+    Draws with replacement, weighted by mean dev score. If negative rewards make a mean unusable as a
+    weight, the share of dev solved is used instead. A question's draws depend on (seed_key, its id)
+    alone.
 
     Args:
         same: one draw for the whole group (an ablation of the paper).
 
     Returns:
-        Hints by task id; empty if no hint solved anything.
+        Hints by task id; without questions that have no candidate.
     """
-    cover = covering(pool)
-    solved = {hint: pool.solved(hint) for hint in cover}
     assigned: dict[str, tuple[str, ...]] = {}
-    for task_id in hard_ids if cover else ():
-        able = [hint for hint in cover if task_id in solved[hint]] or cover
-        draws = random.Random(f"{seed_key}/{task_id}").choices(
-            able, weights=_weights(pool, able), k=1 if same else count
-        )
-        assigned[task_id] = tuple(pool.texts[hint] for hint in (draws * count if same else draws))
+    for task_id, able in candidates(pool, hard_ids).items():
+        if able:
+            draws = random.Random(f"{seed_key}/{task_id}").choices(
+                able, weights=_weights(pool, able), k=1 if same else count
+            )
+            assigned[task_id] = tuple(
+                pool.texts[hint] for hint in (draws * count if same else draws)
+            )
     return assigned
 
 

@@ -9,9 +9,9 @@ from cotune.methods.method import Context, Cost, Method, Proposals, RunShape, ar
 from cotune.methods.p2o.hard_samples import HardSamples
 from cotune.methods.p2o.hint_evolution import HintEvolution
 from cotune.methods.p2o.hint_rules import HintRules
-from cotune.methods.p2o.hints import HintOptions, HintPool, assign_hints, covering
+from cotune.methods.p2o.hints import HintOptions, HintPool, assign_hints, covering, withheld
 from cotune.methods.static import StaticStrategy
-from cotune.methods.text_evolution import dev_count
+from cotune.methods.text_evolution import SOLVED_AT, dev_count
 from cotune.protocols import LLM, Recorder, Rollout, State, Strategy
 from cotune.types import (
     Assignment,
@@ -35,6 +35,7 @@ class P2OOptions:
     Attributes:
         successes_below: tau as a count: a question with fewer successes in an epoch is hard in
             the next one.
+        solved_at: the least reward of a success, in mining and for hints.
         hints: the evolution of hints at the end of an epoch.
         distillation: how rollouts under a hint are trained on without it.
         hinted_per_group: how many rollouts of a hard question's group see a hint. "all" is the
@@ -48,6 +49,7 @@ class P2OOptions:
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
     kind: Literal["p2o"] = "p2o"
     successes_below: int = 2
+    solved_at: float = SOLVED_AT
     hints: HintOptions = field(default_factory=HintOptions)
     distillation: Distillation = field(default_factory=Distillation)
     hinted_per_group: Literal["all", "all_but_one", "half"] = "all"
@@ -81,8 +83,8 @@ class P2O:
     hard, and assigns hints to each of them. The other strategy chooses the instruction:
     `StaticStrategy` gives the paper's method, `Inspo` both methods composed.
 
-    If a phase is skipped because too few questions are hard, these draw from the previous phase's
-    hints.
+    A hint is never given to a question that it, or an ancestor, was derived from: it may carry the
+    question's answer.
 
     Args:
         options: the method's options.
@@ -94,7 +96,7 @@ class P2O:
         self.base = base or StaticStrategy(context.instruction)
         self.options, self.seed = options, context.seed
         self._tasks = {task.id: task for task in context.tasks}
-        self._hard = HardSamples(options.successes_below)
+        self._hard = HardSamples(options.successes_below, options.solved_at)
         rules = HintRules(
             max_chars=options.hints.max_chars,
             count_tokens=context.count_tokens,
@@ -102,7 +104,9 @@ class P2O:
             control_tokens=tuple(context.control_tokens),
             equal=context.equal,
         )
-        self._evolution = HintEvolution(rules, options.hints, self.seed, context.description)
+        self._evolution = HintEvolution(
+            rules, options.hints, self.seed, context.description, options.solved_at
+        )
         self._pool: HintPool | None = None
         self._epoch = 0
         self._batch = 0  # rollouts of the last batch
@@ -148,7 +152,7 @@ class P2O:
         }
         record("hard_samples", epoch=progress.epoch, seen=trend.seen, **counts)
         left = progress.rollouts_left
-        pool = self._evolution.run(
+        self._pool = self._evolution.run(
             [self._tasks[task_id] for task_id in trend.hard],
             instruction=self.base.best_prompt().instruction,
             step=progress.step,
@@ -157,9 +161,10 @@ class P2O:
             record=record,
             # Reserve one batch: hints evolved after the last batch would never be used.
             affordable=None if left is None else left - self._batch,
+            before=self._pool,
         )
-        if pool is not None:
-            self._pool = pool
+        if self._pool is not None:
+            counts["withheld"] = withheld(self._pool, trend.hard)
         return {f"p2o/{name}": float(value) for name, value in counts.items()}
 
     # ---- Phase 1
@@ -295,8 +300,7 @@ def cost(options: P2OOptions, shape: RunShape) -> Cost:
         epochs = (shape.steps - 1) * shape.questions_per_step // shape.questions
         phases = min(shape.steps - 1, epochs)
     dev = dev_count(shape.questions, hints.dev_size)  # if all are hard
-    # The last batch of a phase may exceed its budget, at most by a beam scored on dev.
-    each = hints.evaluations(dev) + hints.beam * (hints.minibatch + dev)
+    each = hints.evaluations(dev)
     # A proposal costs at least the evaluation of a minibatch.
     calls = phases * math.ceil(each / hints.minibatch) if phases else 0
     return Cost(
