@@ -7,7 +7,8 @@ from typing import Any
 from cotune.config.run_file import RunConfig, dump_config, parse_config
 from cotune.engines.evaluation import Outcome
 from cotune.engines.run_summary import write_run_summary
-from cotune.run.json_files import write_atomic, write_json_atomic
+from cotune.run.best import BestRecord
+from cotune.run.json_files import write_atomic
 from cotune.run.ledger import Ledger
 from cotune.run.run_dir import RunDir
 from cotune.run.scores import Score
@@ -32,17 +33,15 @@ def finished_run(
     write_atomic(best / "instruction.txt", instruction + "\n")
     if hint:
         write_atomic(best / "hint.txt", hint + "\n")
-    write_json_atomic(
-        best / "best.json",
-        {
-            "schema_version": 1,
-            "em": 0.625,
-            "step": 2,
-            "instruction_id": "i3",
-            "instruction": instruction,
-            "hint": hint,
-        },
-    )
+    BestRecord(
+        em=0.625,
+        step=2,
+        instruction_id="i3",
+        instruction=instruction,
+        hint=hint,
+        validated=bool(config.evaluation.every),
+        trained=3,
+    ).write(best)
     finish(run, config, instruction, hint)
     return run, config
 

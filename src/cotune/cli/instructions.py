@@ -14,6 +14,7 @@ from rich.text import Text
 from rich.tree import Tree
 
 from cotune.errors import ConfigError
+from cotune.run.best import read_best
 from cotune.run.lineage import InstructionRow, best_instruction, instruction_rows
 from cotune.run.run_dir import RunDir
 from cotune.utils.text import one_line, printable
@@ -29,6 +30,9 @@ def show_instructions(folder: Path, console: Console) -> None:
     """
     rows = _rows(folder)
     console.print(instruction_table(rows))
+    if (kept := read_best(RunDir.open(folder).best_path)) is not None:
+        console.print()
+        console.print(one_line(kept.statement()), markup=False, highlight=False)
     for tree in lineage_trees(rows):
         console.print()
         console.print(tree, highlight=False)

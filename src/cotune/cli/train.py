@@ -121,7 +121,8 @@ def conclude(
         *([("after, with the best hint", outcome.hinted)] if outcome.hinted else []),
     ]
     shown.print(score_table(f"Held-out {outcome.after.measure}", rows))
-    shown.print(f"best instruction: {one_line(outcome.instruction)}", markup=False, highlight=False)
+    text = f"best instruction {outcome.instruction_id}: {one_line(outcome.instruction)}"
+    shown.print(text, markup=False, highlight=False)
     shown.out(f"best policy: {run.best_path}\nreport: {report}", highlight=False)
 
 

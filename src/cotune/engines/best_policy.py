@@ -1,15 +1,25 @@
 """The best policy of a run, with the instruction to use it under."""
 
 import shutil
+from dataclasses import replace
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
 from cotune.engines.joint import TrainingRun
-from cotune.policy.policy_files import read_best
-from cotune.run.json_files import write_atomic, write_json_atomic
-from cotune.types import Prompt
+from cotune.run.best import BestRecord, read_best
+from cotune.run.json_files import write_atomic
+from cotune.run.manifest import hashes
+from cotune.run.scores import Score
+from cotune.types import Choice, Prompt
+
+_REWRITTEN = (
+    "chat_template.jinja", "additional_chat_templates/*", "tokenizer_config.json",
+    "generation_config.json",
+)  # fmt: skip
+"""Files that `export/complete.py` replaces at the end of a run."""
 
 
 class BestPolicy:
@@ -31,14 +41,19 @@ class BestPolicy:
     def _staged(self) -> Path:
         return self._folder.with_name(self._folder.name + ".new")
 
-    def offer(self, joint: TrainingRun, em: float, step: int) -> None:
+    def offer(self, joint: TrainingRun, score: Score | None, step: int) -> None:
         """Keep the current policy if none is kept yet or it scores higher.
 
         Called on rank 0 while the other ranks serve.
+
+        Args:
+            joint: the run with the policy.
+            score: the policy's on validation; None if there is no evaluation there.
+            step: the steps it is trained for.
         """
-        known = self._read()
+        known, em = self._read(), 0.0 if score is None else score.em
         # A kept policy of a later step was written before a resume, by steps that were discarded.
-        if known is not None and known["step"] <= step and known["em"] >= em:
+        if known is not None and known.step <= step and known.em >= em:
             return
         staged = self._staged
         shutil.rmtree(staged, ignore_errors=True)
@@ -49,16 +64,38 @@ class BestPolicy:
         write_atomic(staged / "instruction.txt", text + "\n")
         if hint := strategy.best_hint():
             write_atomic(staged / "hint.txt", hint + "\n")
-        chosen = {
-            "schema_version": 1,
-            "em": em,
-            "step": step,
-            "instruction_id": strategy.best_instruction_id(),
-            "instruction": text,
-            "hint": hint,
-        }
-        write_json_atomic(staged / "best.json", chosen)
+        choice = choice_of(joint)
+        record = BestRecord(
+            em=em,
+            step=step,
+            instruction_id=strategy.best_instruction_id(),
+            instruction=text,
+            hint=hint,
+            validated=score is not None,
+            **({} if score is None else _evidence(score)),
+            **({} if choice is None else _observed(choice)),
+            files={
+                name: digest
+                for name, digest in hashes(staged).items()
+                if not any(fnmatch(name, pattern) for pattern in _REWRITTEN)
+            },
+        )
+        record.write(staged)
         self._swap_in(staged)
+
+    def conclude(self, trained: int, leader: str, last: Score | None) -> BestRecord:
+        """Add to the record how the run ended; on rank 0.
+
+        Args:
+            trained: steps of the whole run.
+            leader: id of the instruction that the method ranks first now.
+            last: the last policy's score on validation under it; None if it has none.
+        """
+        record = replace(
+            self._known(), trained=trained, leader=leader, last_em=None if last is None else last.em
+        )
+        record.write(self._folder)
+        return record
 
     def write_weights(self, joint: Any, folder: Path, step: int) -> None:
         """Save the current policy to a new folder that `from_pretrained` can read; on rank 0."""
@@ -86,18 +123,46 @@ class BestPolicy:
             weights.
         """
         joint.coordinator.comm.broadcast(None)  # wait until rank 0 has written
+        known = self._known()
+        if known.step != joint.batches:
+            if joint.coordinator.comm.rank == 0:
+                known.check_files(self._folder)
+            self.load_weights(joint, known.step)
+        return known.instruction_id, Prompt(known.instruction, known.hint)
+
+    def check(self) -> None:
+        """Raise ConfigError if the kept policy is damaged."""
+        if (known := self._read()) is not None:
+            known.check_files(self._folder)
+
+    def _known(self) -> BestRecord:
         known = self._read()
         if known is None:
             raise FileNotFoundError(f"{self._folder}: no policy was kept")
-        if known["step"] != joint.batches:
-            self.load_weights(joint, known["step"])
-        return known["instruction_id"], Prompt(known["instruction"], known["hint"])
+        return known
 
-    def _read(self) -> dict[str, Any] | None:
+    def _read(self) -> BestRecord | None:
         # best.json is written last, so a staged folder that contains it is complete.
         if (self._staged / "best.json").is_file():
             self._swap_in(self._staged)
-        try:
-            return read_best(self._folder)
-        except (OSError, ValueError):
-            return None
+        return read_best(self._folder)
+
+
+def choice_of(joint: TrainingRun) -> Choice | None:
+    """Return the strategy's choice of the best instruction, if it makes one."""
+    choose = getattr(joint.coordinator.strategy, "choice", None)
+    return choose() if choose else None
+
+
+def _evidence(score: Score) -> dict[str, Any]:
+    return {"measure": score.measure, "n": score.n, "interval": score.interval}
+
+
+def _observed(choice: Choice) -> dict[str, Any]:
+    return {
+        "weight": choice.weight,
+        "observed_steps": choice.steps,
+        "observed_rollouts": choice.rollouts,
+        "runner_up": choice.runner_up.id if choice.runner_up else None,
+        "too_close_to_call": choice.too_close,
+    }

@@ -6,12 +6,13 @@ from typing import Any
 
 from cotune.config.build import initial_instruction
 from cotune.config.run_file import EvaluationConfig
-from cotune.engines.best_policy import BestPolicy
+from cotune.engines.best_policy import BestPolicy, choice_of
 from cotune.engines.joint import TrainingRun
 from cotune.environments.environment_options import InstructionConfig
+from cotune.run.best import BestRecord
 from cotune.run.run_dir import RunDir
 from cotune.run.scores import EXACT_MATCH, Score, measure_of, score_trajectories
-from cotune.types import Choice, Prompt
+from cotune.types import Prompt
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,7 @@ class Outcome:
         after: test score of the reported policy, best instruction.
         plain: test score of the reported policy, initial instruction.
         hinted: test score of the reported policy, best instruction and hint; None without hints.
-        choice: how the strategy chose the best instruction; None if it does not say.
+        kept: which pair is reported, and why; only the first process has it.
         ended_early: why training ended before its last step; "" if it did not.
     """
 
@@ -34,7 +35,7 @@ class Outcome:
     instruction_id: str
     steps: int
     hinted: Score | None = None
-    choice: Choice | None = None
+    kept: BestRecord | None = None
     ended_early: str = ""
 
 
@@ -78,17 +79,16 @@ class RunEvaluation:
         every = self._options.every
         if every and trained and trained % every == 0:
             score = self._measure(joint, "validation", "during")
-            self._best.offer(joint, score.em, trained)
+            self._best.offer(joint, score, trained)
 
     def finish(self, joint: TrainingRun) -> Outcome:
         """Score the reported policy: the best on validation, or the last one without validation."""
         joint.begin_closing()
         if joint.ended_early and joint.coordinator.comm.rank == 0:
             joint.parts.journal.event("notice", joint.coordinator.step, text=joint.ended_early)
-        em = 0.0
-        if self._options.every:
-            em = self._measure(joint, "validation", "during").em
-        joint.coordinator.on_rank_zero(lambda: self._keep(joint, em))
+        score = self._measure(joint, "validation", "during") if self._options.every else None
+        records: list[BestRecord] = []
+        joint.coordinator.on_rank_zero(lambda: records.append(self._keep(joint, score)))
         instruction_id, kept = self._best.restore(joint)
         text = kept.instruction
         after = self._measure(joint, "test", "after", Prompt(text), instruction_id)
@@ -107,26 +107,47 @@ class RunEvaluation:
             instruction_id,
             joint.batches,
             hinted,
-            self._choice(joint),
+            records[0] if records else None,
             joint.ended_early,
         )
 
-    def _keep(self, joint: TrainingRun, em: float) -> None:
-        if not self._options.every:
+    def _keep(self, joint: TrainingRun, score: Score | None) -> BestRecord:
+        """Keep the last policy if it is the best; record which one is."""
+        if score is None:
             # The kept policy is from a run with fewer steps, and no score says which is better.
             self._best.forget()
-        self._best.offer(joint, em, joint.batches)
+        self._best.offer(joint, score, joint.batches)
+        leader = joint.coordinator.strategy.best_instruction_id()
+        record = self._best.conclude(joint.batches, leader, score)
+        self._record_choice(joint)
+        joint.parts.journal.event(
+            "best_kept",
+            joint.coordinator.step,
+            id=record.instruction_id,
+            policy_step=record.step,
+            trained=record.trained,
+            em=record.em if record.validated else None,
+            interval=record.interval,
+            observed_steps=record.observed_steps,
+            observed_rollouts=record.observed_rollouts,
+            leader=leader,
+            text=record.statement(),
+        )
+        return record
 
     def forget(self) -> None:
         """Drop what an earlier run kept, when a run starts from the beginning."""
         self._best.forget()
 
-    def _choice(self, joint: TrainingRun) -> Choice | None:
-        """Return the strategy's choice of the best instruction, if it makes one; record it."""
-        choose = getattr(joint.coordinator.strategy, "choice", None)
-        best: Choice | None = choose() if choose else None
-        if best is None or joint.coordinator.comm.rank != 0:
-            return None
+    def check(self) -> None:
+        """Raise ConfigError if what an earlier attempt kept is damaged; call before resuming."""
+        self._best.check()
+
+    def _record_choice(self, joint: TrainingRun) -> None:
+        """Record the strategy's choice of the best instruction, if it makes one."""
+        best = choice_of(joint)
+        if best is None:
+            return
         joint.parts.journal.event(
             "best_instruction",
             joint.coordinator.step,
@@ -137,7 +158,6 @@ class RunEvaluation:
             runner_up=best.runner_up.id if best.runner_up else None,
             too_close_to_call=best.too_close,
         )
-        return best
 
     def _measure(
         self,

@@ -21,9 +21,11 @@ def write_run_summary(config: RunConfig, run: RunDir, outcome: "Outcome", ledger
     )  # fmt: skip
     if outcome.hinted:
         arm |= score_figures("em_with_hint", outcome.hinted)
-    if (choice := outcome.choice) is not None:
-        arm["best_instruction_observed_rollouts"] = choice.rollouts
-        arm["too_close_to_call"] = choice.too_close
+    if (kept := outcome.kept) is not None:
+        arm["best_step"], arm["kept"] = kept.step, kept.statement()
+        if kept.observed_rollouts is not None:
+            arm["best_instruction_observed_rollouts"] = kept.observed_rollouts
+            arm["too_close_to_call"] = kept.too_close_to_call
     arm |= {"ended_early": outcome.ended_early or None, **llm_figures(run)}
     run.write_summary(
         {

@@ -41,7 +41,7 @@ def complete_best(config: RunConfig, run: RunDir, environment: Environment | Non
     best, summary = run.best_path, finished(run)
     environment = environment or run_environment(config)
     tokenizer = _tokenizer(best)
-    instruction = best_choice(best)["instruction"]
+    instruction = best_choice(best).instruction
     reason = _write_templates(
         config.policy.template_args, best, instruction, environment, tokenizer
     )

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from cotune.environments.base import PromptFormat
 from cotune.errors import ConfigError
-from cotune.policy.policy_files import read_best
+from cotune.run.best import BestRecord, read_best
 from cotune.run.json_files import Row, write_json_atomic
 from cotune.run.run_dir import RunDir
 from cotune.types import Limits
@@ -92,10 +92,9 @@ def finished(run: RunDir) -> Row:
     return summary
 
 
-def best_choice(folder: Path) -> Row:
-    """Return best.json of a folder. Raises ConfigError if it cannot be read."""
-    path = folder / "best.json"
-    try:
-        return read_best(folder)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path}: cannot be read ({error}); restore the file") from error
+def best_choice(folder: Path) -> BestRecord:
+    """Return best.json of a folder. Raises ConfigError if it is missing or damaged."""
+    record = read_best(folder)
+    if record is None:
+        raise ConfigError(f"{folder}: has no best.json; restore the file")
+    return record

@@ -4,7 +4,6 @@ import json
 import logging
 from importlib import resources
 from pathlib import Path
-from typing import Any
 
 from cotune.errors import ConfigError
 
@@ -80,15 +79,6 @@ def weights_size(folder: Path) -> int:
     """Return the size of a folder's weights in bytes: of safetensors if it has any."""
     files = list(folder.glob("*.safetensors")) or list(folder.glob("pytorch_model*.bin"))
     return sum(file.stat().st_size for file in files)
-
-
-def read_best(folder: Path) -> dict[str, Any]:
-    """Read best.json of a run's best policy; `hint` is "" in files from before hints were kept.
-
-    Raises:
-        OSError, ValueError: the file cannot be read.
-    """
-    return {"hint": "", **json.loads((folder / "best.json").read_text(encoding="utf-8"))}
 
 
 def only_local(path: str | Path, of: str = "", *, weights: bool = True) -> bool:

@@ -197,7 +197,11 @@ def describe_event(kind: str, fields: Mapping[str, object]) -> str:
         return f"[yellow]{text('reason')}; training goes on without new proposals[/]"
     if kind in ("proposal_failed", "notice"):
         return f"[yellow]{text('reason') or text('text')}[/]"
+    if kind == "best_kept":
+        return text("text")
     if kind == "best_instruction":
+        if fields.get("observed_steps"):
+            return ""  # a population's, which "best_kept" compares with what is kept
         close = "; too close to call" if fields.get("too_close_to_call") else ""
         return (
             f"best instruction {text('id')}: weight {number('weight')} over "

@@ -1,11 +1,11 @@
 """The instructions of a run folder: the origin, scores and fate of each."""
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from cotune.errors import ConfigError
+from cotune.run.best import BestRecord, read_best
 from cotune.run.json_files import Row
 from cotune.run.run_dir import RunDir
 
@@ -47,13 +47,13 @@ def instruction_rows(run: RunDir) -> list[InstructionRow]:
 
     A run whose instruction does not evolve has one, known once it keeps a best policy.
     """
-    events, kept = run.read_events(), _kept_best(run)
+    events, kept = run.read_events(), read_best(run.best_path)
     best = _best_id(events, kept)
     members = _last_members(events)
     pruned = {row["id"]: row for row in events if row["kind"] == "instruction_pruned"}
     rows: list[Mapping[str, Any]] = list(run.read_instructions())
     if not rows and kept is not None:
-        rows = [{"id": kept["instruction_id"], "text": kept["instruction"], "origin": "initial"}]
+        rows = [{"id": kept.instruction_id, "text": kept.instruction, "origin": "initial"}]
     return [
         InstructionRow(
             id=row["id"],
@@ -74,7 +74,7 @@ def instruction_rows(run: RunDir) -> list[InstructionRow]:
 
 
 def best_instruction(run: RunDir) -> str:
-    """Return the text that the run reports: of its best policy, else of its heaviest instruction.
+    """Return the text that the run reports: of its best policy, else of its best instruction.
 
     Raises:
         ConfigError: the run has none yet.
@@ -91,17 +91,21 @@ def best_instruction(run: RunDir) -> str:
     )
 
 
-def _kept_best(run: RunDir) -> Row | None:
-    """Read best/best.json; None if it is missing or cannot be read."""
-    try:
-        return json.loads((run.best_path / "best.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
+def best_member(members: Iterable[Row]) -> str | None:
+    """Return the id of the best in a "population" event: the heaviest of those observed.
+
+    Before any is observed it is the first, the initial instruction.
+    """
+    known = list(members)
+    observed = [member for member in known if member.get("observed_rollouts")]
+    if not observed:
+        return known[0]["id"] if known else None
+    return max(observed, key=lambda member: member.get("weight") or 0.0)["id"]
 
 
-def _best_id(events: Iterable[Row], kept: Row | None) -> str | None:
+def _best_id(events: Iterable[Row], kept: BestRecord | None) -> str | None:
     if kept is not None:
-        return kept["instruction_id"]
+        return kept.instruction_id
     members: list[Row] = []
     for event in events:
         if event["kind"] == "run_finished" and event.get("instruction_id"):
@@ -110,7 +114,7 @@ def _best_id(events: Iterable[Row], kept: Row | None) -> str | None:
             return event["id"]
         if event["kind"] == "population":
             members = event["members"]
-    return max(members, key=lambda member: member["weight"])["id"] if members else None
+    return best_member(members)
 
 
 def _last_members(events: Iterable[Row]) -> dict[str, Row]:

@@ -15,7 +15,7 @@ from peft import LoraConfig
 
 from cotune.engines.trl.grpo import TRLBest
 from cotune.engines.trl.joint_trainer import JointTrainer
-from tests.engines.trl.setup import start
+from tests.engines.trl.setup import scored, start
 from tests.engines.trl.two_ranks import SIZES, fingerprint
 from tests.policy.tiny import tiny_tokenizer
 
@@ -35,7 +35,7 @@ def train(folder: Path, shared: Path, **changes: Any) -> dict[str, Any]:
     run.trainer.train()
     weights, best = fingerprint(run), TRLBest(shared / "best", tiny_tokenizer())
     joint = run.joint
-    joint.coordinator.on_rank_zero(lambda: best.offer(joint, 1.0, joint.batches))
+    joint.coordinator.on_rank_zero(lambda: best.offer(joint, scored(1.0), joint.batches))
     model: Any = run.trainer.model
     for parameter in model.parameters():
         if parameter.requires_grad:

@@ -15,6 +15,7 @@ from cotune.methods.static import StaticStrategy
 from cotune.protocols import LLM, Environment, Recorder, Rollout, Session, State, Strategy
 from cotune.run.ledger import Ledger
 from cotune.run.run_dir import RunDir
+from cotune.run.scores import Score
 from cotune.testing import ScriptedLLM
 from cotune.types import (
     Assignment,
@@ -173,6 +174,11 @@ def config(folder: Path, **changes: Any) -> GRPOConfig:
         "save_strategy": "no",
     }
     return GRPOConfig(**(values | changes))
+
+
+def scored(em: float) -> Score:
+    """A score on four validation questions."""
+    return Score(em, 4, {})
 
 
 def start(

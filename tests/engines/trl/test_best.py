@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from cotune.engines.trl.grpo import TRLBest
-from cotune.policy.policy_files import read_best
+from cotune.errors import ConfigError
+from cotune.run.best import read_best
 from cotune.types import Prompt
-from tests.engines.trl.setup import Run, start
+from tests.engines.trl.setup import Run, scored, start
 from tests.policy.tiny import tiny_tokenizer
 
 
@@ -57,7 +58,7 @@ def test_the_first_and_every_better_one_is_kept(run: Run, best: TRLBest) -> None
     expected = {1: (0.5, 1), 2: (0.5, 1), 3: (0.6, 3), 4: (0.6, 3)}
     for step, em in ((1, 0.5), (2, 0.5), (3, 0.6), (4, 0.55)):
         mark(run, step)
-        best.offer(run.joint, em, step)
+        best.offer(run.joint, scored(em), step)
         of = expected[step][1]
         assert kept(run, best) == (*expected[step], "abc de. " + "abcdef"[of], float(of))
 
@@ -65,19 +66,19 @@ def test_the_first_and_every_better_one_is_kept(run: Run, best: TRLBest) -> None
 def test_one_of_a_later_step_than_this_gives_way(run: Run, best: TRLBest) -> None:
     """It is from before a resume; an equal step's, evaluated anew, need not."""
     mark(run, 4)
-    best.offer(run.joint, 0.9, 4)
+    best.offer(run.joint, scored(0.9), 4)
     mark(run, 5)
-    best.offer(run.joint, 0.9, 4)
+    best.offer(run.joint, scored(0.9), 4)
     assert kept(run, best)[3] == 4.0
     mark(run, 2)
-    best.offer(run.joint, 0.1, 2)
+    best.offer(run.joint, scored(0.1), 2)
     assert kept(run, best) == (0.1, 2, "abc de. c", 2.0)
 
 
 def test_the_policy_at_hand_is_not_loaded_over(run: Run, best: TRLBest) -> None:
     mark(run, 3)
     run.joint.batches = 3
-    best.offer(run.joint, 0.5, 3)
+    best.offer(run.joint, scored(0.5), 3)
     parameter(run).fill_(7.0)
     assert best.restore(run.joint) == (
         "i0",
@@ -91,13 +92,48 @@ def test_the_policy_at_hand_is_not_loaded_over(run: Run, best: TRLBest) -> None:
 
 def test_one_from_before_hints_were_kept_has_none(run: Run, best: TRLBest, tmp_path: Path) -> None:
     mark(run, 1)
-    best.offer(run.joint, 0.5, 1)
+    best.offer(run.joint, scored(0.5), 1)
     file = tmp_path / "best" / "best.json"
-    chosen = json.loads(file.read_text())
-    assert chosen.pop("hint") == ""
-    file.write_text(json.dumps(chosen))
+    known = json.loads(file.read_text())
+    old = {name: known[name] for name in ("schema_version", "em", "step", "instruction_id")}
+    file.write_text(json.dumps(old | {"instruction": "abc de. b"}))
     assert best.restore(run.joint) == ("i0", Prompt("abc de. b"))
-    assert read_best(tmp_path / "best") == {**chosen, "hint": ""}
+    record = read_best(tmp_path / "best")
+    assert record is not None
+    assert (record.hint, record.files, record.observed_rollouts) == ("", {}, None)
+    assert record.statement() == (
+        "Kept: the policy of step 1 with instruction i0: the best on validation, exact match 0.500"
+    )
+
+
+def test_damage_to_what_is_kept_is_one_line_and_never_forgotten(
+    run: Run, best: TRLBest, tmp_path: Path
+) -> None:
+    mark(run, 1)
+    best.offer(run.joint, scored(0.5), 1)
+    best.check()
+    folder = tmp_path / "best"
+    names = {file.name for file in folder.iterdir()}
+    assert {"best.json", "model.safetensors", "config.json", "instruction.txt"} <= names
+    for name in ("best.json", "model.safetensors", "instruction.txt"):
+        whole = (folder / name).read_bytes()
+        at = len(whole) // 2
+        flipped = whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :]
+        for damaged in (b"", whole[:at], flipped):
+            (folder / name).write_bytes(damaged)
+            for act in (best.check, lambda: best.restore(run.joint)):
+                with pytest.raises(ConfigError) as caught:
+                    act()
+                assert str(caught.value).startswith(f"{folder / name}: ")
+                assert "\n" not in str(caught.value)
+            if name == "best.json":
+                with pytest.raises(ConfigError, match=name):
+                    best.offer(run.joint, scored(0.6), 2)
+        (folder / name).write_bytes(whole)
+    best.check()
+    # What the end of a run rewrites may change.
+    (folder / "tokenizer_config.json").write_text("{}")
+    best.check()
 
 
 class Kill(BaseException):
@@ -109,7 +145,7 @@ def test_a_kill_while_it_is_kept_leaves_the_old_one_or_the_new_one(
     run: Run, best: TRLBest, tmp_path: Path, place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mark(run, 1)
-    best.offer(run.joint, 0.1, 1)
+    best.offer(run.joint, scored(0.1), 1)
     mark(run, 2)
 
     def killed(path: Path, *_: object) -> None:
@@ -120,18 +156,18 @@ def test_a_kill_while_it_is_kept_leaves_the_old_one_or_the_new_one(
         if place == "swap":  # the old one is gone, the new one not in its place
             patch.setattr(Path, "rename", killed)
         elif place == "best.json":
-            patch.setattr("cotune.engines.best_policy.write_json_atomic", killed)
+            patch.setattr("cotune.run.best.write_json_atomic", killed)
         else:
             patch.setattr("cotune.engines.best_policy.write_atomic", killed)
         with pytest.raises(Kill):
-            best.offer(run.joint, 0.2, 2)
+            best.offer(run.joint, scored(0.2), 2)
     assert (tmp_path / "best").exists() == (place != "swap")
     again = TRLBest(tmp_path / "best", tiny_tokenizer())
     assert run.joint.batches == 0
     again.restore(run.joint)
     assert kept(run, again)[3] == (2.0 if place == "swap" else 1.0)
     mark(run, 3)
-    again.offer(run.joint, 0.3, 3)  # over what is left of the kill
+    again.offer(run.joint, scored(0.3), 3)  # over what is left of the kill
     assert kept(run, again)[3] == 3.0
     assert not (tmp_path / "best.new").exists()
 
@@ -139,10 +175,10 @@ def test_a_kill_while_it_is_kept_leaves_the_old_one_or_the_new_one(
 def test_what_is_forgotten_is_gone_a_staged_one_too(
     run: Run, best: TRLBest, tmp_path: Path
 ) -> None:
-    best.offer(run.joint, 0.5, 1)
+    best.offer(run.joint, scored(0.5), 1)
     best.forget()
     assert not list(tmp_path.glob("best*"))
-    best.offer(run.joint, 0.5, 1)
+    best.offer(run.joint, scored(0.5), 1)
     (tmp_path / "best").rename(tmp_path / "best.new")
     best.forget()
     assert not list(tmp_path.glob("best*"))
@@ -163,6 +199,6 @@ def test_rank_zero_alone_writes(run: Run, best: TRLBest, tmp_path: Path) -> None
 
     coordinator.comm = Second()  # type: ignore[assignment]
     coordinator.gather = lambda: gathered.append("weights")
-    coordinator.on_rank_zero(lambda: best.offer(run.joint, 0.5, 1))
+    coordinator.on_rank_zero(lambda: best.offer(run.joint, scored(0.5), 1))
     assert gathered == ["weights"]
     assert not list(tmp_path.glob("best*"))

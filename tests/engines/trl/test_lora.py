@@ -21,7 +21,7 @@ from cotune.policy.codec import HFCodec
 from cotune.policy.options import LoraOptions
 from cotune.policy.sampling import CachedSampler, GenerateSampler, policy_sampler
 from cotune.types import Distillation, SampleRequest, Sampling
-from tests.engines.trl.setup import Run, config, start
+from tests.engines.trl.setup import Run, config, scored, start
 from tests.engines.trl.test_distillation import LIMITS, TEMPERATURE, EveryOther, GeoOptions, Mixed
 from tests.policy.test_adapters import adapted
 from tests.policy.tiny import Letters, opens, small_policy, tiny_model, tiny_tokenizer
@@ -231,7 +231,7 @@ def test_the_best_adapter_is_kept_and_comes_back(tmp_path: Path) -> None:
     run.joint.bind(run.trainer)
     disturb(run)
     best, kept = TRLBest(tmp_path / "best", tiny_tokenizer()), weights(run)
-    best.offer(run.joint, 0.5, 3)
+    best.offer(run.joint, scored(0.5), 3)
     names = {path.name for path in (tmp_path / "best").iterdir()}
     assert {"adapter_model.safetensors", "instruction.txt", "best.json", "tokenizer.json"} <= names
     assert "model.safetensors" not in names

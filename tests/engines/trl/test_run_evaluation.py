@@ -1,19 +1,26 @@
 """What closes a run: its evaluations, the choice of I*, and both in the summary."""
 
+import io
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
+from cotune.cli.instructions import show_instructions
 from cotune.config.run_file import RunConfig, parse_config
 from cotune.engines import run_summary
 from cotune.engines.evaluation import Outcome, RunEvaluation
 from cotune.engines.trl.grpo import TRLBest
 from cotune.engines.trl.trackers import report_scores
+from cotune.experiments.report import write_report
 from cotune.methods.inspo.inspo import Inspo, InspoOptions
 from cotune.methods.method import Context
-from cotune.policy.policy_files import read_best
 from cotune.protocols import State, Strategy
+from cotune.run.best import read_best
+from cotune.run.journal import RunJournal
+from cotune.run.scores import Score
 from tests.engines.trl.setup import HINT, Counting, Run, start
 from tests.policy.tiny import tiny_tokenizer
 from tests.run_files import tiny
@@ -106,6 +113,63 @@ def test_the_best_instruction_is_told_with_how_sure_one_can_be(
     assert arm["best_instruction"] == summary["best_instruction"] == TEXTS[int(chosen[1])]
 
 
+def test_one_statement_says_which_pair_is_kept_and_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The population's leader at the end is another instruction than the one that is kept."""
+    strategy = Inspo(InspoOptions(population_size=1), Context(instruction=TEXTS[0]))
+    strategy.load_state_dict(inspo_state(([0.5, 0.75], [0.25, 0.25])))
+    run = start(tmp_path, strategy)
+    run.joint.bind(run.trainer)
+    run.ledger.begin_attempt(None)
+    raw = tiny(tmp_path / "run", {"strategy": {"kind": "static"}, "evaluation": {"every": 1}})
+    config = parse_config(raw, "test")
+    validation = iter((Score(0.75, 8, {}), Score(0.5, 8, {})))
+
+    def measure(self: RunEvaluation, joint: Any, split: str, *_: Any) -> Score:
+        return next(validation) if split == "validation" else Score(0.25, 8, {})
+
+    monkeypatch.setattr(RunEvaluation, "_measure", measure)
+    out = io.StringIO()
+    run.joint.parts = replace(
+        run.joint.parts,
+        journal=RunJournal(run.folder, Console(file=out, width=500), 2, 0),
+    )
+    best = TRLBest(run.folder.best_path, tiny_tokenizer())
+    evaluation = RunEvaluation(
+        config.evaluation, config.instruction, run.folder, best, report_scores
+    )
+    run.joint.batches = 1
+    evaluation(run.joint, 1)
+    strategy.load_state_dict(inspo_state(([0.5, 0.75], [0.75, 0.75])))
+    run.joint.batches = 2
+    outcome = evaluation.finish(run.joint)
+    said = (
+        "Kept: the policy of step 1 of 2 with instruction i0 (observed in 2 steps, 6 rollouts): the "
+        "best on validation, exact match 0.750 (95 %: 0.409 to 0.929). Instruction i1 ranks first "
+        "after step 2, and scored 0.500 with the policy of that step"
+    )
+    assert outcome.kept is not None
+    assert outcome.kept.statement() == said
+    assert (outcome.instruction_id, outcome.instruction) == ("i0", TEXTS[0])
+    assert read_best(run.folder.best_path) == outcome.kept
+    assert out.getvalue().count("i1") == 1
+    assert said in out.getvalue()
+    run_summary.write_run_summary(config, run.folder, outcome, run.ledger)
+    (arm,) = (run.folder.read_summary() or {})["arms"].values()
+    assert (arm["kept"], arm["best_instruction"]) == (said, TEXTS[0])
+    assert (arm["best_instruction_observed_rollouts"], arm["too_close_to_call"]) == (6, False)
+    run.folder.event("instruction_born", 0, id="i0", text=TEXTS[0], origin="initial", born=0)
+    run.folder.event("instruction_born", 0, id="i1", text=TEXTS[1], origin="rewrite", born=0)
+    shown = io.StringIO()
+    show_instructions(run.folder.path, Console(file=shown, width=500))
+    assert said in shown.getvalue()
+    assert "i0 *" in shown.getvalue()
+    page = write_report(run.folder.path).read_text(encoding="utf-8")
+    assert said in page
+    assert "Best instruction: i0" in page
+
+
 def test_without_validation_a_run_that_went_further_is_reported_by_its_last_policy(
     tmp_path: Path,
 ) -> None:
@@ -119,7 +183,13 @@ def test_without_validation_a_run_that_went_further_is_reported_by_its_last_poli
     outcome = RunEvaluation(
         config.evaluation, config.instruction, run.folder, best, report_scores
     ).finish(run.joint)
-    assert read_best(run.folder.best_path)["step"] == 4
+    record = read_best(run.folder.best_path)
+    assert record is not None
+    assert (record.step, record.trained) == (4, 4)
+    assert record.statement().endswith(
+        "the policy of step 4 of 4 with instruction i0: the last one, as nothing was evaluated on "
+        "validation"
+    )
     # That a budget ended it is told, and kept in the summary.
     ended = "training ended after step 4 of 9: training.rollout_budget is spent"
     told = [row["text"] for row in run.folder.read_events() if row["kind"] == "notice"]
@@ -135,7 +205,8 @@ def test_without_validation_a_run_that_went_further_is_reported_by_its_last_poli
 
 def test_a_strategy_without_a_population_says_nothing_of_a_choice(tmp_path: Path) -> None:
     run, outcome, config = finished(tmp_path, Counting())
-    assert outcome.choice is None
+    assert outcome.kept is not None
+    assert outcome.kept.observed_rollouts is None
     assert "best_instruction" not in {row["kind"] for row in run.folder.read_events()}
     run_summary.write_run_summary(config, run.folder, outcome, run.ledger)
     (arm,) = (run.folder.read_summary() or {})["arms"].values()

@@ -21,7 +21,7 @@ from cotune.run.run_dir import RunDir
 from cotune.types import Assignment, Distillation, Limits, Progress, Prompt, StopReason, Task
 from tests.engines.trl.fake_vllm import Engine, install
 from tests.engines.trl.hinted_ranks import HintedRows
-from tests.engines.trl.setup import HINT, Counting, Run
+from tests.engines.trl.setup import HINT, Counting, Run, scored
 from tests.engines.trl.vllm_setup import (
     assert_synced,
     bound,
@@ -142,7 +142,7 @@ def test_weights_that_are_put_back_are_sent(tmp_path: Path, engine: Engine) -> N
     best = TRLBest(tmp_path / "best", tiny_tokenizer())
     tasks = Letters().tasks("train")
     before = run.joint.coordinator.evaluate(tasks, Prompt("abc de. "), "i0")
-    best.offer(run.joint, 0.5, 0)
+    best.offer(run.joint, scored(0.5), 0)
     run.trainer.train()
     run.joint.coordinator.evaluate(tasks, Prompt("abc de. "), "i0")
     trained = {name: tensor.clone() for name, tensor in weights(run).items()}

@@ -75,6 +75,8 @@ def train(
             journal.event("run_started", 0, config=config.name, strategy=config.strategy.kind)
             if text := lost_steps(setup):
                 journal.event("notice", 0, text=text)
+        if checkpoint is not None and world().rank == 0:
+            evaluation.check()
         if checkpoint is not None and (state := _state_of(checkpoint)) is not None:
             joint.check_identity(state)
             check_spread(state, trainer)  # before the trainer loads weights of a different shape

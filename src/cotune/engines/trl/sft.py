@@ -266,6 +266,7 @@ def _begin(
     journal, meter = joint.parts.journal, joint.parts.meter
     checkpoint = latest_checkpoint(run.checkpoints_path) if resume else None
     if checkpoint is not None:
+        evaluation.check()
         step = int(checkpoint.name.removeprefix("checkpoint-"))
         joint.resume(cast(State, load_state(run.checkpoints_path, step)))
         return checkpoint

@@ -14,9 +14,12 @@ from transformers import PreTrainedTokenizerBase
 
 from cotune.engines.best_policy import BestPolicy
 from cotune.engines.joint import TrainingRun
-from cotune.errors import EngineError
+from cotune.errors import ConfigError, EngineError
 from cotune.protocols import State
+from cotune.run.best import BestRecord
 from cotune.run.json_files import write_json_atomic
+from cotune.run.manifest import MANIFEST, Manifest, hashes, read_manifest
+from cotune.run.scores import Score
 
 _STATE = "cotune-state.json"
 
@@ -89,10 +92,10 @@ class VerlBest(BestPolicy):
         super().__init__(folder, tokenizer)
         self._checkpoint = checkpoint
 
-    def offer(self, joint: TrainingRun, em: float, step: int) -> None:
-        super().offer(joint, em, step)
+    def offer(self, joint: TrainingRun, score: Score | None, step: int) -> None:
+        super().offer(joint, score, step)
         known = self._read()
-        kept = None if known is None else self._pieces(known["step"])
+        kept = None if known is None else self._pieces(known.step)
         for folder in self._checkpoint.glob("step_*"):
             if folder != kept:
                 shutil.rmtree(folder, ignore_errors=True)
@@ -112,11 +115,13 @@ class VerlBest(BestPolicy):
             )
         shutil.copytree(whole, folder)
         shutil.rmtree(whole)  # only the copy is kept
+        Manifest(files=hashes(pieces)).write(pieces)
         (pieces / _WHOLE).touch()
 
     def load_weights(self, joint: Any, step: int) -> None:
         trainer, pieces = joint.trainer, self._pieces(step)
         assert pieces is not None  # `_read` ignores a best policy without them
+        _check(pieces)
         trainer.checkpoint_manager.sleep_replicas()
         trainer.actor_rollout_wg.load_checkpoint(
             local_path=str(pieces / "actor"), del_local_after_load=False
@@ -127,11 +132,32 @@ class VerlBest(BestPolicy):
         super().forget()
         shutil.rmtree(self._checkpoint, ignore_errors=True)
 
-    def _read(self) -> dict[str, Any] | None:
+    def check(self) -> None:
+        super().check()
+        known = self._read()
+        pieces = None if known is None else self._pieces(known.step)
+        if pieces is not None:
+            _check(pieces)
+
+    def _read(self) -> BestRecord | None:
         known = super()._read()
-        return known if known is not None and self._pieces(known["step"]) is not None else None
+        return known if known is not None and self._pieces(known.step) is not None else None
 
     def _pieces(self, step: int) -> Path | None:
         """Return the newest complete checkpoint of a step."""
         found = [p for p in self._checkpoint.glob(f"step_{step}_*") if (p / _WHOLE).exists()]
         return max(found, key=lambda path: (path / _WHOLE).stat().st_mtime, default=None)
+
+
+def _check(pieces: Path) -> None:
+    """Raise ConfigError if the workers' checkpoint is damaged; older ones have no manifest."""
+    try:
+        manifest = read_manifest(pieces)
+        wrong = None if manifest is None else manifest.damaged(pieces)
+    except ValueError:
+        wrong = pieces / MANIFEST
+    if wrong is not None:
+        raise ConfigError(
+            f"{wrong}: is damaged or missing; restore the file, or remove {pieces} and resume the run "
+            "without the policy it had kept"
+        )

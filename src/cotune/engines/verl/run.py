@@ -312,6 +312,7 @@ def _begin(
             evaluation.forget()
         journal.event("run_started", 0, config=config.name, strategy=config.strategy.kind)
         return None
+    evaluation.check()
     state = load_state(checkpoint)
     if state is not None:
         joint.check_identity(state)

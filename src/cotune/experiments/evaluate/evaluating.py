@@ -22,10 +22,10 @@ from cotune.experiments.evaluate.metrics import (
 )
 from cotune.experiments.evaluate.question_sets import QuestionSet, metrics_of, question_sets
 from cotune.experiments.evaluate.run_policy import run_policy
-from cotune.export.serving import best_choice
 from cotune.rewards import REWARDS
 from cotune.rewards.functions import RewardFunctions
 from cotune.rollout.coordinator import Coordinator
+from cotune.run.best import BestRecord, read_best
 from cotune.run.run_dir import RunDir
 from cotune.types import Assignment, Prompt
 
@@ -197,26 +197,24 @@ def _show_as_trained(rewards: RewardFunctions, training: TrainingConfig) -> None
     rewards.trainer_state = TrainerState(max_steps=training.steps * training.optimizer_steps)
 
 
-def _kept(run: RunDir) -> dict[str, Any]:
-    path = run.best_path / "best.json"
-    if not path.is_file():
+def _kept(run: RunDir) -> BestRecord:
+    kept = read_best(run.best_path)
+    if kept is None:
         raise ConfigError(
             f"{run.path}: has no best policy yet; finish it with: cotune resume {run.path}"
         )
-    kept = best_choice(run.best_path)
-    if not isinstance(kept.get("instruction"), str):
-        raise ConfigError(f"{path}: has no instruction; restore the file")
+    kept.check_files(run.best_path)
     return kept
 
 
-def _columns(kept: Mapping[str, Any], initial: str, untrained: bool) -> list[Column]:
-    best = Prompt(kept["instruction"])
+def _columns(kept: BestRecord, initial: str, untrained: bool) -> list[Column]:
+    best = Prompt(kept.instruction)
     columns = [
         Column("best", "best instruction", best),
         Column("initial", "initial instruction", Prompt(initial)),
     ]
-    if kept["hint"]:
-        hinted = Prompt(kept["instruction"], kept["hint"])
+    if kept.hint:
+        hinted = Prompt(kept.instruction, kept.hint)
         columns.append(Column("hinted", "best instruction and hint", hinted))
     if untrained:
         columns += [

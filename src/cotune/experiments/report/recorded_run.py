@@ -8,7 +8,9 @@ from pathlib import Path
 from cotune.errors import ConfigError
 from cotune.experiments.report.charts import Point
 from cotune.experiments.report.rollouts import Group, Rollout, some_evaluated, some_groups
+from cotune.run.best import BestRecord, read_best
 from cotune.run.json_files import Row
+from cotune.run.lineage import best_member
 from cotune.run.run_dir import RunDir
 from cotune.run.scores import EXACT_MATCH, mean_over
 from cotune.worlds.arithmetic import HARD
@@ -26,6 +28,7 @@ class RecordedRun:
         shown: rollouts of an evaluation, lowest rewards first.
         shown_from: the file they are from ("evaluate, step 200") and how many it holds.
         groups: groups of training steps to show side by side.
+        kept: which pair of policy and instruction is kept, and why; None without one.
     """
 
     name: str
@@ -39,6 +42,7 @@ class RecordedRun:
     shown: list[Rollout]
     shown_from: tuple[str, int] | None
     groups: list[Group]
+    kept: BestRecord | None = None
 
     def of_kind(self, kind: str) -> list[Row]:
         return [event for event in self.events if event["kind"] == kind]
@@ -61,13 +65,16 @@ class RecordedRun:
 
     @property
     def best(self) -> str | None:
-        """Id of the best instruction: the one evaluated last, else the heaviest; None if unknown."""
+        """Id of the best instruction: the one kept, else the one evaluated last, else the heaviest of
+        those observed; None if unknown.
+        """
+        if self.kept is not None:
+            return self.kept.instruction_id
         evaluated = [e for e in self.of_kind("evaluated") if e.get("instruction_id")]
         if final := [e for e in evaluated if e.get("prompt", "best") == "best"]:
             return final[-1]["instruction_id"]
         populations = self.of_kind("population")
-        members = populations[-1].get("members") or [] if populations else []
-        return max(members, key=lambda m: m.get("weight") or 0.0)["id"] if members else None
+        return best_member(populations[-1].get("members") or []) if populations else None
 
     def values(self, key: str) -> list[Point]:
         return values(self.metrics, key)
@@ -92,7 +99,7 @@ def read_run(folder: Path) -> RecordedRun:
     return RecordedRun(
         name, run.read_config(), events, metrics, run.read_instructions(), summary,
         result_so_far(events, metrics) | known, result is not None,
-        *some_evaluated(run), some_groups(run),
+        *some_evaluated(run), some_groups(run), read_best(run.best_path),
     )  # fmt: skip
 
 

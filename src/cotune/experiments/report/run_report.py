@@ -46,6 +46,7 @@ def write_run_report(folder: Path) -> Path:
         "results": results(run),
         "costs": costs(run),
         "shipped": _shipped(run),
+        "kept": run.kept.statement() if run.kept else "",
         "charts": charts,
         "more": [chart for chart in _more_charts(run) if chart],
         "population": population(run, outside_phases(run.events, "proposal_failed")),
@@ -183,8 +184,8 @@ def costs(run: RecordedRun) -> list[tuple[str, str, str]]:
 
 
 def _shipped(run: RecordedRun) -> Row | None:
-    """Return the instruction to ship: the summary's (id, text or row), else the last evaluated."""
-    best = run.summary.get("best_instruction")
+    """Return the instruction to ship: the kept one, the summary's, else the last evaluated."""
+    best = run.kept.instruction if run.kept else run.summary.get("best_instruction")
     if isinstance(best, Mapping):
         return {"id": "", "born": None, "origin": "", **best}
     wanted = best or run.best

@@ -1,0 +1,115 @@
+"""The record of the pair of policy and instruction that a run keeps: `best/best.json`.
+
+Everything that names the best of a run reads this one record: the console, `cotune instructions`, the
+summary, the report and the model card.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+
+from cotune.errors import ConfigError
+from cotune.run.json_files import write_json_atomic
+from cotune.run.manifest import damaged_file, sealed, unsealed
+from cotune.run.scores import EXACT_MATCH
+
+FILE = "best.json"
+_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BestRecord:
+    """The pair that a run keeps, and the evidence for it. None is unknown.
+
+    Attributes:
+        em: its score on validation questions; 0 if the run has no evaluation there.
+        step: the steps that the policy was trained for.
+        instruction_id, instruction, hint: what it was evaluated under; hint is "" for none.
+        validated: whether `em` is a score.
+        measure, n, interval: the score's name, its questions, and its 95 % interval.
+        weight, observed_steps, observed_rollouts: what the method knew of the instruction then.
+        runner_up: id of the next instruction by weight.
+        too_close_to_call: whether the two could not be told apart.
+        trained: steps of the whole run.
+        leader: id of the instruction that the method ranks first at the run's end.
+        last_em: the validation score of the last policy under `leader`.
+        files: SHA-256 of the files that are never rewritten, by name.
+    """
+
+    instruction: str
+    instruction_id: str = ""
+    em: float = 0.0
+    step: int = 0
+    hint: str = ""
+    validated: bool | None = None
+    measure: str = EXACT_MATCH
+    n: int | None = None
+    interval: tuple[float, float] | None = None
+    weight: float | None = None
+    observed_steps: int | None = None
+    observed_rollouts: int | None = None
+    runner_up: str | None = None
+    too_close_to_call: bool | None = None
+    trained: int | None = None
+    leader: str | None = None
+    last_em: float | None = None
+    files: Mapping[str, str] = field(default_factory=dict[str, str])
+
+    def write(self, folder: Path) -> None:
+        """Replace best.json in a folder."""
+        write_json_atomic(folder / FILE, sealed({"schema_version": _VERSION} | asdict(self)))
+
+    def check_files(self, folder: Path) -> None:
+        """Raise ConfigError if a file of the folder is missing or is not what was written."""
+        if (path := damaged_file(folder, self.files)) is not None:
+            raise ConfigError(f"{path}: is damaged or missing; {_fix(folder)}")
+
+    def statement(self) -> str:
+        """Return which pair is kept, and why, in one or two sentences."""
+        of = f" of {self.trained}" if self.trained is not None else ""
+        pair = f"the policy of step {self.step}{of} with instruction {self.instruction_id}"
+        if self.observed_rollouts is not None:
+            pair += f" (observed in {self.observed_steps} steps, {self.observed_rollouts} rollouts"
+            close = f"; too close to {self.runner_up} to call" if self.too_close_to_call else ""
+            pair += f"{close if self.runner_up else ''})"
+        if self.validated is False:
+            return f"Kept: {pair}: the last one, as nothing was evaluated on validation"
+        text = f"Kept: {pair}: the best on validation, {self.measure} {self.em:.3f}"
+        if self.interval is not None:
+            text += f" (95 %: {self.interval[0]:.3f} to {self.interval[1]:.3f})"
+        if self.leader not in (None, self.instruction_id) and self.last_em is not None:
+            text += (
+                f". Instruction {self.leader} ranks first after step {self.trained}, and scored "
+                f"{self.last_em:.3f} with the policy of that step"
+            )
+        return text
+
+
+def read_best(folder: Path) -> BestRecord | None:
+    """Read best.json of a folder; None if there is none.
+
+    Raises:
+        ConfigError: it is damaged.
+    """
+    path = folder / FILE
+    try:
+        row = unsealed(json.loads(path.read_bytes()))
+        if row.pop("schema_version", _VERSION) != _VERSION:
+            raise ValueError(f"its schema_version is not {_VERSION}")
+        if not isinstance(row.get("instruction"), str):
+            raise ValueError("it has no instruction")
+        known = {one.name: row[one.name] for one in fields(BestRecord) if one.name in row}
+        if known.get("interval") is not None:
+            known["interval"] = tuple(known["interval"])
+        record = BestRecord(**known)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        reason = " ".join(str(error).split())
+        raise ConfigError(f"{path}: cannot be read ({reason}); {_fix(folder)}") from error
+    return record
+
+
+def _fix(folder: Path) -> str:
+    return f"restore the file, or remove {folder} and resume the run without what it had kept"

@@ -1,0 +1,115 @@
+"""Hashes that tell whether files are still what was written: manifests of folders, sealed JSON objects."""
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+from cotune.run.json_files import Row, plain, write_json_atomic
+
+MANIFEST = "cotune-manifest.json"
+"""The file of a folder that lists the hashes of the others; it is written last."""
+_SEAL = "sha256"
+_THREADS = 4  # hashing releases the interpreter's lock
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """What a folder held once it was complete.
+
+    Attributes:
+        files: SHA-256 in hexadecimal of each file, by its path relative to the folder.
+        logs: (bytes, SHA-256 of them) of each log of the run at that moment, by name.
+    """
+
+    files: Mapping[str, str]
+    logs: Mapping[str, tuple[int, str]] = field(default_factory=dict[str, tuple[int, str]])
+
+    def write(self, folder: Path) -> None:
+        """Write the manifest into the folder."""
+        write_json_atomic(
+            folder / MANIFEST,
+            sealed({"schema_version": 1, "files": dict(self.files), "logs": dict(self.logs)}),
+        )
+
+    def damaged(self, folder: Path) -> Path | None:
+        """Return a file that is missing or is not what was written; None if all are."""
+        return damaged_file(folder, self.files)
+
+
+def read_manifest(folder: Path) -> Manifest | None:
+    """Read the manifest of a folder; None if it has none.
+
+    Raises:
+        ValueError: it is damaged.
+    """
+    try:
+        row = unsealed(json.loads((folder / MANIFEST).read_bytes()))
+    except FileNotFoundError:
+        return None
+    try:
+        logs = {name: (int(size), str(digest)) for name, (size, digest) in row["logs"].items()}
+        return Manifest(files=dict(row["files"]), logs=logs)
+    except (AttributeError, KeyError, TypeError) as error:
+        raise ValueError("it is not a manifest") from error
+
+
+def hashes(folder: Path, besides: Iterable[Path] = ()) -> dict[str, str]:
+    """Return the SHA-256 of each file in a folder and below it, except of its manifest.
+
+    Args:
+        folder: the folder.
+        besides: files elsewhere; their paths are relative to the folder, too.
+    """
+    inside = sorted(p for p in folder.rglob("*") if p.is_file() and p != folder / MANIFEST)
+    names = [Path(os.path.relpath(path, folder)).as_posix() for path in (*inside, *besides)]
+    with ThreadPoolExecutor(_THREADS) as pool:
+        return dict(zip(names, pool.map(_sha256, [folder / name for name in names]), strict=True))
+
+
+def damaged_file(folder: Path, files: Mapping[str, str]) -> Path | None:
+    """Return a file of `files` that is missing or has another hash; None if there is none."""
+
+    def differs(name: str) -> bool:
+        try:
+            return _sha256(folder / name) != files[name]
+        except OSError:
+            return True
+
+    with ThreadPoolExecutor(_THREADS) as pool:
+        wrong = [name for name, bad in zip(files, pool.map(differs, files), strict=True) if bad]
+    return Path(os.path.normpath(folder / wrong[0])) if wrong else None
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def sealed(row: Mapping[str, Any]) -> Row:
+    """Return a JSON object with a hash of its content, which `unsealed` checks."""
+    known = cast("Row", plain(row, "object"))
+    return known | {_SEAL: _seal(known)}
+
+
+def unsealed(row: object) -> Row:
+    """Return a JSON object without its seal. One that was never sealed is returned as it is.
+
+    Raises:
+        ValueError: not an object, or its content is not what was sealed.
+    """
+    if not isinstance(row, dict):
+        raise ValueError("it is not a JSON object")
+    known = cast("Row", row)
+    content = {name: value for name, value in known.items() if name != _SEAL}
+    if known.get(_SEAL, _seal(content)) != _seal(content):
+        raise ValueError("its content is not what was written")
+    return content
+
+
+def _seal(content: Row) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
