@@ -41,7 +41,7 @@ def lacking(findings: list[Finding]) -> str:
 
 
 def test_a_run_file_that_lacks_nothing(tmp_path: Path) -> None:
-    findings = doctor.examine(write(tmp_path / "run.yaml", tiny(tmp_path / "out")))
+    findings = [*doctor.examine(write(tmp_path / "run.yaml", tiny(tmp_path / "out")))]
     assert [finding for finding in findings if not finding.ok] == []
     said = [finding.what for finding in findings]
     for beginning in ("python 3", "cotune ", f"torch {torch.__version__}", "engine trl: in",
@@ -54,7 +54,7 @@ def test_a_run_file_that_lacks_nothing(tmp_path: Path) -> None:
 
 def test_a_run_file_that_does_not_validate_is_a_finding(tmp_path: Path) -> None:
     file = write(tmp_path / "run.yaml", tiny(tmp_path / "out", {"straregy": {}}))
-    found = doctor.examine(file, ["training.steps=3"])
+    found = [*doctor.examine(file, ["training.steps=3"])]
     assert "did you mean strategy?" in lacking(found)
     assert doctor.missing(found)
 

@@ -23,6 +23,8 @@ from cotune.utils.processes import launched_rank
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from cotune.engines.preflight import Finding
+
 app = typer.Typer(
     name="cotune",
     no_args_is_help=True,
@@ -207,8 +209,9 @@ def doctor(
     """
     from cotune.cli.doctor import examine, missing
 
-    findings = examine(run_file, set_ or ())
-    for finding in findings:
+    findings: list[Finding] = []
+    for finding in examine(run_file, set_ or ()):
+        findings.append(finding)
         mark = (
             typer.style("ok     ", fg="green") if finding.ok else typer.style("missing", fg="red")
         )

@@ -6,6 +6,7 @@ from pathlib import Path
 from rich.console import Console
 
 from cotune.cli.library_settings import quiet_libraries
+from cotune.cli.step_progress import say_loading, step_progress
 from cotune.config.run_file import load_config
 
 
@@ -31,4 +32,6 @@ def baseline(
     config = load_config(path, assignments=assignments)
     quiet_libraries(config)
     shown = Console(quiet=True) if quiet else console
-    return run_baseline(name, config, shown, Endpoint(model, base_url, api_key_env))
+    say_loading(config, shown)
+    with step_progress(shown):
+        return run_baseline(name, config, shown, Endpoint(model, base_url, api_key_env))

@@ -5,7 +5,7 @@ Shows only the names of environment variables, never their values.
 
 import os
 import platform
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from importlib.metadata import requires, version
 from pathlib import Path
 
@@ -20,39 +20,37 @@ from cotune.utils.packages import ENGINES, installed
 from cotune.utils.text import size
 
 
-def examine(run_file: Path | None, assignments: Sequence[str] = ()) -> list[Finding]:
-    """Return all findings about the installation, the machine, and the run file if one is given."""
-    findings = [*installation(), *machine()]
+def examine(run_file: Path | None, assignments: Sequence[str] = ()) -> Iterator[Finding]:
+    """Yield findings about the installation, the machine, and the run file if one is given."""
+    yield from installation()
+    yield from machine()
     if run_file is None:
-        return findings
+        return
     try:
         config = load_config(run_file, assignments=assignments)
     except ConfigError as error:
-        return [*findings, wrong("run file", error)]
+        yield wrong("run file", error)
+        return
     quiet_libraries(config)
-    valid = Finding(True, f"run file: {run_file} is valid")
-    return [*findings, valid, *Preflight(config, patient=False).findings()]
+    yield Finding(True, f"run file: {run_file} is valid")
+    yield from Preflight(config, patient=False).findings()
 
 
 # ---- the installation
 
 
-def installation() -> list[Finding]:
+def installation() -> Iterator[Finding]:
     """Report on Python, cotune, its required and optional packages, and the engines."""
-    findings = [
-        Finding(True, f"python {platform.python_version()} on {platform.system()}"),
-        Finding(True, f"cotune {version('cotune')}"),
-    ]
+    yield Finding(True, f"python {platform.python_version()} on {platform.system()}")
+    yield Finding(True, f"cotune {version('cotune')}")
     for text in requires("cotune") or ():
         requirement = Requirement(text)
         if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
-            findings.append(required(requirement))
-    findings += [
-        Finding(True, f"{name} {found or 'is not installed'} (optional: {use})")
-        for name, use in OPTIONAL.items()
-        for found in [installed(name)]
-    ]
-    return [*findings, *engines()]
+            yield required(requirement)
+    for name, use in OPTIONAL.items():
+        found = installed(name)
+        yield Finding(True, f"{name} {found or 'is not installed'} (optional: {use})")
+    yield from engines()
 
 
 def engines() -> list[Finding]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from cotune.cli.library_settings import allow_hub, quiet_libraries
+from cotune.cli.step_progress import say_loading, step_progress
 from cotune.cli.train import open_trained
 from cotune.config.overrides import with_overrides
 from cotune.config.run_file import parse_config
@@ -38,10 +39,13 @@ def evaluate(
     if any("=" not in given for given in options.benchmarks):
         allow_hub()
     quiet_libraries(config)
+    shown = Console(quiet=True) if as_json else console
+    say_loading(config, shown, "its best policy")
     from cotune.experiments.evaluate.evaluating import evaluate_run
     from cotune.experiments.evaluate.evaluation_table import json_text, show
 
-    evaluation = evaluate_run(config, run, options)
+    with step_progress(shown):
+        evaluation = evaluate_run(config, run, options)
     if output is not None:
         write_atomic(output, json_text(evaluation))
     if as_json:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from cotune.cli.library_settings import quiet_libraries
+from cotune.cli.step_progress import say_loading, step_progress
 from cotune.config.build import describe_llm
 from cotune.config.resuming import resumed_config
 from cotune.config.run_file import RunConfig, dump_config, load_config, parse_config
@@ -32,7 +33,8 @@ def train(
     """Train a run file from the start, after setting some fields; return the run folder."""
     config = load_config(path, assignments=assignments)
     shown = Console(quiet=True) if quiet else console
-    with _stoppable(config.output):
+    say_loading(config, shown)
+    with _stoppable(config.output), step_progress(shown):
         setup = prepare(config, config.output)
         with run_locked(config.output, new=True):
             run = _created(config)
@@ -52,7 +54,8 @@ def resume(
     step = engine_of(was).checkpoint_step(was, run.checkpoints_path)
     config = resumed_config(run, was, assignments, step)
     shown = Console(quiet=True) if quiet else console
-    with _stoppable(folder), run_locked(folder):
+    say_loading(config, shown)
+    with _stoppable(folder), run_locked(folder), step_progress(shown):
         setup = prepare(config, folder, new=False)
         if assignments:
             _on_first_rank(lambda: run.replace_config(dump_config(config)))

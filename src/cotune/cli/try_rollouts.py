@@ -17,6 +17,7 @@ from cotune.cli.show_rollouts import (
     outcome_lines,
     prompt_text,
 )
+from cotune.cli.step_progress import say_loading, step_progress
 from cotune.config.run_file import RunConfig, load_config
 from cotune.engines.preflight import Finding, Preflight
 from cotune.errors import ConfigError
@@ -58,10 +59,12 @@ def try_run(
     if count < 1:
         raise ConfigError(f"-n is {count}; expected 1 or more")
     config = load_config(path, assignments=assignments)
+    say_loading(config, console)
     quiet_libraries(config)
     checked = Preflight(config, new=False)
     _show_missing(checked.missing_here("environment.retriever"), console)
-    trajectories, codec = _rolled_out(checked, count, split, greedy)
+    with step_progress(console):
+        trajectories, codec = _rolled_out(checked, count, split, greedy)
     console.print(LEGEND)
     for number, trajectory in enumerate(trajectories, 1):
         _show(number, trajectory, codec, console)

@@ -356,6 +356,11 @@ def load_config(
     path = Path(path)
     import_from((Path.cwd(), path.parent))  # files named in the run file may be there
     raw = read_fields(path, "a run file", "output: and strategy:")
+    if "methods" in raw and "strategy" not in raw:
+        raise ConfigError(
+            f"{path} is a suite file, as it has methods and no strategy; expected a run file; start the "
+            f"suite with cotune compare {path}"
+        )
     given = with_overrides({**raw, **(overrides or {})}, assignments)
     return parse_config(given, f"{path} with --set" if assignments else str(path))
 

@@ -4,6 +4,7 @@ import hashlib
 import logging
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 
 from cotune.errors import ConfigError
 from cotune.types import Task
@@ -117,7 +118,8 @@ def digest(question: str) -> str:
     return hashlib.sha1(question.encode()).hexdigest()[:12]
 
 
+@cache
 def warn(text: str) -> None:
-    """Log a warning in the first process only: every process of a run reads the data."""
+    """Log a warning once, in the first process only: a run reads its data several times."""
     if launched_rank() == 0:
         _log.warning("%s", text)

@@ -8,6 +8,7 @@ every turn: slower, but right for any architecture.
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
+from itertools import count
 from typing import Any, cast
 
 import numpy as np
@@ -23,6 +24,7 @@ from transformers.cache_utils import Cache, DynamicLayer
 from cotune.errors import EngineError
 from cotune.protocols import Codec, Sampler
 from cotune.types import Sample, SampleRequest, Sampling
+from cotune.utils.progress import report
 
 ModelContext = Callable[[], AbstractContextManager[PreTrainedModel]]
 """Opens the current policy for generation (unwrapped, gathered, in evaluation mode)."""
@@ -262,7 +264,9 @@ class CachedSession:
         names, cache, mask = rows.names, rows.cache(), rows.mask
         fed = torch.tensor(rows.fed, device=mask.device)
         del rows  # frees its cache, here and below
-        while True:
+        most = max(request.max_tokens for request in requests)
+        for drawn in count():
+            report("tokens", drawn, most)
             live = [turns[name] for name in names]
             tokens = advance(live, logits, self._sampling, self._eos_id, self._finder)
             done = [turn.done for turn in live]

@@ -19,6 +19,7 @@ from cotune.rollout.resampling import Resampling, resampled
 from cotune.run.evolution_log import EvolutionLog, LoggedPhase
 from cotune.run.journal import Journal, Meter
 from cotune.types import Assignment, Limits, Progress, Prompt, Purpose, Sampling, Task, Trajectory
+from cotune.utils.progress import report
 
 STATE_SCHEMA = 1
 
@@ -123,6 +124,7 @@ class Coordinator:
         self._roll_out_here = roll_out or self._in_lock_step
         self._leads = False  # rank 0 is inside a phase and the others serve
         self._calls: Counter[Purpose] = Counter()
+        self._purpose: Purpose = ""  # of the rollouts under way; rank 0 only
         self._with_columns: dict[str, Task] | None = None
 
     # ---- the phases of a step
@@ -325,7 +327,7 @@ class Coordinator:
         self, assignments: Sequence[Assignment], purpose: Purpose, sampling: Sampling
     ) -> list[Trajectory]:
         command = _Command("rollout", tuple(map(self._restore_columns, assignments)), sampling)
-        started = time.monotonic()
+        started, self._purpose = time.monotonic(), purpose
         trajectories = self._share(self.comm.broadcast(command))
         self.count(purpose, trajectories, time.monotonic() - started)
         return trajectories
@@ -368,11 +370,16 @@ class Coordinator:
         self, assignments: Sequence[Assignment], first_row: int, sampling: Sampling
     ) -> list[Trajectory]:
         done: list[Trajectory] = []
+
+        def finished(count: int) -> None:
+            report(self._purpose, len(done) + count, len(assignments))
+
         # One session on every rank, even on one without rows: a sampler may need all ranks in step.
         session = self.sampler.open(sampling)
         try:
             for start in range(0, len(assignments), self.settings.rows_per_call):
                 part = assignments[start : start + self.settings.rows_per_call]
+                finished(0)
                 episodes = new_episodes(
                     part,
                     self.environment,
@@ -381,7 +388,7 @@ class Coordinator:
                     first_row + start,
                     self.settings.context_tokens,
                 )
-                done += run_episodes(episodes, self.environment, session, self.rewards)
+                done += run_episodes(episodes, self.environment, session, self.rewards, finished)
         finally:
             session.close()
         return done

@@ -12,7 +12,7 @@ episodes in lock-step (`run_episodes`) or one at a time with the same calls:
 
 import math
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -279,11 +279,13 @@ def run_episodes(
     environment: Environment,
     session: Session,
     rewards: Rewards | None = None,
+    finished: Callable[[int], None] = lambda count: None,
 ) -> list[Trajectory]:
     """Run episodes turn by turn, all live ones together, and score them.
 
     The environment gets one batch of actions per turn; finished episodes leave the batch. `rewards`,
-    if given, score in place of the environment.
+    if given, score in place of the environment. `finished` is told after each turn how many episodes
+    are over.
     """
     live = [episode for episode in episodes if not episode.done]
     while live:
@@ -295,8 +297,9 @@ def run_episodes(
         for episode, response in zip(live, environment.respond(actions), strict=True):
             episode.observe(response)
         live = [episode for episode in live if not episode.done]
-    finished = score_all([episode.trajectory() for episode in episodes], environment)
-    return finished if rewards is None else rewards(finished, environment)
+        finished(len(episodes) - len(live))
+    done = score_all([episode.trajectory() for episode in episodes], environment)
+    return done if rewards is None else rewards(done, environment)
 
 
 def score_all(trajectories: Sequence[Trajectory], environment: Environment) -> list[Trajectory]:

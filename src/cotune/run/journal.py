@@ -13,6 +13,7 @@ from cotune.run.run_dir import RunDir
 from cotune.run.scores import EXACT_MATCH, Score
 from cotune.run.truncation import SHARE, truncation_notice
 from cotune.types import Purpose, Trajectory
+from cotune.utils.progress import TimeLeft, report
 from cotune.utils.tables import plain_table
 from cotune.utils.text import one_line
 
@@ -89,6 +90,7 @@ class RunJournal:
         self._run, self._console = run, console
         self._total, self._every = total_steps, trajectories_every
         self._started = time.monotonic()
+        self._time_left = TimeLeft()
         self._without_gradient = 0  # steps in a row
         self._said_truncated = False
 
@@ -116,7 +118,11 @@ class RunJournal:
             shown.append(f"best weight {values.get('inspo/best_weight', 0):.2f}")
         if "hinted_share" in values:
             shown.append(f"under hints {values['hinted_share']:.0%}")
-        place = f"step {step}/{values.get('total_steps', self._total):.0f}"
+        total = int(values.get("total_steps", self._total))
+        if left := self._time_left.after(step, total):
+            shown.append(left)
+        report("step", step, total)
+        place = f"step {step}/{total}"
         self._say(f"[bold]{place}[/]  " + "  ".join(shown))
         notice = truncation_notice(values)
         if notice and not self._said_truncated:

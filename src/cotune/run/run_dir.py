@@ -268,9 +268,10 @@ class RunDir:
     def _load_yaml(self) -> Row:
         path = self.config_path
         if not path.is_file():
+            lacks = "it has no run.yaml" if self.path.is_dir() else "there is no such folder"
+            found = "it is a file" if self.path.is_file() else lacks
             raise ConfigError(
-                f"{self.path} is not a run folder: it has no run.yaml; "
-                f"give the `output` folder of a run"
+                f"{self.path} is not a run folder: {found}; give the `output` folder of a run"
             )
         try:
             config = _loaded(path.read_text(encoding="utf-8"))
@@ -278,6 +279,11 @@ class RunDir:
             reason = " ".join(str(error).split())
             raise ConfigError(f"{path} is not YAML ({reason}); restore the file") from error
         found = config.get("schema_version") if isinstance(config, dict) else None
+        if isinstance(config, dict) and "schema_version" not in config and "output" in config:
+            raise ConfigError(
+                f"{self.path} is not a run folder: its run.yaml is a run file yet to be trained; give the "
+                "`output` folder of a run"
+            )
         if found != SCHEMA_VERSION:
             raise ConfigError(_version_message(path, found))
         return cast("Row", config)

@@ -129,7 +129,12 @@ def test_lora_on_bfloat16_by_hand() -> None:
 
 def test_the_work_on_many_prompts_at_once_counts_where_it_is_more_than_the_turns() -> None:
     """Long prompts, nothing after them: their masks outgrow the cache that comes later."""
-    limits = {"prompt_tokens": 30_000, "trajectory_tokens": 10, "observation_tokens": 1}
+    limits = {
+        "prompt_tokens": 30_000,
+        "turn_tokens": 9,
+        "trajectory_tokens": 10,
+        "observation_tokens": 1,
+    }
     found = memory(QWEN2_3B, policy={"lora": {}}, limits=limits)
     per_token = 36 * 256 * 4
     fed = 20 * 2048 + 8 * 11008

@@ -9,6 +9,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from cotune.cli.step_progress import step_progress
 from cotune.cli.train import prepare
 from cotune.config.build import describe_llm
 from cotune.config.cost import Plan, plan_run
@@ -85,7 +86,8 @@ def measured_steps(
     given = config.model_copy(update={"output": folder})
     setup = prepare(given, folder, environment=environment)
     run, journal = _kept_for_now(given, folder, steps, console)
-    return engine_of(given).measure(given, run, journal, setup, steps)
+    with step_progress(console):
+        return engine_of(given).measure(given, run, journal, setup, steps)
 
 
 def _kept_for_now(

@@ -19,6 +19,7 @@ from cotune.utils.text import size
 def plan(path: Path, console: Console, assignments: Sequence[str] = (), processes: int = 1) -> None:
     """Print the most that a run can spend, before it spends anything."""
     config = load_config(path, assignments=assignments)
+    quiet_libraries(config)
     title = f"{escape(config.name)}: what it spends at most"
     table = plain_table(title, [""], ["rollouts", "generated tokens"])
     per_rollout = config.limits.turns * config.limits.turn_tokens
@@ -47,7 +48,6 @@ def plan(path: Path, console: Console, assignments: Sequence[str] = (), processe
 def plan_prompt(path: Path, console: Console, assignments: Sequence[str] = ()) -> None:
     """Print one prompt of the run file as its policy will see it."""
     config = load_config(path, assignments=assignments)
-    quiet_libraries(config)
     from cotune.cli.try_rollouts import show_prompt
 
     show_prompt(config, console)

@@ -57,6 +57,7 @@ from cotune.rollout.resampling import without_variance
 from cotune.rollout.task_order import TaskOrder
 from cotune.run.scores import measure_of, score_trajectories
 from cotune.types import StopReason, Task, Trajectory
+from cotune.utils.progress import report
 
 Hook = Callable[["TRLJoint", int], None]
 """Called on rank 0 before a step's rollouts, with the number of steps trained so far."""
@@ -328,6 +329,7 @@ class JointCallback(CheckpointCallback[TRLJoint]):
     """Bind the trainer, start or resume the run, and record the trainer's own evaluations."""
 
     _training = False
+    _micro_batches = 0
 
     def on_init_end(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:
         """Bind the trainer once it is constructed, the earliest moment it is known."""
@@ -356,6 +358,20 @@ class JointCallback(CheckpointCallback[TRLJoint]):
                 f"cotune-state-{state.global_step}.json beside it; resume from one that has"
             )
         joint.resume(saved)
+
+    def on_substep_end(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:
+        self._report(args, state)
+
+    def on_step_end(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:
+        self._report(args, state)
+        super().on_step_end(args, state, control)
+
+    def _report(self, args: GRPOConfig, state: TrainerState) -> None:
+        """Report the micro-batches of the current update; rank 0's."""
+        if self._writes:
+            total = steps_per_batch(args) * args.gradient_accumulation_steps
+            self._micro_batches = self._micro_batches % total + 1
+            report("update", self._micro_batches, total)
 
     def on_evaluate(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:
         self._write_evaluation(state)

@@ -185,6 +185,11 @@ def load_suite(
     """
     path = Path(path)
     raw = with_overrides(read_fields(path, "a suite file", "name: and methods:"), assignments)
+    if "strategy" in raw and "methods" not in raw:
+        raise ConfigError(
+            f"{path} is a run file, as it has a strategy and no methods; expected a suite file; train the "
+            f"run with cotune train {path}"
+        )
     try:
         suite = SuiteConfig.model_validate(raw)
     except ValidationError as error:

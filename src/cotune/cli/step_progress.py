@@ -1,0 +1,132 @@
+"""The progress of the current step: a bar on a terminal, elsewhere a line now and then."""
+
+import time
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from cotune.config.run_file import RunConfig
+from cotune.utils.progress import TimeLeft, listening
+
+_WHAT = {
+    "train": "rollouts",
+    "update": "update, micro-batches",
+    "verify": "verification, rollouts",
+    "evolve": "evolution, rollouts",
+    "evaluate": "evaluation, rollouts",
+}
+_BETWEEN_LINES = 30.0  # seconds
+
+
+def say_loading(config: RunConfig, console: Console, policy: str = "") -> None:
+    """Print at once what takes the next seconds: imports, checks and the policy."""
+    text = f"{config.name}: checking the run file and loading {policy or config.policy.path} …"
+    console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+@contextmanager
+def step_progress(console: Console) -> Generator[None]:
+    """Show what is reported by `cotune.utils.progress` while the block runs."""
+    if console.quiet:
+        yield
+    elif console.is_terminal:
+        columns = (
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            BarColumn(30),
+            TextColumn("{task.completed:.0f}/{task.total:.0f}"),
+            TimeElapsedColumn(),
+            TextColumn("{task.fields[more]}"),
+        )
+        bar = Progress(*columns, console=console, transient=True, refresh_per_second=4)
+        with bar, listening(_Bar(bar)):
+            yield
+    else:
+        with listening(Lines(lambda line: console.print(line, highlight=False, soft_wrap=True))):
+            yield
+
+
+class _Steps:
+    """Where the run is, for both displays."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._time_left = TimeLeft(clock)
+        self._next, self._left, self._token = "", "", ""
+        self._current = ("", 0, 0)
+
+    def take(self, what: str, done: int, total: int) -> bool:
+        """Note a report; return whether the display changes."""
+        if what == "step":
+            self._left, self._token = self._time_left.after(done, total), ""
+            self._next = f"step {done + 1}/{total}: " if done < total else ""
+            return False
+        if what == "tokens":
+            self._token = f"token {done} of at most {total}"
+            return bool(self._current[0])
+        if what != self._current[0]:
+            self._token = ""
+        self._current = (what, done, total)
+        return True
+
+    @property
+    def description(self) -> str:
+        return self._next + _WHAT.get(self._current[0], self._current[0])
+
+    @property
+    def count(self) -> tuple[int, int]:
+        return self._current[1:]
+
+    @property
+    def more(self) -> str:
+        return ", ".join(part for part in (self._token, self._left) if part)
+
+
+class _Bar(_Steps):
+    """A bar of what the current step does."""
+
+    def __init__(self, bar: Progress) -> None:
+        super().__init__()
+        self._bar = bar
+        self._task = bar.add_task("", visible=False, more="")
+        self._shown = ""
+
+    def __call__(self, what: str, done: int, total: int) -> None:
+        if what == "step":
+            self._bar.update(self._task, visible=False)
+        if not self.take(what, done, total):
+            return
+        if self.description != self._shown:
+            self._bar.reset(self._task)
+            self._shown = self.description
+        completed, of = self.count
+        self._bar.update(
+            self._task, description=self._shown, completed=completed, total=of, more=self.more,
+            visible=True,
+        )  # fmt: skip
+
+
+class Lines(_Steps):
+    """A line of what the current step does, at most every half a minute.
+
+    Args:
+        write: prints a line.
+        clock: returns seconds.
+    """
+
+    def __init__(
+        self, write: Callable[[str], None], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        super().__init__(clock)
+        self._write, self._clock, self._last = write, clock, clock()
+
+    def __call__(self, what: str, done: int, total: int) -> None:
+        if what == "step":
+            self._last = self._clock()  # its own line has just been printed
+        if not self.take(what, done, total) or self._clock() - self._last < _BETWEEN_LINES:
+            return
+        self._last = self._clock()
+        completed, of = self.count
+        more = f"; {self.more}" if self.more else ""
+        self._write(f"  {self.description} {completed}/{of}{more}")

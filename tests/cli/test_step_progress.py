@@ -1,0 +1,61 @@
+"""The progress of a step, on a terminal and in a log."""
+
+import io
+
+from rich.console import Console
+
+from cotune.cli.step_progress import Lines, step_progress
+from cotune.utils.progress import TimeLeft, report, rounded
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_the_time_left_goes_by_the_steps_after_the_first() -> None:
+    clock = Clock()
+    left = TimeLeft(clock)
+    found: list[str] = []
+    for step, seconds in ((3, 100.0), (4, 160.0), (4, 170.0), (6, 220.0), (9, 400.0)):
+        clock.now = seconds
+        found.append(left.after(step, 9))
+    assert found == ["", "5 min left", "6 min left", "2 min left", ""]
+    assert [rounded(s) for s in (0.4, 59, 61, 3599, 7260)] == [
+        "0 s", "59 s", "1 min", "1 h 00 min", "2 h 01 min",
+    ]  # fmt: skip
+
+
+def test_without_a_terminal_a_line_is_written_every_half_a_minute() -> None:
+    clock, written = Clock(), list[str]()
+    lines = Lines(written.append, clock)
+    for seconds, what, done, total in (
+        (10, "train", 0, 512), (40, "train", 128, 512), (50, "tokens", 7, 64), (60, "step", 1, 3),
+        (80, "train", 0, 512), (95, "tokens", 9, 64), (100, "tokens", 10, 64), (120, "step", 2, 3),
+        (155, "update", 2, 8),
+    ):  # fmt: skip
+        clock.now = seconds
+        lines(what, done, total)
+    assert written == [
+        "  rollouts 128/512",
+        "  step 2/3: rollouts 0/512; token 9 of at most 64",
+        "  step 3/3: update, micro-batches 2/8; 1 min left",
+    ]
+
+
+def shown(**options: bool) -> str:
+    out = io.StringIO()
+    with step_progress(Console(file=out, width=200, **options)):
+        report("step", 4, 9)
+        report("train", 12, 48)
+    return out.getvalue()
+
+
+def test_a_terminal_has_a_bar_that_goes_away_and_a_log_none() -> None:
+    bar = shown(force_terminal=True)
+    assert "step 5/9: rollouts" in bar
+    assert "12/48" in bar
+    assert bar.rstrip().endswith("\x1b[2K")
+    assert shown(force_terminal=True, quiet=True) == shown() == ""
