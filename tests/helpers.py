@@ -1,6 +1,7 @@
 """What several tests share: tasks, a scripted policy and a loop around a strategy."""
 
 import hashlib
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -23,6 +24,11 @@ def make_tasks(count: int) -> list[Task]:
         Task(f"q{i}", f"What is the currency of the country where Town{i} is?", (f"Coin{i}",))
         for i in range(count)
     ]
+
+
+def without_loading(out: str) -> str:
+    """Return what a command printed after the line that says at once what it loads."""
+    return re.sub(r"\A.*: checking the run file and loading .* …\n", "", out)
 
 
 def make_trajectory(

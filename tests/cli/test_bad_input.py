@@ -2,7 +2,6 @@
 
 import errno
 import os
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from transformers.utils import logging
 
 from cotune.cli import app as cli
 from cotune.run.run_dir import RunDir
+from tests.helpers import without_loading
 from tests.run_files import tiny, write
 
 KEY = "sk-proj-Zx81kQ"
@@ -32,9 +32,6 @@ def own_environment() -> Iterator[None]:
     logging.enable_progress_bar()
 
 
-LOADING = re.compile(r"\A.*: checking the run file and loading .* …\n\Z")
-
-
 def error_of(
     arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> str:
@@ -44,7 +41,7 @@ def error_of(
         cli.main()
     printed = capsys.readouterr()
     assert stopped.value.code == 2, printed
-    assert LOADING.sub("", printed.out, count=1) == ""
+    assert without_loading(printed.out) == ""
     assert printed.err.count("\n") == 1, printed.err
     assert printed.err.startswith("cotune: ")
     return printed.err
