@@ -63,6 +63,8 @@ class Instruction:
         origin: "initial", "rewrite" or the kind of proposer that wrote it.
         born: the step at which it joined the population; 0 for the initial one.
         critique: its author's criticism of the parent; "" if there was none.
+        shown: ids of the questions that its author, or an ancestor's, was shown with their answers;
+            it is not verified on them.
     """
 
     id: str
@@ -71,6 +73,11 @@ class Instruction:
     origin: str = "initial"
     born: int = 0
     critique: str = ""
+    shown: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        # A saved state has a list.
+        object.__setattr__(self, "shown", tuple(self.shown))
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,7 +58,7 @@ EVENTS: Mapping[str, Columns] = {
         "training_rows": "data: string; rows questions tokens steps rollouts succeeded "
         "left_out: Int64; reward_mean: float64",
         "instruction_born": "id text parent origin: string; born: Int64; critique: string; "
-        "score parent_score: float64",
+        "score parent_score: float64; shown: object",
         "instruction_rejected": "reason text parent origin: string; score parent_score: float64",
         "instruction_pruned": "id: string; weight: float64; cause: string",
         "population": "members: object",

@@ -47,7 +47,7 @@ from cotune.types import Purpose, Trajectory
 SCHEMA_VERSION = 1
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast, if there is libyaml
 _INSTRUCTION_KEYS = (
-    "id", "parent", "text", "origin", "born", "critique", "score", "parent_score",
+    "id", "parent", "text", "origin", "born", "critique", "score", "parent_score", "shown",
 )  # fmt: skip
 _ROW_KEYS = frozenset({"time", "attempt", "step"})
 _PURPOSE = re.compile(r"[a-z][a-z_]*")

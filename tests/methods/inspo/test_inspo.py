@@ -1,5 +1,6 @@
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +12,7 @@ from cotune.methods.inspo.inspo import Inspo, InspoOptions
 from cotune.methods.method import Context
 from cotune.protocols import Strategy
 from cotune.testing import ScriptedLLM
-from cotune.types import Completion, Progress, Prompt
+from cotune.types import Assignment, Completion, Progress, Prompt, Trajectory
 from cotune.worlds.rules_llm import REMEDIES, Mode, RulesLLM
 from tests.helpers import INITIAL, Events, ScriptedRollout, make_tasks, make_trajectory, run
 
@@ -66,6 +67,7 @@ def test_initial_population_is_the_instruction_and_its_rewrites():
         "origin": "rewrite",
         "born": 0,
         "critique": "It guessed.",
+        "shown": (),
         "score": None,
         "parent_score": None,
     }
@@ -167,7 +169,8 @@ def test_phases_run_first_thing_at_the_step_after_they_fall_due():
     causes = [e["cause"] for e in events.of("instruction_pruned")]
     assert causes == ["prune"] * 3 + ["prune"] * 3
     verify_calls = [rows for purpose, rows in rollout.calls if purpose == "verify"]
-    assert all(len(rows) % 6 == 0 for rows in verify_calls)
+    assert verify_calls
+    assert all(len({row.task.id for row in rows}) == 4 for rows in verify_calls)  # half of eight
 
 
 def test_a_second_call_at_the_same_step_does_nothing():
@@ -250,7 +253,7 @@ def test_no_round_of_verification_begins_that_the_budget_cannot_pay():
     replies = [TWO, reply("Be BAD at all of this.", "Try to be GOOD in that."), *["none"] * 4]
     _, plenty = evolved(ScriptedLLM(list(replies)), start=0.5)
     (evolution,) = plenty.of("evolution")
-    batch, tasks = 3 * len(TASKS), min(options().verification_tasks, len(TASKS))
+    batch, tasks = 3 * len(TASKS), len(TASKS) // 2  # the others are kept to be reflected on
     most = (options().candidates + 1) * tasks  # every candidate that can come, and their parent
     _, enough = evolved(ScriptedLLM(list(replies)), start=0.5, left=batch + most)
     assert enough.of("evolution")[0]["verified"] == evolution["verified"] > 0
@@ -312,6 +315,115 @@ def test_the_proposers_see_what_is_theirs(proposer):
     assert events.of("instruction_born")[-1]["origin"] == proposer
     for score in re.findall(r"<score_\d>(.*)</score", prompt):
         assert 0 <= float(score) <= 100
+
+
+def test_the_history_is_scaled_by_the_rewards_that_were_observed():
+    llm = ScriptedLLM([REWRITES, "none", "none"])
+    strategy = inspo(proposer="history", verification_rounds=1)
+    strategy.evolve_if_due(Progress(1, 0, 9), ScriptedRollout(chance), llm, Events())
+    rewards = {"i0": 2.0, "i1": 8.0, "i2": 5.0, "i3": 3.5}
+    for step in range(1, 5):
+        rows = strategy.assign(make_tasks(60), 1, Progress(step, 0, 9))
+        seen = [make_trajectory(row, rewards[row.instruction_id]) for row in rows]
+        strategy.observe(seen, Progress(step, 0, 9), Events())
+    copy = inspo(proposer="history", verification_rounds=1)
+    copy.load_state_dict(json.loads(json.dumps(strategy.state_dict())))
+    copy.evolve_if_due(Progress(5, 0, 9), ScriptedRollout(chance), llm, Events())
+    assert re.findall(r"<score_\d>(.*)</score", llm.prompts[1]) == ["0.0", "25.0", "50.0", "100.0"]
+
+
+# ---- provenance: nobody is verified on what the author was shown
+
+
+class Told(RulesLLM):
+    """The rules, and the questions that their last reply was shown."""
+
+    shown: frozenset[str] = frozenset()
+
+    def complete(self, prompt: str) -> Completion:
+        self.shown = frozenset(f"q{n}" for n in re.findall(r"Question: .*Town(\d+) is", prompt))
+        return super().complete(prompt)
+
+
+class Verified(ScriptedRollout):
+    """A policy that fails often, and what each verification had: ids, questions, and those shown."""
+
+    def __init__(self, llm: Told) -> None:
+        super().__init__(lambda text: min(0.8, len(text) / 1500))
+        self.llm = llm
+        self.verified: list[tuple[set[str], set[str], frozenset[str]]] = []
+
+    def __call__(
+        self, assignments: Sequence[Assignment], *, purpose: str, greedy: bool = False
+    ) -> list[Trajectory]:
+        if purpose == "verify":
+            ids = {row.instruction_id for row in assignments}
+            tasks = {row.task.id for row in assignments}
+            self.verified.append((ids, tasks, self.llm.shown))
+        return super().__call__(assignments, purpose=purpose, greedy=greedy)
+
+
+@pytest.mark.parametrize("proposer", ["reflection", "paraphrase", "history"])
+def test_no_instruction_is_verified_on_a_question_that_its_author_was_shown(proposer):
+    changes = {"evolve_every": 2, "prune_every": 0, "evolve_until": 99}
+    first, second = inspo(**changes), inspo(**changes, proposer=proposer)
+    events, llm = Events(), Told()
+    policy = Verified(llm)
+    run(first, policy, llm, events, range(1, 8), make_tasks(40))
+    second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+    run(second, policy, llm, events, range(8, 14), make_tasks(40))
+    born = {row["id"]: row for row in events.of("instruction_born")}
+    known = {identity: set(row["shown"]) for identity, row in born.items()}
+    assert any(len(shown) > 4 for shown in known.values())  # some have ancestors that were shown
+    assert any(row["origin"] == proposer for row in born.values())
+    for identity, row in born.items():
+        assert known.get(row["parent"], set()) <= known[identity]
+    assert len(policy.verified) > 3
+    for ids, questions, shown in policy.verified:
+        (parent,) = ids & known.keys()
+        assert len(questions) == 6
+        assert not questions & (known[parent] | shown)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 5])
+def test_a_run_with_few_questions_keeps_some_to_verify_on(count):
+    strategy, events, llm = inspo(evolve_every=1, evolve_until=99), Events(), Told()
+    policy = Verified(llm)
+    run(strategy, policy, llm, events, range(1, 8), make_tasks(count))
+    assert bool(policy.verified) == (count > 1)
+    assert all(questions and not questions & shown for _, questions, shown in policy.verified)
+    notices = [event["text"] for event in events.of("notice")]
+    if count == 1:  # the question is reflected on or verified on, never both
+        assert any("no experience to learn from" in text for text in notices)
+    else:
+        assert any(f"instead of {count} before step" in text for text in notices)
+
+
+def test_a_state_from_before_provenance_can_be_loaded():
+    strategy = inspo()
+    run(strategy, ScriptedRollout(chance), RulesLLM(0), Events(), range(1, 7), TASKS)
+    state = json.loads(json.dumps(strategy.state_dict()))
+    rows = [*state["lineage"], *(m["instruction"] for m in state["population"]["members"])]
+    assert any(row["shown"] for row in rows)
+    for row in rows:
+        del row["shown"]
+    del state["rewards"]
+    older = inspo()
+    older.load_state_dict(state)
+    assert {i.shown for i in older.instructions()} == {()}
+
+
+def test_an_answer_that_was_not_shown_is_no_leak():
+    tasks = make_tasks(30)
+    named = " ".join(task.answers[0] for task in tasks)
+    llm = ScriptedLLM([TWO, reply(f"Never say {named}."), *["none"] * 4])
+    made, events = inspo(population_size=3, verification_rounds=1), Events()
+    policy = ScriptedRollout(lambda text: 0.5)
+    run(made, policy, llm, events, range(1, 5), tasks)
+    made.evolve_if_due(Progress(5, 0, 9), policy, llm, events)
+    shown = re.findall(r"Correct answer: (\w+)", llm.prompts[1])
+    (reason,) = [e["reason"] for e in events.of("instruction_rejected")]
+    assert reason in [f"brings in the answer '{one}' of a training question" for one in shown]
 
 
 # ---- an LLM that fails

@@ -17,7 +17,7 @@ from cotune.methods.inspo.proposers import (
 )
 from cotune.methods.inspo.replay import Experience
 from cotune.testing import ScriptedLLM
-from cotune.types import StopReason, Task
+from cotune.types import Completion, StopReason, Task
 from tests.helpers import INITIAL, Events
 
 PIECES = ["<ins_1>", "</ins_1>", "<ins_2>", "</ins_2>", "<ins_0>", "</ins_0>", "<think>"]
@@ -39,6 +39,18 @@ def test_reflection_prompt_holds_parent_examples_and_form():
     assert "Give 6 different" in prompt
     assert "<ins_1>...</ins_1> to <ins_6>...</ins_6>" in prompt
     assert "<think> </think> <search> </search>" in prompt
+
+
+def test_failures_under_other_instructions_are_told_apart():
+    own, other = failure("mine"), failure("theirs")
+    foreign = "wrong when it was given other prompts"
+    both = reflection_prompt(INITIAL, [own], 6, others=[other])
+    mine, theirs = both.split(foreign)
+    assert "An agent that was given this prompt still gets" in mine
+    assert "Response: mine" in mine
+    assert "Response: theirs" in theirs
+    assert foreign not in reflection_prompt(INITIAL, [own], 6)
+    assert "was given this prompt" not in reflection_prompt(INITIAL, [], 6, others=[other])
 
 
 def test_questions_without_answers_show_none():
@@ -92,6 +104,11 @@ def test_paraphrase_and_history_prompts():
             ["in <think> and </think>"],
         ),
         ("hm, <ins_1>?\n</think>\n<ins_1>after</ins_1>", ["after"]),
+        ("hm: <ins_1>draft</ins_1>\n<ins_2>no</ins_2></think>\n<ins_1>after</ins_1>", ["after"]),
+        ("<think>hm: <ins_1>draft</ins_1>", []),
+        ("<think>keep <think> and </think>: <ins_1>draft</ins_1>", []),
+        ("<think><ins_1>use <think></ins_1></think><ins_1>a</ins_1>", ["a"]),
+        ("It forgot </think>. <ins_1>in <think> and </think></ins_1>", ["in <think> and </think>"]),
         ("<ins_1>{0} {x.__class__} %s</ins_1>", ["{0} {x.__class__} %s"]),
         (f"<ins_{'9' * 5000}>a</ins_{'9' * 5000}>", []),
         ("", []),
@@ -195,6 +212,21 @@ def test_a_talkative_reply_is_cut_to_what_was_asked_for():
     got = Proposals().ask("p", ScriptedLLM([reply]), Events(), 2)
     assert got is not None
     assert got.candidates == ("candidate 1", "candidate 2")
+
+
+def test_a_reply_that_was_cut_off_is_rejected():
+    class Cut:
+        def complete(self, prompt: str) -> Completion:
+            return Completion("<ins_1>whole</ins_1> <ins_2>par", truncated=True)
+
+    events, proposals = Events(), Proposals()
+    got = proposals.ask("p", Cut(), events, 6)
+    assert got is not None
+    assert got.candidates == ()
+    (failed,) = events.of("proposal_failed")
+    assert failed["reason"] == "the reply was cut off at its token limit: raise llm.max_tokens"
+    with pytest.raises(EvolutionError, match="cut off at its token limit"):
+        proposals.end_phase(Cut(), events, last=True)
 
 
 class Broke:

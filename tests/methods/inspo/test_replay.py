@@ -36,6 +36,25 @@ def test_one_failure_a_question_and_none_of_a_broken_environment():
     assert [e.task.id for e in buffer.failures(5, random.Random(0))] == ["q0"]
 
 
+def test_an_instructions_own_failures_come_first_and_few_new_questions_are_shown():
+    tasks = make_tasks(8)
+    buffer, prompt = ReplayBuffer(), Prompt("x")
+    for step, identity in ((1, "i1"), (2, "i0")):
+        rows = [
+            Assignment(task, prompt, prompt, identity, 0) for task in tasks[4 * step - 4 : 4 * step]
+        ]
+        buffer.add([make_trajectory(row, 0.0) for row in rows], step)
+    draw = random.Random(0)
+    assert [e.instruction_id for e in buffer.failures(6, draw, "i1")] == ["i1"] * 4 + ["i0"] * 2
+    assert [e.instruction_id for e in buffer.failures(5, draw)] == ["i0"] * 4 + ["i1"]
+    shown = {"q0", "q5"}
+    found = {e.task.id for e in buffer.failures(6, draw, "i1", shown, most_new=1)}
+    assert len(found) == 3
+    assert shown < found
+    assert {e.task.id for e in buffer.failures(6, draw, "i1", shown, 0)} == shown
+    assert {t.id for t in buffer.recent_tasks(9, draw, shown)} == {t.id for t in tasks} - shown
+
+
 def test_failure_is_a_reward_below_the_threshold_and_only_its_text_is_kept():
     (task,) = make_tasks(1)
     buffer = ReplayBuffer(failure_below=0.3)

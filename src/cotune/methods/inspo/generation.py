@@ -1,8 +1,9 @@
 """The generate-and-verify loop that writes new instructions (INSPO, Algorithm 1, lines 18-22)."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from cotune.methods.inspo.proposers import (
@@ -13,7 +14,7 @@ from cotune.methods.inspo.proposers import (
     paraphrase_prompt,
     reflection_prompt,
 )
-from cotune.methods.inspo.replay import ReplayBuffer
+from cotune.methods.inspo.replay import Experience, ReplayBuffer
 from cotune.methods.inspo.verification import Candidate, accept, verify
 from cotune.methods.instruction_rules import InstructionRules
 from cotune.protocols import LLM, Recorder, Rollout, State
@@ -38,6 +39,20 @@ class Generation:
     rounds: int = 0
     proposed: int = 0
     verified: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """A request to the LLM.
+
+    Attributes:
+        provenance: ids of the questions that the author of the replies, or an ancestor's, was shown.
+        tasks: the questions that the prompt shows.
+    """
+
+    prompt: str
+    provenance: tuple[str, ...]
+    tasks: tuple[Task, ...] = ()
 
 
 class Generator:
@@ -72,7 +87,7 @@ class Generator:
         llm: LLM,
         rollout: Rollout | None,
         record: Recorder,
-        history: Sequence[tuple[str, float]] = (),
+        history: Sequence[tuple[Instruction, float]] = (),
         origin: str = "",
         last: bool = False,
         affordable: int | None = None,
@@ -85,6 +100,7 @@ class Generator:
             step: the step before which this happens; 0 at the start. Keys the draws.
             rollout: the current policy; None to accept without verification.
             history: (instruction, score from 0 to 100), worst first, for the history proposer.
+                Its candidates inherit the provenance of all.
             origin: label of the candidates' origin; the proposer's kind if empty.
             last: whether this is the run's last phase.
             affordable: rollouts that may be spent on verification; None is no limit. A round that
@@ -99,24 +115,28 @@ class Generator:
         while len(accepted) < wanted and rounds < self._options.verification_rounds:
             rng = random.Random(f"inspo/{self._seed}/generate/{step}/{rounds}")
             parent = rng.choice(parents)
-            prompt = self._prompt(proposer, parent, history, rounds + 1, rng)
-            tasks = self._replay.recent_tasks(self._options.verification_tasks, rng)
+            verifies = rollout is not None
+            request = self._request(proposer, parent, history, rounds + 1, rng, verifies)
+            shown = request.provenance if request else parent.shown
+            tasks = self._replay.recent_tasks(self._options.verification_tasks, rng, shown)
             left = None if affordable is None else affordable - paid
-            wanting = self._wanting(prompt, tasks if rollout is not None else None, left)
-            if prompt is None or wanting:
+            wanting = self._wanting(request, tasks if verifies else None, left)
+            if request is None or wanting:
                 record("notice", text=f"{wanting} before step {step}")
                 break
             rounds += 1
-            proposal = self._proposals.ask(prompt, llm, record, self._options.candidates)
+            proposal = self._proposals.ask(request.prompt, llm, record, self._options.candidates)
             if proposal is None:
                 break
             proposed += len(proposal.candidates)
             name = f"c{step}.{rounds}"
             candidates = self._valid_drafts(
-                proposal, parent, origin or proposer, name, tried, record
+                proposal, parent, origin or proposer, name, tried, request, record
             )
             tried += [c.text for c in candidates]
             if rollout is not None and candidates:
+                if not verified:
+                    self._notice_if_few(len(tasks), step, record)
                 candidates = verify(candidates, parent, tasks, rollout)
                 verified += len(candidates)
                 paid += (len(candidates) + 1) * len(tasks)
@@ -129,40 +149,86 @@ class Generator:
         return Generation(tuple(accepted), rounds, proposed, verified)
 
     def _wanting(
-        self, prompt: str | None, verified_on: Sequence[Task] | None, left: int | None
+        self, request: _Request | None, verified_on: Sequence[Task] | None, left: int | None
     ) -> str:
         """Return why a round cannot start; "" if it can.
 
         Args:
-            prompt: the prompt for the LLM; None if there is none.
-            verified_on: number of verification questions; None without verification.
+            request: the request to the LLM; None if there is nothing to ask about.
+            verified_on: the verification questions; None without verification.
             left: rollouts that it may cost; None is no limit.
         """
-        if prompt is None or (verified_on is not None and not verified_on):
+        if request is None or (verified_on is not None and not len(self._replay)):
             return "no experience to learn from"
-        if verified_on is None or left is None:
+        if verified_on is None:
+            return ""
+        if not verified_on:
+            return "no question is left to verify on that the candidates' authors were not shown"
+        if left is None:
             return ""
         most = (self._options.candidates + 1) * len(verified_on)  # plus their parent
         return "too few rollouts are left to verify" if most > left else ""
 
-    def _prompt(
+    def _notice_if_few(self, left: int, step: int, record: Recorder) -> None:
+        """Record a notice if provenance left fewer questions to verify on than the buffer has."""
+        wanted = min(self._options.verification_tasks, len(self._replay.tasks()))
+        if left < wanted:
+            record(
+                "notice",
+                text=f"verification on {left} questions instead of {wanted} before step {step}: "
+                "the authors of the candidates were shown the others",
+            )
+
+    def _request(
         self,
         proposer: ProposerKind,
         parent: Instruction,
-        history: Sequence[tuple[str, float]],
+        history: Sequence[tuple[Instruction, float]],
         attempt: int,
         rng: random.Random,
-    ) -> str | None:
-        """Return the prompt; None if there is no experience to learn from."""
+        verifies: bool,
+    ) -> _Request | None:
+        """Return the request; None if there is no experience to learn from."""
         how = (self._options.candidates, attempt, self._description)
         if proposer == "paraphrase":
-            return paraphrase_prompt(parent.text, *how)
+            return _Request(paraphrase_prompt(parent.text, *how), parent.shown)
         if proposer == "history":
-            return history_prompt(history, self._rules.original, *how) if history else None
-        failures = self._replay.failures(self._options.failures_per_reflection, rng)
+            if not history:
+                return None
+            prompt = history_prompt(
+                [(i.text, score) for i, score in history], self._rules.original, *how
+            )
+            return _Request(prompt, _union(parent.shown, *(i.shown for i, _ in history)))
+        failures = self._failures(parent, rng, verifies)
         if not failures:
             return None
-        return reflection_prompt(parent.text, failures, *how)
+        own = [failure for failure in failures if failure.instruction_id == parent.id]
+        others = [failure for failure in failures if failure.instruction_id != parent.id]
+        tasks = tuple(failure.task for failure in failures)
+        return _Request(
+            reflection_prompt(parent.text, own, *how, others=others),
+            _union(parent.shown, (task.id for task in tasks)),
+            tasks,
+        )
+
+    def _failures(
+        self, parent: Instruction, rng: random.Random, verifies: bool
+    ) -> list[Experience]:
+        """Draw the failures to show, and leave questions to verify on that its lineage was not shown.
+
+        That is `verification_tasks`, but at most half of the buffer's questions: if there are no
+        more, only questions that were shown before. If none of these failed, it is one question.
+        """
+        count, options = self._options.failures_per_reflection, self._options
+        if not verifies:
+            return self._replay.failures(count, rng, parent.id)
+        questions = self._replay.tasks()
+        unseen = sum(task.id not in parent.shown for task in questions)
+        for kept in (min(options.verification_tasks, (len(questions) + 1) // 2), 1):
+            most_new = max(0, unseen - kept)
+            if found := self._replay.failures(count, rng, parent.id, parent.shown, most_new):
+                return found
+        return []
 
     def _valid_drafts(
         self,
@@ -171,15 +237,19 @@ class Generator:
         origin: str,
         name: str,
         others: Sequence[str],
+        request: _Request,
         record: Recorder,
     ) -> list[Candidate]:
         """Return the candidates that meet the contract, each different from all before it."""
-        questions, seen = self._replay.tasks(), list(others)
+        seen = list(others)
         valid: list[Candidate] = []
         reasons: list[str] = []
         for number, text in enumerate(proposal.candidates):
-            candidate = Candidate(f"{name}.{number}", text, parent.id, origin, proposal.critique)
-            reason = self._rules.check(text, parent.text, seen, questions)
+            identity, critique = f"{name}.{number}", proposal.critique
+            candidate = Candidate(
+                identity, text, parent.id, origin, critique, shown=request.provenance
+            )
+            reason = self._rules.check(text, parent.text, seen, request.tasks)
             if reason is None:
                 valid.append(candidate)
                 seen.append(text)
@@ -194,6 +264,10 @@ class Generator:
 
     def load_state_dict(self, state: State) -> None:
         self._proposals.load_state_dict(state)
+
+
+def _union(*ids: Iterable[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(chain.from_iterable(ids)))
 
 
 def _record_rejected(candidate: Candidate, reason: str, record: Recorder) -> None:

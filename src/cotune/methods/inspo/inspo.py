@@ -45,7 +45,8 @@ class InspoOptions:
         evolve_every: K_e, steps; 0 is never. Both 0: a constant population.
         evolve_until: T_e; no evolution from this step on.
         prune_until: no pruning from this step on; None is `evolve_until`.
-        verification_tasks: |D_B|, questions a candidate is verified on.
+        verification_tasks: |D_B|, questions a candidate is verified on; never those that its
+            author, or an ancestor's, was shown.
         verification_rounds: most generate-and-verify rounds per phase.
         verify: False lets candidates that meet the contract join without any rollout.
         failures_per_reflection: failed rollouts shown to the reflection proposer.
@@ -126,6 +127,7 @@ class Inspo(Unhinted):
         self.population.add(self._lineage[0], 0.0)
         self.last_weights: dict[str, float] = {}  # by instruction id; used by the history proposer
         self._baselines: dict[str, tuple[int, float]] = {}  # task id -> rollouts, mean reward
+        self._rewards: tuple[float, float] | None = None  # the lowest and the highest observed
         self._phases_run = 0  # the step whose due phases ran last
         self._batch = 0  # rollouts of the last batch, and the expected size of the next one
 
@@ -215,15 +217,25 @@ class Inspo(Unhinted):
         record("evolution", parents=[p.id for p in parents], population=size, **count)
         return {f"inspo/evolution_{name}": float(value) for name, value in count.items()}
 
-    def _history(self) -> list[tuple[str, float]]:
+    def _history(self) -> list[tuple[Instruction, float]]:
         """Return the best instructions so far with their last observed scores, worst first."""
         known = sorted(self.last_weights.items(), key=lambda item: item[1])[-_HISTORY:]
-        texts = {i.id: i.text for i in self._lineage}
-        return [(texts[identity], self._score(weight)) for identity, weight in known]
+        lineage = {one.id: one for one in self._lineage}
+        return [(lineage[identity], self._score(weight)) for identity, weight in known]
 
     def _score(self, weight: float) -> float:
-        """Map a weight to the history proposer's scale, 0 to 100; centred credit is in [-1, 1]."""
-        share = weight if self.options.credit == "raw" else (weight + 1) / 2
+        """Map a weight to the history proposer's scale: 0 to 100 over the rewards observed so far.
+
+        Rewards that were all equal have no range; 0 to 1 is assumed. Centred credit, a difference
+        of rewards, is 50 at zero.
+        """
+        low, high = self._rewards or (0.0, 1.0)
+        if low == high:
+            low, high = 0.0, 1.0
+        spread = high - low
+        share = (weight - low) / spread
+        if self.options.credit == "centred":
+            share = (weight / spread + 1) / 2
         return 100 * min(max(share, 0.0), 1.0)
 
     def _join(self, candidate: Candidate, start: float, born: int, record: Recorder) -> None:
@@ -234,6 +246,7 @@ class Inspo(Unhinted):
             origin=candidate.origin,
             born=born,
             critique=candidate.critique,
+            shown=candidate.shown,
         )
         self._lineage.append(instruction)
         self.population.add(instruction, start)
@@ -263,6 +276,9 @@ class Inspo(Unhinted):
         self.population.observe(credits)
         for instruction_id in credits:
             self.last_weights[instruction_id] = self.population[instruction_id].weight
+        if own:
+            seen = [*(self._rewards or ()), *(t.reward for t in own)]
+            self._rewards = (min(seen), max(seen))
         self._replay.add(own, progress.step)
         self._batch = len(trajectories)
         return self._report(trajectories, record)
@@ -356,6 +372,7 @@ class Inspo(Unhinted):
             "generator": self._generator.state_dict(),
             "lineage": [asdict(instruction) for instruction in self._lineage],
             "last_weights": dict(self.last_weights),
+            "rewards": self._rewards and list(self._rewards),
             "baselines": {task: list(value) for task, value in self._baselines.items()},
         }
 
@@ -373,6 +390,8 @@ class Inspo(Unhinted):
         self._replay.load_state_dict(state["replay"])
         self._generator.load_state_dict(state["generator"])
         self.last_weights = dict(state["last_weights"])
+        rewards = state.get("rewards")  # older runs have none
+        self._rewards = (rewards[0], rewards[1]) if rewards else None
         self._baselines = {task: (n, mean) for task, (n, mean) in state["baselines"].items()}
 
 

@@ -37,17 +37,26 @@ def reflection_prompt(
     count: int,
     attempt: int = 1,
     description: str = "",
+    others: Sequence[Experience] = (),
 ) -> str:
     """Build INSPO's own prompt: parent and failures in, critique and `count` candidates out.
 
     Args:
+        failures: rollouts under the parent.
         description: the agent's environment; "" keeps INSPO's wording, here and in the other prompts.
+        others: failures under other instructions.
     """
+    own = "An agent that was given this prompt still gets the following examples wrong:"
+    foreign = (
+        "The agent got the following examples wrong when it was given other prompts; it may make "
+        "the same mistakes with this one:"
+    )
+    examples = [own, *map(_example, failures)] if failures else []
+    examples += [foreign, *map(_example, others)] if others else []
     return surroundings(description) + "\n\n".join(
         (
             f"The initial prompt is:\n\n<ins_0>\n{parent}\n</ins_0>",
-            "An agent that was given this prompt still gets the following examples wrong:",
-            *(_example(failure) for failure in failures),
+            *examples,
             "First analyze why the agent made these mistakes and what in the prompt allowed them. "
             "Then take these reasons into account: revise and improve the initial prompt.\n"
             f"Give {count} different but better candidates. Write general strategies, never the "
@@ -120,8 +129,8 @@ def _format_rules(parent: str, count: int, attempt: int) -> str:
 def parse_candidates(text: str) -> list[str]:
     """Return the candidates of a reply in the order of their numbers; never raises.
 
-    Reasoning before the answer (`<think>...</think>`) and code fences around a candidate are
-    removed; numbers may have gaps; if a number is repeated, the last one counts; `<ins_0>`
+    Reasoning before the answer (`<think>...</think>`) is removed with the drafts in it, to the end
+    of the reply if it is not closed, and so are code fences around a candidate. Numbers may have gaps; if a number is repeated, the last one counts; `<ins_0>`
     is the parent repeated; an unclosed candidate, an empty one and a duplicate are dropped.
     """
     found: dict[int, str] = {}
@@ -139,21 +148,19 @@ def critique_of(text: str) -> str:
 
 
 def _without_reasoning(text: str) -> str:
-    """Return the reply after its leading think block; the whole reply if there is none.
+    """Return the reply after its leading think block; "" if the block is not closed.
 
-    Reasoning may itself mention "<think> and </think>", so tags are counted; if they never
-    balance, nothing is cut.
+    Reasoning may itself mention "<think> and </think>", so tags are counted, except in candidates,
+    which may keep such tags.
     """
-    opening = text.lstrip().startswith("<think>")
-    first_candidate = _OPENING.search(text)
-    depth = 0 if opening else 1  # some servers send the block without its opening tag
-    for tag in _THINK_TAG.finditer(text):
-        if not opening and first_candidate and tag.start() > first_candidate.start():
-            break
+    outside = _CANDIDATE.sub(lambda match: " " * len(match.group()), text)
+    opened = text.lstrip().startswith("<think>")
+    depth = 0 if opened else 1  # some servers send the block without its opening tag
+    for tag in _THINK_TAG.finditer(outside):
         depth += 1 if tag.group() == "<think>" else -1
         if depth == 0:
             return text[tag.end() :]
-    return text
+    return "" if opened else text
 
 
 def _unfenced(candidate: str) -> str:
@@ -186,10 +193,11 @@ class Proposals:
     def ask(self, prompt: str, llm: LLM, record: Recorder, most: int) -> Proposal | None:
         """Return the first `most` candidates; None if the call failed or the LLM gives no more.
 
-        A failed call and a reply without candidates are recorded as "proposal_failed".
+        A failed call, a reply that was cut off and one without candidates are recorded as
+        "proposal_failed".
         """
         try:
-            text = llm.complete(prompt).text
+            reply = llm.complete(prompt)
         except BudgetError as error:
             self._spent = str(error)
             self._health.ended(self._spent, record)
@@ -197,11 +205,13 @@ class Proposals:
         except LLMError as error:
             self._fail(f"{type(error).__name__}: {error}", record)
             return None
-        candidates = tuple(parse_candidates(text)[:most])
-        if not candidates:
+        candidates = () if reply.truncated else tuple(parse_candidates(reply.text)[:most])
+        if reply.truncated:
+            self._fail("the reply was cut off at its token limit: raise llm.max_tokens", record)
+        elif not candidates:
             self._fail("no <ins_1>...</ins_1> candidate in the reply", record)
         self._read |= bool(candidates)
-        return Proposal(candidates, critique_of(text))
+        return Proposal(candidates, critique_of(reply.text))
 
     def valid(self, count: int, reasons: Sequence[str]) -> None:
         """Record a reply's valid candidates, and why the contract rejected the others."""

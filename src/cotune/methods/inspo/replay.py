@@ -2,7 +2,7 @@
 
 import random
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, fields
 
 from cotune.methods.instruction_rules import shorten_middle
@@ -58,31 +58,52 @@ class ReplayBuffer:
                 Experience(identity, t.task, text, t.reward, step, t.stop, feedback)
             )
 
-    def failures(self, k: int, rng: random.Random) -> list[Experience]:
-        """Return at most k failures, drawn from the latest step first, then from earlier ones.
+    def failures(
+        self,
+        k: int,
+        rng: random.Random,
+        of: str | None = None,
+        shown: Collection[str] = (),
+        most_new: int | None = None,
+    ) -> list[Experience]:
+        """Return at most k failures: those of one instruction first, and of them the latest.
 
         At most one failure per question, so that one group does not crowd out other mistakes.
         Rollouts that failed because of the environment are left out.
+
+        Args:
+            of: id of the instruction whose failures come first; None: all are equal.
+            shown: ids of questions that may be shown again.
+            most_new: how many other questions may be shown; None is no limit.
         """
-        by_step: dict[int, list[Experience]] = {}
+        by_age: dict[tuple[bool, int], list[Experience]] = {}
         for e in self._experiences:
             if e.reward < self._failure_below and e.stop is not StopReason.ENVIRONMENT_ERROR:
-                by_step.setdefault(e.step, []).append(e)
+                by_age.setdefault((e.instruction_id == of, e.step), []).append(e)
+        new_left = k if most_new is None else most_new
         chosen: dict[str, Experience] = {}
-        for step in sorted(by_step, reverse=True):
-            for e in rng.sample(by_step[step], len(by_step[step])):
+        for age in sorted(by_age, reverse=True):
+            for e in rng.sample(by_age[age], len(by_age[age])):
+                new = e.task.id not in shown
+                if e.task.id in chosen or (new and not new_left):
+                    continue
                 if len(chosen) == k:
                     return list(chosen.values())
-                chosen.setdefault(e.task.id, e)
+                chosen[e.task.id] = e
+                new_left -= new
         return list(chosen.values())
 
     def tasks(self) -> list[Task]:
         """Return every stored question once, in order of first appearance."""
         return list({e.task.id: e.task for e in self._experiences}.values())
 
-    def recent_tasks(self, k: int, rng: random.Random) -> list[Task]:
-        """Draw k different stored questions uniformly; all of them if there are fewer."""
-        tasks = self.tasks()
+    def recent_tasks(self, k: int, rng: random.Random, without: Collection[str] = ()) -> list[Task]:
+        """Draw k different stored questions uniformly; all of them if there are fewer.
+
+        Args:
+            without: ids of questions that are not drawn.
+        """
+        tasks = [task for task in self.tasks() if task.id not in without]
         return rng.sample(tasks, min(k, len(tasks)))
 
     def state_dict(self) -> State:

@@ -18,6 +18,7 @@ class Candidate:
         origin: kind of the proposer that wrote it, or "rewrite".
         score: mean reward in verification; None if it was not verified.
         parent_score: its parent's score on the same questions.
+        shown: ids of the questions that its author, or an ancestor's, was shown.
     """
 
     id: str
@@ -27,6 +28,7 @@ class Candidate:
     critique: str = ""
     score: float | None = None
     parent_score: float | None = None
+    shown: tuple[str, ...] = ()
 
     @property
     def gain(self) -> float:
