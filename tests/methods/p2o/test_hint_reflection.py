@@ -104,7 +104,15 @@ def test_the_limit_of_a_reflection_prompt_is_an_option():
 
 @pytest.mark.parametrize(
     ("text", "tokens"),
-    [("carry the digits", 5), ("x = 1234\n", 7), ("\\frac{3}{8}", 8), ("答案", 4), ("  ", 0)],
+    [
+        ("carry the digits", 5),
+        ("NASA 😀", 5),
+        ("x = 1234\n", 7),
+        ("\\frac{3}{8}", 8),
+        ("答案", 4),
+        ("ü", 1),
+        ("  ", 0),
+    ],
 )
 def test_tokens_are_estimated_by_hand(text: str, tokens: int):
     assert estimated_tokens(text) == tokens
