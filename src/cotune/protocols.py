@@ -139,7 +139,8 @@ class Environment(Protocol):
     """Provides tasks, answers the policy's actions and scores episodes.
 
     `environments.base.TaskEnvironment` implements everything but `respond`. An environment may have
-    a `description`, a text that tells the proposing LLM what it offers, instead of its tools' schemas.
+    a `description`, a text that tells the proposing LLM what it offers, instead of its tools' schemas;
+    and the methods `begin`, `scores` and `reward_parts` (`rollout/episode.py`).
     """
 
     @property

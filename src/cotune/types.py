@@ -360,6 +360,11 @@ class Sampling:
     stop: tuple[str, ...] = ()
     seed: int = 0
 
+    @property
+    def episode_seed(self) -> int:
+        """Return the seed of what environments draw: the same in every greedy call."""
+        return self.seed if self.temperature else 0
+
 
 @dataclass(frozen=True, slots=True)
 class SampleRequest:

@@ -1,14 +1,20 @@
 import asyncio
 import json
+import random
+import re
 import threading
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from cotune.config.run_checks import check_rewards
-from cotune.environments.environment_options import TrlOptions
+from cotune.data.dataset import DatasetConfig
+from cotune.environments.environment_options import TrlOptions, own_environment
 from cotune.environments.trl_factory import TrlEnvironment, from_trl, trl_environment
 from cotune.errors import ConfigError
 from cotune.rewards.functions import RewardFunctions
@@ -87,9 +93,10 @@ def call(name: str, **arguments: Any) -> str:
 def roll_out(
     own: TrlEnvironment,
     replies: Any,
-    tasks: list[Task] = TASKS,
+    tasks: Sequence[Task] = TASKS,
     rewards: RewardFunctions | None = None,
     first_row: int = 0,
+    seed: int = 0,
 ) -> list[Trajectory]:
     prompt = Prompt("Guess.")
     episodes = new_episodes(
@@ -98,6 +105,7 @@ def roll_out(
         CODEC,
         Limits(turn_tokens=1000),
         first_row,
+        seed=seed,
     )
     session = ScriptedSampler(CODEC, replies).open(Sampling())
     return run_episodes(episodes, own, session, rewards)
@@ -270,7 +278,7 @@ def test_a_reset_that_fails_later_ends_its_episode_alone() -> None:
 
         def reset(self, secret: int, **columns: Any) -> str:
             type(self).calls += secret == 1
-            if secret == 1 and type(self).calls == 2:
+            if secret == 1 and type(self).calls == 1:
                 raise OSError("no answer")
             return super().reset(secret, **columns)
 
@@ -302,18 +310,178 @@ def test_a_rollout_that_was_broken_off_leaves_its_instances_to_later_ones() -> N
     assert Guessing.made == 3
 
 
-def test_a_reset_whose_text_changes_is_refused() -> None:
-    class Random(Guessing):
-        def reset(self, secret: int, **columns: Any) -> str:
-            return f" This is game {type(self).count()}."
+# ---- environments that draw their tasks, as TRL's documentation and examples show them
 
-        @classmethod
-        def count(cls) -> int:
-            cls.made += 1
-            return cls.made
 
-    with pytest.raises(ConfigError, match=r"reset\(\) returned another text for task q0"):
-        roll_out(environment(Random), guessed)
+class Counter:
+    """Draws its own task; there is no data set."""
+
+    def reset(self, **kwargs: Any) -> str | None:
+        assert kwargs == {"prompt": [{"role": "user", "content": ""}]}
+        self.count, self.wanted = 0, random.randint(1, 10**9)
+        return f"Count to {self.wanted}."
+
+    def get_reward(self) -> float:
+        return float(self.count == self.wanted)
+
+    def add(self, step: int) -> int:
+        """Adds to the counter.
+
+        Args:
+            step: how much.
+        """
+        self.count += step
+        return self.count
+
+
+class Tiles:
+    """A grid that is drawn at the start and grows at random; every row of the data is the same."""
+
+    def reset(self, **kwargs: Any) -> str:
+        self.grid = [0] * 16
+        self.spawn()
+        return self.shown()
+
+    def move(self, direction: str) -> str:
+        """Moves the tiles.
+
+        Args:
+            direction: left or right.
+        """
+        self.grid = sorted(self.grid, reverse=direction == "left")
+        self.spawn()
+        return self.shown()
+
+    def spawn(self) -> None:
+        """Puts a tile on a free cell."""
+        free = [i for i, value in enumerate(self.grid) if not value]
+        self.grid[int(np.random.choice(free))] = 2 if random.random() < 0.9 else 4
+
+    def shown(self) -> str:
+        """Shows the grid."""
+        return " ".join(map(str, self.grid))
+
+
+class Seeded(Guessing):
+    """Sets the seed of the process's generator from a column."""
+
+    def reset(self, secret: int, **columns: Any) -> str:
+        random.seed(secret)
+        time.sleep(0.001 * (3 - secret))  # the others would draw in between
+        return f" {random.random()}"
+
+
+def counted(row: int, turn: int, context: str) -> str:
+    wanted = context.rpartition("Count to ")[2].partition(".")[0]
+    return call("add", step=int(wanted)) if turn == 0 else "Done."
+
+
+def played(row: int, turn: int, context: str) -> str:
+    return call("move", direction="left") if turn < 3 else "Done."
+
+
+def questions(trajectories: list[Trajectory]) -> list[str]:
+    return [t.task.question for t in trajectories]
+
+
+def test_without_data_reset_makes_the_tasks() -> None:
+    own = trl_environment(TrlOptions(factory=f"{__file__}:Counter", validation=5, test=7), None)
+    assert [len(own.tasks(split)) for split in ("train", "validation", "test")] == [1000, 5, 7]
+    first, second, *_ = own.tasks("train")
+    tasks = [first, first, second, second]
+
+    done = roll_out(own, counted, tasks, seed=1)
+
+    assert [t.reward for t in done] == [1.0] * 4
+    asked = questions(done)
+    assert asked[0] == asked[1] != asked[2] == asked[3]  # a group starts from one state
+    assert CODEC.decode(done[0].prompt_ids).endswith(asked[0])
+    (message,) = own.messages(done[0].task, Prompt("Count."))
+    assert message["content"] == f"Count.\n\n{asked[0]}"
+    # The same in another process and after a resume; another state in another step.
+    again = trl_environment(TrlOptions(factory=f"{__file__}:Counter"), None)
+    assert questions(roll_out(again, counted, tasks[2:], first_row=2, seed=1)) == asked[2:]
+    assert questions(roll_out(own, counted, [t.task for t in done], seed=1)) == asked
+    assert questions(roll_out(own, counted, tasks, seed=2))[0] != asked[0]
+
+
+def test_rows_with_equal_prompts_are_tasks_of_their_own(tmp_path: Path) -> None:
+    file = tmp_path / "data.jsonl"
+    row = {"prompt": [{"role": "user", "content": "Play."}]}
+    file.write_text(f"{json.dumps(row)}\n" * 40)
+    (tmp_path / "tiles.py").write_text("from tests.environments.test_trl_factory import Tiles\n")
+    own = own_environment(
+        TrlOptions(factory=f"{tmp_path}/tiles.py:Tiles"), DatasetConfig(path=file, test=8)
+    )
+    assert [len(own.tasks(s)) for s in ("train", "validation", "test")] == [28, 4, 8]
+    assert len({task.id for s in ("train", "validation", "test") for task in own.tasks(s)}) == 40
+
+
+def test_tools_that_draw_do_so_alike_after_a_resume() -> None:
+    def score(environments: list[Tiles], **_: Any) -> list[float]:
+        return [float(sum(e.grid)) for e in environments]
+
+    tasks = [TASKS[0]] * 4
+    random.seed(5)
+    np.random.seed(5)
+    torch.manual_seed(5)
+    expected = random.Random(5).random(), np.random.RandomState(5).rand(), torch.rand(1).item()
+    torch.manual_seed(5)
+
+    def grids(first: int, last: int) -> list[list[str]]:
+        done = roll_out(
+            environment(Tiles), played, tasks[first:last], RewardFunctions([score]), first
+        )
+        assert all(t.reward >= 8 for t in done)
+        return [[t.task.question, *(turn.observation for turn in t.turns)] for t in done]
+
+    whole = grids(0, 4)
+    assert grids(0, 2) + grids(2, 4) == whole  # on two ranks
+    assert len({shown[0] for shown in whole}) == 1
+    assert len({shown[3] for shown in whole}) > 1  # each rollout plays its own game
+    # What training draws is left as it was.
+    assert (random.random(), np.random.rand(), torch.rand(1).item()) == expected
+
+
+def test_a_reset_may_seed_the_process() -> None:
+    asked = questions(roll_out(environment(Seeded), guessed))
+
+    assert asked == [f"Guess {i}. {random.Random(i).random()}" for i in range(3)]
+
+
+class OwnGenerator(Guessing):
+    generator = random.Random()
+
+    def reset(self, secret: int, **columns: Any) -> str:
+        return f" {self.generator.random()}"
+
+
+class DrawsInTools(Guessing):
+    def guess(self, number: int) -> str:
+        """Guesses.
+
+        Args:
+            number: the guess.
+        """
+        return str(random.random())
+
+
+@pytest.mark.parametrize(
+    ("factory", "said"),
+    [
+        (OwnGenerator, r"reset\(\) gives different texts for the same row and seed"),
+        (DrawsInTools, "its tools draw from a generator that several episodes share"),
+    ],
+)
+def test_what_cannot_be_continued_exactly_is_said_once(
+    factory: Any, said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    own = environment(factory)
+    for _ in range(2):
+        assert len(roll_out(own, guessed, [TASKS[0]] * 2)) == 2
+
+    (record,) = caplog.records
+    assert re.search(f"{said}: a resumed run draws others", record.getMessage())
 
 
 class NoReset:

@@ -66,6 +66,9 @@ TRAJECTORIES = st.builds(
 def test_a_rollout_round_trips_exactly(
     trajectory: Trajectory, same: bool, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
+    if not same:  # an environment may add to the question
+        task = replace(PLAIN.task, question=f"{PLAIN.task.question} {trajectory.feedback}")
+        trajectory = replace(trajectory, assignment=replace(PLAIN, task=task))
     if same:
         trajectory = replace(trajectory, prompt_ids=trajectory.sampled_prompt_ids)
     path = tmp_path_factory.mktemp("log") / "x.jsonl"

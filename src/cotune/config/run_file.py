@@ -260,7 +260,7 @@ class RunConfig(Model):
     @model_validator(mode="after")
     def _has_data_and_rewards(self) -> "RunConfig":
         kind = self.environment.kind
-        if self.dataset is None and kind in ("single_turn", "tools", "trl"):
+        if self.dataset is None and kind in ("single_turn", "tools"):
             raise ValueError(
                 f"dataset: missing; environment.kind {kind} brings no questions: name a file by "
                 "dataset: {path: …}, or a data set of the hub by {name: …}"

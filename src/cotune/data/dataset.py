@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from decimal import Decimal
 from math import isfinite
 from pathlib import Path
@@ -103,7 +104,7 @@ class DatasetConfig(Model):
         return self
 
 
-def read_dataset(config: DatasetConfig) -> dict[str, list[Task]]:
+def read_dataset(config: DatasetConfig, *, repeated: bool = False) -> dict[str, list[Task]]:
     """Read the tasks of each split, in the data's order.
 
     Every row is one question; its `columns` are the whole row. Questions are held out of the
@@ -112,13 +113,17 @@ def read_dataset(config: DatasetConfig) -> dict[str, list[Task]]:
     rows with the same question the first is kept, and a warning counts the others. Ids of
     held-out rows from a separate file or split are prefixed with the split's name.
 
+    Args:
+        repeated: keep rows with the same question as questions of their own, for environments that
+            make different tasks of them.
+
     Raises:
         ConfigError: no such file or data set, a column missing or of the wrong type, a repeated id,
             or too few questions to hold some out; names the file and row.
     """
     given = {split: getattr(config, split) for split in ("validation", "test")}
     wanted = {split: value for split, value in given.items() if isinstance(value, int)}
-    questions = {split: _read(config, split) for split in SPLITS if split not in wanted}
+    questions = {split: _read(config, split, repeated) for split in SPLITS if split not in wanted}
     tasks = _split(questions, wanted, _source(config, "train"))
     return {**tasks, "train": tasks["train"][: config.limit]}
 
@@ -138,6 +143,7 @@ def tasks_from(
     columns: Mapping[str, str | None] | None = None,
     validation: "int | Rows" = 0,
     test: "int | Rows" = 0,
+    repeated: bool = False,
 ) -> dict[str, list[Task]]:
     """Turn rows into the tasks of each split, for an environment made in Python.
 
@@ -148,6 +154,7 @@ def tasks_from(
         columns: the column of each role, as in a run file's `dataset.columns`.
         validation: number of questions held out of `dataset`, at most a tenth; or rows.
         test: the same, at most a fifth.
+        repeated: keep rows with the same question, as `read_dataset` does for `kind: trl`.
 
     Raises:
         ConfigError: as `read_dataset`; names the row, from 1.
@@ -157,7 +164,7 @@ def tasks_from(
         config = DatasetConfig(path=Path("dataset"), columns=cast(Any, columns or {}))
     except ValidationError as error:
         raise ConfigError(f"dataset.{describe(error, DatasetConfig)}") from error
-    questions = {"train": _unique(given_rows(dataset, "dataset"), config, "dataset")}
+    questions = {"train": _unique(given_rows(dataset, "dataset"), config, "dataset", repeated)}
     wanted: dict[str, int] = {}
     for split, value in (("validation", validation), ("test", test)):
         if isinstance(value, int):
@@ -166,7 +173,7 @@ def tasks_from(
             wanted[split] = value
         else:
             field = f"dataset.{split}"
-            questions[split] = _unique(given_rows(value, field), config, field)
+            questions[split] = _unique(given_rows(value, field), config, field, repeated)
     return _split(questions, wanted, "dataset")
 
 
@@ -186,7 +193,7 @@ def tasks_of_rows(rows: Sequence[Row], source: str, split: str) -> list[Task]:
     return with_ids(_unique(rows, config, source), split, True)
 
 
-def _read(config: DatasetConfig, split: str) -> list[Question]:
+def _read(config: DatasetConfig, split: str, repeated: bool) -> list[Question]:
     """Read the questions of a file or of a hub data set's split."""
     field = "dataset.path" if split == "train" else f"dataset.{split}"
     if config.name is not None:
@@ -196,18 +203,27 @@ def _read(config: DatasetConfig, split: str) -> list[Question]:
     else:
         path = config.path if split == "train" else getattr(config, split)
         rows = file_rows(cast(Path, path), field)
-    return _unique(rows, config, _source(config, split))
+    return _unique(rows, config, _source(config, split), repeated)
 
 
-def _unique(rows: Sequence[Row], config: DatasetConfig, source: str) -> list[Question]:
-    """Turn rows into questions, without repetitions."""
+def _unique(
+    rows: Sequence[Row], config: DatasetConfig, source: str, repeated: bool = False
+) -> list[Question]:
+    """Turn rows into questions, without repetitions unless those are wanted."""
     if not rows:
         raise ConfigError(f"{source} holds no rows; expected one for each question")
     names = list(dict.fromkeys(name for _, row in rows for name in row))
     columns = _columns(config, names, source)
     kept: dict[str, Question] = {}
+    seen: dict[str, int] = {}
     for where, row in rows:
         question = _question({name: row.get(name) for name in names}, columns, where)
+        if repeated and not question.task.id:
+            times = seen[question.digest] = seen.get(question.digest, -1) + 1
+            if times:
+                question = replace(
+                    question, digest=f"{question.digest}-{times}", key=f"{question.key}\n{times}"
+                )
         known = question.task.id or question.digest
         if question.task.id and known in kept:
             raise ConfigError(

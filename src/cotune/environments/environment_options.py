@@ -80,13 +80,17 @@ class ToolsOptions(Model):
 
 
 class TrlOptions(Model):
-    """An environment written for TRL's `environment_factory`."""
+    """An environment written for TRL's `environment_factory`, with a `dataset` or without one."""
 
     kind: Literal["trl"] = "trl"
     factory: str
     """`package.module:name` or `file.py:name` of a class or function that makes one environment."""
     args: dict[str, Any] = Field(default_factory=dict[str, Any])
     """Keyword arguments of the factory."""
+    validation: int = Field(default=100, ge=1)
+    """Number of episodes for choosing the best policy, without a `dataset`."""
+    test: int = Field(default=200, ge=1)
+    """Number of episodes for the final evaluation, without a `dataset`."""
     seconds: float = Field(default=30.0, gt=0)
     """Timeout of a call, in seconds."""
     concurrency: int = Field(default=32, ge=1)
@@ -167,7 +171,12 @@ def own_environment(options: OwnEnvironment, dataset: DatasetConfig | None) -> E
     """
     if isinstance(options, PythonOptions):
         return _python(options, dataset)
-    if isinstance(options, SingleTurnOptions | ToolsOptions | TrlOptions):
+    if isinstance(options, TrlOptions):
+        from cotune.environments.trl_factory import trl_environment
+
+        tasks = None if dataset is None else read_dataset(dataset, repeated=True)
+        return trl_environment(options, tasks)
+    if isinstance(options, SingleTurnOptions | ToolsOptions):
         if dataset is None:
             raise ConfigError(
                 f"dataset: missing; environment.kind {options.kind} brings no questions"
@@ -175,13 +184,9 @@ def own_environment(options: OwnEnvironment, dataset: DatasetConfig | None) -> E
         tasks = read_dataset(dataset)
         if isinstance(options, SingleTurnOptions):
             return SingleTurnEnvironment(tasks, options.initial_instruction)
-        if isinstance(options, ToolsOptions):
-            from cotune.environments.tools import tool_environment
+        from cotune.environments.tools import tool_environment
 
-            return tool_environment(options, tasks)
-        from cotune.environments.trl_factory import trl_environment
-
-        return trl_environment(options, tasks)
+        return tool_environment(options, tasks)
     from cotune.environments.verifiers import verifiers_environment
 
     return verifiers_environment(options)

@@ -1,4 +1,11 @@
-"""Environments written for TRL's `environment_factory`: reset(), methods as tools, get_reward()."""
+"""Environments written for TRL's `environment_factory`: reset(), methods as tools, get_reward().
+
+`reset` may draw the task of an episode at random. Its text is then part of that episode's question,
+and the generators of `random`, numpy and torch are seeded for each episode before it: by the
+rollout call and the task in training, so that a group starts from one state, and by the task alone
+where nothing is drawn (evaluations). An environment that draws from these generators makes its calls
+one after the other, as in TRL, so that they draw the same on every rank and after a resume.
+"""
 
 import functools
 import inspect
@@ -7,16 +14,20 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
+from cotune.data.splits import warn
 from cotune.environments.base import PromptFormat, TaskEnvironment
 from cotune.environments.environment_options import TrlOptions
+from cotune.environments.global_draws import drawn_since, fingerprint, generators_kept, seeded
 from cotune.environments.tool_runner import Job, Outcome, ToolRunner, Worker
 from cotune.environments.tools import Tool, answer_of, answered, tool_of
 from cotune.errors import ConfigError
+from cotune.rollout.coordinator import stable_seed
 from cotune.types import Action, Prompt, Response, StopReason, Task, Trajectory
 from cotune.utils.importing import import_object
 
 _OWN = ("reset", "get_reward")
 _FIELD = "environment.factory"
+_EPISODES = 1000  # tasks to train on without a data set; each is another one in every step
 
 
 @dataclass
@@ -26,6 +37,9 @@ class _Instance:
     made: Any
     worker: Worker
     broken: bool = False
+    seed: int = 0
+    failure: str = ""
+    """Why `reset` failed, for the episode that it was reset for."""
 
     def job(self, function: Callable[..., Any], seconds: float, **kwargs: Any) -> Job:
         return Job(function, seconds, kwargs=kwargs, worker=self.worker)
@@ -47,13 +61,15 @@ class TrlEnvironment(TaskEnvironment):
     def __init__(
         self,
         factory: Callable[[], Any],
-        tasks: Mapping[str, Sequence[Task]],
+        tasks: Mapping[str, Sequence[Task]] | None,
         initial_instruction: str,
         prompt_format: PromptFormat | None,
         seconds: float,
         concurrency: int,
     ) -> None:
-        super().__init__(tasks, initial_instruction, prompt_format)
+        super().__init__(
+            _episodes() if tasks is None else tasks, initial_instruction, prompt_format
+        )
         if not callable(factory):
             several = "; train with one at a time" if isinstance(factory, Mapping) else ""
             raise ConfigError(
@@ -61,10 +77,12 @@ class TrlEnvironment(TaskEnvironment):
                 f"environment{several}"
             )
         self._factory, self._seconds = factory, seconds
-        self._runner = ToolRunner(concurrency)
+        self._runner, self._in_order = ToolRunner(concurrency), ToolRunner(1)
         self._live: dict[int, _Instance] = {}
         self._scored: set[int] = set()
-        self._texts: dict[str, str] = {}
+        self._texts: dict[str, str] = {}  # of the last reset for each task
+        self._draws = False  # from the generators of the process
+        self._noticed = False
         first = self._new()
         self._spare = [first]
         kind = cast("type[Any]", type(first.made))
@@ -86,27 +104,70 @@ class TrlEnvironment(TaskEnvironment):
     def tools(self) -> tuple[Mapping[str, Any], ...]:
         return tuple(tool.schema for tool in self._tools.values())
 
+    def begin(self, tasks: Sequence[Task], rows: Sequence[int], seeds: Sequence[int]) -> list[Task]:
+        """Reset an instance for each episode, and return its task with the text of `reset`.
+
+        Args:
+            tasks: the task of each episode.
+            rows: its row.
+            seeds: decides, with the task, what `reset` draws; rows, what the tools draw.
+        """
+        for row in self._scored:
+            self._give_back(self._live.pop(row))
+        self._scored.clear()
+        known = {task.id: task for split in self._tasks.values() for task in split}
+        plain = [known.get(task.id, task) for task in tasks]
+        for row, task, seed in zip(rows, plain, seeds, strict=True):
+            if row in self._live:  # from a rollout that was interrupted
+                self._give_back(self._live.pop(row))
+            self._live[row] = self._taken()
+            self._live[row].seed = stable_seed(seed, task.id)
+        episodes = [self._live[row] for row in rows]
+        outcomes = self._reset(list(zip(episodes, plain, strict=True)))
+        texts: dict[tuple[str, int], str] = {}
+        begun: list[Task] = []
+        for instance, task, outcome, row in zip(episodes, plain, outcomes, rows, strict=True):
+            if outcome.error is not None:
+                instance.failure = f"reset() {_failed(outcome.error)}"
+                begun.append(task)
+                continue
+            instance.failure = ""
+            text = self._texts[task.id] = _reset_text(outcome.value)
+            begun.append(replace(task, question=task.question + text))
+            if texts.setdefault((task.id, instance.seed), text) != text:
+                self._notice("reset() gives different texts for the same row and seed")
+            instance.seed = stable_seed(instance.seed, row)
+        return begun
+
     def messages(self, task: Task, prompt: Prompt) -> list[dict[str, str]]:
-        """Return the chat messages of a task, with the text of `reset` after the user's message.
+        """Return the chat messages of a task; one that was not begun gets the text of a reset.
 
         Raises:
             ConfigError: `reset` raises, or returns something other than a text or None.
         """
-        if task.id not in self._texts:
-            self._texts[task.id] = self._first_text(task)
-        *before, last = super().messages(task, prompt)
-        return [*before, {**last, "content": last["content"] + self._texts[task.id]}]
+        plain = next((t for split in self._tasks.values() for t in split if t.id == task.id), task)
+        if task.question == plain.question:
+            if task.id not in self._texts:
+                self._texts[task.id] = self._first_text(task)
+            task = replace(task, question=task.question + self._texts[task.id])
+        return super().messages(task, prompt)
 
     def respond(self, actions: Sequence[Action]) -> list[Response]:
-        """Make the calls of all episodes at the same time; reset instances for those that start.
-
-        Raises:
-            ConfigError: `reset` returns a text other than the one in the prompt.
-        """
-        failed = self._begin([action for action in actions if not action.turns])
-        begun = [action for action in actions if action.row not in failed]
-        responses = answered(begun, self._tools_of, self._runner, shown=_shown, stateful=True)
-        found = dict(zip((action.row for action in begun), responses, strict=True)) | failed
+        """Make the calls of all episodes at the same time, or in order if the environment draws."""
+        if new := [action for action in actions if action.row not in self._live]:
+            self.begin([a.task for a in new], [a.row for a in new], [0] * len(new))
+        failed = {
+            action.row: Response(
+                failed=True, action="invalid", error=self._live[action.row].failure
+            )
+            for action in actions
+            if self._live[action.row].failure
+        }
+        playing = [action for action in actions if action.row not in failed]
+        responses = self._guarded(
+            lambda runner: answered(playing, self._tools_of, runner, shown=_shown, stateful=True)
+        )
+        found = dict(zip((action.row for action in playing), responses, strict=True)) | failed
         for row, response in found.items():
             self._live[row].broken |= response.failed
         return [found[action.row] for action in actions]
@@ -148,41 +209,52 @@ class TrlEnvironment(TaskEnvironment):
             instances.append(instance.made)
         return {"environments": instances}
 
-    def _begin(self, actions: Sequence[Action]) -> dict[int, Response]:
-        """Reset an instance for each episode that starts; return the failures by row."""
-        for row in self._scored:
-            self._give_back(self._live.pop(row))
-        self._scored.clear()
-        for action in actions:
-            if action.row in self._live:  # from a rollout that was interrupted
-                self._give_back(self._live.pop(action.row))
-            self._live[action.row] = self._taken()
-        outcomes = self._reset([(self._live[a.row], a.task) for a in actions])
-        failed: dict[int, Response] = {}
-        for action, outcome in zip(actions, outcomes, strict=True):
-            if outcome.error is not None:
-                error = f"reset() {_failed(outcome.error)}"
-                failed[action.row] = Response(failed=True, action="invalid", error=error)
-                continue
-            text = _reset_text(outcome.value)
-            if text != self._texts.get(action.task.id, text):
-                raise ConfigError(
-                    f"{_FIELD}: reset() returned another text for task {action.task.id} than before; "
-                    "expected the same for the same columns: seed it by one of them"
-                )
-        return failed
-
     def _reset(self, pairs: Sequence[tuple[_Instance, Task]]) -> list[Outcome]:
         """Call `reset` of each instance with the columns of a task."""
-        jobs = [
-            [instance.job(instance.made.reset, self._seconds, **task.columns)]
-            for instance, task in pairs
-        ]
-        return [outcome for (outcome,) in self._runner.run(jobs)]
+
+        def run(runner: ToolRunner) -> list[Outcome]:
+            lanes = [
+                [instance.job(self._own(instance, "reset"), self._seconds, **task.columns)]
+                for instance, task in pairs
+            ]
+            return [outcome for (outcome,) in runner.run(lanes)]
+
+        if self._draws:
+            return self._guarded(run)
+        before = fingerprint()
+        with generators_kept():
+            outcomes = run(self._runner)
+            self._draws = drawn_since(before)
+        return self._guarded(run) if self._draws else outcomes
+
+    def _guarded(self, run: Callable[[ToolRunner], Any]) -> Any:
+        """Make calls: one after the other if the environment draws; the training's draws stay."""
+        if self._draws:
+            with generators_kept():
+                return run(self._in_order)
+        before = fingerprint()
+        found = run(self._runner)
+        if drawn_since(before):
+            self._notice("its tools draw from a generator that several episodes share")
+        return found
+
+    def _own(self, instance: _Instance, name: str, *key: object) -> Callable[..., Any]:
+        """Return a method of an instance, seeded for its episode if the environment draws."""
+        method = getattr(instance.made, name)
+        return seeded(method, stable_seed(instance.seed, *key)) if self._draws else method
+
+    def _notice(self, what: str) -> None:
+        if not self._noticed:
+            self._noticed = True
+            warn(
+                f"{_FIELD}: {what}: a resumed run draws others, so it does not continue exactly as the "
+                "run would have; draw from the module random, or from a column"
+            )
 
     def _first_text(self, task: Task) -> str:
         """Return the text of `reset` for a task; the instance becomes the last spare one."""
         instance = self._taken()
+        instance.seed = stable_seed(0, task.id)
         (outcome,) = self._reset([(instance, task)])
         if outcome.error is not None:
             raise ConfigError(
@@ -193,9 +265,9 @@ class TrlEnvironment(TaskEnvironment):
         return _reset_text(outcome.value)
 
     def _tools_of(self, action: Action) -> Sequence[Tool]:
-        instance = self._live[action.row]
+        instance, turn = self._live[action.row], len(action.turns)
         return [
-            replace(tool, function=getattr(instance.made, name), worker=instance.worker)
+            replace(tool, function=self._own(instance, name, turn, name), worker=instance.worker)
             for name, tool in self._tools.items()
         ]
 
@@ -216,9 +288,19 @@ class TrlEnvironment(TaskEnvironment):
         return _Instance(outcome.value, worker)
 
 
+def _episodes(validation: int = 100, test: int = 200) -> dict[str, list[Task]]:
+    """Return tasks without a question for environments that make their own, as TRL does."""
+    counts = {"train": _EPISODES, "validation": validation, "test": test}
+    prompt = {"prompt": [{"role": "user", "content": ""}]}
+    return {
+        split: [Task(f"{split}-{i}", "", (), columns=prompt) for i in range(count)]
+        for split, count in counts.items()
+    }
+
+
 def from_trl(
     factory: Callable[[], Any],
-    tasks: Mapping[str, Sequence[Task]],
+    tasks: Mapping[str, Sequence[Task]] | None = None,
     initial_instruction: str = TrlOptions.model_fields["initial_instruction"].default,
     prompt_format: PromptFormat | None = None,
     *,
@@ -228,12 +310,13 @@ def from_trl(
     """Use an environment written for `GRPOTrainer(environment_factory=…)` unchanged.
 
     `reset(**columns)` is called with the columns of the task's row; the text it returns is appended
-    to the user's message. Public methods are tools, sync or async. `get_reward()` scores; reward
+    to the question. Public methods are tools, sync or async. `get_reward()` scores; reward
     functions may take `environments`, as in TRL, and are added to it.
 
     Args:
         factory: a class or function that makes one environment, without arguments.
-        tasks: the tasks of each split: "train", "validation", "test".
+        tasks: the tasks of each split: "train", "validation", "test". None if `reset` makes the
+            tasks: 100 episodes are then for validation, 200 for the test.
         initial_instruction: the instruction that training starts from.
         prompt_format: the layout of a prompt.
         seconds: the timeout of a call.
@@ -245,7 +328,9 @@ def from_trl(
     return TrlEnvironment(factory, tasks, initial_instruction, prompt_format, seconds, concurrency)
 
 
-def trl_environment(options: TrlOptions, tasks: Mapping[str, Sequence[Task]]) -> TrlEnvironment:
+def trl_environment(
+    options: TrlOptions, tasks: Mapping[str, Sequence[Task]] | None
+) -> TrlEnvironment:
     """Build the environment of a run file; ConfigError for a factory that cannot be used."""
     factory = import_object(options.factory, _FIELD)
     if options.args:
@@ -256,7 +341,7 @@ def trl_environment(options: TrlOptions, tasks: Mapping[str, Sequence[Task]]) ->
         factory = functools.partial(factory, **options.args)
     environment = from_trl(
         factory,
-        tasks,
+        _episodes(options.validation, options.test) if tasks is None else tasks,
         options.initial_instruction,
         seconds=options.seconds,
         concurrency=options.concurrency,

@@ -387,6 +387,7 @@ class Coordinator:
                     self.settings.limits,
                     first_row + start,
                     self.settings.context_tokens,
+                    sampling.episode_seed,
                 )
                 done += run_episodes(episodes, self.environment, session, self.rewards, finished)
         finally:

@@ -246,14 +246,42 @@ def new_episodes(
     limits: Limits,
     first_row: int = 0,
     context_tokens: int | None = None,
+    seed: int = 0,
 ) -> list[Episode]:
-    """Return one episode per assignment, rows counted from `first_row`. Equal prompts are rendered once."""
-    rendered: dict[tuple[str, str, str], list[int]] = {}
+    """Return one episode per assignment, rows counted from `first_row`. Equal prompts are rendered once.
+
+    Args:
+        seed: decides what an environment draws when episodes begin; the same for one rollout call.
+    """
+    placed = [(assignment, row, seed) for row, assignment in enumerate(assignments, first_row)]
+    return placed_episodes(placed, environment, codec, limits, context_tokens)
+
+
+def placed_episodes(
+    placed: Sequence[tuple[Assignment, int, int]],
+    environment: Environment,
+    codec: Codec,
+    limits: Limits,
+    context_tokens: int | None = None,
+) -> list[Episode]:
+    """Return one episode per (assignment, row, seed), as `new_episodes`.
+
+    An environment may have a method `begin(tasks, rows, seeds)` that returns the tasks as they are
+    asked, such as with a state drawn for each episode.
+    """
+    rendered: dict[tuple[str, str, str, str], list[int]] = {}
     tools = environment.tools
+    begin = getattr(environment, "begin", None)
+    if begin is not None and placed:
+        given, rows, seeds = zip(*placed, strict=True)
+        tasks = begin([a.task for a in given], rows, seeds)
+        begun = [replace(a, task=task) for a, task in zip(given, tasks, strict=True)]
+    else:
+        begun = [assignment for assignment, _, _ in placed]
 
     def render(assignment: Assignment, trained: bool) -> list[int]:
         prompt = assignment.trained if trained else assignment.sampled
-        key = (assignment.task.id, prompt.instruction, prompt.hint)
+        key = (assignment.task.id, assignment.task.question, prompt.instruction, prompt.hint)
         if key not in rendered:
             rendered[key] = codec.render(environment.messages(assignment.task, prompt), tools)
         return rendered[key]
@@ -270,7 +298,7 @@ def new_episodes(
             tools,
             environment.stop,
         )
-        for row, assignment in enumerate(assignments, first_row)
+        for assignment, (_, row, _) in zip(begun, placed, strict=True)
     ]
 
 

@@ -12,7 +12,7 @@ import os
 import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Protocol, cast
 
@@ -269,6 +269,7 @@ def trajectory_fields(trajectory: Trajectory) -> Row:
     """Return a rollout without its assignment as exact JSON, for `trajectory_from`."""
     same = trajectory.prompt_ids == trajectory.sampled_prompt_ids
     return {
+        "question": trajectory.task.question,
         "sampled_prompt_ids": _ints(trajectory.sampled_prompt_ids),
         "prompt_ids": None if same else _ints(trajectory.prompt_ids),
         "completion_ids": _ints(trajectory.completion_ids),
@@ -286,6 +287,8 @@ def trajectory_fields(trajectory: Trajectory) -> Row:
 
 def trajectory_from(fields: Row, assignment: Assignment) -> Trajectory:
     """Return the rollout of an assignment that `trajectory_fields` wrote."""
+    asked = fields.get("question", assignment.task.question)  # an environment may have changed it
+    assignment = replace(assignment, task=replace(assignment.task, question=asked))
     sampled = tuple[int, ...](fields["sampled_prompt_ids"])
     return Trajectory(
         assignment,

@@ -34,6 +34,9 @@ TURNS = {
     "eight": 0.1,
 }
 TOOLS = '''
+import random
+
+
 def add(a: int, b: int) -> int:
     """Adds.
 
@@ -54,9 +57,9 @@ def right(completions, answer, **kwargs):
 
 
 class Adder:
-    def reset(self, question, answer, **columns):
-        self.calls, self.answer = 0, answer
-        return " Call add."
+    def reset(self, **kwargs):
+        self.calls = 0
+        return f"{random.randint(1, 10**6)} + 1? Call add."
 
     def add(self, a: int, b: int) -> int:
         """Adds.
@@ -174,16 +177,21 @@ def test_a_run_file_with_tools_is_trained(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_an_environment_written_for_trl_is_trained(tmp_path: Path) -> None:
+def test_an_environment_written_for_trl_is_trained_without_data(tmp_path: Path) -> None:
     factory = f"{tmp_path / 'own.py'}:Adder"
+    environment = {"kind": "trl", "factory": factory, "validation": 2, "test": 2}
 
-    rows = trained(tmp_path, environment={"kind": "trl", "factory": factory}, rewards=[])
+    rows = trained(tmp_path, environment=environment, dataset=None, rewards=[])
 
+    asked: dict[tuple[int, int], set[str]] = {}
     for row in rows:
+        asked.setdefault((row["step"], row["group"]), set()).add(row["task"]["question"])
         made = [t for t in row["turns"] if t["observation"] == "\n7\n"]
         both = [t for t in row["turns"] if t["observation"].startswith("\nadd: 2\nfail: Error:")]
         assert row["reward"] == (len(made) + len(both)) / 4
     assert len({row["reward"] for row in rows}) > 1
+    assert {len(texts) for texts in asked.values()} == {1}
+    assert len(set.union(*asked.values())) == len(asked) > 2
 
 
 @pytest.mark.slow

@@ -90,6 +90,9 @@ def rollout(**changed: object) -> Trajectory:
 def test_a_rollout_is_the_same_to_the_last_digit(changed: dict[str, object]) -> None:
     sent = rollout(**changed)
     assert result_from(result_text(sent), ASSIGNMENT) == sent
+    asked = replace(ASSIGNMENT, task=replace(ASSIGNMENT.task, question="Which town? It is old."))
+    sent = replace(sent, assignment=asked)
+    assert result_from(result_text(sent), ASSIGNMENT) == sent
 
 
 def test_unknown_log_probabilities_stay_unknown() -> None:

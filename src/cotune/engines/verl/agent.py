@@ -26,7 +26,7 @@ from cotune.engines.verl.worker import SECTION, Worker, worker_of
 from cotune.errors import EngineError
 from cotune.rewards.functions import RewardFunctions
 from cotune.rollout.coordinator import stable_seed
-from cotune.rollout.episode import Episode, new_episodes, score_all
+from cotune.rollout.episode import Episode, placed_episodes, score_all
 from cotune.types import Assignment, Sample, SampleRequest, Sampling, Trajectory
 
 
@@ -35,7 +35,7 @@ class Calls:
     """The environment's calls, batched over all episodes of this process.
 
     Attributes:
-        begin: maps (assignment, row) to an episode, whose prompt the environment may supply.
+        begin: maps (assignment, row, seed) to an episode, whose prompt the environment may supply.
         step: takes (episode, the policy's text) and returns None; the environment has then
             answered, and the episode has recorded the answer.
         score: returns a rollout with its reward, once its whole group has arrived, because scoring
@@ -53,12 +53,9 @@ class Calls:
 def _calls(worker: Worker) -> Calls:
     environment, rewards = worker.environment, worker.rewards
 
-    def begun(asked: Sequence[tuple[Assignment, int]]) -> list[Episode]:
+    def begun(asked: Sequence[tuple[Assignment, int, int]]) -> list[Episode]:
         limits, context = worker.config.limits, worker.context_tokens
-        return [
-            new_episodes([assignment], environment, worker.codec, limits, row, context)[0]
-            for assignment, row in asked
-        ]
+        return placed_episodes(asked, environment, worker.codec, limits, context)
 
     def stepped(taken: Sequence[tuple[Episode, Sample]]) -> list[None]:
         actions = [episode.advance(sample.ids, sample.logprobs) for episode, sample in taken]
@@ -135,7 +132,7 @@ class EpisodeLoop(AgentLoopBase):
         sent: dict[str, Any],
     ) -> Trajectory:
         """Return the finished rollout, unscored."""
-        episode: Episode = await calls.begin((assignment, number))
+        episode: Episode = await calls.begin((assignment, number, sampling.episode_seed))
         request_id = uuid4().hex
         turn = 0
         while not episode.done:
