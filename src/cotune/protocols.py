@@ -60,7 +60,9 @@ class LLM(Protocol):
     It may have an attribute `identity`, a string that names the model (the class name by default).
     A resumed evolution phase uses recorded replies only if they came from the same model.
 
-    It may have an attribute `optional`: true lets a run go on whose proposals all fail.
+    It may have an attribute `optional` (true lets a run go on whose proposals all fail) and one
+    `origin`, which then is the origin of its proposals. With `state_dict` and `load_state_dict` it
+    has a state that is saved with the run; LLMs that are metered have none.
     """
 
     def complete(self, prompt: str) -> Completion:

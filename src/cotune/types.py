@@ -60,7 +60,7 @@ class Instruction:
         id: "i0" is the initial one; later ones are numbered in the order of their birth.
         text: the instruction itself.
         parent: id of the instruction it was derived from; None for the initial one.
-        origin: "initial", "rewrite" or the kind of proposer that wrote it.
+        origin: "initial", "rewrite", "bank" or the kind of proposer that wrote it.
         born: the step at which it joined the population; 0 for the initial one.
         critique: its author's criticism of the parent; "" if there was none.
         shown: ids of the questions that its author, or an ancestor's, was shown with their answers;

@@ -16,6 +16,7 @@ import yaml
 from rich.console import Console
 
 from cotune.cli import train as command
+from cotune.config.run_file import RunConfig
 from cotune.errors import ConfigError
 from cotune.run.run_dir import RunDir
 from tests.run_files import tiny, write
@@ -27,9 +28,10 @@ def race(file: Path, free: Barrier, creating: Barrier, ended: Barrier, result: P
     """Train one run file with an engine that trains nothing."""
     check_free = RunDir.check_free
 
-    def prepare(config: object, folder: Path) -> None:
-        check_free(folder)
+    def passed(config: RunConfig) -> mock.Mock:
+        check_free(config.output)
         free.wait(60)  # every process has found the folder free
+        return mock.Mock(llm_calls=[])
 
     def check_and_wait(folder: Path) -> None:
         check_free(folder)
@@ -43,7 +45,7 @@ def race(file: Path, free: Barrier, creating: Barrier, ended: Barrier, result: P
                 ended.wait(60)  # hold the lock until the others have given up
 
     with (
-        mock.patch.object(command, "prepare", prepare),
+        mock.patch.object(command, "passed", passed),
         mock.patch.object(RunDir, "check_free", check_and_wait),
         mock.patch.object(command, "engine_of", return_value=Engine()),
         mock.patch("cotune.run.locks._PATIENCE", 0.0),

@@ -20,6 +20,7 @@ from cotune.engines.preflight import Check, Finding
 from cotune.engines.trl import checks, trl_engine
 from cotune.engines.trl.trl_engine import ENGINE
 from cotune.policy import policy_files as policies
+from tests.endpoint import endpoint
 from tests.retrieval_server import server
 from tests.run_files import tiny, write
 
@@ -291,6 +292,51 @@ def test_the_key_of_the_llm_is_named_and_never_told(
     assert preflight.llm(config(tmp_path, llm=ENDPOINT, strategy={"kind": "static"}).proposer) == []
 
 
+def test_the_llm_is_asked_before_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def reply(prompt: str) -> str:
+        asked.append(prompt)
+        return "yes"
+
+    llm = ENDPOINT | {"api_key_env": None, "price_per_million_prompt_tokens": 100.0}
+    with endpoint(reply) as url:
+        given = config(tmp_path, llm={**llm, "base_url": url}).proposer
+        found, (row,) = preflight.llm_answers(given)
+    assert found == [Finding(True, "llm: a first call was answered")]
+    assert (len(asked), row.state, row.money) == (1, "done", 0.001)
+    # Nothing answers there any more.
+    found, rows = preflight.llm_answers(given, patient=False)
+    assert "llm: a first call failed (no reply from m at" in lacking(found)
+    assert found[0].blocks
+    assert len(rows) == 1
+    optional = config(tmp_path, llm={**llm, "base_url": url, "optional": True}).proposer
+    assert not preflight.llm_answers(optional, patient=False)[0][0].blocks
+    assert preflight.llm_answers(config(tmp_path).proposer) == ([], [])  # the offline rules
+
+
+def test_an_llm_of_ones_own_is_checked_its_own_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my.py").write_text(
+        "class Plain:\n    complete = str.upper\n"
+        "class Checked(Plain):\n    def check(self): raise OSError('no\\nroute')\n"
+    )
+
+    def of(name: str) -> list[Finding]:
+        given = config(tmp_path, llm=f"my.py:{name}").proposer
+        return [*preflight.llm(given), *preflight.llm_answers(given)[0]]
+
+    assert of("Plain") == [Finding(True, "llm: my.py:Plain can be imported")]
+    assert lacking(of("Checked")).startswith("llm: a first call failed (OSError: no route); ")
+    (tmp_path / "bank.txt").write_text("one\n\ntwo")
+    bank = config(tmp_path, llm={"kind": "bank", "path": "bank.txt"}).proposer
+    assert preflight.llm(bank) == [
+        Finding(True, "llm: a bank of written texts (bank.txt), not an LLM")
+    ]
+
+
 # ---- the engine, processes and the disk
 
 
@@ -380,10 +426,12 @@ def test_the_command_s_status_says_whether_something_is_missing(
     status, said = run_doctor([file], monkeypatch, capsys)
     assert status == 0
     assert all(line.startswith("ok ") for line in said.splitlines())
-    llm = "llm={kind: openai, model: m, api_key_env: COTUNE_TEST_KEY}"
-    status, said = run_doctor([file, "--set", llm], monkeypatch, capsys)
+    with endpoint(str) as url:
+        llm = f"llm={{kind: openai, model: m, base_url: '{url}', api_key_env: COTUNE_TEST_KEY}}"
+        status, said = run_doctor([file, "--set", llm], monkeypatch, capsys)
     assert status == 0
     assert "COTUNE_TEST_KEY is set" in said
+    assert "llm: a first call was answered" in said
     monkeypatch.delenv("COTUNE_TEST_KEY")
     status, said = run_doctor([file, "--set", llm], monkeypatch, capsys)
     assert status == 1

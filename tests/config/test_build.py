@@ -97,6 +97,30 @@ def test_who_proposes() -> None:
             assert identity_of(build_llm(rules.proposer, 0, ledger)) == f"offline rules ({llm})"
 
 
+def test_a_bank_and_an_llm_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "bank.txt").write_text("one\n\ntwo")
+    (tmp_path / "my.py").write_text(
+        "class My:\n    def complete(self, prompt): return prompt.upper()\n"
+    )
+    bank = config({"kind": "inspo"}, llm={"kind": "bank", "path": "bank.txt"})
+    own = config({"kind": "inspo"}, llm="my.py:My")
+    optional = config(
+        {"kind": "inspo"}, llm={"kind": "python", "object": "my.py:My", "optional": True}
+    )
+    assert describe_llm(bank.proposer) == "a bank of written texts (bank.txt), not an LLM"
+    with Ledger(":memory:") as ledger:
+        ledger.begin_attempt(None)
+        texts = build_llm(bank.proposer, 0, ledger).complete(paraphrase_prompt(BOXED, 3)).text
+        assert texts == "<ins_1>\none\n</ins_1>\n\n<ins_2>\ntwo\n</ins_2>"
+        assert ledger.rows() == []  # no LLM was asked
+        mine = build_llm(own.proposer, 0, ledger)
+        assert (identity_of(mine), mine.complete("a").text) == ("my.py:My", "A")
+        assert [row.model for row in ledger.rows()] == ["my.py:My"]
+        built = (mine, build_llm(optional.proposer, 0, ledger))
+        assert [getattr(llm, "optional", None) for llm in built] == [False, True]
+
+
 def test_the_rules_serve_both_methods_prompts_and_a_static_run_has_none(tmp_path: Path) -> None:
     with Ledger(tmp_path / "ledger.sqlite") as ledger:
         ledger.begin_attempt(None)

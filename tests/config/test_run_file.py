@@ -7,10 +7,19 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cotune.config.run_file import RunConfig, TrainingConfig, dump_config, load_config, parse_config
+from cotune.config.run_file import (
+    RulesConfig,
+    RunConfig,
+    TrainingConfig,
+    dump_config,
+    load_config,
+    parse_config,
+)
 from cotune.environments.search import SearchOptions
 from cotune.errors import ConfigError
+from cotune.llm.bank import BankOptions
 from cotune.llm.client import OpenAIOptions
+from cotune.llm.own import OwnLLMOptions
 from cotune.methods.composed import ComposedOptions
 from cotune.methods.inspo.inspo import InspoOptions
 from cotune.methods.p2o.hints import HintOptions
@@ -126,6 +135,43 @@ def test_rules_write_what_the_world_and_the_method_need(
     assert f"environment.kind is {world} and strategy.kind is {method}" in str(caught.value)
     endpoint = {"llm": {"kind": "openai", "model": "m"}}
     assert parse_config(LEAST | raw | endpoint, "test").strategy.kind == method
+
+
+@pytest.mark.parametrize(
+    ("strategy", "hints", "said"),
+    [
+        ("inspo", None, None),
+        ("p2o", None, None),
+        ("inspo+p2o", "h.txt", None),
+        ("static", "h.txt", None),  # asks none
+        (
+            "inspo+p2o",
+            None,
+            "llm.hints: missing; strategy.kind inspo\\+p2o evolves instructions and hints",
+        ),
+        ("p2o", "h.txt", "llm.hints is set, but strategy.kind p2o evolves hints alone"),
+    ],
+)
+def test_a_bank_has_a_file_for_what_evolves(
+    strategy: str, hints: str | None, said: str | None
+) -> None:
+    llm = {"kind": "bank", "path": "x.txt", "hints": hints}
+    raw = LEAST | {"strategy": {"kind": strategy}, "llm": llm}
+    if said is None:
+        assert isinstance(parse_config(raw, "test").llm, BankOptions)
+        return
+    with pytest.raises(ConfigError, match=said):
+        parse_config(raw, "test")
+
+
+def test_an_llm_by_name() -> None:
+    raw = LEAST | {"strategy": {"kind": "inspo"}}
+    assert parse_config(raw | {"llm": "my.py:My"}, "t").llm == OwnLLMOptions(object="my.py:My")
+    assert parse_config(raw | {"llm": "rules"}, "t").llm == RulesConfig()
+    for key in ("sk-secret", "sk-secret:1"):
+        with pytest.raises(ConfigError) as caught:
+            parse_config(raw | {"llm": key}, "test")
+        assert "secret" not in str(caught.value)
 
 
 def test_gepas_search_and_the_batch_after_it_must_fit_the_rollout_budget() -> None:

@@ -61,6 +61,8 @@ FINE: dict[str, dict[str, Any]] = {
     "both methods": {"strategy": {"kind": "inspo+p2o", "inspo": {"parents": 1}, "p2o": {}}},
     "an endpoint": {"llm": {"kind": "openai", "model": "m", "base_url": None}},
     "no LLM": {"llm": None},
+    "an LLM by name": {"llm": "my.py:MyLLM"},
+    "a bank": {"llm": {"kind": "bank", "path": "texts.txt", "order": "random"}},
 }  # fmt: skip
 WRONG: dict[str, dict[str, Any]] = {
     "unknown field": {"straregy": {}},
@@ -73,6 +75,7 @@ WRONG: dict[str, dict[str, Any]] = {
     "out of range": {"training": {"steps": 0}},
     "a choice": {"policy": {"dtype": "float8"}},
     "a missing option": {"llm": {"kind": "openai"}},
+    "a bank without a file": {"llm": {"kind": "bank"}},
 }
 
 

@@ -259,6 +259,23 @@ def test_the_state_round_trips_and_another_schema_is_refused() -> None:
         other.load_state_dict(newer)
 
 
+def test_an_llm_with_a_state_is_saved_with_the_run() -> None:
+    class Counting(ScriptedLLM):
+        def state_dict(self) -> State:
+            return {"asked": len(self.prompts)}
+
+        def load_state_dict(self, state: State) -> None:
+            self.prompts = [""] * state["asked"]
+
+    first, second = Counting(["a", "b"]), Counting(["a", "b"])
+    coordinator, resumed = make(), make()
+    coordinator.llm, resumed.llm = first, second
+    first.complete("?")
+    resumed.load_state_dict(coordinator.state_dict())
+    assert second.complete("?").text == "b"
+    make().load_state_dict(resumed.state_dict())  # whose LLM has none
+
+
 def test_metrics_of_a_batch_by_hand() -> None:
     assignment = Assignment(TASKS[0], Prompt(""), Prompt(""), "i0", 0)
     trajectories = [make_trajectory(assignment, reward) for reward in (1.0, 0.0, 1.0, 1.0)]

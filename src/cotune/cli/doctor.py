@@ -33,7 +33,7 @@ def examine(run_file: Path | None, assignments: Sequence[str] = ()) -> Iterator[
         return
     quiet_libraries(config)
     yield Finding(True, f"run file: {run_file} is valid")
-    yield from Preflight(config, patient=False).findings()
+    yield from Preflight(config, patient=False, ask_llm=True).findings()
 
 
 # ---- the installation

@@ -35,9 +35,11 @@ def train(
     shown = Console(quiet=True) if quiet else console
     say_loading(config, shown)
     with _stoppable(config.output), step_progress(shown):
-        setup = prepare(config, config.output)
+        checked = passed(config)
+        setup = checked.engine.prepare(checked, RunDir(config.output, attempt=1).checkpoints_path)
         with run_locked(config.output, new=True):
             run = _created(config)
+            _book(checked, run)
             _show_headline(config, run, shown)
             engine_of(config).train(config, run, setup, shown, conclude)
     return run.path
@@ -56,7 +58,9 @@ def resume(
     shown = Console(quiet=True) if quiet else console
     say_loading(config, shown)
     with _stoppable(folder), run_locked(folder), step_progress(shown):
-        setup = prepare(config, folder, new=False)
+        checked = passed(config, new=False)
+        setup = checked.engine.prepare(checked, run.checkpoints_path)
+        _book(checked, run)
         if assignments:
             _on_first_rank(lambda: run.replace_config(dump_config(config)))
         _show_headline(config, run, shown)
@@ -64,24 +68,31 @@ def resume(
     return run.path
 
 
-def prepare(
-    config: RunConfig, folder: Path, *, new: bool = True, environment: Environment | None = None
-) -> Any:
-    """Run all checks, cheap ones first, and load the policy; write nothing.
+def passed(
+    config: RunConfig, *, new: bool = True, environment: Environment | None = None
+) -> Preflight:
+    """Run all checks, cheap ones first; write nothing.
 
     Args:
         new: whether the run folder has yet to be created.
         environment: replaces the run file's.
 
-    Returns:
-        The `setup` argument of the engine's `train` and `resume`.
+    Raises:
+        ConfigError: a check failed.
     """
     quiet_libraries(config)
     checked = Preflight(config, new=new)
     if environment is not None:
         checked.environment = environment
-    checked.require()
-    return checked.engine.prepare(checked, RunDir(folder, attempt=1).checkpoints_path)
+    return checked.require()
+
+
+def _book(checked: Preflight, run: RunDir) -> None:
+    """Enter the call by which the LLM was checked in the run's ledger."""
+    if checked.llm_calls:
+        with Ledger(run.ledger_path) as ledger:
+            for call in checked.llm_calls:
+                ledger.add_check(call)
 
 
 def open_trained(folder: Path) -> tuple[RunDir, RunConfig]:

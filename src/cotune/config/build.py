@@ -11,7 +11,9 @@ from cotune.environments.environment_options import InstructionConfig, own_envir
 from cotune.environments.math import MathOptions, math_environment
 from cotune.environments.search import SearchOptions, search_environment
 from cotune.errors import ConfigError
+from cotune.llm.bank import BankLLM, BankOptions
 from cotune.llm.client import MeteredLLM, NoLLM, OpenAIClient
+from cotune.llm.own import OwnLLMOptions, own_llm
 from cotune.protocols import LLM, Codec, Environment
 from cotune.rewards.functions import RewardFunctions, WeightedReward
 from cotune.rewards.reward_options import RewardConfig
@@ -97,23 +99,31 @@ def build_rewards(rewards: Sequence[RewardConfig]) -> RewardFunctions | None:
 def build_llm(options: LLMConfig | None, seed: int, ledger: Ledger) -> LLM:
     """Return a metered LLM; without options, one that raises when called.
 
+    A bank is not metered: no model is asked.
+
     Args:
         options: `RunConfig.proposer`.
-        seed: seed of the offline rules.
+        seed: seed of the offline rules, and of a bank in random order.
         ledger: charged for every call.
+
+    Raises:
+        ConfigError: the key is not set, or a bank or an object of the user's cannot be loaded.
     """
     if options is None:
         return NoLLM()
     if isinstance(options, RulesConfig):
         rules = RulesLLM(seed, options.remedies)
-        return MeteredLLM(rules, ledger, model="rules", identity=describe_llm(options))
+        return MeteredLLM(rules, ledger, model="rules", identity=options.describe())
+    if isinstance(options, BankOptions):
+        return BankLLM(options, seed)
+    if isinstance(options, OwnLLMOptions):
+        own, name = own_llm(options), options.describe()
+        identity = getattr(own, "identity", name)
+        optional = options.optional or bool(getattr(own, "optional", False))
+        return MeteredLLM(own, ledger, name, identity, optional)
     return OpenAIClient(options, ledger)
 
 
 def describe_llm(options: LLMConfig | None) -> str:
-    """Name the LLM that proposes, for the console and the report."""
-    if options is None:
-        return "none"
-    if isinstance(options, RulesConfig):
-        return f"offline rules ({options.remedies})"
-    return options.describe()
+    """Name what proposes, for the console and the report."""
+    return "none" if options is None else options.describe()

@@ -31,7 +31,9 @@ from cotune.environments.math import REQUIRED, MathOptions
 from cotune.environments.search import SearchOptions
 from cotune.environments.tag_protocol import ANSWER_TAGS, CALL_TAGS
 from cotune.errors import ConfigError
+from cotune.llm.bank import BankOptions
 from cotune.llm.client import OpenAIOptions
+from cotune.llm.own import OwnLLMOptions
 from cotune.methods.method import Method, MethodOptions, RunShape
 from cotune.methods.registry import BUILT_IN, GROUP, method_of
 from cotune.policy.options import PolicyConfig
@@ -55,6 +57,15 @@ class RulesConfig(Model):
     kind: Literal["rules"] = "rules"
     remedies: Literal["reflected", "random"] = "reflected"
     """"random" is the control: remedies drawn without reading the failures."""
+
+    def describe(self) -> str:
+        """Return what proposes."""
+        return f"offline rules ({self.remedies})"
+
+    @property
+    def public_name(self) -> str:
+        """Return what proposes, as others should read it."""
+        return "cotune's offline rules"
 
 
 class TrainingConfig(Model):
@@ -193,7 +204,11 @@ if TYPE_CHECKING:
     StrategyConfig = MethodOptions
 else:
     StrategyConfig = Annotated[_union(_CLASSES), WrapValidator(_validated), WrapSerializer(_dumped)]
-LLMConfig = Annotated[RulesConfig | OpenAIOptions, Field(discriminator="kind")]
+LLMConfig = Annotated[
+    RulesConfig | OpenAIOptions | BankOptions | OwnLLMOptions, Field(discriminator="kind")
+]
+ASKS_A_MODEL = (OpenAIOptions, OwnLLMOptions)
+"""The kinds of LLM whose calls may cost something."""
 
 
 class RunConfig(Model):
@@ -221,7 +236,8 @@ class RunConfig(Model):
     strategy: StrategyConfig
     """The method: which prompt each rollout is sampled under, and which it is trained on."""
     llm: LLMConfig | None = None
-    """The optimizer LLM; null: the offline rules on a bundled world, an error elsewhere."""
+    """The optimizer LLM: a kind with its fields, or the `package.module:name` or `file.py:name` of your
+    own; null: the offline rules on a bundled world, an error elsewhere."""
     training: TrainingConfig = TrainingConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     logging: LoggingConfig = LoggingConfig()
@@ -231,12 +247,13 @@ class RunConfig(Model):
     def _shorthands(cls, raw: Any) -> Any:
         if not isinstance(raw, Mapping):
             return raw
-        given = cast("Mapping[str, Any]", raw)
-        if "environment" not in given:
-            return given
-        packages = frozenset(registered(ENVIRONMENTS))
-        section = environment_section(given["environment"], KINDS, packages)
-        return {**given, "environment": section}
+        given = dict(cast("Mapping[str, Any]", raw))
+        if "environment" in given:
+            packages = frozenset(registered(ENVIRONMENTS))
+            given["environment"] = environment_section(given["environment"], KINDS, packages)
+        if isinstance(llm := given.get("llm"), str):
+            given["llm"] = {"kind": "python", "object": llm} if ":" in llm else {"kind": llm}
+        return given
 
     @model_validator(mode="after")
     def _can_be_acted_on(self) -> "RunConfig":
@@ -323,6 +340,8 @@ class RunConfig(Model):
     @model_validator(mode="after")
     def _llm_fits(self) -> "RunConfig":
         method, world = self.method, self.environment.kind
+        if isinstance(self.llm, BankOptions):
+            _check_bank(self.llm, method)
         if not method.needs_llm or (self.llm is not None and self.llm.kind != "rules"):
             return self
         alone = without_search(self.environment)
@@ -331,10 +350,25 @@ class RunConfig(Model):
                 f"llm is {'missing' if self.llm is None else 'rules'}, and the offline rules know "
                 "geo alone, and arithmetic for strategy.kind p2o; but environment.kind is "
                 f"{world}{' with environment.search false' if alone else ''} and strategy.kind is "
-                f"{method.kind}; set llm to an OpenAI-compatible endpoint: "
-                "{kind: openai, model: …, base_url: …}"
+                f"{method.kind}; set llm to an OpenAI-compatible endpoint, {{kind: openai, model: …, "
+                "base_url: …}}, to your own, my_llm.py:MyLLM, or to a file of texts to try, "
+                "{{kind: bank, path: …}}"
             )
         return self
+
+
+def _check_bank(bank: BankOptions, method: Method[Any]) -> None:
+    both = len(method.evolves) > 1
+    if both and bank.hints is None:
+        raise ValueError(
+            f"llm.hints: missing; strategy.kind {method.kind} evolves instructions and hints: name a "
+            "file of hints, and in llm.path one of instructions"
+        )
+    if bank.hints is not None and method.needs_llm and not both:
+        raise ValueError(
+            f"llm.hints is set, but strategy.kind {method.kind} evolves {method.evolves[0]} alone; name "
+            "their file in llm.path"
+        )
 
 
 def load_config(

@@ -48,6 +48,7 @@ def run_schema() -> dict[str, Any]:
     sections["environment"] = _with_packages(
         sections["environment"], ENVIRONMENTS, {"type": "string"}
     )
+    sections["llm"]["anyOf"].append({"type": "string"})
     sections["strategy"] = _with_packages(sections["strategy"], GROUP)
     return {"$schema": DIALECT, **schema, "title": "cotune run file"}
 

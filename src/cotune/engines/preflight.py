@@ -42,8 +42,10 @@ from cotune.environments.environment_options import (
     VerifiersOptions,
 )
 from cotune.environments.math import hub_name
-from cotune.errors import ConfigError, EngineError
-from cotune.llm.client import OpenAIOptions
+from cotune.errors import BudgetError, ConfigError, EngineError, LLMError
+from cotune.llm.bank import BankLLM, BankOptions
+from cotune.llm.client import OpenAIClient, OpenAIOptions
+from cotune.llm.own import OwnLLMOptions, check_own, imported
 from cotune.policy.options import PolicyConfig
 from cotune.policy.policy_files import (
     cached_folder,
@@ -55,10 +57,11 @@ from cotune.policy.policy_files import (
 from cotune.protocols import Environment
 from cotune.rewards.functions import RewardFunctions, load_reward
 from cotune.rewards.reward_options import RewardConfig
-from cotune.run.ledger import Ledger
+from cotune.run.ledger import CostRow, Ledger
 from cotune.run.run_dir import RunDir
 from cotune.utils.importing import ENVIRONMENTS, import_object, load_registered
 from cotune.utils.packages import installed
+from cotune.utils.processes import launched_rank
 from cotune.utils.text import one_line, size
 
 if TYPE_CHECKING:
@@ -140,17 +143,27 @@ class Preflight:
     Args:
         config: the run file.
         new: whether the run folder has yet to be created.
-        patient: whether to wait for a retrieval server for as long as the run file allows.
+        patient: whether to wait for a server for as long as the run file allows.
+        ask_llm: whether to make one small call to the LLM; done in any case before training.
 
     Attributes:
         starting: whether these processes will train.
+        llm_calls: that call, with its retries and their cost.
     """
 
     starting = False
 
-    def __init__(self, config: RunConfig, *, new: bool = True, patient: bool = True) -> None:
+    def __init__(
+        self,
+        config: RunConfig,
+        *,
+        new: bool = True,
+        patient: bool = True,
+        ask_llm: bool = False,
+    ) -> None:
         self.config, self.engine = config, engine_of(config)
-        self._new, self._patient = new, patient
+        self._new, self._patient, self._ask_llm = new, patient, ask_llm
+        self.llm_calls: list[CostRow] = []
 
     def checks(self) -> list[Check]:
         """Return the checks, cheap ones first."""
@@ -169,6 +182,8 @@ class Preflight:
         ]
         own = trainer.check(self)
         needed = ("policy",) if self._drops else ()  # to count the tokens of questions
+        asks = (self._ask_llm or self.starting) and launched_rank() == 0
+        answers = Check("llm answers", self._llm_answers, here=True, needs=("llm",))
         return [
             *(check for check in cheap if self._new or check.name != "output"),
             *(check for check in own if "environment" not in check.needs),
@@ -177,6 +192,7 @@ class Preflight:
             *(check for check in own if "environment" in check.needs),
             Check("prompts", self._prompts, needs=("policy", "environment")),
             Check("policy.lora", self._layers, needs=("policy", "packages")),
+            *([answers] if asks else []),  # last, since it may cost something
         ]
 
     def findings(self) -> Iterator[Finding]:
@@ -276,6 +292,10 @@ class Preflight:
         return getattr(self.architecture.get_text_config(), "max_position_embeddings", None)
 
     # ---- checks that use those objects
+
+    def _llm_answers(self) -> list[Finding]:
+        found, self.llm_calls = llm_answers(self.config.proposer, self._patient)
+        return found
 
     def _environment(self) -> None:
         config, environment = self.config, self.environment
@@ -515,11 +535,17 @@ def packages(config: RunConfig) -> list[Finding]:
 
 
 def llm(options: LLMConfig | None) -> list[Finding]:
-    """Check that the environment variable with the LLM's key is set, without printing its value.
+    """Check what the LLM needs: a key in its environment variable, the file of a bank, an import.
 
     Raises:
-        ConfigError: the variable holds no key.
+        ConfigError: the variable holds no key, or a file or an object cannot be loaded.
     """
+    if isinstance(options, BankOptions):
+        BankLLM(options)
+        return [Finding(True, f"llm: {options.describe()}")]
+    if isinstance(options, OwnLLMOptions):
+        imported(options)
+        return [Finding(True, f"llm: {options.object} can be imported")]
     if not isinstance(options, OpenAIOptions):
         return []
     name = options.api_key_env
@@ -536,6 +562,34 @@ def llm(options: LLMConfig | None) -> list[Finding]:
     if name is None:
         return [Finding(True, "llm: no API key is sent")]
     return [Finding(True, f"llm: the environment variable {name} is set")]
+
+
+def llm_answers(
+    options: LLMConfig | None, patient: bool = True
+) -> tuple[list[Finding], list[CostRow]]:
+    """Check that the LLM answers one small call; return that call, too.
+
+    An LLM of the user's own is called only if it has a method `check`.
+
+    Args:
+        patient: whether to wait and retry as the run file allows, within limits.
+    """
+    if not isinstance(options, OpenAIOptions | OwnLLMOptions):
+        return [], []
+    with Ledger(":memory:") as ledger:
+        ledger.begin_attempt(None)
+        try:
+            if isinstance(options, OpenAIOptions):
+                wait = options.timeout_s if patient else min(options.timeout_s, _SERVER_S)
+                asked = replace(options, timeout_s=wait, retries=min(options.retries, int(patient)))
+                OpenAIClient(asked, ledger).check()
+            elif not check_own(options):
+                return [], []
+        except (LLMError, BudgetError) as error:
+            what = f"llm: a first call failed ({one_line(str(error))[:300]})"
+            fix = "correct llm, or set llm.optional: true to train without its proposals"
+            return [Finding(False, what, fix, blocks=not options.optional)], ledger.rows()
+        return [Finding(True, "llm: a first call was answered")], ledger.rows()
 
 
 def output(folder: Path) -> list[Finding]:

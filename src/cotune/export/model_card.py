@@ -16,7 +16,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup
 
 from cotune.config.run_file import Environment as EnvironmentOptions
-from cotune.config.run_file import LLMConfig, RulesConfig, RunConfig, dump_config
+from cotune.config.run_file import RunConfig, dump_config
 from cotune.data.dataset import DatasetConfig
 from cotune.errors import ConfigError
 from cotune.export.serving import Format, Serving, best_choice, finished
@@ -152,7 +152,7 @@ def write_card(
         command=_serve_command(config.policy.lora, base, kind, where or "path/to/this/folder"),
         source=_source(config.environment, config.dataset),
         settings=_settings(config),
-        proposer=_proposer(config.proposer),
+        proposer=inline(config.proposer.public_name) if config.proposer else "",
         versions=", ".join(f"{p} {found}" for p in _VERSIONED if (found := installed(p))),
         costs=costs,
         paid=policy_rollouts(totals.rollouts) if totals else 0,
@@ -277,16 +277,6 @@ def _settings(config: RunConfig) -> str:
     if named := sorted(config.training.engine_args):
         settings[f"also_set_of_{'SFTConfig' if supervised else 'GRPOConfig'}"] = named
     return yaml.safe_dump(settings, sort_keys=False, allow_unicode=True).strip()
-
-
-def _proposer(options: LLMConfig | None) -> Markup:
-    """Return the LLM that proposed instructions or hints; "" if the instruction is fixed."""
-    if options is None:
-        return Markup("")
-    # Not its address, which may be a machine's.
-    if isinstance(options, RulesConfig):
-        return Markup("cotune's offline rules")
-    return inline(options.model)
 
 
 def inline(text: str) -> Markup:

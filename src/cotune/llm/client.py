@@ -107,6 +107,11 @@ class OpenAIOptions:
         """Return the model's name and its address."""
         return f"{self.model} at {self.base_url or 'api.openai.com'}"
 
+    @property
+    def public_name(self) -> str:
+        """Return the model's name, without its address, which may be a machine's."""
+        return self.model
+
     def price(self, prompt_tokens: int, completion_tokens: int) -> float:
         """Return the price of a call: (prompt x its price + completion x its price) / 10^6."""
         return (
@@ -178,6 +183,14 @@ class OpenAIClient:
             BudgetError: the next attempt could exceed the budget; it was not made.
         """
         return self.chat([{"role": "user", "content": prompt}])
+
+    def check(self) -> None:
+        """Make one small call, so that an endpoint that does not answer is found before training.
+
+        Raises:
+            LLMError, BudgetError: as of `complete`.
+        """
+        self.complete("This is a test of the connection. Reply with the word yes.")
 
     def chat(self, messages: Sequence[Mapping[str, str]], stop: Sequence[str] = ()) -> Completion:
         """Return the model's reply to a dialogue; raise the errors of `complete`.
@@ -251,12 +264,20 @@ class MeteredLLM:
         ledger: the ledger in which its calls are recorded, at price 0.
         model: the name under which they are recorded.
         identity: identifies the LLM that answers; the name if that is enough.
+        optional: see `protocols.LLM`; None asks the LLM itself.
     """
 
-    def __init__(self, llm: LLM, ledger: Account, model: str, identity: str | None = None) -> None:
+    def __init__(
+        self,
+        llm: LLM,
+        ledger: Account,
+        model: str,
+        identity: str | None = None,
+        optional: bool | None = None,
+    ) -> None:
         self._llm = llm
         self.identity = identity or model
-        self.optional = bool(getattr(llm, "optional", False))
+        self.optional = bool(getattr(llm, "optional", False)) if optional is None else optional
         self._ledger = ledger
         self._model = model
 

@@ -16,7 +16,7 @@ from cotune.protocols import LLM, Codec, Comm, Environment, Rewards, Sampler, St
 from cotune.rollout.episode import new_episodes, run_episodes
 from cotune.rollout.metrics import trajectory_metrics
 from cotune.rollout.resampling import Resampling, resampled
-from cotune.run.evolution_log import EvolutionLog, LoggedPhase
+from cotune.run.evolution_log import EvolutionLog, LoggedPhase, llm_state, restore_llm
 from cotune.run.journal import Journal, Meter
 from cotune.types import Assignment, Limits, Progress, Prompt, Purpose, Sampling, Task, Trajectory
 from cotune.utils.progress import report
@@ -274,10 +274,12 @@ class Coordinator:
         self.meter.add_rollouts(purpose, len(trajectories), generated, seconds)
 
     def state_dict(self) -> State:
+        llm = llm_state(self.llm)
         return {
             "schema_version": STATE_SCHEMA,
             "step": self.step,
             "strategy": self.strategy.state_dict(),
+            **({} if llm is None else {"llm": llm}),
         }
 
     def load_state_dict(self, state: State) -> None:
@@ -288,6 +290,8 @@ class Coordinator:
             )
         self.step = int(state["step"])
         self.strategy.load_state_dict(state["strategy"])
+        if "llm" in state:
+            restore_llm(self.llm, state["llm"])
 
     def on_rank_zero(self, work: Callable[[], Any]) -> Any:
         """Run `work` on rank 0 while the others serve; all return its result or raise its error.

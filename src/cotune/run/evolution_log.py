@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Protocol, cast
 
 from cotune.errors import LLMError
-from cotune.protocols import LLM, Recorder
+from cotune.protocols import LLM, Recorder, State
 from cotune.run.json_files import Row, append_durably, exact_line
 from cotune.types import (
     Assignment,
@@ -185,6 +185,7 @@ class LoggedPhase:
         self._log, self._entries, self._record, self._what = log, entries, record, what
         self._roll_out, self._next_sampling, self._llm = roll_out, next_sampling, llm
         self.optional = bool(getattr(llm, "optional", False))
+        self.origin = str(getattr(llm, "origin", ""))
 
     def rollout(
         self, assignments: Sequence[Assignment], *, purpose: Purpose, greedy: bool = False
@@ -207,6 +208,8 @@ class LoggedPhase:
         row = self._recall(key) or self._asked(key, prompt)
         if "error" in row:
             raise LLMError(row["error"])
+        if "llm" in row:
+            restore_llm(self._llm, row["llm"])
         completion = Completion(**row["completion"])
         if completion.notice:
             self._record("notice", text=completion.notice)
@@ -219,6 +222,8 @@ class LoggedPhase:
             answer: Row = {"completion": asdict(self._llm.complete(prompt))}
         except LLMError as error:
             answer = {"error": str(error)}
+        if (state := llm_state(self._llm)) is not None:
+            answer["llm"] = state
         self._note(key, before, **answer)
         return answer
 
@@ -240,6 +245,18 @@ class LoggedPhase:
 
     def _note(self, key: str, before: int, **answer: object) -> None:
         self._log.note({"key": key, "entries": [before, self._entries.last_entry()], **answer})
+
+
+def llm_state(llm: LLM) -> State | None:
+    """Return the state of an LLM that has one; None for the others."""
+    state_dict: Callable[[], State] | None = getattr(llm, "state_dict", None)
+    return None if state_dict is None else state_dict()
+
+
+def restore_llm(llm: LLM, state: State) -> None:
+    """Restore a state; nothing for an LLM without one, which has replaced the saved one."""
+    if hasattr(llm, "load_state_dict"):
+        getattr(llm, "load_state_dict")(state)  # noqa: B009  not in the protocol
 
 
 def identity_of(llm: LLM) -> str:

@@ -263,6 +263,17 @@ class Ledger:
         if cursor.rowcount != 1:
             raise ValueError(f"reservation {reservation} is not open")
 
+    def add_check(self, row: "CostRow") -> None:
+        """Add a call that was made before the run began: its money is spent, but it is no method's."""
+        with self._lock:
+            self._db.execute(
+                "INSERT INTO entries (attempt, step, kind, model, state, prompt_tokens,"
+                " completion_tokens, estimated, money, error, seconds)"
+                " VALUES (0, 0, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                (row.kind, row.model, row.state, row.prompt_tokens, row.completion_tokens,
+                 row.estimated, row.money, row.error, row.seconds),
+            )  # fmt: skip
+
     def last_entry(self) -> int:
         """Return the number of the latest row; 0 in an empty ledger."""
         with self._lock:

@@ -249,7 +249,7 @@ def test_trainer_settings_stay_and_the_machines_do_not(tmp_path: Path) -> None:
         ({"strategy": {"kind": "sft"}}, {}, r"--dry-run runs steps of GRPO, but with .* sft"),
         ({"environment": {"kind": "math", "train": "a", "validation": 1, "test": 1},
           "llm": LLM}, {}, r"the offline rules propose nothing .* math; .* --ask-llm"),
-        ({}, {"ask_llm": True}, r"--ask-llm: the run file asks no endpoint"),
+        ({}, {"ask_llm": True}, r"--ask-llm: the run file asks no LLM"),
         ({"llm": LLM}, {"ask_llm": True}, r"COTUNE_TEST_KEY"),
         ({"environment": {"kind": "single_turn"}, "dataset": {"path": "a.jsonl"}, "llm": LLM,
           "rewards": ["exact_match"]}, {}, r"environment\.kind is single_turn; expected geo, search"),

@@ -347,7 +347,7 @@ def test_the_first_screen_says_what_was_run_and_what_it_cost(tmp_path: Path) -> 
     assert "no proposal of this phase was of use: LLMError: <503>" in words
     assert html.index('id="result"') < html.index('id="cost"') < html.index("Best instruction")
     assert html.index("Best instruction") < html.index('id="training"')
-    assert "Method inspo Model geo-1m LLM offline rules Seed 3 Steps 60" in words
+    assert "Method inspo Model geo-1m Proposer offline rules Seed 3 Steps 60" in words
     assert "Policy rollouts 13_200 train 12_000 verify 1_200" in words
     assert "Rollouts of evaluations, not counted above 1_800" in words
     # Overall and in each stratum, an interval.

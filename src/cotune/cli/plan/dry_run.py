@@ -18,7 +18,13 @@ from rich.console import Console
 from cotune.cli.library_settings import quiet_libraries
 from cotune.cli.plan.measured_plan import measured_steps
 from cotune.config.build import build_environment, describe_llm
-from cotune.config.run_file import LLMConfig, RunConfig, TrainingConfig, load_config
+from cotune.config.run_file import (
+    ASKS_A_MODEL,
+    LLMConfig,
+    RunConfig,
+    TrainingConfig,
+    load_config,
+)
 from cotune.data.corpus import corpus_rows
 from cotune.data.search_questions import read_split
 from cotune.engines.engine import Measured, engine_named
@@ -150,9 +156,9 @@ def _check(config: RunConfig, ask_llm: bool) -> None:
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ConfigError("--dry-run is for one process; start it without torchrun")
     if ask_llm:
-        if not isinstance(config.proposer, OpenAIOptions):
-            raise ConfigError("--ask-llm: the run file asks no endpoint; remove it")
-    elif config.method.needs_llm and world not in config.method.offline_worlds:
+        if not isinstance(config.proposer, ASKS_A_MODEL):
+            raise ConfigError("--ask-llm: the run file asks no LLM; remove it")
+    elif isinstance(config.proposer, ASKS_A_MODEL) and world not in config.method.offline_worlds:
         raise ConfigError(
             f"--dry-run: the offline rules propose nothing for strategy.kind {strategy} on "
             f"environment.kind {kind}; call the run file's LLM with --ask-llm"
@@ -210,7 +216,7 @@ def scaled_down(
     }
     if config.proposer is not None:
         replaced.append(_llm(config.proposer, ask_llm))
-        if not ask_llm:
+        if not ask_llm and isinstance(config.proposer, ASKS_A_MODEL):
             changes["llm"] = None
     replaced.append(
         f"sizes: {_STEPS} steps of {training.questions_per_step} questions × {training.group_size}, "
@@ -224,9 +230,9 @@ def _llm(options: LLMConfig, ask_llm: bool) -> str:
     """Describe the LLM that proposes, and whether the real run would have its key."""
     if ask_llm:
         return f"llm: {describe_llm(options)}, called"
-    if not isinstance(options, OpenAIOptions):
+    if not isinstance(options, ASKS_A_MODEL):
         return f"llm: {describe_llm(options)}, as the run file has it"
-    name = options.api_key_env
+    name = options.api_key_env if isinstance(options, OpenAIOptions) else None
     unset = name is not None and not os.environ.get(name)
     key = f"; {name}, which the real run needs, is not set" if unset else ""
     return f"llm: offline rules for {describe_llm(options)}{key}"

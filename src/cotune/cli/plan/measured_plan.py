@@ -10,14 +10,13 @@ from rich.console import Console
 from rich.table import Table
 
 from cotune.cli.step_progress import step_progress
-from cotune.cli.train import prepare
+from cotune.cli.train import passed
 from cotune.config.build import describe_llm
 from cotune.config.cost import Plan, plan_run
-from cotune.config.run_file import RunConfig, dump_config, load_config
+from cotune.config.run_file import ASKS_A_MODEL, RunConfig, dump_config, load_config
 from cotune.engines.engine import Measured, engine_of
 from cotune.errors import ConfigError, Stopped
 from cotune.experiments.report.pages import duration
-from cotune.llm.client import OpenAIOptions
 from cotune.protocols import Environment
 from cotune.run.journal import RunJournal, SilentJournal
 from cotune.run.run_dir import RunDir
@@ -48,7 +47,7 @@ def plan_by_steps(
             f"{config.strategy.kind} the run makes none; plan it without --steps"
         )
     steps = min(steps, config.training.steps)
-    if isinstance(config.proposer, OpenAIOptions):
+    if isinstance(config.proposer, ASKS_A_MODEL):
         console.print(
             f"LLM: {describe_llm(config.proposer)} is called if evolution falls due in these steps",
             markup=False,
@@ -84,7 +83,8 @@ def measured_steps(
         ConfigError: for the same reasons as in `cotune train`.
     """
     given = config.model_copy(update={"output": folder})
-    setup = prepare(given, folder, environment=environment)
+    checked = passed(given, environment=environment)
+    setup = checked.engine.prepare(checked, RunDir(folder, attempt=1).checkpoints_path)
     run, journal = _kept_for_now(given, folder, steps, console)
     with step_progress(console):
         return engine_of(given).measure(given, run, journal, setup, steps)

@@ -28,7 +28,7 @@ def plan(path: Path, console: Console, assignments: Sequence[str] = (), processe
         table.add_row(purpose, f"{count:,}", f"{count * per_rollout:,}")
     console.print(table)
     console.print(
-        f"LLM: {describe_llm(config.proposer)}; at most {planned.calls:,} proposals{_price(config, planned)}",
+        f"proposer: {describe_llm(config.proposer)}; at most {planned.calls:,} proposals{_price(config, planned)}",
         markup=False,
     )
     console.print(

@@ -75,7 +75,7 @@ def _facts(run: RecordedRun) -> list[tuple[str, str]]:
         ("Method", said.get("baseline") or given.get("strategy") or said.get("strategy")),
         ("Environment", given.get("environment")),
         ("Model", said.get("model") or given.get("model") or given.get("policy")),
-        ("LLM", said.get("llm")),
+        ("Proposer", said.get("llm")),
         ("Seed", given.get("seed") or said.get("seed")),
         ("Steps", str(run.steps or "")),
         (

@@ -144,7 +144,7 @@ def evolve_instruction(
     """
     record("gepa_phase", dev=len(dev), train=len(train), budget=search.budget)
     judge = Judge(Prompt, rollout)
-    lineage = _Lineage(search, step, record)
+    lineage = _Lineage(search, step, record, getattr(llm, "origin", "") or _ORIGIN)
     reflector = InstructionReflector(
         llm, rules, judge.met, lineage.invalid, record, view, description
     )
@@ -199,7 +199,8 @@ class _Lineage:
         critiques: the LLM's critique before each text.
     """
 
-    def __init__(self, search: Search, step: int, record: Recorder) -> None:
+    def __init__(self, search: Search, step: int, record: Recorder, origin: str = _ORIGIN) -> None:
+        self._origin = origin
         self.instructions = [Instruction("i0", search.seed)]
         self.critiques: dict[str, str] = {}
         self._ids = {search.seed: "i0"}
@@ -212,7 +213,7 @@ class _Lineage:
             id=f"i{len(self.instructions)}",
             text=text,
             parent=self._ids[parent],
-            origin=_ORIGIN,
+            origin=self._origin,
             born=self._step,
             critique=self.critiques.get(text, ""),
         )
@@ -240,7 +241,7 @@ class _Lineage:
             reason=reason,
             text=text,
             parent=self._ids[parent],
-            origin=_ORIGIN,
+            origin=self._origin,
             score=score,
             parent_score=parent_score,
         )

@@ -101,7 +101,8 @@ class Generator:
             rollout: the current policy; None to accept without verification.
             history: (instruction, score from 0 to 100), worst first, for the history proposer.
                 Its candidates inherit the provenance of all.
-            origin: label of the candidates' origin; the proposer's kind if empty.
+            origin: label of the candidates' origin, unless the LLM has one; the proposer's kind if
+                empty.
             last: whether this is the run's last phase.
             affordable: rollouts that may be spent on verification; None is no limit. A round that
                 could exceed it does not start.
@@ -111,6 +112,7 @@ class Generator:
         """
         accepted: list[Candidate] = []
         tried = [parent.text for parent in parents]
+        source = getattr(llm, "origin", "") or origin or proposer
         rounds = proposed = verified = paid = 0
         while len(accepted) < wanted and rounds < self._options.verification_rounds:
             rng = random.Random(f"inspo/{self._seed}/generate/{step}/{rounds}")
@@ -130,9 +132,7 @@ class Generator:
                 break
             proposed += len(proposal.candidates)
             name = f"c{step}.{rounds}"
-            candidates = self._valid_drafts(
-                proposal, parent, origin or proposer, name, tried, request, record
-            )
+            candidates = self._valid_drafts(proposal, parent, source, name, tried, request, record)
             tried += [c.text for c in candidates]
             if rollout is not None and candidates:
                 if not verified:

@@ -25,6 +25,9 @@ ProposerKind = Literal["reflection", "paraphrase", "history"]
 _CANDIDATE = re.compile(
     r"<\s*ins_(\d+)\s*>((?:(?!<\s*ins_\d+\s*>).)*?)<\s*/\s*ins_\1\s*>", re.DOTALL | re.IGNORECASE
 )
+_ASKED = re.compile(
+    r"List the candidates in <ins_1>\.\.\.</ins_1> to <ins_(\d+)>\.\.\.</ins_\1> tags\."
+)
 _OPENING = re.compile(r"<\s*ins_0*[1-9]\d*\s*>", re.IGNORECASE)
 _FENCED = re.compile(r"\A```[^\n]*\n(.*?)\n?```\Z", re.DOTALL)
 _THINK_TAG = re.compile(r"</?think>")
@@ -124,6 +127,12 @@ def _format_rules(parent: str, count: int, attempt: int) -> str:
     if attempt > 1:
         lines.append(f"This is request {attempt} for this prompt: differ from what came before.")
     return "\n".join(lines)
+
+
+def candidates_asked(prompt: str) -> int | None:
+    """Return how many candidates a prompt of this module asks for; None for another prompt."""
+    found = _ASKED.search("\n".join(prompt.splitlines()[-2:]))  # above may be texts of models
+    return None if found is None else int(found[1])
 
 
 def parse_candidates(text: str) -> list[str]:

@@ -1,0 +1,108 @@
+"""An LLM that the user brings: any object with `complete(prompt)`."""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Literal, cast
+
+from cotune.errors import ConfigError, LLMError
+from cotune.protocols import LLM
+from cotune.utils.importing import import_object
+from cotune.utils.text import one_line
+
+_OBJECT = re.compile(r"[^\s:]+:[A-Za-z_][\w.]*")
+_made: dict[str, LLM] = {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnLLMOptions:
+    """An object of your own with `complete(prompt)`; `llm: my_llm.py:MyLLM` is short for it.
+
+    Attributes:
+        kind: "python".
+        object: `package.module:name` or `file.py:name` of an object, or of a class without required
+            arguments. `complete` returns a text or a `cotune.Completion`, and raises `cotune.LLMError`
+            if there is no reply. If it has `check()`, doctor and train call it before training.
+        optional: whether a run goes on if all proposals of two phases in a row fail.
+    """
+
+    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
+
+    kind: Literal["python"] = "python"
+    object: str
+    optional: bool = False
+
+    def __post_init__(self) -> None:
+        if not _OBJECT.fullmatch(self.object):
+            raise ValueError(
+                "object is not of the form package.module:name or file.py:name (what came is not shown: "
+                "it may be a key)"
+            )
+
+    def describe(self) -> str:
+        """Return the name of the object."""
+        return self.object
+
+    @property
+    def public_name(self) -> str:
+        """Return the name of the object, without its folder."""
+        return Path(self.object).name
+
+
+def own_llm(options: OwnLLMOptions, *, keep: bool = False) -> LLM:
+    """Return the object, made from its class if it is one.
+
+    Args:
+        keep: whether the next call returns the same one; making it may load a model.
+
+    Raises:
+        ConfigError: it cannot be imported or made, or has no `complete`.
+    """
+    found: Any = _made.pop(options.object, None)
+    if found is None:
+        found = imported(options)
+        if isinstance(found, type):
+            found = _instance(cast("type[Any]", found), options.object)
+    if keep:
+        _made[options.object] = found
+    return cast("LLM", found)
+
+
+def imported(options: OwnLLMOptions) -> object:
+    """Return the object or the class, which has `complete`; raise the errors of `own_llm`."""
+    found = import_object(options.object, "llm.object")
+    if not callable(getattr(found, "complete", None)):
+        raise ConfigError(
+            f"llm.object: {options.object} is of {type(found).__name__}, which has no "
+            "complete(prompt); expected an object or a class that has it"
+        )
+    return found
+
+
+def check_own(options: OwnLLMOptions) -> bool:
+    """Call the object's `check`; return whether it has one. The next `own_llm` returns the object.
+
+    Raises:
+        LLMError: the check raised.
+        ConfigError: see `own_llm`.
+    """
+    check = getattr(own_llm(options, keep=True), "check", None)
+    if check is None:
+        return False
+    try:
+        check()
+    except LLMError:
+        raise
+    except Exception as error:  # its own code may raise anything
+        raise LLMError(f"{type(error).__name__}: {error}") from error
+    return True
+
+
+def _instance(made: type[Any], name: str) -> Any:
+    try:
+        return made()
+    except Exception as error:  # its own code may raise anything
+        raise ConfigError(
+            f"llm.object: {name}() raised {one_line(f'{type(error).__name__}: {error}')[:200]}; expected "
+            "a class without required arguments, or an object"
+        ) from error

@@ -1,0 +1,127 @@
+"""Texts that the user wrote in the place of an LLM's proposals."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from cotune.errors import BudgetError, ConfigError, LLMError
+from cotune.llm.bank import BankLLM, BankOptions, read_bank
+from cotune.methods.gepa.gepa import instruction_prompt, read_instruction
+from cotune.methods.inspo.proposers import history_prompt, paraphrase_prompt, parse_candidates
+from cotune.methods.p2o.hint_evolution import read_hint
+from cotune.methods.text_evolution import gepa_prompt
+from cotune.run.evolution_log import EvolutionLogs, LoggedPhase
+from cotune.run.ledger import Ledger
+from cotune.types import Sampling
+
+EXAMPLES = [{"Inputs": "1 + 1?", "Generated Outputs": "3", "Feedback": "Wrong."}]
+REWRITES = paraphrase_prompt("Add. List the candidates in tags.", 2, attempt=3)
+HINTS = gepa_prompt("Carry the one.", EXAMPLES)
+INSTRUCTION = instruction_prompt("Add.", EXAMPLES, ())
+
+
+def bank(folder: Path, text: str, seed: int = 0, **options: object) -> BankLLM:
+    path = folder / "bank.txt"
+    path.write_text(text, encoding="utf-8")
+    return BankLLM(BankOptions(path=path, **options), seed)  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize(
+    ("text", "entries"),
+    [
+        ("\ufeffone\n\n two \nlines\n\n\none\n", ["one", "two \nlines"]),
+        ("one\n\nmore\n---\ntwo\n-----  \n\n---\n", ["one\n\nmore", "two"]),
+        ("a --- b\r\n\r\nc", ["a --- b", "c"]),
+    ],
+)
+def test_entries_are_parted_by_blank_lines_or_by_rules(
+    tmp_path: Path, text: str, entries: list[str]
+) -> None:
+    (tmp_path / "x").write_bytes(text.encode())
+    assert read_bank(tmp_path / "x", "llm.path") == entries
+
+
+@pytest.mark.parametrize(
+    ("content", "match"),
+    [
+        (None, r"^llm.path: cannot read .*bank: No such file"),
+        (b"\xff\xfe\x00", "not UTF-8 text"),
+        (b" \n---\n", "holds no text"),
+        (b"fine\n\nnot </INS_1 > fine", "text 2 of .* contains </INS_1 >"),
+        (b"```python", "text 1 of .* contains ```"),
+    ],
+)
+def test_a_bank_that_cannot_propose_is_refused(
+    tmp_path: Path, content: bytes | None, match: str
+) -> None:
+    if content is not None:
+        (tmp_path / "bank").write_bytes(content)
+    with pytest.raises(ConfigError, match=match) as caught:
+        read_bank(tmp_path / "bank", "llm.path")
+    assert "\n" not in str(caught.value)
+
+
+def test_each_proposer_gets_the_next_entries_as_it_reads_them(tmp_path: Path) -> None:
+    found = bank(tmp_path, "\n\n".join("abcdefg"))
+    assert parse_candidates(found.complete(REWRITES).text) == ["a", "b"]
+    assert read_hint(found.complete(HINTS).text) == "c"
+    assert read_instruction(found.complete(INSTRUCTION).text) == ("", "d")
+    history = history_prompt([("Add.", 50.0)], "Add.", 4)
+    assert parse_candidates(found.complete(history).text) == ["e", "f", "g"]  # all that are left
+    with pytest.raises(BudgetError, match=r"bank.txt is exhausted: its 7 texts"):
+        found.complete(HINTS)
+    with pytest.raises(LLMError, match="INSPO, GEPA and P²O only"):
+        found.complete("What is a bank?")
+
+
+def test_hints_have_a_file_of_their_own(tmp_path: Path) -> None:
+    (tmp_path / "hints").write_text("h\n\ni", encoding="utf-8")
+    found = bank(tmp_path, "a\n\nb", hints=tmp_path / "hints")
+    said = [found.complete(prompt).text for prompt in (HINTS, INSTRUCTION, HINTS)]
+    assert said == ["```\nh\n```", "```\na\n```", "```\ni\n```"]
+
+
+def test_a_random_order_is_the_seeds_and_stays_when_entries_are_added(tmp_path: Path) -> None:
+    def order(text: str, seed: int) -> list[str]:
+        found = bank(tmp_path, text, seed, order="random")
+        return [read_hint(found.complete(HINTS).text) for _ in text.split()]
+
+    six, seven = "\n\n".join("abcdef"), "\n\n".join("abcdefg")
+    assert order(six, 1) == order(six, 1) != order(six, 2)
+    assert sorted(order(six, 1)) == list("abcdef") != order(six, 1)
+    assert [entry for entry in order(seven, 1) if entry != "g"] == order(six, 1)
+
+
+def test_what_was_proposed_is_saved_and_is_not_proposed_again(tmp_path: Path) -> None:
+    first = bank(tmp_path, "a\n\nb\n\nc")
+    first.complete(REWRITES)
+    again = bank(tmp_path, "new\n\na\n\nb\n\nc")  # an entry is added before the resume
+    again.load_state_dict(json.loads(json.dumps(first.state_dict())))
+    assert parse_candidates(again.complete(REWRITES).text) == ["new", "c"]
+
+
+def test_a_phase_that_was_cut_off_goes_on_after_its_last_entry(tmp_path: Path) -> None:
+    logs = EvolutionLogs(tmp_path / "evolution")
+    logs.go_on_from(0)
+    with Ledger(":memory:") as ledger:
+        ledger.begin_attempt(None)
+
+        def phase() -> LoggedPhase:
+            found = bank(tmp_path, "a\n\nb\n\nc")
+            return LoggedPhase(
+                logs.open(1),
+                lambda *_: [],
+                lambda *_: Sampling(),
+                found,
+                ledger,
+                lambda *_, **__: None,
+            )
+
+        cut_off = phase()
+        said = [cut_off.complete(HINTS).text for _ in range(2)]
+        resumed = phase()
+        assert resumed.origin == "bank"
+        assert [resumed.complete(HINTS).text for _ in range(2)] == said
+        assert resumed.complete(HINTS).text == "```\nc\n```"
+        assert ledger.totals().llm_calls == 0  # no model was asked
