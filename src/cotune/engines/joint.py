@@ -8,6 +8,7 @@ from cotune.config.build import build_llm, initial_instruction
 from cotune.config.resuming import changeable, changes, identity, renewed
 from cotune.config.run_file import RunConfig
 from cotune.config.strategy import build_strategy
+from cotune.engines.undamaged import Chosen
 from cotune.errors import ConfigError
 from cotune.policy.codec import HFCodec
 from cotune.protocols import LLM, Environment, Rewards, State, Strategy
@@ -91,11 +92,13 @@ class TrainingRun:
         parts: the parts of the run other than its trainer.
         coordinator: rolls out and consults the strategy.
         batches: the number of steps trained so far.
+        chosen: the checkpoint that this run resumes from, if the engine chose it.
     """
 
     parts: Parts
     coordinator: Coordinator
     batches: int = 0
+    chosen: Chosen | None = None
 
     @property
     def ended_early(self) -> str:
@@ -147,11 +150,14 @@ class TrainingRun:
             saved: the state saved at that step; its `changeable`, if present, holds the values of
                 the run file at that time.
         """
-        now = self.parts.changeable
+        now, chosen = self.parts.changeable, self.chosen or Chosen()
+        self.parts.journal.check_committed(chosen.logs)
         self.parts.meter.begin_attempt(step)
         self.parts.journal.cut_back(step)
         changed = changes(saved.get("changeable", now), now)
         self.parts.journal.event("resumed", step, from_step=step, changed=changed)
+        for text in chosen.notices:
+            self.parts.journal.event("notice", step, text=text)
 
     def record_under(self, step: int) -> None:
         """Record what follows under a step."""

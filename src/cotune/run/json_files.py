@@ -161,7 +161,7 @@ def append_durably(path: Path, data: bytes) -> None:
         _sync_folder(path.parent)
 
 
-def _complete_lines(path: Path) -> list[bytes]:
+def complete_lines(path: Path) -> list[bytes]:
     """Return the lines of a JSONL file without a torn last one."""
     if not path.exists():
         return []
@@ -175,7 +175,7 @@ def read_jsonl(path: Path) -> list[Row]:
         ConfigError: a finished line is not a JSON object.
     """
     rows: list[Row] = []
-    for number, line in enumerate(_complete_lines(path), 1):
+    for number, line in enumerate(complete_lines(path), 1):
         try:
             row = json.loads(line)
         except ValueError as error:

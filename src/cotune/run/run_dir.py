@@ -18,13 +18,15 @@ Whole files are replaced atomically. JSONL files are appended to, one write a li
 once its newline is written, so a kill in the middle of an append costs that line only.
 """
 
+import hashlib
 import json
+import os
 import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Self, cast
+from typing import Any, Self, cast
 
 import yaml
 
@@ -33,6 +35,7 @@ from cotune.run.evolution_log import EvolutionLog, EvolutionLogs
 from cotune.run.json_files import (
     Row,
     check_folder,
+    complete_lines,
     drop_torn_line,
     json_line,
     plain,
@@ -42,6 +45,7 @@ from cotune.run.json_files import (
     write_new,
 )
 from cotune.run.locks import RUN_LOCK
+from cotune.run.manifest import MANIFEST
 from cotune.types import Purpose, Trajectory
 
 SCHEMA_VERSION = 1
@@ -49,6 +53,7 @@ _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast, if
 _INSTRUCTION_KEYS = (
     "id", "parent", "text", "origin", "born", "critique", "score", "parent_score", "shown",
 )  # fmt: skip
+_BLOCK = 2**20  # bytes
 _ROW_KEYS = frozenset({"time", "attempt", "step"})
 _PURPOSE = re.compile(r"[a-z][a-z_]*")
 _TRAJECTORY_FILE = re.compile(r"([a-z][a-z_]*)-(\d{6,})\.jsonl")
@@ -106,6 +111,7 @@ class RunDir:
         self.path = path
         self.attempt = attempt
         self._repaired: set[Path] = set()
+        self._hashed: dict[Path, tuple[int, Any]] = {}  # bytes hashed so far, and the hash object
         self._evolution = EvolutionLogs(path / "evolution")
         self.config_path = path / "run.yaml"
         self.events_path = path / "events.jsonl"
@@ -205,6 +211,37 @@ class RunDir:
         head = {"step": step, "attempt": self.attempt, "purpose": purpose}
         self._append(path, (head | trajectory_row(t) for t in trajectories), "trajectory")
 
+    def committed(self) -> dict[str, tuple[int, str]]:
+        """Return (bytes, SHA-256) of each log so far; a checkpoint commits to them."""
+        logs = (self.events_path, self.metrics_path, self.instructions_path)
+        return {path.name: self._committed(path) for path in logs if path.exists()}
+
+    def _committed(self, path: Path) -> tuple[int, str]:
+        with path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            known, digest = self._hashed.get(path, (0, hashlib.sha256()))
+            file.seek(known)  # lines are only appended, so what was hashed before stays
+            while block := file.read(_BLOCK):
+                digest.update(block)
+        self._hashed[path] = size, digest
+        return size, digest.hexdigest()
+
+    def check_committed(self, logs: Mapping[str, tuple[int, str]]) -> None:
+        """Check the logs against what a checkpoint says of them; later lines may follow.
+
+        Raises:
+            ConfigError: one is damaged, cut off or missing.
+        """
+        for name, (size, digest) in logs.items():
+            path = self.path / name
+            begin = path.read_bytes()[:size] if path.is_file() else b""
+            if len(begin) != size or hashlib.sha256(begin).hexdigest() != digest:
+                raise ConfigError(
+                    f"{path}: its first {size:,} bytes are not what the checkpoint was saved with; "
+                    f"restore the file, or remove the {MANIFEST} of the checkpoint to resume "
+                    "without a check"
+                )
+
     def evolution_log(self, step: int) -> EvolutionLog:
         """Return the log of the phase before a step's rollouts; empty if it cannot be resumed."""
         return self._evolution.open(step)
@@ -263,6 +300,7 @@ class RunDir:
         self._evolution.go_on_from(max(0, step))
         mark = {"time": round(time.time(), 3), "attempt": attempt, "step": step, "kind": "cut_back"}
         self._cut(self.events_path, step, [mark])
+        self._hashed.clear()
         self.attempt = attempt
 
     def _load_yaml(self) -> Row:
@@ -310,8 +348,10 @@ class RunDir:
     def _cut(self, path: Path, step: int, extra: Sequence[Row]) -> None:
         if not path.exists() and not extra:
             return
-        rows = [row for row in read_jsonl(path) if row["step"] <= step]
-        write_atomic(path, b"".join(json_line(row, path.name) for row in [*rows, *extra]))
+        # The lines that stay are not written anew: a checkpoint may have committed to their bytes.
+        lines = zip(complete_lines(path), read_jsonl(path), strict=True)
+        kept = [line + b"\n" for line, row in lines if row["step"] <= step]
+        write_atomic(path, b"".join((*kept, *(json_line(row, path.name) for row in extra))))
 
     def _trajectory_file(self, step: int, purpose: Purpose) -> Path:
         if not _PURPOSE.fullmatch(purpose):

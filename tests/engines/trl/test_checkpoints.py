@@ -7,6 +7,8 @@ import pytest
 import torch
 
 from cotune.engines.trl.checkpoints import (
+    choose_checkpoint,
+    complete_checkpoint,
     drop_orphans,
     drop_torn,
     latest_checkpoint,
@@ -15,8 +17,13 @@ from cotune.engines.trl.checkpoints import (
     state_path,
 )
 from cotune.errors import ConfigError
+from cotune.run.journal import SilentJournal
+from cotune.run.manifest import MANIFEST
 from cotune.types import Progress
 from tests.engines.trl.setup import Counting, Run, start
+
+SAVING = {"save_strategy": "steps", "save_steps": 1, "save_total_limit": 2}
+TIME_LIKE = {"step_time", "time", "attempt"}
 
 
 def whole_pair(folder: Path, step: int) -> Path:
@@ -102,6 +109,103 @@ def test_shards_without_their_metadata_are_torn(tmp_path: Path, name: str) -> No
     assert latest_checkpoint(tmp_path) == folder.parent
 
 
+def sealed_pair(folder: Path, step: int) -> Path:
+    """A whole pair with its manifest."""
+    trainers = whole_pair(folder, step)
+    for name in ("model.safetensors", "optimizer.pt", "rng_state.pth", "scheduler.pt"):
+        (trainers / name).write_bytes(name.encode() * 9)
+    complete_checkpoint(folder, step, SilentJournal())
+    return trainers
+
+
+def damage(file: Path, how: str) -> None:
+    whole = file.read_bytes()
+    at = len(whole) // 2
+    file.unlink()
+    changed = {
+        "emptied": b"",
+        "halved": whole[:at],
+        "flipped": whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :],
+    }
+    if how in changed:
+        file.write_bytes(changed[how])
+
+
+@pytest.mark.parametrize("how", ["emptied", "halved", "flipped", "missing"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "model.safetensors", "optimizer.pt", "rng_state.pth", "scheduler.pt", "trainer_state.json",
+        "../cotune-state-8.json", MANIFEST,
+    ],
+)  # fmt: skip
+def test_the_newest_pair_whose_manifest_holds_is_taken(tmp_path: Path, name: str, how: str) -> None:
+    sealed_pair(tmp_path, 4)
+    newer = sealed_pair(tmp_path, 8)
+    assert choose_checkpoint(tmp_path).notices == ()
+    damage(newer / name, how)
+    chosen = choose_checkpoint(tmp_path)
+    if (name, how) == (MANIFEST, "missing"):  # as an earlier version left it
+        assert chosen.path == newer
+        (notice,) = chosen.notices
+        assert notice == "checkpoint-8 is from an earlier version: its files are not checked"
+        return
+    assert chosen.path == tmp_path / "checkpoint-4"
+    (notice,) = chosen.notices
+    victim = (newer / name).resolve()
+    assert notice == f"checkpoint-8 is passed over: {victim} is damaged or missing"
+    assert chosen.damaged == (newer,)
+    chosen.set_aside()
+    assert sorted(p.name for p in tmp_path.glob("*checkpoint-*")) == [
+        "checkpoint-4",
+        "damaged-checkpoint-8",
+    ]
+    # If no pair is whole the run does not start over, which would remove its logs.
+    damage(tmp_path / "checkpoint-4" / "optimizer.pt", "flipped")
+    with pytest.raises(ConfigError, match=r"optimizer\.pt: is damaged or missing, and no older"):
+        choose_checkpoint(tmp_path)
+
+
+def test_a_damaged_checkpoint_that_the_trainer_chose_is_refused(tmp_path: Path) -> None:
+    start(tmp_path, **SAVING).trainer.train()
+    folder = tmp_path / "checkpoints"
+    assert choose_checkpoint(folder).path == folder / "checkpoint-2"
+    assert choose_checkpoint(folder).notices == ()
+    logs = choose_checkpoint(folder).logs
+    assert logs.keys() == {"events.jsonl", "metrics.jsonl"}
+    weights = folder / "checkpoint-2" / "model.safetensors"
+    whole = weights.read_bytes()
+    weights.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    assert choose_checkpoint(folder).path == folder / "checkpoint-1"
+    run = start(tmp_path, resume=True, **SAVING, max_steps=3)
+    with pytest.raises(ConfigError, match=r"model\.safetensors: is damaged .* older checkpoint"):
+        run.trainer.train(resume_from_checkpoint=str(weights.parent))
+    run.joint.chosen = choose_checkpoint(folder)
+    run.joint.chosen.set_aside()
+    run.trainer.train(resume_from_checkpoint=str(run.joint.chosen.path))
+    told = [row["text"] for row in run.folder.read_events() if row["kind"] == "notice"]
+    assert told == [f"checkpoint-2 is passed over: {weights} is damaged or missing"]
+    assert [row["step"] for row in numbers(run)] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("name", ["events.jsonl", "metrics.jsonl"])
+def test_a_log_that_is_not_what_the_checkpoint_committed_to_ends_a_resume(
+    tmp_path: Path, name: str
+) -> None:
+    start(tmp_path, **SAVING).trainer.train()
+    folder, log = tmp_path / "checkpoints", tmp_path / "run" / name
+    whole = log.read_bytes()
+    log.write_bytes(whole.replace(b"step", b"stem", 1))
+    run = start(tmp_path, resume=True, **SAVING, max_steps=3)
+    run.joint.chosen = choose_checkpoint(folder)
+    before = log.read_bytes()
+    with pytest.raises(
+        ConfigError, match=rf"{name}: its first .* bytes are not what the checkpoint"
+    ):
+        run.trainer.train(resume_from_checkpoint=str(folder / "checkpoint-2"))
+    assert log.read_bytes() == before
+
+
 def test_states_are_dropped_with_the_checkpoints_they_belong_to(tmp_path: Path) -> None:
     whole_pair(tmp_path, 4)
     for step in (2, 6):
@@ -123,10 +227,6 @@ def test_only_trainer_folders_whose_save_was_cut_off_are_dropped(tmp_path: Path)
     drop_torn(tmp_path)
     names = sorted(p.name for p in tmp_path.glob("checkpoint-*"))
     assert names == ["checkpoint-4", "checkpoint-8", "checkpoint-notes"]
-
-
-SAVING = {"save_strategy": "steps", "save_steps": 1, "save_total_limit": 2}
-TIME_LIKE = {"step_time", "time", "attempt"}
 
 
 def numbers(run: Run) -> list[dict[str, Any]]:

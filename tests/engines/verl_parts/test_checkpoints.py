@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from cotune.engines.verl.checkpoints import (
+    choose_checkpoint,
     drop_later,
     keep_newest,
     latest_checkpoint,
@@ -12,6 +13,8 @@ from cotune.engines.verl.checkpoints import (
     save_state,
     step_folder,
 )
+from cotune.run.journal import SilentJournal
+from cotune.run.manifest import MANIFEST
 
 
 def theirs(folder: Path, step: int) -> Path:
@@ -54,6 +57,23 @@ def test_a_torn_pair_is_passed_over(text: str | None, tmp_path: Path) -> None:
     if text is not None:
         (torn / "cotune-state.json").write_text(text)
     assert latest_checkpoint(tmp_path) == step_folder(tmp_path, 2)
+
+
+@pytest.mark.parametrize("name", ["actor/model.pt", "cotune-state.json", MANIFEST])
+def test_a_damaged_pair_is_passed_over(name: str, tmp_path: Path) -> None:
+    for step in (2, 4):
+        save_state(theirs(tmp_path, step), {"batches": step}, SilentJournal())
+    assert choose_checkpoint(tmp_path).notices == ()
+    newest = step_folder(tmp_path, 4)
+    (newest / name).write_bytes(b"damaged")
+    chosen = choose_checkpoint(tmp_path)
+    assert chosen.path == step_folder(tmp_path, 2)
+    assert chosen.notices == (
+        f"global_step_4 is passed over: {newest / name} is damaged or missing",
+    )
+    chosen.set_aside()
+    assert kept(tmp_path) == [2]
+    assert (tmp_path / "damaged-global_step_4" / "actor").is_dir()
 
 
 def test_of_older_pairs_the_newest_are_kept_and_torn_ones_go(tmp_path: Path) -> None:

@@ -5,6 +5,9 @@ last. A pair is therefore complete if both that file and the state can be read, 
 moment leaves the previous pair intact. With several processes, the others may still be writing at
 that point, so their files are checked as well: each process's random state and, under DeepSpeed,
 its part of the optimizer. FSDP2 writes `.metadata` after all of its shards.
+
+Last of all comes the manifest with the hash of every file, once all processes have written. A pair
+from an earlier version, or one that a kill cut off from its manifest, is complete without it.
 """
 
 import json
@@ -14,8 +17,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from cotune.engines.undamaged import Chosen, newest_undamaged, write_manifest
 from cotune.protocols import State
+from cotune.run.journal import Journal
 from cotune.run.json_files import write_json_atomic
+from cotune.run.manifest import MANIFEST
 
 
 def state_path(folder: Path, step: int) -> Path:
@@ -34,12 +40,31 @@ def load_state(folder: Path, step: int) -> State | None:
 
 
 def latest_checkpoint(folder: Path) -> Path | None:
-    """Return the trainer folder of the newest complete pair, or None."""
-    for step, path in sorted(_trainer_folders(folder), reverse=True):
-        state = load_state(folder, step)
-        if state and _is_whole(path, state):
-            return path
-    return None
+    """Return the trainer folder of the newest complete and undamaged pair, or None."""
+    return choose_checkpoint(folder).path
+
+
+def choose_checkpoint(folder: Path) -> Chosen:
+    """Return the newest complete and undamaged pair, and what to tell about the others.
+
+    Raises:
+        ConfigError: there are complete pairs, and all are damaged.
+    """
+    newest_first = sorted(_trainer_folders(folder), reverse=True)
+    return newest_undamaged(path for step, path in newest_first if _is_complete(folder, step, path))
+
+
+def complete_checkpoint(folder: Path, step: int, journal: Journal) -> None:
+    """Write the manifest of a pair whose files are all written."""
+    ours = state_path(folder, step)
+    write_manifest(folder / f"checkpoint-{step}", journal, (ours,) if ours.exists() else ())
+
+
+def _is_complete(folder: Path, step: int, path: Path) -> bool:
+    if (path / MANIFEST).exists():
+        return True
+    state = load_state(folder, step)
+    return bool(state) and _is_whole(path, state or {})
 
 
 def drop_torn(folder: Path) -> None:
@@ -48,8 +73,8 @@ def drop_torn(folder: Path) -> None:
     Deletes only folders of cotune's own saves: those that have a state file beside them.
     """
     for step, path in _trainer_folders(folder):
-        if state_path(folder, step).exists() and not _is_whole(
-            path, load_state(folder, step) or {}
+        if state_path(folder, step).exists() and not (
+            (path / MANIFEST).exists() or _is_whole(path, load_state(folder, step) or {})
         ):
             shutil.rmtree(path)
 

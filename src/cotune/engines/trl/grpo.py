@@ -11,7 +11,7 @@ from cotune.engines.best_policy import BestPolicy
 from cotune.engines.comm import world
 from cotune.engines.evaluation import Outcome, RunEvaluation
 from cotune.engines.joint import run_parts
-from cotune.engines.trl.checkpoints import latest_checkpoint, load_state
+from cotune.engines.trl.checkpoints import choose_checkpoint, load_state
 from cotune.engines.trl.checks import steps_per_batch
 from cotune.engines.trl.joint_trainer import JointTrainer
 from cotune.engines.trl.run_file_setup import Setup, prepare
@@ -64,7 +64,7 @@ def train(
         # A run that was stopped after its last step is evaluated without another rollout.
         joint.bind(trainer)
         tensorboard_into(joint, run.path / "tensorboard")
-        checkpoint = latest_checkpoint(run.checkpoints_path) if resume else None
+        checkpoint = _chosen(joint, run.checkpoints_path) if resume else None
         if resume and checkpoint is None:
             journal.cut_back(-1)
             journal.event(
@@ -80,6 +80,9 @@ def train(
         if checkpoint is not None and (state := _state_of(checkpoint)) is not None:
             joint.check_identity(state)
             check_spread(state, trainer)  # before the trainer loads weights of a different shape
+        if joint.chosen is not None and world().rank == 0:
+            journal.check_committed(joint.chosen.logs)
+            joint.chosen.set_aside()
         over = checkpoint is not None and budget.spent() and went_to_its_end(joint, checkpoint)
         if not config.has_batches:
             joint.evolve_only()
@@ -88,6 +91,13 @@ def train(
         outcome = evaluation.finish(joint)
         close_reports(joint)
         return outcome
+
+
+def _chosen(joint: TRLJoint, folder: Path) -> Path | None:
+    """Return the checkpoint to resume from, which the first process chooses."""
+    chosen = choose_checkpoint(folder) if world().rank == 0 else None
+    joint.chosen = chosen = world().broadcast(chosen)
+    return chosen.path
 
 
 def build_trainer(

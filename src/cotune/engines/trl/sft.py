@@ -19,7 +19,7 @@ from cotune.config.cost import accumulation
 from cotune.config.run_file import RunConfig, TrainingConfig
 from cotune.engines.evaluation import Outcome, RunEvaluation
 from cotune.engines.joint import Parts, run_parts
-from cotune.engines.trl.checkpoints import latest_checkpoint, load_state
+from cotune.engines.trl.checkpoints import choose_checkpoint, load_state
 from cotune.engines.trl.checks import check_devices, held_to_one_gpu
 from cotune.engines.trl.grpo import TRLBest, lost_steps
 from cotune.engines.trl.run_file_setup import (
@@ -264,11 +264,14 @@ def _begin(
 ) -> Path | None:
     """Start an attempt; return the checkpoint to resume from, if there is one."""
     journal, meter = joint.parts.journal, joint.parts.meter
-    checkpoint = latest_checkpoint(run.checkpoints_path) if resume else None
+    joint.chosen = choose_checkpoint(run.checkpoints_path) if resume else None
+    checkpoint = joint.chosen.path if joint.chosen else None
     if checkpoint is not None:
         evaluation.check()
         step = int(checkpoint.name.removeprefix("checkpoint-"))
         joint.resume(cast(State, load_state(run.checkpoints_path, step)))
+        if joint.chosen is not None:
+            joint.chosen.set_aside()
         return checkpoint
     if resume:
         evaluation.forget()

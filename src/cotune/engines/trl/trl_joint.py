@@ -46,6 +46,7 @@ from cotune.engines.trl.sharding import check_spread, spread, whole_weights
 from cotune.engines.trl.trackers import TrackerCallback
 from cotune.engines.trl.trl_run import CheckpointCallback, TRLRun
 from cotune.engines.trl.vllm_sampler import VLLMSampler, engine_context, sampling_logprobs
+from cotune.engines.undamaged import check_resumed
 from cotune.errors import ConfigError
 from cotune.methods.p2o.context_distillation import reweighs
 from cotune.policy.codec import HFCodec
@@ -357,6 +358,8 @@ class JointCallback(CheckpointCallback[TRLJoint]):
                 f"{joint.state_folder}: checkpoint-{state.global_step} has no readable "
                 f"cotune-state-{state.global_step}.json beside it; resume from one that has"
             )
+        if joint.chosen is None and self._writes:  # the trainer has chosen it
+            check_resumed(joint.state_folder / f"checkpoint-{state.global_step}")
         joint.resume(saved)
 
     def on_substep_end(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:

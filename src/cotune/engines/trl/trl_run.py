@@ -8,7 +8,12 @@ from typing import Any, Generic, TypeVar, cast
 from transformers import PreTrainedModel, Trainer, TrainerCallback, TrainerState
 
 from cotune.engines.joint import TrainingRun
-from cotune.engines.trl.checkpoints import drop_orphans, drop_torn, save_state
+from cotune.engines.trl.checkpoints import (
+    complete_checkpoint,
+    drop_orphans,
+    drop_torn,
+    save_state,
+)
 from cotune.engines.trl.sharding import gathered
 from cotune.errors import EngineError
 
@@ -89,9 +94,12 @@ class CheckpointCallback(TrainerCallback, Generic[AnyRun]):
             self._save_state(state)
 
     def on_save(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:
+        self._joint.coordinator.comm.gather(None)  # wait until every process has written its files
         if self._writes:
+            journal = self._joint.parts.journal
+            complete_checkpoint(self._joint.state_folder, state.global_step, journal)
             drop_orphans(self._joint.state_folder, keep_from=state.global_step)
-            self._joint.parts.journal.event("saved", self._joint.batches)
+            journal.event("saved", self._joint.batches)
 
     def on_log(
         self,

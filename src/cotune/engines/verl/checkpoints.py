@@ -1,7 +1,7 @@
 """Checkpoints: veRL's folder of a step, with cotune's state in it, which is written last.
 
 A pair is therefore complete if the state can be read, and a kill at any moment leaves the previous
-pair intact. veRL deletes no checkpoints; older ones are deleted once a newer pair is complete.
+pair intact. A manifest with the hash of every file follows. veRL deletes no checkpoints; older ones are deleted once a newer pair is complete.
 """
 
 import json
@@ -14,9 +14,11 @@ from transformers import PreTrainedTokenizerBase
 
 from cotune.engines.best_policy import BestPolicy
 from cotune.engines.joint import TrainingRun
+from cotune.engines.undamaged import Chosen, newest_undamaged, write_manifest
 from cotune.errors import ConfigError, EngineError
 from cotune.protocols import State
 from cotune.run.best import BestRecord
+from cotune.run.journal import Journal
 from cotune.run.json_files import write_json_atomic
 from cotune.run.manifest import MANIFEST, Manifest, hashes, read_manifest
 from cotune.run.scores import Score
@@ -29,8 +31,11 @@ def step_folder(folder: Path, step: int) -> Path:
     return folder / f"global_step_{step}"
 
 
-def save_state(checkpoint: Path, state: State) -> None:
+def save_state(checkpoint: Path, state: State, journal: Journal | None = None) -> None:
+    """Save cotune's half, and with a journal the manifest of the whole."""
     write_json_atomic(checkpoint / _STATE, state)
+    if journal is not None:
+        write_manifest(checkpoint, journal)
 
 
 def load_state(checkpoint: Path) -> State | None:
@@ -43,11 +48,20 @@ def load_state(checkpoint: Path) -> State | None:
 
 
 def latest_checkpoint(folder: Path) -> Path | None:
-    """Return the newest complete pair, or None."""
-    for _step, path in sorted(_numbered(folder), reverse=True):
-        if load_state(path):
-            return path
-    return None
+    """Return the newest complete and undamaged pair, or None."""
+    return choose_checkpoint(folder).path
+
+
+def choose_checkpoint(folder: Path) -> Chosen:
+    """Return the newest complete and undamaged pair, and what to tell about the others.
+
+    Raises:
+        ConfigError: there are complete pairs, and all are damaged.
+    """
+    newest_first = sorted(_numbered(folder), reverse=True)
+    return newest_undamaged(
+        path for _, path in newest_first if (path / MANIFEST).exists() or load_state(path)
+    )
 
 
 def keep_newest(folder: Path, count: int) -> None:

@@ -26,7 +26,8 @@ from cotune.engines.engine import Conclude
 from cotune.engines.evaluation import Outcome, RunEvaluation
 from cotune.engines.joint import run_parts
 from cotune.engines.preflight import Preflight
-from cotune.engines.verl.checkpoints import VerlBest, drop_later, latest_checkpoint, load_state
+from cotune.engines.undamaged import Chosen
+from cotune.engines.verl.checkpoints import VerlBest, choose_checkpoint, drop_later, load_state
 from cotune.engines.verl.cluster import check_cluster, check_copy, on_cluster
 from cotune.engines.verl.hooks import VerlJoint
 from cotune.engines.verl.settings import resume_from, verl_config
@@ -143,8 +144,10 @@ def train(
         CotuneError: the error that ended the run, as raised in the actor.
     """
     folder = run.checkpoints_path.absolute()
-    checkpoint = latest_checkpoint(folder) if resume else None
+    chosen = choose_checkpoint(folder) if resume else Chosen()
+    checkpoint = chosen.path
     if resume:
+        chosen.set_aside()
         drop_later(folder, _step_of(checkpoint))
     found = setup.found
     if checkpoint is not None:
@@ -155,6 +158,8 @@ def train(
         "working_folder": os.getcwd(),
         "resume": resume,
         "checkpoint": None if checkpoint is None else str(checkpoint),
+        "logs": {name: list(value) for name, value in chosen.logs.items()},
+        "notices": list(chosen.notices),
         "terminal": shown.is_terminal,
         "width": shown.width,
     }
@@ -238,6 +243,11 @@ def _run(
     with Ledger(run.ledger_path) as ledger:
         parts = run_parts(config, worker.environment, worker.codec, worker.rewards, journal, ledger)
         joint = VerlJoint(parts, worker, evaluation)
+        joint.chosen = Chosen(
+            checkpoint,
+            {name: (int(size), str(digest)) for name, (size, digest) in ours.logs.items()},
+            tuple(ours.notices),
+        )
         state = _begin(joint, journal, evaluation, checkpoint, bool(ours.resume), config)
         _budget(joint, ledger, config.training)
         made: Any = JointTrainer  # veRL registers its base by a decorator that hides the type

@@ -1,0 +1,89 @@
+"""Which checkpoint a resume starts from: the newest whose manifest holds, the same for every engine."""
+
+import shutil
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from cotune.errors import ConfigError
+from cotune.run.journal import Journal
+from cotune.run.manifest import MANIFEST, Manifest, hashes, read_manifest
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """The checkpoint to resume from.
+
+    Attributes:
+        path: the trainer's folder; None if there is no complete checkpoint.
+        logs: what its manifest says of the run's logs.
+        notices: what to tell the user, a line each.
+        damaged: newer folders that were passed over.
+    """
+
+    path: Path | None = None
+    logs: Mapping[str, tuple[int, str]] = field(default_factory=dict[str, tuple[int, str]])
+    notices: tuple[str, ...] = ()
+    damaged: tuple[Path, ...] = ()
+
+    def set_aside(self) -> None:
+        """Rename the damaged folders, so that the trainer does not count them among its own."""
+        for path in self.damaged:
+            aside = path.with_name(f"damaged-{path.name}")
+            shutil.rmtree(aside, ignore_errors=True)
+            path.rename(aside)
+
+
+def write_manifest(checkpoint: Path, journal: Journal, besides: Iterable[Path] = ()) -> None:
+    """Complete a checkpoint: write the hashes of its files and of the run's logs so far.
+
+    Args:
+        checkpoint: the trainer's folder, with all of its files.
+        journal: where the run is recorded.
+        besides: files of the checkpoint that are not in its folder.
+    """
+    Manifest(files=hashes(checkpoint, besides), logs=journal.committed()).write(checkpoint)
+
+
+def newest_undamaged(complete: Iterable[Path]) -> Chosen:
+    """Return the first checkpoint whose files are what was written.
+
+    Args:
+        complete: folders of checkpoints whose writing had ended, newest first.
+
+    Raises:
+        ConfigError: every one is damaged. Starting over would remove what the run has logged.
+    """
+    notices: list[str] = []
+    damaged: list[Path] = []
+    wrong: Path | None = None
+    for path in complete:
+        try:
+            manifest = read_manifest(path)
+            wrong = None if manifest is None else manifest.damaged(path)
+        except ValueError:
+            manifest, wrong = None, path / MANIFEST
+        if wrong is None:
+            if manifest is None:
+                notices.append(f"{path.name} is from an earlier version: its files are not checked")
+            logs = {} if manifest is None else manifest.logs
+            return Chosen(path, logs, tuple(notices), tuple(damaged))
+        damaged.append(path)
+        notices.append(f"{path.name} is passed over: {wrong} is damaged or missing")
+    if wrong is not None:
+        raise ConfigError(
+            f"{wrong}: is damaged or missing, and no older checkpoint is whole; restore the file, or "
+            "start a new run in another folder"
+        )
+    return Chosen()
+
+
+def check_resumed(checkpoint: Path) -> None:
+    """Raise ConfigError if a checkpoint that a trainer has chosen by itself is damaged."""
+    try:
+        manifest = read_manifest(checkpoint)
+        wrong = None if manifest is None else manifest.damaged(checkpoint)
+    except ValueError:
+        wrong = checkpoint / MANIFEST
+    if wrong is not None:
+        raise ConfigError(f"{wrong}: is damaged or missing; resume from an older checkpoint")
