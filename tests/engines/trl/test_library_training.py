@@ -105,7 +105,7 @@ def test_gepa_searches_once_and_trains_under_what_it_found(tmp_path: Path) -> No
     training.trainer.train()
     spent = training.spent()
     assert spent["train"] == 2 * 6
-    assert 18 <= spent["evolve"] <= 21  # begun after step 1 again, it would be twice as many
+    assert 16 < spent["evolve"] <= 20  # begun after step 1 again, it would be twice as many
     best = training.strategy.best_prompt()
     assert best.instruction != Retold.initial_instruction
     assert {t.assignment.trained for t in training.joint.last_rollouts} == {best}

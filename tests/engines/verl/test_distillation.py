@@ -11,7 +11,11 @@ pytestmark = pytest.mark.verl
 P2O = {
     "kind": "p2o",
     "hints": {"hard_set_min_count": 4, "dev_size": 6, "budget": 80, "beam": 2},
-    "distillation": {"low": 0.5, "high": 2.0},  # so narrow that some tokens are out
+    "distillation": {
+        "ratio": "masked",
+        "low": 0.5,
+        "high": 2.0,
+    },  # so narrow that some tokens are out
 }
 
 
