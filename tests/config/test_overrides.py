@@ -86,6 +86,50 @@ def test_a_run_file_is_read_with_what_was_set(tmp_path: Path) -> None:
     assert load_config(file).training.steps == 3
 
 
+ENDPOINT = {"llm": {"kind": "openai", "model": "m", "budget": None, "optional": True}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "assignments", "dropped"),
+    [
+        (ENDPOINT, ["llm.path=my.txt", "llm.kind=bank"], "llm.budget, llm.model, llm.optional"),
+        (ENDPOINT, ["llm.kind=python", "llm.object=a.py:b"], "llm.budget, llm.model"),
+        (ENDPOINT, ["llm.kind=openai"], None),
+        (
+            {"strategy": {"kind": "p2o", "hints": {"beam": 2}}, "environment": {"mix": {1: 1.0}}},
+            ["strategy.kind=static", "environment.kind=arithmetic"],
+            "strategy.hints, environment.mix",
+        ),
+    ],
+)
+def test_another_kind_drops_the_fields_that_it_does_not_have(
+    changes: dict[str, Any],
+    assignments: list[str],
+    dropped: str | None,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    file = write(tmp_path / "run.yaml", tiny(tmp_path / "out", changes))
+    config = load_config(file, assignments=assignments)
+    kinds = [config.environment.kind, config.strategy.kind, config.llm and config.llm.kind]
+    set_ = [assignment.partition("=")[2] for assignment in assignments if ".kind=" in assignment]
+    assert set(set_) <= set(kinds)
+    said = [record.getMessage() for record in caplog.records]
+    assert said == (
+        [f"{file}: without {dropped}, which the kind that --set names does not have"]
+        if dropped
+        else []
+    )
+
+
+def test_a_field_that_is_set_beside_another_kind_is_checked(tmp_path: Path) -> None:
+    file = write(tmp_path / "run.yaml", tiny(tmp_path / "out"))
+    with pytest.raises(
+        ConfigError, match=r"strategy\.window: is no field of strategy\.kind static"
+    ):
+        load_config(file, assignments=["strategy.kind=static", "strategy.window=3"])
+
+
 def test_what_does_not_validate_is_said_as_of_the_file_and_its_overrides(tmp_path: Path) -> None:
     file = write(tmp_path / "run.yaml", tiny(tmp_path / "out"))
     with pytest.raises(ConfigError) as caught:

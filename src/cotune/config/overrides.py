@@ -2,8 +2,8 @@
 
 import copy
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, cast
 
 import yaml
 
@@ -31,6 +31,28 @@ def with_overrides(raw: Mapping[str, Any], assignments: Sequence[str]) -> dict[s
         path, value = _parsed(assignment)
         _set(changed, path, value)
     return changed
+
+
+def other_kinds_fields(
+    raw: Mapping[str, Any],
+    assignments: Sequence[str],
+    fields_of: Callable[[str, str], Collection[str] | None],
+) -> list[str]:
+    """Return the fields of a run file that an assignment of `SECTION.kind` leaves without a meaning.
+
+    Args:
+        fields_of: returns the fields of a section's kind; None for an unknown kind.
+    """
+    left: list[str] = []
+    for path, kind in map(_parsed, assignments):
+        section = raw.get(path[0])
+        if path[1:] != ("kind",) or not isinstance(section, dict) or not isinstance(kind, str):
+            continue
+        given = cast("dict[str, Any]", section)
+        was, now = fields_of(path[0], str(given.get("kind"))), fields_of(path[0], kind)
+        if was is not None and now is not None:
+            left += [f"{path[0]}.{name}" for name in given if name in was and name not in now]
+    return list(dict.fromkeys(left))
 
 
 def _parsed(assignment: str) -> tuple[tuple[str, ...], Any]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, cast, get_args
 
 import yaml
 from pydantic import (
@@ -17,8 +17,9 @@ from pydantic import (
     model_validator,
 )
 
-from cotune.config.overrides import with_overrides
+from cotune.config.overrides import other_kinds_fields, with_overrides
 from cotune.data.dataset import DatasetConfig
+from cotune.data.splits import warn
 from cotune.environments.base import missing_texts
 from cotune.environments.environment_options import (
     WITH_DATASET,
@@ -207,6 +208,7 @@ else:
 LLMConfig = Annotated[
     RulesConfig | OpenAIOptions | BankOptions | OwnLLMOptions, Field(discriminator="kind")
 ]
+_UNIONS = {"environment": Environment, "llm": LLMConfig}
 ASKS_A_MODEL = (OpenAIOptions, OwnLLMOptions)
 """The kinds of LLM whose calls may cost something."""
 
@@ -382,7 +384,8 @@ def load_config(
         path: the file.
         overrides: sections that replace the file's.
         assignments: fields that replace the file's, each as `training.steps=600`; see
-            `cotune.config.overrides`.
+            `cotune.config.overrides`. Where they set another `kind` of a section, the file's fields
+            that this kind lacks are dropped, with a warning.
 
     Raises:
         ConfigError: one line with the file, the field, the value and what was expected.
@@ -395,8 +398,30 @@ def load_config(
             f"{path} is a suite file, as it has methods and no strategy; expected a run file; start the "
             f"suite with cotune compare {path}"
         )
-    given = with_overrides({**raw, **(overrides or {})}, assignments)
+    given = {**raw, **(overrides or {})}
+    if dropped := other_kinds_fields(given, assignments, _fields_of):
+        for field in dropped:
+            section, _, name = field.partition(".")
+            given[section] = {key: value for key, value in given[section].items() if key != name}
+        warn(f"{path}: without {', '.join(dropped)}, which the kind that --set names does not have")
+    given = with_overrides(given, assignments)
     return parse_config(given, f"{path} with --set" if assignments else str(path))
+
+
+def _fields_of(section: str, kind: str) -> frozenset[str] | None:
+    """Return the fields of a kind of a section; None for an unknown kind."""
+    known: dict[str, type] = {}
+    if section == "strategy" and (kind in BUILT_IN or kind in registered(GROUP)):
+        known = {kind: method_of(kind).options}
+    elif section in _UNIONS:
+        for options in get_args(get_args(_UNIONS[section])[0]):
+            known[_names(options)["kind"].default] = options
+    return frozenset(_names(known[kind])) if kind in known else None
+
+
+def _names(options: type) -> Mapping[str, Any]:
+    """Return the fields of an options class by name; each has its `default`."""
+    return getattr(options, "model_fields", None) or getattr(options, "__dataclass_fields__")  # noqa: B009
 
 
 def parse_config(raw: Mapping[str, Any], source: str) -> RunConfig:
