@@ -146,6 +146,9 @@ class InstructionRules:
 
 # ---- shared by the prompts of all proposers
 
+CUT_OFF = "the reply was cut off at its token limit: raise llm.max_tokens"
+"""Why a reply of the LLM is rejected; what it holds may be a draft, or half a text."""
+
 
 def surroundings(description: str) -> str:
     """Return a prompt's section on the environment and an empty line; "" if there is none."""

@@ -19,7 +19,7 @@ from statistics import fmean, variance
 from typing import Any, Protocol
 
 from cotune.errors import BudgetError, LLMError
-from cotune.methods.instruction_rules import shorten_middle
+from cotune.methods.instruction_rules import CUT_OFF, shorten_middle
 from cotune.protocols import LLM, Recorder, Rollout
 from cotune.types import Assignment, Prompt, StopReason, Task, Trajectory
 
@@ -201,24 +201,23 @@ class Reflector(ABC):
     def propose(self, parent: str, rollouts: Sequence[Trajectory]) -> str | None:
         """Return a valid text; None if the call failed or the reply breaks the contract.
 
-        A failed call is recorded as "proposal_failed".
+        A failed call and a reply that was cut off are recorded as "proposal_failed".
         """
         if self.spent:
             return None
         prompt = fitting_prompt(lambda shown: self._prompt(parent, shown), rollouts, self.view)
         self.asked += 1
         try:
-            reply = self._llm.complete(prompt).text
+            reply = self._llm.complete(prompt)
         except BudgetError as error:
             self.spent = str(error)
             return None
         except LLMError as error:
-            reason = f"{type(error).__name__}: {error}"
-            self._blame(reason)
-            self._record("proposal_failed", reason=reason)
-            return None
+            return self._fail(f"{type(error).__name__}: {error}")
+        if reply.truncated:
+            return self._fail(CUT_OFF)
         self.proposed += 1
-        text = self._read(reply)
+        text = self._read(reply.text)
         reason = self._broken(text, parent)
         if reason is not None:
             self._blame(f"broke the contract: {reason}")
@@ -245,6 +244,10 @@ class Reflector(ABC):
     @abstractmethod
     def _reject(self, text: str, parent: str, reason: str) -> None:
         """Record that a text breaks the contract."""
+
+    def _fail(self, reason: str) -> None:
+        self._blame(reason)
+        self._record("proposal_failed", reason=reason)
 
     def _blame(self, reason: str) -> None:
         if reason not in self.reasons and len(self.reasons) < _MOST_REASONS:

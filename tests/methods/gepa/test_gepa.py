@@ -206,6 +206,28 @@ def test_an_answer_of_a_question_that_was_met_is_a_leak():
     assert all("of a training question" in r["reason"] for r in record.of("instruction_rejected"))
 
 
+def test_an_answer_that_was_not_shown_is_no_leak():
+    def cautious(n: int, prompt: str) -> str:
+        shown = {example.question.split()[1].rstrip("?") for example in read_shown(prompt)}
+        others = " ".join(f"secret{i}" for i in range(60) if str(i) not in shown)
+        return reply(f"{START} Never say {others}, a{n} b{n} c{n}.")
+
+    record = Events()
+    gepa().evolve_if_due(FIRST, Policy(), Author(cautious), record)
+    assert not any("brings in" in row["reason"] for row in record.of("instruction_rejected"))
+
+
+def test_a_reply_that_was_cut_off_is_no_instruction():
+    class Cut:
+        def complete(self, prompt: str) -> Completion:
+            return Completion(reply(f"{START} Search again and again."), truncated=True)
+
+    record = Events()
+    with pytest.raises(EvolutionError, match="cut off at its token limit"):
+        gepa().evolve_if_due(FIRST, Policy(), Cut(), record)
+    assert record.of("proposal_failed")
+
+
 @pytest.mark.parametrize("shown", [False, True])
 def test_the_truth_is_shown_where_it_is_asked_for(shown: bool):
     _, _, author, _ = searched(options=replace(SMALL, show_answers=shown))

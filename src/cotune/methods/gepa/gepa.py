@@ -333,7 +333,7 @@ class InstructionReflector(Reflector):
 
     Args:
         rules: the contract of an instruction.
-        met: the questions so far, whose answers no instruction may contain.
+        met: the questions so far; an instruction may not contain answers of those that it was shown.
         reject: records a text that breaks the contract: text, parent, reason.
         description: the environment, described to the LLM.
 
@@ -356,10 +356,12 @@ class InstructionReflector(Reflector):
         self._surroundings = surroundings(description)
         self._tried.append(rules.original)
         self._critique = ""
+        self._questions: set[str] = set()  # of the last prompt
         self.critiques: dict[str, str] = {}
 
     def _prompt(self, parent: str, examples: Sequence[Record]) -> str:
         kept = dict.fromkeys((*protocol_tags(self._rules.original), *self._rules.required))
+        self._questions = {example["Inputs"] for example in examples}
         return self._surroundings + instruction_prompt(parent, examples, kept)
 
     def _read(self, reply: str) -> str:
@@ -369,7 +371,8 @@ class InstructionReflector(Reflector):
     def _broken(self, text: str, parent: str) -> str | None:
         if placed := [p for p in PLACEHOLDERS if p in text]:
             return f"holds {', '.join(placed)}, which only the reflection prompt may"
-        reason = self._rules.check(text, parent, self._tried, self._met())
+        asked = [task for task in self._met() if task.question in self._questions]
+        reason = self._rules.check(text, parent, self._tried, asked)
         if reason is None:
             self.critiques[text] = self._critique
         return reason

@@ -13,7 +13,7 @@ from typing import Literal
 
 from cotune.errors import BudgetError, LLMError
 from cotune.methods.inspo.replay import Experience
-from cotune.methods.instruction_rules import neutralised, protocol_tags, surroundings
+from cotune.methods.instruction_rules import CUT_OFF, neutralised, protocol_tags, surroundings
 from cotune.methods.llm_health import LLMHealth
 from cotune.protocols import LLM, Recorder, State
 from cotune.types import StopReason
@@ -216,7 +216,7 @@ class Proposals:
             return None
         candidates = () if reply.truncated else tuple(parse_candidates(reply.text)[:most])
         if reply.truncated:
-            self._fail("the reply was cut off at its token limit: raise llm.max_tokens", record)
+            self._fail(CUT_OFF, record)
         elif not candidates:
             self._fail("no <ins_1>...</ins_1> candidate in the reply", record)
         self._read |= bool(candidates)
