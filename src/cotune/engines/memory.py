@@ -37,6 +37,8 @@ _PER_HIDDEN, _PER_INTERMEDIATE, _PER_KEY = 38, 12, 4
 # The same for a forward pass without a backward pass.
 _FORWARD_PER_HIDDEN, _FORWARD_PER_INTERMEDIATE = 20, 8
 _DRAW = 30  # bytes per logit while a token is drawn in float64
+_TILE_COPIES = 2
+_LIBRARIES = 3 * 2**29  # bytes of Python with torch, transformers and TRL, and of their threads
 _TILE = 4096 * 32768  # tokens × vocabulary entries that TRL scores at a time
 
 
@@ -283,13 +285,17 @@ class Memory:
         )
 
 
-def memory_of(config: RunConfig, shape: Shape) -> Memory:
-    """Estimate the memory of a single training process from the run file and its `engine_args`."""
+def memory_of(config: RunConfig, shape: Shape, *, on_cpu: bool = False) -> Memory:
+    """Estimate the memory of a single training process from the run file and its `engine_args`.
+
+    Args:
+        on_cpu: whether it trains without a GPU: without autocast and gradient checkpointing.
+    """
     policy, training, limits = config.policy, config.training, config.limits
     dtype = shape.dtype if policy.dtype == "auto" else policy.dtype
     size = _BYTES.get(dtype, FULL)
     args = training.engine_args
-    mixed = args.get("bf16") is not False or bool(args.get("fp16"))
+    mixed = not on_cpu and (args.get("bf16") is not False or bool(args.get("fp16")))
     kl = training.kl > 0 and not config.method.supervised  # fine-tuning has no KL term
     longest = limits.prompt_tokens + limits.trajectory_tokens
 
@@ -305,7 +311,9 @@ def memory_of(config: RunConfig, shape: Shape) -> Memory:
         + _PER_INTERMEDIATE * shape.intermediate
         + _PER_KEY * shape.key_width
     )
-    if args.get("gradient_checkpointing", True):
+    if on_cpu:
+        layer = layer * size // HALF  # the figures are those of autocast
+    if args.get("gradient_checkpointing", not on_cpu):
         activations = tokens * (shape.layers * shape.hidden * size + layer)
     else:
         activations = tokens * shape.layers * layer
@@ -331,6 +339,19 @@ def memory_of(config: RunConfig, shape: Shape) -> Memory:
         head=head,
         buckets=gradients,
     )
+
+
+def cpu_memory(config: RunConfig, shape: Shape) -> int:
+    """Return the most bytes of memory of a process that trains without a GPU.
+
+    Adds to the weights, the optimizer and the gradients the libraries, the checkpoint file, whose pages
+    count while they are mapped, and what sampling and training each take, because an allocator may keep
+    what it has freed.
+    """
+    found = memory_of(config, shape, on_cpu=True)
+    work = (found.cache or 0) + (found.sampling_work or 0) + found.activations + found.head
+    work += _TILE_COPIES * _TILE * FULL  # temporaries, which a GPU's fused kernels do without
+    return _LIBRARIES + found.held + found.weights + found.gradients + work
 
 
 def _sampling(rows: int, limits: Limits, shape: Shape, size: int, mixed: bool) -> tuple[int, int]:

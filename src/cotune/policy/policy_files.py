@@ -16,6 +16,7 @@ _FIX = "name a folder that holds a model, or a model of the hub that is cached o
 def policy_path(path: str) -> str:
     """Return the folder of "bundled:NAME"; any other path or name unchanged."""
     if not path.startswith("bundled:"):
+        _check_not_gguf(path)
         if path.startswith(("/", ".", "~")) and not Path(path).is_dir():
             raise ConfigError(
                 f"policy.path is {path!r}, and there is no such folder; expected one, a Hugging "
@@ -34,6 +35,26 @@ def policy_path(path: str) -> str:
             f"policy.path: {folder} holds no model.safetensors; build it: {_MAKE[name]}"
         )
     return str(folder)
+
+
+def _check_not_gguf(path: str) -> None:
+    """Raise ConfigError for a GGUF file, a folder of them, or a hub name that ends in GGUF."""
+    folder = Path(path)
+    files = [folder] if folder.suffix.lower() == ".gguf" else sorted(folder.glob("*.gguf"))
+    if files and not any(folder.glob("*.safetensors")):
+        convert = (
+            f"AutoModelForCausalLM.from_pretrained({str(files[0].parent)!r}, "
+            f"gguf_file={files[0].name!r}).save_pretrained(FOLDER), and the same with AutoTokenizer"
+        )
+    elif path.upper().endswith("GGUF") and not folder.is_dir():
+        convert = "AutoModelForCausalLM.from_pretrained(NAME, gguf_file=FILE), and AutoTokenizer"
+    else:
+        return
+    raise ConfigError(
+        f"policy.path is {path!r}, which is GGUF: quantised weights for inference, which cannot be "
+        "trained; name the model that they were made from, or convert them with transformers (pip install "
+        f"gguf): {convert}"
+    )
 
 
 def missing_parts(folder: Path) -> list[str]:

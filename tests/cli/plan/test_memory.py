@@ -11,7 +11,7 @@ from rich.console import Console
 
 from cotune.cli.plan.plan import show_memory
 from cotune.config.run_file import RunConfig, parse_config
-from cotune.engines.memory import Memory, find_config, memory_of, read_shape
+from cotune.engines.memory import Memory, cpu_memory, find_config, memory_of, read_shape
 from cotune.policy.options import LoraOptions
 from cotune.policy.policy_files import policy_path
 from cotune.policy.update_rounding import rounding_notice
@@ -282,3 +282,32 @@ def test_steps_that_bfloat16_loses_are_told(tmp_path: Path) -> None:
     assert "notice" not in shown(at(tmp_path, QWEN2_3B, training=small, policy={"lora": {}}))
     higher = {**small, "engine_args": {"learning_rate": 1e-3}}
     assert "notice" not in shown(at(tmp_path, QWEN2_3B, training=higher))
+
+
+def test_memory_without_a_gpu_by_hand() -> None:
+    config = config_with(policy={"dtype": "float32"}, training={"kl": 0.001})
+    found = memory_of(config, read_shape(QWEN3_06B), on_cpu=True)
+    # No autocast, and every layer's activations in float32: twice those of autocast.
+    assert found.copies == 0
+    assert found.activations == 3000 * 28 * 2 * (38 * 1024 + 12 * 3072 + 4 * 1024)
+    # Weights twice (the file, too), reference, gradients, two moments; the tile of log-probabilities
+    # three times in float32, and what sampling takes besides.
+    weights = 6 * 4 * P_06B
+    tile, rest = 4096 * 32768 * 4, 3000 * 1024 * 4 + 151_936 * 1024 * 4
+    assert found.cache is not None
+    assert found.sampling_work is not None
+    sampling = found.cache + found.sampling_work
+    libraries = 3 * 2**29
+    assert cpu_memory(config, read_shape(QWEN3_06B)) == (
+        libraries + weights + found.activations + 3 * tile + rest + sampling
+    )
+
+
+@pytest.mark.parametrize("gpu", [False, True])
+def test_memory_without_a_gpu_is_shown_where_there_is_none(
+    gpu: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: gpu)
+    out = io.StringIO()
+    show_memory(config_with(), Console(file=out, width=200))
+    assert ("Without a GPU, as here: at most" in out.getvalue()) == (not gpu)

@@ -5,8 +5,19 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+import torch
+
 from cotune.config.run_file import RunConfig
-from cotune.engines.memory import FULL, HALF, Memory, MemoryEstimate, Shape, memory_of, shape_of
+from cotune.engines.memory import (
+    FULL,
+    HALF,
+    Memory,
+    MemoryEstimate,
+    Shape,
+    cpu_memory,
+    memory_of,
+    shape_of,
+)
 from cotune.errors import ConfigError
 from cotune.policy.update_rounding import rounding_notice
 from cotune.utils.text import size
@@ -107,6 +118,9 @@ def _notes(config: RunConfig, shape: Shape, memory: Memory, processes: int) -> l
             "notice: sampling needs more than a GPU of 80 GB has; lower training.rows_per_call, the "
             "rollouts that are sampled together, which changes no result"
         )
+    if not torch.cuda.is_available():
+        taken = size(cpu_memory(config, shape))
+        notes.append(f"Without a GPU, as here: at most {taken} of this machine's memory in all.")
     dtype = shape.dtype if config.policy.dtype == "auto" else config.policy.dtype
     rate = config.training.engine_args.get("learning_rate", config.training.learning_rate)
     if config.policy.lora is None and (lost := rounding_notice(dtype, float(rate))):
