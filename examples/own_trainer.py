@@ -74,7 +74,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         bf16=torch.cuda.is_available(),
     )
     joint = method_of(chosen.method).for_trl(tokenizer, args)
-    # P²O weights tokens, which needs JointTrainer: a GRPOTrainer with the same arguments.
+    # A GRPOTrainer that also has the options of P²O that weigh tokens.
     trainer_class = cotune.JointTrainer if "p2o" in chosen.method else GRPOTrainer
     trainer = trainer_class(
         model,
