@@ -121,6 +121,9 @@ def _commands(group: Any, name: str) -> Iterator[str]:
         yield f"## {full}"
         yield escaped(inspect.cleandoc(command.help or ""))
         yield f"```sh\n{' '.join([full, *options, *arguments])}\n```"
+        if command.epilog:
+            example = command.epilog.removeprefix("Example: ")
+            yield f"For example:\n\n```sh\n{example}\n```"
         if shown:
             yield _table(shown)
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from functools import partial
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 
 from cotune.cli import app as cli
 from cotune.errors import BudgetError, ConfigError, CotuneError, Stopped
@@ -72,6 +74,15 @@ def test_help_names_every_command() -> None:
         "demo", "demo-p2o", "--install-completion", "--show-completion",
     ):  # fmt: skip
         assert command in shown.stdout
+
+
+def test_every_command_is_in_a_group_and_has_an_example_that_it_takes() -> None:
+    commands = typer.main.get_command(cli.app).commands  # type: ignore[attr-defined]
+    for name, command in commands.items():
+        assert command.rich_help_panel != "Commands"
+        program, own, *words = shlex.split(command.epilog.removeprefix("Example: "))
+        assert (program, own) == ("cotune", name)
+        command.make_context(name, words[: words.index(">")] if ">" in words else words)
 
 
 def test_a_wrong_option_shows_how_it_is_used() -> None:

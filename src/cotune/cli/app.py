@@ -2,8 +2,9 @@
 
 import errno
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -32,8 +33,17 @@ app = typer.Typer(
     help="Trains an LLM agent's weights and its prompt together.",
 )
 
+_START, _RUN, _RESULTS, _SUITES = (
+    "Set up and check", "Train", "Look at results and ship", "Compare methods, serve a corpus"
+)  # fmt: skip
 
-@app.command()
+
+def _command(panel: str, example: str, name: str | None = None) -> Callable[[Any], Any]:
+    """Add a command to a group of the help, with an example below its own help."""
+    return app.command(name, rich_help_panel=panel, epilog=f"Example: cotune {example}")
+
+
+@_command(_START, "init my-agent --kind tools")
 def init(
     folder: Annotated[
         Path,
@@ -41,7 +51,9 @@ def init(
     ] = Path(),
     kind: Annotated[
         str | None,
-        typer.Option(help="single-turn, tools or search. Asked for if not given."),
+        typer.Option(
+            metavar="single-turn|tools|search", help="What to train. Asked for if not given."
+        ),
     ] = None,
     policy: Annotated[
         str | None,
@@ -65,15 +77,17 @@ def init(
     typer.echo(f"next: {enter}cotune try run.yaml")
 
 
-@app.command("try")
+@_command(_START, "try run.yaml -n 8 --set limits.turn_tokens=256", "try")
 def try_(
     run_file: RunFile,
     count: Annotated[
         int, typer.Option("-n", help="Number of rollouts, each of a different question.")
     ] = 4,
-    split: Annotated[str, typer.Option(help="train, validation or test.")] = "train",
+    split: Annotated[
+        str, typer.Option(metavar="train|validation|test", help="Which questions.")
+    ] = "train",
     greedy: Annotated[
-        bool, typer.Option("--greedy", help="Decode greedily, as evaluation does.")
+        bool, typer.Option("--greedy", metavar="", help="Decode greedily, as evaluation does.")
     ] = False,
     set_: Overrides = None,
 ) -> None:
@@ -86,7 +100,7 @@ def try_(
     try_run(run_file, _console(), count, split, greedy, set_ or ())
 
 
-@app.command()
+@_command(_RUN, "train run.yaml --set training.steps=600")
 def train(
     run_file: RunFile,
     set_: Overrides = None,
@@ -109,7 +123,7 @@ def train(
     train_(run_file, _console(), quiet, set_ or ())
 
 
-@app.command()
+@_command(_RUN, "resume runs/my-agent")
 def resume(run_folder: RunFolder, set_: Overrides = None, quiet: Quiet = False) -> None:
     """Resume a stopped run from its newest complete checkpoint.
 
@@ -120,7 +134,7 @@ def resume(run_folder: RunFolder, set_: Overrides = None, quiet: Quiet = False) 
     resume_(run_folder, _console(), quiet, set_ or ())
 
 
-@app.command()
+@_command(_RUN, "baseline rag run.yaml --set output=runs/rag")
 def baseline(
     name: Annotated[
         str, typer.Argument(metavar="NAME", help="direct, rag, ircot, search-o1 or agent.")
@@ -147,7 +161,7 @@ def baseline(
     )
 
 
-@app.command()
+@_command(_RESULTS, "evaluate runs/my-agent --samples 4")
 def evaluate(
     run_folder: RunFolder,
     split: options.Split = None,
@@ -176,7 +190,7 @@ def evaluate(
     evaluate_(run_folder, _console(), asked, as_json=as_json, output=output, assignments=set_ or ())
 
 
-@app.command()
+@_command(_START, "plan run.yaml --steps 2")
 def plan(
     run_file: RunFile,
     steps: options.PlanSteps = None,
@@ -196,7 +210,7 @@ def plan(
         plan_by_steps(run_file, console, steps, set_ or ())
 
 
-@app.command()
+@_command(_START, "doctor run.yaml")
 def doctor(
     run_file: Annotated[
         Path | None, typer.Argument(metavar="[RUN.yaml]", help="Run file to check as well.")
@@ -220,7 +234,7 @@ def doctor(
         raise typer.Exit(1)
 
 
-@app.command()
+@_command(_START, "schema > cotune.config.schema.json")
 def schema() -> None:
     """Write the run file's JSON schema to standard output, for editors.
 
@@ -234,14 +248,14 @@ def schema() -> None:
     typer.echo(json.dumps(run_schema(), indent=2, ensure_ascii=False))
 
 
-@app.command()
+@_command(_RESULTS, "instructions runs/my-agent --best")
 def instructions(
     run_folder: RunFolder,
     best: Annotated[
-        bool, typer.Option("--best", help="Print only the text of the best one.")
+        bool, typer.Option("--best", metavar="", help="Print only the text of the best one.")
     ] = False,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print all of them as a JSON list.")
+        bool, typer.Option("--json", metavar="", help="Print all of them as a JSON list.")
     ] = False,
 ) -> None:
     """Show a run's instructions, their scores and their lineage."""
@@ -257,7 +271,7 @@ def instructions(
         inspection.show_instructions(run_folder, _console())
 
 
-@app.command()
+@_command(_RESULTS, "export runs/my-agent --format merged")
 def export(
     run_folder: RunFolder,
     format: WeightsFormat = None,
@@ -275,13 +289,13 @@ def export(
     _console().print(f"wrote {written}", markup=False, highlight=False, soft_wrap=True)
 
 
-@app.command()
+@_command(_RESULTS, "push runs/my-agent me/my-agent --private")
 def push(
     run_folder: RunFolder,
     repo_id: Annotated[str, typer.Argument(metavar="REPO_ID", help="The repository: owner/name.")],
     format: WeightsFormat = None,
     private: Annotated[
-        bool, typer.Option("--private", help="Make the repository private.")
+        bool, typer.Option("--private", metavar="", help="Make the repository private.")
     ] = False,
 ) -> None:
     """Upload a finished run's best policy to a model repository on the Hugging Face hub.
@@ -299,13 +313,16 @@ def push(
     _console().print(f"pushed to {address}", markup=False, highlight=False, soft_wrap=True)
 
 
-@app.command()
+@_command(_RESULTS, "report runs/my-agent")
 def report(
     run_folder: Annotated[
         Path, typer.Argument(metavar="RUN_OR_SUITE", help="Folder of a run or a suite.")
     ],
     markdown: Annotated[
-        bool, typer.Option("--markdown", help="Print a suite's main table as Markdown instead.")
+        bool,
+        typer.Option(
+            "--markdown", metavar="", help="Print a suite's main table as Markdown instead."
+        ),
     ] = False,
 ) -> None:
     """Write the report of a run, finished or unfinished, or of a suite."""
@@ -320,7 +337,7 @@ def report(
     typer.echo(write_report(run_folder))
 
 
-@app.command()
+@_command(_SUITES, "compare configs/suites/quick.yaml --dry-run")
 def compare(
     suite: options.SuiteFile = None,
     dry_run: options.SuiteDryRun = False,
@@ -347,7 +364,7 @@ def compare(
         running.compare(suite, _console(), set_ or ())
 
 
-@app.command()
+@_command(_SUITES, "demo --output runs/demo")
 def demo(output: DemoFolder = Path("runs/demo"), seed: DemoSeed = 0) -> None:
     """Train the bundled policy with and without INSPO at equal policy rollouts; takes minutes."""
     from cotune.experiments.compare import running
@@ -355,7 +372,7 @@ def demo(output: DemoFolder = Path("runs/demo"), seed: DemoSeed = 0) -> None:
     running.demo("demo", output, seed, _console())
 
 
-@app.command("demo-p2o")
+@_command(_SUITES, "demo-p2o --seed 1", "demo-p2o")
 def demo_p2o(output: DemoFolder = Path("runs/demo-p2o"), seed: DemoSeed = 0) -> None:
     """Train the bundled policy with and without P²O at equal policy rollouts; takes minutes."""
     from cotune.experiments.compare import running
@@ -370,7 +387,7 @@ def _console() -> "Console":
     return Console(quiet=launched_rank() != 0)
 
 
-@app.command("serve-retriever")
+@_command(_SUITES, "serve-retriever --corpus corpus.jsonl --index bm25", "serve-retriever")
 def serve_retriever(
     corpus: options.Corpus,
     index: options.IndexKind = "bm25",

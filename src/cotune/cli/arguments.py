@@ -19,11 +19,12 @@ Overrides = Annotated[
 WeightsFormat = Annotated[
     str | None,
     typer.Option(
+        metavar="full|adapter|merged",
         help="full; for a run with policy.lora also adapter, or merged into its base. Default: "
-        "the format of best/."
+        "the format of best/.",
     ),
 ]
-Quiet = Annotated[bool, typer.Option("--quiet", help="Print no progress.")]
+Quiet = Annotated[bool, typer.Option("--quiet", metavar="", help="Print no progress.")]
 DemoFolder = Annotated[
     Path,
     typer.Option(
@@ -56,7 +57,10 @@ APIKeyEnv = Annotated[
 
 Split = Annotated[
     str | None,
-    typer.Option(help="test, validation or train. Default: test, or none if --benchmark is given."),
+    typer.Option(
+        metavar="test|validation|train",
+        help="Which questions. Default: test, or none if --benchmark is given.",
+    ),
 ]
 Benchmarks = Annotated[
     list[str] | None,
@@ -81,16 +85,20 @@ Temperature = Annotated[
 Metrics = Annotated[
     list[str] | None,
     typer.Option(
-        help="reward, exact_match, f1 or boxed. Default: all that apply. Can be repeated."
+        metavar="NAME",
+        help="reward, exact_match, f1 or boxed. Default: all that apply. Can be repeated.",
     ),
 ]
 Limit = Annotated[
     int | None, typer.Option(help="Evaluate only the first LIMIT questions of each set.")
 ]
 WhichPolicy = Annotated[
-    str, typer.Option(help="best; or initial, to also evaluate the policy before training.")
+    str,
+    typer.Option(metavar="best|initial", help="initial: also evaluate the policy before training."),
 ]
-AsJSON = Annotated[bool, typer.Option("--json", help="Print only the figures, as JSON.")]
+AsJSON = Annotated[
+    bool, typer.Option("--json", metavar="", help="Print only the figures, as JSON.")
+]
 OutputFile = Annotated[
     Path | None, typer.Option(metavar="FILE", help="Also write the figures as JSON to this file.")
 ]
@@ -99,16 +107,19 @@ DryRun = Annotated[
     bool,
     typer.Option(
         "--dry-run",
+        metavar="",
         help="Run two small steps with a bundled policy instead of the model and offline rules "
         "instead of the LLM. Downloads nothing and leaves nothing behind.",
     ),
 ]
-AskLLM = Annotated[bool, typer.Option("--ask-llm", help="With --dry-run: call the run file's LLM.")]
+AskLLM = Annotated[
+    bool, typer.Option("--ask-llm", metavar="", help="With --dry-run: call the run file's LLM.")
+]
 
 Corpus = Annotated[
     Path, typer.Option(help="Passages as JSON Lines with the fields id and contents.")
 ]
-IndexKind = Annotated[str, typer.Option(help="bm25, or dense (embeddings and faiss).")]
+IndexKind = Annotated[str, typer.Option(metavar="bm25|dense", help="dense: embeddings and faiss.")]
 IndexFolder = Annotated[
     Path | None,
     typer.Option(
@@ -147,10 +158,11 @@ TopK = Annotated[int, typer.Option(help="Passages per query if a request does no
 
 SuiteFile = Annotated[Path | None, typer.Argument(metavar="[SUITE.yaml]", help="The suite file.")]
 SuiteDryRun = Annotated[
-    bool, typer.Option("--dry-run", help="Check every run file and show what would run.")
+    bool,
+    typer.Option("--dry-run", metavar="", help="Check every run file and show what would run."),
 ]
 ListMethods = Annotated[
-    bool, typer.Option("--methods", help="List the methods that a suite can name.")
+    bool, typer.Option("--methods", metavar="", help="List the methods that a suite can name.")
 ]
 PlanSteps = Annotated[
     int | None,
