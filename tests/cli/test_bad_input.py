@@ -1,6 +1,7 @@
 """Bad input: one line that names the field or file, exit status 2, nothing written or lost."""
 
 import errno
+import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -216,6 +217,49 @@ def test_a_key_in_the_wrong_place_is_never_shown(
     assert KEY not in error
 
 
+RANDOM = "aZ3kQ9vTn3mLp0aQw7e8xK2"
+
+
+@pytest.mark.parametrize("key", [KEY, RANDOM])
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"policy": {"path": "https://me:{}@host/model"}}, "policy.path"),
+        ({"policy": {"path": "{}"}}, "policy.path"),
+        (
+            {
+                "environment": {
+                    "kind": "search", "train": "a", "validation": "a", "test": "a",
+                    "retriever": {"kind": "remote", "url": "http://me:{}@host/retrieve"},
+                }
+            },
+            "environment.retriever.url",
+        ),
+        ({"llm": {**OPENAI, "model": "{}"}}, "llm.model"),
+        ({"training": {"steps": "{}"}}, "training.steps"),
+        ({"training": {"{}": 1}}, "training"),
+        ({"training": {"engine_args": {"run_name": "http://me:{}@host"}}}, "training.engine_args"),
+        ({"strategy": {"kind": "{}"}}, "strategy.kind"),
+        ({"name": "http://me:{}@host"}, "name"),
+    ],
+)  # fmt: skip
+def test_a_secret_in_the_wrong_place_is_neither_shown_nor_kept(
+    changes: dict[str, Any],
+    field: str,
+    key: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    raw = tiny(tmp_path / "out", json.loads(json.dumps(changes).replace("{}", key)))
+    file = write(tmp_path / "run.yaml", raw)
+    error = error_of(["train", str(file)], monkeypatch, capsys)
+    assert field in error
+    assert key not in error
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_key_in_broken_yaml_is_not_shown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -273,6 +317,14 @@ def test_data_file_is_refused(
         ("a: [1\n", "line 2"),
         ("a: b: c\n", "line 1"),
         (b"\xff\xfe\x00", "not UTF-8"),
+        ("training: {steps: " + "9" * 5000 + "}", "a number or a date that cannot be read"),
+        (
+            "output: x\nstrategy: {kind: static}\nseed: 0x" + "f" * 5000,
+            "seed: holds a number of too many digits",
+        ),
+        ("a: 2001-99-99", "a number or a date that cannot be read"),
+        ("[" * 2000, "is nested too deeply"),
+        ("a: " + "[" * 2000 + "]" * 2000, "is nested too deeply"),
     ],
 )
 def test_a_file_that_is_no_run_file(

@@ -139,6 +139,9 @@ def test_what_does_not_validate_is_said_as_of_the_file_and_its_overrides(tmp_pat
         "remove it or correct its name"
     )
     with pytest.raises(ConfigError) as caught:
-        load_config(file, assignments=["llm.kind=openai", f"llm.model={KEY}", f"llm.key={KEY}"])
+        load_config(file, assignments=["llm.kind=openai", "llm.model=m", "llm.key=mine"])
     assert "llm.key: unknown field" in str(caught.value)
+    assert "mine" not in str(caught.value)
+    with pytest.raises(ConfigError, match=r"--set: llm\.model: holds a key") as caught:
+        load_config(file, assignments=["llm.kind=openai", f"llm.model={KEY}"])
     assert KEY not in str(caught.value)

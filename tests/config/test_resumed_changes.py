@@ -11,7 +11,7 @@ from cotune.config.run_file import RunConfig, dump_config, parse_config
 from cotune.errors import ConfigError
 from tests.run_files import tiny
 
-KEY = "sk-misplaced-0123456789"
+KEY = "a-secret-of-no-known-form"
 ENDPOINT = {"kind": "openai", "model": KEY, "api_key_env": None}
 
 

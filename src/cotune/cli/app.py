@@ -20,6 +20,7 @@ from cotune.cli.arguments import (
 )
 from cotune.errors import ConfigError, CotuneError, Stopped
 from cotune.utils.processes import launched_rank
+from cotune.utils.text import hide_secrets
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -229,7 +230,7 @@ def doctor(
         mark = (
             typer.style("ok     ", fg="green") if finding.ok else typer.style("missing", fg="red")
         )
-        typer.echo(f"{mark}  {finding.text}")
+        typer.echo(f"{mark}  {hide_secrets(finding.text)}")
     if missing(findings):
         raise typer.Exit(1)
 
@@ -432,7 +433,7 @@ def _verdict(error: CotuneError | OSError) -> tuple[int, str]:
     """Return the exit status and a one-line message for an error."""
     if isinstance(error, OSError):
         return 1, f"{error.filename or 'a file'} cannot be used: {error.strerror}"
-    text = " ".join(str(error).split())
+    text = hide_secrets(" ".join(str(error).split()))
     if isinstance(error, Stopped):
         return 130, text
     if isinstance(error, ConfigError):

@@ -68,6 +68,15 @@ def _parsed(assignment: str) -> tuple[tuple[str, ...], Any]:
             f"--set{_shown(field)}: what follows '=' is not YAML; put a text that YAML reads "
             "otherwise between quotes, as in --set 'name=\"a: b\"'"
         ) from None
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"--set{_shown(field)}: {too_much(error)}; expected a value") from None
+
+
+def too_much(error: ValueError | RecursionError) -> str:
+    """Say what a YAML reader could not take that is YAML, without repeating it."""
+    if isinstance(error, RecursionError):
+        return "is nested too deeply"
+    return "holds a number or a date that cannot be read"
 
 
 def _shown(field: str) -> str:

@@ -17,7 +17,7 @@ from pydantic import (
     model_validator,
 )
 
-from cotune.config.overrides import other_kinds_fields, with_overrides
+from cotune.config.overrides import other_kinds_fields, too_much, with_overrides
 from cotune.data.dataset import DatasetConfig
 from cotune.data.splits import warn
 from cotune.environments.base import missing_texts
@@ -42,6 +42,7 @@ from cotune.rewards.reward_options import RewardConfig
 from cotune.types import Limits
 from cotune.utils.importing import ENVIRONMENTS, import_from, registered
 from cotune.utils.packages import ENGINES
+from cotune.utils.text import flat, has_secret, hide_secrets
 from cotune.utils.validation import Model, describe
 from cotune.worlds.arithmetic import ArithmeticOptions
 from cotune.worlds.geo import GeoOptions
@@ -426,11 +427,27 @@ def _names(options: type) -> Mapping[str, Any]:
 
 def parse_config(raw: Mapping[str, Any], source: str) -> RunConfig:
     """Build a configuration from plain data; `source` is named in errors."""
+    _check_values(raw, source)
     try:
         return RunConfig.model_validate(raw)
     except ValidationError as error:
         # Not `from error`: its text repeats the input, which may include a misplaced key.
         raise ConfigError(f"{source}: {describe(error, RunConfig)}") from None
+
+
+def _check_values(raw: Mapping[str, Any], source: str) -> None:
+    """Raise ConfigError for a key, for a password in a URL, and for a number that has no text."""
+    for name, value in flat(raw).items():
+        field = hide_secrets(name, guess=True)
+        try:
+            secret = has_secret(str(value))
+        except ValueError:  # Python writes no integer of more than 4,300 digits
+            raise ConfigError(f"{source}: {field}: holds a number of too many digits") from None
+        if secret and not name.startswith("instruction"):
+            raise ConfigError(
+                f"{source}: {field}: holds a key, or an address with a user or password (not shown), and "
+                "a run file is copied into the run folder; keep secrets in environment variables"
+            )
 
 
 def dump_config(config: RunConfig) -> dict[str, Any]:
@@ -448,6 +465,8 @@ def read_fields(path: Path, what: str, such_as: str) -> dict[str, Any]:
         raise ConfigError(f"{path}: not UTF-8 text ({error.reason}); expected YAML") from error
     except yaml.YAMLError as error:
         raise ConfigError(f"{path}{_yaml_problem(error)}; expected YAML") from None
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{path}: {too_much(error)}; expected YAML") from None
     if not isinstance(raw, dict):
         raise ConfigError(
             f"{path}: holds {'nothing' if raw is None else type(raw).__name__}; expected fields "
@@ -459,5 +478,6 @@ def read_fields(path: Path, what: str, such_as: str) -> dict[str, Any]:
 def _yaml_problem(error: yaml.YAMLError) -> str:
     """Describe the position and the problem, without the line itself: it may hold a key."""
     if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
-        return f", line {error.problem_mark.line + 1}: {error.problem or 'not YAML'}"
+        problem = hide_secrets(error.problem or "not YAML", guess=True)
+        return f", line {error.problem_mark.line + 1}: {problem}"
     return ": not YAML"

@@ -17,7 +17,7 @@ from cotune.errors import ConfigError, LLMError
 from cotune.protocols import LLM
 from cotune.types import Completion
 from cotune.utils.option_checks import check_range, check_url
-from cotune.utils.text import encodable
+from cotune.utils.text import encodable, hide_secrets
 
 if TYPE_CHECKING:
     from cotune.llm.transport import Outcome
@@ -79,6 +79,11 @@ class OpenAIOptions:
     def __post_init__(self) -> None:
         if not self.model.strip():
             raise ValueError(f"model is {self.model!r}, expected the name of a model")
+        if hide_secrets(self.model, guess=True) != self.model:
+            raise ValueError(
+                "model looks like a key (not shown), expected the name of a model; put the key in the "
+                "environment variable that api_key_env names"
+            )
         if self.base_url is not None:
             check_url("base_url", self.base_url)
         # Lower case is refused, and the value is not shown, in case a key itself was entered here.

@@ -6,6 +6,7 @@ from importlib import resources
 from pathlib import Path
 
 from cotune.errors import ConfigError
+from cotune.utils.text import hide_secrets
 
 _LOG = logging.getLogger("cotune")
 _MAKE = {"geo": "make policy", "arithmetic": "make policy-arithmetic"}
@@ -15,6 +16,11 @@ _FIX = "name a folder that holds a model, or a model of the hub that is cached o
 
 def policy_path(path: str) -> str:
     """Return the folder of "bundled:NAME"; any other path or name unchanged."""
+    if "://" in path:
+        raise ConfigError(
+            "policy.path is an address (not shown, as it may hold a password); expected a folder, or a "
+            "model's name on the hub"
+        )
     if not path.startswith("bundled:"):
         _check_not_gguf(path)
         if path.startswith(("/", ".", "~")) and not Path(path).is_dir():
@@ -120,7 +126,7 @@ def only_local(path: str | Path, of: str = "", *, weights: bool = True) -> bool:
     name = str(path)
     if Path(path).is_dir():
         return True
-    shown = f"{name!r}{of}"
+    shown = f"{hide_secrets(name, guess='/' not in name)!r}{of}"
     reason = _unreachable(name, shown)
     if reason is None:
         return False

@@ -47,6 +47,7 @@ from cotune.run.json_files import (
 from cotune.run.locks import RUN_LOCK
 from cotune.run.manifest import MANIFEST
 from cotune.types import Purpose, Trajectory
+from cotune.utils.text import hide_secrets
 
 SCHEMA_VERSION = 1
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast, if there is libyaml
@@ -313,8 +314,8 @@ class RunDir:
             )
         try:
             config = _loaded(path.read_text(encoding="utf-8"))
-        except (yaml.YAMLError, UnicodeDecodeError) as error:
-            reason = " ".join(str(error).split())
+        except (yaml.YAMLError, ValueError, RecursionError) as error:
+            reason = hide_secrets(" ".join(str(error).split()))
             raise ConfigError(f"{path} is not YAML ({reason}); restore the file") from error
         found = config.get("schema_version") if isinstance(config, dict) else None
         if isinstance(config, dict) and "schema_version" not in config and "output" in config:

@@ -25,6 +25,43 @@ def one_line(text: str) -> str:
     return " ".join(printable(" ".join(text.split())).split())
 
 
+_CREDENTIALS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*://)[^\s/@'\"]+@")
+_KEY = re.compile(
+    r"\b(?:(?:sk|pk|rk)-(?=[\w-]*\d)[\w-]{6,}"
+    r"|(?:hf|gh[opsu]|github_pat|glpat|xox[abps]|nvapi|gsk|pplx)[-_](?=[\w-]*\d)[\w-]{10,}"
+    r"|AKIA[A-Z0-9]{12,}|AIza[\w-]{20,}|eyJ[\w-]{10,}\.[\w.-]+)"
+)
+_LONG = re.compile(r"[A-Za-z0-9+=]{20,}")
+_DIGITS = re.compile(r"[0-9]+")
+
+
+def has_secret(text: str) -> bool:
+    """Return whether a text holds a URL with a user or password, or a key of a well-known form."""
+    return bool(_CREDENTIALS.search(text) or _KEY.search(text))
+
+
+def looks_random(word: str) -> bool:
+    """Return whether a word of 20 characters or more mixes letters and digits as keys do."""
+    return len(word) >= 20 and not word.isdigit() and len(_DIGITS.findall(word)) >= 3
+
+
+def hide_secrets(text: str, guess: bool = False) -> str:
+    """Replace keys, and users and passwords in URLs, by ***.
+
+    Args:
+        text: what is shown or kept.
+        guess: also replace long words that look random, such as a key of an unknown form; for values,
+            not for paths.
+
+    >>> hide_secrets("no model at https://me:secret@host/x")
+    'no model at https://***@host/x'
+    """
+    hidden = _KEY.sub("***", _CREDENTIALS.sub(r"\1***@", text))
+    if not guess:
+        return hidden
+    return _LONG.sub(lambda found: "***" if looks_random(found[0]) else found[0], hidden)
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return " (did you mean NAME?)" for a misspelt name; "" if no known name is close."""
     near = difflib.get_close_matches(name, list(known), n=1)

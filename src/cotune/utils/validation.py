@@ -8,7 +8,7 @@ from typing import Any, cast, get_args, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from cotune.utils.text import did_you_mean
+from cotune.utils.text import did_you_mean, hide_secrets
 
 Path = tuple[str, ...]
 """A field by the names that lead to it: ("training", "steps")."""
@@ -53,13 +53,14 @@ def _describe(problem: dict[str, Any], known: list[Path]) -> str:
         if path in known and len(problem["loc"]) > len(path):
             kind_of = f"{path[0]}.kind {problem['loc'][1]}"
             return f"{field}: is no field of {kind_of}, but of another kind; remove it"
-        return f"{field}: unknown field{_suggestion(path, known)}; remove it or correct its name"
+        named = hide_secrets(field, guess=True)
+        return f"{named}: unknown field{_suggestion(path, known)}; remove it or correct its name"
     if kind == "missing":
         return f"{field}: missing; it has no default"
     if kind == "union_tag_not_found":
         return f"{field}.kind: missing; it says which kind of {field} this is"
     if kind == "union_tag_invalid":
-        came = "" if secret else f"{context['tag']!r} is unknown; "
+        came = "" if secret else f"{_short(context['tag'])} is unknown; "
         kinds = re.findall(r"'([^']+)'", str(context["expected_tags"]))
         meant = "" if secret else did_you_mean(str(context["tag"]), kinds)
         return f"{field}.kind: {came}expected one of {context['expected_tags']}{meant}"
@@ -70,7 +71,7 @@ def _describe(problem: dict[str, Any], known: list[Path]) -> str:
     if kind == "too_short":
         return f"{field}: is empty; name at least {context['min_length']}"
     if kind == "value_error":
-        return _own_message(path, str(context["error"]), known)
+        return _own_message(path, hide_secrets(str(context["error"]), guess=True), known)
     message = problem["msg"].replace("Input should be", "expected", 1)
     # pydantic's addition about text ("…, unable to parse string as an integer").
     message = message.partition(", unable to parse")[0]
@@ -123,5 +124,8 @@ def _classes(annotation: Any) -> Iterator[type]:
 
 
 def _short(value: object) -> str:
-    text = repr(value)
+    try:
+        text = hide_secrets(repr(value), guess=True)
+    except (ValueError, RecursionError):  # an integer of thousands of digits, deep brackets
+        return "a value that is too long to show"
     return text if len(text) <= 80 else f"{text[:77]}..."
