@@ -4,8 +4,8 @@ import asyncio
 import gc
 import json
 import signal
-import sys
 from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
 
@@ -541,8 +541,10 @@ def test_an_environment_that_cannot_be_loaded_names_the_field(environment: str) 
 
 
 def test_without_the_package_a_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "cotune.environments.verifiers_rollouts", None)
-    monkeypatch.delattr("cotune.environments.verifiers_rollouts", raising=False)
+    def missing(name: str) -> str:
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr("cotune.environments.verifiers.version", missing)
 
     with pytest.raises(ConfigError, match=r"pip install 'cotune\[verifiers\]'"):
         verifiers_environment(VerifiersOptions(environment="gsm8k"))

@@ -106,9 +106,10 @@ class VerifiersOptions(Model):
 
     kind: Literal["verifiers"] = "verifiers"
     environment: str
-    """An installed environment's id, or `package.module:name` of a function that returns one."""
+    """An installed environment's or taskset's id, or `package.module:name` of a function that returns one."""
     args: dict[str, Any] = Field(default_factory=dict[str, Any])
-    """Keyword arguments of its loader."""
+    """Keyword arguments of its loader; of a `verifiers.v1` taskset the fields of its environment's
+    config: `{taskset: …, agent: …}`."""
     validation: int = Field(default=100, ge=1)
     """Number of questions for validation, of its evaluation data or held out of its training data."""
     test: int = Field(default=200, ge=1)

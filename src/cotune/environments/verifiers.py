@@ -6,17 +6,19 @@ import signal
 import threading
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, cast
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from typing import Any, cast
 
 from cotune.data.splits import SHARES
 from cotune.environments.base import PromptFormat
 from cotune.environments.environment_options import VerifiersOptions
+from cotune.environments.verifiers_rollouts import VerifiersEnvironment
 from cotune.errors import ConfigError
 from cotune.types import Task
+from cotune.utils.background import BackgroundLoop
 from cotune.utils.importing import import_object
-
-if TYPE_CHECKING:
-    from cotune.environments.verifiers_rollouts import VerifiersEnvironment
 
 _FIELD = "environment.environment"
 
@@ -28,14 +30,15 @@ def from_verifiers(
     *,
     validation: int = 100,
     test: int = 200,
-) -> "VerifiersEnvironment":
+) -> VerifiersEnvironment:
     """Use an environment of the `verifiers` library, with its own rollout loop and rubric.
 
     The trained policy is sampled in place of a served model. The environment's system prompt
     becomes the initial instruction, in the system message.
 
     Args:
-        environment: a `MultiTurnEnv`: SingleTurnEnv, ToolEnv, StatefulToolEnv or a subclass.
+        environment: a `MultiTurnEnv` (SingleTurnEnv, ToolEnv, StatefulToolEnv or a subclass), or an
+            `Env` of `verifiers.v1` with one agent.
         initial_instruction: None is its system prompt.
         prompt_format: None puts the instruction into the system message.
         validation: number of questions for validation, of its evaluation data; without such data
@@ -45,28 +48,30 @@ def from_verifiers(
     Raises:
         ConfigError: `verifiers` is not installed, or the environment cannot be trained on.
     """
-    rollouts = _rollouts()
-    rollouts.check(environment)
-    rows = _rows(environment.get_dataset(), "train")
-    held_out = None
-    if environment.eval_dataset_source is not None or environment.eval_dataset is not None:
-        held_out = _rows(environment.get_eval_dataset(), "eval")
-    own = environment.system_prompt or _common_system([*rows, *(held_out or [])])
+    _version()
+    api = _interface(environment)
+    api.check(environment)
+    trained, evaluated, system = api.rows(environment)
+    rows = _rows(trained, "train")
+    held_out = None if evaluated is None else _rows(evaluated, "eval")
+    own = system or _common_system([*rows, *(held_out or [])])
     tasks = {
         split: [_task(id, row, own) for id, row in chosen]
         for split, chosen in _splits(rows, held_out, validation, test).items()
     }
-    return rollouts.VerifiersEnvironment(
-        environment,
+    loop = BackgroundLoop()
+    return VerifiersEnvironment(
+        api.api(environment, tasks, loop),
         tasks,
         own if initial_instruction is None else initial_instruction,
         prompt_format or PromptFormat(role="system"),
+        loop,
     )
 
 
-def verifiers_environment(options: VerifiersOptions) -> "VerifiersEnvironment":
+def verifiers_environment(options: VerifiersOptions) -> VerifiersEnvironment:
     """Build the environment of a run file; ConfigError for one that cannot be loaded or trained on."""
-    _rollouts()
+    _version()
     return from_verifiers(
         _loaded(options),
         options.initial_instruction,
@@ -75,16 +80,33 @@ def verifiers_environment(options: VerifiersOptions) -> "VerifiersEnvironment":
     )
 
 
-def _rollouts() -> Any:
-    """Import the module that needs `verifiers`."""
+def _interface(environment: Any) -> Any:
+    """Import the module of the interface that an environment is of: the newer one or the classic."""
+    module = type(environment).__module__
+    newer = callable(getattr(environment, "run_episode", None)) or not _has_classic()
+    name = "verifiers_v1" if newer else "verifiers_classic"
     try:
-        from cotune.environments import verifiers_rollouts
+        return import_module(f"cotune.environments.{name}")
     except ImportError as error:
+        raise ConfigError(
+            f"{_FIELD} is {module}.{type(environment).__name__}, which verifiers {_version()} cannot "
+            f"run ({error}); install one of the versions that cotune[verifiers] allows"
+        ) from error
+
+
+def _has_classic() -> bool:
+    return find_spec("verifiers.legacy") is not None
+
+
+def _version() -> str:
+    """Return the version of verifiers; ConfigError if it is not installed."""
+    try:
+        return version("verifiers")
+    except PackageNotFoundError as error:
         raise ConfigError(
             f"environment.kind verifiers needs the package verifiers ({error}); install it: "
             "pip install 'cotune[verifiers]'"
         ) from error
-    return verifiers_rollouts
 
 
 def _loaded(options: VerifiersOptions) -> Any:
@@ -93,15 +115,24 @@ def _loaded(options: VerifiersOptions) -> Any:
         try:
             if ":" in options.environment:
                 return import_object(options.environment, _FIELD)(**options.args)
-            return _rollouts().load(options.environment, options.args)
+            return _by_id(options.environment, options.args)
         except ConfigError:
             raise
         except Exception as error:  # a third-party package may raise anything
             reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
             raise ConfigError(
-                f"{_FIELD}: {options.environment!r} cannot be loaded ({reason}); install it, or "
-                "change environment.args"
+                f"{_FIELD}: {options.environment!r} cannot be loaded by verifiers {_version()} "
+                f"({reason}); install it, or change environment.args"
             ) from error
+
+
+def _by_id(id: str, args: Mapping[str, Any]) -> Any:
+    module = id.replace("-", "_")
+    newer = find_spec(f"verifiers.v1.tasksets.{module}") is not None or (
+        find_spec(module) is not None and not hasattr(import_module(module), "load_environment")
+    )
+    name = "verifiers_v1" if newer or not _has_classic() else "verifiers_classic"
+    return import_module(f"cotune.environments.{name}").load(id, args)
 
 
 @contextmanager

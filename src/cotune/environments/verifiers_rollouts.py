@@ -1,6 +1,7 @@
 """Rollouts of a `verifiers` environment: its own loop sends requests, the policy answers them.
 
-Needs `verifiers`; imported only by `environments.verifiers`.
+Imports nothing of verifiers, whose two interfaces have modules of their own: `verifiers_classic` and
+`verifiers_v1`.
 """
 
 # pyright: basic
@@ -10,16 +11,9 @@ import asyncio
 import json
 import math
 import weakref
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
-
-from verifiers.legacy.clients.client import Client
-from verifiers.legacy.envs.multiturn_env import MultiTurnEnv
-from verifiers.legacy.errors import OverlongPromptError
-from verifiers.legacy.types import Response as ModelResponse
-from verifiers.legacy.types import ResponseMessage, Tool
-from verifiers.legacy.types import ToolCall as ModelCall
-from verifiers.legacy.utils.env_utils import load_environment
+from typing import Any, Protocol, cast
 
 from cotune.environments.base import PromptFormat, TaskEnvironment
 from cotune.environments.tools import OUT_OF_TURNS, answer_of
@@ -30,9 +24,19 @@ from cotune.utils.background import BackgroundLoop
 _FIELD = "environment.environment"
 _REFUSALS = 4  # refused requests after which a rollout is cancelled
 _PATIENCE = 2.0  # seconds in which a loop that is not blocked answers
-_MODEL = "policy"  # the model's name in requests
+MODEL = "policy"  # the model's name in requests
 
 Chat = dict[str, str]
+
+
+class Api(Protocol):
+    """One interface of verifiers over one environment."""
+
+    tools: tuple[Mapping[str, Any], ...]
+
+    def start(self, task: Task, prompt: Sequence[Chat]) -> "Rollout":
+        """Start a rollout of a task from a prompt, on the event loop that calls this."""
+        ...
 
 
 class VerifiersEnvironment(TaskEnvironment):
@@ -44,27 +48,21 @@ class VerifiersEnvironment(TaskEnvironment):
 
     def __init__(
         self,
-        environment: Any,
+        api: Api,
         tasks: Mapping[str, Sequence[Task]],
         initial_instruction: str,
         prompt_format: PromptFormat,
+        loop: BackgroundLoop,
     ) -> None:
         super().__init__(tasks, initial_instruction, prompt_format)
-        self._environment = environment
-        self._tools = tuple(_schema(tool) for tool in environment.tool_defs or ())
-        self._loop = BackgroundLoop()
-        self._rollouts: dict[int, _Rollout] = {}
+        self._api, self._loop = api, loop
+        self._rollouts: dict[int, Rollout] = {}
         # If a run ends before its episodes, their tasks must not warn at exit.
         weakref.finalize(self, _end, self._loop, self._rollouts)
-        own = next((row for rows in tasks.values() for row in rows if _own_tools(row)), None)
-        if own is not None:
-            raise ConfigError(
-                f"{_FIELD}: row {own.id} has its own tools; expected the same for all rows"
-            )
 
     @property
     def tools(self) -> tuple[Mapping[str, Any], ...]:
-        return self._tools
+        return self._api.tools
 
     def respond(self, actions: Sequence[Action]) -> list[Response]:
         """Give each rollout the policy's turn; the next request of its loop is the observation.
@@ -113,27 +111,77 @@ class VerifiersEnvironment(TaskEnvironment):
         if (left := self._rollouts.pop(action.row, None)) is not None:
             await left.drop()
         prompt = self.messages(action.task, action.prompt)
-        row = {"example_id": 0, **action.task.columns, "prompt": prompt}
-        self._rollouts[action.row] = _Rollout(self._environment, row, prompt, self._tools)
+        self._rollouts[action.row] = self._api.start(action.task, prompt)
 
 
-class _Rollout:
-    """One rollout of the environment's own loop."""
+class Requests:
+    """The requests of one rollout, and the policy's replies to them."""
+
+    def __init__(self) -> None:
+        self._questions: asyncio.Queue[tuple[list[Any], Sequence[Any] | None]] = asyncio.Queue()
+        self._reply: asyncio.Future[Any] | None = None
+
+    async def asked(self) -> tuple[list[Any], Sequence[Any] | None]:
+        """Wait for the environment's next request: its messages and tools."""
+        return await self._questions.get()
+
+    async def ask(self, messages: Sequence[Any], tools: Sequence[Any] | None) -> Any:
+        """Return the policy's reply to a request of the environment, or raise its refusal."""
+        self._reply = asyncio.get_running_loop().create_future()
+        self._questions.put_nowait((list(messages), tools))
+        return await self._reply
+
+    def answer(self, response: Any) -> None:
+        if self._reply is not None and not self._reply.done():
+            self._reply.set_result(response)
+
+    def refuse(self, error: Exception) -> None:
+        if self._reply is not None and not self._reply.done():
+            self._reply.set_exception(error)
+
+
+class Rollout(ABC):
+    """One rollout of the environment's own loop.
+
+    Args:
+        requests: what the loop asks, and where the policy's replies go.
+        task: the loop; its result is its output, with `reward`, `metrics`, `error` and
+            `stop_condition`.
+        prompt: the messages that the loop must start from.
+        offered: names of the tools that it must offer; None until the first request.
+    """
 
     def __init__(
         self,
-        environment: Any,
-        row: Mapping[str, Any],
+        requests: Requests,
+        task: "asyncio.Future[Mapping[str, Any]]",
         prompt: Sequence[Chat],
-        tools: Sequence[Mapping[str, Any]],
+        offered: Sequence[str] | None,
     ) -> None:
-        self._policy = _Policy()
-        self._task = asyncio.ensure_future(environment.run_rollout(row, self._policy, _MODEL, {}))
+        self._requests, self._task = requests, task
         # A dropped rollout's exception is never retrieved otherwise.
         self._task.add_done_callback(lambda task: task.cancelled() or task.exception())
-        self._prompt, self._offered = prompt, [tool["function"]["name"] for tool in tools]
+        self._prompt, self._offered = prompt, offered
         self._seen: list[Any] = []
         self._calls: dict[str, str] = {}
+
+    @abstractmethod
+    def _response(self, turn: int, text: str, calls: Sequence[tuple[str, str, str]]) -> Any:
+        """Return a turn as a server would send it; calls are (id, name, arguments as JSON)."""
+
+    @abstractmethod
+    def _refuse(self) -> None:
+        """Refuse the open request like a server whose context is full."""
+
+    async def first(self) -> Sequence[Any]:
+        """Return the tools that the first request offers, and end the rollout."""
+        waiting = asyncio.ensure_future(self._requests.asked())
+        await asyncio.wait({waiting, self._task}, return_when=asyncio.FIRST_COMPLETED)
+        if waiting.done():
+            await self.ended()
+            return waiting.result()[1] or ()
+        waiting.cancel()
+        raise ConfigError(f"{_FIELD}: a rollout ends without a request ({_error_of(self._task)})")
 
     async def answer(self, action: Action) -> Response:
         """Pass the policy's turn to the loop, and return its next request or the episode's end."""
@@ -143,7 +191,7 @@ class _Rollout:
                 self._check_first(asked)
         if self._task.done():
             return self._last(action)
-        self._policy.answer(self._turn(action))
+        self._requests.answer(self._turn(action))
         asked = await self._asked()
         if asked is None:
             return self._last(action)
@@ -160,7 +208,7 @@ class _Rollout:
             if self._task.done():
                 broke = self._task.cancelled() or self._task.exception() is not None
                 return {} if broke else self._task.result()
-            self._policy.refuse()
+            self._refuse()
             await self._asked()
         self._task.cancel()
         return {}
@@ -172,14 +220,14 @@ class _Rollout:
 
     async def _asked(self) -> list[Any] | None:
         """Return the messages of the loop's next request; None if it has ended."""
-        waiting = asyncio.ensure_future(self._policy.asked())
+        waiting = asyncio.ensure_future(self._requests.asked())
         await asyncio.wait({waiting, self._task}, return_when=asyncio.FIRST_COMPLETED)
         if not waiting.done():
             waiting.cancel()
             return None
         messages, tools = waiting.result()
         names = [tool.name for tool in tools or ()]
-        if names != self._offered:
+        if self._offered is not None and names != self._offered:
             raise ConfigError(
                 f"{_FIELD}: a rollout offers the tools {', '.join(names) or '(none)'}, the "
                 f"environment {', '.join(self._offered) or '(none)'}; expected the same in all"
@@ -205,26 +253,13 @@ class _Rollout:
             )
         self._seen = asked
 
-    def _turn(self, action: Action) -> ModelResponse:
-        """Return a turn as a server would send it."""
+    def _turn(self, action: Action) -> Any:
         calls = [
-            ModelCall(
-                id=f"call_{len(action.turns)}_{i}",
-                name=call.name,
-                arguments=json.dumps(dict(call.arguments)),
-            )
+            (f"call_{len(action.turns)}_{i}", call.name, json.dumps(dict(call.arguments)))
             for i, call in enumerate(action.calls.calls)
         ]
-        self._calls = {call.id: call.name for call in calls}
-        message = ResponseMessage(
-            content=action.calls.said if calls else action.text,
-            tool_calls=calls or None,
-            finish_reason="tool_calls" if calls else "stop",
-            is_truncated=False,
-        )
-        return ModelResponse(
-            id=f"turn-{len(action.turns)}", created=0, model=_MODEL, message=message
-        )
+        self._calls = {id: name for id, name, _ in calls}
+        return self._response(len(action.turns), action.calls.said if calls else action.text, calls)
 
     def _new(self, asked: list[Any]) -> list[Chat]:
         """Return the messages that the loop has added after the policy's turn."""
@@ -245,7 +280,7 @@ class _Rollout:
         return new
 
 
-def _end(loop: BackgroundLoop, rollouts: Mapping[int, _Rollout]) -> None:
+def _end(loop: BackgroundLoop, rollouts: Mapping[int, Rollout]) -> None:
     async def end() -> None:
         for rollout in rollouts.values():
             await rollout.drop()
@@ -254,100 +289,17 @@ def _end(loop: BackgroundLoop, rollouts: Mapping[int, _Rollout]) -> None:
         loop.run(end())
 
 
-class _Policy(Client[Any, Any, Any, Any]):
-    """The client that an environment sees instead of a served model's; one for each rollout.
-
-    The base class calls `get_native_response` with the results of the `to_native` methods.
-    """
-
-    def __init__(self) -> None:
-        super().__init__(None)
-        self._questions: asyncio.Queue[tuple[list[Any], list[Tool] | None]] = asyncio.Queue()
-        self._reply: asyncio.Future[ModelResponse] | None = None
-
-    async def asked(self) -> tuple[list[Any], list[Tool] | None]:
-        """Wait for the environment's next request: its messages and tools."""
-        return await self._questions.get()
-
-    def answer(self, response: ModelResponse) -> None:
-        if self._reply is not None and not self._reply.done():
-            self._reply.set_result(response)
-
-    def refuse(self) -> None:
-        """Fail like a server whose context is full."""
-        if self._reply is not None and not self._reply.done():
-            self._reply.set_exception(OverlongPromptError("the episode's limits are reached"))
-
-    async def get_native_response(
-        self,
-        prompt: Any,
-        model: str,
-        sampling_args: Mapping[str, Any],
-        tools: list[Tool] | None = None,
-        **kwargs: Any,
-    ) -> ModelResponse:
-        self._reply = asyncio.get_running_loop().create_future()
-        self._questions.put_nowait((list(prompt), tools))
-        return await self._reply
-
-    def setup_client(self, config: Any) -> Any:
-        return None
-
-    async def to_native_tool(self, tool: Tool) -> Tool:
-        return tool
-
-    async def to_native_prompt(self, messages: Any) -> tuple[Any, dict[str, Any]]:
-        return messages, {}
-
-    async def raise_from_native_response(self, response: Any) -> None:
-        return
-
-    async def from_native_response(self, response: ModelResponse) -> ModelResponse:
-        return response
-
-    async def close(self) -> None:
-        return
-
-
-def load(id: str, arguments: Mapping[str, Any]) -> Any:
-    """Load an installed environment by its id, like `vf-eval`."""
-    return load_environment(id, **arguments)
-
-
-def check(environment: Any) -> None:
-    """Raise ConfigError for an environment that a policy cannot be trained in."""
-    kind = type(environment).__name__
-    if not isinstance(environment, MultiTurnEnv):
-        raise ConfigError(
-            f"{_FIELD} is {kind}; expected a MultiTurnEnv of verifiers' classic interface "
-            "(SingleTurnEnv, ToolEnv, …), whose turns are this process's to sample"
-        )
-    if type(environment).rollout is not MultiTurnEnv.rollout:
-        raise ConfigError(f"{_FIELD}: {kind} has a rollout() of its own; expected MultiTurnEnv's")
-    if environment.message_type != "chat":
-        raise ConfigError(f"{_FIELD}: {kind} completes texts; expected chat messages")
-    if environment.requires_group_rollouts or environment.provides_advantages:
-        raise ConfigError(
-            f"{_FIELD}: the rubric of {kind} scores groups; expected reward functions of one rollout"
-        )
-    if not environment.score_rollouts:
-        raise ConfigError(f"{_FIELD}: {kind} does not score; make it with score_rollouts=True")
-
-
-def _schema(tool: Tool) -> dict[str, Any]:
+def schema_of(tool: Any) -> dict[str, Any]:
     """Return a tool's schema for chat templates."""
     function = {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
     return {"type": "function", "function": function}
 
 
-def _own_tools(task: Task) -> bool:
-    info = task.columns.get("info")
-    if isinstance(info, str):
-        try:
-            info = json.loads(info)
-        except ValueError:
-            return False
-    return isinstance(info, Mapping) and "tool_defs" in info
+def _error_of(task: "asyncio.Future[Mapping[str, Any]]") -> str:
+    if task.cancelled():
+        return "cancelled"
+    error = task.exception() or task.result().get("error") or "no error"
+    return " ".join(f"{type(error).__name__}: {error}".split())[:200]
 
 
 def _named(action: Action) -> str:
