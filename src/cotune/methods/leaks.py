@@ -12,6 +12,7 @@ from itertools import accumulate
 
 from cotune.types import Task
 
+_LATEX = re.compile(r"\\[A-Za-z]+")
 _NUMBER_EDGE = re.compile(r"(?<=[0-9])(?=[^0-9])|(?<=[^0-9])(?=[0-9])")
 _MIN_LETTERS = 4
 _MAX_WORDS = 5
@@ -210,7 +211,7 @@ def leaked_answer(candidate: str, parent: str, tasks: Iterable[Task]) -> str | N
 @lru_cache(maxsize=8192)
 def _telling(answer: str) -> tuple[str, ...]:
     """Return the letters of the parts of an answer that give it away; () if chance explains them."""
-    words = words_of(answer)
+    words = words_of(_LATEX.sub(" ", answer))
     parts = runs(words, _MAX_WORDS) or {words}
     return tuple(sorted("".join(part) for part in parts if not _by_chance(part)))
 

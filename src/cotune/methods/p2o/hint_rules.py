@@ -47,8 +47,8 @@ _STATED_CHOICE = re.compile(
     r"[(\[](?P<bracketed>[A-Za-z])[)\]]|(?P<bare>[B-HJ-Z](?![\w'’(])|[AI](?!\s*[\w'’(]))"
 )
 # A fraction or decimal of three digits or fewer stands in many formulas: 1/2, 3/4, 0.5.
-_QUOTIENT = re.compile(r"\\[dt]?frac\b|\\sqrt\b|[0-9)}]\s*/\s*[0-9({]|[0-9]\.[0-9]")
-_ORDINARY = re.compile(r"1/[0-9]|[23]/[34]|\\[dt]?frac\{1\}\{[0-9]\}|0?\.(?:5|25|75|1)")
+_QUOTIENT = re.compile(r"\\(?:[dt]?frac|sqrt)(?![A-Za-z])|[0-9)}]\s*/\s*[0-9({]|[0-9]\.[0-9]")
+_ORDINARY = re.compile(r"1/[0-9]|[23]/[34]|\\[dt]?frac(?:\{1\}\{[0-9]\}|1[0-9])|0?\.(?:5|25|75|1)")
 _MOST_FORMULAS = 64
 
 
