@@ -12,7 +12,7 @@ import math
 import random
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from statistics import fmean, variance
@@ -74,7 +74,6 @@ class Judge:
 
     def __init__(self, prompt: Callable[[str], Prompt], rollout: Rollout) -> None:
         self._prompt, self._rollout = prompt, rollout
-        self._met: dict[str, Task] = {}
         self.evaluations = 0
 
     def evaluate(self, items: Sequence[tuple[str, Sequence[Task]]]) -> list[list[Trajectory]]:
@@ -85,13 +84,8 @@ class Judge:
         if len(done) != len(assignments):
             raise ValueError(f"{len(done)} trajectories came; expected {len(assignments)}")
         self.evaluations += len(done)
-        self._met.update((task.id, task) for _, task in pairs)
         rest = iter(done)
         return [[next(rest) for _ in tasks] for _, tasks in items]
-
-    def met(self) -> Iterable[Task]:
-        """Return the questions that were rolled out, each once."""
-        return self._met.values()
 
 
 def feedback(trajectory: Trajectory, view: View) -> str:
@@ -218,7 +212,7 @@ class Reflector(ABC):
             return self._fail(CUT_OFF)
         self.proposed += 1
         text = self._read(reply.text)
-        reason = self._broken(text, parent)
+        reason = self._broken(text, parent, [t.task for t in rollouts])
         if reason is not None:
             self._blame(f"broke the contract: {reason}")
             self._reject(text, parent, reason)
@@ -238,8 +232,8 @@ class Reflector(ABC):
         """Return the text of a reply; never raises."""
 
     @abstractmethod
-    def _broken(self, text: str, parent: str) -> str | None:
-        """Return why a text breaks the contract; None if it does not."""
+    def _broken(self, text: str, parent: str, tasks: Sequence[Task]) -> str | None:
+        """Return why a text, written after reading `tasks`, breaks the contract; None if it does not."""
 
     @abstractmethod
     def _reject(self, text: str, parent: str, reason: str) -> None:

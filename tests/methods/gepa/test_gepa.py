@@ -186,7 +186,6 @@ def test_a_placeholder_of_the_reflection_prompt_breaks_the_contract(placeholder:
     reflector = InstructionReflector(
         ScriptedLLM([f"```\n{INITIAL} Read {placeholder} with care and search again.\n```"]),
         InstructionRules(INITIAL),
-        lambda: (),
         lambda text, parent, reason: rejected.append(reason),
         lambda kind, /, **fields: None,
         View(),

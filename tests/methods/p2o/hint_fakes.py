@@ -1,6 +1,7 @@
 """A scripted policy, a scripted reflector and a phase of hint evolution around them."""
 
 import json
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -73,6 +74,13 @@ def fresh_hint(n: int, keyword: str) -> str:
 
 def one_keyword_each(n: int, prompt: str) -> str:
     return fresh_hint(n, list(KEYWORDS.values())[n % 2])
+
+
+def leaking(n: int, prompt: str) -> str:
+    """A hint with the answer of a question in the prompt."""
+    shown = re.search(r"Problem (\d+) of kind", prompt)
+    assert shown
+    return f"```\nAlways say secret{shown[1]}!\n```"
 
 
 def raising(error: Exception) -> Callable[[int, str], str]:

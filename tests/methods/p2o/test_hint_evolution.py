@@ -16,6 +16,7 @@ from tests.methods.p2o.hint_fakes import (
     Author,
     Policy,
     evolve,
+    leaking,
     one_keyword_each,
     raising,
     tasks_of_two_kinds,
@@ -31,7 +32,7 @@ BAD_REFLECTORS: dict[str, tuple[Callable[[int, str], str], str, str]] = {
     "cut off": (lambda n, prompt: "<think> a draft ```Try``` is", "hint_rejected", "think tag"),
     "unclosed": (lambda n, prompt: "```\n<think> Go on\n```", "hint_rejected", "think tag"),
     "seed": (lambda n, prompt: "```\n```", "hint_rejected", "empty"),
-    "leaks": (lambda n, prompt: f"```\nSay secret{n % 20}!\n```", "hint_rejected", "the answer"),
+    "leaks": (leaking, "hint_rejected", "the answer"),
 }
 
 

@@ -12,7 +12,7 @@ from cotune.methods.method import Context
 from cotune.methods.p2o.hints import HintPool
 from cotune.methods.p2o.p2o import P2O, P2OOptions
 from cotune.types import Assignment, Progress
-from tests.methods.p2o.hint_fakes import SMALL, Author, one_keyword_each, raising
+from tests.methods.p2o.hint_fakes import SMALL, Author, leaking, one_keyword_each, raising
 from tests.methods.p2o.p2o_run import (
     EASY,
     HARD,
@@ -152,11 +152,7 @@ BAD: dict[str, tuple[Callable[[int, str], str], str, str]] = {
     "errs": (raising(LLMError("timed out after 3 tries")), "proposal_failed", "timed out"),
     "garbage": (lambda n, prompt: "\x00{0}" * 2000, "hint_rejected", "8000 characters"),
     "returns the seed": (lambda n, prompt: "```\n```", "hint_rejected", "empty"),
-    "leaks answers": (
-        lambda n, prompt: f"```\nAlways say secret{n % 20}!\n```",
-        "hint_rejected",
-        "brings in the answer",
-    ),
+    "leaks answers": (leaking, "hint_rejected", "brings in the answer"),
 }
 
 

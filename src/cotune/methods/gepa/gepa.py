@@ -145,9 +145,7 @@ def evolve_instruction(
     record("gepa_phase", dev=len(dev), train=len(train), budget=search.budget)
     judge = Judge(Prompt, rollout)
     lineage = _Lineage(search, step, record, getattr(llm, "origin", "") or _ORIGIN)
-    reflector = InstructionReflector(
-        llm, rules, judge.met, lineage.invalid, record, view, description
-    )
+    reflector = InstructionReflector(llm, rules, lineage.invalid, record, view, description)
     lineage.critiques = reflector.critiques
     found = evolve_by_gepa(dev, train, judge, reflector, search, seed_key, lineage)
     health = LLMHealth()
@@ -333,7 +331,6 @@ class InstructionReflector(Reflector):
 
     Args:
         rules: the contract of an instruction.
-        met: the questions so far; an instruction may not contain answers of those that it was shown.
         reject: records a text that breaks the contract: text, parent, reason.
         description: the environment, described to the LLM.
 
@@ -345,34 +342,30 @@ class InstructionReflector(Reflector):
         self,
         llm: LLM,
         rules: InstructionRules,
-        met: Callable[[], Iterable[Task]],
         reject: Callable[[str, str, str], None],
         record: Recorder,
         view: View,
         description: str = "",
     ) -> None:
         super().__init__(llm, record, view)
-        self._rules, self._met, self._reject_text = rules, met, reject
+        self._rules, self._reject_text = rules, reject
         self._surroundings = surroundings(description)
         self._tried.append(rules.original)
         self._critique = ""
-        self._questions: set[str] = set()  # of the last prompt
         self.critiques: dict[str, str] = {}
 
     def _prompt(self, parent: str, examples: Sequence[Record]) -> str:
         kept = dict.fromkeys((*protocol_tags(self._rules.original), *self._rules.required))
-        self._questions = {example["Inputs"] for example in examples}
         return self._surroundings + instruction_prompt(parent, examples, kept)
 
     def _read(self, reply: str) -> str:
         self._critique, text = read_instruction(reply)
         return text
 
-    def _broken(self, text: str, parent: str) -> str | None:
+    def _broken(self, text: str, parent: str, tasks: Sequence[Task]) -> str | None:
         if placed := [p for p in PLACEHOLDERS if p in text]:
             return f"holds {', '.join(placed)}, which only the reflection prompt may"
-        asked = [task for task in self._met() if task.question in self._questions]
-        reason = self._rules.check(text, parent, self._tried, asked)
+        reason = self._rules.check(text, parent, self._tried, tasks)
         if reason is None:
             self.critiques[text] = self._critique
         return reason

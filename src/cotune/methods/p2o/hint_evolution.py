@@ -45,7 +45,6 @@ class HintReflector(Reflector):
     """Ask for hints with gepa's prompt.
 
     Args:
-        tasks: the hard questions, whose answers and solutions no hint may contain.
         instruction: the instruction that the policy sees with the hint.
         description: the environment, described to the LLM, before gepa's prompt.
     """
@@ -54,14 +53,13 @@ class HintReflector(Reflector):
         self,
         llm: LLM,
         rules: HintRules,
-        tasks: Sequence[Task],
         instruction: str,
         record: Recorder,
         view: View,
         description: str = "",
     ) -> None:
         super().__init__(llm, record, view)
-        self._rules, self._tasks, self._instruction = rules, tasks, instruction
+        self._rules, self._instruction = rules, instruction
         self._surroundings = surroundings(description)
 
     def _prompt(self, parent: str, examples: Sequence[Record]) -> str:
@@ -70,8 +68,8 @@ class HintReflector(Reflector):
     def _read(self, reply: str) -> str:
         return read_hint(reply)
 
-    def _broken(self, text: str, parent: str) -> str | None:
-        return self._rules.check(text, parent, self._tried, self._tasks, self._instruction)
+    def _broken(self, text: str, parent: str, tasks: Sequence[Task]) -> str | None:
+        return self._rules.check(text, parent, self._tried, tasks, self._instruction)
 
     def _reject(self, text: str, parent: str, reason: str) -> None:
         self._record("hint_rejected", reason=reason, text=text, parent=parent)
@@ -181,7 +179,7 @@ def evolve_hints(
     view = View(
         show_answers=options.show_answers, solved_at=solved_at, tokens=options.reflection_tokens
     )
-    reflector = HintReflector(llm, rules, hard, instruction, record, view, description)
+    reflector = HintReflector(llm, rules, instruction, record, view, description)
     search = evolve_from_empty if options.reflection == "gepa" else reflect_once
     pool = search(HintSearch(dev, train, judge, reflector, options, seed_key, record))
     result, cover = PhaseResult(pool, judge.evaluations, reflector), covering(pool)

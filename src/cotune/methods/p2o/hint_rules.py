@@ -237,7 +237,8 @@ class HintRules(InstructionRules):
         Args:
             parent: the hint it was derived from; may be empty.
             others: hints already tried in this phase, which it must not copy.
-            tasks: the hard questions, whose answers and solutions it must not contain.
+            tasks: the questions that its author was shown, whose answers and solutions it must not
+                contain.
             instruction: the policy's instruction; text already in it is not a leak.
         """
         if placed := [p for p in PLACEHOLDERS if p in candidate]:
