@@ -12,7 +12,7 @@ from cotune.methods.inspo.proposers import paraphrase_prompt
 from cotune.methods.instruction_rules import is_near_copy
 from cotune.methods.p2o.hint_evolution import read_hint
 from cotune.methods.p2o.hint_rules import HintRules
-from cotune.methods.text_evolution import example
+from cotune.methods.text_evolution import View, example
 from cotune.types import Assignment, Completion, Prompt, Task, Trajectory
 from cotune.worlds.arithmetic import KINDS, SIZES, problem
 from cotune.worlds.rules_llm import (
@@ -52,10 +52,11 @@ def reflection(
     trajectories: Sequence[Trajectory], parent: str = "", show_answers: bool = False
 ) -> str:
     """What gepa asks, in its own words."""
+    view = View(show_answers)
     prompt = InstructionProposalSignature.prompt_renderer(
         {
             "current_instruction_doc": parent,
-            "dataset_with_feedback": [dict(example(t, show_answers)) for t in trajectories],
+            "dataset_with_feedback": [dict(example(t, view, 6000)) for t in trajectories],
         }
     )
     assert isinstance(prompt, str)
