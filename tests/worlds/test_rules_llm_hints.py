@@ -52,7 +52,7 @@ def reflection(
     trajectories: Sequence[Trajectory], parent: str = "", show_answers: bool = False
 ) -> str:
     """What gepa asks, in its own words."""
-    view = View(show_answers)
+    view = View(show_answers=show_answers)
     prompt = InstructionProposalSignature.prompt_renderer(
         {
             "current_instruction_doc": parent,
