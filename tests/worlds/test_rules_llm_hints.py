@@ -112,7 +112,7 @@ def test_examples_are_read_from_gepas_prompt(show_answers: bool):
     ]
     prompt = reflection(rows, "Go by\n\ncolumns.", show_answers)
     assert is_gepa_prompt(prompt)
-    records = [example(t, show_answers) for t in rows]
+    records = [example(t, View(show_answers=show_answers), 6000) for t in rows]
     assert read_shown(prompt) == [
         Shown(r["Inputs"], r["Generated Outputs"], r["Feedback"]) for r in records
     ]

@@ -95,7 +95,7 @@ def test_gepa_on_a_frozen_policy_makes_no_training_batch(
     assert is_the_base(run)
     spent_on = rollouts(run)
     assert spent_on.keys() == {"evolve", "evaluate"}
-    assert 24 <= spent_on["evolve"] < 24 + 4
+    assert 0 < spent_on["evolve"] <= 24
     assert policy_rollouts(spent_on) == spent_on["evolve"]
     assert run.read_metrics() == []
     found = Counter(row["kind"] for row in run.read_events())
@@ -117,7 +117,7 @@ def test_gepa_before_training(tmp_path: Path) -> None:
     run = trained(tmp_path, GEPA)
     assert not is_the_base(run)
     assert rollouts(run)["train"] == 24
-    assert rollouts(run)["evolve"] >= 24
+    assert rollouts(run)["evolve"] <= 24
     [best] = [row["id"] for row in run.read_events() if row["kind"] == "best_instruction"]
     under = {
         row["instruction"] for step in (1, 2, 3) for row in run.read_trajectories(step, "train")
