@@ -10,11 +10,14 @@ from typer.testing import CliRunner
 
 from cotune.cli.app import app
 from cotune.cli.plan.plan import show_memory
-from cotune.cli.starter import KINDS, write_starter
+from cotune.cli.starter import KINDS, OFFLINE, write_starter
+from cotune.cli.train import train
 from cotune.config.cost import plan_run
 from cotune.config.run_file import load_config
 from cotune.engines.memory import find_config, memory_of, read_shape
+from cotune.engines.preflight import Preflight
 from cotune.errors import ConfigError
+from cotune.run.frames import RunReader
 from cotune.utils.importing import import_object
 
 
@@ -120,3 +123,50 @@ def test_the_command_takes_a_policy(tmp_path: Path) -> None:
     given = ["init", str(tmp_path), "--kind", "single-turn", "--policy", "org/model"]
     assert CliRunner().invoke(app, given).exit_code == 0
     assert "path: org/model " in (tmp_path / "run.yaml").read_text(encoding="utf-8")
+
+
+@pytest.mark.slow
+def test_the_offline_starter_trains_where_it_was_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = ["init", str(tmp_path / "first"), "--offline"]
+    assert "cotune train run.yaml" in CliRunner().invoke(app, given).stdout
+    monkeypatch.chdir(tmp_path / "first")
+    for name in ("OPENAI_API_KEY", "HF_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    steps = "training.steps=2 training.questions_per_step=4 training.micro_batch_size=16"
+    sizes = "strategy.evolve_every=1 strategy.evolve_until=2 strategy.verification_tasks=2"
+    smaller = "dataset.test=2 dataset.validation=2 evaluation.every=0 threads=1"
+    run = RunReader.open(
+        train(
+            Path("run.yaml"), Console(quiet=True), assignments=f"{steps} {sizes} {smaller}".split()
+        )
+    )
+    births = [row for row in run.read_events() if row["kind"] == "instruction_born"]
+    assert {row["origin"] for row in births} == {"initial", "bank"}
+    summary = run.read_summary() or {}
+    assert summary["llm"] == "a bank of written texts (instructions.txt), not an LLM"
+    (arm,) = summary["arms"].values()
+    assert (arm["llm_calls"], arm["steps"]) == (0, 2)
+    card = (run.best_path / "README.md").read_text(encoding="utf-8")
+    assert "Proposals by a bank of written texts" in card
+    assert "bank of written texts" in (run.path / "report.html").read_text(encoding="utf-8")
+
+
+def test_the_offline_starter_holds_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = write_starter(OFFLINE, tmp_path)
+    names = {path.name for path in written}
+    assert {"README.md", "instructions.txt", "questions.jsonl", "rewards.py"} <= names
+    monkeypatch.chdir(tmp_path)
+    checked = Preflight(load_config("run.yaml"), new=False)
+    assert [finding.text for finding in checked.findings() if not finding.ok] == []
+    boxed = import_object("rewards.py:boxed", "rewards")
+    said = ["\\boxed{1}, so \\boxed{12}", "12", "\\boxed{ 12 }"]
+    assert boxed(said, answer=["12"] * 3) == [1.0, 0.0, 1.0]
+    for wrong in (["--kind", "tools"], ["--policy", "a/b"]):
+        result = CliRunner().invoke(app, ["init", "x", "--offline", *wrong])
+        assert isinstance(result.exception, ConfigError)
+        assert "leave out one" in str(result.exception)
+    assert not Path("x").exists()

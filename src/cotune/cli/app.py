@@ -60,22 +60,32 @@ def init(
         str | None,
         typer.Option(help="Model to train: a folder, or a name on the hub."),
     ] = None,
+    offline: Annotated[
+        bool,
+        typer.Option("--offline", help="A starter that trains at once, without key and network."),
+    ] = False,
 ) -> None:
     """Write a commented starter run file and the files that it names."""
-    from cotune.cli.starter import KINDS, write_starter
+    from cotune.cli.starter import KINDS, OFFLINE, write_starter
 
+    if offline and kind is not None:
+        raise ConfigError(
+            "--kind was given with --offline, which is a kind of its own; leave out one"
+        )
+    if offline:
+        kind = OFFLINE
     if kind is None:
         if not sys.stdin.isatty():
             raise ConfigError(
                 f"--kind is missing; expected one of {', '.join(KINDS)}: cotune init my-agent "
-                "--kind tools"
+                "--kind tools; or --offline, which trains at once"
             )
         typer.echo("\n".join(f"{name:<12} {text}" for name, text in KINDS.items()))
         kind = typer.prompt("What do you want to train?", default="single-turn")
     for path in write_starter(str(kind), folder, policy):
         typer.echo(f"wrote {path}")
     enter = "" if folder == Path() else f"cd {folder} && "
-    typer.echo(f"next: {enter}cotune try run.yaml")
+    typer.echo(f"next: {enter}cotune {'train' if offline else 'try'} run.yaml")
 
 
 @_command(_START, "try run.yaml -n 8 --set limits.turn_tokens=256", "try")

@@ -16,6 +16,8 @@ KINDS = {
     "search": "questions answered with a search engine over your own corpus",
 }
 """The kinds of starters, each with a short description."""
+OFFLINE = "offline"
+"""The starter that trains a bundled policy without a key or a network."""
 
 _PATH = "  path: Qwen/Qwen3-0.6B "
 _TEMPLATE_ARGS = re.compile(r"^  (template_args: [^#\n]*)#.*\n", re.MULTILINE)
@@ -26,6 +28,7 @@ def write_starter(kind: str, folder: Path, policy: str | None = None) -> list[Pa
     """Copy a starter's files into a folder, which is created if needed.
 
     Args:
+        kind: one of `KINDS`, or `OFFLINE`, whose policy is bundled.
         policy: the model for run.yaml: a name, or a folder relative to the working directory, which
             is written as an absolute path; None keeps the starter's own.
 
@@ -37,7 +40,11 @@ def write_starter(kind: str, folder: Path, policy: str | None = None) -> list[Pa
             a folder that cannot be written; then no file is left.
     """
     named = None if policy is None else _policy(policy)
-    if kind not in KINDS:
+    if kind == OFFLINE and named is not None:
+        raise ConfigError(
+            "--policy was given with --offline, which trains a bundled policy; leave out one of them"
+        )
+    if kind not in (*KINDS, OFFLINE):
         raise ConfigError(f"--kind is {kind!r}; expected one of {', '.join(KINDS)}")
     with as_file(files("cotune.cli") / "starters" / kind) as source:
         names = sorted(

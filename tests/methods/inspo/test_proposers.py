@@ -239,8 +239,8 @@ def test_a_spent_budget_ends_proposals_once_and_the_run_only_if_none_was_of_use(
     proposals.ask("p", ScriptedLLM([GOOD]), events, 6)
     proposals.valid(1, [])
     for _ in range(4):
-        proposals.end_phase(Broke(), events)
         assert proposals.ask("p", Broke(), events, 6) is None
+        proposals.end_phase(Broke(), events)
     assert events.of("proposals_ended") == [{"reason": "0.02 left, 0.05 needed"}]
     assert events.of("phase_failed") == []
     unaffordable = Proposals()

@@ -209,7 +209,6 @@ class Proposals:
             reply = llm.complete(prompt)
         except BudgetError as error:
             self._spent = str(error)
-            self._health.ended(self._spent, record)
             return None
         except LLMError as error:
             self._fail(f"{type(error).__name__}: {error}", record)
@@ -250,6 +249,8 @@ class Proposals:
             expected = "a reply with valid <ins_1>...</ins_1> candidates"
             last = last and not self._useful
             self._health.failed(llm, record, "proposal", expected, last=last)
+        if self._spent:
+            self._health.ended(self._spent, record)
         self._valid = self._read = False
         self._spent = ""
 

@@ -1,0 +1,12 @@
+"""Reward functions: lists in, one number per completion out. Data columns arrive by name."""
+
+import re
+
+
+def boxed(completions: list[str], answer: list[str], **kwargs: object) -> list[float]:
+    """Return 1 if the last \\boxed{…} of the completion holds the answer, else 0."""
+    found = [re.findall(r"\\boxed\{([^{}]*)\}", completion) for completion in completions]
+    return [
+        float(bool(boxes) and boxes[-1].strip() == expected)
+        for boxes, expected in zip(found, answer, strict=True)
+    ]
