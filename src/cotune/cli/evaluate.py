@@ -40,7 +40,7 @@ def evaluate(
         allow_hub()
     quiet_libraries(config)
     shown = Console(quiet=True) if as_json else console
-    say_loading(config, shown, "its best policy")
+    say_loading(config, shown)
     from cotune.experiments.evaluate.evaluating import evaluate_run
     from cotune.experiments.evaluate.evaluation_table import json_text, show
 

@@ -20,9 +20,9 @@ _WHAT = {
 _BETWEEN_LINES = 30.0  # seconds
 
 
-def say_loading(config: RunConfig, console: Console, policy: str = "") -> None:
+def say_loading(config: RunConfig, console: Console) -> None:
     """Print at once what takes the next seconds: imports, checks and the policy."""
-    text = f"{config.name}: checking the run file and loading {policy or config.policy.path} …"
+    text = f"{config.name}: checking the run file and loading the policy …"
     console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 

@@ -1,8 +1,7 @@
 """The preflight of a run file: one ordered list of checks for every command.
 
-`train` and `resume` stop at the first check that fails. `plan` and `try` stop at errors in the run
-file and list what this machine is missing. `doctor` and `compare --dry-run` list everything
-missing.
+`train` and `resume` stop at the first check that fails. `plan`, `try` and `compare --dry-run` stop at
+errors in the run file and list what this machine is missing. `doctor` lists everything missing.
 
 Checks run in order of cost: fields, files, packages, keys and disk before any heavy import; then
 the engine's arguments; then the environment with its rewards; then checks that need the tokenizer;

@@ -229,7 +229,7 @@ def test_tables(
         cli.main()
     assert stopped.value.code == 0
     lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
-    assert lines[0] == "tiny: checking the run file and loading its best policy …"
+    assert lines[0] == "tiny: checking the run file and loading the policy …"
     assert lines[1] == "On the test split"
     first = [line.partition(" │")[0].strip() for line in lines[4:-1]]
     strata = ["1 hop (1)", "2 hops (1)", "3 hops (1)"]

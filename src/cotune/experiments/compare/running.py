@@ -2,7 +2,7 @@
 
 import json
 import shlex
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from importlib import resources
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from rich.text import Text
 
 from cotune.config.cost import plan_run
 from cotune.config.run_file import RunConfig
-from cotune.engines.preflight import Finding, Preflight
+from cotune.engines.preflight import Preflight
 from cotune.errors import ConfigError, CotuneError, Stopped
 from cotune.experiments.compare.cells import Cell, State, run_cells
 from cotune.experiments.compare.methods import METHODS, method_named
@@ -103,7 +103,11 @@ def demo(name: str, folder: Path, seed: int, console: Console) -> Json:
 
 
 def dry_run(path: Path, console: Console, assignments: Sequence[str] = ()) -> None:
-    """Show what a suite would run, with every run file checked; run nothing."""
+    """Show what a suite would run, with every run file checked; run nothing.
+
+    Raises:
+        ConfigError: `cotune train` would reject a run file on any machine.
+    """
     suite, base = load_suite(path, assignments)
     rows = rows_of(suite, base)
     check_rows(rows)
@@ -131,21 +135,35 @@ def dry_run(path: Path, console: Console, assignments: Sequence[str] = ()) -> No
         f"{len(folders)} run{'s' * (len(folders) != 1)} over {seeds} seed{'s' * (seeds != 1)}; "
         f"{done} of them {'is' if done == 1 else 'are'} finished already"
     )
-    for text in dict.fromkeys(f.text for f in _findings(configs) if not f.ok):
-        console.print(f"missing: {text}", markup=False, highlight=False)
+    missing, errors = _lacking(configs)
+    for text in missing:
+        console.print(f"missing here: {text}", markup=False, highlight=False, soft_wrap=True)
+    if errors:
+        more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
+        raise ConfigError(f"{errors[0]}{more}")
 
 
-def _findings(configs: Sequence[RunConfig]) -> Iterator[Finding]:
-    """Yield what the preflight of each run file finds; the run files share equal environments."""
+def _lacking(configs: Sequence[RunConfig]) -> tuple[list[str], list[str]]:
+    """Return what this machine is missing for some run files, and the errors in them, each once.
+
+    The run files share equal environments.
+    """
     built: dict[str, Environment] = {}
+    missing, errors = dict[str, None](), dict[str, None]()
     for config in configs:
         checks = Preflight(config, new=False, patient=False)
-        key = repr((config.environment, config.dataset, config.instruction))
+        drops = config.dataset is not None and config.dataset.drop_too_long
+        lengths = (config.limits, config.strategy.kind) if drops else ()
+        key = repr((config.environment, config.dataset, config.instruction, lengths))
         if key in built:
             checks.environment = built[key]
-        yield from checks.findings()
+        try:
+            missing |= dict.fromkeys(finding.text for finding in checks.missing_here())
+        except ConfigError as error:
+            errors[str(error)] = None
         if "environment" in vars(checks):
             built[key] = checks.environment
+    return list(missing), list(errors)
 
 
 def list_methods(console: Console) -> None:
