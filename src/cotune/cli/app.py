@@ -135,13 +135,20 @@ def train(
 
 
 @_command(_RUN, "resume runs/my-agent")
-def resume(run_folder: RunFolder, set_: Overrides = None, quiet: Quiet = False) -> None:
+def resume(
+    run_folder: RunFolder,
+    set_: Overrides = None,
+    quiet: Quiet = False,
+    trust: options.Trust = False,
+) -> None:
     """Resume a stopped run from its newest complete checkpoint.
 
     A finished run continues if it is given more steps or rollouts (--set training.steps=…).
     """
     from cotune.cli.train import resume as resume_
+    from cotune.cli.trust import check_trusted
 
+    check_trusted(run_folder, trust)
     resume_(run_folder, _console(), quiet, set_ or ())
 
 
@@ -185,6 +192,7 @@ def evaluate(
     as_json: options.AsJSON = False,
     output: options.OutputFile = None,
     set_: Overrides = None,
+    trust: options.Trust = False,
 ) -> None:
     """Evaluate a run's best policy under its best and initial instruction, and its best hint.
 
@@ -192,12 +200,14 @@ def evaluate(
     the run folder; --set applies to this evaluation only.
     """
     from cotune.cli.evaluate import evaluate as evaluate_
+    from cotune.cli.trust import check_trusted
     from cotune.experiments.evaluate.evaluating import parse_options
 
     asked = parse_options(
         split=split, benchmarks=benchmark or (), samples=samples, temperature=temperature,
         metrics=metric or (), limit=limit, policy=policy,
     )  # fmt: skip
+    check_trusted(run_folder, trust)
     evaluate_(run_folder, _console(), asked, as_json=as_json, output=output, assignments=set_ or ())
 
 
@@ -289,12 +299,15 @@ def export(
     output: Annotated[
         Path | None, typer.Option(help="Output folder. Default: export in the run's folder.")
     ] = None,
+    trust: options.Trust = False,
 ) -> None:
     """Write a finished run's best policy, with everything needed to serve it, to a folder."""
     from cotune.cli.library_settings import quiet_libraries
+    from cotune.cli.trust import check_trusted
     from cotune.export.export import export as export_
     from cotune.export.export import open_finished
 
+    check_trusted(run_folder, trust)
     quiet_libraries(open_finished(run_folder)[1])
     written = export_(run_folder, format, output)
     _console().print(f"wrote {written}", markup=False, highlight=False, soft_wrap=True)
@@ -308,6 +321,7 @@ def push(
     private: Annotated[
         bool, typer.Option("--private", metavar="", help="Make the repository private.")
     ] = False,
+    trust: options.Trust = False,
 ) -> None:
     """Upload a finished run's best policy to a model repository on the Hugging Face hub.
 
@@ -316,9 +330,11 @@ def push(
     from cotune.cli.library_settings import allow_hub, quiet_libraries
 
     allow_hub()
+    from cotune.cli.trust import check_trusted
     from cotune.export.export import open_finished
     from cotune.export.push import push as push_
 
+    check_trusted(run_folder, trust)
     quiet_libraries(open_finished(run_folder)[1])
     address = push_(run_folder, repo_id, format, private)
     _console().print(f"pushed to {address}", markup=False, highlight=False, soft_wrap=True)

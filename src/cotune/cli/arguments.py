@@ -25,6 +25,14 @@ WeightsFormat = Annotated[
     ),
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", metavar="", help="Print no progress.")]
+Trust = Annotated[
+    bool,
+    typer.Option(
+        "--trust",
+        metavar="",
+        help="Run Python files that the folder's run.yaml names outside the current folder.",
+    ),
+]
 DemoFolder = Annotated[
     Path,
     typer.Option(

@@ -9,17 +9,11 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from cotune.engines.joint import TrainingRun
-from cotune.run.best import BestRecord, read_best
+from cotune.run.best import REWRITTEN, BestRecord, read_best
 from cotune.run.json_files import write_atomic
 from cotune.run.manifest import hashes
 from cotune.run.scores import Score
 from cotune.types import Choice, Prompt
-
-_REWRITTEN = (
-    "chat_template.jinja", "additional_chat_templates/*", "tokenizer_config.json",
-    "generation_config.json",
-)  # fmt: skip
-"""Files that `export/complete.py` replaces at the end of a run."""
 
 
 class BestPolicy:
@@ -77,7 +71,7 @@ class BestPolicy:
             files={
                 name: digest
                 for name, digest in hashes(staged).items()
-                if not any(fnmatch(name, pattern) for pattern in _REWRITTEN)
+                if not any(fnmatch(name, pattern) for pattern in REWRITTEN)
             },
         )
         record.write(staged)

@@ -92,6 +92,15 @@ def checked_format(run: RunDir, format: str | None) -> Format:
     return "merged" if format == "merged" else "adapter"
 
 
+def refuse_links(folder: Path) -> None:
+    """Raise ConfigError for a symbolic link in a folder: it could copy any file into an export."""
+    for path in sorted(folder.rglob("*")):
+        if path.is_symlink():
+            raise ConfigError(
+                f"{path}: is a symbolic link, which cotune never writes; replace it by the file"
+            )
+
+
 def stage(
     config: RunConfig,
     run: RunDir,
@@ -106,6 +115,7 @@ def stage(
         where: the repository to upload to; "" for a folder.
         copy: copies or links a file.
     """
+    refuse_links(run.best_path)
     serving = completed(config, run)
     skipped = shutil.ignore_patterns(".*", *(_WEIGHTS if kind == "merged" else ()))
     shutil.copytree(run.best_path, staged, ignore=skipped, copy_function=copy)

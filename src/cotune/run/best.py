@@ -15,6 +15,11 @@ from cotune.run.manifest import damaged_file, sealed, unsealed
 from cotune.run.scores import EXACT_MATCH
 
 FILE = "best.json"
+REWRITTEN = (
+    "chat_template.jinja", "additional_chat_templates/*", "tokenizer_config.json",
+    "generation_config.json",
+)  # fmt: skip
+"""Files of `best/` that the end of a run replaces; patterns of names."""
 _VERSION = 1
 
 

@@ -66,7 +66,12 @@ def hashes(folder: Path, besides: Iterable[Path] = ()) -> dict[str, str]:
         besides: files elsewhere; their paths are relative to the folder, too.
     """
     inside = sorted(p for p in folder.rglob("*") if p.is_file() and p != folder / MANIFEST)
-    names = [Path(os.path.relpath(path, folder)).as_posix() for path in (*inside, *besides)]
+    return hashes_of(folder, (*inside, *besides))
+
+
+def hashes_of(folder: Path, files: Iterable[Path]) -> dict[str, str]:
+    """Return the SHA-256 of files, by their paths relative to a folder."""
+    names = [Path(os.path.relpath(path, folder)).as_posix() for path in files]
     with ThreadPoolExecutor(_THREADS) as pool:
         return dict(zip(names, pool.map(_sha256, [folder / name for name in names]), strict=True))
 

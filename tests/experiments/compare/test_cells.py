@@ -49,7 +49,7 @@ def test_a_run_that_was_cut_off_is_gone_on_with(
     RunDir.create(first.stage_folder(0), dump_config(first.config(0, (), {})))
     processes = Processes(monkeypatch, finished)
     run(cells_of(tmp_path))
-    assert ("resume", str(first.stage_folder(0)), "--quiet") in processes.started
+    assert ("resume", str(first.stage_folder(0)), "--trust", "--quiet") in processes.started
     assert [words[0] for words in processes.started].count("train") == 3
 
 
@@ -168,7 +168,7 @@ def test_a_run_that_was_gone_on_with_is_not_finished(
     RunDir.open(folder).cut_back(1)  # as resume does; summary.json is the first attempt's
     processes.started.clear()
     run(cells_of(tmp_path, seeds=[0]))
-    assert processes.started == [("resume", str(folder), "--quiet")]
+    assert processes.started == [("resume", str(folder), "--trust", "--quiet")]
 
 
 def test_what_is_finished_is_known_before_anything_is_started(

@@ -194,10 +194,10 @@ class Cell:
             for left in source.folder.glob(".merged.*.new"):  # left by a killed process
                 shutil.rmtree(left, ignore_errors=True)
             shutil.rmtree(source.merged, ignore_errors=True)  # of an earlier policy
-            words = ("export", str(source.folder), "--format", "merged")
+            words = ("export", str(source.folder), "--trust", "--format", "merged")
             words = (*words, "--output", str(source.merged))
         elif RunDir.is_run(folder) and stage.command == ("train",):
-            words = ("resume", str(folder), "--quiet")
+            words = ("resume", str(folder), "--trust", "--quiet")  # the suite is the user's own
         else:
             # A baseline that was stopped starts over.
             shutil.rmtree(folder, ignore_errors=True)

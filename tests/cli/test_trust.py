@@ -1,0 +1,104 @@
+"""Code that a run folder names is not imported before the user trusts it."""
+
+from pathlib import Path
+
+import pytest
+
+from cotune.cli import app as cli
+from cotune.cli import trust
+from cotune.cli.trust import check_trusted, code_files
+from cotune.errors import ConfigError
+from cotune.run.run_dir import RunDir
+from tests.run_files import tiny
+
+OWN = {"environment": "single_turn", "dataset": {"path": "a.jsonl"}, "strategy": {"kind": "static"}}
+
+
+def run_of(folder: Path, code: Path | str) -> RunDir:
+    raw = tiny(folder, OWN) | {"rewards": [{"function": f"{code}:score", "weight": 1.0}]}
+    return RunDir.create(folder, raw)
+
+
+def test_the_files_of_all_sections_are_found() -> None:
+    raw = {
+        "environment": {"tools": ["tools.py:add", {"function": "/a/b.py:Class.method"}]},
+        "rewards": [{"function": "exact_match"}, {"function": "package.module:name"}],
+        "llm": "my_llm.py:MyLLM",
+        "instruction": "Run x.py: it prints 3.\nThen see y.py:5 and go on.",
+        "seed": 3,
+    }
+    assert list(code_files(raw)) == ["tools.py", "/a/b.py", "my_llm.py"]
+
+
+@pytest.mark.parametrize("command", ["resume", "evaluate", "export", "push"])
+def test_code_from_elsewhere_is_not_imported_unasked(
+    command: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    code = tmp_path / "elsewhere" / "evil.py"
+    code.parent.mkdir()
+    code.write_text("import pathlib\npathlib.Path(__file__).with_suffix('.ran').touch()\n")
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    monkeypatch.chdir(mine)
+    run = run_of(tmp_path / "run", code)
+    arguments = [command, str(run.path), *(["me/it"] if command == "push" else [])]
+    for added in ([], ["--trust"]):
+        monkeypatch.setattr("sys.argv", ["cotune", *arguments, *added])
+        with pytest.raises(SystemExit) as stopped:
+            cli.main()
+        error = capsys.readouterr().err
+        assert stopped.value.code == 2
+        # With --trust the next thing that is wrong is said: the run is not finished.
+        assert ("look at it, then add --trust" in error) == (not added)
+        assert (str(code) in error) == (not added)
+        if not added:
+            assert not code.with_suffix(".ran").exists()
+
+
+def test_what_is_trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    here = tmp_path / "project"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    check_trusted(run_of(here / "runs" / "a", "rewards.py").path, False)
+    check_trusted(run_of(here / "runs" / "b", here / "deep" / "rewards.py").path, False)
+    check_trusted(run_of(tmp_path / "far", "package.module").path, False)
+    # cotune writes no code into a run folder: whoever sent it did.
+    inside = here / "runs" / "c"
+    for code in (inside / "rewards.py", "../rewards.py", tmp_path / "rewards.py"):
+        run = run_of(inside, code)
+        with pytest.raises(ConfigError, match=r"rewards\.py; look at it, then add --trust"):
+            check_trusted(run.path, False)
+        check_trusted(run.path, True)
+        run.config_path.unlink()
+
+
+@pytest.mark.parametrize("answer", [True, False])
+def test_on_a_terminal_the_user_is_asked(
+    answer: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = run_of(tmp_path / "run", tmp_path / "rewards.py")
+    asked: list[str] = []
+    monkeypatch.setattr("sys.stdin", TTY())
+    monkeypatch.setattr("sys.stderr", TTY())
+    monkeypatch.setattr(trust.typer, "confirm", lambda text, err: asked.append(text) or answer)
+    if answer:
+        check_trusted(run.path, False)
+    else:
+        with pytest.raises(ConfigError, match="not run; nothing was loaded"):
+            check_trusted(run.path, False)
+    (text,) = asked
+    assert str(tmp_path / "rewards.py") in text
+
+
+class TTY:
+    def isatty(self) -> bool:
+        return True
+
+    def write(self, text: str) -> None:
+        pass
+
+    def flush(self) -> None:
+        pass
