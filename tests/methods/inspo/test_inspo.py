@@ -1,5 +1,6 @@
 import json
 import re
+from base64 import b64encode
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -383,6 +384,41 @@ def test_no_instruction_is_verified_on_a_question_that_its_author_was_shown(prop
         (parent,) = ids & known.keys()
         assert len(questions) == 6
         assert not questions & (known[parent] | shown)
+
+
+def hidden(answer: str) -> str:
+    return b64encode(answer.encode()).decode()
+
+
+class Hiding:
+    """An LLM that writes the answers it is shown in a form that no comparison of texts finds."""
+
+    def complete(self, prompt: str) -> Completion:
+        answers = re.findall(r"Correct answer: (\w+)", prompt)
+        return Completion(reply(f"Remember {' '.join(map(hidden, answers))} and all of it."))
+
+
+class Reading(ScriptedRollout):
+    """A policy that knows only what its instruction hides."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda text: 0.0)
+
+    def _one(self, assignment: Assignment, key: str) -> Trajectory:
+        known = hidden(assignment.task.answers[0]) in assignment.sampled.instruction
+        return replace(super()._one(assignment, key), reward=float(known))
+
+
+def test_a_hidden_answer_gains_nothing():
+    strategy, events, policy = inspo(population_size=2), Events(), Reading()
+    run(strategy, policy, Hiding(), events, range(1, 6), make_tasks(20))
+    (leak,) = [row for row in events.of("instruction_born") if "Q29pb" in row["text"]]
+    assert (leak["score"], leak["parent_score"]) == (0.0, 0.0)
+    prompt = Prompt(leak["text"])
+    rows = [Assignment(task, prompt, prompt, "", 0) for task in make_tasks(20)]
+    gained = {t.task.id for t in policy(rows, purpose="train") if t.reward}
+    assert gained == set(leak["shown"])
+    assert len(gained) == 4
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 5])
