@@ -107,7 +107,7 @@ class V1Rollout(Rollout):
         return await self._requests.ask(messages, tools)
 
     async def _run(self, environment: Any, task: Any) -> Mapping[str, Any]:
-        context = vf.ModelContext(model=MODEL, client=_PolicyConfig())
+        context = vf.ModelContext(model=MODEL, client=_PolicyConfig(multiplex=1))
         episode = await environment.run_episode(task, context, on_trace=self._traced)
         trace = self._trace
         errors = [*episode.errors, *(() if trace is None else trace.errors)]

@@ -46,7 +46,8 @@ class BM25Retriever:
                 "expected one each"
             )
         self.passages = list(passages)
-        self._index, self._language = _indexed(texts, language), language
+        self._index = _indexed(texts, language)
+        self._language: Language = language
         self._memo: dict[tuple[str, int], tuple[str, ...]] = {}
 
     def search(self, queries: Sequence[str], top_k: int) -> list[list[str]]:

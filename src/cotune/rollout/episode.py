@@ -349,6 +349,6 @@ def score_all(trajectories: Sequence[Trajectory], environment: Environment) -> l
                 f"environment: {type(environment).__name__}.score gave the reward {reward} for task "
                 f"{trajectory.task.id}; expected a finite number; fix `score`"
             )
-        values = {} if parts is None else parts(trajectory)
+        values: Mapping[str, float] = {} if parts is None else parts(trajectory)
         scored.append(replace(trajectory, reward=float(reward), answer=answer, parts=values))
     return scored
