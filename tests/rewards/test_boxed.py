@@ -248,8 +248,9 @@ class Slow:
 
     def compare(self, answer: str, truths: tuple[str, ...], seconds: float) -> Verdict | None:
         self.asked.append((answer, seconds))
-        self.clock[0] += min(float(answer), seconds)
-        return Verdict(1.0) if float(answer) <= seconds else None
+        needed = float(answer.replace("^2", ""))
+        self.clock[0] += min(needed, seconds)
+        return Verdict(1.0) if needed <= seconds else None
 
 
 def test_answers_that_take_long_wait_and_share_a_limit(monkeypatch: pytest.MonkeyPatch):
@@ -266,6 +267,11 @@ def test_answers_that_take_long_wait_and_share_a_limit(monkeypatch: pytest.Monke
     assert {seconds for _, seconds in asked[22:]} == {5.0}
     assert [verdict.reward for verdict in found] == [1.0, *[0.0] * 20, 1.0, 1.0]
     assert found[20].reason == "no verdict: it took too long"
+    # After 64 late ones no more are begun, so the costly ones wait for the others.
+    asked.clear()
+    found = own.judge([(f"1{i:03}^2", ["x"]) for i in range(99)] + [("0.1", ["x"])])
+    assert [answer for answer, _ in asked[:65]] == ["0.1", *[f"1{i:03}^2" for i in range(64)]]
+    assert [verdict.reward for verdict in found] == [0.0] * 99 + [1.0]
     # An answer alone need not wait.
     asked.clear()
     own.judge([("60", ["x"])])
@@ -401,7 +407,7 @@ def test_a_worker_does_not_outlive_its_parent(way: str):
         [sys.executable, "-c", PARENT, way], stdout=subprocess.PIPE, text=True, timeout=60
     )
     assert result.returncode == (0 if way == "ends" else -signal.SIGKILL)
-    # One that computes is ended by its own alarm, 1.5 s after the question.
+    # One that computes is ended by its own alarm, 2.5 s after the question.
     assert gone(int(result.stdout), 10.0)
 
 

@@ -29,10 +29,15 @@ MAX_CHARACTERS = 1000
 
 _START_SECONDS = 60.0
 _MOST_WORKERS = 4
-_PER_WORKER = 32
-"""Answers for which one more worker is started: it takes as long to start as to compare these."""
+_PER_WORKER = 16
+"""Answers for which one more worker is started, which takes about as long as comparing twice as many."""
 _QUICK_SECONDS = 0.5
 """Time limit of an answer while others wait; a typical one takes 15 ms."""
+_COLD_SECONDS = 0.5
+"""Further time for a worker's first answer, for which its libraries prepare their parsers."""
+_MOST_LATE = 64
+"""Answers of a batch that may exceed it; after so many, those that wait are not compared."""
+_COSTLY = re.compile(r"\^|\*\*|!|\\binom|\\prod|\\sum|\\int")
 _BATCH_LIMIT = 6
 """Time for all answers of a batch that exceed it, in limits of a single answer."""
 _WORKER = Path(__file__).with_name("math_worker.py")
@@ -110,9 +115,10 @@ class BoxedReward:
     share it; they take turns.
 
     In a batch, equal answers to the same question are compared once. If it is large, every answer
-    first gets half a second; those that need longer then get `seconds` each, together at most six
-    times as long, so that many answers that never end cannot hold up a run. The rest of these
-    score 0.
+    first gets half a second, those with the fewest powers, factorials and the like before the
+    others; those that need longer then get `seconds` each, together at most six times as long. Once
+    64 needed longer, no further ones are begun. So many answers that never end cannot hold up a
+    run: what was not compared scores 0.
 
     Args:
         seconds: time limit for one answer, with all its ground truths.
@@ -141,7 +147,8 @@ class BoxedReward:
     def judge(self, pairs: Sequence[tuple[str | None, Sequence[str]]]) -> list[Verdict]:
         """Return the rewards with their reasons."""
         settled = [self._settled(answer, truths) for answer, truths in pairs]
-        questions = list(dict.fromkeys(one for one in settled if not isinstance(one, Verdict)))
+        asked = dict.fromkeys(one for one in settled if not isinstance(one, Verdict))
+        questions = sorted(asked, key=lambda question: len(_COSTLY.findall(question[0])))
         found = dict(zip(questions, self._compared(questions), strict=True))
         return [one if isinstance(one, Verdict) else found[one] for one in settled]
 
@@ -205,14 +212,17 @@ class BoxedReward:
         """Compare each answer for at most `seconds`, beginning none after `until`; None is late."""
         found: list[Verdict | None] = [None] * len(questions)
         waiting = deque(range(len(questions)))
+        late = 0
 
         def work(slot: int) -> None:
-            while time.monotonic() < until:
+            nonlocal late
+            while time.monotonic() < until and late < _MOST_LATE:
                 try:
                     i = waiting.popleft()  # safe in several threads
                 except IndexError:
                     return
                 found[i] = self._worker(slot).compare(*questions[i], seconds)
+                late += found[i] is None
 
         if workers == 1:
             work(0)
@@ -238,6 +248,7 @@ class _Worker:
         # By path with -P, so that no file of this folder or the user's shadows a library's module.
         command = [sys.executable, "-P", str(_WORKER), str(seconds)]
         self._late = threading.Event()
+        self._cold = _COLD_SECONDS
         try:
             self._process = subprocess.Popen(
                 command,
@@ -266,7 +277,8 @@ class _Worker:
     def compare(self, answer: str, truths: Sequence[str], seconds: float) -> Verdict | None:
         """Return the verdict on an answer; None if it took too long, which ends the worker."""
         question = json.dumps({"answer": answer, "truths": truths})
-        reply = self._exchange(question + "\n", seconds)
+        allowed, self._cold = seconds + self._cold, 0.0
+        reply = self._exchange(question + "\n", allowed)
         if reply is not None:
             return Verdict(float(reply["equal"]))
         return None if self._late.is_set() else Verdict(0.0, f"no verdict: {self._fault()}")

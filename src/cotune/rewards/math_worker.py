@@ -84,12 +84,12 @@ def limit_memory() -> None:
 
 
 def set_alarm(seconds: float) -> None:
-    """Let the kernel end this process after 1.5 times `seconds`, even inside C code; 0 is never.
+    """Let the kernel end this process a second after 1.5 times `seconds`, even inside C code; 0 is never.
 
     The parent, if it is alive, ends this process earlier.
     """
     if hasattr(signal, "setitimer"):
-        signal.setitimer(signal.ITIMER_REAL, 1.5 * seconds)
+        signal.setitimer(signal.ITIMER_REAL, 1.5 * seconds + 1 if seconds else 0)
 
 
 if __name__ == "__main__":

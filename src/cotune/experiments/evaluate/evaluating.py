@@ -293,9 +293,9 @@ def _values(
             for _ in range(k)
         ]
         found = coordinator.rollout(assignments, purpose="evaluate", greedy=greedy)
-        for first in range(0, len(found), k):
-            for name, value in metrics.items():
-                values[name].append([value(t) for t in found[first : first + k]])
+        for name, of_batch in metrics.items():
+            given = of_batch(found)
+            values[name] += [given[first : first + k] for first in range(0, len(found), k)]
     return values
 
 

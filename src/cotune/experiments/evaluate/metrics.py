@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from cotune.environments.math import MathEnvironment
 from cotune.rewards import Reward, exact_match
-from cotune.rewards.boxed import BoxedReward, last_boxed
+from cotune.rewards.functions import boxed_rewards
 from cotune.run.scores import student_t, wilson
 from cotune.types import Trajectory
 
@@ -146,27 +146,22 @@ def sampled_figures(
     return found
 
 
-Values = Callable[[Trajectory], float]
+Values = Callable[[Sequence[Trajectory]], list[float]]
 
 
 def metric_functions(f1: Reward) -> dict[str, Values]:
-    """Return the functions that give a finished, scored rollout its value, by metric.
+    """Return the functions that give a batch of finished, scored rollouts its values, by metric.
 
     `boxed` reads the last box of the policy's own text; a reference answer may be a text with a box.
 
     Args:
         f1: the data set's scorer, `f1_squad` or `f1_hotpot`.
     """
-    boxed = BoxedReward()
-
-    def boxed_accuracy(t: Trajectory) -> float:
-        return boxed(last_boxed(t.own_text), [last_boxed(a) or a for a in t.task.answers])
-
     return {
-        "reward": lambda t: t.reward,
-        "exact_match": lambda t: exact_match(t.answer, t.task.answers),
-        "f1": lambda t: f1(t.answer, t.task.answers),
-        "boxed": boxed_accuracy,
+        "reward": lambda ts: [t.reward for t in ts],
+        "exact_match": lambda ts: [exact_match(t.answer, t.task.answers) for t in ts],
+        "f1": lambda ts: [f1(t.answer, t.task.answers) for t in ts],
+        "boxed": boxed_rewards(),
     }
 
 
