@@ -151,7 +151,9 @@ def check(status: int, out: str, err: str, says: list[str]) -> None:
     *notices, line = err.splitlines()
     assert line.startswith("cotune: ")
     assert [part for part in says if part not in line] == [], line
-    dropped = "run.yaml: without strategy.prune_every, which the kind that --set names does not have"
+    dropped = (
+        "run.yaml: without strategy.prune_every, which the kind that --set names does not have"
+    )
     assert notices in ([], [dropped])
 
 

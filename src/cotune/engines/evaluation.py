@@ -25,6 +25,7 @@ class Outcome:
         plain: test score of the reported policy, initial instruction.
         hinted: test score of the reported policy, best instruction and hint; None without hints.
         kept: which pair is reported, and why; only the first process has it.
+        last: test score of the last policy, if it is not the one that is kept and was asked for.
         ended_early: why training ended before its last step; "" if it did not.
     """
 
@@ -37,6 +38,7 @@ class Outcome:
     hinted: Score | None = None
     kept: BestRecord | None = None
     ended_early: str = ""
+    last: Score | None = None
 
 
 _PROMPTS = {"before": "initial", "plain": "initial", "hinted": "best with hint"}
@@ -47,6 +49,7 @@ _SCORES = {
     "after": "test_em",
     "plain": "test_em_plain",
     "hinted": "test_em_hinted",
+    "last": "test_em_last",
 }
 
 
@@ -59,6 +62,8 @@ class RunEvaluation:
         run: the run folder.
         best: keeps the best policy on validation.
         report: receives every score under its tracker name.
+        last: whether the last policy is scored, too, where an earlier one is kept. Fine-tuning can
+            destroy a policy after its best step.
     """
 
     def __init__(
@@ -68,7 +73,9 @@ class RunEvaluation:
         run: RunDir,
         best: BestPolicy,
         report: Callable[[Any, Mapping[str, float]], None],
+        last: bool = False,
     ) -> None:
+        self._last = last
         self._options, self._instruction = options, instruction
         self._run, self._best, self._report = run, best, report
 
@@ -89,6 +96,9 @@ class RunEvaluation:
         score = self._measure(joint, "validation", "during") if self._options.every else None
         records: list[BestRecord] = []
         joint.coordinator.on_rank_zero(lambda: records.append(self._keep(joint, score)))
+        last = None
+        if self._last and records and records[0].step != joint.batches:
+            last = self._measure(joint, "test", "last")
         instruction_id, kept = self._best.restore(joint)
         text = kept.instruction
         after = self._measure(joint, "test", "after", Prompt(text), instruction_id)
@@ -109,6 +119,7 @@ class RunEvaluation:
             hinted,
             records[0] if records else None,
             joint.ended_early,
+            last,
         )
 
     def _keep(self, joint: TrainingRun, score: Score | None) -> BestRecord:

@@ -145,6 +145,12 @@ def test_a_run_on_answers(policy: Path, tmp_path: Path) -> None:
     with Ledger(run.ledger_path) as ledger:
         assert ledger.totals().rollouts["train"] == 0
     assert outcome.after.em > outcome.before.em
+    # An earlier policy was as good and is kept, so the last one is scored besides.
+    assert outcome.kept is not None
+    assert outcome.kept.step < 40
+    told = {row["when"]: row for row in run.read_events() if row["kind"] == "evaluated"}
+    assert outcome.last is not None
+    assert (told["last"]["em"], told["last"]["trained"]) == (outcome.last.em, 40)
 
 
 def test_nothing_kept_ends_the_run_in_a_line(policy: Path, tmp_path: Path) -> None:

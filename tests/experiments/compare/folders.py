@@ -46,6 +46,7 @@ def finish(
     plain: Sequence[float] | None = None,
     instruction: str = "Be good.",
     strata: Sequence[str] = STRATA,
+    figures: Mapping[str, Any] | None = None,
     **summary: Any,
 ) -> None:
     """What a run leaves that went to its end, in the folder of its run file."""
@@ -67,6 +68,7 @@ def finish(
         "money": 0.5,
         "seconds": 10.0,
         "best_instruction": instruction,
+        **(figures or {}),
     }
     run.write_summary({"name": config.name, "arms": {"static": arm}, **summary})
 

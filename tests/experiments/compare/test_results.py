@@ -77,6 +77,25 @@ def test_the_focus_is_what_is_scored(tmp_path: Path, monkeypatch: pytest.MonkeyP
     )
 
 
+def test_which_policies_of_fine_tuning_are_kept_is_a_note(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fine-tuning can destroy a policy after its best step; the last one's score is told, too."""
+
+    def outcome(config: RunConfig, _: Any) -> int:
+        figures: dict[str, Any] = {"em": 0.5, "steps": 40, "best_step": 40}
+        if config.strategy.kind == "inspo" and config.seed == 0:
+            figures |= {"best_step": 5, "em_last": 0.25}
+        finish(config, HALF, {"train": 40}, figures=figures)
+        return 0
+
+    _, _, rows = summary_of(tmp_path, monkeypatch, outcome)
+    assert rows["inspo"]["note"] == (
+        "kept: the best on validation, after step 5 of 40, 40 of 40; the last policies score 0.375"
+    )
+    assert rows["search-r1"]["note"] == ""
+
+
 @pytest.mark.parametrize("paid", [37, 43])
 @pytest.mark.parametrize("unequal", ["refuse", "flag"])
 def test_other_compute_is_refused_or_flagged(

@@ -219,6 +219,7 @@ def train(
         run,
         TRLBest(run.best_path, setup.tokenizer),
         report_scores,
+        last=True,
     )
     with Ledger(run.ledger_path) as ledger:
         codec = HFCodec(setup.tokenizer, config.policy.template_args)

@@ -200,8 +200,19 @@ def unequal(cells: Sequence[Cell]) -> str:
 def _notes(cells: Sequence[Cell]) -> list[str]:
     if cells and cells[0].row.needs:
         return [f"on top of what {' and '.join(cells[0].row.needs)} paid"]
+    kept = _kept(cells)
     summaries = [RunDir.open(one.folder).read_summary() or {} for c in cells for one in c.finished]
-    return list(dict.fromkeys(str(s["note"]) for s in summaries if s.get("note")))
+    return [*kept, *dict.fromkeys(str(s["note"]) for s in summaries if s.get("note"))]
+
+
+def _kept(cells: Sequence[Cell]) -> list[str]:
+    """Say which policies of fine-tuning were kept, if not all are the last, and what the last score."""
+    figures = [cell.finished[-1].figures for cell in cells if cell.finished]
+    if not any("em_last" in one for one in figures):
+        return []
+    steps = ", ".join(f"{one.get('best_step')} of {one['steps']}" for one in figures)
+    last = sum(one.get("em_last", one["em"]) for one in figures) / len(figures)
+    return [f"kept: the best on validation, after step {steps}; the last policies score {last:.3f}"]
 
 
 def _best_hints(stage: Finished) -> list[Json]:
