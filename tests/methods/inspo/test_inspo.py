@@ -410,7 +410,7 @@ class Reading(ScriptedRollout):
 
 
 def test_a_hidden_answer_gains_nothing():
-    strategy, events, policy = inspo(population_size=2), Events(), Reading()
+    strategy, events, policy = inspo(population_size=2, verification_tasks=20), Events(), Reading()
     run(strategy, policy, Hiding(), events, range(1, 6), make_tasks(20))
     (leak,) = [row for row in events.of("instruction_born") if "Q29pb" in row["text"]]
     assert (leak["score"], leak["parent_score"]) == (0.0, 0.0)
