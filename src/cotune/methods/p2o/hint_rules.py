@@ -19,7 +19,7 @@ _SHARED_WORDS = 5
 
 # LaTeX around a number that does not change it: thin spaces and "{,}" between digits, degrees.
 _DECORATION = re.compile(r"(?<=[0-9])(?:\\[,;:!]|\{,\}|~|[\u2009\u202f])(?=[0-9])")
-_DEGREES = re.compile(r"\s*(?:\^\s*\{?\s*\\circ\s*\}?|\\degree|°)")
+_DEGREES = re.compile(r"(?<!\s)\s*(?:\^\s*\{?\s*\\circ\s*\}?|\\degree|°)")
 # Commands, digits, operators and single letters, and blanks between them.
 _FORMULA = re.compile(
     r"(?:\\[A-Za-z]+|[0-9.,^_(){}\[\]*/+=%$π√-]|(?<![A-Za-z])[A-Za-z](?![A-Za-z])"
