@@ -25,7 +25,8 @@ class HintOptions:
         beam: W, parents that hints are derived from in one iteration.
         minibatch: questions shown to the reflector, on which a child must beat its parent.
         show_answers: whether the reflector is shown the ground truth. The authors show it; hints
-            can then carry answers, which the contract detects only as whole words.
+            can then carry answers, which the contract may not recognise. A hint is never used on a
+            question that its author was shown.
         reflection: "gepa" evolves hints; "single_turn" (the ablation) asks for `beam` hints at
             once, each from the empty one, and evolves none.
         reflection_tokens: the most tokens of a reflection prompt, by an estimate that is rather too
