@@ -65,6 +65,20 @@ def all_of(tasks: Mapping[str, Sequence[Task]]) -> list[Task]:
 # ---- files
 
 
+def test_a_notice_is_given_once_however_often_the_data_is_read(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "twice.jsonl"
+    file.write_text(
+        '{"question": "a"}\n' * 2 + "".join(f'{{"question": "{i}"}}\n' for i in range(20))
+    )
+    for _ in range(3):
+        read_dataset(DatasetConfig(path=file, validation=1, test=1))
+    assert [record.message for record in caplog.records] == [
+        f"dataset.path: {file}: 1 of 22 rows repeat a question; the first is kept"
+    ]
+
+
 def test_every_kind_of_file_gives_the_same_tasks(tmp_path: Path) -> None:
     rows = questions(20)
     (tmp_path / "folder").mkdir()
