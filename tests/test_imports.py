@@ -4,6 +4,7 @@ import json
 import pkgutil
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -113,6 +114,7 @@ def test_public_names() -> None:
         found = getattr(cotune, name)
         assert getattr(found, "__name__", name) == name
         assert found.__doc__
-    assert set(cotune.__all__) <= set(dir(cotune))
+    assert {name for name in dir(cotune) if not name.startswith("_")} == set(cotune.__all__)
+    assert cotune.__version__ == version("cotune")
     with pytest.raises(AttributeError, match="no attribute 'INSPOO'"):
         _ = cotune.INSPOO  # pyright: ignore[reportAttributeAccessIssue]

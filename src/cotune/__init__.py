@@ -4,6 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    __version__: str
     from cotune.data.dataset import DatasetConfig, read_dataset, tasks_from
     from cotune.engines.trl.joint_trainer import JointTrainer
     from cotune.engines.trl.library_api import GEPA, INSPO, P2O, INSPOWithP2O, Static
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
         LLMError,
         RetrievalError,
     )
+    from cotune.llm.bank import BankOptions
     from cotune.llm.client import OpenAIOptions
     from cotune.methods.composed import ComposedOptions
     from cotune.methods.gepa.gepa import GepaOptions
@@ -54,6 +56,7 @@ __all__ = [
     "Action",
     "ArithmeticEnvironment",
     "ArithmeticOptions",
+    "BankOptions",
     "BudgetError",
     "Completion",
     "ComposedOptions",
@@ -158,6 +161,7 @@ _HOME = {
         "INSPOWithP2O",
         "Static",
     ),
+    "llm.bank": ("BankOptions",),
     "llm.client": ("OpenAIOptions",),
     "worlds.rules_llm": ("RulesLLM",),
     "types": (
@@ -184,6 +188,8 @@ _MODULES = {name: f"cotune.{module}" for module, names in _HOME.items() for name
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        return import_module("importlib.metadata").version("cotune")
     if name not in _MODULES:
         raise AttributeError(f"module 'cotune' has no attribute {name!r}")
     if name == "JointTrainer":
@@ -192,4 +198,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    own = {name for name in globals() if name.startswith("__")} - {"__getattr__", "__dir__"}
+    return sorted({*own, "__version__", *__all__})

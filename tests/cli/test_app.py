@@ -6,11 +6,13 @@ import shlex
 import subprocess
 import sys
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import pytest
 import typer
+from typer.testing import CliRunner
 
 from cotune.cli import app as cli
 from cotune.errors import BudgetError, ConfigError, CotuneError, Stopped
@@ -74,6 +76,11 @@ def test_help_names_every_command() -> None:
         "demo", "demo-p2o", "--install-completion", "--show-completion",
     ):  # fmt: skip
         assert command in shown.stdout
+
+
+def test_the_version_is_printed() -> None:
+    result = CliRunner().invoke(cli.app, ["--version"])
+    assert (result.exit_code, result.stdout) == (0, f"cotune {version('cotune')}\n")
 
 
 def test_every_command_is_in_a_group_and_has_an_example_that_it_takes() -> None:

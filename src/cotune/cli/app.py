@@ -44,6 +44,26 @@ def _command(panel: str, example: str, name: str | None = None) -> Callable[[Any
     return app.command(name, rich_help_panel=panel, epilog=f"Example: cotune {example}")
 
 
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        typer.echo(f"cotune {version('cotune')}")
+        raise typer.Exit
+
+
+@app.callback()
+def cotune(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version and exit."
+        ),
+    ] = False,
+) -> None:
+    """Trains an LLM agent's weights and its prompt together."""
+
+
 @_command(_START, "init my-agent --kind tools")
 def init(
     folder: Annotated[

@@ -32,7 +32,7 @@ from cotune.environments.math import REQUIRED, MathOptions
 from cotune.environments.search import SearchOptions
 from cotune.environments.tag_protocol import ANSWER_TAGS, CALL_TAGS
 from cotune.errors import ConfigError
-from cotune.llm.bank import BankOptions
+from cotune.llm.bank import BankOptions, check_bank
 from cotune.llm.client import OpenAIOptions
 from cotune.llm.own import OwnLLMOptions
 from cotune.methods.method import Method, MethodOptions, RunShape
@@ -344,7 +344,7 @@ class RunConfig(Model):
     def _llm_fits(self) -> "RunConfig":
         method, world = self.method, self.environment.kind
         if isinstance(self.llm, BankOptions):
-            _check_bank(self.llm, method)
+            check_bank(self.llm, method)
         if not method.needs_llm or (self.llm is not None and self.llm.kind != "rules"):
             return self
         alone = without_search(self.environment)
@@ -358,20 +358,6 @@ class RunConfig(Model):
                 "{{kind: bank, path: …}}"
             )
         return self
-
-
-def _check_bank(bank: BankOptions, method: Method[Any]) -> None:
-    both = len(method.evolves) > 1
-    if both and bank.hints is None:
-        raise ValueError(
-            f"llm.hints: missing; strategy.kind {method.kind} evolves instructions and hints: name a "
-            "file of hints, and in llm.path one of instructions"
-        )
-    if bank.hints is not None and method.needs_llm and not both:
-        raise ValueError(
-            f"llm.hints is set, but strategy.kind {method.kind} evolves {method.evolves[0]} alone; name "
-            "their file in llm.path"
-        )
 
 
 def load_config(

@@ -5,11 +5,12 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from cotune.errors import BudgetError, ConfigError, LLMError
 from cotune.methods.gepa.gepa import ABOUT_AN_AGENT
 from cotune.methods.inspo.proposers import candidates_asked
+from cotune.methods.method import Method
 from cotune.protocols import State
 from cotune.types import Completion
 
@@ -48,6 +49,21 @@ class BankOptions:
     def public_name(self) -> str:
         """Return what proposes, without what is private to a machine."""
         return self.describe()
+
+
+def check_bank(bank: BankOptions, method: Method[Any]) -> None:
+    """Raise ValueError unless a bank has a file for each kind of text that the method evolves."""
+    both = len(method.evolves) > 1
+    if both and bank.hints is None:
+        raise ValueError(
+            f"llm.hints: missing; strategy.kind {method.kind} evolves instructions and hints: name a "
+            "file of hints, and in llm.path one of instructions"
+        )
+    if bank.hints is not None and method.needs_llm and not both:
+        raise ValueError(
+            f"llm.hints is set, but strategy.kind {method.kind} evolves {method.evolves[0]} alone; name "
+            "their file in llm.path"
+        )
 
 
 class BankLLM:

@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, TypeAlias, cast
 
 from cotune.errors import ConfigError
 from cotune.methods.instruction_rules import shorten_middle
@@ -71,6 +71,10 @@ class Scored(NamedTuple):
 
 
 AnyReward = RewardFunction | str | tuple[RewardFunction | str, float] | WeightedReward
+GivenRewards: TypeAlias = (
+    "RewardFunctions | Sequence[AnyReward] | RewardFunction | WeightedReward | None"
+)
+"""Rewards as the library takes them: several, or one function alone."""
 """Forms of a reward function that `RewardFunctions` accepts."""
 
 

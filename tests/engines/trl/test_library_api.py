@@ -1,6 +1,8 @@
 """Methods for a trainer of one's own: what is refused before anything is trained."""
 
+import inspect
 from collections.abc import Iterator
+from inspect import get_annotations
 from pathlib import Path
 from typing import Any, cast
 
@@ -9,6 +11,7 @@ import pytest
 import cotune
 from cotune.engines.trl.library_api import TrainerMethod
 from cotune.engines.trl.library_run import LibraryRun
+from cotune.engines.trl.method_arguments import TrainerArguments
 from cotune.errors import ConfigError
 from cotune.methods.composed import InspoP2O
 from cotune.methods.gepa.gepa import Gepa
@@ -17,6 +20,7 @@ from cotune.methods.p2o.p2o import P2O
 from cotune.run.ledger import Ledger
 from cotune.testing import ScriptedLLM
 from tests.config.test_run_checks import environment
+from tests.docs.test_reference import load
 
 
 @pytest.fixture(scope="module")
@@ -38,13 +42,43 @@ def test_options_as_fields_or_as_one(geo: cotune.GeoEnvironment) -> None:
         ({"window": 0}, "INSPO: window is 0"),
         ({"window": 2, "options": cotune.InspoOptions()}, "given options and window"),
         ({"instruction": "Answer."}, "instruction names no <search>"),
+        ({"llm": "sk-secret"}, r"^INSPO: llm is a text; expected cotune.OpenAIOptions\(model="),
+        ({"llm": cotune.RulesLLM}, r"INSPO: llm is the class RulesLLM; .* an object with complete"),
+        ({"llm": 3}, "INSPO: llm is of type int"),
+        (
+            {"llm": cotune.BankOptions(path=Path("x"), hints=Path("y"))},
+            r"^INSPO: llm\.hints is set",
+        ),
+        ({"rewards": 3}, "INSPO: rewards is of type int; expected a function, or a list"),
+        ({"environment": "geo"}, "INSPO: environment is a text; expected an environment"),
     ],
 )
 def test_what_is_refused(
     arguments: dict[str, Any], expected: str, geo: cotune.GeoEnvironment
 ) -> None:
-    with pytest.raises(ConfigError, match=expected):
-        cotune.INSPO(environment=geo, **arguments)
+    with pytest.raises(ConfigError, match=expected) as caught:
+        cotune.INSPO(**({"environment": geo} | arguments))
+    assert "secret" not in str(caught.value)
+
+
+def half(completions: list[str], **kwargs: object) -> list[float]:
+    return [0.5] * len(completions)
+
+
+@pytest.mark.parametrize("given", [half, [half], (half,), [(half, 1.0)]])
+def test_a_reward_function_alone_is_a_list_of_one(given: Any, geo: cotune.GeoEnvironment) -> None:
+    rewards = cotune.Static(environment=geo, rewards=given).rewards
+    assert rewards is not None
+    assert rewards.names == ("half",)
+
+
+def test_type_checkers_know_every_argument() -> None:
+    generated = load("method_arguments")
+    said = "out of date; run python scripts/method_arguments.py"
+    assert generated.FILE.read_text(encoding="utf-8") == generated.module(), said
+    parameters = inspect.signature(TrainerMethod.__init__).parameters
+    shared = set(parameters) - {"self", "options", "option_fields"}
+    assert shared == set(get_annotations(TrainerArguments))
 
 
 def test_static_needs_the_tags_too(geo: cotune.GeoEnvironment) -> None:

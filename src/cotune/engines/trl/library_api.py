@@ -15,14 +15,14 @@ P²O needs `cotune.JointTrainer` instead of GRPOTrainer, because it weights toke
 written before training begins, and no environment variable is set.
 """
 
-from collections.abc import Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, Unpack
 
 from cotune.config.run_checks import check_instruction
 from cotune.config.strategy import build_strategy
 from cotune.errors import ConfigError
+from cotune.llm.bank import BankLLM, BankOptions, check_bank
 from cotune.llm.client import Account, MeteredLLM, NoLLM, OpenAIClient, OpenAIOptions
 from cotune.methods.composed import ComposedOptions
 from cotune.methods.gepa.gepa import GepaOptions
@@ -32,7 +32,7 @@ from cotune.methods.p2o.p2o import P2OOptions
 from cotune.methods.registry import method_of
 from cotune.methods.static import StaticOptions
 from cotune.protocols import LLM, Environment, State, Strategy, TokenRules
-from cotune.rewards.functions import AnyReward, RewardFunctions
+from cotune.rewards.functions import GivenRewards, RewardFunctions, WeightedReward
 from cotune.types import Limits
 from cotune.utils.packages import need_trl
 from cotune.utils.text import did_you_mean
@@ -44,9 +44,15 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
     from trl import GRPOConfig
 
+    from cotune.engines.trl.method_arguments import (
+        ComposedArguments,
+        GepaArguments,
+        InspoArguments,
+        P2OArguments,
+        StaticArguments,
+    )
     from cotune.engines.trl.trl_joint import TRLJoint
 
-GivenRewards = RewardFunctions | Sequence[AnyReward] | None
 Options = TypeVar("Options", bound=MethodOptions)
 _WORLDS = {"geo": GeoEnvironment, "arithmetic": ArithmeticEnvironment}
 
@@ -65,7 +71,7 @@ class TrainerMethod(Generic[Options]):
         self,
         *,
         environment: Environment,
-        llm: LLM | OpenAIOptions | None = None,
+        llm: LLM | OpenAIOptions | BankOptions | None = None,
         options: Options | None = None,
         limits: Limits | None = None,
         instruction: str | None = None,
@@ -75,13 +81,17 @@ class TrainerMethod(Generic[Options]):
         **option_fields: Any,
     ) -> None:
         self.method = method_of(self.options_class().kind)
+        name = type(self).__name__
+        if not hasattr(environment, "initial_instruction"):
+            raise ConfigError(
+                f"{name}: environment is {_kind(environment)}; expected an environment, such as "
+                "cotune.GeoEnvironment() or your subclass of cotune.TaskEnvironment"
+            )
         self.environment = environment
         self.limits = limits or Limits()
         self.instruction = environment.initial_instruction if instruction is None else instruction
         check_instruction(environment, self.instruction, self.method.kind)
-        if rewards is not None and not isinstance(rewards, RewardFunctions):
-            rewards = RewardFunctions(rewards)
-        self.rewards: RewardFunctions | None = rewards
+        self.rewards = _reward_functions(name, rewards)
         self.seed, self.folder = seed, None if folder is None else Path(folder)
         self.options = self._options(options, option_fields)
         self.llm = self._llm_or_rules(llm)
@@ -111,12 +121,21 @@ class TrainerMethod(Generic[Options]):
             )
         return options
 
-    def _llm_or_rules(self, llm: LLM | OpenAIOptions | None) -> LLM | OpenAIOptions | None:
+    def _llm_or_rules(
+        self, llm: LLM | OpenAIOptions | BankOptions | None
+    ) -> LLM | OpenAIOptions | BankOptions | None:
         """Return the method's LLM; the offline rules if it is None and they know the environment."""
         if not self.method.needs_llm:
             if llm is not None:
                 raise ConfigError(f"{type(self).__name__} uses no LLM; remove llm")
             return None
+        if isinstance(llm, BankOptions):
+            try:
+                check_bank(llm, self.method)
+            except ValueError as error:
+                raise ConfigError(f"{type(self).__name__}: {error}") from None
+        elif llm is not None and not isinstance(llm, OpenAIOptions):
+            _check_llm(type(self).__name__, llm)
         worlds = tuple(_WORLDS[world] for world in self.method.offline_worlds)
         if llm is None and not isinstance(self.environment, worlds):
             known = " and ".join(world.__name__ for world in worlds)
@@ -161,8 +180,8 @@ class TrainerMethod(Generic[Options]):
         }
         if self.llm is not None:
             llm = self.llm
-            name = llm.model if isinstance(llm, OpenAIOptions) else type(llm).__name__
-            found["llm"] = {"kind": name}
+            named = isinstance(llm, OpenAIOptions | BankOptions)
+            found["llm"] = {"kind": llm.public_name if named else type(llm).__name__}
         return found
 
     def build_strategy(self, tokens: TokenRules) -> Strategy:
@@ -182,7 +201,38 @@ class TrainerMethod(Generic[Options]):
             return NoLLM()
         if isinstance(self.llm, OpenAIOptions):
             return OpenAIClient(self.llm, account)
+        if isinstance(self.llm, BankOptions):
+            return BankLLM(self.llm, self.seed)
         return MeteredLLM(self.llm, account, model=type(self.llm).__name__)
+
+
+def _kind(given: object) -> str:
+    """Name what was given without its value, which may be a key."""
+    if isinstance(given, type):
+        return f"the class {given.__name__}"
+    return "a text" if isinstance(given, str) else f"of type {type(given).__name__}"
+
+
+def _check_llm(name: str, llm: object) -> None:
+    """Raise ConfigError unless it is an object with `complete`."""
+    if isinstance(llm, type) or not callable(getattr(llm, "complete", None)):
+        raise ConfigError(
+            f"{name}: llm is {_kind(llm)}; expected cotune.OpenAIOptions(model=…), "
+            "cotune.BankOptions(path=…) or an object with complete(prompt)"
+        )
+
+
+def _reward_functions(name: str, given: GivenRewards) -> RewardFunctions | None:
+    """Return the reward functions; one alone counts as a list of one."""
+    if given is None or isinstance(given, RewardFunctions):
+        return given
+    if callable(given) or isinstance(given, str | WeightedReward):
+        return RewardFunctions([given])
+    if not isinstance(given, list | tuple):
+        raise ConfigError(
+            f"{name}: rewards is {_kind(given)}; expected a function, or a list of functions"
+        )
+    return RewardFunctions(given)
 
 
 class Static(TrainerMethod[StaticOptions]):
@@ -196,28 +246,35 @@ class Static(TrainerMethod[StaticOptions]):
 
     options_class = StaticOptions
 
+    def __init__(self, **arguments: "Unpack[StaticArguments]") -> None:
+        super().__init__(**arguments)
+
 
 class INSPO(TrainerMethod[InspoOptions]):
     """Co-evolve instruction and policy (INSPO, arXiv 2512.01945) with your own trainer.
 
     Args:
         environment: supplies the tasks, answers actions and scores them.
-        llm: the optimizer LLM: any object with a `complete(prompt)` method, or `OpenAIOptions` for
-            an OpenAI-compatible endpoint (then priced and held to its budget). None means the
-            offline `RulesLLM` in the bundled world `geo`, and an error elsewhere.
+        llm: the optimizer LLM: any object with a `complete(prompt)` method, `OpenAIOptions` for an
+            OpenAI-compatible endpoint (then priced and held to its budget), or `BankOptions` for a
+            file of texts. None means the offline `RulesLLM` in the bundled world `geo`, and an error
+            elsewhere.
         options: the method's options; pass `options` or its fields, not both.
         limits: the limits of an episode, in tokens and turns.
         instruction: the initial instruction; None means the environment's.
         seed: the seed for the order of tasks and for all sampling.
         folder: the run folder; None means `cotune` in the trainer's `output_dir`.
-        rewards: reward functions in TRL's form, each alone or with its weight; they replace the
-            environment's scoring. See `cotune.RewardFunctions`.
+        rewards: a reward function in TRL's form, or several, each alone or with its weight; they
+            replace the environment's scoring. See `cotune.RewardFunctions`.
 
     Raises:
         ConfigError: an option or the instruction is invalid, or there is no LLM.
     """
 
     options_class = InspoOptions
+
+    def __init__(self, **arguments: "Unpack[InspoArguments]") -> None:
+        super().__init__(**arguments)
 
 
 class GEPA(TrainerMethod[GepaOptions]):
@@ -234,6 +291,9 @@ class GEPA(TrainerMethod[GepaOptions]):
     """
 
     options_class = GepaOptions
+
+    def __init__(self, **arguments: "Unpack[GepaArguments]") -> None:
+        super().__init__(**arguments)
 
 
 class P2O(TrainerMethod[P2OOptions]):
@@ -254,6 +314,9 @@ class P2O(TrainerMethod[P2OOptions]):
 
     options_class = P2OOptions
 
+    def __init__(self, **arguments: "Unpack[P2OArguments]") -> None:
+        super().__init__(**arguments)
+
 
 class INSPOWithP2O(TrainerMethod[ComposedOptions]):
     """Combine INSPO and P²O: evolve instructions, and sample hard questions under hints.
@@ -269,3 +332,6 @@ class INSPOWithP2O(TrainerMethod[ComposedOptions]):
     """
 
     options_class = ComposedOptions
+
+    def __init__(self, **arguments: "Unpack[ComposedArguments]") -> None:
+        super().__init__(**arguments)

@@ -1,0 +1,96 @@
+# fmt: off
+"""The keyword arguments of the library's methods; written by scripts/method_arguments.py."""
+
+from pathlib import Path
+from typing import Literal, Required, TypedDict
+
+from cotune.llm.bank import BankOptions
+from cotune.llm.client import OpenAIOptions
+from cotune.methods.composed import ComposedOptions
+from cotune.methods.gepa.gepa import GepaOptions
+from cotune.methods.inspo.inspo import InspoOptions
+from cotune.methods.p2o.hints import HintOptions
+from cotune.methods.p2o.p2o import P2OOptions
+from cotune.methods.static import StaticOptions
+from cotune.protocols import LLM, Environment
+from cotune.rewards.functions import GivenRewards
+from cotune.types import Distillation, Limits
+
+
+class TrainerArguments(TypedDict, total=False):
+    """The arguments of every method; see `cotune.INSPO`."""
+
+    environment: Required[Environment]
+    llm: LLM | OpenAIOptions | BankOptions | None
+    limits: Limits | None
+    instruction: str | None
+    seed: int
+    folder: str | Path | None
+    rewards: GivenRewards
+
+
+class StaticArguments(TrainerArguments, total=False):
+    """The arguments of every method, and either `options` or fields of `StaticOptions`."""
+
+    options: StaticOptions | None
+
+
+class InspoArguments(TrainerArguments, total=False):
+    """The arguments of every method, and either `options` or fields of `InspoOptions`."""
+
+    options: InspoOptions | None
+    population_size: int
+    parents: int
+    selection_temperature: float
+    window: int
+    prune_every: int
+    evolve_every: int
+    evolve_until: int
+    prune_until: int | None
+    verification_tasks: int
+    verification_rounds: int
+    verify: bool
+    failures_per_reflection: int
+    candidates: int
+    proposer: Literal["reflection", "paraphrase", "history"]
+    credit: Literal["raw", "centred"]
+    new_weight: Literal["parent+delta", "zero"]
+    failure_below: float
+    buffer_size: int
+    max_instruction_chars: int
+
+
+class GepaArguments(TrainerArguments, total=False):
+    """The arguments of every method, and either `options` or fields of `GepaOptions`."""
+
+    options: GepaOptions | None
+    budget: int
+    dev_size: int
+    minibatch: int
+    beam: int
+    show_answers: bool
+    solved_at: float
+    reflection_tokens: int
+    max_instruction_chars: int
+
+
+class P2OArguments(TrainerArguments, total=False):
+    """The arguments of every method, and either `options` or fields of `P2OOptions`."""
+
+    options: P2OOptions | None
+    successes_below: int
+    solved_at: float
+    hints: HintOptions
+    distillation: Distillation
+    hinted_per_group: Literal["all", "all_but_one", "half"]
+    same_hint: bool
+    judged_on: Literal["all", "plain"]
+
+
+class ComposedArguments(TrainerArguments, total=False):
+    """The arguments of every method, and either `options` or fields of `ComposedOptions`."""
+
+    options: ComposedOptions | None
+    inspo: InspoOptions
+    p2o: P2OOptions
+    distil_instruction: float
