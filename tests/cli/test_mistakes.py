@@ -94,7 +94,11 @@ LIGHT: dict[str, tuple[str, list[str]]] = {
 WITH_MODEL: dict[str, tuple[str, list[str]]] = {
     "short prompts": (
         "train run.yaml --set limits.prompt_tokens=20",
-        ["limits.prompt_tokens is 20, half of which", "expected at least 42: raise it to 42"],
+        [
+            "limits.prompt_tokens is 20, half of which",
+            "expected at least 42: raise it to 42",
+            "(dataset.drop_too_long: true)",
+        ],
     ),
     "short prompts in a suite": (
         "compare suite.yaml --dry-run --set set.limits.prompt_tokens=20",

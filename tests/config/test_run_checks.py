@@ -169,7 +169,7 @@ def test_the_first_number_named_is_the_one_that_is_enough() -> None:
         assert found is not None
         enough, less = (Limits(prompt_tokens=int(found[1]) - i) for i in (0, 1))
         check_prompts(env, Words(), "a b c", enough, SPLITS[:1], strategy=strategy)
-        with pytest.raises(ConfigError, match=r"drop_too_long: true"):
+        with pytest.raises(ConfigError, match=r"leave long questions out of the data"):
             check_prompts(env, Words(), "a b c", less, SPLITS[:1], strategy=strategy)
 
 

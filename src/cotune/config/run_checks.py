@@ -80,6 +80,7 @@ def check_prompts(
     *,
     strategy: str,
     context_tokens: int | None = None,
+    leave_out: str = "of the data",
 ) -> None:
     """Raise ConfigError if the longest prompts of some splits exceed the limit.
 
@@ -90,6 +91,7 @@ def check_prompts(
         splits: the splits to check; only the tasks with the longest questions are read.
         strategy: the kind of strategy; texts that it evolves may take half of the limit.
         context_tokens: the policy's context length; None if unlimited.
+        leave_out: how to leave questions out, for the message.
     """
     found = longest_prompt(environment, codec, instruction, splits, strategy)
     limit, evolves = limits.prompt_tokens, method_of(strategy).evolves
@@ -112,9 +114,7 @@ def check_prompts(
         text, other = f"{text}: raise it to {found.needed}", "or "
     bare = found.tokens - len(codec.encode(instruction))
     shorten = "" if bare > limit // (2 if evolves else 1) else "shorten the instruction, or "
-    raise ConfigError(
-        f"{text}; {other}{shorten}leave long questions out (dataset.drop_too_long: true)"
-    )
+    raise ConfigError(f"{text}; {other}{shorten}leave long questions out {leave_out}")
 
 
 def check_rewards(
