@@ -77,6 +77,14 @@ LIGHT: dict[str, tuple[str, list[str]]] = {
         "train run.yaml --set 'environment={kind: tools, tools: [nope.py:f]}'",
         ["environment.tools: no file nope.py"],
     ),
+    "a number of thousands of digits": (
+        "train digits.yaml", ["digits.yaml: holds a number", "cannot be read; expected YAML"]
+    ),
+    "thousands of brackets": ("train nested.yaml", ["nested.yaml: is nested too deeply"]),
+    "a password in an address": (
+        "train run.yaml --set policy.path=https://u:secret@host/m",
+        ["policy.path: holds a key, or an address with a user or password (not shown)"],
+    ),
     "a suite for a run file": (
         "train suite.yaml", ["is a suite file", "cotune compare suite.yaml"]
     ),
@@ -120,6 +128,8 @@ def put_files(folder: Path) -> None:
         (folder / f"{name}.jsonl").write_text(text, encoding="utf-8")
     (folder / "run.yaml").write_text(yaml.safe_dump(RUN), encoding="utf-8")
     (folder / "suite.yaml").write_text(yaml.safe_dump(SUITE), encoding="utf-8")
+    (folder / "digits.yaml").write_text(f"{yaml.safe_dump(RUN)}seed: {'9' * 5000}\n")
+    (folder / "nested.yaml").write_text(f"output: out\nstrategy: {'[' * 2000}{']' * 2000}\n")
     (folder / "file").touch()
     for file in ("gguf/q4.gguf", "bare/config.json", "bare/model.safetensors"):
         (folder / file).parent.mkdir(exist_ok=True)
@@ -167,6 +177,7 @@ def test_a_mistake_is_one_line_before_anything_heavy_is_loaded(
 ) -> None:
     status, out, err, heavy, written = ends[name]
     check(status, out, err, LIGHT[name][1])
+    assert "secret" not in out + err
     assert heavy == []
     assert written == []
 
