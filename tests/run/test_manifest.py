@@ -33,6 +33,7 @@ def test_a_manifest_holds_for_what_was_written_alone(tmp_path: Path) -> None:
     assert list(files) == ["a", "deep/b", "../besides"]
     Manifest(files=files, logs={"events.jsonl": (7, "00")}).write(folder)
     found = read_manifest(folder)
+    assert found is not None
     assert found == Manifest(files=files, logs={"events.jsonl": (7, "00")})
     assert hashes(folder, [tmp_path / "besides"]) == files
     assert found.damaged(folder) is None

@@ -75,7 +75,8 @@ class BestRecord:
         of = f" of {self.trained}" if self.trained is not None else ""
         pair = f"the policy of step {self.step}{of} with instruction {self.instruction_id}"
         if self.observed_rollouts is not None:
-            pair += f" (observed in {self.observed_steps} steps, {self.observed_rollouts} rollouts"
+            steps, rollouts = self.observed_steps or 0, self.observed_rollouts
+            pair += f" (observed in {_count(steps, 'step')}, {_count(rollouts, 'rollout')}"
             close = f"; too close to {self.runner_up} to call" if self.too_close_to_call else ""
             pair += f"{close if self.runner_up else ''})"
         if self.validated is False:
@@ -114,6 +115,10 @@ def read_best(folder: Path) -> BestRecord | None:
         reason = " ".join(str(error).split())
         raise ConfigError(f"{path}: cannot be read ({reason}); {_fix(folder)}") from error
     return record
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}{'s' * (number != 1)}"
 
 
 def _fix(folder: Path) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from cotune.engines.verl.checkpoints import choose_checkpoint
 from tests.engines.verl.runs import cotune, events, rows, run_file, start, summary
 from tests.engines.verl.test_learning import INSPO
 
@@ -43,6 +44,10 @@ def test_a_killed_run_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
     assert step_three(run) == third
     assert {row["id"] for row in events(run, "instruction_born")} == before
     assert [row["step"] for row in rows(run / "metrics.jsonl")] == [1, 2, 3, 4]
+    chosen = choose_checkpoint(run / "checkpoints")
+    assert chosen.path == run / "checkpoints" / "global_step_4"
+    assert chosen.notices == ()  # with a manifest, which holds
+    assert {"events.jsonl", "metrics.jsonl"} <= chosen.logs.keys()
     (arm,) = summary(run)["arms"].values()
     assert arm["policy_rollouts"]["train"] == 4 * 8 * 4
     assert arm["steps"] == 4
