@@ -16,6 +16,7 @@ from transformers import AutoTokenizer
 import cotune
 from cotune.cli.train import train
 from cotune.cli.try_rollouts import try_run
+from cotune.llm.client import CHECK
 from cotune.run.ledger import Ledger
 from tests.endpoint import endpoint
 from tests.examples.three_tools import FOLDER, Teacher, modules
@@ -115,7 +116,7 @@ def test_a_few_rollouts_of_the_run_file(folder: Path) -> None:
 def test_the_run_file_trains(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     llm = Teacher()
     monkeypatch.setenv("OPENAI_API_KEY", "of-the-test")
-    with endpoint(lambda prompt: llm.complete(prompt).text) as url:
+    with endpoint(lambda p: "yes" if p == CHECK else llm.complete(p).text) as url:
         changes = ["training.steps=3", "strategy.evolve_every=2", "strategy.evolve_until=3"]
         changes += ["training.questions_per_step=4", "training.micro_batch_size=16"]
         changes += ["evaluation.before=false", f"llm.base_url={url}"]

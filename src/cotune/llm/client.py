@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 OPENAI_URL = "https://api.openai.com/v1"
 MAX_WAIT_S = 120.0
+CHECK = "This is a test of the connection. Reply with the word yes."
+"""The prompt of the call that is made before training."""
 _FIRST_WAIT_S = 1.0
 _MAX_BACKOFF_S = 30.0
 # Allowance for a chat template: role markers and, for some models, a system message.
@@ -195,7 +197,7 @@ class OpenAIClient:
         Raises:
             LLMError, BudgetError: as of `complete`.
         """
-        self.complete("This is a test of the connection. Reply with the word yes.")
+        self.complete(CHECK)
 
     def chat(self, messages: Sequence[Mapping[str, str]], stop: Sequence[str] = ()) -> Completion:
         """Return the model's reply to a dialogue; raise the errors of `complete`.
