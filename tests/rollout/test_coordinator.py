@@ -29,6 +29,7 @@ from cotune.types import (
     Trajectory,
     Turn,
 )
+from cotune.utils.progress import listening
 from tests.helpers import make_tasks, make_trajectory, one_step
 
 TASKS = make_tasks(4)
@@ -222,6 +223,19 @@ def test_rows_per_call_changes_no_row_and_no_seed() -> None:
         assert len(opened(coordinator)) == 2  # a session each, in however many parts
         assert isinstance(coordinator.sampler, ScriptedSampler)
         assert max(map(len, coordinator.sampler.requests)) <= rows_per_call
+
+
+def test_rollouts_report_how_many_are_finished() -> None:
+    coordinator = make(settings=RolloutSettings(rows_per_call=3))
+    found: list[tuple[str, int, int]] = []
+    with listening(lambda *report: found.append(report)):
+        coordinator.evaluate(TASKS)
+    assert {what for what, _, _ in found} == {"evaluate"}
+    done = [count for _, count, _ in found]
+    assert (done[0], done[-1], done) == (0, 4, sorted(done))
+    assert {total for _, _, total in found} == {4}
+    coordinator.evaluate(TASKS)
+    assert len(done) == len(found)
 
 
 def test_limits_and_context_reach_the_episodes() -> None:

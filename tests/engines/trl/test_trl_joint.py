@@ -12,6 +12,7 @@ from cotune.engines.trl.trl_joint import was_cut
 from cotune.errors import ConfigError, EngineError
 from cotune.rollout.coordinator import SingleProcess
 from cotune.types import Limits, StopReason
+from cotune.utils.progress import listening
 from tests.engines.trl.setup import HINT, Counting, Run, start
 from tests.policy.tiny import Letters, tiny_model, tiny_tokenizer
 
@@ -72,6 +73,18 @@ def test_rollouts_that_a_token_limit_cut_off_are_trls_clipped_ones(trained: Any)
     assert len(stops) > 1
     eos = run.joint.codec.eos_id
     assert all(t.completion_ids[-1] == eos for batch in run.trajectories for t in batch)
+
+
+def test_rollouts_their_tokens_and_the_update_are_reported(tmp_path: Path) -> None:
+    run = start(tmp_path, **TWO_STEPS_A_BATCH)
+    found: dict[str, list[tuple[int, int]]] = {}
+    with listening(lambda what, done, total: found.setdefault(what, []).append((done, total))):
+        run.trainer.train()
+    rows = 6
+    assert found["train"][0] == (0, rows)
+    assert (rows, rows) in found["train"]
+    assert all(done < total for done, total in found["tokens"])
+    assert found["update"] == [(1, 2), (2, 2)] * 3
 
 
 def test_trl_takes_a_completion_without_eos_for_truncated(tmp_path: Path) -> None:
