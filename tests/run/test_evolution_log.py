@@ -37,6 +37,7 @@ from cotune.types import (
     Trajectory,
     Turn,
 )
+from cotune.utils.progress import listening
 from tests.helpers import make_tasks, one_step
 from tests.rollout.test_coordinator import Yes, on_two_ranks, reply
 
@@ -385,3 +386,18 @@ def test_scripted_llms_are_logged_as_any_other(tmp_path: Path) -> None:
     assert ask(ScriptedLLM([odd])) == odd
     assert ask(ScriptedLLM([])) == odd
     assert notices.count("3 tokens?") == 2
+
+
+def test_calls_under_way_are_reported_and_recalled_ones_are_not(tmp_path: Path) -> None:
+    logs = EvolutionLogs(tmp_path / "evolution")
+    logs.go_on_from(0)
+    found: list[tuple[str, int, int]] = []
+    for _ in range(2):
+        with Ledger(":memory:") as ledger, listening(lambda *report: found.append(report)):
+            ledger.begin_attempt(None)
+            phase = LoggedPhase(
+                logs.open(1), lambda *_: [], lambda *_: Sampling(), ScriptedLLM(["a", "b"]), ledger,
+                lambda kind, **fields: None,
+            )  # fmt: skip
+            assert [phase.complete(q).text for q in ("1", "2")] == ["a", "b"]
+    assert found == [("llm", 0, 1), ("llm", 1, 2)]

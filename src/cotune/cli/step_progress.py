@@ -15,6 +15,7 @@ _WHAT = {
     "update": "update, micro-batches",
     "verify": "verification, rollouts",
     "evolve": "evolution, rollouts",
+    "llm": "evolution, LLM calls",
     "evaluate": "evaluation, rollouts",
 }
 _BETWEEN_LINES = 30.0  # seconds

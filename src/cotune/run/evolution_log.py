@@ -29,6 +29,7 @@ from cotune.types import (
     Trajectory,
     Turn,
 )
+from cotune.utils.progress import report
 
 _FORMAT = 2  # part of every key, so a log in another format matches nothing
 _FILE = re.compile(r"step-(\d{6,})\.jsonl")
@@ -184,6 +185,7 @@ class LoggedPhase:
     ) -> None:
         self._log, self._entries, self._record, self._what = log, entries, record, what
         self._roll_out, self._next_sampling, self._llm = roll_out, next_sampling, llm
+        self._live_calls = 0
         self.optional = bool(getattr(llm, "optional", False))
         self.origin = str(getattr(llm, "origin", ""))
 
@@ -218,6 +220,8 @@ class LoggedPhase:
     def _asked(self, key: str, prompt: str) -> Row:
         """Ask the LLM; return its answer as the log has it."""
         before = self._entries.last_entry()
+        self._live_calls += 1
+        report("llm", self._live_calls - 1, self._live_calls)  # how many there will be is unknown
         try:
             answer: Row = {"completion": asdict(self._llm.complete(prompt))}
         except LLMError as error:
