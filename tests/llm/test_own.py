@@ -1,11 +1,16 @@
 """An LLM that the user brings."""
 
+import os
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
+from cotune.cli.library_settings import quiet_libraries
+from cotune.config.run_file import parse_config
 from cotune.errors import ConfigError
 from cotune.llm.own import OwnLLMOptions, own_llm
+from tests.run_files import tiny
 
 CODE = """
 made = []
@@ -70,3 +75,12 @@ def test_what_may_be_a_key_is_not_shown(given: str) -> None:
     with pytest.raises(ValueError, match=r"package\.module:name") as caught:
         OwnLLMOptions(object=given)
     assert given not in str(caught.value)
+
+
+@pytest.mark.parametrize(("llm", "offline"), [(None, "1"), ("mine.py:Mine", None)])
+def test_its_code_may_use_the_hub(tmp_path: Path, llm: str | None, offline: str | None) -> None:
+    config = parse_config(tiny(tmp_path / "out", {"llm": llm}), "test")
+    with mock.patch.dict(os.environ):
+        os.environ.pop("HF_HUB_OFFLINE", None)
+        quiet_libraries(config)
+        assert os.environ.get("HF_HUB_OFFLINE") == offline

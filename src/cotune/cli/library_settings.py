@@ -12,6 +12,7 @@ from cotune.environments.environment_options import (
     VerifiersOptions,
 )
 from cotune.environments.math import MathOptions, hub_name
+from cotune.llm.own import OwnLLMOptions
 
 
 def quiet_libraries(config: RunConfig) -> None:
@@ -42,4 +43,5 @@ def _may_fetch(config: RunConfig) -> bool:
         named = (options.train, options.validation, options.test)
         of_hub = any(isinstance(path, Path) and hub_name(path) for path in named)
     own = isinstance(options, ToolsOptions | TrlOptions | VerifiersOptions | PythonOptions)
+    own = own or isinstance(config.proposer, OwnLLMOptions)
     return not local or of_hub or own or any(":" in reward.function for reward in config.rewards)

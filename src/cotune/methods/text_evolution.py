@@ -204,6 +204,7 @@ class Reflector(ABC):
         try:
             reply = self._llm.complete(prompt)
         except BudgetError as error:
+            self.asked -= 1  # nothing was sent
             self.spent = str(error)
             return None
         except LLMError as error:

@@ -105,7 +105,7 @@ def _facts(suite: SuiteSummary) -> list[tuple[str, str]]:
     facts = [
         ("World", suite.environment),
         ("Policy", suite.policy),
-        ("LLM", suite.llm),
+        ("Proposer", suite.llm),
         ("Methods", str(len(suite.methods))),
         ("Seeds", ", ".join(map(str, suite.seeds))),
         ("Budget of a run", f"{count(suite.budget)} policy rollouts" if suite.budget else ""),
