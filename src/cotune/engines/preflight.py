@@ -319,7 +319,7 @@ class Preflight:
             SPLITS,
             strategy=config.strategy.kind,
             context_tokens=self.context_tokens,
-            **({"leave_out": "(dataset.drop_too_long: true)"} if config.dataset else {}),
+            leave_out="(dataset.drop_too_long: true)" if config.dataset else "of the data",
         )
         return [
             Finding(True, f"prompts: at most {config.limits.prompt_tokens} tokens, as limits allow")
