@@ -7,6 +7,7 @@ import contextlib
 import json
 import multiprocessing
 import sys
+from multiprocessing.process import BaseProcess
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
 from threading import BrokenBarrierError
@@ -69,7 +70,7 @@ def main(folder: Path) -> None:
         ended = fork.Barrier(RACERS if number % 2 else 1)
         barriers = fork.Barrier(RACERS), fork.Barrier(RACERS), ended
         results = [folder / f"{number}-{i}.txt" for i in range(RACERS)]
-        processes: list[multiprocessing.process.BaseProcess] = []
+        processes: list[BaseProcess] = []
         for i, result in enumerate(results):
             file = write(folder / f"{number}-{i}.yaml", tiny(output) | {"name": str(i)})
             processes.append(fork.Process(target=race, args=(file, *barriers, result)))
