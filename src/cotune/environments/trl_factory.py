@@ -80,6 +80,7 @@ class TrlEnvironment(TaskEnvironment):
         self._runner, self._in_order = ToolRunner(concurrency), ToolRunner(1)
         self._live: dict[int, _Instance] = {}
         self._scored: set[int] = set()
+        self._by_id: tuple[dict[str, Task], object] = {}, None
         self._texts: dict[str, str] = {}  # of the last reset for each task
         self._draws = False  # from the generators of the process
         self._noticed = False
@@ -115,8 +116,7 @@ class TrlEnvironment(TaskEnvironment):
         for row in self._scored:
             self._give_back(self._live.pop(row))
         self._scored.clear()
-        known = {task.id: task for split in self._tasks.values() for task in split}
-        plain = [known.get(task.id, task) for task in tasks]
+        plain = [self._plain(task) for task in tasks]
         for row, task, seed in zip(rows, plain, seeds, strict=True):
             if row in self._live:  # from a rollout that was interrupted
                 self._give_back(self._live.pop(row))
@@ -145,8 +145,7 @@ class TrlEnvironment(TaskEnvironment):
         Raises:
             ConfigError: `reset` raises, or returns something other than a text or None.
         """
-        plain = next((t for split in self._tasks.values() for t in split if t.id == task.id), task)
-        if task.question == plain.question:
+        if task.question == self._plain(task).question:
             if task.id not in self._texts:
                 self._texts[task.id] = self._first_text(task)
             task = replace(task, question=task.question + self._texts[task.id])
@@ -208,6 +207,14 @@ class TrlEnvironment(TaskEnvironment):
                 instance = self._spare[-1]
             instances.append(instance.made)
         return {"environments": instances}
+
+    def _plain(self, task: Task) -> Task:
+        """Return a task as the data has it, without the text of `reset`."""
+        by_id, of = self._by_id
+        if of is not self._tasks:  # `with_tasks` made a copy with others
+            by_id = {one.id: one for split in self._tasks.values() for one in split}
+            self._by_id = by_id, self._tasks
+        return by_id.get(task.id, task)
 
     def _reset(self, pairs: Sequence[tuple[_Instance, Task]]) -> list[Outcome]:
         """Call `reset` of each instance with the columns of a task."""
