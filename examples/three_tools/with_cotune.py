@@ -6,6 +6,7 @@ python examples/three_tools/with_cotune.py                   # INSPO; or --metho
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from task import INSTRUCTION, TOOLS, exact, questions
@@ -44,7 +45,7 @@ def main(argv: Sequence[str] | None = None, llm: cotune.LLM | None = None) -> No
         shuffle_dataset=False,
     )
     environment = cotune.ToolEnvironment(TOOLS, cotune.tasks_from(questions()), INSTRUCTION)
-    parts = {
+    parts: dict[str, Any] = {
         "environment": environment,
         "rewards": [exact],
         "llm": llm or cotune.OpenAIOptions(model=chosen.llm),

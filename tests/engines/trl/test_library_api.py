@@ -56,8 +56,9 @@ def test_options_as_fields_or_as_one(geo: cotune.GeoEnvironment) -> None:
 def test_what_is_refused(
     arguments: dict[str, Any], expected: str, geo: cotune.GeoEnvironment
 ) -> None:
+    given: dict[str, Any] = {"environment": geo, **arguments}
     with pytest.raises(ConfigError, match=expected) as caught:
-        cotune.INSPO(**({"environment": geo} | arguments))
+        cotune.INSPO(**given)
     assert "secret" not in str(caught.value)
 
 
@@ -112,9 +113,12 @@ def test_options_of_p2o_and_of_both(geo: cotune.GeoEnvironment) -> None:
     with pytest.raises(
         ConfigError, match=r"P2O: successesbelow is no .*did you mean successes_bel"
     ):
-        cotune.P2O(environment=geo, successesbelow=3)
+        cotune.P2O(environment=geo, successesbelow=3)  # pyright: ignore[reportCallIssue]
     with pytest.raises(ConfigError, match="INSPOWithP2O: population_size is no argument and no"):
-        cotune.INSPOWithP2O(environment=geo, population_size=3)
+        cotune.INSPOWithP2O(
+            environment=geo,
+            population_size=3,  # pyright: ignore[reportCallIssue]
+        )
     with pytest.raises(ConfigError, match="P2O: options is of InspoOptions; expected P2OOptions"):
         cotune.P2O(environment=geo, options=cast(Any, cotune.InspoOptions()))
 
