@@ -267,7 +267,10 @@ IN_PYTHON: dict[str, tuple[dict[str, Any], list[str]]] = {
     "no number of steps": ({"args": {"max_steps": -1}}, ["GRPOConfig.max_steps is -1", "set max_steps"]),
     "another sampling": ({"args": {"top_k": 50}}, ["GRPOConfig.top_k is 50"]),
     "several passes": ({"args": {"num_iterations": 2}}, ["GRPOConfig.num_iterations is 2"]),
-    "P²O on a plain trainer": ({"method": cotune.P2O, "trainer": GRPOTrainer}, ["cotune.JointTrainer"]),
+    "P²O's mask on a plain trainer": (
+        {"method": cotune.P2O, "trainer": GRPOTrainer, "parts": {"distillation": cotune.Distillation(ratio="masked")}},
+        ["cotune.JointTrainer"],
+    ),
     "hard for ever": ({"method": cotune.P2O, "parts": {"successes_below": 9}}, ["successes_below is 9", "at most 4"]),
 }  # fmt: skip
 
