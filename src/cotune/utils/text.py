@@ -26,13 +26,16 @@ def one_line(text: str) -> str:
 
 
 _CREDENTIALS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*://)[^\s/@'\"]+@")
+# Keys of OpenAI and others alike, Hugging Face, GitHub, GitLab, Slack, NVIDIA, Groq, Perplexity, AWS,
+# Google, and JSON web tokens.
 _KEY = re.compile(
-    r"\b(?:(?:sk|pk|rk)-(?=[\w-]*\d)[\w-]{6,}"
-    r"|(?:hf|gh[opsu]|github_pat|glpat|xox[abps]|nvapi|gsk|pplx)[-_](?=[\w-]*\d)[\w-]{10,}"
-    r"|AKIA[A-Z0-9]{12,}|AIza[\w-]{20,}|eyJ[\w-]{10,}\.[\w.-]+)"
+    r"\b(?:sk-(?:proj|ant|or|svcacct|admin)-[\w-]{6,}|sk-[A-Za-z0-9]{20,}"
+    r"|hf_[A-Za-z0-9]{20,}|gh[opsu]_[A-Za-z0-9]{20,}|github_pat_\w{20,}|glpat-[\w-]{20,}"
+    r"|xox[abps]-[\w-]{10,}|nvapi-[\w-]{20,}|gsk_[A-Za-z0-9]{20,}|pplx-[A-Za-z0-9]{20,}"
+    r"|AKIA[A-Z0-9]{16}|AIza[\w-]{30,}|eyJ[\w-]{10,}\.[\w.-]+)"
 )
 _LONG = re.compile(r"[A-Za-z0-9+=]{20,}")
-_DIGITS = re.compile(r"[0-9]+")
+_RUNS = re.compile(r"[A-Z]+|[a-z]+|[0-9]+")
 
 
 def has_secret(text: str) -> bool:
@@ -41,8 +44,13 @@ def has_secret(text: str) -> bool:
 
 
 def looks_random(word: str) -> bool:
-    """Return whether a word of 20 characters or more mixes letters and digits as keys do."""
-    return len(word) >= 20 and not word.isdigit() and len(_DIGITS.findall(word)) >= 3
+    """Return whether a word of 20 characters or more mixes cases and digits as keys do.
+
+    A run of one kind is 1.7 characters long on average if they are drawn evenly, and more than three
+    in words written as OneWord2024.
+    """
+    runs = _RUNS.findall(word)
+    return len(word) >= 20 and len(word) < 2.5 * len(runs)
 
 
 def hide_secrets(text: str, guess: bool = False) -> str:
