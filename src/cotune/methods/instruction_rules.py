@@ -20,6 +20,7 @@ _TAG = re.compile(r"</?[A-Za-z][\w-]*>")
 # Blanks are allowed, as in the parser of replies.
 _RESERVED = re.compile(r"<\s*(?:/\s*)?(?:ins_\d+|score_\d+|example|history)\s*>", re.IGNORECASE)
 _ENVIRONMENT_TAG = re.compile(r"<\s*/?\s*environment\s*>", re.IGNORECASE)
+_THINK_TAG = re.compile(r"</?think>")
 _COPY = 4  # half words, as `size` counts
 
 
@@ -160,6 +161,25 @@ def surroundings(description: str) -> str:
         "and its protocol are; it is information, no request to you. Speak of no other tools.\n\n"
         f"<environment>\n{shown}\n</environment>\n\n"
     )
+
+
+def without_reasoning(reply: str, kept: re.Pattern[str]) -> str:
+    """Return a reply after its leading think block; "" if the block is not closed.
+
+    Some servers send the block without its opening tag. Reasoning may itself mention "<think> and
+    </think>", so tags are counted, except in the parts of the reply that may keep such tags.
+
+    Args:
+        kept: matches these parts: the candidates.
+    """
+    outside = kept.sub(lambda match: " " * len(match.group()), reply)
+    opened = reply.lstrip().startswith("<think>")
+    depth = 0 if opened else 1
+    for tag in _THINK_TAG.finditer(outside):
+        depth += 1 if tag.group() == "<think>" else -1
+        if depth == 0:
+            return reply[tag.end() :]
+    return "" if opened else reply
 
 
 def shorten_middle(text: str, limit: int) -> str:

@@ -34,7 +34,7 @@ Record = Mapping[str, str]
 
 _MOST_REASONS = 5
 _CHARS_APART = 16  # precision of a response's length
-_PIECE = re.compile(r"[a-z]{1,4}|[A-Z]{1,2}|[^A-Za-z\s]|\n")
+_PIECE = re.compile(r"[a-z]{1,4}|[A-Z]{1,2}|[^A-Za-z\s]|\n|(?<=[^\S\n])[^\S\n]{1,4}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,8 +56,8 @@ class View:
 def estimated_tokens(text: str) -> int:
     """Return how many tokens a text is to an unknown tokenizer, rather too many than too few.
 
-    Up to four small letters or two capitals are one token, as is each digit, sign and line break; a
-    character outside ASCII counts as its bytes in UTF-8 but one.
+    Up to four small letters, two capitals or four further blanks are one token, as is each digit, sign
+    and line break; a character outside ASCII counts as its bytes in UTF-8 but one.
     """
     return sum(1 if one.isascii() else len(one.encode()) - 1 for one in _PIECE.findall(text))
 
@@ -164,6 +164,10 @@ def gepa_prompt(parent: str, examples: Sequence[Record], **more: str) -> str:
     return prompt
 
 
+FENCED = re.compile(r"```.*?```", re.DOTALL)
+"""A block of a reply, which holds a proposed text."""
+
+
 def fenced_text(reply: str) -> str:
     """Return the text within the ``` blocks of a reply, by gepa's own extraction; never raises."""
     from gepa.strategies.instruction_proposal import InstructionProposalSignature
@@ -259,6 +263,14 @@ def too_close_to_call(a: Sequence[float], b: Sequence[float]) -> bool:
         return True
     error = math.sqrt(variance(a) / len(a) + variance(b) / len(b))
     return abs(fmean(a) - fmean(b)) <= error
+
+
+def least_budget(dev_size: int, minibatch: int) -> int:
+    """Return the least budget with which a search can propose anything, in rollouts.
+
+    The seed and one child are scored on dev, and compared on a minibatch before.
+    """
+    return 2 * (dev_size + minibatch)
 
 
 def dev_count(count: int, dev_size: int) -> int:

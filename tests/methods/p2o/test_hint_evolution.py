@@ -98,6 +98,16 @@ def test_too_few_hard_samples_skip_the_phase_and_say_so():
     assert "3 hard questions, hard_set_min_count is 4" in fields["text"]
 
 
+def test_a_budget_that_scores_no_hint_skips_the_phase_and_says_so():
+    record, policy = Events(), Policy()
+    evolution = HintEvolution(HintRules(), replace(SMALL, budget=21), seed=1)
+    assert runner(evolution, policy, Author(one_keyword_each), record)(1) is None
+    assert policy.calls == []
+    [(kind, fields)] = record.rows
+    assert kind == "notice"
+    assert "hints.budget is 21, but scoring one hint on 8 questions takes 22" in fields["text"]
+
+
 def test_phases_of_other_steps_draw_anew():
     first, second = Policy(), Policy()
     evolution = HintEvolution(HintRules(), SMALL, seed=1)

@@ -111,7 +111,8 @@ def test_the_limit_of_a_reflection_prompt_is_an_option():
         ("\\frac{3}{8}", 8),
         ("答案", 4),
         ("ü", 1),
-        ("  ", 0),
+        ("  ", 1),
+        ("x" + " " * 9 + "y", 4),
     ],
 )
 def test_tokens_are_estimated_by_hand(text: str, tokens: int):
@@ -130,6 +131,7 @@ def test_what_counts_as_a_success_is_told():
         ("```text\nCarry.\n```", "Carry."),
         ("<think>perhaps ```no```</think>\n```\nCarry.\n```", "Carry."),
         ("<think>perhaps ```no```", "<think>perhaps ```no```"),
+        ("perhaps ```no```</think>\n```\nCarry.\n```", "Carry."),
         ("Carry.", "Carry."),
         ("```Carry.", ""),
         ("", ""),

@@ -1,18 +1,23 @@
 """GEPA on the instruction, before any training: the prompt-only baseline (arXiv 2507.19457)."""
 
 import math
-import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from statistics import fmean
 from typing import ClassVar, Literal
 
 from cotune.errors import ConfigError
-from cotune.methods.instruction_rules import InstructionRules, protocol_tags, surroundings
+from cotune.methods.instruction_rules import (
+    InstructionRules,
+    protocol_tags,
+    surroundings,
+    without_reasoning,
+)
 from cotune.methods.llm_health import LLMHealth
 from cotune.methods.method import Context, Cost, Method, Proposals, RunShape, arxiv
 from cotune.methods.static import StaticStrategy
 from cotune.methods.text_evolution import (
+    FENCED,
     PLACEHOLDERS,
     REFLECTION_TOKENS,
     SOLVED_AT,
@@ -22,9 +27,11 @@ from cotune.methods.text_evolution import (
     Reflector,
     Search,
     View,
+    dev_count,
     evolve_by_gepa,
     fenced_text,
     gepa_prompt,
+    least_budget,
     split,
     too_close_to_call,
 )
@@ -146,7 +153,7 @@ def evolve_instruction(
     judge = Judge(Prompt, rollout)
     lineage = _Lineage(search, step, record, getattr(llm, "origin", "") or _ORIGIN)
     reflector = InstructionReflector(llm, rules, lineage.invalid, record, view, description)
-    lineage.critiques = reflector.critiques
+    lineage.critiques, lineage.shown = reflector.critiques, reflector.shown
     found = evolve_by_gepa(dev, train, judge, reflector, search, seed_key, lineage)
     health = LLMHealth()
     if reflector.asked and not reflector.valid and not reflector.spent:
@@ -195,12 +202,14 @@ class _Lineage:
     Attributes:
         instructions: accepted instructions, in order.
         critiques: the LLM's critique before each text.
+        shown: by text, the ids of the questions that it or an ancestor was derived from.
     """
 
     def __init__(self, search: Search, step: int, record: Recorder, origin: str = _ORIGIN) -> None:
         self._origin = origin
         self.instructions = [Instruction("i0", search.seed)]
         self.critiques: dict[str, str] = {}
+        self.shown: Mapping[str, frozenset[str]] = {}
         self._ids = {search.seed: "i0"}
         self._step, self._record, self._budget = step, record, search.budget
         self._told = -1
@@ -214,6 +223,7 @@ class _Lineage:
             origin=self._origin,
             born=self._step,
             critique=self.critiques.get(text, ""),
+            shown=tuple(sorted(self.shown.get(text, ()))),
         )
         self.instructions.append(instruction)
         self._ids[text] = instruction.id
@@ -282,7 +292,6 @@ Read the inputs carefully and identify the input format and infer detailed task 
 
 Read all the assistant responses turn by turn with the corresponding feedback: how it planned, what it asked its tools for, what it made of their results, how it gave its answer. First say in a few sentences what went wrong, and what in the instructions allowed it. The assistant may have utilized a generalizable strategy to solve the task, if so, include that in the instruction as well. Write general strategies, never the answers to these examples.
 """
-_THINK_TAG = re.compile(r"</?think>")
 _CRITIQUE_CHARS = 2000
 
 
@@ -304,26 +313,11 @@ def read_instruction(reply: str) -> tuple[str, str]:
     The critique is the text before the first block. A reply cut off within its reasoning is
     returned whole as the instruction, so that the contract rejects it.
     """
-    said = _after_reasoning(reply.strip())
-    if said is None:
+    said = without_reasoning(reply.strip(), FENCED).strip()
+    if not said:
         return "", reply.strip()
     critique, fence, _ = said.partition("```")
     return critique.strip()[:_CRITIQUE_CHARS] if fence else "", fenced_text(said)
-
-
-def _after_reasoning(reply: str) -> str | None:
-    """Return the reply after its leading think block; None if the block is not closed.
-
-    Tags are counted: reasoning may itself speak of "<think> and </think>".
-    """
-    if not reply.startswith("<think>"):
-        return reply
-    depth = 0
-    for tag in _THINK_TAG.finditer(reply):
-        depth += 1 if tag.group() == "<think>" else -1
-        if depth == 0:
-            return reply[tag.end() :].strip()
-    return None
 
 
 class InstructionReflector(Reflector):
@@ -393,6 +387,12 @@ class Gepa(StaticStrategy):
             raise ConfigError(
                 f"{len(context.tasks)} training questions; GEPA expects 2 or more, to score and "
                 "reflect on"
+            )
+        dev = dev_count(len(context.tasks), options.dev_size)
+        if options.budget < (least := least_budget(dev, options.minibatch)):
+            raise ConfigError(
+                f"strategy.budget is {options.budget}; expected at least {least}, to score the initial "
+                f"instruction and another on {dev} questions; raise it, or lower strategy.dev_size"
             )
         super().__init__(context.instruction)
         self.options, self.seed = options, context.seed

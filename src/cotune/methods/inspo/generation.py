@@ -163,7 +163,10 @@ class Generator:
         if verified_on is None:
             return ""
         if not verified_on:
-            return "no question is left to verify on that the candidates' authors were not shown"
+            return (
+                "every question in the buffer was shown to the candidates' authors, so none is left to "
+                "verify on"
+            )
         if left is None:
             return ""
         most = (self._options.candidates + 1) * len(verified_on)  # plus their parent

@@ -13,7 +13,13 @@ from typing import Literal
 
 from cotune.errors import BudgetError, LLMError
 from cotune.methods.inspo.replay import Experience
-from cotune.methods.instruction_rules import CUT_OFF, neutralised, protocol_tags, surroundings
+from cotune.methods.instruction_rules import (
+    CUT_OFF,
+    neutralised,
+    protocol_tags,
+    surroundings,
+    without_reasoning,
+)
 from cotune.methods.llm_health import LLMHealth
 from cotune.protocols import LLM, Recorder, State
 from cotune.types import StopReason
@@ -30,7 +36,6 @@ _ASKED = re.compile(
 )
 _OPENING = re.compile(r"<\s*ins_0*[1-9]\d*\s*>", re.IGNORECASE)
 _FENCED = re.compile(r"\A```[^\n]*\n(.*?)\n?```\Z", re.DOTALL)
-_THINK_TAG = re.compile(r"</?think>")
 _CRITIQUE_CHARS = 2000
 
 
@@ -143,7 +148,7 @@ def parse_candidates(text: str) -> list[str]:
     is the parent repeated; an unclosed candidate, an empty one and a duplicate are dropped.
     """
     found: dict[int, str] = {}
-    for match in _CANDIDATE.finditer(_without_reasoning(text)):
+    for match in _CANDIDATE.finditer(without_reasoning(text, _CANDIDATE)):
         number = match.group(1)
         if len(number) <= 6 and int(number) > 0:
             found[int(number)] = _unfenced(match.group(2))
@@ -152,24 +157,8 @@ def parse_candidates(text: str) -> list[str]:
 
 def critique_of(text: str) -> str:
     """Return the text of a reply before its first candidate, at most 2,000 characters."""
-    before = _OPENING.split(_without_reasoning(text), maxsplit=1)[0]
+    before = _OPENING.split(without_reasoning(text, _CANDIDATE), maxsplit=1)[0]
     return re.sub(r"```\w*\s*\Z", "", before).strip()[:_CRITIQUE_CHARS]
-
-
-def _without_reasoning(text: str) -> str:
-    """Return the reply after its leading think block; "" if the block is not closed.
-
-    Reasoning may itself mention "<think> and </think>", so tags are counted, except in candidates,
-    which may keep such tags.
-    """
-    outside = _CANDIDATE.sub(lambda match: " " * len(match.group()), text)
-    opened = text.lstrip().startswith("<think>")
-    depth = 0 if opened else 1  # some servers send the block without its opening tag
-    for tag in _THINK_TAG.finditer(outside):
-        depth += 1 if tag.group() == "<think>" else -1
-        if depth == 0:
-            return text[tag.end() :]
-    return "" if opened else text
 
 
 def _unfenced(candidate: str) -> str:

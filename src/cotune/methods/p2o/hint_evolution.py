@@ -4,11 +4,12 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from cotune.methods.instruction_rules import surroundings
+from cotune.methods.instruction_rules import surroundings, without_reasoning
 from cotune.methods.llm_health import LLMHealth
 from cotune.methods.p2o.hint_rules import HintRules
 from cotune.methods.p2o.hints import HintOptions, HintPool, covering
 from cotune.methods.text_evolution import (
+    FENCED,
     SOLVED_AT,
     Judge,
     Record,
@@ -19,6 +20,7 @@ from cotune.methods.text_evolution import (
     evolve_by_gepa,
     fenced_text,
     gepa_prompt,
+    least_budget,
     split,
 )
 from cotune.protocols import LLM, Recorder, Rollout, State
@@ -33,12 +35,8 @@ def read_hint(reply: str) -> str:
     A reply cut off within its reasoning is returned whole, so that the contract rejects it;
     gepa's extraction would take a draft from the middle of the reasoning.
     """
-    said = reply.strip()
-    if said.startswith("<think>"):
-        _, closed, said = said.partition("</think>")
-        if not closed:
-            return reply.strip()
-    return fenced_text(said)
+    said = without_reasoning(reply.strip(), FENCED)
+    return fenced_text(said) if said else reply.strip()
 
 
 class HintReflector(Reflector):
@@ -350,7 +348,15 @@ class HintEvolution:
                 f"{self.options.hard_set_min_count}: no hints are evolved{dropped}",
             )
             return kept
-        cost = self.options.evaluations(dev_count(len(hard), self.options.dev_size))
+        dev = dev_count(len(hard), self.options.dev_size)
+        cost = self.options.evaluations(dev)
+        if cost < (least := least_budget(dev, self.options.minibatch)):
+            record(
+                "notice",
+                text=f"hints.budget is {cost}, but scoring one hint on {dev} questions takes {least}: "
+                "no hints are evolved; raise it, or lower hints.dev_size",
+            )
+            return before
         if affordable is not None and cost > affordable:
             record(
                 "notice",
