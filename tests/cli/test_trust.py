@@ -6,7 +6,7 @@ import pytest
 
 from cotune.cli import app as cli
 from cotune.cli import trust
-from cotune.cli.trust import check_trusted, code_files
+from cotune.cli.trust import check_trusted, code_references
 from cotune.errors import ConfigError
 from cotune.run.run_dir import RunDir
 from tests.run_files import tiny
@@ -14,8 +14,8 @@ from tests.run_files import tiny
 OWN = {"environment": "single_turn", "dataset": {"path": "a.jsonl"}, "strategy": {"kind": "static"}}
 
 
-def run_of(folder: Path, code: Path | str) -> RunDir:
-    raw = tiny(folder, OWN) | {"rewards": [{"function": f"{code}:score", "weight": 1.0}]}
+def run_of(folder: Path, code: Path | str, name: str = "score") -> RunDir:
+    raw = tiny(folder, OWN) | {"rewards": [{"function": f"{code}:{name}", "weight": 1.0}]}
     return RunDir.create(folder, raw)
 
 
@@ -27,12 +27,24 @@ def test_the_files_of_all_sections_are_found() -> None:
         "instruction": "Run x.py: it prints 3.\nThen see y.py:5 and go on.",
         "seed": 3,
     }
-    assert list(code_files(raw)) == ["tools.py", "/a/b.py", "my_llm.py"]
+    found = ["tools.py", "/a/b.py", "package.module", "my_llm.py"]
+    assert list(code_references(raw)) == found
 
 
-@pytest.mark.parametrize("command", ["resume", "evaluate", "export", "push"])
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [
+        ("resume", "score"),
+        ("resume", "a/b"),  # names that no object has: the file is run before they are looked up
+        ("resume", "a:b"),
+        ("evaluate", "score"),
+        ("export", "score"),
+        ("push", "score"),
+    ],
+)
 def test_code_from_elsewhere_is_not_imported_unasked(
     command: str,
+    name: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -43,7 +55,7 @@ def test_code_from_elsewhere_is_not_imported_unasked(
     mine = tmp_path / "mine"
     mine.mkdir()
     monkeypatch.chdir(mine)
-    run = run_of(tmp_path / "run", code)
+    run = run_of(tmp_path / "run", code, name)
     arguments = [command, str(run.path), *(["me/it"] if command == "push" else [])]
     for added in ([], ["--trust"]):
         monkeypatch.setattr("sys.argv", ["cotune", *arguments, *added])
@@ -73,6 +85,10 @@ def test_what_is_trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
             check_trusted(run.path, False)
         check_trusted(run.path, True)
         run.config_path.unlink()
+    run = run_of(inside, "runs.c.evil")
+    (inside / "evil.py").touch()
+    with pytest.raises(ConfigError, match=r"evil\.py; look at it, then add --trust"):
+        check_trusted(run.path, False)
 
 
 @pytest.mark.parametrize("answer", [True, False])

@@ -1,6 +1,6 @@
 """Ask before importing code that a run folder names: its run.yaml may be somebody else's."""
 
-import re
+import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -10,16 +10,15 @@ import typer
 
 from cotune.errors import ConfigError
 from cotune.run.run_dir import RunDir
+from cotune.utils.importing import is_file, split_reference
 from cotune.utils.text import printable
-
-_CODE = re.compile(r"(.+\.py):[^:/\\]+")
 
 
 def check_trusted(folder: Path, trust: bool) -> None:
     """Check the Python files that a run folder's run.yaml names, before any is imported.
 
-    Files below the current folder are trusted, because the user chose to work there; those inside the
-    run folder are not, because cotune writes no code there.
+    Files below the current folder are trusted, because the user chose to work there; files and modules
+    inside the run folder are not, because cotune writes no code there.
 
     Args:
         folder: the run folder.
@@ -30,8 +29,11 @@ def check_trusted(folder: Path, trust: bool) -> None:
             asked.
     """
     here, run = Path.cwd().resolve(), folder.resolve()
-    files = [Path(name).resolve() for name in code_files(RunDir.open(folder).read_config())]
-    strange = [f for f in files if not f.is_relative_to(here) or f.is_relative_to(run)]
+    references = list(code_references(RunDir.open(folder).read_config()))
+    files = [Path(where).resolve() for where in references if is_file(where)]
+    modules = [file.resolve() for where in references for file in _module_files(where)]
+    strange = [file for file in files if not file.is_relative_to(here)]
+    strange += [file for file in (*files, *modules) if file.is_relative_to(run)]
     if trust or not strange:
         return
     shown = printable(", ".join(dict.fromkeys(map(str, strange))))
@@ -46,14 +48,27 @@ def check_trusted(folder: Path, trust: bool) -> None:
     )
 
 
-def code_files(value: object) -> Iterator[str]:
-    """Yield the files of every `file.py:name` in plain data."""
+def code_references(run_file: Mapping[str, object]) -> Iterator[str]:
+    """Yield the file or module of all texts that may name an object; the instruction is prose."""
+    yield from _references([value for name, value in run_file.items() if name != "instruction"])
+
+
+def _references(value: object) -> Iterator[str]:
     if isinstance(value, str):
-        if found := _CODE.fullmatch(value.strip()):
-            yield found[1]
+        where, name = split_reference(value)
+        if where and name:
+            yield where
     elif isinstance(value, Mapping):
-        for part in cast("Mapping[str, object]", value).values():
-            yield from code_files(part)
+        yield from _references(list(cast("Mapping[str, object]", value).values()))
     elif isinstance(value, Sequence):
         for part in cast("Sequence[object]", value):
-            yield from code_files(part)
+            yield from _references(part)
+
+
+def _module_files(module: str) -> Iterator[Path]:
+    """Yield the files and folders below the current one that importing a module may run."""
+    parts = module.split(".")
+    for depth, name in enumerate(parts):
+        folder = Path(*parts[:depth])
+        if os.path.isdir(folder):
+            yield from (p for p in folder.iterdir() if p.name.partition(".")[0] == name)

@@ -25,12 +25,12 @@ def import_object(reference: str, field: str) -> Any:
     Raises:
         ConfigError: the object is not found, or the import raised; names the field.
     """
-    where, colon, name = reference.partition(":")
-    if not (where and colon and name):
+    where, name = split_reference(reference)
+    if not (where and name):
         raise ConfigError(
             f"{field}: {reference!r} names no object; expected package.module:name or file.py:name"
         )
-    module = _file(where, field) if where.endswith(".py") else _module(where, field)
+    module = _file(where, field) if is_file(where) else _module(where, field)
     found: Any = module
     for part in name.split("."):
         if not hasattr(found, part):
@@ -40,6 +40,17 @@ def import_object(reference: str, field: str) -> Any:
             )
         found = getattr(found, part)
     return found
+
+
+def split_reference(reference: str) -> tuple[str, str]:
+    """Return the module or file of a reference, and the object's name; "" for what is missing."""
+    where, _, name = reference.partition(":")
+    return where, name
+
+
+def is_file(where: str) -> bool:
+    """Return whether the first part of a reference is a file, not a module."""
+    return where.endswith(".py")
 
 
 def registered(group: str) -> dict[str, EntryPoint]:
