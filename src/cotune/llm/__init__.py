@@ -1,1 +1,1 @@
-"""Clients of OpenAI-compatible endpoints."""
+"""What proposes: the client of an endpoint, an object of the user's own, a bank of texts."""
