@@ -74,6 +74,19 @@ def test_half_a_utf_16_pair_is_read_back(tmp_path: Path) -> None:
     assert created.read_config()["instruction"] == config["instruction"]
 
 
+@pytest.mark.parametrize(
+    "text",
+    ["a: " + "[" * 200_000, "a: " + "{b: " * 200_000, "- " * 200_000, "? " * 200_000,
+     "a: " + "9" * 5000],
+    ids=["lists", "maps", "items", "keys", "digits"],
+)  # fmt: skip
+def test_a_run_yaml_that_no_reader_can_take_is_one_line(run: RunDir, text: str) -> None:
+    run.config_path.write_text(f"schema_version: 1\n{text}")
+    with pytest.raises(ConfigError, match=r"run.yaml is not YAML .*; restore the file") as caught:
+        run.read_config()
+    assert "\n" not in str(caught.value)
+
+
 def test_create_writes_nothing_when_the_configuration_is_not_plain(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match=r"config\.path is a PosixPath"):
         RunDir.create(tmp_path / "run", {"path": Path("x")})

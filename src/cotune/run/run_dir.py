@@ -55,12 +55,15 @@ _INSTRUCTION_KEYS = (
     "id", "parent", "text", "origin", "born", "critique", "score", "parent_score", "shown",
 )  # fmt: skip
 _BLOCK = 2**20  # bytes
+_DEEPEST = 3000  # levels that libyaml can nest for certain
 _ROW_KEYS = frozenset({"time", "attempt", "step"})
 _PURPOSE = re.compile(r"[a-z][a-z_]*")
 _TRAJECTORY_FILE = re.compile(r"([a-z][a-z_]*)-(\d{6,})\.jsonl")
 
 
 def _loaded(text: str) -> object:
+    if sum(map(text.count, ("[", "{", "- ", "? "))) > _DEEPEST:
+        return yaml.safe_load(text)  # libyaml would overflow the stack of a process
     try:
         return yaml.load(text, _LOADER)
     except yaml.YAMLError:  # libyaml refuses half a UTF-16 pair, which an instruction can hold
