@@ -80,6 +80,15 @@ def test_the_best_is_the_kept_one_before_the_heaviest(run: RunDir) -> None:
     assert best_instruction(run) == "Do 0."
 
 
+def test_weights_that_an_evolution_reset_do_not_rank(run: RunDir) -> None:
+    members = [
+        {"id": name, "weight": 0.0, "observed": observed, "observed_rollouts": rollouts}
+        for name, observed, rollouts in (("i0", 0.25, 20), ("i2", 0.5, 10), ("i3", None, 5))
+    ]
+    run.event("population", 3, members=members)
+    assert [row.id for row in instruction_rows(run) if row.best] == ["i2"]
+
+
 def test_a_run_of_one_s_own_trainer_says_its_best_at_the_end(run: RunDir) -> None:
     run.event("run_finished", 2, instruction_id="i1", instruction="Do 1.")
     assert [row.id for row in instruction_rows(run) if row.best] == ["i1"]

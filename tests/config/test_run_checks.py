@@ -1,5 +1,6 @@
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -22,7 +23,7 @@ from cotune.methods.registry import method_of
 from cotune.retrieval.remote import RemoteOptions, RemoteRetriever
 from cotune.rewards import exact_match
 from cotune.rewards.functions import RewardFunctions
-from cotune.types import Limits, Task
+from cotune.types import Limits, Prompt, Task
 from tests.retrieval_server import server
 
 
@@ -197,6 +198,18 @@ def test_questions_that_are_too_long_are_left_out_and_counted(
     ]
     # Half is left for hints, so that half as many tokens fit.
     assert len(without_too_long(env, Words(), "do", 14, "p2o").tasks("train")) == 2
+
+
+def test_what_an_environment_adds_to_the_questions_counts() -> None:
+    class Adding(SingleTurnEnvironment):
+        def messages(self, task: Task, prompt: Prompt) -> list[dict[str, str]]:
+            longer = replace(task, question=task.question + task.columns["table"])
+            return super().messages(longer, prompt)
+
+    tasks = [Task(f"t{n}", "a", (), columns={"table": " b" * n}) for n in (1, 50)]
+    env = Adding(dict.fromkeys(SPLITS, tasks), "do")
+    kept = without_too_long(env, Words(), "do", 10, "static")
+    assert [task.id for task in kept.tasks("train")] == ["t1"]
 
 
 # ---- rewards

@@ -13,32 +13,37 @@ from cotune.run.best import BestRecord, read_best
     [
         (
             {"validated": False, "trained": 4},
-            "Kept: the policy of step 4 of 4 with instruction i2: the last one, as nothing was "
+            "Kept: the policy of step 4 of 4 with instruction i2, the last one, as nothing was "
             "evaluated on validation",
         ),
         (
-            {"em": 0.5, "observed_steps": 1, "observed_rollouts": 1, "measure": "mean reward"},
-            "Kept: the policy of step 4 with instruction i2 (observed in 1 step, 1 rollout): the best "
-            "on validation, mean reward 0.500",
+            {"validated": True, "em": 0.5, "observed_steps": 1, "observed_rollouts": 1,
+             "measure": "mean reward"},
+            "Kept: the policy of step 4 with instruction i2 (observed in 1 step, 1 rollout), the best "
+            "on validation with mean reward 0.500",
         ),
         (
-            {"em": 0.5, "observed_steps": 2, "observed_rollouts": 1200, "runner_up": "i1",
+            {"validated": True, "em": 0.5, "observed_steps": 2, "observed_rollouts": 1200, "runner_up": "i1",
              "too_close_to_call": True, "interval": (0.25, 0.75)},
             "Kept: the policy of step 4 with instruction i2 (observed in 2 steps, 1,200 rollouts; too "
-            "close to i1 to call): the best on validation, exact match 0.500 (95 %: 0.250 to 0.750)",
+            "close to i1 to call), the best on validation with exact match 0.500 (95 %: 0.250 to 0.750)",
         ),
         (
-            {"em": 0.5, "trained": 9, "leader": "i3", "last_em": 0.25},
-            "Kept: the policy of step 4 of 9 with instruction i2: the best on validation, exact match "
+            {"validated": True, "em": 0.5, "trained": 9, "leader": "i3", "last_em": 0.25},
+            "Kept: the policy of step 4 of 9 with instruction i2, the best on validation with exact match "
             "0.500. Instruction i3 ranks first after step 9, and scored 0.250 with the policy of that "
             "step",
         ),
+        # Of a version that did not record whether the score is one, nor of what.
+        ({"em": 0.5}, "Kept: the policy of step 4 with instruction i2"),
+        ({"em": 0.0, "instruction_id": ""}, "Kept: the policy of step 4"),
     ],
 )  # fmt: skip
 def test_a_record_says_what_is_kept_and_why(
     fields: dict[str, object], said: str, tmp_path: Path
 ) -> None:
-    record = BestRecord(instruction="Do.", instruction_id="i2", step=4, **fields)  # type: ignore[arg-type]
+    known = {"instruction": "Do.", "instruction_id": "i2", "step": 4}
+    record = BestRecord(**known | fields)  # type: ignore[arg-type]
     assert record.statement() == said
     record.write(tmp_path)
     assert read_best(tmp_path) == record

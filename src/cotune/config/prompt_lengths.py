@@ -85,7 +85,8 @@ def without_too_long(
         tasks = environment.tasks(split)
         fits: set[str] = set()
         shortest = min(tasks, key=_bytes, default=None)
-        if shortest is not None:
+        # Messages of another kind may hold more than the task's question and context.
+        if shortest is not None and type(environment).messages is TaskEnvironment.messages:
             known = prompt_length(environment, codec, shortest, instruction, strategy)
             # A token is at least a byte, so most tasks need not be tokenized.
             room = (limit - known.needed) // (2 if known.needed > known.tokens else 1)

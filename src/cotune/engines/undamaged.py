@@ -7,7 +7,7 @@ from pathlib import Path
 
 from cotune.errors import ConfigError
 from cotune.run.journal import Journal
-from cotune.run.manifest import MANIFEST, Manifest, hashes, read_manifest
+from cotune.run.manifest import Manifest, damaged_by_manifest, hashes, read_manifest
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,14 +58,13 @@ def newest_undamaged(complete: Iterable[Path]) -> Chosen:
     damaged: list[Path] = []
     wrong: Path | None = None
     for path in complete:
-        try:
+        if (wrong := damaged_by_manifest(path)) is None:
             manifest = read_manifest(path)
-            wrong = None if manifest is None else manifest.damaged(path)
-        except ValueError:
-            manifest, wrong = None, path / MANIFEST
-        if wrong is None:
             if manifest is None:
-                notices.append(f"{path.name} is from an earlier version: its files are not checked")
+                notices.append(
+                    f"{path.name} has no manifest (an earlier version, or a kill), so its files are not "
+                    "checked"
+                )
             logs = {} if manifest is None else manifest.logs
             return Chosen(path, logs, tuple(notices), tuple(damaged))
         damaged.append(path)
@@ -80,10 +79,5 @@ def newest_undamaged(complete: Iterable[Path]) -> Chosen:
 
 def check_resumed(checkpoint: Path) -> None:
     """Raise ConfigError if a checkpoint that a trainer has chosen by itself is damaged."""
-    try:
-        manifest = read_manifest(checkpoint)
-        wrong = None if manifest is None else manifest.damaged(checkpoint)
-    except ValueError:
-        wrong = checkpoint / MANIFEST
-    if wrong is not None:
+    if (wrong := damaged_by_manifest(checkpoint)) is not None:
         raise ConfigError(f"{wrong}: is damaged or missing; resume from an older checkpoint")

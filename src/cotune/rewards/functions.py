@@ -71,11 +71,11 @@ class Scored(NamedTuple):
 
 
 AnyReward = RewardFunction | str | tuple[RewardFunction | str, float] | WeightedReward
+"""Forms of a reward function that `RewardFunctions` accepts."""
 GivenRewards: TypeAlias = (
     "RewardFunctions | Sequence[AnyReward] | RewardFunction | WeightedReward | None"
 )
 """Rewards as the library takes them: several, or one function alone."""
-"""Forms of a reward function that `RewardFunctions` accepts."""
 
 
 class AnswerReward:

@@ -73,15 +73,19 @@ class BestRecord:
     def statement(self) -> str:
         """Return which pair is kept, and why, in one or two sentences."""
         of = f" of {self.trained}" if self.trained is not None else ""
-        pair = f"the policy of step {self.step}{of} with instruction {self.instruction_id}"
+        pair = f"the policy of step {self.step}{of}"
+        if self.instruction_id:
+            pair += f" with instruction {self.instruction_id}"
         if self.observed_rollouts is not None:
             steps, rollouts = self.observed_steps or 0, self.observed_rollouts
             pair += f" (observed in {_count(steps, 'step')}, {_count(rollouts, 'rollout')}"
             close = f"; too close to {self.runner_up} to call" if self.too_close_to_call else ""
             pair += f"{close if self.runner_up else ''})"
-        if self.validated is False:
-            return f"Kept: {pair}: the last one, as nothing was evaluated on validation"
-        text = f"Kept: {pair}: the best on validation, {self.measure} {self.em:.3f}"
+        if self.validated is None:
+            return f"Kept: {pair}"
+        if not self.validated:
+            return f"Kept: {pair}, the last one, as nothing was evaluated on validation"
+        text = f"Kept: {pair}, the best on validation with {self.measure} {self.em:.3f}"
         if self.interval is not None:
             text += f" (95 %: {self.interval[0]:.3f} to {self.interval[1]:.3f})"
         if self.leader not in (None, self.instruction_id) and self.last_em is not None:

@@ -41,6 +41,18 @@ class Manifest:
         return damaged_file(folder, self.files)
 
 
+def damaged_by_manifest(folder: Path) -> Path | None:
+    """Return a file of a folder that is missing or is not what its manifest says; None if all are.
+
+    The manifest itself can be damaged; a folder without one is not checked.
+    """
+    try:
+        manifest = read_manifest(folder)
+    except ValueError:
+        return folder / MANIFEST
+    return None if manifest is None else manifest.damaged(folder)
+
+
 def read_manifest(folder: Path) -> Manifest | None:
     """Read the manifest of a folder; None if it has none.
 

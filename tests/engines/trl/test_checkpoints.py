@@ -11,7 +11,6 @@ from cotune.engines.trl.checkpoints import (
     complete_checkpoint,
     drop_orphans,
     drop_torn,
-    latest_checkpoint,
     load_state,
     save_state,
     state_path,
@@ -42,12 +41,12 @@ def test_a_state_round_trips(tmp_path: Path) -> None:
 
 
 def test_the_newest_whole_pair_is_taken(tmp_path: Path) -> None:
-    assert latest_checkpoint(tmp_path) is None
-    assert latest_checkpoint(tmp_path / "absent") is None
+    assert choose_checkpoint(tmp_path).path is None
+    assert choose_checkpoint(tmp_path / "absent").path is None
     for step in (2, 10, 9):  # by number: neither by name nor by age
         whole_pair(tmp_path, step)
     (tmp_path / "checkpoint-last").mkdir()
-    assert latest_checkpoint(tmp_path) == tmp_path / "checkpoint-10"
+    assert choose_checkpoint(tmp_path).path == tmp_path / "checkpoint-10"
 
 
 @pytest.mark.parametrize("torn", ["", '{"batches": 1', "[1]", "\x00\x00", None])
@@ -61,7 +60,7 @@ def test_a_pair_with_a_torn_or_missing_half_is_passed_over(
     victim.unlink()
     if torn is not None:
         victim.write_text(torn)
-    assert latest_checkpoint(tmp_path) == tmp_path / "checkpoint-4"
+    assert choose_checkpoint(tmp_path).path == tmp_path / "checkpoint-4"
 
 
 def of_two_ranks(folder: Path, step: int) -> Path:
@@ -88,14 +87,14 @@ def test_what_the_other_processes_write_must_be_whole(
     of_two_ranks(tmp_path, 4)
     newer = of_two_ranks(tmp_path, 8)
     if victim is None:
-        assert latest_checkpoint(tmp_path) == newer
+        assert choose_checkpoint(tmp_path).path == newer
         return
     file = newer / victim
     content = file.read_bytes()
     file.unlink()
     if torn:
         file.write_bytes(content[: len(content) // 2])
-    assert latest_checkpoint(tmp_path) == tmp_path / "checkpoint-4"
+    assert choose_checkpoint(tmp_path).path == tmp_path / "checkpoint-4"
     drop_torn(tmp_path)
     assert not newer.exists()
 
@@ -104,9 +103,9 @@ def test_what_the_other_processes_write_must_be_whole(
 def test_shards_without_their_metadata_are_torn(tmp_path: Path, name: str) -> None:
     folder = whole_pair(tmp_path, 4) / name
     folder.mkdir()
-    assert latest_checkpoint(tmp_path) is None
+    assert choose_checkpoint(tmp_path).path is None
     (folder / ".metadata").write_bytes(b"whole")
-    assert latest_checkpoint(tmp_path) == folder.parent
+    assert choose_checkpoint(tmp_path).path == folder.parent
 
 
 def sealed_pair(folder: Path, step: int) -> Path:
@@ -148,7 +147,7 @@ def test_the_newest_pair_whose_manifest_holds_is_taken(tmp_path: Path, name: str
     if (name, how) == (MANIFEST, "missing"):  # as an earlier version left it
         assert chosen.path == newer
         (notice,) = chosen.notices
-        assert notice == "checkpoint-8 is from an earlier version: its files are not checked"
+        assert notice.startswith("checkpoint-8 has no manifest (an earlier version, or a kill), so")
         return
     assert chosen.path == tmp_path / "checkpoint-4"
     (notice,) = chosen.notices
@@ -241,7 +240,7 @@ def test_a_resumed_run_goes_on_as_if_never_stopped(tmp_path: Path) -> None:
     unbroken.trainer.train()
     folder = tmp_path / "broken"
     for stop in (5, 8, 9):
-        resumed_from = latest_checkpoint(folder / "checkpoints")
+        resumed_from = choose_checkpoint(folder / "checkpoints").path
         run = start(folder, resume=resumed_from is not None, **steps)
         evolve = run.joint.coordinator.evolve
 
@@ -284,7 +283,7 @@ def test_the_state_is_saved_before_the_trainers_half(tmp_path: Path) -> None:
         run.trainer.train()
     folder = tmp_path / "checkpoints"
     assert load_state(folder, 1) == run.joint.state_dict()
-    assert latest_checkpoint(folder) is None
+    assert choose_checkpoint(folder).path is None
 
 
 def test_a_checkpoint_without_its_state_is_not_resumed_from(tmp_path: Path) -> None:

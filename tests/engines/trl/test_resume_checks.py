@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from cotune.config.run_file import parse_config
-from cotune.engines.trl.checkpoints import latest_checkpoint, load_state, save_state
+from cotune.engines.trl.checkpoints import choose_checkpoint, load_state, save_state
 from cotune.engines.trl.grpo import RolloutBudget, went_to_its_end
 from cotune.errors import ConfigError
 from cotune.protocols import State
@@ -134,7 +134,7 @@ def test_a_run_that_its_budget_had_ended_is_taken_up_but_not_trained_on(tmp_path
     first.trainer.train()
     weights = [p.clone() for p in first.trainer.model.parameters()]  # type: ignore[union-attr]
     first.ledger.close()
-    checkpoint = latest_checkpoint(tmp_path / "checkpoints")
+    checkpoint = choose_checkpoint(tmp_path / "checkpoints").path
     assert checkpoint is not None
     again = budgeted(tmp_path, 12, resume=True)
     again.joint.bind(again.trainer)
@@ -159,7 +159,9 @@ def test_a_run_whose_budget_was_raised_is_trained_on(
     callback = again.trainer.callback_handler.callbacks[0]
     assert isinstance(callback, RolloutBudget)
     assert not callback.spent()
-    again.trainer.train(resume_from_checkpoint=str(latest_checkpoint(tmp_path / "checkpoints")))
+    again.trainer.train(
+        resume_from_checkpoint=str(choose_checkpoint(tmp_path / "checkpoints").path)
+    )
     assert (again.joint.batches, again.joint.ended) == (batches, ended)
     assert state_of(tmp_path, batches)["ended"] is ended
     assert callback.spent() is ended
@@ -168,7 +170,7 @@ def test_a_run_whose_budget_was_raised_is_trained_on(
 def test_a_run_that_had_not_ended_is_trained_on(tmp_path: Path) -> None:
     run = start(tmp_path, **SAVING)
     run.trainer.train()
-    checkpoint = latest_checkpoint(tmp_path / "checkpoints")
+    checkpoint = choose_checkpoint(tmp_path / "checkpoints").path
     assert checkpoint is not None
     again = start(tmp_path, resume=True, **SAVING)
     assert not went_to_its_end(again.joint, checkpoint)

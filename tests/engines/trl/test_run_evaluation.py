@@ -148,8 +148,8 @@ def test_one_statement_says_which_pair_is_kept_and_why(
     run.joint.batches = 2
     outcome = evaluation.finish(run.joint)
     said = (
-        "Kept: the policy of step 1 of 2 with instruction i0 (observed in 2 steps, 6 rollouts): the "
-        "best on validation, exact match 0.750 (95 %: 0.409 to 0.929). Instruction i1 ranks first "
+        "Kept: the policy of step 1 of 2 with instruction i0 (observed in 2 steps, 6 rollouts), the "
+        "best on validation with exact match 0.750 (95 %: 0.409 to 0.929). Instruction i1 ranks first "
         "after step 2, and scored 0.500 with the policy of that step"
     )
     assert outcome.kept is not None
@@ -194,7 +194,7 @@ def test_without_validation_a_run_that_went_further_is_reported_by_its_last_poli
     assert record is not None
     assert (record.step, record.trained) == (4, 4)
     assert record.statement().endswith(
-        "the policy of step 4 of 4 with instruction i0: the last one, as nothing was evaluated on "
+        "the policy of step 4 of 4 with instruction i0, the last one, as nothing was evaluated on "
         "validation"
     )
     # That a budget ended it is told, and kept in the summary.

@@ -8,7 +8,6 @@ from cotune.engines.verl.checkpoints import (
     choose_checkpoint,
     drop_later,
     keep_newest,
-    latest_checkpoint,
     load_state,
     save_state,
     step_folder,
@@ -36,18 +35,18 @@ def kept(folder: Path) -> list[int]:
 
 def test_the_newest_is_by_number_not_by_name(tmp_path: Path) -> None:
     whole(tmp_path, 2, 10, 9)
-    found = latest_checkpoint(tmp_path)
+    found = choose_checkpoint(tmp_path).path
     assert found is not None
     assert found == step_folder(tmp_path, 10)
     assert load_state(found) == {"batches": 10}
 
 
 def test_a_folder_without_checkpoints_has_no_newest(tmp_path: Path) -> None:
-    assert latest_checkpoint(tmp_path / "none") is None
+    assert choose_checkpoint(tmp_path / "none").path is None
     (tmp_path / "best" / "step_4").mkdir(parents=True)
     (tmp_path / "global_step_tmp").mkdir()
     (tmp_path / "latest_checkpointed_iteration.txt").write_text("4")
-    assert latest_checkpoint(tmp_path) is None
+    assert choose_checkpoint(tmp_path).path is None
 
 
 @pytest.mark.parametrize("text", [None, "", '{"batches": 4', "[1]", "{}"])
@@ -56,7 +55,7 @@ def test_a_torn_pair_is_passed_over(text: str | None, tmp_path: Path) -> None:
     torn = theirs(tmp_path, 4)
     if text is not None:
         (torn / "cotune-state.json").write_text(text)
-    assert latest_checkpoint(tmp_path) == step_folder(tmp_path, 2)
+    assert choose_checkpoint(tmp_path).path == step_folder(tmp_path, 2)
 
 
 @pytest.mark.parametrize("name", ["actor/model.pt", "cotune-state.json", MANIFEST])

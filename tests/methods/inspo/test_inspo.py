@@ -12,6 +12,7 @@ from cotune.errors import ConfigError, EvolutionError, LLMError
 from cotune.methods.inspo.inspo import Inspo, InspoOptions
 from cotune.methods.method import Context
 from cotune.protocols import Strategy
+from cotune.run.lineage import best_member
 from cotune.testing import ScriptedLLM
 from cotune.types import Assignment, Completion, Progress, Prompt, Trajectory
 from cotune.worlds.rules_llm import REMEDIES, Mode, RulesLLM
@@ -519,6 +520,9 @@ def test_population_event_and_metrics():
     assert metrics["inspo/population_size"] == 4
     assert metrics["inspo/initial_rewrites"] == 3
     assert metrics["inspo/best_weight"] == max(m["weight"] for m in rows)
+    # What "best" goes by, which a reset of the weights leaves.
+    assert best_member(rows) == strategy.best_instruction_id()
+    assert [m["observed"] for m in rows] == [m.observed for m in strategy.population.members]
     assert 0 < metrics["inspo/entropy"] <= 1.3863
     json.dumps(events.rows)
 

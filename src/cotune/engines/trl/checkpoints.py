@@ -39,11 +39,6 @@ def load_state(folder: Path, step: int) -> State | None:
     return _read_json(state_path(folder, step))
 
 
-def latest_checkpoint(folder: Path) -> Path | None:
-    """Return the trainer folder of the newest complete and undamaged pair, or None."""
-    return choose_checkpoint(folder).path
-
-
 def choose_checkpoint(folder: Path) -> Chosen:
     """Return the newest complete and undamaged pair, and what to tell about the others.
 

@@ -20,7 +20,7 @@ from cotune.protocols import State
 from cotune.run.best import BestRecord
 from cotune.run.journal import Journal
 from cotune.run.json_files import write_json_atomic
-from cotune.run.manifest import MANIFEST, Manifest, hashes, read_manifest
+from cotune.run.manifest import MANIFEST, Manifest, damaged_by_manifest, hashes
 from cotune.run.scores import Score
 
 _STATE = "cotune-state.json"
@@ -45,11 +45,6 @@ def load_state(checkpoint: Path) -> State | None:
     except (OSError, ValueError):
         return None
     return value if isinstance(value, dict) else None
-
-
-def latest_checkpoint(folder: Path) -> Path | None:
-    """Return the newest complete and undamaged pair, or None."""
-    return choose_checkpoint(folder).path
 
 
 def choose_checkpoint(folder: Path) -> Chosen:
@@ -165,12 +160,7 @@ class VerlBest(BestPolicy):
 
 def _check(pieces: Path) -> None:
     """Raise ConfigError if the workers' checkpoint is damaged; older ones have no manifest."""
-    try:
-        manifest = read_manifest(pieces)
-        wrong = None if manifest is None else manifest.damaged(pieces)
-    except ValueError:
-        wrong = pieces / MANIFEST
-    if wrong is not None:
+    if (wrong := damaged_by_manifest(pieces)) is not None:
         raise ConfigError(
             f"{wrong}: is damaged or missing; restore the file, or remove {pieces} and resume the run "
             "without the policy it had kept"

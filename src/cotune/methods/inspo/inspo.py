@@ -311,6 +311,7 @@ class Inspo(Unhinted):
                 "id": m.id,
                 "weight": m.weight,
                 "probability": chance,
+                "observed": m.observed,
                 "observed_rollouts": m.rollouts,
                 "assigned_groups": groups[m.id],
             }
