@@ -118,7 +118,7 @@ def test_hints_are_evolved_and_a_resume_ends_as_if_never_stopped(
     with monkeypatch.context() as patched:
         patched.setattr(JointCallback, "on_step_begin", copying(unbroken, broken))
         example.main([*arguments, str(unbroken)])
-    assert ("best hint: " in capsys.readouterr().out) == (method == "p2o")
+    assert "best hint: " in capsys.readouterr().out
     run = cotune.open_run(unbroken / "cotune")
     kinds = [event["kind"] for event in run.read_events()]
     assert kinds.count("hint_phase_ended") == 1  # an epoch is two steps; none after the last

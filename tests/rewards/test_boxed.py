@@ -272,6 +272,11 @@ def test_answers_that_take_long_wait_and_share_a_limit(monkeypatch: pytest.Monke
     found = own.judge([(f"1{i:03}^2", ["x"]) for i in range(99)] + [("0.1", ["x"])])
     assert [answer for answer, _ in asked[:65]] == ["0.1", *[f"1{i:03}^2" for i in range(64)]]
     assert [verdict.reward for verdict in found] == [0.0] * 99 + [1.0]
+    # Then those come first that were not begun.
+    asked.clear()
+    found = own.judge([(f"1{i:03}", ["x"]) for i in range(64)] + [("0.1^2", ["x"])])
+    assert [answer for answer, _ in asked[64:66]] == ["0.1^2", "1000"]
+    assert found[-1].reward == 1.0
     # An answer alone need not wait.
     asked.clear()
     own.judge([("60", ["x"])])

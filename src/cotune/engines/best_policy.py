@@ -9,7 +9,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from cotune.engines.joint import TrainingRun
-from cotune.run.best import REWRITTEN, BestRecord, read_best
+from cotune.run.best import MAY_CHANGE, BestRecord, read_best
 from cotune.run.json_files import write_atomic
 from cotune.run.manifest import hashes
 from cotune.run.scores import Score
@@ -71,7 +71,7 @@ class BestPolicy:
             files={
                 name: digest
                 for name, digest in hashes(staged).items()
-                if not any(fnmatch(name, pattern) for pattern in REWRITTEN)
+                if not any(fnmatch(name, pattern) for pattern in MAY_CHANGE)
             },
         )
         record.write(staged)

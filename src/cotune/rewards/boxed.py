@@ -192,12 +192,13 @@ class BoxedReward:
             else:
                 first = min(_QUICK_SECONDS, self._seconds)
                 workers = min(most, -(-len(questions) // _PER_WORKER))
-            found = self._passed(questions, first, workers)
-            late = [i for i, verdict in enumerate(found) if verdict is None]
+            found, begun = self._passed(questions, first, workers)
+            # Those that were not begun come before those that are known to be slow.
+            late = sorted((i for i, v in enumerate(found) if v is None), key=lambda i: i in begun)
             if late and first < self._seconds:
                 again = [questions[i] for i in late]
                 until = time.monotonic() + _BATCH_LIMIT * self._seconds
-                verdicts = self._passed(again, self._seconds, min(most, len(late)), until)
+                verdicts, _ = self._passed(again, self._seconds, min(most, len(late)), until)
                 for i, verdict in zip(late, verdicts, strict=True):
                     found[i] = verdict
         return [verdict or Verdict(0.0, "no verdict: it took too long") for verdict in found]
@@ -208,9 +209,14 @@ class BoxedReward:
         seconds: float,
         workers: int,
         until: float = float("inf"),
-    ) -> list[Verdict | None]:
-        """Compare each answer for at most `seconds`, beginning none after `until`; None is late."""
+    ) -> tuple[list[Verdict | None], set[int]]:
+        """Compare each answer for at most `seconds`, beginning none after `until`.
+
+        Returns:
+            the verdicts, None if there is none; and the positions of the answers that were begun.
+        """
         found: list[Verdict | None] = [None] * len(questions)
+        begun = set[int]()
         waiting = deque(range(len(questions)))
         late = 0
 
@@ -221,18 +227,19 @@ class BoxedReward:
                     i = waiting.popleft()  # safe in several threads
                 except IndexError:
                     return
+                begun.add(i)
                 found[i] = self._worker(slot).compare(*questions[i], seconds)
                 late += found[i] is None
 
         if workers == 1:
             work(0)
-            return found
+            return found, begun
         with ThreadPoolExecutor(workers) as pool:
             try:
                 list(pool.map(work, range(workers)))
             finally:  # after an error or Ctrl-C no other answer is begun
                 waiting.clear()
-        return found
+        return found, begun
 
     def _worker(self, slot: int) -> "_Worker":
         worker = self._workers[slot]

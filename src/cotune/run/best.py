@@ -20,6 +20,8 @@ REWRITTEN = (
     "generation_config.json",
 )  # fmt: skip
 """Files of `best/` that the end of a run replaces; patterns of names."""
+MAY_CHANGE = (*REWRITTEN, "adapter_config.json")
+"""Files of `best/` that a later change does not damage: an adapter names the folder of its base."""
 _VERSION = 1
 
 
@@ -39,7 +41,7 @@ class BestRecord:
         trained: steps of the whole run.
         leader: id of the instruction that the method ranks first at the run's end.
         last_em: the validation score of the last policy under `leader`.
-        files: SHA-256 of the files that are never rewritten, by name.
+        files: SHA-256 of the files that must not change, by name.
     """
 
     instruction: str

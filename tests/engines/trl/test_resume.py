@@ -52,7 +52,8 @@ def test_the_numbers_of_every_step_are_those_of_the_unbroken_run(
     unbroken, broken = map(numbers, runs)
     assert [row["step"] for row in unbroken] == list(range(1, 9))
     assert broken == unbroken
-    assert all(row["grad_norm"] > 0 for row in unbroken)
+    assert all((row["grad_norm"] > 0) == (row["zero_advantage_share"] < 1) for row in unbroken)
+    assert sum(row["grad_norm"] > 0 for row in unbroken) > 4
 
 
 def test_instructions_and_all_that_was_learnt_are_those_of_the_unbroken_run(

@@ -433,7 +433,7 @@ def test_a_run_with_few_questions_keeps_some_to_verify_on(count):
     if count == 1:  # the question is reflected on or verified on, never both
         assert any("no experience to learn from" in text for text in notices)
     else:
-        assert any(f"instead of {count} before step" in text for text in notices)
+        assert any(f"instead of {count} questions before step" in text for text in notices)
 
 
 def test_a_state_from_before_provenance_can_be_loaded():

@@ -178,7 +178,7 @@ class Generator:
         if left < wanted:
             record(
                 "notice",
-                text=f"verification on {left} questions instead of {wanted} before step {step}: "
+                text=f"verification on {left} instead of {wanted} questions before step {step}: "
                 "the authors of the candidates were shown the others",
             )
 
