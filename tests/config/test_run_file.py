@@ -310,3 +310,11 @@ def test_every_field_says_what_it_is() -> None:
             "name", "seed", "policy", "environment", "limits", "strategy", "training",
             "evaluation", "logging", "engine", "learning_rate", "schedule", "keep_checkpoints",
         }  # fmt: skip
+
+
+def test_a_trajectory_shorter_than_the_default_turn_is_fine() -> None:
+    assert (
+        parse_config(LEAST | {"limits": {"trajectory_tokens": 300}}, "t").limits.turn_tokens == 500
+    )
+    with pytest.raises(ConfigError, match=r"300, less than .* 301, .* raise it to at least"):
+        parse_config(LEAST | {"limits": {"trajectory_tokens": 300, "turn_tokens": 301}}, "t")

@@ -16,7 +16,8 @@ HARMLESS = [
     "Qwen/Qwen2.5-7B-Instruct-GPTQ-Int4", "claude-3-5-sonnet-20241022-v2:0", "gpt-4.1-mini",
     "ft:gpt-4o-mini-2024-07-18:me::AbC123xy", "accounts/x/models/llama-v3p1-405b-instruct",
     "runs/hf_models/llama3_8b_instruct", "hf-llama3-8b-instruct", "sk-baseline-2024-seed1",
-    "sk-learn", "pk-2024-experiment", "https://host:8000/v1?a=b@c", "mail me@host.org",
+    "sk-learn", "pk-2024-experiment", "data/hf_math_dataset_v2.jsonl", "runs/sk-llama3-8b",
+    "gsk_trials_2021.jsonl", "pplx-70b-online", "https://host:8000/v1?a=b@c", "mail me@host.org",
     "https://github.com/a/b@v1", "StatisticalTranslationModel2024Version", "12345678901234567890123",
 ]  # fmt: skip
 

@@ -10,8 +10,7 @@ from rich.console import Console
 from cotune.cli.library_settings import allow_hub, quiet_libraries
 from cotune.cli.step_progress import say_loading, step_progress
 from cotune.cli.train import open_trained
-from cotune.config.overrides import with_overrides
-from cotune.config.run_file import parse_config
+from cotune.config.resuming import recorded_config
 from cotune.errors import ConfigError
 from cotune.run.json_files import write_atomic
 
@@ -33,9 +32,7 @@ def evaluate(
         raise ConfigError(f"--output is {output}; expected a file in a folder that exists")
     run, config = open_trained(folder)
     if assignments:
-        config = parse_config(
-            with_overrides(run.read_config(), assignments), f"{run.config_path} with --set"
-        )
+        config = recorded_config(run, assignments)
     if any("=" not in given for given in options.benchmarks):
         allow_hub()
     quiet_libraries(config)

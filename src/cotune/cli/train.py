@@ -10,8 +10,8 @@ from rich.console import Console
 from cotune.cli.library_settings import quiet_libraries
 from cotune.cli.step_progress import say_loading, step_progress
 from cotune.config.build import describe_llm
-from cotune.config.resuming import resumed_config
-from cotune.config.run_file import RunConfig, dump_config, load_config, parse_config
+from cotune.config.resuming import recorded_config, resumed_config
+from cotune.config.run_file import RunConfig, dump_config, load_config
 from cotune.engines.engine import engine_of
 from cotune.engines.preflight import Preflight
 from cotune.engines.run_summary import write_run_summary
@@ -108,7 +108,7 @@ def open_trained(folder: Path) -> tuple[RunDir, RunConfig]:
         raise ConfigError(
             f"{folder}: made by cotune baseline, which trains nothing; run it again with another output"
         )
-    return run, parse_config(raw, str(run.config_path))
+    return run, recorded_config(run)
 
 
 def conclude(

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from cotune.config.overrides import with_overrides
-from cotune.config.run_file import RunConfig, dump_config, parse_config
+from cotune.config.run_file import RunConfig, check_values, dump_config, parse_recorded
 from cotune.errors import ConfigError
 from cotune.run.run_dir import RunDir
 
@@ -18,6 +18,31 @@ _FIXED_IN_TRAINING = ("engine", "questions_per_step", "group_size", "mini_batche
 _FREE = "name, threads, environment.retriever, llm, evaluation, logging and training"
 # May hold a key or a token: stored as a hash, and only the names are reported.
 _SILENT = ("llm", "training.engine_args")
+
+
+def recorded_config(run: RunDir, assignments: Sequence[str] = ()) -> RunConfig:
+    """Return the run file of an existing folder with some fields set, whatever version wrote it.
+
+    Only what is set is checked for keys.
+
+    Args:
+        run: the folder.
+        assignments: as given to `--set`.
+
+    Raises:
+        ConfigError: a field is unknown or has no valid value.
+    """
+    source = f"{run.config_path} with --set" if assignments else str(run.config_path)
+    check_values(with_overrides({}, assignments), source)
+    return parse_recorded(with_overrides(_as_run(run.read_config()), assignments), source)
+
+
+def _as_run(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Add what a run file of an older version left out and did otherwise than today's default."""
+    environment = raw.get("environment")
+    if not isinstance(environment, Mapping) or environment.get("kind") != "search":
+        return raw
+    return {**raw, "environment": {"language": "none", **environment}}
 
 
 def resumed_config(
@@ -37,9 +62,8 @@ def resumed_config(
     """
     config = was
     if assignments:
-        source = f"{run.config_path} with --set"
-        config = parse_config(with_overrides(run.read_config(), assignments), source)
-        check_resumable(was, config, source)
+        config = recorded_config(run, assignments)
+        check_resumable(was, config, f"{run.config_path} with --set")
     if config.method.supervised:
         if run.read_summary() is not None:
             raise ConfigError(
@@ -106,7 +130,7 @@ def renewed(saved: Mapping[str, str], config: RunConfig) -> dict[str, str]:
     if server and plain["environment"].get("retriever"):
         plain["environment"]["retriever"] = server  # the old version saved only its kind
     try:
-        known = identity(parse_config(plain, "the saved run"))
+        known = identity(parse_recorded(_as_run(plain), "the saved run"))
     except ConfigError:
         return dict(saved)  # of a different kind; the comparison reports the field that differs
     return {field: known[field] if field in plain else text for field, text in saved.items()}

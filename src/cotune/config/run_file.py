@@ -268,16 +268,6 @@ class RunConfig(Model):
         return self
 
     @model_validator(mode="after")
-    def _turns_fit(self) -> "RunConfig":
-        turn, trajectory = self.limits.turn_tokens, self.limits.trajectory_tokens
-        if trajectory < turn:
-            raise ValueError(
-                f"limits.trajectory_tokens is {trajectory}, less than limits.turn_tokens {turn}, so that no "
-                "turn could be that long; raise it above limits.turn_tokens, or lower limits.turn_tokens"
-            )
-        return self
-
-    @model_validator(mode="after")
     def _has_data_and_rewards(self) -> "RunConfig":
         kind = self.environment.kind
         if self.dataset is None and kind in ("single_turn", "tools"):
@@ -354,8 +344,8 @@ class RunConfig(Model):
                 "geo alone, and arithmetic for strategy.kind p2o; but environment.kind is "
                 f"{world}{' with environment.search false' if alone else ''} and strategy.kind is "
                 f"{method.kind}; set llm to an OpenAI-compatible endpoint, {{kind: openai, model: …, "
-                "base_url: …}}, to your own, my_llm.py:MyLLM, or to a file of texts to try, "
-                "{{kind: bank, path: …}}"
+                "base_url: …}, to your own, my_llm.py:MyLLM, or to a file of texts to try, "
+                "{kind: bank, path: …}"
             )
         return self
 
@@ -412,8 +402,15 @@ def _names(options: type) -> Mapping[str, Any]:
 
 
 def parse_config(raw: Mapping[str, Any], source: str) -> RunConfig:
-    """Build a configuration from plain data; `source` is named in errors."""
-    _check_values(raw, source)
+    """Build the configuration of a new run from plain data; `source` is named in errors."""
+    check_values(raw, source)
+    config = parse_recorded(raw, source)
+    _check_turns(raw, config.limits, source)
+    return config
+
+
+def parse_recorded(raw: Mapping[str, Any], source: str) -> RunConfig:
+    """Build a configuration from plain data that was accepted before, by this or an older version."""
     try:
         return RunConfig.model_validate(raw)
     except ValidationError as error:
@@ -421,7 +418,19 @@ def parse_config(raw: Mapping[str, Any], source: str) -> RunConfig:
         raise ConfigError(f"{source}: {describe(error, RunConfig)}") from None
 
 
-def _check_values(raw: Mapping[str, Any], source: str) -> None:
+def _check_turns(raw: Mapping[str, Any], limits: Limits, source: str) -> None:
+    """Raise ConfigError if a turn is given more tokens than the trajectory; a default may be more."""
+    given, turn, trajectory = raw.get("limits"), limits.turn_tokens, limits.trajectory_tokens
+    both = isinstance(given, Mapping) and {"turn_tokens", "trajectory_tokens"} <= given.keys()
+    if both and trajectory < turn:
+        raise ConfigError(
+            f"{source}: limits.trajectory_tokens is {trajectory}, less than limits.turn_tokens {turn}, so "
+            "that no turn could be that long; raise it to at least limits.turn_tokens, or lower "
+            "limits.turn_tokens"
+        )
+
+
+def check_values(raw: Mapping[str, Any], source: str) -> None:
     """Raise ConfigError for a key, for a password in a URL, and for a number that has no text."""
     for name, value in flat(raw).items():
         field = hide_secrets(name, guess=True)

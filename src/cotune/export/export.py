@@ -6,7 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import get_args
 
-from cotune.config.run_file import RunConfig, parse_config
+from cotune.config.resuming import recorded_config
+from cotune.config.run_file import RunConfig
 from cotune.errors import ConfigError
 from cotune.export.complete import completed, write_generation_config
 from cotune.export.model_card import write_card
@@ -68,7 +69,7 @@ def open_finished(folder: Path) -> tuple[RunDir, RunConfig]:
             f"{folder}: belongs to a program with its own GRPOTrainer, which keeps the weights; save "
             "them there with trainer.save_model()"
         )
-    config = parse_config(raw, str(run.config_path))
+    config = recorded_config(run)
     finished(run)
     return run, config
 

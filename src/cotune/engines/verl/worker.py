@@ -10,7 +10,8 @@ from typing import Any
 from transformers import AutoConfig, PreTrainedTokenizerBase
 
 from cotune.config.build import build_rewards, run_environment
-from cotune.config.run_file import RunConfig, parse_config
+from cotune.config.resuming import recorded_config
+from cotune.config.run_file import RunConfig
 from cotune.policy.codec import HFCodec, use_template
 from cotune.policy.local_policy import load_tokenizer
 from cotune.policy.policy_files import only_local, policy_path
@@ -50,7 +51,7 @@ def _made(run_folder: str, working_folder: str) -> Worker:
     if working_folder not in sys.path:
         sys.path.insert(0, working_folder)
     run = RunDir.open(Path(run_folder))
-    return make_worker(parse_config(run.read_config(), str(run.config_path)))
+    return make_worker(recorded_config(run))
 
 
 def make_worker(config: RunConfig, environment: Environment | None = None) -> Worker:

@@ -16,7 +16,8 @@ from pathlib import Path
 
 import yaml
 
-from cotune.config.run_file import RunConfig, dump_config, parse_config
+from cotune.config.resuming import recorded_config
+from cotune.config.run_file import RunConfig, dump_config
 from cotune.errors import ConfigError, CotuneError
 from cotune.experiments.compare.stages import Finished, Row
 from cotune.run.journal import describe_event
@@ -170,7 +171,7 @@ class Cell:
         if not RunDir.is_run(folder):
             return False
         # Read with this version, so that new fields have their defaults.
-        was = dump_config(parse_config(RunDir.open(folder).read_config(), str(folder)))
+        was = dump_config(recorded_config(RunDir.open(folder)))
         old, new = (
             {key: repr(v) for key, v in flat(raw).items()} for raw in (was, dump_config(config))
         )
