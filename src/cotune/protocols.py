@@ -61,7 +61,8 @@ class LLM(Protocol):
     A resumed evolution phase uses recorded replies only if they came from the same model.
 
     It may have an attribute `optional` (true lets a run go on whose proposals all fail) and one
-    `origin`, which then is the origin of its proposals. With `state_dict` and `load_state_dict` it
+    `origin`, which then is the origin of its proposals. `advice` says what to do if all proposals fail,
+    where `llm.optional` cannot be set. With `state_dict` and `load_state_dict` it
     has a state that is saved with the run; LLMs that are metered have none.
     """
 

@@ -132,7 +132,10 @@ def test_rules_write_what_the_world_and_the_method_need(
         return
     with pytest.raises(ConfigError, match=r"llm is .* set llm to an OpenAI-compatible") as caught:
         parse_config(LEAST | raw, "test")
-    assert f"environment.kind is {world} and strategy.kind is {method}" in str(caught.value)
+    said = str(caught.value)
+    assert f"environment.kind is {world} and strategy.kind is {method}" in said
+    assert "{kind: openai, model: …, base_url: …}, to your own" in said
+    assert said.endswith(" {kind: bank, path: …}")
     endpoint = {"llm": {"kind": "openai", "model": "m"}}
     assert parse_config(LEAST | raw | endpoint, "test").strategy.kind == method
 

@@ -559,6 +559,28 @@ def test_any_llm_can_be_metered() -> None:
     assert (ledger.totals().llm_calls, ledger.totals().money) == (2, 0.0)
 
 
+@pytest.mark.parametrize(
+    ("raised", "passed_on", "booked"),
+    [
+        (TimeoutError("read\ntimed out"), LLMError, "TimeoutError: read timed out"),
+        (BudgetError("no more"), BudgetError, "no more"),
+        (ConfigError("correct it"), ConfigError, "correct it"),
+    ],
+)
+def test_what_an_llm_object_raises_is_settled(
+    raised: Exception, passed_on: type[Exception], booked: str
+) -> None:
+    class Own:
+        def complete(self, prompt: str) -> Completion:
+            raise raised
+
+    with Ledger(":memory:") as ledger:
+        ledger.begin_attempt(None)
+        with pytest.raises(passed_on, match=booked):
+            MeteredLLM(Own(), ledger, "Own").complete("?")
+        assert [(row.state, row.error) for row in ledger.rows()] == [("failed", booked)]
+
+
 def test_an_llm_object_may_return_a_text_and_nothing_else_but_a_completion(tmp_path: Path) -> None:
     class Own:
         def __init__(self, reply: object) -> None:

@@ -37,13 +37,15 @@ def other_kinds_fields(
     raw: Mapping[str, Any],
     assignments: Sequence[str],
     fields_of: Callable[[str, str], Collection[str] | None],
-) -> list[str]:
+) -> dict[tuple[str, str], list[str]]:
     """Return the fields of a run file that an assignment of `SECTION.kind` leaves without a meaning.
+
+    They are by section and its new kind; sections without such fields are left out.
 
     Args:
         fields_of: returns the fields of a section's kind; None for an unknown kind.
     """
-    left: list[str] = []
+    left: dict[tuple[str, str], list[str]] = {}
     for path, kind in map(_parsed, assignments):
         section = raw.get(path[0])
         if path[1:] != ("kind",) or not isinstance(section, dict) or not isinstance(kind, str):
@@ -51,8 +53,8 @@ def other_kinds_fields(
         given = cast("dict[str, Any]", section)
         was, now = fields_of(path[0], str(given.get("kind"))), fields_of(path[0], kind)
         if was is not None and now is not None:
-            left += [f"{path[0]}.{name}" for name in given if name in was and name not in now]
-    return list(dict.fromkeys(left))
+            left[path[0], kind] = [name for name in given if name in was and name not in now]
+    return {key: names for key, names in left.items() if names}
 
 
 def _parsed(assignment: str) -> tuple[tuple[str, ...], Any]:

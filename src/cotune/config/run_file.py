@@ -376,11 +376,11 @@ def load_config(
             f"suite with cotune compare {path}"
         )
     given = {**raw, **(overrides or {})}
-    if dropped := other_kinds_fields(given, assignments, _fields_of):
-        for field in dropped:
-            section, _, name = field.partition(".")
-            given[section] = {key: value for key, value in given[section].items() if key != name}
-        warn(f"{path}: without {', '.join(dropped)}, which the kind that --set names does not have")
+    for (section, kind), names in other_kinds_fields(given, assignments, _fields_of).items():
+        given[section] = {key: value for key, value in given[section].items() if key not in names}
+        verb, fields = "are" if len(names) > 1 else "is", ", ".join(f"{section}.{n}" for n in names)
+        them = "them" if len(names) > 1 else "it"
+        warn(f"{path}: {fields} {verb} dropped; {section}.kind {kind} does not have {them}")
     given = with_overrides(given, assignments)
     return parse_config(given, f"{path} with --set" if assignments else str(path))
 

@@ -81,6 +81,7 @@ class BankLLM:
     """
 
     origin = "bank"
+    advice = "correct the bank's texts or add others, and resume"
 
     def __init__(self, options: BankOptions, seed: int = 0) -> None:
         key = f"bank/{seed}" if options.order == "random" else None

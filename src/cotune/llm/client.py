@@ -13,11 +13,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
-from cotune.errors import ConfigError, LLMError
+from cotune.errors import ConfigError, CotuneError, LLMError
 from cotune.protocols import LLM
 from cotune.types import Completion
 from cotune.utils.option_checks import check_range, check_url
-from cotune.utils.text import encodable, hide_secrets
+from cotune.utils.text import encodable, hide_secrets, one_line
 
 if TYPE_CHECKING:
     from cotune.llm.transport import Outcome
@@ -285,19 +285,28 @@ class MeteredLLM:
         self._llm = llm
         self.identity = identity or model
         self.optional = bool(getattr(llm, "optional", False)) if optional is None else optional
+        self.advice = str(getattr(llm, "advice", ""))
         self._ledger = ledger
         self._model = model
 
     def complete(self, prompt: str) -> Completion:
-        """Return the LLM's reply; an LLMError passes through."""
+        """Return the LLM's reply.
+
+        Raises:
+            LLMError: the LLM raised it, or an exception that is not cotune's.
+            BudgetError, ConfigError: the LLM raised it, or returned no text.
+        """
         reservation = self._ledger.reserve(0.0, None, self._model)
         begun = time.monotonic()
         try:
             completion = _as_completion(self._llm.complete(prompt), self._model)
-        except LLMError as error:
-            failure = " ".join(str(error).split()) or type(error).__name__
-            self._settle(reservation, Completion(""), failure, begun)
+        except CotuneError as error:
+            self._settle(reservation, Completion(""), one_line(str(error) or _name(error)), begun)
             raise
+        except Exception as error:  # its own code may raise anything
+            failure = one_line(hide_secrets(f"{_name(error)}: {error}"))
+            self._settle(reservation, Completion(""), failure, begun)
+            raise LLMError(failure) from error
         self._settle(reservation, completion, "", begun)
         return completion
 
@@ -310,6 +319,10 @@ class MeteredLLM:
             error=error,
             seconds=time.monotonic() - begun,
         )
+
+
+def _name(error: Exception) -> str:
+    return type(error).__name__
 
 
 def _as_completion(reply: object, name: str) -> Completion:

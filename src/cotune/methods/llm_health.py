@@ -7,6 +7,7 @@ from cotune.protocols import LLM, Recorder, State
 
 _ENDS_A_RUN = 2  # failed phases in a row
 _MOST_CAUSES = 5
+_ADVICE = "check the run file's `llm`, or set llm.optional: true to train without its proposals"
 
 
 class LLMHealth:
@@ -55,10 +56,10 @@ class LLMHealth:
         record("phase_failed", reason=causes, in_a_row=self._failed)
         if getattr(llm, "optional", False) or (self._failed < _ENDS_A_RUN and not last):
             return
+        advice = getattr(llm, "advice", "") or _ADVICE
         phases = "the only phase" if self._failed == 1 else f"{self._failed} phases in a row"
         raise EvolutionError(
-            f"every {what} of {phases} failed ({causes}); expected {expected}: check the run file's "
-            "`llm`, or set llm.optional: true to train without its proposals"
+            f"every {what} of {phases} failed ({causes}); expected {expected}: {advice}"
         )
 
     def state_dict(self) -> State:

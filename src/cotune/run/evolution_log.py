@@ -188,6 +188,7 @@ class LoggedPhase:
         self._live_calls = 0
         self.optional = bool(getattr(llm, "optional", False))
         self.origin = str(getattr(llm, "origin", ""))
+        self.advice = str(getattr(llm, "advice", ""))
 
     def rollout(
         self, assignments: Sequence[Assignment], *, purpose: Purpose, greedy: bool = False

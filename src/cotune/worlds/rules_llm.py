@@ -404,6 +404,8 @@ class RulesLLM:
             "random", the control, draws as many from all remedies and reads no example.
     """
 
+    advice = "set llm to a model, or to a file of texts"
+
     def __init__(
         self, seed: int = 0, remedies: Literal["reflected", "random"] = "reflected"
     ) -> None:

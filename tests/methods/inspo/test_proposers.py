@@ -169,10 +169,10 @@ def test_failed_calls_are_recorded_and_two_failed_phases_are_an_error():
 GOOD, BROKEN, BAD = "<ins_1>a</ins_1>", "<ins_1>lost</ins_1>", LLMError("401")
 
 
-def phases(replies: list[Any], optional: bool = False) -> Events:
+def phases(replies: list[Any], optional: bool = False, advice: str = "") -> Events:
     """One phase for each reply; state is saved in between. GOOD meets the contract, BROKEN does not."""
     llm, events, proposals = ScriptedLLM(replies), Events(), Proposals()
-    llm.optional = optional  # pyright: ignore[reportAttributeAccessIssue]
+    llm.optional, llm.advice = optional, advice  # pyright: ignore[reportAttributeAccessIssue]
     for reply in replies:
         proposals = saved_and_loaded(proposals)
         if proposals.ask("p", llm, events, 6) is not None:
@@ -186,6 +186,8 @@ def test_an_llm_that_dies_after_a_useful_phase_ends_the_run() -> None:
         EvolutionError, match=r"2 phases in a row failed \(LLMError: 401\).*optional"
     ):
         phases([GOOD, BAD, BAD])
+    with pytest.raises(EvolutionError, match=r"; expected [^:]*: add texts$"):
+        phases([BAD, BAD], advice="add texts")  # of an LLM that cannot be optional
     assert len(phases([GOOD, BAD, GOOD, BAD, BROKEN, BAD]).of("phase_failed")) == 3
 
 
