@@ -90,12 +90,17 @@ def test_shorten_middle():
     assert failure.text.endswith("\n89")
 
 
-@given(st.lists(st.tuples(st.integers(0, 4), st.floats(0, 1), st.text()), max_size=30))
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 4), st.floats(0, 1), st.text(), st.sampled_from("ab")), max_size=30
+    )
+)
 def test_state_round_trip(rows):
     tasks = make_tasks(5)
     buffer, copy = ReplayBuffer(capacity=20), ReplayBuffer(capacity=20)
-    for step, (i, reward, text) in enumerate(rows):
-        made = rollout(tasks[i], reward, text, StopReason.TURN_LIMIT)
+    for step, (i, reward, text, drawn) in enumerate(rows):
+        task = replace(tasks[i], question=drawn)  # some environments draw it in each step
+        made = rollout(task, reward, text, StopReason.TURN_LIMIT)
         buffer.add([replace(made, feedback=text[::-1])], step // 3)
     copy.load_state_dict(json.loads(json.dumps(buffer.state_dict())))
     assert copy.state_dict() == buffer.state_dict()

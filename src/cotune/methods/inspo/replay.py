@@ -3,7 +3,7 @@
 import random
 from collections import deque
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 from cotune.methods.instruction_rules import shorten_middle
 from cotune.protocols import State
@@ -108,10 +108,14 @@ class ReplayBuffer:
 
     def state_dict(self) -> State:
         # Without columns, which may hold any object; the coordinator restores them.
+        tasks = self.tasks()
+        asked = {task.id: task.question for task in tasks}
         return {
-            "tasks": [_fields(task) for task in self.tasks()],
+            "tasks": [_fields(task) for task in tasks],
             "experiences": [
                 [e.instruction_id, e.task.id, e.text, e.reward, e.step, e.stop.value, e.feedback]
+                # An environment may draw another question for a task in each step.
+                + ([] if e.task.question == asked[e.task.id] else [e.task.question])
                 for e in self._experiences
             ],
         }
@@ -129,10 +133,12 @@ class ReplayBuffer:
             for t in state["tasks"]
         }
         self._experiences.clear()
-        self._experiences.extend(
-            Experience(identity, tasks[task_id], text, reward, step, StopReason(stop), *feedback)
-            for identity, task_id, text, reward, step, stop, *feedback in state["experiences"]
-        )
+        for identity, task_id, text, reward, step, stop, *rest in state["experiences"]:
+            task, (feedback, *drawn) = tasks[task_id], rest or [""]
+            if drawn:
+                task = replace(task, question=drawn[0])
+            experience = Experience(identity, task, text, reward, step, StopReason(stop), feedback)
+            self._experiences.append(experience)
 
 
 def _fields(task: Task) -> dict[str, object]:
