@@ -13,6 +13,7 @@ from cotune.engines.engine import Conclude, Measured, newest_numbered
 from cotune.engines.evaluation import Outcome
 from cotune.engines.memory import MemoryEstimate
 from cotune.engines.preflight import Check, Finding, Preflight
+from cotune.engines.undamaged import Chosen
 from cotune.errors import ConfigError
 from cotune.policy.policy_files import policy_path
 from cotune.run.journal import Journal, RunJournal
@@ -46,8 +47,19 @@ class Fake:
     ) -> None:
         self._run(config, run, setup, console, conclude, 0)
 
+    def choose(self, run: RunDir, setup: Preflight) -> Chosen:
+        if (run.path / "damaged").exists():
+            raise ConfigError(f"{run.path}/damaged: is damaged")
+        return Chosen()
+
     def resume(
-        self, config: RunConfig, run: RunDir, setup: Preflight, console: Console, conclude: Conclude
+        self,
+        config: RunConfig,
+        run: RunDir,
+        setup: Preflight,
+        chosen: Chosen,
+        console: Console,
+        conclude: Conclude,
     ) -> None:
         done = self.checkpoint_step(config, run.checkpoints_path) or 0
         self._run(config, run, setup, console, conclude, done)

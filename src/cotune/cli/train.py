@@ -60,11 +60,12 @@ def resume(
     with _stoppable(folder), run_locked(folder), step_progress(shown):
         checked = passed(config, new=False)
         setup = checked.engine.prepare(checked, run.checkpoints_path)
+        chosen = checked.engine.choose(run, setup)
         _book(checked, run)
         if assignments:
             _on_first_rank(lambda: run.replace_config(dump_config(config)))
         _show_headline(config, run, shown)
-        engine_of(config).resume(config, run, setup, shown, conclude)
+        checked.engine.resume(config, run, setup, chosen, shown, conclude)
     return run.path
 
 

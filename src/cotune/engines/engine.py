@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from cotune.engines.evaluation import Outcome
     from cotune.engines.memory import MemoryEstimate
     from cotune.engines.preflight import Check, Finding, Preflight
+    from cotune.engines.undamaged import Chosen
 
 Conclude = Callable[[RunConfig, RunDir, Journal, "Outcome", Environment, Console], None]
 """Finishes a trained run: writes its summary, completes best/, reports."""
@@ -128,10 +129,24 @@ class Engine(Protocol):
         """
         ...
 
+    def choose(self, run: RunDir, setup: Any) -> "Chosen":
+        """Choose the checkpoint to resume a run from; write nothing.
+
+        Raises:
+            ConfigError: all checkpoints, a log or the kept policy is damaged.
+        """
+        ...
+
     def resume(
-        self, config: RunConfig, run: RunDir, setup: Any, console: Console, conclude: Conclude
+        self,
+        config: RunConfig,
+        run: RunDir,
+        setup: Any,
+        chosen: "Chosen",
+        console: Console,
+        conclude: Conclude,
     ) -> None:
-        """Train as `train` does, from the newest complete checkpoint or else from the start."""
+        """Train as `train` does, from the result of `choose`: a checkpoint, or else the start."""
         ...
 
     def checkpoint_step(self, config: RunConfig, folder: Path) -> int | None:

@@ -150,10 +150,6 @@ class RunEvaluation:
         """Drop what an earlier run kept, when a run starts from the beginning."""
         self._best.forget()
 
-    def check(self) -> None:
-        """Raise ConfigError if what an earlier attempt kept is damaged; call before resuming."""
-        self._best.check()
-
     def _record_choice(self, joint: TrainingRun) -> None:
         """Record the strategy's choice of the best instruction, if it makes one."""
         best = choice_of(joint)

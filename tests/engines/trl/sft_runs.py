@@ -5,6 +5,7 @@ from typing import Any
 
 from cotune.config.run_file import RunConfig, parse_config
 from cotune.engines.evaluation import Outcome
+from cotune.engines.trl.grpo import choose
 from cotune.engines.trl.run_file_setup import prepare
 from cotune.engines.trl.sft import train
 from cotune.run.run_dir import RunDir
@@ -62,4 +63,5 @@ def start(config: RunConfig) -> Outcome:
 
 
 def go_on(config: RunConfig, run: RunDir, journal: Any, resume: bool = True) -> Outcome:
-    return train(config, run, journal, resume, prepare(config, run.checkpoints_path))
+    setup = prepare(config, run.checkpoints_path)
+    return train(config, run, journal, choose(run, setup) if resume else None, setup)

@@ -1,7 +1,8 @@
 """A checkpoint is a pair; only whole pairs are resumed from."""
 
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -15,9 +16,13 @@ from cotune.engines.trl.checkpoints import (
     save_state,
     state_path,
 )
+from cotune.engines.trl.grpo import choose
+from cotune.engines.trl.run_file_setup import Setup
 from cotune.errors import ConfigError
-from cotune.run.journal import SilentJournal
-from cotune.run.manifest import MANIFEST
+from cotune.run.best import BestRecord
+from cotune.run.journal import Journal, SilentJournal
+from cotune.run.manifest import MANIFEST, hashes
+from cotune.run.run_dir import RunDir
 from cotune.types import Progress
 from tests.engines.trl.setup import Counting, Run, start
 
@@ -108,12 +113,12 @@ def test_shards_without_their_metadata_are_torn(tmp_path: Path, name: str) -> No
     assert choose_checkpoint(tmp_path).path == folder.parent
 
 
-def sealed_pair(folder: Path, step: int) -> Path:
+def sealed_pair(folder: Path, step: int, journal: Journal | None = None) -> Path:
     """A whole pair with its manifest."""
     trainers = whole_pair(folder, step)
     for name in ("model.safetensors", "optimizer.pt", "rng_state.pth", "scheduler.pt"):
         (trainers / name).write_bytes(name.encode() * 9)
-    complete_checkpoint(folder, step, SilentJournal())
+    complete_checkpoint(folder, step, journal or SilentJournal())
     return trainers
 
 
@@ -203,6 +208,25 @@ def test_a_log_that_is_not_what_the_checkpoint_committed_to_ends_a_resume(
     ):
         run.trainer.train(resume_from_checkpoint=str(folder / "checkpoint-2"))
     assert log.read_bytes() == before
+
+
+def test_what_a_resume_needs_is_checked_and_left_as_it_is(tmp_path: Path) -> None:
+    run = RunDir.create(tmp_path / "run", {"name": "x"})
+    run.event("run_started", 0)
+    checkpoint = sealed_pair(run.checkpoints_path, 4, run)
+    run.best_path.mkdir()
+    (run.best_path / "config.json").write_text("{}")
+    BestRecord(instruction="Do.", files=hashes(run.best_path)).write(run.best_path)
+    setup = cast(Setup, SimpleNamespace(tokenizer=None))
+    assert choose(run, setup).path == checkpoint
+    for file in (run.events_path, run.best_path / "config.json", checkpoint / "optimizer.pt"):
+        whole = file.read_bytes()
+        file.write_bytes(b"[" + whole[1:])
+        before = {p: p.read_bytes() for p in run.path.rglob("*") if p.is_file()}
+        with pytest.raises(ConfigError, match=file.name):
+            choose(run, setup)
+        assert {p: p.read_bytes() for p in run.path.rglob("*") if p.is_file()} == before
+        file.write_bytes(whole)
 
 
 def test_states_are_dropped_with_the_checkpoints_they_belong_to(tmp_path: Path) -> None:

@@ -293,7 +293,7 @@ def test_a_run_file_is_trained_evolved_and_evaluated_through_vllm(
     with no_traces():
         engine = install(tokenizer, monkeypatch.setattr, model)
         run = RunDir.create(tmp_path / "run", {})
-        outcome = train(config, run, run, resume=False)
+        outcome = train(config, run, run)
     with Ledger(run.ledger_path) as ledger:
         rollouts = ledger.totals().rollouts
     assert rollouts["train"] == 16

@@ -19,6 +19,7 @@ from cotune.engines.trl.sharding import check_spread, restore_weights
 from cotune.engines.trl.trackers import close_reports, report_scores, tensorboard_into
 from cotune.engines.trl.trl_joint import Hook, TRLJoint
 from cotune.engines.trl.trl_run import TRLRun
+from cotune.engines.undamaged import Chosen
 from cotune.policy.adapters import save_weights
 from cotune.policy.codec import HFCodec
 from cotune.policy.update_rounding import rounding_notice
@@ -40,15 +41,20 @@ class TRLBest(BestPolicy):
 
 
 def train(
-    config: RunConfig, run: RunDir, journal: Journal, resume: bool, setup: Setup | None = None
+    config: RunConfig,
+    run: RunDir,
+    journal: Journal,
+    chosen: Chosen | None = None,
+    setup: Setup | None = None,
 ) -> Outcome:
-    """Train to the end, from the newest checkpoint if `resume`; evaluate and keep the best.
+    """Train to the end; evaluate and keep the best.
 
     Args:
         config: the run file.
         run: its folder.
         journal: the folder, or a wrapper that also displays events; on ranks other than the first,
             a journal that writes nothing.
+        chosen: what `choose` found; None for a run from the start.
         setup: the result of `prepare`; loaded here if None.
     """
     setup = setup or prepare(config, run.checkpoints_path)
@@ -64,8 +70,8 @@ def train(
         # A run that was stopped after its last step is evaluated without another rollout.
         joint.bind(trainer)
         tensorboard_into(joint, run.path / "tensorboard")
-        checkpoint = _chosen(joint, run.checkpoints_path) if resume else None
-        if resume and checkpoint is None:
+        joint.chosen, checkpoint = chosen, None if chosen is None else chosen.path
+        if chosen is not None and checkpoint is None:
             journal.cut_back(-1)
             journal.event(
                 "notice", 0, text="no complete checkpoint: the run starts from the beginning"
@@ -75,14 +81,11 @@ def train(
             journal.event("run_started", 0, config=config.name, strategy=config.strategy.kind)
             if text := lost_steps(setup):
                 journal.event("notice", 0, text=text)
-        if checkpoint is not None and world().rank == 0:
-            evaluation.check()
         if checkpoint is not None and (state := _state_of(checkpoint)) is not None:
             joint.check_identity(state)
             check_spread(state, trainer)  # before the trainer loads weights of a different shape
-        if joint.chosen is not None and world().rank == 0:
-            journal.check_committed(joint.chosen.logs)
-            joint.chosen.set_aside()
+        if chosen is not None and world().rank == 0:
+            chosen.set_aside()
         over = checkpoint is not None and budget.spent() and went_to_its_end(joint, checkpoint)
         if not config.has_batches:
             joint.evolve_only()
@@ -93,11 +96,19 @@ def train(
         return outcome
 
 
-def _chosen(joint: TRLJoint, folder: Path) -> Path | None:
-    """Return the checkpoint to resume from, which the first process chooses."""
-    chosen = choose_checkpoint(folder) if world().rank == 0 else None
-    joint.chosen = chosen = world().broadcast(chosen)
-    return chosen.path
+def choose(run: RunDir, setup: Setup) -> Chosen:
+    """Return the checkpoint to resume from, which the first process chooses.
+
+    Raises:
+        ConfigError: all checkpoints, a log or the kept policy is damaged.
+    """
+    chosen = None
+    if world().rank == 0:
+        chosen = choose_checkpoint(run.checkpoints_path)
+        if chosen.path is not None:
+            run.check_committed(chosen.logs)
+            TRLBest(run.best_path, setup.tokenizer).check()
+    return world().broadcast(chosen)
 
 
 def build_trainer(

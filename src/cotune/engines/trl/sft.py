@@ -19,7 +19,7 @@ from cotune.config.cost import accumulation
 from cotune.config.run_file import RunConfig, TrainingConfig
 from cotune.engines.evaluation import Outcome, RunEvaluation
 from cotune.engines.joint import Parts, run_parts
-from cotune.engines.trl.checkpoints import choose_checkpoint, load_state
+from cotune.engines.trl.checkpoints import load_state
 from cotune.engines.trl.checks import check_devices, held_to_one_gpu
 from cotune.engines.trl.grpo import TRLBest, lost_steps
 from cotune.engines.trl.run_file_setup import (
@@ -40,6 +40,7 @@ from cotune.engines.trl.sft_rows import (
 )
 from cotune.engines.trl.trackers import close_reports, report_scores, tensorboard_into
 from cotune.engines.trl.trl_run import CheckpointCallback, TRLRun
+from cotune.engines.undamaged import Chosen
 from cotune.errors import ConfigError, EngineError
 from cotune.methods.sft import SFTOptions, TrainingRow, optimizer_steps
 from cotune.policy.codec import HFCodec
@@ -200,9 +201,13 @@ class SFTCallback(CheckpointCallback[TRLSft]):
 
 
 def train(
-    config: RunConfig, run: RunDir, journal: Journal, resume: bool, setup: Setup | None = None
+    config: RunConfig,
+    run: RunDir,
+    journal: Journal,
+    chosen: Chosen | None = None,
+    setup: Setup | None = None,
 ) -> Outcome:
-    """Fine-tune to the end, from the newest checkpoint if `resume`; evaluate and keep the best.
+    """Fine-tune to the end; evaluate and keep the best.
 
     A run that was stopped before its first checkpoint reuses the rollouts it already has.
 
@@ -210,6 +215,7 @@ def train(
         config: the run file.
         run: the run folder.
         journal: the folder, or a wrapper that also displays events.
+        chosen: what `choose` found; None for a run from the start.
         setup: the result of `prepare`; loaded here if None.
     """
     setup = setup or prepare(config, run.checkpoints_path)
@@ -225,7 +231,7 @@ def train(
         codec = HFCodec(setup.tokenizer, config.policy.template_args)
         parts = run_parts(config, setup.environment, codec, setup.rewards, journal, ledger)
         joint = TRLSft(parts, setup, codec, config.training.temperature)
-        checkpoint = _begin(joint, config, run, evaluation, resume)
+        checkpoint = _begin(joint, config, run, evaluation, chosen)
         if checkpoint is None and (text := lost_steps(setup)):
             journal.event("notice", 0, text=text)
         rows = _rows(joint, config, run, evaluation)
@@ -261,18 +267,19 @@ def build_trainer(
 
 
 def _begin(
-    joint: TRLSft, config: RunConfig, run: RunDir, evaluation: RunEvaluation, resume: bool
+    joint: TRLSft,
+    config: RunConfig,
+    run: RunDir,
+    evaluation: RunEvaluation,
+    chosen: Chosen | None,
 ) -> Path | None:
     """Start an attempt; return the checkpoint to resume from, if there is one."""
     journal, meter = joint.parts.journal, joint.parts.meter
-    joint.chosen = choose_checkpoint(run.checkpoints_path) if resume else None
-    checkpoint = joint.chosen.path if joint.chosen else None
-    if checkpoint is not None:
-        evaluation.check()
+    joint.chosen, resume = chosen, chosen is not None
+    if chosen is not None and (checkpoint := chosen.path) is not None:
         step = int(checkpoint.name.removeprefix("checkpoint-"))
         joint.resume(cast(State, load_state(run.checkpoints_path, step)))
-        if joint.chosen is not None:
-            joint.chosen.set_aside()
+        chosen.set_aside()
         return checkpoint
     if resume:
         evaluation.forget()

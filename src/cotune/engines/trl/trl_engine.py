@@ -22,6 +22,7 @@ from cotune.utils.text import one_line, size
 if TYPE_CHECKING:
     from cotune.engines.engine import Measured
     from cotune.engines.trl.run_file_setup import Setup
+    from cotune.engines.undamaged import Chosen
 
 
 class TRL:
@@ -70,22 +71,32 @@ class TRL:
     def train(
         self, config: RunConfig, run: RunDir, setup: "Setup", console: Console, conclude: Conclude
     ) -> None:
-        self._run(config, run, setup, console, conclude, resume=False)
+        self._run(config, run, setup, None, console, conclude)
+
+    def choose(self, run: RunDir, setup: "Setup") -> "Chosen":
+        from cotune.engines.trl.grpo import choose
+
+        return choose(run, setup)
 
     def resume(
-        self, config: RunConfig, run: RunDir, setup: "Setup", console: Console, conclude: Conclude
+        self,
+        config: RunConfig,
+        run: RunDir,
+        setup: "Setup",
+        chosen: "Chosen",
+        console: Console,
+        conclude: Conclude,
     ) -> None:
-        self._run(config, run, setup, console, conclude, resume=True)
+        self._run(config, run, setup, chosen, console, conclude)
 
     def _run(
         self,
         config: RunConfig,
         run: RunDir,
         setup: "Setup",
+        chosen: "Chosen | None",
         console: Console,
         conclude: Conclude,
-        *,
-        resume: bool,
     ) -> None:
         """Train; the first process records, displays and concludes the run."""
         from cotune.engines.comm import world
@@ -95,10 +106,10 @@ class TRL:
         else:
             from cotune.engines.trl.grpo import train
         if world().rank != 0:
-            train(config, run, SilentJournal(), resume, setup)
+            train(config, run, SilentJournal(), chosen, setup)
             return
         journal = RunJournal(run, console, config.training.steps, config.logging.trajectories_every)
-        outcome = train(config, run, journal, resume, setup)
+        outcome = train(config, run, journal, chosen, setup)
         conclude(config, run, journal, outcome, setup.environment, console)
 
     def checkpoint_step(self, config: RunConfig, folder: Path) -> int | None:

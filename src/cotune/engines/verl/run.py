@@ -127,15 +127,32 @@ def _check_ranks(found: DictConfig, checkpoint: Path) -> None:
         )
 
 
+def choose(run: RunDir, setup: VerlSetup) -> Chosen:
+    """Return the checkpoint to resume from.
+
+    Raises:
+        ConfigError: all checkpoints, a log or the kept policy is damaged.
+    """
+    chosen = choose_checkpoint(run.checkpoints_path.absolute())
+    if chosen.path is not None:
+        run.check_committed(chosen.logs)
+        _best(run, setup.worker).check()
+    return chosen
+
+
+def _best(run: RunDir, worker: Worker) -> VerlBest:
+    return VerlBest(run.best_path, worker.tokenizer, run.checkpoints_path.absolute() / "best")
+
+
 def train(
     config: RunConfig,
     run: RunDir,
-    resume: bool,
+    chosen: Chosen | None,
     setup: VerlSetup,
     shown: Console,
     conclude: Conclude,
 ) -> None:
-    """Train to the end, from the newest checkpoint if `resume`; evaluate and keep the best.
+    """Train to the end, from what `choose` found or None for the start; evaluate and keep the best.
 
     The run itself takes place in a Ray actor, which writes the run folder and calls `conclude`;
     this process displays its output.
@@ -144,7 +161,7 @@ def train(
         CotuneError: the error that ended the run, as raised in the actor.
     """
     folder = run.checkpoints_path.absolute()
-    chosen = choose_checkpoint(folder) if resume else Chosen()
+    resume, chosen = chosen is not None, chosen or Chosen()
     checkpoint = chosen.path
     if resume:
         chosen.set_aside()
@@ -238,8 +255,9 @@ def _run(
     ours = found[SECTION]
     checkpoint = None if ours.checkpoint is None else Path(ours.checkpoint)
     journal = RunJournal(run, console, config.training.steps, config.logging.trajectories_every)
-    best = VerlBest(run.best_path, worker.tokenizer, run.checkpoints_path.absolute() / "best")
-    evaluation = RunEvaluation(config.evaluation, config.instruction, run, best, report_scores)
+    evaluation = RunEvaluation(
+        config.evaluation, config.instruction, run, _best(run, worker), report_scores
+    )
     with Ledger(run.ledger_path) as ledger:
         parts = run_parts(config, worker.environment, worker.codec, worker.rewards, journal, ledger)
         joint = VerlJoint(parts, worker, evaluation)
@@ -322,7 +340,6 @@ def _begin(
             evaluation.forget()
         journal.event("run_started", 0, config=config.name, strategy=config.strategy.kind)
         return None
-    evaluation.check()
     state = load_state(checkpoint)
     if state is not None:
         joint.check_identity(state)

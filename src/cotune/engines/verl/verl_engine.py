@@ -21,6 +21,7 @@ from cotune.utils.packages import installed
 
 if TYPE_CHECKING:
     from cotune.engines.engine import Measured
+    from cotune.engines.undamaged import Chosen
     from cotune.engines.verl.run import VerlSetup
 
 BREAKS_VERL = Version("1.16")
@@ -76,19 +77,25 @@ class VeRL:
     ) -> None:
         from cotune.engines.verl.run import train
 
-        train(config, run, False, setup, console, conclude)
+        train(config, run, None, setup, console, conclude)
+
+    def choose(self, run: RunDir, setup: "VerlSetup") -> "Chosen":
+        from cotune.engines.verl.run import choose
+
+        return choose(run, setup)
 
     def resume(
         self,
         config: RunConfig,
         run: RunDir,
         setup: "VerlSetup",
+        chosen: "Chosen",
         console: Console,
         conclude: Conclude,
     ) -> None:
         from cotune.engines.verl.run import train
 
-        train(config, run, True, setup, console, conclude)
+        train(config, run, chosen, setup, console, conclude)
 
     def checkpoint_step(self, config: RunConfig, folder: Path) -> int | None:
         return newest_numbered(folder, "global_step_")
