@@ -14,6 +14,7 @@ import torch
 
 from cotune.config.run_checks import check_rewards
 from cotune.data.dataset import DatasetConfig
+from cotune.data.splits import warn
 from cotune.environments.environment_options import TrlOptions, own_environment
 from cotune.environments.trl_factory import TrlEnvironment, from_trl, trl_environment
 from cotune.errors import ConfigError
@@ -465,23 +466,59 @@ class DrawsInTools(Guessing):
         """
         return str(random.random())
 
+    def get_reward(self) -> float:
+        return random.random()
+
+
+class DrawsLater(Guessing):
+    def guess(self, number: int) -> str:
+        """Guesses.
+
+        Args:
+            number: the guess.
+        """
+        return str(self.secret and random.random())
+
 
 @pytest.mark.parametrize(
     ("factory", "said"),
     [
         (OwnGenerator, r"reset\(\) gives different texts for the same row and seed"),
-        (DrawsInTools, "its tools draw from a generator that several episodes share"),
+        (DrawsLater, r"a tool draws, but not in its first call"),
     ],
 )
 def test_what_cannot_be_continued_exactly_is_said_once(
     factory: Any, said: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     own = environment(factory)
+    random.seed(5)
     for _ in range(2):
-        assert len(roll_out(own, guessed, [TASKS[0]] * 2)) == 2
+        assert len(roll_out(own, guessed, TASKS)) == len(roll_out(own, guessed, [TASKS[0]] * 2)) + 1
+    assert random.random() == random.Random(5).random()
 
-    (record,) = caplog.records
-    assert re.search(f"{said}: a resumed run draws others", record.getMessage())
+    (found,) = [r for r in caplog.records if "a resumed run draws others" in r.getMessage()]
+    assert re.search(f"{said}: a resumed run", found.getMessage())
+
+
+def test_tools_alone_draw_alike_on_other_ranks_and_after_a_resume(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    warn.cache_clear()  # each warning is given once in a process
+    random.seed(5)
+
+    def drawn(first: int, last: int) -> list[object]:
+        done = roll_out(environment(DrawsInTools), guessed, TASKS[first:last], None, first)
+        return [(t.turns[0].observation, t.reward) for t in done]
+
+    whole = drawn(0, 3)
+    assert drawn(0, 1) + drawn(1, 3) == whole
+    assert len(set(whole)) == 3
+    assert random.random() == random.Random(5).random()
+    said = {record.getMessage().partition("; ")[0] for record in caplog.records}
+    assert said == {
+        "environment.factory: draws from random, numpy or torch: the calls of all episodes are made "
+        "one after the other"
+    }
 
 
 class NoReset:

@@ -38,19 +38,36 @@ def fingerprint() -> str:
     return repr(parts)
 
 
-def seeded(function: Callable[..., Any], seed: int) -> Callable[..., Any]:
-    """Return a function that sets the seeds of all generators before each call."""
+def seeded(
+    function: Callable[..., Any], seed: int, drawn: Callable[[], None] | None = None
+) -> Callable[..., Any]:
+    """Return a function that sets the seeds of all generators before each call.
+
+    Args:
+        drawn: called after a call that drew.
+    """
+
+    @contextmanager
+    def watched() -> Generator[None]:
+        _seed(seed)
+        before = fingerprint()
+        try:
+            yield
+        finally:
+            if drawn is not None and drawn_since(before):
+                drawn()
+
     if inspect.iscoroutinefunction(function):
 
         async def awaited(*args: Any, **kwargs: Any) -> Any:
-            _seed(seed)
-            return await function(*args, **kwargs)
+            with watched():
+                return await function(*args, **kwargs)
 
         return awaited
 
     def called(*args: Any, **kwargs: Any) -> Any:
-        _seed(seed)
-        return function(*args, **kwargs)
+        with watched():
+            return function(*args, **kwargs)
 
     return called
 

@@ -4,7 +4,8 @@
 and the generators of `random`, numpy and torch are seeded for each episode before it: by the
 rollout call and the task in training, so that a group starts from one state, and by the task alone
 where nothing is drawn (evaluations). An environment that draws from these generators makes its calls
-one after the other, as in TRL, so that they draw the same on every rank and after a resume.
+one after the other, as in TRL, so that they draw the same on every rank and after a resume. Whether
+it does is seen in `reset` and in the first call of each tool, which is made alone.
 """
 
 import functools
@@ -19,10 +20,10 @@ from cotune.environments.base import PromptFormat, TaskEnvironment
 from cotune.environments.environment_options import TrlOptions
 from cotune.environments.global_draws import drawn_since, fingerprint, generators_kept, seeded
 from cotune.environments.tool_runner import Job, Outcome, ToolRunner, Worker
-from cotune.environments.tools import Tool, answer_of, answered, tool_of
+from cotune.environments.tools import BadArguments, Tool, answer_of, answered, tool_of
 from cotune.errors import ConfigError
 from cotune.rollout.coordinator import stable_seed
-from cotune.types import Action, Prompt, Response, StopReason, Task, Trajectory
+from cotune.types import Action, Prompt, Response, StopReason, Task, ToolCall, Trajectory
 from cotune.utils.importing import import_object
 
 _OWN = ("reset", "get_reward")
@@ -100,6 +101,7 @@ class TrlEnvironment(TaskEnvironment):
             for name in names
             if not name.startswith("_") and name not in _OWN
         }
+        self._untried = set(self._tools)
 
     @property
     def tools(self) -> tuple[Mapping[str, Any], ...]:
@@ -135,7 +137,10 @@ class TrlEnvironment(TaskEnvironment):
             text = self._texts[task.id] = _reset_text(outcome.value)
             begun.append(replace(task, question=task.question + text))
             if texts.setdefault((task.id, instance.seed), text) != text:
-                self._notice("reset() gives different texts for the same row and seed")
+                self._notice(
+                    "reset() gives different texts for the same row and seed",
+                    "draw from the module random, or from a column",
+                )
             instance.seed = stable_seed(instance.seed, row)
         return begun
 
@@ -163,10 +168,10 @@ class TrlEnvironment(TaskEnvironment):
             if self._live[action.row].failure
         }
         playing = [action for action in actions if action.row not in failed]
-        responses = self._guarded(
-            lambda runner: answered(playing, self._tools_of, runner, shown=_shown, stateful=True)
-        )
-        found = dict(zip((action.row for action in playing), responses, strict=True)) | failed
+        new_tools = {action.row for action in playing if self._tries(action)}
+        first = [action for action in playing if action.row in new_tools]
+        rest = [action for action in playing if action.row not in new_tools]
+        found = self._answered(first, alone=True) | self._answered(rest) | failed
         for row, response in found.items():
             self._live[row].broken |= response.failed
         return [found[action.row] for action in actions]
@@ -182,7 +187,9 @@ class TrlEnvironment(TaskEnvironment):
         if not self.own_reward or trajectory.stop is StopReason.ENVIRONMENT_ERROR:
             return 0.0, answer
         instance = self._live[trajectory.row]
-        outcome = self._runner.call(instance.job(instance.made.get_reward, self._seconds))
+        get_reward = seeded(instance.made.get_reward, stable_seed(instance.seed, "get_reward"))
+        with generators_kept():
+            outcome = self._runner.call(instance.job(get_reward, self._seconds))
         where = f"{_FIELD}: get_reward() of {self.own_reward}"
         if outcome.error is not None:
             raise ConfigError(f"{where} {_failed(outcome.error)}; fix it") from outcome.error
@@ -231,31 +238,74 @@ class TrlEnvironment(TaskEnvironment):
         before = fingerprint()
         with generators_kept():
             outcomes = run(self._runner)
-            self._draws = drawn_since(before)
-        return self._guarded(run) if self._draws else outcomes
+            drew = drawn_since(before)
+        if not drew:
+            return outcomes
+        self._drew()
+        return self._guarded(run)
 
-    def _guarded(self, run: Callable[[ToolRunner], Any]) -> Any:
-        """Make calls: one after the other if the environment draws; the training's draws stay."""
-        if self._draws:
-            with generators_kept():
+    def _tries(self, action: Action) -> bool:
+        """Return whether an action makes the first call of a tool."""
+        if self._draws or action.last:
+            return False
+        new = {c.name for c in action.calls.calls if c.name in self._untried and self._fits(c)}
+        self._untried -= new
+        return bool(new)
+
+    def _fits(self, call: ToolCall) -> bool:
+        try:
+            self._tools[call.name].bind(call.arguments)
+        except BadArguments:
+            return False
+        return True
+
+    def _answered(self, actions: Sequence[Action], alone: bool = False) -> dict[int, Response]:
+        """Make the calls of actions; return the responses by row."""
+        tools = functools.partial(self._tools_of, watched=alone)
+
+        def run(runner: ToolRunner) -> list[Response]:
+            return answered(actions, tools, runner, shown=_shown, stateful=True)
+
+        responses = self._guarded(run, alone)
+        return dict(zip((action.row for action in actions), responses, strict=True))
+
+    def _guarded(self, run: Callable[[ToolRunner], Any], alone: bool = False) -> Any:
+        """Make calls, one after the other if `alone` or drawing; the training's draws stay."""
+        with generators_kept():
+            if alone or self._draws:
                 return run(self._in_order)
-        before = fingerprint()
-        found = run(self._runner)
-        if drawn_since(before):
-            self._notice("its tools draw from a generator that several episodes share")
+            before = fingerprint()
+            found = run(self._runner)
+            drew = drawn_since(before)
+        if drew:
+            self._drew()
+            self._notice("a tool draws, but not in its first call", "draw in reset(), too")
         return found
 
-    def _own(self, instance: _Instance, name: str, *key: object) -> Callable[..., Any]:
-        """Return a method of an instance, seeded for its episode if the environment draws."""
-        method = getattr(instance.made, name)
-        return seeded(method, stable_seed(instance.seed, *key)) if self._draws else method
+    def _drew(self) -> None:
+        """Make all calls from now on one after the other, and seed them."""
+        if not self._draws and self._tools:
+            warn(
+                f"{_FIELD}: draws from random, numpy or torch: the calls of all episodes are made one "
+                "after the other; for concurrent calls, draw from a random.Random that a column seeds"
+            )
+        self._draws = True
 
-    def _notice(self, what: str) -> None:
+    def _own(
+        self, instance: _Instance, name: str, *key: object, watched: bool = False
+    ) -> Callable[..., Any]:
+        """Return a method of an instance, seeded for its episode if the environment may draw."""
+        method = getattr(instance.made, name)
+        if not watched and not self._draws:
+            return method
+        return seeded(method, stable_seed(instance.seed, *key), self._drew if watched else None)
+
+    def _notice(self, what: str, fix: str) -> None:
         if not self._noticed:
             self._noticed = True
             warn(
                 f"{_FIELD}: {what}: a resumed run draws others, so it does not continue exactly as the "
-                "run would have; draw from the module random, or from a column"
+                f"run would have; {fix}"
             )
 
     def _first_text(self, task: Task) -> str:
@@ -271,10 +321,14 @@ class TrlEnvironment(TaskEnvironment):
         self._give_back(instance)
         return _reset_text(outcome.value)
 
-    def _tools_of(self, action: Action) -> Sequence[Tool]:
+    def _tools_of(self, action: Action, watched: bool) -> Sequence[Tool]:
         instance, turn = self._live[action.row], len(action.turns)
         return [
-            replace(tool, function=self._own(instance, name, turn, name), worker=instance.worker)
+            replace(
+                tool,
+                function=self._own(instance, name, turn, name, watched=watched),
+                worker=instance.worker,
+            )
             for name, tool in self._tools.items()
         ]
 
