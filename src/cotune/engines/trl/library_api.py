@@ -300,8 +300,8 @@ class P2O(TrainerMethod[P2OOptions]):
     """Sample hard questions under hints, and distil the hints (P²O, arXiv 2603.21877).
 
     The instruction does not change. Train with `cotune.JointTrainer`, which takes GRPOTrainer's
-    arguments; a plain GRPOTrainer works with `distillation=cotune.Distillation(ratio="original")`.
-    Takes the arguments of `INSPO`.
+    arguments; a plain GRPOTrainer works with the default `distillation`, without a mask. Takes the
+    arguments of `INSPO`.
 
     Args:
         llm: as for `INSPO`; None means the offline `RulesLLM` in the bundled worlds `geo` and
