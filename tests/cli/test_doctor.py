@@ -19,7 +19,10 @@ from cotune.engines import preflight
 from cotune.engines.preflight import Check, Finding
 from cotune.engines.trl import checks, trl_engine
 from cotune.engines.trl.trl_engine import ENGINE
+from cotune.errors import ConfigError, LLMError
+from cotune.llm.client import OpenAIOptions
 from cotune.policy import policy_files as policies
+from cotune.run.ledger import Ledger
 from tests.endpoint import endpoint
 from tests.retrieval_server import server
 from tests.run_files import tiny, write
@@ -313,6 +316,39 @@ def test_the_llm_is_asked_before_training(tmp_path: Path, monkeypatch: pytest.Mo
     optional = config(tmp_path, llm={**llm, "base_url": url, "optional": True}).proposer
     assert not preflight.llm_answers(optional, patient=False)[0][0].blocks
     assert preflight.llm_answers(config(tmp_path).proposer) == ([], [])  # the offline rules
+
+
+def test_the_first_call_is_one_of_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    asked: list[OpenAIOptions] = []
+
+    class Client:
+        def __init__(self, options: OpenAIOptions, ledger: Ledger) -> None:
+            asked.append(options)
+
+        def check(self) -> None:
+            raise LLMError("it is down")
+
+    monkeypatch.setattr(preflight, "OpenAIClient", Client)
+    llm = ENDPOINT | {"price_per_million_prompt_tokens": 1.0, "budget": 2.0, "retries": 3}
+    given = config(tmp_path, llm=llm)
+
+    def check(new: bool) -> Check:
+        checked = preflight.Preflight(given, new=new)
+        checked.starting = True
+        return next(check for check in checked.checks() if check.name == "llm answers")
+
+    with pytest.raises(ConfigError, match="a first call failed"):
+        check(new=True).require()
+    given.output.mkdir()
+    with Ledger(given.output / "ledger.sqlite") as ledger:
+        ledger.begin_attempt(None)
+        ledger.reserve(1.5, None)
+    # A resume may need the LLM no more.
+    assert "it is down" in lacking(check(new=False).require())
+    assert [record.getMessage()[:24] for record in caplog.records] == ["llm: a first call failed"]
+    assert [(options.retries, options.budget) for options in asked] == [(3, 2.0), (3, 0.5)]
 
 
 def test_an_llm_of_ones_own_is_checked_its_own_way(

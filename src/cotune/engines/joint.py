@@ -8,8 +8,10 @@ from cotune.config.build import build_llm, initial_instruction
 from cotune.config.resuming import changeable, changes, identity, renewed
 from cotune.config.run_file import RunConfig
 from cotune.config.strategy import build_strategy
+from cotune.engines.comm import world
 from cotune.engines.undamaged import Chosen
 from cotune.errors import ConfigError
+from cotune.llm.client import NoLLM
 from cotune.policy.codec import HFCodec
 from cotune.protocols import LLM, Environment, Rewards, State, Strategy
 from cotune.rollout.coordinator import Coordinator
@@ -70,7 +72,8 @@ def run_parts(
             tokens=codec,
         ),
         environment=environment,
-        llm=build_llm(config.proposer, config.seed, ledger),
+        # The others never ask, and making one's own LLM may load a model.
+        llm=NoLLM() if world().rank else build_llm(config.proposer, config.seed, ledger),
         journal=journal,
         meter=ledger,
         limits=config.limits,

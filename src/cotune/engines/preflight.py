@@ -33,6 +33,7 @@ from cotune.config.run_checks import (
 from cotune.config.run_file import Environment as EnvironmentOptions
 from cotune.config.run_file import LLMConfig, RunConfig
 from cotune.data.dataset import SPLITS, DatasetConfig
+from cotune.data.splits import warn
 from cotune.engines.engine import Engine, engine_of
 from cotune.environments.environment_options import (
     PythonOptions,
@@ -293,8 +294,21 @@ class Preflight:
     # ---- checks that use those objects
 
     def _llm_answers(self) -> list[Finding]:
-        found, self.llm_calls = llm_answers(self.config.proposer, self._patient)
+        found, self.llm_calls = llm_answers(self.config.proposer, self._patient, self._spent())
+        if self.starting and not self._new:  # a resume may need no further proposal
+            found = [replace(finding, blocks=False) for finding in found]
+        for finding in found:
+            if self.starting and not finding.ok and not finding.blocks:
+                warn(finding.text)
         return found
+
+    def _spent(self) -> float:
+        """Return the money that the run has spent so far; 0.0 for one that has not begun."""
+        path = RunDir(self.config.output, attempt=1).ledger_path
+        if self._new or not path.is_file():
+            return 0.0
+        with Ledger(path) as ledger:
+            return ledger.totals().money
 
     def _environment(self) -> None:
         config, environment = self.config, self.environment
@@ -565,14 +579,15 @@ def llm(options: LLMConfig | None) -> list[Finding]:
 
 
 def llm_answers(
-    options: LLMConfig | None, patient: bool = True
+    options: LLMConfig | None, patient: bool = True, spent: float = 0.0
 ) -> tuple[list[Finding], list[CostRow]]:
     """Check that the LLM answers one small call; return that call, too.
 
     An LLM of the user's own is called only if it has a method `check`.
 
     Args:
-        patient: whether to wait and retry as the run file allows, within limits.
+        patient: whether to wait and retry as the run file allows.
+        spent: money that counts against the budget.
     """
     if not isinstance(options, OpenAIOptions | OwnLLMOptions):
         return [], []
@@ -580,8 +595,11 @@ def llm_answers(
         ledger.begin_attempt(None)
         try:
             if isinstance(options, OpenAIOptions):
-                wait = options.timeout_s if patient else min(options.timeout_s, _SERVER_S)
-                asked = replace(options, timeout_s=wait, retries=min(options.retries, int(patient)))
+                asked = options
+                if not patient:
+                    asked = replace(asked, timeout_s=min(asked.timeout_s, _SERVER_S), retries=0)
+                if asked.budget is not None:
+                    asked = replace(asked, budget=max(0.0, asked.budget - spent))
                 OpenAIClient(asked, ledger).check()
             elif not check_own(options):
                 return [], []

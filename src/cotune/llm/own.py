@@ -98,6 +98,11 @@ def check_own(options: OwnLLMOptions) -> bool:
     return True
 
 
+def forget_checked() -> None:
+    """Release the objects that were made for a check; the next `own_llm` makes new ones."""
+    _made.clear()
+
+
 def _instance(made: type[Any], name: str) -> Any:
     try:
         return made()

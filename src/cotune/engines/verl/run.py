@@ -33,6 +33,7 @@ from cotune.engines.verl.hooks import VerlJoint
 from cotune.engines.verl.settings import resume_from, verl_config
 from cotune.engines.verl.worker import SECTION, Worker, make_worker, worker_of
 from cotune.errors import ConfigError, CotuneError, EngineError
+from cotune.llm.own import forget_checked
 from cotune.policy.policy_files import only_local, policy_path
 from cotune.protocols import State
 from cotune.run.journal import RunJournal
@@ -68,6 +69,7 @@ def prepare(checked: Preflight, folder: Path) -> VerlSetup:
         ConfigError: a field is invalid; the message names it.
     """
     config = checked.config
+    forget_checked()  # the run makes its own in another process
     check_copy(folder.parent)
     worker = make_worker(config, checked.environment)
     strategy = build_strategy(
