@@ -96,12 +96,21 @@ LIGHT: dict[str, tuple[str, list[str]]] = {
         "plan run.yaml --set limits.trajectory_tokens=8",
         ["limits.trajectory_tokens is 8", "limits.turn_tokens 64"],
     ),
+    "data that is not JSON": ("train run.yaml --set dataset.path=bad.jsonl", ["bad.jsonl, line 1: not JSON"]),
+    "a reward that returns nothing": (
+        "train run.yaml --set rewards=[bad.py:nothing]",
+        ["rewards: nothing returned None", "return 0.0"],
+    ),
+    "an endpoint that is down": (
+        "train run.yaml --set llm.retries=0",
+        ["llm: a first call failed", "Connection refused", "set llm.optional: true"],
+    ),
     "a field of another section": ("train run.yaml --set steps=3", ["mean training.steps?"]),
 }  # fmt: skip
 # The same, if it takes the policy's tokenizer to find out.
 WITH_MODEL: dict[str, tuple[str, list[str]]] = {
     "short prompts": (
-        "train run.yaml --set limits.prompt_tokens=20",
+        "try run.yaml --set limits.prompt_tokens=20",
         [
             "limits.prompt_tokens is 20, half of which",
             "expected at least 42: raise it to 42",
@@ -130,6 +139,10 @@ def put_files(folder: Path) -> None:
     (folder / "suite.yaml").write_text(yaml.safe_dump(SUITE), encoding="utf-8")
     (folder / "digits.yaml").write_text(f"{yaml.safe_dump(RUN)}seed: {'9' * 5000}\n")
     (folder / "nested.yaml").write_text(f"output: out\nstrategy: {'[' * 2000}{']' * 2000}\n")
+    (folder / "bad.jsonl").write_text('{"question": "x"')
+    (folder / "bad.py").write_text(
+        "def nothing(completions, **_):\n    return [None] * len(completions)\n"
+    )
     (folder / "file").touch()
     for file in ("gguf/q4.gguf", "bare/config.json", "bare/model.safetensors"):
         (folder / file).parent.mkdir(exist_ok=True)

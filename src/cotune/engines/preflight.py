@@ -3,9 +3,9 @@
 `train` and `resume` stop at the first check that fails. `plan`, `try` and `compare --dry-run` stop at
 errors in the run file and list what this machine is missing. `doctor` lists everything missing.
 
-Checks run in order of cost: fields, files, packages, keys and disk before any heavy import; then
-the engine's arguments; then the environment with its rewards; then checks that need the tokenizer;
-and last those that need the policy's layers. Weights are not loaded.
+Checks run in order of cost: fields, files, packages, keys, the environment with its rewards, and a
+first call to the LLM, mostly before any heavy import; then the engine's arguments; then checks that
+need the tokenizer; and last those that need the policy's layers. Weights are not loaded.
 """
 
 import os
@@ -181,18 +181,22 @@ class Preflight:
             Check("environment.retriever", partial(retriever, config.environment, wait), here=True),
         ]
         own = trainer.check(self)
-        needed = ("policy",) if self._drops else ()  # to count the tokens of questions
+        needs = ("data", "rewards", "packages", *(("policy",) if self._drops else ()))
+        environment = Check("environment", self._environment, needs=needs)
+        # Questions, rewards and tools often need no heavy import, unless tokens are counted.
+        light, heavy = ([], [environment]) if self._drops else ([environment], [])
         asks = (self._ask_llm or self.starting) and launched_rank() == 0
         answers = Check("llm answers", self._llm_answers, here=True, needs=("llm",))
         return [
             *(check for check in cheap if self._new or check.name != "output"),
+            *light,
+            *([answers] if asks else []),  # the last of the light ones, since it may cost something
             *(check for check in own if "environment" not in check.needs),
             Check("disk", partial(disk, config, trainer), here=True, needs=("policy", "output")),
-            Check("environment", self._environment, needs=("data", "rewards", "packages", *needed)),
+            *heavy,
             *(check for check in own if "environment" in check.needs),
             Check("prompts", self._prompts, needs=("policy", "environment")),
             Check("policy.lora", self._layers, needs=("policy", "packages")),
-            *([answers] if asks else []),  # last, since it may cost something
         ]
 
     def findings(self) -> Iterator[Finding]:
