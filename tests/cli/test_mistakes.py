@@ -96,7 +96,7 @@ LIGHT: dict[str, tuple[str, list[str]]] = {
         "plan run.yaml --set limits.trajectory_tokens=8",
         ["limits.trajectory_tokens is 8", "limits.turn_tokens 64"],
     ),
-    "data that is not JSON": ("train run.yaml --set dataset.path=bad.jsonl", ["bad.jsonl, line 1: not JSON"]),
+    "data that is not JSON": ("train run.yaml --set dataset.path=bad.jsonl", ["bad.jsonl, line 1: not JSON (JSONDecodeError: ", " at character "]),
     "a reward that returns nothing": (
         "train run.yaml --set rewards=[bad.py:nothing]",
         ["rewards: nothing returned None", "return 0.0"],

@@ -46,12 +46,16 @@ def test_rollouts_are_shown_with_their_outcome_and_nothing_is_written(run_file: 
 def test_a_field_can_be_set_and_the_split_chosen(run_file: Path) -> None:
     shown, out = console()
     few = ["limits.turns=1", "limits.turn_tokens=4"]
-    (one,) = try_run(run_file, shown, 1, "test", assignments=few)
+    one, _ = try_run(run_file, shown, 2, "test", assignments=few)
     assert one.task.id.startswith("geo-test-")
     assert len(one.turns) == 1
     assert "stopped: " not in out.getvalue()
     assert "0 with an answer" in out.getvalue()
-    assert "truncated: 1 of 1 rollouts hit limits.turn_tokens\n" in out.getvalue()
+    said = " ".join(out.getvalue().split())
+    assert "truncated: 2 of 2 rollouts hit limits.turn_tokens; raise limits.turn_tokens" in said
+    assert "no gradient; raise limits.turn_tokens first." in said
+    assert "reward function" not in said
+    assert said.count("answer: none (cut off)") == 2
 
 
 @pytest.mark.parametrize(

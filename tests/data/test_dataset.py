@@ -156,7 +156,11 @@ def test_parquet_as_the_hub_stores_it(tmp_path: Path) -> None:
         ("a.jsonl", None, ["dataset.path: no file", "a.jsonl", ".parquet"]),
         ("a.txt", "x", ["dataset.path", "ends in .txt", ".jsonl"]),
         ("a", "x", ["ends in no suffix"]),
-        ("a.jsonl", '{"question": "q"}\n{"question"', ["a.jsonl, line 2", "not JSON"]),
+        (
+            "a.jsonl",
+            '{"question": "q"}\n{"question"',
+            ["a.jsonl, line 2", "not JSON (JSONDecodeError: Expecting ':' delimiter at character"],
+        ),
         ("a.json", "[1", ["a.json cannot be read as JSON", "JSONDecodeError"]),
         ("a.json", '[{"question": "q"}, 3]', ["a.json, row 2: 3", "JSON object"]),
         ("a.json", "", ["dataset.path", "a.json holds no rows"]),
@@ -380,6 +384,7 @@ def test_columns_that_are_not_there(tmp_path: Path) -> None:
     text = error_of(file)
     assert text.startswith("dataset.columns.question: ")
     assert "none of the columns question, prompt, problem, only text, gold" in text
+    assert "dataset.path" not in text
     text = error_of(file, columns={"question": "text", "answers": "gould"})
     assert text.startswith("dataset.columns.answers is 'gould'")
     assert "has the columns text, gold" in text
@@ -524,6 +529,21 @@ def test_too_few_to_hold_some_out(tmp_path: Path) -> None:
     assert [len(tasks[split]) for split in ("train", "validation", "test")] == [8, 3, 1]
     text = error_of(jsonl(tmp_path / "c.jsonl", questions(4)), validation=other)
     assert "has 4 different questions; expected at least 5" in text
+
+
+def test_fewer_held_out_than_asked_for_is_told_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = jsonl(tmp_path / "a.jsonl", questions(12))
+    with caplog.at_level(logging.WARNING, "cotune"):
+        read_dataset(DatasetConfig(path=file))  # the defaults are upper limits
+        read_dataset(DatasetConfig(path=file, validation=1, test=2))
+        assert not caplog.messages
+        for _ in range(2):
+            read_dataset(DatasetConfig(path=file, validation=16, test=24))
+    assert caplog.messages == [
+        "dataset: 12 questions: 9 train, 1 validation (16 asked), 2 test (24 asked)"
+    ]
 
 
 def test_test_questions_that_are_trained_on_are_told(

@@ -67,11 +67,16 @@ def test_interval_holds_the_mean() -> None:
 
 
 def test_rewards_that_are_not_0_or_1_have_the_interval_of_their_mean() -> None:
-    score = score_trajectories([rollout("", r) for r in (-1.0, 0.0, 4.0)], "mean reward")
+    score = score_trajectories([rollout("", r) for r in (-1.0, 0.0, 4.0, -1.0, 3.0)], "mean reward")
     assert (score.em, score.measure) == (1.0, "mean reward")
-    # s² = (4 + 1 + 9) / 2 = 7; t of two degrees is 4.302653.
-    spread = 4.302653 * (7 / 3) ** 0.5
-    assert score.interval == pytest.approx((1 - spread, 1 + spread), abs=1e-5)
+    # s² = (4 + 1 + 9 + 4 + 4) / 4 = 5.5; t of four degrees is 2.776445.
+    spread = 2.776445 * (5.5 / 5) ** 0.5
+    assert score.interval == pytest.approx((1 - spread, 1 + spread), rel=2e-3)
+
+
+def test_few_rewards_have_no_interval_beyond_the_possible() -> None:
+    assert score_trajectories([rollout("", r) for r in (0.2, 1.0)]).interval == (0.0, 1.0)
+    assert score_trajectories([rollout("", r) for r in (0.2, 1.4)]).interval is None
 
 
 def test_equal_rewards_have_no_spread_and_a_single_one_no_interval() -> None:

@@ -25,9 +25,13 @@ def test_truncated_rollouts_are_counted_by_limit() -> None:
         "truncated/context": pytest.approx(1 / 6),
     }
     assert truncation_summary(ROLLOUTS[:3] + ROLLOUTS[4:]) == (
-        "truncated: 3 of 5 rollouts hit limits.turn_tokens"
+        "truncated: 3 of 5 rollouts hit limits.turn_tokens; raise limits.turn_tokens"
     )
-    assert truncation_summary(ROLLOUTS).endswith("limits.turn_tokens (3), the policy's context (1)")
+    assert truncation_summary(ROLLOUTS).endswith(
+        "limits.turn_tokens (3), the policy's context (1); raise limits.turn_tokens"
+    )
+    few = "truncated: 1 of 3 rollouts hit the policy's context"
+    assert truncation_summary(ROLLOUTS[3:]) == few
     assert truncation_notice(metrics) == (
         "67% of the rollouts were truncated, most of them by limits.turn_tokens; "
         "raise limits.turn_tokens"

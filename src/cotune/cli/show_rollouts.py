@@ -63,6 +63,7 @@ def outcome_lines(trajectory: Trajectory) -> list[str]:
         f"{trajectory.generated_tokens} tokens written of {len(trajectory.completion_ids)}"
     )
     given = "none" if trajectory.answer is None else one_line(trajectory.answer)[:200]
+    given = "none (cut off)" if limit else given
     expected = " or ".join(map(one_line, trajectory.task.answers))[:200]
     lines.append(f"answer: {given}" + (f"; expected {expected}" if expected else ""))
     if trajectory.feedback:

@@ -21,6 +21,7 @@ from cotune.run.journal import Journal, score_table
 from cotune.run.ledger import Ledger
 from cotune.run.locks import run_locked
 from cotune.run.run_dir import RunDir
+from cotune.run.truncation import truncation_notice
 from cotune.utils.text import one_line
 
 if TYPE_CHECKING:
@@ -136,6 +137,9 @@ def conclude(
         *([("after, with the best hint", outcome.hinted)] if outcome.hinted else []),
     ]
     shown.print(score_table(f"Held-out {outcome.after.measure}", rows))
+    steps = run.read_metrics()
+    if cut := truncation_notice(steps[-1]) if steps else "":
+        shown.print(f"[yellow]last step: {cut}[/]", highlight=False)
     text = f"best instruction {outcome.instruction_id}: {one_line(outcome.instruction)}"
     shown.print(text, markup=False, highlight=False)
     shown.out(f"best policy: {run.best_path}\nreport: {report}", highlight=False)

@@ -25,7 +25,7 @@ from cotune.experiments.evaluate.evaluating import SPLITS
 from cotune.experiments.evaluate.run_policy import run_policy
 from cotune.policy.policy_files import cached_folder, policy_path
 from cotune.run.scores import score_trajectories
-from cotune.run.truncation import truncation_summary
+from cotune.run.truncation import truncation_fix, truncation_metrics, truncation_summary
 from cotune.types import Assignment, Prompt, Trajectory
 
 if TYPE_CHECKING:
@@ -111,9 +111,11 @@ def _summary(trajectories: Sequence[Trajectory], console: Console) -> None:
         console.print(truncated, style="yellow", highlight=False)
     rewards = {t.reward for t in trajectories}
     if count > 1 and len(rewards) == 1:
+        fix = truncation_fix(truncation_metrics(trajectories))
+        advice = f"{fix} first" if fix else "try more (-n), or look at the reward function"
         console.print(
-            f"All have the reward {rewards.pop():.3g}: groups of equal rewards give no gradient; try "
-            "more (-n), or look at the reward function.",
+            f"All have the reward {rewards.pop():.3g}: groups of equal rewards give no gradient; "
+            f"{advice}.",
             highlight=False,
         )
 

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from decimal import Decimal
 from math import isfinite
@@ -18,6 +18,7 @@ from cotune.data.splits import (
     hold_out,
     sha,
     warn,
+    warn_of_fewer,
     warn_of_overlaps,
     with_ids,
 )
@@ -124,15 +125,23 @@ def read_dataset(config: DatasetConfig, *, repeated: bool = False) -> dict[str, 
     given = {split: getattr(config, split) for split in ("validation", "test")}
     wanted = {split: value for split, value in given.items() if isinstance(value, int)}
     questions = {split: _read(config, split, repeated) for split in SPLITS if split not in wanted}
-    tasks = _split(questions, wanted, _source(config, "train"))
+    tasks = _split(questions, wanted, _source(config, "train"), config.model_fields_set)
     return {**tasks, "train": tasks["train"][: config.limit]}
 
 
 def _split(
-    questions: Mapping[str, list[Question]], wanted: Mapping[str, int], source: str
+    questions: Mapping[str, list[Question]],
+    wanted: Mapping[str, int],
+    source: str,
+    asked: Collection[str],
 ) -> dict[str, list[Task]]:
-    """Hold questions out for the splits without data, and return the tasks of all."""
+    """Hold questions out for the splits without data, and return the tasks of all.
+
+    Args:
+        asked: the splits whose number is the user's own, not a default.
+    """
     parts = {**questions, **hold_out(questions["train"], wanted, source)}
+    warn_of_fewer(parts, {split: n for split, n in wanted.items() if split in asked})
     warn_of_overlaps(parts)
     return {split: with_ids(parts[split], split, split not in wanted) for split in SPLITS}
 
@@ -174,7 +183,7 @@ def tasks_from(
         else:
             field = f"dataset.{split}"
             questions[split] = _unique(given_rows(value, field), config, field, repeated)
-    return _split(questions, wanted, "dataset")
+    return _split(questions, wanted, "dataset", wanted)
 
 
 def tasks_of_rows(rows: Sequence[Row], source: str, split: str) -> list[Task]:
@@ -262,7 +271,7 @@ def _columns(config: DatasetConfig, names: Sequence[str], source: str) -> dict[s
             found[role] = column
     if "question" not in found:
         raise ConfigError(
-            f"dataset.columns.question: {source} has none of the columns "
+            f"dataset.columns.question: {source.partition(': ')[2] or source} has none of the columns "
             f"{', '.join(DEFAULT_COLUMNS['question'])}, only {listed(names)}; name the one with the "
             "questions in dataset.columns: {question: …}"
         )

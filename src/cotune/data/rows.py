@@ -167,7 +167,11 @@ def parse_line(line: str, where: str) -> Mapping[str, Any]:
         if "\\u" in line:
             json.dumps(row, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
-        reason = f"{type(error).__name__}: {error}"
+        # The decoder's own line number would contradict the file's.
+        said = str(error)
+        if isinstance(error, json.JSONDecodeError):
+            said = f"{error.msg} at character {error.pos + 1}"
+        reason = f"{type(error).__name__}: {said}"
         raise ConfigError(
             f"{where}: not JSON ({reason}): {shortened(line.strip())}; put one JSON object on each line"
         ) from error

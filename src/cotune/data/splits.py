@@ -99,6 +99,21 @@ def warn_of_overlaps(questions: Mapping[str, Sequence[Question]]) -> None:
             )
 
 
+def warn_of_fewer(
+    parts: Mapping[str, Sequence[Question]], asked: Mapping[str, int], field: str = "dataset"
+) -> None:
+    """Warn of splits that hold fewer questions than were asked for, with the size of each."""
+    if all(len(parts[split]) >= count for split, count in asked.items()):
+        return
+    sizes = [f"{len(found)} {split}" for split, found in parts.items()]
+    told = [
+        f"{size} ({asked[split]} asked)" if len(parts[split]) < asked.get(split, 0) else size
+        for split, size in zip(parts, sizes, strict=True)
+    ]
+    total = sum(map(len, parts.values()))
+    warn(f"{field}: {total} questions: {', '.join(told)}")
+
+
 def with_ids(questions: Sequence[Question], split: str, own: bool) -> list[Task]:
     """Return tasks with their final ids; `own` if the split has its own data."""
     prefix = f"{split}-" if own and split != "train" else ""

@@ -163,15 +163,18 @@ def answer_of(trajectory: Trajectory) -> str | None:
 
 def tool_environment(options: ToolsOptions, tasks: Mapping[str, Sequence[Task]]) -> ToolEnvironment:
     """Build the environment of a run file; ConfigError for functions that cannot be used."""
-    environment = ToolEnvironment(
-        [
-            (import_object(tool.function, "environment.tools"), tool.seconds or options.seconds)
-            for tool in options.tools
-        ],
-        tasks,
-        options.initial_instruction,
-        concurrency=options.concurrency,
-    )
+    tools = [
+        (import_object(tool.function, "environment.tools"), tool.seconds or options.seconds)
+        for tool in options.tools
+    ]
+    try:
+        environment = ToolEnvironment(
+            tools, tasks, options.initial_instruction, concurrency=options.concurrency
+        )
+    except ConfigError as error:
+        if not str(error).startswith("tools"):
+            raise
+        raise ConfigError(f"environment.{error}") from error
     environment.description = options.description
     return environment
 

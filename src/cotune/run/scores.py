@@ -9,6 +9,7 @@ from cotune.protocols import Environment, Rewards
 from cotune.types import Trajectory
 
 EXACT_MATCH, MEAN_REWARD = "exact match", "mean reward"
+_FEWEST = 5
 _Z = 1.959964  # normal quantile of a 95 % interval
 
 
@@ -22,6 +23,7 @@ class Score:
         by_stratum: (mean, rollouts) of each stratum, in name order.
         measure: the name of the reward, for titles.
         deviation: the rewards' sample standard deviation; None if all are 0 or 1.
+        bounded: whether all rewards are in [0, 1], and the interval is cut to that.
     """
 
     em: float
@@ -29,19 +31,17 @@ class Score:
     by_stratum: Mapping[str, tuple[float, int]]
     measure: str = EXACT_MATCH
     deviation: float | None = None
+    bounded: bool = False
 
     @property
     def interval(self) -> tuple[float, float] | None:
         """The 95 % confidence interval of the mean: Wilson's for rewards of 0 and 1, else Student's t.
 
-        None for a single reward that is neither 0 nor 1.
+        None for a single reward that is neither 0 nor 1, and for few that are not all in [0, 1].
         """
         if self.deviation is None:
             return wilson(self.em, self.n)
-        if self.n < 2:
-            return None
-        spread = student_t(self.n - 1) * self.deviation / math.sqrt(self.n)
-        return self.em - spread, self.em + spread
+        return t_interval(self.em, self.deviation, self.n, bounded=self.bounded)
 
 
 def measure_of(environment: Environment, rewards: Rewards | None = None) -> str:
@@ -62,11 +62,13 @@ def score_trajectories(trajectories: Sequence[Trajectory], measure: str = EXACT_
         len(rewards),
         {name: (sum(v) / len(v), len(v)) for name, v in sorted(groups.items()) if name},
         measure,
-        None if set(rewards) <= {0.0, 1.0} else _deviation(rewards),
+        None if set(rewards) <= {0.0, 1.0} else deviation_of(rewards),
+        all(0 <= reward <= 1 for reward in rewards),
     )
 
 
-def _deviation(values: Sequence[float]) -> float:
+def deviation_of(values: Sequence[float]) -> float:
+    """Return the sample standard deviation; 0 for fewer than two values."""
     if len(values) < 2:
         return 0.0
     mean = sum(values) / len(values)
@@ -80,6 +82,23 @@ def mean_over(
     found = [by_stratum[name] for name in strata if name in by_stratum]
     n = int(sum(count for _, count in found))
     return (sum(mean * count for mean, count in found) / n, n) if n else None
+
+
+def t_interval(
+    mean: float, deviation: float, n: int, *, bounded: bool
+) -> tuple[float, float] | None:
+    """Return the 95 % interval of a mean by Student's t; None if `n` values are too few for one.
+
+    Args:
+        deviation: the values' sample standard deviation.
+        bounded: whether the values are in [0, 1], and the interval is cut to that. Otherwise fewer
+            than five values have none: it would be wider than anything that can be read from it.
+    """
+    if n < (2 if bounded else _FEWEST):
+        return None
+    spread = student_t(n - 1) * deviation / math.sqrt(n)
+    low, high = mean - spread, mean + spread
+    return (max(0.0, low), min(1.0, high)) if bounded else (low, high)
 
 
 def student_t(degrees: int) -> float:

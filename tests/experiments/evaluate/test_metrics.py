@@ -62,9 +62,11 @@ def test_pass_sizes() -> None:
 
 def test_intervals_count_questions_and_not_samples() -> None:
     assert mean_interval([1.0, 0.0, 0.0]) == wilson(1 / 3, 3)
-    low, high = mean_interval([0.25, 0.75]) or (0, 0)
-    # A deviation of 0.25·√2 over √2 questions.
-    assert (low, high) == pytest.approx((0.5 - student_t(1) * 0.25, 0.5 + student_t(1) * 0.25))
+    low, high = mean_interval([0.0, 0.5, 0.5, 0.5, 1.0]) or (0, 0)
+    # A deviation of √(0.5 / 4) over √5 questions.
+    spread = student_t(4) * (0.125 / 5) ** 0.5
+    assert (low, high) == pytest.approx((0.5 - spread, 0.5 + spread))
+    assert mean_interval([0.25, 0.75, 0.5, 0.5]) is None
     assert mean_interval([0.25, 0.75], bounded=True) == (0.0, 1.0)
     assert mean_interval([0.5]) is None
     with pytest.raises(ValueError, match="one a question"):
@@ -80,7 +82,7 @@ def test_a_figure_overall_and_by_stratum() -> None:
 
 
 def test_a_reward_beyond_one_keeps_its_interval() -> None:
-    found = figure("reward", "mean reward", "greedy", [1.2, -0.4], ["", ""])
+    found = figure("reward", "mean reward", "greedy", [1.2, -0.4, 1.2, -0.4, 0.4], [""] * 5)
     low, high = found.interval or (0, 0)
     assert low < 0 < 1 < high
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from cotune.environments.math import MathEnvironment
 from cotune.rewards import Reward, exact_match
 from cotune.rewards.functions import boxed_rewards
-from cotune.run.scores import student_t, wilson
+from cotune.run.scores import deviation_of, t_interval, wilson
 from cotune.types import Trajectory
 
 METRICS: Mapping[str, str] = {
@@ -112,7 +112,8 @@ def mean_interval(values: Sequence[float], *, bounded: bool = False) -> tuple[fl
         bounded: whether the mean is in [0, 1], and the interval is cut to that.
 
     Returns:
-        The lower and upper end; None for a single value that is neither 0 nor 1.
+        The lower and upper end; None for a single value that is neither 0 nor 1, and for fewer than
+        five that are not bounded.
     """
     n = len(values)
     if n < 1:
@@ -120,12 +121,7 @@ def mean_interval(values: Sequence[float], *, bounded: bool = False) -> tuple[fl
     mean = sum(values) / n
     if set(values) <= {0.0, 1.0}:
         return wilson(mean, n)
-    if n < 2:
-        return None
-    deviation = math.sqrt(sum((v - mean) ** 2 for v in values) / (n - 1))
-    spread = student_t(n - 1) * deviation / math.sqrt(n)
-    low, high = mean - spread, mean + spread
-    return (max(0.0, low), min(1.0, high)) if bounded else (low, high)
+    return t_interval(mean, deviation_of(values), n, bounded=bounded)
 
 
 def sampled_figures(
