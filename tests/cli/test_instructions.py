@@ -106,6 +106,12 @@ def test_a_run_without_lineage_has_the_instruction_that_it_kept(tmp_path: Path) 
     assert (row.id, row.text, row.best, row.weight) == ("i0", "Answer.", True, None)
 
 
+def test_an_instruction_that_was_pruned_unseen_is_said_to_be(run: RunDir) -> None:
+    born(run, 3, "i0")
+    run.event("instruction_pruned", 3, id="i3", weight=0.0, observed_rollouts=0, cause="prune")
+    assert "i3 (reflection, step 0, pruned at 3, never drawn) Do 3." in shown(run)
+
+
 def test_what_is_shown(run: RunDir) -> None:
     lines = shown(run).splitlines()
     assert lines[0].split() == [

@@ -121,7 +121,7 @@ def _leaf(row: InstructionRow) -> str:
     shown = escape(text if len(text) <= _TREE_CHARS else f"{text[:_TREE_CHARS]}…")
     facts = escape(f"{one_line(row.origin)}, step {row.born}")
     if row.pruned is not None:
-        facts += f", pruned at {row.pruned}"
+        facts += f", pruned at {row.pruned}" + ("" if row.observed_rollouts else ", never drawn")
     return f"[bold]{escape(_name(row))}[/] [dim]({facts})[/] {shown}"
 
 

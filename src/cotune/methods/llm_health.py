@@ -10,6 +10,11 @@ _MOST_CAUSES = 5
 _ADVICE = "check the run file's `llm`, or set llm.optional: true to train without its proposals"
 
 
+def reads_prompts(llm: LLM) -> bool:
+    """Return whether an LLM's replies can depend on what its prompts show; a bank's cannot."""
+    return getattr(llm, "origin", "") != "bank"
+
+
 class LLMHealth:
     """Count the phases whose proposals all failed, and end a run whose LLM is of no use.
 

@@ -20,6 +20,7 @@ from typing import Any, Protocol
 
 from cotune.errors import BudgetError, LLMError
 from cotune.methods.instruction_rules import CUT_OFF, shorten_middle
+from cotune.methods.llm_health import reads_prompts
 from cotune.protocols import LLM, Recorder, Rollout
 from cotune.types import Assignment, Prompt, StopReason, Task, Trajectory
 
@@ -225,7 +226,8 @@ class Reflector(ABC):
         self.valid += 1
         self._tried.append(text)
         known = self.shown.get(text, frozenset()) | self.shown.get(parent, frozenset())
-        self.shown[text] = known.union(t.task.id for t in rollouts)
+        seen = rollouts if reads_prompts(self._llm) else ()
+        self.shown[text] = known.union(t.task.id for t in seen)
         return text
 
     @abstractmethod

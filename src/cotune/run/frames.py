@@ -60,7 +60,8 @@ EVENTS: Mapping[str, Columns] = {
         "instruction_born": "id text parent origin: string; born: Int64; critique: string; "
         "score parent_score: float64; shown: object",
         "instruction_rejected": "reason text parent origin: string; score parent_score: float64",
-        "instruction_pruned": "id: string; weight: float64; cause: string",
+        "instruction_pruned": "id: string; weight: float64; observed_rollouts: Int64; "
+        "cause: string",
         "population": "members: object",
         "evolution": "parents: object; rounds proposed verified accepted population: Int64",
         "proposal_failed": "reason: string",

@@ -200,7 +200,9 @@ def describe_event(kind: str, fields: Mapping[str, object]) -> str:
         verdict = score if fields.get("score") is not None else ""
         return f"[green]+ {text('id')}[/] ({text('origin')}{verdict}): {text('text', 110)}"
     if kind == "instruction_pruned":
-        return f"[red]- {text('id')}[/] pruned at weight {number('weight')}"
+        drawn = fields.get("observed_rollouts") != 0
+        why = f"at weight {number('weight')}" if drawn else "(never drawn)"
+        return f"[red]- {text('id')}[/] pruned {why}"
     if kind == "evaluated":
         return (
             f"[cyan]{text('when')}: {text('measure') or EXACT_MATCH} {number('em')}[/] on {text('n')} "

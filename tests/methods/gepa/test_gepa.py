@@ -14,7 +14,7 @@ from cotune.methods.text_evolution import View, example
 from cotune.testing import ScriptedLLM
 from cotune.types import Assignment, Completion, Progress, Prompt, StopReason, Task, Trajectory
 from cotune.worlds.rules_llm import REMEDIES, Mode, RulesLLM, read_shown, split_sentences
-from tests.helpers import INITIAL, Events, make_trajectory
+from tests.helpers import INITIAL, Events, make_tasks, make_trajectory
 from tests.methods.p2o.hint_fakes import Author, raising
 
 START = "Solve it inside <think> and </think>."
@@ -198,6 +198,20 @@ def test_a_placeholder_of_the_reflection_prompt_breaks_the_contract(placeholder:
     )
     assert reflector.propose(INITIAL, []) is None
     assert rejected == [f"holds {placeholder}, which only the reflection prompt may"]
+
+
+@pytest.mark.parametrize(("origin", "shown"), [("", {"q0"}), ("bank", set())])
+def test_only_an_author_that_reads_was_shown_questions(origin: str, shown: set[str]):
+    llm = ScriptedLLM([f"```\n{INITIAL} Search for each part with care.\n```"])
+    llm.origin = origin  # pyright: ignore[reportAttributeAccessIssue]
+    reflector = InstructionReflector(
+        llm, InstructionRules(INITIAL), lambda *_: None, lambda *_, **__: None, View()
+    )
+    prompt = Prompt(INITIAL)
+    assignment = Assignment(make_tasks(1)[0], prompt, prompt, "", 0)
+    text = reflector.propose(INITIAL, [make_trajectory(assignment, 0.0)])
+    assert text is not None
+    assert reflector.shown[text] == shown
 
 
 def test_an_answer_of_a_question_that_was_met_is_a_leak():

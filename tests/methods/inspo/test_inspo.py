@@ -387,6 +387,17 @@ def test_no_instruction_is_verified_on_a_question_that_its_author_was_shown(prop
         assert not questions & (known[parent] | shown)
 
 
+@pytest.mark.parametrize("count", [1, 8])
+def test_a_bank_reads_no_question_so_all_are_left_to_verify_on(count: int):
+    events, llm = Events(), Told()
+    llm.origin = "bank"  # pyright: ignore[reportAttributeAccessIssue]
+    policy = Verified(llm)
+    run(inspo(evolve_every=2), policy, llm, events, range(1, 6), make_tasks(count))
+    assert {row["shown"] for row in events.of("instruction_born")} == {()}
+    assert {len(questions) for _, questions, _ in policy.verified} == {min(count, 6)}
+    assert not any("verification on" in event["text"] for event in events.of("notice"))
+
+
 def hidden(answer: str) -> str:
     return b64encode(answer.encode()).decode()
 

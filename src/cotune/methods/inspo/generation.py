@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import chain
 from typing import TYPE_CHECKING
 
@@ -17,6 +17,7 @@ from cotune.methods.inspo.proposers import (
 from cotune.methods.inspo.replay import Experience, ReplayBuffer
 from cotune.methods.inspo.verification import Candidate, accept, verify
 from cotune.methods.instruction_rules import InstructionRules
+from cotune.methods.llm_health import reads_prompts
 from cotune.protocols import LLM, Recorder, Rollout, State
 from cotune.types import Instruction, Task
 
@@ -118,7 +119,10 @@ class Generator:
             rng = random.Random(f"inspo/{self._seed}/generate/{step}/{rounds}")
             parent = rng.choice(parents)
             verifies = rollout is not None
-            request = self._request(proposer, parent, history, rounds + 1, rng, verifies)
+            reads = reads_prompts(llm)
+            request = self._request(proposer, parent, history, rounds + 1, rng, verifies and reads)
+            if request is not None and not reads:
+                request = replace(request, provenance=parent.shown)
             shown = request.provenance if request else parent.shown
             tasks = self._replay.recent_tasks(self._options.verification_tasks, rng, shown)
             left = None if affordable is None else affordable - paid
@@ -189,9 +193,13 @@ class Generator:
         history: Sequence[tuple[Instruction, float]],
         attempt: int,
         rng: random.Random,
-        verifies: bool,
+        sparing: bool,
     ) -> _Request | None:
-        """Return the request; None if there is no experience to learn from."""
+        """Return the request; None if there is no experience to learn from.
+
+        Args:
+            sparing: whether questions must be left unseen to verify on.
+        """
         how = (self._options.candidates, attempt, self._description)
         if proposer == "paraphrase":
             return _Request(paraphrase_prompt(parent.text, *how), parent.shown)
@@ -202,7 +210,7 @@ class Generator:
                 [(i.text, score) for i, score in history], self._rules.original, *how
             )
             return _Request(prompt, _union(parent.shown, *(i.shown for i, _ in history)))
-        failures = self._failures(parent, rng, verifies)
+        failures = self._failures(parent, rng, sparing)
         if not failures:
             return None
         own = [failure for failure in failures if failure.instruction_id == parent.id]
@@ -214,16 +222,14 @@ class Generator:
             tasks,
         )
 
-    def _failures(
-        self, parent: Instruction, rng: random.Random, verifies: bool
-    ) -> list[Experience]:
+    def _failures(self, parent: Instruction, rng: random.Random, sparing: bool) -> list[Experience]:
         """Draw the failures to show, and leave questions to verify on that its lineage was not shown.
 
         That is `verification_tasks`, but at most half of the buffer's questions: if there are no
         more, only questions that were shown before. If none of these failed, it is one question.
         """
         count, options = self._options.failures_per_reflection, self._options
-        if not verifies:
+        if not sparing:
             return self._replay.failures(count, rng, parent.id)
         questions = self._replay.tasks()
         unseen = sum(task.id not in parent.shown for task in questions)

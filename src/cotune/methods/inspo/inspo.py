@@ -408,7 +408,13 @@ def _record_born(instruction: Instruction, candidate: Candidate | None, record: 
 
 def _record_gone(members: Sequence[Member], cause: str, record: Recorder) -> None:
     for member in members:
-        record("instruction_pruned", id=member.id, weight=member.weight, cause=cause)
+        record(
+            "instruction_pruned",
+            id=member.id,
+            weight=member.weight,
+            observed_rollouts=member.rollouts,
+            cause=cause,
+        )
 
 
 # ---- the method's entry in the registry
