@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ import pytest
 from transformers.utils import logging
 
 from cotune.cli import app as cli
+from cotune.cli import train as training
+from cotune.errors import EngineError, EvolutionError
 from cotune.run.run_dir import RunDir
 from tests.helpers import without_loading
 from tests.run_files import tiny, write
@@ -425,6 +428,84 @@ def test_folders_that_cannot_be_written(
     assert error.rstrip().endswith(f"choose another {field}")
     assert snapshot(tmp_path) == before
     assert not os.path.isdir(out)  # pathlib raises for a long name
+
+
+def raising(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: Any, **__: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(training, "passed", fails)
+
+
+@pytest.mark.parametrize(
+    ("error", "free", "what"),
+    [
+        (Exception("No space left on device (os error 28)"), 2**31, "could not be written"),
+        (RuntimeError("[enforce fail] . unexpected pos 64 vs 0"), 0, "could not be written"),
+        (OSError(errno.ENOSPC, "No space", "state.json"), 0, "could not be written"),
+        (EngineError("the actor died: No space left on device"), 0, "could not be written"),
+        (RuntimeError("something else"), 1000, "the run failed"),
+    ],
+)
+@pytest.mark.parametrize("command", ["train", "resume"])
+def test_a_disk_that_fills_while_training(
+    command: str,
+    error: Exception,
+    free: int,
+    what: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    out = tmp_path / "out"
+    file = write(tmp_path / "run.yaml", tiny(out))
+    if command == "resume":
+        RunDir.create(out, tiny(out))
+    usage = shutil.disk_usage(tmp_path)._replace(free=free)
+    raising(error, monkeypatch)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
+    said = error_of([command, str(out if command == "resume" else file)], monkeypatch, capsys)
+    assert f"{out}: {what}, and its disk has only " in said
+    assert f"({type(error).__name__}: {error})" in said
+    again = f"cotune resume {out}" if command == "resume" else "start again"
+    assert said.endswith(f"; make room, then: {again}\n")
+
+
+def test_other_failures_keep_their_traceback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = shutil.disk_usage(tmp_path)._replace(free=2**31)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
+    raising(RuntimeError("something else"), monkeypatch)
+    file = write(tmp_path / "run.yaml", tiny(tmp_path / "out"))
+    monkeypatch.setattr("sys.argv", ["cotune", "train", str(file)])
+    with pytest.raises(RuntimeError, match="something else"):
+        cli.main()
+
+
+@pytest.mark.parametrize(
+    ("llm", "advice"),
+    [
+        (
+            OPENAI | {"api_key_env": None},
+            "{0} --set llm.model=…, or: {0} --set llm.optional=true",
+        ),
+        ({"kind": "rules"}, "{0}"),
+    ],
+)
+def test_a_useless_llm_can_be_corrected_on_a_resume(
+    llm: dict[str, Any],
+    advice: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    out = tmp_path / "out"
+    RunDir.create(out, tiny(out, {"llm": llm}))
+    raising(EvolutionError("every proposal failed"), monkeypatch)
+    said = error_of(["resume", str(out)], monkeypatch, capsys)
+    then = advice.format(f"cotune resume {out}")
+    assert said == f"cotune: every proposal failed; then: {then}\n"
 
 
 def finished_run(folder: Path) -> None:

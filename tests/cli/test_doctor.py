@@ -334,8 +334,10 @@ def test_the_first_call_is_one_of_the_run(
     llm = ENDPOINT | {"price_per_million_prompt_tokens": 1.0, "budget": 2.0, "retries": 3}
     given = config(tmp_path, llm=llm)
 
+    said: list[str] = []
+
     def check(new: bool) -> Check:
-        checked = preflight.Preflight(given, new=new)
+        checked = preflight.Preflight(given, new=new, say=said.append)
         checked.starting = True
         return next(check for check in checked.checks() if check.name == "llm answers")
 
@@ -348,7 +350,10 @@ def test_the_first_call_is_one_of_the_run(
     # A resume may need the LLM no more.
     assert "it is down" in lacking(check(new=False).require())
     assert [record.getMessage()[:24] for record in caplog.records] == ["llm: a first call failed"]
-    assert [(options.retries, options.budget) for options in asked] == [(3, 2.0), (3, 0.5)]
+    # Whatever the run file allows later calls, the first one is not waited for silently or long.
+    waits = [(options.timeout_s, options.retries, options.budget) for options in asked]
+    assert waits == [(30.0, 1, 2.0), (30.0, 1, 0.5)]
+    assert said == 2 * [f"asking {asked[0].describe()} (at most 61 s) …"]
 
 
 def test_an_llm_of_ones_own_is_checked_its_own_way(
@@ -409,7 +414,9 @@ def test_room_on_the_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert "lower training.micro_batch_size" in lacking(gpus(config(tmp_path)))
 
 
-def test_disk_for_checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_disk_for_checkpoints(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     weights = 1_050_752 * 4  # parameters of the bundled policy, in float32
     given = config(tmp_path, training={"keep_checkpoints": 2, "save_every": 1})
     # Three checkpoints of weights and two moments at a time, and best/ twice.
@@ -423,6 +430,12 @@ def test_disk_for_checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     usage = shutil.disk_usage(tmp_path)._replace(free=2**20)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
     assert "lower training.keep_checkpoints" in lacking(output(given))
+    # An estimate stops no training.
+    checked = preflight.Preflight(given)
+    checked.starting = True
+    next(check for check in checked.checks() if check.name == "disk").require()
+    (warning,) = caplog.messages
+    assert warning.startswith("disk: checkpoints take about")
 
 
 def test_a_folder_that_is_taken_or_cannot_be_written(

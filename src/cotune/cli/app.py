@@ -18,7 +18,7 @@ from cotune.cli.arguments import (
     RunFolder,
     WeightsFormat,
 )
-from cotune.errors import ConfigError, CotuneError, Stopped
+from cotune.errors import ConfigError, CotuneError, EvolutionError, Stopped
 from cotune.utils.processes import launched_rank
 from cotune.utils.text import hide_secrets
 
@@ -482,7 +482,7 @@ def _verdict(error: CotuneError | OSError) -> tuple[int, str]:
     text = hide_secrets(" ".join(str(error).split()))
     if isinstance(error, Stopped):
         return 130, text
-    if isinstance(error, ConfigError):
+    if isinstance(error, ConfigError | EvolutionError):
         return 2, text
     return 1, f"{type(error).__name__}: {text}"
 

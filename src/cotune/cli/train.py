@@ -1,6 +1,8 @@
 """`cotune train` and `cotune resume`, the same for every engine."""
 
-from collections.abc import Generator, Sequence
+import errno
+import shutil
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,19 +15,26 @@ from cotune.config.build import describe_llm
 from cotune.config.resuming import recorded_config, resumed_config
 from cotune.config.run_file import RunConfig, dump_config, load_config
 from cotune.engines.engine import engine_of
-from cotune.engines.preflight import Preflight
+from cotune.engines.preflight import Preflight, existing
 from cotune.engines.run_summary import write_run_summary
-from cotune.errors import ConfigError, Stopped
+from cotune.errors import ConfigError, CotuneError, EvolutionError, Stopped
 from cotune.protocols import Environment
 from cotune.run.journal import Journal, score_table
 from cotune.run.ledger import Ledger
 from cotune.run.locks import run_locked
 from cotune.run.run_dir import RunDir
 from cotune.run.truncation import truncation_notice
-from cotune.utils.text import one_line
+from cotune.utils.text import one_line, size
 
 if TYPE_CHECKING:
     from cotune.engines.evaluation import Outcome
+
+# Of Rust's std::io, Python, torch.save and SQLite.
+_FULL = (
+    "No space left on device", "os error 28", "unexpected pos",
+    "PytorchStreamWriter failed writing", "disk is full",
+)  # fmt: skip
+_NEARLY_FULL = 2**20  # bytes
 
 
 def train(
@@ -35,8 +44,8 @@ def train(
     config = load_config(path, assignments=assignments)
     shown = Console(quiet=True) if quiet else console
     say_loading(config, shown)
-    with _stoppable(config.output), step_progress(shown):
-        checked = passed(config)
+    with _stoppable(config.output, config), step_progress(shown):
+        checked = passed(config, say=_printer(shown))
         setup = checked.engine.prepare(checked, RunDir(config.output, attempt=1).checkpoints_path)
         with run_locked(config.output, new=True):
             run = _created(config)
@@ -58,8 +67,8 @@ def resume(
     config = resumed_config(run, was, assignments, step)
     shown = Console(quiet=True) if quiet else console
     say_loading(config, shown)
-    with _stoppable(folder), run_locked(folder), step_progress(shown):
-        checked = passed(config, new=False)
+    with _stoppable(folder, config), run_locked(folder), step_progress(shown):
+        checked = passed(config, new=False, say=_printer(shown))
         setup = checked.engine.prepare(checked, run.checkpoints_path)
         chosen = checked.engine.choose(run, setup)
         _book(checked, run)
@@ -71,19 +80,24 @@ def resume(
 
 
 def passed(
-    config: RunConfig, *, new: bool = True, environment: Environment | None = None
+    config: RunConfig,
+    *,
+    new: bool = True,
+    environment: Environment | None = None,
+    say: Callable[[str], None] | None = None,
 ) -> Preflight:
     """Run all checks, cheap ones first; write nothing.
 
     Args:
         new: whether the run folder has yet to be created.
         environment: replaces the run file's.
+        say: is given a line before something that may take long.
 
     Raises:
         ConfigError: a check failed.
     """
     quiet_libraries(config)
-    checked = Preflight(config, new=new)
+    checked = Preflight(config, new=new, say=say)
     if environment is not None:
         checked.environment = environment
     return checked.require()
@@ -146,14 +160,53 @@ def conclude(
 
 
 @contextmanager
-def _stoppable(folder: Path) -> Generator[None]:
-    """Turn Ctrl-C into one line that says how to resume."""
+def _stoppable(folder: Path, config: RunConfig) -> Generator[None]:
+    """Turn Ctrl-C, a full disk and a useless LLM into one line that says how to resume."""
     try:
         yield
     except KeyboardInterrupt:
         if RunDir.is_run(folder):
             raise Stopped(f"stopped; resume with: cotune resume {folder}") from None
         raise Stopped("stopped before anything was written") from None
+    except EvolutionError as error:
+        raise EvolutionError(f"{error}; {_without_proposals(folder, config)}") from error
+    except Exception as error:
+        if (full := _disk_full(folder, error)) is None:
+            raise
+        raise ConfigError(full) from error
+
+
+def _without_proposals(folder: Path, config: RunConfig) -> str:
+    """Return how to resume a run whose LLM was of no use."""
+    resume = f"cotune resume {folder}"
+    if not hasattr(config.llm, "optional"):
+        return f"then: {resume}"
+    corrected = f"{resume} --set llm.model=…" if hasattr(config.llm, "model") else resume
+    return f"then: {corrected}, or: {resume} --set llm.optional=true"
+
+
+def _disk_full(folder: Path, error: Exception) -> str | None:
+    """Return a line for an error that comes from a full disk; None for any other.
+
+    Rust's and torch's writers raise their own exceptions, which name neither errno nor file.
+    """
+    text = one_line(str(error))
+    says_so = getattr(error, "errno", None) == errno.ENOSPC or any(s in text for s in _FULL)
+    if isinstance(error, ConfigError | Stopped) or (isinstance(error, CotuneError) and not says_so):
+        return None
+    free = shutil.disk_usage(existing(folder)).free
+    if not says_so and free >= _NEARLY_FULL:
+        return None
+    again = f"cotune resume {folder}" if RunDir.is_run(folder) else "start again"
+    cause = f"{type(error).__name__}: {text[:300]}"
+    return (
+        f"{folder}: {'could not be written' if says_so else 'the run failed'}, and its disk has only "
+        f"{size(free)} free ({cause}); make room, then: {again}"
+    )
+
+
+def _printer(shown: Console) -> Callable[[str], None]:
+    return lambda line: shown.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 def _created(config: RunConfig) -> RunDir:

@@ -70,6 +70,7 @@ if TYPE_CHECKING:
     from cotune.policy.codec import HFCodec
 
 _SERVER_S = 10.0  # a dense index on a CPU is slow
+_FIRST_CALL_S, _FIRST_CALL_RETRIES = 30.0, 1
 OPTIONAL = {
     "peft": "LoRA",
     "vllm": "sampling with vLLM",
@@ -145,6 +146,7 @@ class Preflight:
         new: whether the run folder has yet to be created.
         patient: whether to wait for a server for as long as the run file allows.
         ask_llm: whether to make one small call to the LLM; done in any case before training.
+        say: is given a line before something that may take long.
 
     Attributes:
         starting: whether these processes will train.
@@ -160,9 +162,10 @@ class Preflight:
         new: bool = True,
         patient: bool = True,
         ask_llm: bool = False,
+        say: Callable[[str], None] | None = None,
     ) -> None:
         self.config, self.engine = config, engine_of(config)
-        self._new, self._patient, self._ask_llm = new, patient, ask_llm
+        self._new, self._patient, self._ask_llm, self._say = new, patient, ask_llm, say
         self.llm_calls: list[CostRow] = []
 
     def checks(self) -> list[Check]:
@@ -192,7 +195,7 @@ class Preflight:
             *light,
             *([answers] if asks else []),  # the last of the light ones, since it may cost something
             *(check for check in own if "environment" not in check.needs),
-            Check("disk", partial(disk, config, trainer), here=True, needs=("policy", "output")),
+            Check("disk", self._disk, here=True, needs=("policy", "output")),
             *heavy,
             *(check for check in own if "environment" in check.needs),
             Check("prompts", self._prompts, needs=("policy", "environment")),
@@ -297,8 +300,17 @@ class Preflight:
 
     # ---- checks that use those objects
 
+    def _disk(self) -> list[Finding]:
+        found = disk(self.config, self.engine)
+        for finding in found:
+            if self.starting and self._new and not finding.ok:
+                warn(finding.text)
+        return found
+
     def _llm_answers(self) -> list[Finding]:
-        found, self.llm_calls = llm_answers(self.config.proposer, self._patient, self._spent())
+        found, self.llm_calls = llm_answers(
+            self.config.proposer, self._patient, self._spent(), self._say
+        )
         if self.starting and not self._new:  # a resume may need no further proposal
             found = [replace(finding, blocks=False) for finding in found]
         for finding in found:
@@ -583,15 +595,20 @@ def llm(options: LLMConfig | None) -> list[Finding]:
 
 
 def llm_answers(
-    options: LLMConfig | None, patient: bool = True, spent: float = 0.0
+    options: LLMConfig | None,
+    patient: bool = True,
+    spent: float = 0.0,
+    say: Callable[[str], None] | None = None,
 ) -> tuple[list[Finding], list[CostRow]]:
     """Check that the LLM answers one small call; return that call, too.
 
     An LLM of the user's own is called only if it has a method `check`.
 
     Args:
-        patient: whether to wait and retry as the run file allows.
+        patient: whether to wait up to 30 s and to retry once, as far as the run file allows;
+            otherwise 10 s, without a retry.
         spent: money that counts against the budget.
+        say: is given a line before the call to an endpoint.
     """
     if not isinstance(options, OpenAIOptions | OwnLLMOptions):
         return [], []
@@ -599,9 +616,17 @@ def llm_answers(
         ledger.begin_attempt(None)
         try:
             if isinstance(options, OpenAIOptions):
-                asked = options
-                if not patient:
-                    asked = replace(asked, timeout_s=min(asked.timeout_s, _SERVER_S), retries=0)
+                longest, retries = (
+                    (_FIRST_CALL_S, _FIRST_CALL_RETRIES) if patient else (_SERVER_S, 0)
+                )
+                asked = replace(
+                    options,
+                    timeout_s=min(options.timeout_s, longest),
+                    retries=min(options.retries, retries),
+                )
+                if say is not None:
+                    seconds = asked.timeout_s * (1 + asked.retries) + asked.retries  # with pauses
+                    say(f"asking {options.describe()} (at most {seconds:g} s) …")
                 if asked.budget is not None:
                     asked = replace(asked, budget=max(0.0, asked.budget - spent))
                 OpenAIClient(asked, ledger).check()
@@ -626,7 +651,7 @@ def output(folder: Path) -> list[Finding]:
 
 def disk(config: RunConfig, trainer: Engine) -> list[Finding]:
     """Check that the checkpoints fit on the run folder's disk."""
-    free, needed = shutil.disk_usage(_existing(config.output)).free, disk_needed(config, trainer)
+    free, needed = shutil.disk_usage(existing(config.output)).free, disk_needed(config, trainer)
     if needed is None:
         return [Finding(True, f"disk: {size(free)} are free")]
     what = f"disk: checkpoints take about {size(needed)} of the {size(free)} that are free"
@@ -636,7 +661,7 @@ def disk(config: RunConfig, trainer: Engine) -> list[Finding]:
     return [Finding(False, what, fix, blocks=False)]
 
 
-def _existing(path: Path) -> Path:
+def existing(path: Path) -> Path:
     """Return the nearest existing folder at or above a path."""
     return next(folder for folder in (path, *path.absolute().parents) if folder.exists())
 

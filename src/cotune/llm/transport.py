@@ -91,6 +91,7 @@ class ChatEndpoint:
 
     def __init__(self, options: OpenAIOptions, key: str | None) -> None:
         self._key, self._model = key, options.model
+        self._seconds = options.timeout_s
         self._client = openai.OpenAI(
             # Not None, for which openai would use OPENAI_API_KEY; the header is left out below.
             api_key=key or "none",
@@ -126,7 +127,7 @@ class ChatEndpoint:
                 error.status_code, error.response.headers, self._redact(error.response.text)
             )
         except openai.OpenAIError as error:
-            return _undelivered(error, self._redact)
+            return _undelivered(error, self._redact, self._seconds)
         return parse_reply(self._redact(raw.content.decode("utf-8", "replace")))
 
     def _redact(self, text: str) -> str:
@@ -186,12 +187,18 @@ def parse_retry_after(value: str, now: datetime) -> float | None:
     return max(0.0, seconds)
 
 
-def _undelivered(error: openai.OpenAIError, redact: Callable[[str], str]) -> Outcome:
+def _undelivered(
+    error: openai.OpenAIError, redact: Callable[[str], str], seconds: float
+) -> Outcome:
     """Return the outcome of a request without a reply; it may have been charged unless never sent."""
     cause = error.__cause__ or error
     free = type(cause).__name__ in _UNSENT
     if isinstance(error, openai.APITimeoutError):
-        what = "timed out while connecting" if free else "timed out: no reply within llm.timeout_s"
+        what = (
+            "timed out while connecting"
+            if free
+            else f"timed out: no reply within {seconds:g} s (at most llm.timeout_s)"
+        )
     else:
         what = f"{type(cause).__name__.lstrip('_')}: {_shown(redact(str(cause)))}"
     return Outcome(error=what, retryable=True, free=free)

@@ -7,7 +7,7 @@ from cotune.protocols import LLM, Recorder, State
 
 _ENDS_A_RUN = 2  # failed phases in a row
 _MOST_CAUSES = 5
-_ADVICE = "check the run file's `llm`, or set llm.optional: true to train without its proposals"
+_ADVICE = "correct llm, or set llm.optional: true to go on without its proposals"
 
 
 def reads_prompts(llm: LLM) -> bool:
