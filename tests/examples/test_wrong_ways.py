@@ -149,6 +149,8 @@ def test_as_a_run_file(
     before = snapshot(tmp_path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.argv", ["cotune", "train", "run.yaml"])
+    # The endpoint answers: the mistake is another one.
+    monkeypatch.setattr("cotune.engines.preflight.llm_answers", lambda *_, **__: ([], []))
     with pytest.raises(SystemExit) as stopped:
         cli.main()
     printed = capsys.readouterr()
