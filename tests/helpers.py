@@ -27,8 +27,10 @@ def make_tasks(count: int) -> list[Task]:
 
 
 def without_loading(out: str) -> str:
-    """Return what a command printed after the line that says at once what it loads."""
-    return re.sub(r"\A.*: checking the run file and loading the policy …\n", "", out)
+    """Return what a command printed after the lines that say what it loads and asks."""
+    return re.sub(
+        r"\A.*: checking the run file and loading the policy …\n(asking .* …\n)?", "", out
+    )
 
 
 def make_trajectory(

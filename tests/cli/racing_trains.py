@@ -29,7 +29,7 @@ def race(file: Path, free: Barrier, creating: Barrier, ended: Barrier, result: P
     """Train one run file with an engine that trains nothing."""
     check_free = RunDir.check_free
 
-    def passed(config: RunConfig) -> mock.Mock:
+    def passed(config: RunConfig, **_: object) -> mock.Mock:
         check_free(config.output)
         free.wait(60)  # every process has found the folder free
         return mock.Mock(llm_calls=[])

@@ -99,7 +99,7 @@ def test_hard_strata_are_told_where_the_world_has_them() -> None:
 def test_a_stop_before_the_folder_says_so(tmp_path: Path) -> None:
     with (
         pytest.raises(Stopped, match="before anything was written"),
-        _stoppable(tmp_path / "out"),  # pyright: ignore[reportPrivateUsage]
+        _stoppable(tmp_path / "out", parse_config(tiny(tmp_path / "out"), "test")),  # pyright: ignore[reportPrivateUsage]
     ):
         raise KeyboardInterrupt
 

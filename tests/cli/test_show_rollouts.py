@@ -82,6 +82,7 @@ def test_the_outcome_says_reward_end_answer_and_errors() -> None:
     assert outcome_lines(trajectory("a", "1"))[2] == "answer: none; expected 42"
     cut = trajectory("a", "1", stop=StopReason.TURN_TOKENS)
     assert outcome_lines(cut)[1].startswith("truncated by limits.turn_tokens after ")
+    assert outcome_lines(cut)[2] == "answer: none (cut off); expected 42"
 
 
 def test_without_colours_each_run_of_tokens_is_labelled() -> None:

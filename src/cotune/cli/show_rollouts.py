@@ -7,7 +7,7 @@ from rich.text import Text
 
 from cotune.protocols import Codec
 from cotune.run.truncation import limit_name
-from cotune.types import Trajectory
+from cotune.types import StopReason, Trajectory
 from cotune.utils.text import one_line, printable
 
 PROMPT, INSTRUCTION, OWN, OBSERVED = "dim", "bold magenta", "green", "blue"
@@ -63,7 +63,8 @@ def outcome_lines(trajectory: Trajectory) -> list[str]:
         f"{trajectory.generated_tokens} tokens written of {len(trajectory.completion_ids)}"
     )
     given = "none" if trajectory.answer is None else one_line(trajectory.answer)[:200]
-    given = "none (cut off)" if limit else given
+    if limit and trajectory.stop is not StopReason.TURN_LIMIT:
+        given = "none (cut off)"
     expected = " or ".join(map(one_line, trajectory.task.answers))[:200]
     lines.append(f"answer: {given}" + (f"; expected {expected}" if expected else ""))
     if trajectory.feedback:
