@@ -3,8 +3,8 @@
     python benchmarks/retrieval_quality.py DOCUMENTS.trec TOPICS.trec QRELS
 
 The files are in TREC's format; the numbers in docs/how-to/retrieval.md are of the Vaswani (NPL)
-collection as PyTerrier keeps it (tests/fixtures/vaswani_npl). Means over the topics that have judgements,
-of 1,000 passages each.
+collection, from `tests/fixtures/vaswani_npl` in PyTerrier's repository. Means over the topics that have
+judgements, of 1,000 passages each.
 """
 
 import argparse

@@ -18,13 +18,13 @@ import io
 import statistics
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
 import torch
+from overhead import StepClock
 from rich.console import Console
-from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
+from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import GRPOConfig, GRPOTrainer
 
 import cotune
@@ -34,20 +34,6 @@ sys.path.insert(0, str(EXAMPLE))
 from task import INSTRUCTION, TOOLS, exact, questions  # noqa: E402
 
 ARMS = ("TRL", "cotune", "JointTrainer")
-
-
-class StepClock(TrainerCallback):
-    """Record the CPU seconds of every step of this process."""
-
-    def __init__(self) -> None:
-        self.seconds: list[float] = []
-        self._begun = 0.0
-
-    def on_step_begin(self, *args: Any, **kwargs: Any) -> None:
-        self._begun = time.process_time()
-
-    def on_step_end(self, *args: Any, **kwargs: Any) -> None:
-        self.seconds.append(time.process_time() - self._begun)
 
 
 def trainer_of(arm: str, steps: int, observation_tokens: int, folder: str) -> GRPOTrainer:

@@ -50,7 +50,7 @@ def step_progress(console: Console) -> Generator[None]:
 
 
 class _Steps:
-    """Where the run is, for both displays."""
+    """The run's position, for both displays."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._time_left = TimeLeft(clock)

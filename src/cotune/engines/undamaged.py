@@ -1,4 +1,4 @@
-"""Which checkpoint a resume starts from: the newest whose manifest holds, the same for every engine."""
+"""Choose the checkpoint of a resume, for every engine: the newest whose manifest holds."""
 
 import shutil
 from collections.abc import Iterable, Mapping

@@ -1,1 +1,1 @@
-"""What proposes: the client of an endpoint, an object of the user's own, a bank of texts."""
+"""Optimizer LLMs: a client of an endpoint, an object of the user's own, a bank of texts."""

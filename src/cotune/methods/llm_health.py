@@ -1,4 +1,4 @@
-"""Whether an optimizer LLM is of use, over the phases of a run."""
+"""Track whether the optimizer LLM is useful, over the phases of a run."""
 
 from collections.abc import Iterable
 
@@ -16,7 +16,7 @@ def reads_prompts(llm: LLM) -> bool:
 
 
 class LLMHealth:
-    """Count the phases whose proposals all failed, and end a run whose LLM is of no use.
+    """Count the phases whose proposals all failed, and end a run whose LLM is useless.
 
     Every failed phase is recorded as "phase_failed". Two in a row end the run, unless the LLM is
     `optional`. An LLM that has nothing left to give (BudgetError) has not failed; this is recorded

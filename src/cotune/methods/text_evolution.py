@@ -40,7 +40,7 @@ _PIECE = re.compile(r"[a-z]{1,4}|[A-Z]{1,2}|[^A-Za-z\s]|\n|(?<=[^\S\n])[^\S\n]{1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """What the reflector is shown of rollouts.
+    """Options for showing rollouts to the reflector.
 
     Attributes:
         show_answers: whether it sees the ground truth.

@@ -64,7 +64,7 @@ class Loaded:
 
 
 class Scored(NamedTuple):
-    """What a function says of one rollout: its value, and why; "" if it does not say."""
+    """A function's value for one rollout, and its feedback; "" if it gives none."""
 
     value: float
     feedback: str = ""

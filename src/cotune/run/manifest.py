@@ -19,7 +19,7 @@ _THREADS = 4  # hashing releases the interpreter's lock
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """What a folder held once it was complete.
+    """Record the contents of a complete folder.
 
     Attributes:
         files: SHA-256 in hexadecimal of each file, by its path relative to the folder.

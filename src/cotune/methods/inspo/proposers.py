@@ -143,9 +143,10 @@ def candidates_asked(prompt: str) -> int | None:
 def parse_candidates(text: str) -> list[str]:
     """Return the candidates of a reply in the order of their numbers; never raises.
 
-    Reasoning before the answer (`<think>...</think>`) is removed with the drafts in it, to the end
-    of the reply if it is not closed, and so are code fences around a candidate. Numbers may have gaps; if a number is repeated, the last one counts; `<ins_0>`
-    is the parent repeated; an unclosed candidate, an empty one and a duplicate are dropped.
+    Reasoning before the answer (`<think>...</think>`) is removed with the drafts in it, to the end of
+    the reply if it is not closed. Code fences around a candidate are removed, too. Numbers may have
+    gaps; if a number is repeated, the last one counts; `<ins_0>` is the parent repeated; an unclosed
+    candidate, an empty one and a duplicate are dropped.
     """
     found: dict[int, str] = {}
     for match in _CANDIDATE.finditer(without_reasoning(text, _CANDIDATE)):
