@@ -34,6 +34,19 @@ from cotune.run.best import BestRecord, read_best
             "0.500. Instruction i3 ranks first after step 9, and scored 0.250 with the policy of that "
             "step",
         ),
+        (
+            {"validated": True, "em": 0.5, "initial_em": 0.25},
+            "Kept: the policy of step 4 with instruction i2, the best on validation with exact match "
+            "0.500; the initial instruction scores 0.250 there",
+        ),
+        (
+            {"validated": True, "em": 0.5, "initial_em": 0.5, "instruction_id": "i0", "leader": "i3",
+             "interval": (0.25, 0.75),
+             "found": BestRecord(instruction="Do better.", instruction_id="i3", em=0.25,
+                                 interval=(0.125, 0.5))},
+            "Kept: the policy of step 4 with instruction i0, the best on validation with exact match "
+            "0.500 (95 %: 0.250 to 0.750); instruction i3 scores 0.250 there",
+        ),
         # Of a version that did not record whether the score is one, nor of what.
         ({"em": 0.5}, "Kept: the policy of step 4 with instruction i2"),
         ({"em": 0.0, "instruction_id": ""}, "Kept: the policy of step 4"),

@@ -1,5 +1,6 @@
 """The best policy of a run, with the instruction to use it under."""
 
+import os
 import shutil
 from dataclasses import replace
 from fnmatch import fnmatch
@@ -9,9 +10,10 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from cotune.engines.joint import TrainingRun
+from cotune.run.best import FILE as BEST_JSON
 from cotune.run.best import MAY_CHANGE, BestRecord, read_best
 from cotune.run.json_files import write_atomic
-from cotune.run.manifest import hashes
+from cotune.run.manifest import hashes, hashes_of
 from cotune.run.scores import Score
 from cotune.types import Choice, Prompt
 
@@ -47,7 +49,7 @@ class BestPolicy:
         """
         known, em = self._read(), 0.0 if score is None else score.em
         # A kept policy of a later step was written before a resume, by steps that were discarded.
-        if known is not None and known.step <= step and known.em >= em:
+        if known is not None and known.step <= step and known.as_found.em >= em:
             return
         staged = self._staged
         shutil.rmtree(staged, ignore_errors=True)
@@ -77,18 +79,53 @@ class BestPolicy:
         record.write(staged)
         self._swap_in(staged)
 
-    def conclude(self, trained: int, leader: str, last: Score | None) -> BestRecord:
+    def conclude(
+        self,
+        trained: int,
+        leader: str,
+        last: Score | None,
+        initial: Prompt | None = None,
+        plain: Score | None = None,
+    ) -> BestRecord:
         """Add to the record how the run ended; on rank 0.
 
         Args:
             trained: steps of the whole run.
             leader: id of the instruction that the method ranks first now.
             last: the last policy's score on validation under it; None if it has none.
+            initial: the initial instruction, if the kept policy was scored under it, too: it is kept
+                unless the method's own scores higher.
+            plain: that score.
         """
+        known = self.known()
         record = replace(
-            self._known(), trained=trained, leader=leader, last_em=None if last is None else last.em
+            known.as_found,
+            trained=trained,
+            leader=leader,
+            last_em=None if last is None else last.em,
+            files=known.files,
         )
-        record.write(self._folder)
+        if initial is not None and plain is not None:
+            record = replace(record, initial_em=plain.em)
+            if plain.em >= record.em:
+                record = _initial_kept(record, initial, plain)
+        return self._rewritten(record)
+
+    def _rewritten(self, record: BestRecord) -> BestRecord:
+        """Replace the record, and with it the instruction's text if that is another one."""
+        if record.instruction == self.known().instruction:
+            record.write(self._folder)
+            return record
+        # Hashes cover the text, so a kill must leave the old pair or the new one.
+        shutil.rmtree(self._staged, ignore_errors=True)
+        shutil.copytree(
+            self._folder, self._staged, copy_function=_link, ignore=lambda *_: [BEST_JSON]
+        )
+        text = self._staged / "instruction.txt"
+        write_atomic(text, record.instruction + "\n")
+        record = replace(record, files={**record.files, **hashes_of(self._staged, [text])})
+        record.write(self._staged)
+        self._swap_in(self._staged)
         return record
 
     def write_weights(self, joint: Any, folder: Path, step: int) -> None:
@@ -117,7 +154,7 @@ class BestPolicy:
             weights.
         """
         joint.coordinator.comm.broadcast(None)  # wait until rank 0 has written
-        known = self._known()
+        known = self.known()
         if known.step != joint.batches:
             if joint.coordinator.comm.rank == 0:
                 known.check_files(self._folder)
@@ -129,7 +166,8 @@ class BestPolicy:
         if (known := self._read()) is not None:
             known.check_files(self._folder)
 
-    def _known(self) -> BestRecord:
+    def known(self) -> BestRecord:
+        """Return the record of what is kept. Raises FileNotFoundError before anything is."""
         known = self._read()
         if known is None:
             raise FileNotFoundError(f"{self._folder}: no policy was kept")
@@ -137,7 +175,7 @@ class BestPolicy:
 
     def _read(self) -> BestRecord | None:
         # best.json is written last, so a staged folder that contains it is complete.
-        if (self._staged / "best.json").is_file():
+        if (self._staged / BEST_JSON).is_file():
             self._swap_in(self._staged)
         return read_best(self._folder)
 
@@ -146,6 +184,31 @@ def choice_of(joint: TrainingRun) -> Choice | None:
     """Return the strategy's choice of the best instruction, if it makes one."""
     choose = getattr(joint.coordinator.strategy, "choice", None)
     return choose() if choose else None
+
+
+def _initial_kept(found: BestRecord, initial: Prompt, plain: Score) -> BestRecord:
+    """Return the record with the initial instruction in place of the one that was found."""
+    return replace(
+        found,
+        instruction_id="i0",
+        instruction=initial.instruction,
+        em=plain.em,
+        **_evidence(plain),
+        weight=None,
+        observed_steps=None,
+        observed_rollouts=None,
+        runner_up=None,
+        too_close_to_call=None,
+        found=replace(found, files={}),
+    )
+
+
+def _link(source: str, target: str) -> None:
+    """Link a file to a second name; copy it where the file system has no links."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)
 
 
 def _evidence(score: Score) -> dict[str, Any]:

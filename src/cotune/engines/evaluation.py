@@ -24,7 +24,7 @@ class Outcome:
         after: test score of the reported policy, best instruction.
         plain: test score of the reported policy, initial instruction.
         hinted: test score of the reported policy, best instruction and hint; None without hints.
-        kept: which pair is reported, and why; only the first process has it.
+        kept: which pair is reported, and why.
         last: test score of the last policy, if it is not the one that is kept and was asked for.
         ended_early: why training ended before its last step; "" if it did not.
     """
@@ -41,11 +41,14 @@ class Outcome:
     last: Score | None = None
 
 
-_PROMPTS = {"before": "initial", "plain": "initial", "hinted": "best with hint"}
+_PROMPTS = {
+    "before": "initial", "plain": "initial", "uplift": "initial", "hinted": "best with hint",
+}  # fmt: skip
 # Names of the scores in trackers, which display them as eval/em and test/em.
 _SCORES = {
     "before": "test_em_before",
     "during": "eval_em",
+    "uplift": "eval_em_plain",
     "after": "test_em",
     "plain": "test_em_plain",
     "hinted": "test_em_hinted",
@@ -94,42 +97,52 @@ class RunEvaluation:
         if joint.ended_early and joint.coordinator.comm.rank == 0:
             joint.parts.journal.event("notice", joint.coordinator.step, text=joint.ended_early)
         score = self._measure(joint, "validation", "during") if self._options.every else None
-        records: list[BestRecord] = []
-        joint.coordinator.on_rank_zero(lambda: records.append(self._keep(joint, score)))
+        step = joint.coordinator.on_rank_zero(lambda: self._offer(joint, score))
         last = None
-        if self._last and records and records[0].step != joint.batches:
+        if self._last and step != joint.batches:
             last = self._measure(joint, "test", "last")
-        instruction_id, kept = self._best.restore(joint)
+        self._best.restore(joint)
+        kept: BestRecord = joint.coordinator.on_rank_zero(lambda: self._conclude(joint, score))
         text = kept.instruction
-        after = self._measure(joint, "test", "after", Prompt(text), instruction_id)
+        after = self._measure(joint, "test", "after", Prompt(text), kept.instruction_id)
         initial = self._initial(joint)
         plain = after
         if text != initial.instruction:
             plain = self._measure(joint, "test", "plain", initial, "i0")
         hinted = None
         if kept.hint:
-            hinted = self._measure(joint, "test", "hinted", kept, instruction_id)
+            prompt = Prompt(text, kept.hint)
+            hinted = self._measure(joint, "test", "hinted", prompt, kept.instruction_id)
         return Outcome(
             self._before(),
             after,
             plain,
             text,
-            instruction_id,
+            kept.instruction_id,
             joint.batches,
             hinted,
-            records[0] if records else None,
+            kept,
             joint.ended_early,
             last,
         )
 
-    def _keep(self, joint: TrainingRun, score: Score | None) -> BestRecord:
-        """Keep the last policy if it is the best; record which one is."""
+    def _offer(self, joint: TrainingRun, score: Score | None) -> int:
+        """Keep the last policy if it is the best; return the step of the one that is kept."""
         if score is None:
             # The kept policy is from a run with fewer steps, and no score says which is better.
             self._best.forget()
         self._best.offer(joint, score, joint.batches)
-        leader = joint.coordinator.strategy.best_instruction_id()
-        record = self._best.conclude(joint.batches, leader, score)
+        return self._best.known().step
+
+    def _conclude(self, joint: TrainingRun, score: Score | None) -> BestRecord:
+        """Choose the instruction to keep with the restored policy; record the pair."""
+        strategy, found = joint.coordinator.strategy, self._best.known().as_found
+        initial, plain = self._initial(joint), None
+        checks = getattr(strategy, "checks_uplift", False)
+        if checks and found.validated and found.instruction != initial.instruction:
+            plain = self._measure(joint, "validation", "uplift", initial, "i0")
+        leader = strategy.best_instruction_id()
+        record = self._best.conclude(joint.batches, leader, score, initial, plain)
         self._record_choice(joint)
         joint.parts.journal.event(
             "best_kept",
@@ -138,6 +151,7 @@ class RunEvaluation:
             policy_step=record.step,
             trained=record.trained,
             em=record.em if record.validated else None,
+            initial_em=record.initial_em,
             interval=record.interval,
             observed_steps=record.observed_steps,
             observed_rollouts=record.observed_rollouts,

@@ -8,6 +8,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
+from typing import Any, Self
 
 from cotune.errors import ConfigError
 from cotune.run.json_files import write_json_atomic
@@ -41,6 +42,8 @@ class BestRecord:
         trained: steps of the whole run.
         leader: id of the instruction that the method ranks first at the run's end.
         last_em: the validation score of the last policy under `leader`.
+        initial_em: the kept policy's score under the initial instruction, if that was checked.
+        found: the record of what the method found, if the initial instruction is kept in its place.
         files: SHA-256 of the files that must not change, by name.
     """
 
@@ -61,7 +64,24 @@ class BestRecord:
     trained: int | None = None
     leader: str | None = None
     last_em: float | None = None
+    initial_em: float | None = None
+    found: "BestRecord | None" = None
     files: Mapping[str, str] = field(default_factory=dict[str, str])
+
+    @classmethod
+    def of(cls, row: Mapping[str, Any]) -> Self:
+        """Parse the fields of best.json; unknown ones are ignored."""
+        known = {one.name: row[one.name] for one in fields(cls) if one.name in row}
+        if known.get("interval") is not None:
+            known["interval"] = tuple(known["interval"])
+        if known.get("found") is not None:
+            known["found"] = cls.of(known["found"])
+        return cls(**known)
+
+    @property
+    def as_found(self) -> "BestRecord":
+        """What the method found, whether or not the initial instruction is kept in its place."""
+        return self.found or self
 
     def write(self, folder: Path) -> None:
         """Replace best.json in a folder."""
@@ -90,6 +110,12 @@ class BestRecord:
         text = f"Kept: {pair}, the best on validation with {self.measure} {self.em:.3f}"
         if self.interval is not None:
             text += f" (95 %: {self.interval[0]:.3f} to {self.interval[1]:.3f})"
+        if self.found is not None:
+            return (
+                f"{text}; instruction {self.found.instruction_id} scores {self.found.em:.3f} there"
+            )
+        if self.initial_em is not None:
+            text += f"; the initial instruction scores {self.initial_em:.3f} there"
         if self.leader not in (None, self.instruction_id) and self.last_em is not None:
             text += (
                 f". Instruction {self.leader} ranks first after step {self.trained}, and scored "
@@ -111,10 +137,7 @@ def read_best(folder: Path) -> BestRecord | None:
             raise ValueError(f"its schema_version is not {_VERSION}")
         if not isinstance(row.get("instruction"), str):
             raise ValueError("it has no instruction")
-        known = {one.name: row[one.name] for one in fields(BestRecord) if one.name in row}
-        if known.get("interval") is not None:
-            known["interval"] = tuple(known["interval"])
-        record = BestRecord(**known)
+        record = BestRecord.of(row)
     except FileNotFoundError:
         return None
     except (OSError, ValueError, TypeError, AttributeError) as error:

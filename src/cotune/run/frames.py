@@ -69,7 +69,7 @@ EVENTS: Mapping[str, Columns] = {
         "proposals_ended": "reason: string",
         "best_instruction": "id: string; weight: float64; observed_steps observed_rollouts: Int64; "
         "runner_up: string; too_close_to_call: boolean",
-        "best_kept": "id: string; policy_step trained: Int64; em: float64; interval: object; "
+        "best_kept": "id: string; policy_step trained: Int64; em initial_em: float64; interval: object; "
         "observed_steps observed_rollouts: Int64; leader text: string",
         "gepa_phase": "dev train budget: Int64",
         "gepa_progress": "evaluations budget instructions: Int64; best_dev_score: float64",

@@ -133,6 +133,13 @@ def in_the_state(step: int) -> None:
     os.replace = killed  # type: ignore[assignment]
 
 
+def check_uplift() -> None:
+    """INSPO's instruction is checked against the initial one at the end of a run."""
+    from cotune.methods.inspo.inspo import Inspo
+
+    Inspo.checks_uplift = True  # type: ignore[attr-defined]  # pyright: ignore
+
+
 def reward_lengths() -> None:
     """Rewards that any policy's rollouts differ in, so that every run has gradients to lose."""
     from cotune.worlds.arithmetic import ArithmeticEnvironment
@@ -156,7 +163,7 @@ PLACES: dict[str, Callable[[int], None]] = {
     "evolve": lambda step: at_rollouts("evolve", step, after=True),
     "before third evolve": lambda step: at_rollouts("evolve", step, 3, after=False),
     "second reply": lambda step: before_reply(step, 2),
-    "second evaluation": lambda step: at_rollouts("evaluate", step, 2, after=True),
+    "third evaluation": lambda step: at_rollouts("evaluate", step, 3, after=True),
     "checkpoint": between_the_halves,
     "state": in_the_state,
     "log": before_the_log,
@@ -166,6 +173,7 @@ PLACES: dict[str, Callable[[int], None]] = {
 if __name__ == "__main__":
     place, at, *command = sys.argv[1:]
     reward_lengths()
+    check_uplift()
     note_calls(os.environ.get("SAMPLED", os.devnull))
     PLACES[place](int(at))
     from cotune.cli.app import main

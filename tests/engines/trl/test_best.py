@@ -171,6 +171,68 @@ def test_a_kill_while_it_is_kept_leaves_the_old_one_or_the_new_one(
     assert not (tmp_path / "best.new").exists()
 
 
+INITIAL = Prompt("abc. ")
+
+
+def test_the_initial_instruction_is_kept_unless_the_other_scores_higher(
+    run: Run, best: TRLBest, tmp_path: Path
+) -> None:
+    mark(run, 1)
+    best.offer(run.joint, scored(0.5), 1)
+    higher = best.conclude(1, "i0", None, INITIAL, scored(0.25))
+    assert (higher.instruction, higher.initial_em, higher.found) == ("abc de. b", 0.25, None)
+    whole = (tmp_path / "best" / "model.safetensors").read_bytes()
+    for plain in (0.5, 0.75):  # a resume concludes again
+        equal = best.conclude(1, "i0", None, INITIAL, scored(plain))
+        assert (equal.em, equal.initial_em) == (plain, plain)
+        assert equal.found is not None
+        assert (equal.found.instruction, equal.found.em) == ("abc de. b", 0.5)
+        assert kept(run, best) == (plain, 1, INITIAL.instruction, 1.0)
+        assert read_best(tmp_path / "best") == equal
+        best.check()
+    assert (tmp_path / "best" / "model.safetensors").read_bytes() == whole
+    # Policies are compared by what the method found with them.
+    mark(run, 2)
+    best.offer(run.joint, scored(0.5), 2)
+    assert kept(run, best)[1] == 1
+    best.offer(run.joint, scored(0.625), 2)
+    assert kept(run, best) == (0.625, 2, "abc de. c", 2.0)
+    best.conclude(2, "i0", None, INITIAL, scored(0.75))
+    back = best.conclude(2, "i0", None, INITIAL, scored(0.25))
+    assert (back.em, back.initial_em, back.found) == (0.625, 0.25, None)
+    assert kept(run, best) == (0.625, 2, "abc de. c", 2.0)
+    best.check()
+
+
+@pytest.mark.parametrize("place", ["instruction.txt", "best.json", "swap"])
+def test_a_kill_while_the_initial_instruction_takes_its_place_can_be_resumed(
+    run: Run, best: TRLBest, place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mark(run, 1)
+    best.offer(run.joint, scored(0.5), 1)
+
+    def killed(path: Path, *_: object) -> None:
+        if place == "swap" or path.name == place:
+            raise Kill
+
+    with monkeypatch.context() as patch:
+        if place == "swap":
+            patch.setattr(Path, "rename", killed)
+        elif place == "best.json":
+            patch.setattr("cotune.run.best.write_json_atomic", killed)
+        else:
+            patch.setattr("cotune.engines.best_policy.write_atomic", killed)
+        with pytest.raises(Kill):
+            best.conclude(1, "i0", None, INITIAL, scored(0.75))
+    again = TRLBest(tmp_path / "best", tiny_tokenizer())
+    again.check()
+    expected = "abc. " if place == "swap" else "abc de. b"
+    assert kept(run, again)[2] == expected
+    again.conclude(1, "i0", None, INITIAL, scored(0.75))
+    assert kept(run, again) == (0.75, 1, "abc. ", 1.0)
+    again.check()
+
+
 def test_what_is_forgotten_is_gone_a_staged_one_too(
     run: Run, best: TRLBest, tmp_path: Path
 ) -> None:

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from cotune.run.best import read_best
 from cotune.run.run_dir import RunDir
 from tests.engines.trl.kills import (
     arm,
@@ -37,11 +38,12 @@ def runs(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[RunDir, RunDir]:
     folder = tmp_path_factory.mktemp("runs")
-    content = with_sections(**request.param)
+    # With this seed the best instruction is not the initial one.
+    content = with_sections(**request.param) | {"seed": 2}
     return (
         run_with_kills(run_file(folder, "unbroken", content), []),
-        # The validation is written down, the test split rolled out, but not yet written.
-        run_with_kills(run_file(folder, "broken", content), [("second evaluation", 3)]),
+        # The instruction is chosen on validation, the test split rolled out, but not yet written.
+        run_with_kills(run_file(folder, "broken", content), [("third evaluation", 3)]),
     )
 
 
@@ -60,6 +62,11 @@ def test_the_closing_step_is_written_once(runs: tuple[RunDir, RunDir]) -> None:
     kinds = [(row["kind"], row.get("when")) for row in closing]
     assert len(kinds) == len(set(kinds))
     assert {("evaluated", "during"), ("evaluated", "after")} <= set(kinds)
+    assert ("evaluated", "uplift") in kinds
+    records = [read_best(run.best_path) for run in runs]
+    assert records[0] == records[1]
+    assert records[0] is not None
+    assert records[0].initial_em is not None
     assert {("best_instruction", None), ("run_finished", None)} <= set(kinds)
     files = [step_purpose for step_purpose in broken.trajectory_files() if step_purpose[0] == 3]
     assert files == [f for f in unbroken.trajectory_files() if f[0] == 3]

@@ -177,6 +177,58 @@ def test_one_statement_says_which_pair_is_kept_and_why(
     assert "Best instruction: i0" in page
 
 
+@pytest.mark.parametrize(
+    ("checks", "plain", "ships"),
+    [(False, 1.0, True), (True, 0.5, True), (True, 0.75, False)],
+    ids=["unchecked", "uplift", "no uplift"],
+)
+def test_a_method_may_have_its_instruction_checked_against_the_initial_one(
+    checks: bool, plain: float, ships: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    strategy = Inspo(InspoOptions(population_size=1), Context(instruction=TEXTS[0]))
+    strategy.load_state_dict(inspo_state(CLEAR))
+    monkeypatch.setattr(Inspo, "checks_uplift", checks, raising=False)
+    run = start(tmp_path, strategy)
+    run.joint.bind(run.trainer)
+    run.ledger.begin_attempt(None)
+    run.joint.batches = 2
+    raw = tiny(tmp_path / "run", {"strategy": {"kind": "static"}, "evaluation": {"every": 1}})
+    config = parse_config(raw, "test")
+    initial, found = TEXTS  # i0 is the environment's own
+    shipped = found if ships else initial
+    measured: list[tuple[str, str, str]] = []
+
+    def measure(
+        self: RunEvaluation, joint: Any, split: str, when: str, prompt: Any = None, _: str = ""
+    ) -> Score:
+        measured.append((split, when, "" if prompt is None else prompt.instruction))
+        return Score({"during": 0.75, "uplift": plain}.get(when, 0.25), 8, {})
+
+    monkeypatch.setattr(RunEvaluation, "_measure", measure)
+    best = TRLBest(run.folder.best_path, tiny_tokenizer())
+    evaluation = RunEvaluation(
+        config.evaluation, config.instruction, run.folder, best, report_scores
+    )
+    for _ in range(2):  # as a resume after the last step does
+        measured.clear()
+        outcome = evaluation.finish(run.joint)
+        assert outcome.instruction == shipped
+    assert outcome.kept == read_best(run.folder.best_path)
+    uplift = [("validation", "uplift", initial)] if checks else []
+    assert measured[: 2 + len(uplift)] == [
+        ("validation", "during", ""), *uplift, ("test", "after", shipped)
+    ]  # fmt: skip
+    event = [row for row in run.folder.read_events() if row["kind"] == "best_kept"][-1]
+    scores = (event["em"], event["initial_em"])
+    assert scores == (0.75, plain if checks else None)
+    assert event["id"] == outcome.instruction_id == ("i1" if ships else "i0")
+    text = run.folder.best_path / "instruction.txt"
+    assert text.read_text() == shipped + "\n"
+    if checks:
+        other = "initial instruction scores 0.500" if ships else "instruction i1 scores 0.750"
+        assert other in event["text"]
+
+
 def test_without_validation_a_run_that_went_further_is_reported_by_its_last_policy(
     tmp_path: Path,
 ) -> None:

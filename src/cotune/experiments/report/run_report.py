@@ -273,7 +273,7 @@ def _held_out_chart(run: RecordedRun) -> Chart | None:
     """
     by_split: dict[str, list[Row]] = {}
     for event in run.of_kind("evaluated"):
-        if event.get("when") not in ("plain", "hinted", "last"):
+        if event.get("when") not in ("plain", "uplift", "hinted", "last"):
             row = {**event, "step": event.get("trained", event["step"])}
             by_split.setdefault(str(event.get("split", "")), []).append(row)
     drawn = [(split, values(rows, "em")) for split, rows in sorted(by_split.items())]
