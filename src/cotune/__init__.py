@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     )
     from cotune.llm.bank import BankOptions
     from cotune.llm.client import OpenAIOptions
-    from cotune.methods.composed import ComposedOptions
+    from cotune.methods.composed import ComposedInspoOptions, ComposedOptions, ComposedP2OOptions
     from cotune.methods.gepa.gepa import GepaOptions
     from cotune.methods.inspo.inspo import InspoOptions
     from cotune.methods.p2o.hints import HintOptions
@@ -59,7 +59,9 @@ __all__ = [
     "BankOptions",
     "BudgetError",
     "Completion",
+    "ComposedInspoOptions",
     "ComposedOptions",
+    "ComposedP2OOptions",
     "ConfigError",
     "CotuneError",
     "DatasetConfig",
@@ -179,7 +181,7 @@ _HOME = {
         "WeightedReward",
     ),
     "run.run_dir": ("RunDir",),
-    "methods.composed": ("ComposedOptions",),
+    "methods.composed": ("ComposedInspoOptions", "ComposedOptions", "ComposedP2OOptions"),
     "methods.gepa.gepa": ("GepaOptions",),
     "methods.inspo.inspo": ("InspoOptions",),
     "methods.p2o.p2o": ("P2OOptions",),

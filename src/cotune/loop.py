@@ -111,9 +111,9 @@ def policy_loss(
     advantages = group_advantages(rewards, group_size)
     logprobs, mask = completion_logprobs(model, trajectories, temperature)
     before = logprobs.detach().double().cpu().numpy()
-    weights = torch.from_numpy(batch_weights(trajectories, before, distillation))
+    weights = batch_weights(trajectories, before, advantages.tolist(), distillation)
     old = torch.from_numpy(old_logprobs(trajectories, before, distillation))
-    by_token = (advantages[:, None] * weights).to(logprobs)
+    by_token = (advantages[:, None] * torch.from_numpy(weights)).to(logprobs)
     return grpo_loss(logprobs, old.to(logprobs), by_token, mask, clip)
 
 

@@ -137,8 +137,9 @@ class Assignment:
     Attributes:
         task: the question.
         sampled: the prompt that the policy sees while it writes.
-        trained: the prompt that the gradient is taken on; another one only in P²O, without the hint.
-        instruction_id: the instruction that is credited with the reward.
+        trained: the prompt that the gradient is taken on; never with a hint, unless distillation is
+            off.
+        instruction_id: the instruction that it is sampled under, and that is credited with the reward.
         group: index of the rollout's group in its batch; a group shares the task and is the unit
             over which advantages are normalised.
     """
@@ -152,17 +153,19 @@ class Assignment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Distillation:
-    """Options of training without the hint on rollouts sampled under it (P²O, arXiv 2603.21877, Eq. 4).
+    """Options of training on one prompt with rollouts sampled under another (P²O, arXiv 2603.21877, Eq. 4).
 
-    π_old(ỹ|x) and π_old(ỹ|x̃) are the probabilities of a token under the prompt that is trained on
-    and under the hinted one; their quotient is the context ratio.
+    The other prompt x̃ has a hint that x, which is trained on, has not, or another instruction.
+    π_old(ỹ|x) and π_old(ỹ|x̃) are the probabilities of a token under the two; their quotient is the
+    context ratio.
 
     Attributes:
         ratio: the denominator of the importance ratio. "original", the paper's, is π_old(ỹ|x): it
             starts at 1. "hint" is π_old(ỹ|x̃): off-policy. "masked" is "original" without the tokens
             whose context ratio is outside [low, high]: an option of the authors' scripts, which the
-            paper does not have. "off" is no distillation: the gradient is taken on the hinted
-            prompt (an ablation).
+            paper does not have. "masked_signed" leaves these tokens out only if the advantage is not
+            positive: raising an improbable token is bounded, pushing it down is not. "off" is no
+            distillation: the gradient is taken on the prompt with the hint (an ablation).
         low, high: bounds of the context ratio; the defaults are the scripts'.
         soft: scale a token outside the bounds by its distance from them instead of masking it.
         drop_failed: give failed rollouts under a hint no weight in the loss.
@@ -170,7 +173,7 @@ class Distillation:
 
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
-    ratio: Literal["original", "hint", "masked", "off"] = "original"
+    ratio: Literal["original", "hint", "masked", "masked_signed", "off"] = "original"
     low: float = 0.01
     high: float = 10.0
     soft: bool = False

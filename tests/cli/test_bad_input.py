@@ -83,11 +83,10 @@ CASES: dict[str, tuple[dict[str, Any], list[str]]] = {
         {
             "strategy": {
                 "kind": "inspo+p2o",
-                "distil_instruction": 0.5,
                 "p2o": {"distillation": {"ratio": "off"}},
             }
         },
-        ["strategy.distil_instruction is 0.5", "p2o.distillation.ratio is 'off'"],
+        ["strategy.target is 'initial'", "distillation.ratio is 'off'"],
     ),
     "rules that write no instructions for a world": (
         {"environment": {"kind": "arithmetic"}},

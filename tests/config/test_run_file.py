@@ -20,7 +20,7 @@ from cotune.errors import ConfigError
 from cotune.llm.bank import BankOptions
 from cotune.llm.client import OpenAIOptions
 from cotune.llm.own import OwnLLMOptions
-from cotune.methods.composed import ComposedOptions
+from cotune.methods.composed import ComposedInspoOptions, ComposedOptions, ComposedP2OOptions
 from cotune.methods.inspo.inspo import InspoOptions
 from cotune.methods.p2o.hints import HintOptions
 from cotune.methods.p2o.p2o import P2OOptions
@@ -257,10 +257,10 @@ def test_p2o_and_both_methods_from_plain_data() -> None:
     )
     config = parse_config(LEAST | {"strategy": {"kind": "p2o", **p2o}}, "test")
     assert config.strategy == options
-    both = {"kind": "inspo+p2o", "inspo": {"window": 2}, "p2o": p2o, "distil_instruction": 0.5}
+    both = {"kind": "inspo+p2o", "inspo": {"window": 2}, "p2o": {"same_hint": True}}
     config = parse_config(LEAST | {"strategy": both}, "test")
     assert config.strategy == ComposedOptions(
-        inspo=InspoOptions(window=2), p2o=options, distil_instruction=0.5
+        inspo=ComposedInspoOptions(window=2), p2o=ComposedP2OOptions(same_hint=True)
     )
     assert parse_config(dump_config(config), "test") == config
     assert parse_config(LEAST | {"environment": {"kind": "arithmetic"}}, "test").environment == (

@@ -7,12 +7,15 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from cotune.methods.composed import ComposedOptions, InspoP2O
-from cotune.methods.inspo.inspo import InspoOptions
+from cotune.methods.composed import (
+    ComposedInspoOptions,
+    ComposedOptions,
+    ComposedP2OOptions,
+    InspoP2O,
+)
 from cotune.methods.method import Context
 from cotune.methods.p2o.hints import HintOptions
-from cotune.methods.p2o.p2o import P2OOptions
-from cotune.types import Assignment, Distillation, Progress, Prompt, Trajectory
+from cotune.types import Assignment, Distillation, Instruction, Progress, Prompt, Trajectory
 from cotune.worlds.rules_llm import REMEDIES, Mode, RulesLLM
 from tests.helpers import INITIAL, Events, ScriptedRollout, make_tasks, make_trajectory
 
@@ -43,15 +46,25 @@ class Policy:
         return [replace(t, assignment=a) for t, a in zip(made, assignments, strict=True)]
 
 
-def options(distil: float = 0.0, **p2o: Any) -> ComposedOptions:
-    inspo = InspoOptions(population_size=3, verification_tasks=4, prune_every=0, evolve_every=2)
+def options(
+    groups: Any = "own", target: Any = "sampled", credit: Any = "raw", **p2o: Any
+) -> ComposedOptions:
+    inspo = ComposedInspoOptions(
+        population_size=3,
+        verification_tasks=4,
+        prune_every=0,
+        evolve_every=2,
+        groups=groups,
+        target=target,
+        credit=credit,
+    )
     return ComposedOptions(
-        inspo=inspo, p2o=P2OOptions(**{"hints": HINTS, **p2o}), distil_instruction=distil
+        inspo=inspo, p2o=ComposedP2OOptions(**{"hints": HINTS, "screen": False, **p2o})
     )
 
 
-def strategy(distil: float = 0.0, seed: int = 1, **p2o: Any) -> InspoP2O:
-    return InspoP2O(options(distil, **p2o), Context(instruction=INITIAL, tasks=TASKS, seed=seed))
+def strategy(**changes: Any) -> InspoP2O:
+    return InspoP2O(options(**changes), Context(instruction=INITIAL, tasks=TASKS, seed=1))
 
 
 class Run:
@@ -163,65 +176,62 @@ def members(made: InspoP2O) -> list[dict[str, Any]]:
     return made.state_dict()["base"]["population"]["members"]
 
 
-# ---- distilling the instruction
+# ---- mixed groups, one target
 
 
-@pytest.mark.parametrize(("share", "moved"), [(1.0, True), (0.0, False)])
-def test_all_or_no_groups_are_trained_on_the_initial_instruction(share: float, moved: bool):
-    run = Run(strategy(share))
-    for assignments in (run.steps([1]), run.steps([2, 3])):
-        assert any(a.sampled.instruction != INITIAL for a in assignments)
-        for a in assignments:
-            assert a.trained == Prompt(INITIAL if moved else a.sampled.instruction)
-    assert any(a.sampled.hint for a in assignments)
+def test_by_default_half_a_group_is_plain_and_all_are_trained_on_the_initial_instruction():
+    run = Run(InspoP2O(ComposedOptions(), Context(instruction=INITIAL, tasks=TASKS, seed=1)))
+    drawn, plain = Prompt("Drawn."), Prompt(INITIAL)
+    population = run.strategy.base.population  # type: ignore[attr-defined]
+    population.add(Instruction("i1", drawn.instruction), 100.0)  # always drawn
+    assignments = run.strategy.assign(TASKS[:1], 5, Progress(1, 0, 20))
+    assert [a.sampled for a in assignments] == [drawn, drawn, drawn, plain, plain]
+    assert [a.instruction_id for a in assignments] == ["i1", "i1", "i1", "i0", "i0"]
+    assert {a.trained for a in assignments} == {plain}
 
 
-def distilled(made: InspoP2O, step: int, count: int = 200) -> list[bool]:
-    """For each group, whether it is trained on the initial instruction; a group is of one mind."""
-    groups = by_group(made.assign(make_tasks(count), 2, Progress(step, 0, 20)))
-    assert len(groups) == count
-    minds = [{a.trained.instruction == INITIAL for a in group} for group in groups]
-    assert all(len(mind) == 1 for mind in minds)
-    return [mind.pop() for mind in minds]
+def test_hints_go_to_the_drawn_half_of_a_mixed_group():
+    run = Run(strategy(screen=False, groups="mixed", target="initial", credit="uplift"))
+    groups = by_group(run.steps([1, 2, 3]))
+    hinted = [group for group in groups if any(a.sampled.hint for a in group)]
+    assert hinted
+    for group in hinted:
+        assert [bool(a.sampled.hint) for a in group] == [True, True, False, False]
+        assert {a.trained for a in group} == {Prompt(INITIAL)}
 
 
-def start(distil: float, seed: int = 1) -> InspoP2O:
-    """Before step 2, with a population of which "i0" is no member: what is distilled shows."""
-    made = strategy(distil, seed)
-    Run(made).steps([1])
-    state = made.state_dict()
-    population = state["base"]["population"]
-    population["members"] = [m for m in population["members"] if m["instruction"]["id"] != "i0"]
-    made.load_state_dict(json.loads(json.dumps(state)))
-    return made
-
-
-def test_a_share_of_the_groups_by_draws_keyed_by_seed_step_and_group():
-    made = start(0.25)
-    drawn = distilled(made, 2)
-    assert 30 <= sum(drawn) <= 70
-    assert distilled(made, 2) == drawn
-    assert distilled(made, 2, count=50) == drawn[:50]
-    assert distilled(made, 3) != drawn
-    assert distilled(start(0.25, seed=2), 2) != drawn
-    assert sum(distilled(start(0.0), 2)) == 0
-
-
-def test_what_is_sampled_does_not_depend_on_what_is_distilled():
-    runs = [Run(strategy(share)) for share in (0.0, 0.5)]
-    plain, mixed = (run.steps([1]) for run in runs)
-    assert [a.sampled for a in plain] == [a.sampled for a in mixed]
-    assert [a.trained for a in plain] != [a.trained for a in mixed]
+def test_a_screen_under_the_best_instruction_decides_what_is_hard():
+    """The best instruction solves every question; the epoch also sampled under worse ones."""
+    runs = [Run(strategy(screen=screen)) for screen in (False, True)]
+    for run in runs:
+        run.steps([1, 2])
+        run.policy.calls.clear()
+    hard = [run.strategy.state_dict()["hard"]["counts"] for run in runs]
+    assert hard[0] == hard[1]
+    best = Instruction("best", f"{INITIAL} {min(DECOMPOSING)}")
+    for run in runs:
+        base: Any = run.strategy.base
+        base.population.add(best, 0.0)
+        base.population.observe({"best": [1.0]})
+        base.options = replace(base.options, evolve_every=0)
+        run.strategy.evolve_if_due(Progress(3, 1, 20), run.policy, run.llm, run.events)
+    without, screened = runs
+    assert without.events.of("hint_phase")
+    assert not screened.events.of("hint_phase")
+    ((_, made),) = [call for call in screened.policy.calls if call[0] == "evolve"]
+    assert {a.sampled for a in made} == {Prompt(best.text)}
+    assert "the best instruction solves" in screened.events.of("notice")[-1]["text"]
+    assert not any(a.sampled.hint for a in screened.steps([3]))
 
 
 # ---- state, limits, options
 
 
 def test_a_state_saved_in_mid_epoch_goes_on_alike():
-    run = Run(strategy(0.5, hinted_per_group="all_but_one"))
+    run = Run(strategy(groups="mixed", target="best", credit="uplift", screen=True))
     run.steps([1, 2, 3])
     saved = json.dumps(run.strategy.state_dict())
-    copy = Run(strategy(0.5, hinted_per_group="all_but_one"))
+    copy = Run(strategy(groups="mixed", target="best", credit="uplift", screen=True))
     copy.strategy.load_state_dict(json.loads(saved))
     assert json.dumps(copy.strategy.state_dict()) == saved
     for step in (4, 5):
@@ -259,23 +269,27 @@ def test_limits_hold_for_instructions_and_hints():
 def test_options_from_a_run_file():
     adapter = TypeAdapter(ComposedOptions)
     made = adapter.validate_python(
-        {"inspo": {"window": 3}, "p2o": {"same_hint": True}, "distil_instruction": 0.5}
+        {"inspo": {"window": 3}, "p2o": {"same_hint": True, "screen": False}}
     )
     assert made == ComposedOptions(
-        inspo=InspoOptions(window=3), p2o=P2OOptions(same_hint=True), distil_instruction=0.5
+        inspo=ComposedInspoOptions(window=3),
+        p2o=ComposedP2OOptions(same_hint=True, screen=False),
     )
+    assert (made.inspo.groups, made.inspo.target, made.inspo.credit) == (
+        "mixed", "initial", "uplift",
+    )  # fmt: skip
     assert adapter.validate_python({}) == ComposedOptions()
 
 
 @pytest.mark.parametrize(
     ("raw", "message"),
     [
-        ({"distil_instruction": 1.5}, "distil_instruction is 1.5; expected between 0 and 1"),
-        ({"distil_instruction": float("nan")}, "distil_instruction is nan"),
         (
-            {"distil_instruction": 0.5, "p2o": {"distillation": {"ratio": "off"}}},
-            "p2o.distillation.ratio is 'off', no distillation; expected another ratio",
+            {"p2o": {"distillation": {"ratio": "off"}}},
+            "target is 'initial', but distillation.ratio is 'off', no distillation",
         ),
+        ({"inspo": {"distillation": {"ratio": "hint"}}}, "set p2o.distillation"),
+        ({"inspo": {"groups": "own"}}, "credit is 'uplift', but groups is 'own'"),
         ({"inspo": {"windw": 3}}, "inspo.windw"),
     ],
 )

@@ -74,9 +74,10 @@ def _describe(definition: dict[str, Any], found: type) -> None:
     head = " ".join(text.partition("\n\n")[0].split())
     if head:
         definition["description"] = head
-    for name, entry in attribute_docs(text).items():
-        if name in definition.get("properties", {}):
-            definition["properties"][name].setdefault("description", entry)
+    for base in found.__mro__:  # options may only have other defaults than their base's
+        for name, entry in attribute_docs(inspect.cleandoc(base.__doc__ or "")).items():
+            if name in definition.get("properties", {}):
+                definition["properties"][name].setdefault("description", entry)
 
 
 def attribute_docs(docstring: str) -> dict[str, str]:

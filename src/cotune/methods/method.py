@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Generic, Literal, Protocol, TypeVar
 
 from cotune.protocols import Strategy
-from cotune.types import Purpose, Task
+from cotune.types import Distillation, Purpose, Task
 
 
 class MethodOptions(Protocol):
@@ -123,6 +123,7 @@ class Method(Generic[Options]):
         check: raises ValueError for options that do not fit the run; the message starts with the
             field.
         cost: bounds what evolution spends.
+        distillation: returns how rollouts that are trained on another prompt are weighed.
         scaled: the same options in sizes for a dry run of two steps.
     """
 
@@ -141,6 +142,7 @@ class Method(Generic[Options]):
     supervised: bool = False
     check: Callable[[Options, RunShape], None] = lambda options, shape: None
     cost: Callable[[Options, RunShape], Cost] = lambda options, shape: Cost()
+    distillation: Callable[[Options], Distillation] = lambda options: Distillation()
     scaled: Callable[[Options], Options] = lambda options: options
 
     @property

@@ -68,25 +68,41 @@ class Judge:
 
     Args:
         prompt: builds the prompt from a candidate text.
+        known: by text and question, greedy rollouts under the current policy that were made before
+            and are not repeated.
 
     Attributes:
         evaluations: rollouts made so far.
     """
 
-    def __init__(self, prompt: Callable[[str], Prompt], rollout: Rollout) -> None:
-        self._prompt, self._rollout = prompt, rollout
+    def __init__(
+        self,
+        prompt: Callable[[str], Prompt],
+        rollout: Rollout,
+        known: Mapping[str, Mapping[str, Trajectory]] | None = None,
+    ) -> None:
+        self._prompt, self._rollout, self._known = prompt, rollout, known or {}
         self.evaluations = 0
 
     def evaluate(self, items: Sequence[tuple[str, Sequence[Task]]]) -> list[list[Trajectory]]:
         """Return the trajectories of each (text, questions), all made in one rollout call."""
-        pairs = [(self._prompt(text), task) for text, tasks in items for task in tasks]
+        known = self._known
+        pairs = [
+            (self._prompt(text), task)
+            for text, tasks in items
+            for task in tasks
+            if task.id not in known.get(text, ())
+        ]
         assignments = [Assignment(task, p, p, "", i) for i, (p, task) in enumerate(pairs)]
-        done = self._rollout(assignments, purpose="evolve", greedy=True)
+        done = self._rollout(assignments, purpose="evolve", greedy=True) if assignments else []
         if len(done) != len(assignments):
             raise ValueError(f"{len(done)} trajectories came; expected {len(assignments)}")
         self.evaluations += len(done)
         rest = iter(done)
-        return [[next(rest) for _ in tasks] for _, tasks in items]
+        return [
+            [known.get(text, {}).get(task.id) or next(rest) for task in tasks]
+            for text, tasks in items
+        ]
 
 
 def feedback(trajectory: Trajectory, view: View) -> str:

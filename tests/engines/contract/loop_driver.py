@@ -86,8 +86,8 @@ def _loop_rows(
 ) -> list[Row]:
     with torch.no_grad():
         before = completion_logprobs(model, trajectories)[0].double().numpy()
-    weights = batch_weights(trajectories, before, strategy.distillation)
     advantages = group_advantages(torch.tensor([t.reward for t in trajectories]), group_size)
+    weights = batch_weights(trajectories, before, advantages.tolist(), strategy.distillation)
     return [
         update_row(t.prompt_ids, t.completion_ids, t.mask, (float(a) * w[: len(t.mask)]).tolist())
         for t, a, w in zip(trajectories, advantages, weights, strict=True)

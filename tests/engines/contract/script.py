@@ -168,11 +168,12 @@ STRATEGIES: dict[str, dict[str, Any]] = {
     "static": {"kind": "static"},
     "inspo": {"kind": "inspo", **INSPO},
     "p2o": {"kind": "p2o", **P2O_},
+    "mixed": {"kind": "inspo", **INSPO, "groups": "mixed", "target": "best", "credit": "uplift"},
+    "population": {"kind": "inspo", **INSPO, "groups": "population", "credit": "pairwise"},
     "inspo+p2o": {
         "kind": "inspo+p2o",
-        "inspo": {"kind": "inspo", **INSPO},
-        "p2o": {"kind": "p2o", **P2O_},
-        "distil_instruction": 0.5,
+        "inspo": {**INSPO, "credit": "uplift"},
+        "p2o": {**P2O_, "hinted_per_group": "all"},
     },
 }
 

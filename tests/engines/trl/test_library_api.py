@@ -108,8 +108,9 @@ def test_on_arithmetic_the_rules_write_hints_and_no_instructions() -> None:
 def test_options_of_p2o_and_of_both(geo: cotune.GeoEnvironment) -> None:
     p2o = cotune.P2OOptions(successes_below=3, same_hint=True)
     assert cotune.P2O(environment=geo, successes_below=3, same_hint=True).options == p2o
-    both = cotune.INSPOWithP2O(environment=geo, p2o=p2o, distil_instruction=0.5)
-    assert both.options == cotune.ComposedOptions(p2o=p2o, distil_instruction=0.5)
+    hints = cotune.ComposedP2OOptions(successes_below=3)
+    both = cotune.INSPOWithP2O(environment=geo, p2o=hints)
+    assert both.options == cotune.ComposedOptions(p2o=hints)
     with pytest.raises(
         ConfigError, match=r"P2O: successesbelow is no .*did you mean successes_bel"
     ):

@@ -72,10 +72,11 @@ def _weighed(row: Row, trajectory: Row) -> Row:
 
 
 @pytest.mark.timeout(900)  # a busy machine takes minutes for the start alone
-def test_verl_does_what_the_loop_does(tmp_path: Path) -> None:
-    told = script("inspo+p2o")
+@pytest.mark.parametrize("kind", ["inspo+p2o", pytest.param("population", marks=pytest.mark.slow)])
+def test_verl_does_what_the_loop_does(kind: str, tmp_path: Path) -> None:
+    told = script(kind)
     loop = LoopDriver(tmp_path).run(told)
-    check_that_it_tells("inspo+p2o", told, loop)
+    check_that_it_tells(kind, told, loop)
     verl = VerlDriver(tmp_path).run(told)
     assert differences(loop, replace(verl, updates=None)) == []
     assert differences(*(Recording([], run.updates) for run in (loop, verl))) == []

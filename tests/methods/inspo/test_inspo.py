@@ -14,7 +14,7 @@ from cotune.methods.method import Context
 from cotune.protocols import Strategy
 from cotune.run.lineage import best_member
 from cotune.testing import ScriptedLLM
-from cotune.types import Assignment, Completion, Progress, Prompt, Trajectory
+from cotune.types import Assignment, Completion, Distillation, Progress, Prompt, Trajectory
 from cotune.worlds.rules_llm import REMEDIES, Mode, RulesLLM
 from tests.helpers import INITIAL, Events, ScriptedRollout, make_tasks, make_trajectory, run
 
@@ -150,6 +150,30 @@ def test_hinted_rollouts_are_neither_credited_nor_remembered():
     before = strategy.state_dict()
     assert credited(strategy, 2, {0: [0.0], 1: [0.0]}, hint="Try this.") == 1.0
     assert strategy.state_dict() == {**before, "batch": 2}
+
+
+def test_mixed_groups_credit_the_uplift_and_outlive_the_initial_instruction():
+    strategy = inspo(population_size=4, groups="mixed", target="best", credit="uplift", window=1)
+    strategy.evolve_if_due(
+        Progress(1, 0, 9), ScriptedRollout(chance), ScriptedLLM([REWRITES]), Events()
+    )
+    rows = strategy.assign(TASKS, 4, Progress(1, 0, 9))
+    assert {row.trained.instruction for row in rows} == {INITIAL}  # nothing better is known yet
+    # Rollouts under others score 0.5, those under i0 0.25 on even questions and 0 on odd ones.
+    plain = [0.25 if row.group % 2 == 0 else 0.0 for row in rows]
+    scores = [p if row.instruction_id == "i0" else 0.5 for row, p in zip(rows, plain, strict=True)]
+    groups = {row.group for row in rows if row.instruction_id == "i1"}
+    assert len({group % 2 for group in groups}) == 2
+    strategy.observe(list(map(make_trajectory, rows, scores)), Progress(1, 0, 9), Events())
+    assert strategy.population["i0"].weight == 0.0
+    expected = sum(0.25 if group % 2 == 0 else 0.5 for group in groups) / len(groups)
+    assert strategy.population["i1"].weight == pytest.approx(expected)
+    strategy.population.keep_only({"i1"})
+    rows = strategy.assign(TASKS, 4, Progress(2, 0, 9))
+    assert [row.instruction_id for row in rows[:4]] == ["i1", "i1", "i0", "i0"]
+    assert {row.trained for row in rows} == {rows[0].sampled}
+    strategy.observe([make_trajectory(row, 0.5) for row in rows], Progress(2, 0, 9), Events())
+    assert strategy.choice().weight == 0.0
 
 
 # ---- phases
@@ -539,10 +563,14 @@ def test_population_event_and_metrics():
 
 
 @pytest.mark.parametrize("stop", range(1, 11))
-@pytest.mark.parametrize(("credit", "proposer"), [("raw", "reflection"), ("centred", "history")])
+@pytest.mark.parametrize(
+    ("credit", "proposer"),
+    [("raw", "reflection"), ("centred", "history"), ("uplift", "history"), ("pairwise", "history")],
+)
 def test_a_run_that_was_stopped_continues_as_if_it_was_not(stop, credit, proposer):
     def fresh() -> Inspo:
-        return inspo(credit=credit, proposer=proposer)
+        groups = {"uplift": "mixed", "pairwise": "population"}.get(credit, "own")
+        return inspo(credit=credit, proposer=proposer, groups=groups)
 
     whole, first, second = fresh(), fresh(), fresh()
     llm, policy = RulesLLM(5), ScriptedRollout(chance)
@@ -571,6 +599,10 @@ def test_state_of_another_run_is_refused():
         ({"population_size": 0}, "population_size is 0"),
         ({"parents": 5}, "parents is 5; expected at most population_size, 4"),
         ({"prune_every": -1}, "prune_every is -1"),
+        ({"credit": "uplift"}, "credit is 'uplift', but groups is 'own'"),
+        ({"credit": "uplift", "groups": "population"}, "expected groups 'mixed'"),
+        ({"credit": "pairwise"}, "expected groups 'mixed' or 'population'"),
+        ({"target": "best", "distillation": Distillation(ratio="off")}, "target is 'best', but"),
         ({"prune_until": -1}, "prune_until is -1"),
         ({"selection_temperature": 0.0}, "selection_temperature is 0.0"),
     ],

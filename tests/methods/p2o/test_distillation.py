@@ -139,35 +139,42 @@ def test_who_is_hinted_distilled_dropped() -> None:
     assert not any(is_dropped(t, Distillation(ratio="masked")) for t in rows)
 
 
-@pytest.mark.parametrize("ratio", ["masked", "hint", "original", "off"])
+@pytest.mark.parametrize("ratio", ["masked", "masked_signed", "hint", "original", "off"])
 def test_what_plain_grpo_could_train_on_needs_no_weights(ratio: Any) -> None:
     settings, drops = Distillation(ratio=ratio), Distillation(ratio=ratio, drop_failed=True)
-    assert compares_contexts(settings) == (ratio in ("masked", "hint"))
-    assert reweighs([plain(), distilled()], settings) == (ratio in ("masked", "hint"))
+    assert compares_contexts(settings) == (ratio in ("masked", "masked_signed", "hint"))
+    assert reweighs([plain(), distilled()], settings) == compares_contexts(settings)
     assert not reweighs([plain(0.0)], drops)
     assert reweighs([plain(), distilled(0.0)], drops)
 
 
 # Under the trained prompt: ½/25 (ratio 0.04) and ½ (ratio 2); the plain row's as it was sampled.
+UP, DOWN = [1.0, -1.0], [-1.0, 1.0]
 TRAINED = np.log(np.array([[0.02, 0.9, 0.5, 1.0], [math.exp(-0.5), 1.0, 1.0, 1.0]]))
 
 
 @pytest.mark.parametrize(
-    ("settings", "first"),
+    ("settings", "first", "advantages"),
     [
-        (Distillation(ratio="masked"), [1, 0, 1, 0]),
-        (Distillation(ratio="masked", low=0.05), [0, 0, 1, 0]),
-        (Distillation(ratio="masked", low=0.05, soft=True), [0.8, 0, 1, 0]),
-        (Distillation(ratio="masked", low=0.05, high=1.6, soft=True), [0.8, 0, 0.8, 0]),
-        (Distillation(ratio="masked", low=0.05, high=1.5), [0, 0, 0, 0]),
-        (Distillation(ratio="original", low=0.05), [1, 0, 1, 0]),
-        (Distillation(ratio="hint", low=0.05), [1, 0, 1, 0]),
-        (Distillation(ratio="off", low=0.05), [1, 0, 1, 0]),
+        (Distillation(ratio="masked"), [1, 0, 1, 0], UP),
+        (Distillation(ratio="masked", low=0.05), [0, 0, 1, 0], UP),
+        (Distillation(ratio="masked", low=0.05, soft=True), [0.8, 0, 1, 0], UP),
+        (Distillation(ratio="masked", low=0.05, high=1.6, soft=True), [0.8, 0, 0.8, 0], UP),
+        (Distillation(ratio="masked", low=0.05, high=1.5), [0, 0, 0, 0], UP),
+        (Distillation(ratio="original", low=0.05), [1, 0, 1, 0], UP),
+        (Distillation(ratio="hint", low=0.05), [1, 0, 1, 0], UP),
+        (Distillation(ratio="off", low=0.05), [1, 0, 1, 0], UP),
+        (Distillation(ratio="masked_signed", low=0.05), [1, 0, 1, 0], UP),
+        (Distillation(ratio="masked_signed", low=0.05), [0, 0, 1, 0], DOWN),
+        (Distillation(ratio="masked_signed", low=0.05), [0, 0, 1, 0], [0.0, 0.0]),
+        (Distillation(ratio="masked_signed", low=0.05, soft=True), [0.8, 0, 1, 0], DOWN),
     ],
 )
-def test_weights_of_a_batch_by_hand(settings: Distillation, first: list[float]) -> None:
+def test_weights_of_a_batch_by_hand(
+    settings: Distillation, first: list[float], advantages: list[float]
+) -> None:
     statistics = RatioStatistics()
-    weights = batch_weights([distilled(), plain()], TRAINED, settings, statistics)
+    weights = batch_weights([distilled(), plain()], TRAINED, advantages, settings, statistics)
     assert weights == pytest.approx(np.array([first, [1, 0, 0, 0]]))
     found = statistics.metrics()
     if compares_contexts(settings):
@@ -178,11 +185,11 @@ def test_weights_of_a_batch_by_hand(settings: Distillation, first: list[float]) 
         assert not found
 
 
-@pytest.mark.parametrize("ratio", ["masked", "hint", "original", "off"])
+@pytest.mark.parametrize("ratio", ["masked", "masked_signed", "hint", "original", "off"])
 def test_dropping_failed_hinted_rollouts_spares_the_others(ratio: Any) -> None:
     settings = Distillation(ratio=ratio, drop_failed=True)
     rows = [distilled(0.0), plain(0.0), distilled(1.0)]
-    weights = batch_weights(rows, TRAINED[[0, 1, 0]], settings)
+    weights = batch_weights(rows, TRAINED[[0, 1, 0]], [-1.0, -1.0, 1.0], settings)
     assert weights.sum(1).tolist() == [0, 1, 2]
 
 
@@ -196,5 +203,5 @@ def test_the_denominator_is_the_hinted_prompts_in_mode_hint_alone() -> None:
     hint = old_logprobs(untold, TRAINED, Distillation(ratio="hint"))
     assert hint[0].tolist() == [TRAINED[0, 0], *others, TRAINED[0, 3]]
     assert first != TRAINED[0, 0]
-    for ratio in ("masked", "original", "off"):
+    for ratio in ("masked", "masked_signed", "original", "off"):
         assert (old_logprobs(rows, TRAINED, Distillation(ratio=ratio)) == TRAINED).all()

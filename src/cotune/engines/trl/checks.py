@@ -16,7 +16,7 @@ from trl.import_utils import is_vllm_available
 from cotune.engines.trl.grpo_fields import REFUSED
 from cotune.engines.trl.sharding import check_sharding
 from cotune.errors import ConfigError, EngineError
-from cotune.methods.p2o.context_distillation import weighs
+from cotune.methods.p2o.context_distillation import masks, weighs
 from cotune.protocols import Strategy
 
 if TYPE_CHECKING:
@@ -181,27 +181,22 @@ def _keeping(args: GRPOConfig) -> list[tuple[bool, str]]:
 
 def check_strategy(args: GRPOConfig, strategy: Strategy) -> None:
     """Raise ConfigError if the loss does not support the strategy's weights."""
-    masked = may_hint(strategy) and strategy.distillation.ratio == "masked"
-    if masked and args.importance_sampling_level == "sequence":
+    settings = strategy.distillation
+    if masks(settings) and args.importance_sampling_level == "sequence":
         raise ConfigError(
-            "GRPOConfig.importance_sampling_level is 'sequence', but distillation.ratio 'masked' "
+            f"GRPOConfig.importance_sampling_level is 'sequence', but distillation.ratio {settings.ratio!r} "
             "leaves single tokens out, which the ratio of a sequence holds all the same: set "
             "importance_sampling_level='token', or ratio: original"
         )
 
 
-def may_hint(strategy: Strategy) -> bool:
-    """Return whether rollouts can be sampled under hints."""
-    return hasattr(strategy, "hint_standings")
-
-
 def check_weighing(strategy: Strategy) -> None:
     """Raise ConfigError if a plain GRPOTrainer could not train on the strategy's rollouts."""
     settings = strategy.distillation
-    if may_hint(strategy) and weighs(settings):
+    if weighs(settings):
         asked = "drop_failed" if settings.drop_failed else f"ratio: {settings.ratio}"
         raise ConfigError(
-            "GRPOTrainer alone does not weigh tokens that were sampled under a hint, as "
+            "GRPOTrainer alone does not weigh tokens that were sampled under another prompt, as "
             f"distillation {asked} asks: use cotune.JointTrainer in its place (its arguments are the "
             "same), or distillation ratio: original without drop_failed"
         )

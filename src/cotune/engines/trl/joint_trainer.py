@@ -88,9 +88,9 @@ class JointTrainer(GRPOTrainer):
             logprobs, tokens = self._trained_logprobs(output, rows, joint)
         before = logprobs.double().cpu().numpy()
         statistics = RatioStatistics()
-        weights = torch.from_numpy(batch_weights(rollouts, before, settings, statistics))
         advantages = output["advantages"]
-        output["advantages"] = advantages[:, None] * weights.to(advantages)
+        weights = batch_weights(rollouts, before, advantages.tolist(), settings, statistics)
+        output["advantages"] = advantages[:, None] * torch.from_numpy(weights).to(advantages)
         if fills_old:
             old = torch.from_numpy(old_logprobs(rollouts, before, settings))
             output["old_per_token_logps"] = old.to(logprobs)

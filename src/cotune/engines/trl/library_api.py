@@ -325,7 +325,7 @@ class INSPOWithP2O(TrainerMethod[ComposedOptions]):
 
     Args:
         options: both methods' options; pass `options` or its fields, not both:
-            `inspo`, `p2o`, `distil_instruction`.
+            `inspo`, `p2o`.
 
     Raises:
         ConfigError: an option or the instruction is invalid, or there is no LLM.

@@ -6,7 +6,7 @@ from typing import Literal, Required, TypedDict
 
 from cotune.llm.bank import BankOptions
 from cotune.llm.client import OpenAIOptions
-from cotune.methods.composed import ComposedOptions
+from cotune.methods.composed import ComposedInspoOptions, ComposedOptions, ComposedP2OOptions
 from cotune.methods.gepa.gepa import GepaOptions
 from cotune.methods.inspo.inspo import InspoOptions
 from cotune.methods.p2o.hints import HintOptions
@@ -53,7 +53,10 @@ class InspoArguments(TrainerArguments, total=False):
     failures_per_reflection: int
     candidates: int
     proposer: Literal["reflection", "paraphrase", "history"]
-    credit: Literal["raw", "centred"]
+    groups: Literal["own", "mixed", "population"]
+    target: Literal["sampled", "initial", "best"]
+    credit: Literal["raw", "centred", "uplift", "pairwise"]
+    distillation: Distillation
     new_weight: Literal["parent+delta", "zero"]
     failure_below: float
     buffer_size: int
@@ -85,12 +88,12 @@ class P2OArguments(TrainerArguments, total=False):
     hinted_per_group: Literal["all", "all_but_one", "half"]
     same_hint: bool
     judged_on: Literal["all", "plain"]
+    screen: bool
 
 
 class ComposedArguments(TrainerArguments, total=False):
     """The arguments of every method, and either `options` or fields of `ComposedOptions`."""
 
     options: ComposedOptions | None
-    inspo: InspoOptions
-    p2o: P2OOptions
-    distil_instruction: float
+    inspo: ComposedInspoOptions
+    p2o: ComposedP2OOptions

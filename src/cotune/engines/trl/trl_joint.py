@@ -283,12 +283,6 @@ class TRLJoint(Joint, TRLRun[GRPOTrainer]):
         trajectories, resampled = coordinator.resample(trajectories, group, progress)
         metrics |= resampled | coordinator.observe(trajectories, group, progress)
         self.reweighs = reweighs(trajectories, coordinator.strategy.distillation)
-        if self.reweighs and not isinstance(self.trainer, JointTrainer):
-            raise ConfigError(
-                "rollouts of this step were sampled under a hint, and GRPOTrainer alone does not "
-                f"weigh their tokens as {self.coordinator.strategy.distillation} asks: use "
-                "cotune.JointTrainer in its place, or ratio: original without drop_failed"
-            )
         self.batches = step
         self.metrics = metrics
         self._pending = dict(metrics) if self.coordinator.comm.rank == 0 else {}

@@ -5,8 +5,6 @@ from typing import Any
 
 from cotune.config.run_file import RunConfig
 from cotune.errors import ConfigError
-from cotune.methods.composed import ComposedOptions
-from cotune.methods.p2o.p2o import P2OOptions
 from cotune.types import Distillation
 from cotune.utils.text import flat
 
@@ -67,14 +65,6 @@ def checked_arguments(config: RunConfig, distillation: Distillation) -> dict[str
     return given
 
 
-def distillation_of(options: object) -> Distillation:
-    """Return how a strategy's hinted rollouts are trained on; as they are if it has no hints."""
-    if isinstance(options, ComposedOptions):
-        return options.p2o.distillation
-    hints = isinstance(options, P2OOptions)
-    return options.distillation if hints else Distillation(ratio="original")
-
-
 def _check_supported(config: RunConfig, distillation: Distillation) -> None:
     """Raise ConfigError for settings that veRL's public hooks do not support; name the field."""
     training = config.training
@@ -84,7 +74,8 @@ def _check_supported(config: RunConfig, distillation: Distillation) -> None:
         "training.resample_rounds": training.resample_rounds > 0,
         "policy.lora": config.policy.lora is not None,
         f"training.schedule {training.schedule}": training.schedule not in SCHEDULES,
-        "strategy.distillation.ratio hint": distillation.ratio == "hint",
+        f"strategy.distillation.ratio {distillation.ratio}": distillation.ratio
+        in ("hint", "masked_signed"),
         "strategy.distillation.soft": distillation.soft and distillation.ratio == "masked",
         "strategy.distillation.drop_failed": distillation.drop_failed,
     }

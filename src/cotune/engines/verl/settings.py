@@ -124,7 +124,7 @@ def _values(
         f"{actor}.clip_ratio_c": _NO_DUAL_CLIP,
         f"{actor}.use_kl_loss": training.kl > 0,
         f"{actor}.kl_loss_coef": training.kl,
-        f"{actor}.loss_agg_mode": LOSS_WITH_HINTS if "hints" in config.method.evolves else LOSS,
+        f"{actor}.loss_agg_mode": _loss(config, distillation),
         f"{actor}.checkpoint.save_contents": ["model", "optimizer", "extra", "hf_model"],
         "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu": training.micro_batch_size,
         f"{rollout}.log_prob_micro_batch_size_per_gpu": training.micro_batch_size,
@@ -178,6 +178,11 @@ def rejection_bounds(distillation: Distillation) -> str:
     """
     upper = 1 / distillation.low if distillation.low else 1e9
     return f"{max(1 / distillation.high, 1e-9)!r}_{upper!r}"
+
+
+def _loss(config: RunConfig, distillation: Distillation) -> str:
+    hinted = "hints" in config.method.evolves
+    return LOSS_WITH_HINTS if hinted or _masks(distillation) else LOSS
 
 
 def _masks(distillation: Distillation) -> bool:

@@ -3,11 +3,13 @@
 import math
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from statistics import fmean
 from typing import ClassVar, Literal
 
 from cotune.errors import ConfigError
+from cotune.methods.group_plan import Groups, Target, check_target, planned
+from cotune.methods.inspo.credit import Credit, QuestionMeans, pairwise_wins, uplifts
 from cotune.methods.inspo.generation import Generator
 from cotune.methods.inspo.population import Member, Population
 from cotune.methods.inspo.proposers import ProposerKind
@@ -20,6 +22,7 @@ from cotune.protocols import LLM, Recorder, Rollout, State
 from cotune.types import (
     Assignment,
     Choice,
+    Distillation,
     Instruction,
     Metrics,
     Progress,
@@ -52,8 +55,15 @@ class InspoOptions:
         failures_per_reflection: failed rollouts shown to the reflection proposer.
         candidates: instructions requested per proposal.
         proposer: who writes candidates at an evolution.
+        groups: what the rollouts of a question are sampled under (`methods.group_plan`): "own" is
+            the paper's; "mixed" compares the drawn instruction with the initial one in each group;
+            "population" draws an instruction for each rollout.
+        target: the instruction that the gradient is taken on: "sampled" is the paper's.
         credit: "raw" is the paper's mean reward; "centred" subtracts each question's own running
-            mean, so that an instruction is not credited for easy questions.
+            mean, so that an instruction is not credited for easy questions; "uplift" subtracts the
+            mean of the same group's rollouts under the initial instruction; "pairwise" is the share
+            of the same group's rollouts under other instructions that a rollout beats.
+        distillation: how rollouts that are trained on another instruction are weighed.
         new_weight: a newcomer starts at its parent's weight plus the gain of its verification
             ("parent+delta"), or all weights are reset to 0 ("zero", as printed in Algorithm 1).
         failure_below: a reward below it makes a rollout a failure to reflect on.
@@ -77,7 +87,10 @@ class InspoOptions:
     failures_per_reflection: int = 4
     candidates: int = 6
     proposer: ProposerKind = "reflection"
-    credit: Literal["raw", "centred"] = "raw"
+    groups: Groups = "own"
+    target: Target = "sampled"
+    credit: Credit = "raw"
+    distillation: Distillation = field(default_factory=Distillation)
     new_weight: Literal["parent+delta", "zero"] = "parent+delta"
     failure_below: float = 0.5
     buffer_size: int = 4096
@@ -97,6 +110,17 @@ class InspoOptions:
             raise ValueError(
                 f"selection_temperature is {self.selection_temperature}; expected above 0"
             )
+        if self.credit == "uplift" and self.groups != "mixed":
+            raise ValueError(
+                f"credit is 'uplift', but groups is {self.groups!r}, without rollouts under the initial "
+                "instruction to compare with; expected groups 'mixed', or another credit"
+            )
+        if self.credit == "pairwise" and self.groups == "own":
+            raise ValueError(
+                "credit is 'pairwise', but with groups 'own' a group has one instruction; expected "
+                "groups 'mixed' or 'population', or another credit"
+            )
+        check_target(self.target, self.distillation)
         if self.parents > self.population_size:
             raise ValueError(
                 f"parents is {self.parents}; expected at most population_size, "
@@ -107,7 +131,8 @@ class InspoOptions:
 class Inspo(Unhinted):
     """Run Algorithm 1 of INSPO around an engine's policy update.
 
-    Assumptions where the paper is silent: one instruction per question, shared by its group; due
+    Assumptions where the paper is silent: one instruction per question, shared by its group (other
+    `groups` and `target` are ours); due
     phases of step t run at the start of step t + 1, prune before evolve; candidates below
     their parent are rejected; after an evolution the population is the parents and the accepted
     candidates, fewer than N_P if the rounds are spent. If none is accepted, the population is
@@ -126,10 +151,14 @@ class Inspo(Unhinted):
         self._lineage = [Instruction("i0", context.instruction)]
         self.population.add(self._lineage[0], 0.0)
         self.last_weights: dict[str, float] = {}  # by instruction id; used by the history proposer
-        self._baselines: dict[str, tuple[int, float]] = {}  # task id -> rollouts, mean reward
+        self._means = QuestionMeans()
         self._rewards: tuple[float, float] | None = None  # the lowest and the highest observed
         self._phases_run = 0  # the step whose due phases ran last
         self._batch = 0  # rollouts of the last batch, and the expected size of the next one
+
+    @property
+    def distillation(self) -> Distillation:
+        return _distillation(self.options)
 
     # ---- Algorithm 1, lines 2, 10-13 and 16-24
 
@@ -226,16 +255,18 @@ class Inspo(Unhinted):
     def _score(self, weight: float) -> float:
         """Map a weight to the history proposer's scale: 0 to 100 over the rewards observed so far.
 
-        Rewards that were all equal have no range; 0 to 1 is assumed. Centred credit, a difference
-        of rewards, is 50 at zero.
+        Rewards that were all equal have no range; 0 to 1 is assumed. Centred credit and uplift,
+        differences of rewards, are 50 at zero; a share of wins is a share of 100.
         """
         low, high = self._rewards or (0.0, 1.0)
         if low == high:
             low, high = 0.0, 1.0
         spread = high - low
         share = (weight - low) / spread
-        if self.options.credit == "centred":
+        if self.options.credit in ("centred", "uplift"):
             share = (weight / spread + 1) / 2
+        elif self.options.credit == "pairwise":
+            share = weight
         return 100 * min(max(share, 0.0), 1.0)
 
     def _join(self, candidate: Candidate, start: float, born: int, record: Recorder) -> None:
@@ -257,12 +288,19 @@ class Inspo(Unhinted):
     def assign(
         self, tasks: Sequence[Task], group_size: int, progress: Progress
     ) -> list[Assignment]:
-        """Draw one instruction per question by Eq. 4, for sampling and training its whole group."""
+        """Draw instructions by Eq. 4: one per question, or with `groups: population` one per rollout."""
+        options, initial = self.options, self._lineage[0]
+        trained = {"sampled": None, "initial": initial, "best": self.choice().instruction}
         assignments: list[Assignment] = []
         for group, task in enumerate(tasks):
-            drawn = self.population.draw(f"inspo/{self.seed}/assign/{progress.step}/{group}")
-            prompt = Prompt(drawn.text)
-            assignments += [Assignment(task, prompt, prompt, drawn.id, group)] * group_size
+            key = f"inspo/{self.seed}/assign/{progress.step}/{group}"
+            keys = [key]
+            if options.groups == "population":
+                keys = [f"{key}/{rollout}" for rollout in range(group_size)]
+            drawn = [self.population.draw(one) for one in keys]
+            assignments += planned(
+                task, group, group_size, options.groups, drawn, initial, trained[options.target]
+            )
         return assignments
 
     def observe(
@@ -270,9 +308,13 @@ class Inspo(Unhinted):
     ) -> Metrics:
         """Update Eq. 6 and the replay buffer. Hinted rollouts say nothing about an instruction."""
         own = [t for t in trajectories if not t.assignment.sampled.hint]
+        # Mixed groups still sample under the initial instruction after it was pruned.
+        gone = {self._lineage[0].id} - {member.id for member in self.population.members}
         credits: defaultdict[str, list[float]] = defaultdict(list)
         for trajectory, credit in zip(own, self._credits(own), strict=True):
-            credits[trajectory.assignment.instruction_id].append(credit)
+            identity = trajectory.assignment.instruction_id
+            if credit is not None and identity not in gone:
+                credits[identity].append(credit)
         self.population.observe(credits)
         for instruction_id in credits:
             self.last_weights[instruction_id] = self.population[instruction_id].weight
@@ -283,23 +325,17 @@ class Inspo(Unhinted):
         self._batch = len(trajectories)
         return self._report(trajectories, record)
 
-    def _credits(self, trajectories: Sequence[Trajectory]) -> list[float]:
-        """Return each rollout's credit; if centred, less its question's mean before this step.
-
-        A question met for the first time is compared with the batch's mean.
-        """
-        rewards = [t.reward for t in trajectories]
-        if self.options.credit == "raw" or not rewards:
-            return rewards
-        unseen = (0, fmean(rewards))
-        centred = [t.reward - self._baselines.get(t.task.id, unseen)[1] for t in trajectories]
-        by_task: defaultdict[str, list[float]] = defaultdict(list)
-        for t in trajectories:
-            by_task[t.task.id].append(t.reward)
-        for task_id, new in by_task.items():
-            n, mean = self._baselines.get(task_id, (0, 0.0))
-            self._baselines[task_id] = (n + len(new), (n * mean + sum(new)) / (n + len(new)))
-        return centred
+    def _credits(self, trajectories: Sequence[Trajectory]) -> Sequence[float | None]:
+        """Return the credit of each rollout; None if it says nothing about its instruction."""
+        match self.options.credit:
+            case "raw":
+                return [t.reward for t in trajectories]
+            case "centred":
+                return self._means.centred(trajectories)
+            case "uplift":
+                return uplifts(trajectories, self._lineage[0].id)
+            case "pairwise":
+                return pairwise_wins(trajectories)
 
     def _report(self, trajectories: Sequence[Trajectory], record: Recorder) -> Metrics:
         """Record the "population" event: weights and probabilities after this step, groups drawn."""
@@ -374,7 +410,7 @@ class Inspo(Unhinted):
             "lineage": [asdict(instruction) for instruction in self._lineage],
             "last_weights": dict(self.last_weights),
             "rewards": self._rewards and list(self._rewards),
-            "baselines": {task: list(value) for task, value in self._baselines.items()},
+            "baselines": self._means.state_dict(),
         }
 
     def load_state_dict(self, state: State) -> None:
@@ -393,7 +429,12 @@ class Inspo(Unhinted):
         self.last_weights = dict(state["last_weights"])
         rewards = state.get("rewards")  # older runs have none
         self._rewards = (rewards[0], rewards[1]) if rewards else None
-        self._baselines = {task: (n, mean) for task, (n, mean) in state["baselines"].items()}
+        self._means.load_state_dict(state["baselines"])
+
+
+def _distillation(options: InspoOptions) -> Distillation:
+    """Return how rollouts trained on another instruction are weighed; no weights if there are none."""
+    return options.distillation if options.target != "sampled" else Distillation()
 
 
 def _due(step: int, every: int, until: int) -> bool:
@@ -452,5 +493,6 @@ METHOD = Method(
     evolves=("instruction",),
     offline_worlds=("geo",),
     cost=cost,
+    distillation=_distillation,
     scaled=scaled,
 )

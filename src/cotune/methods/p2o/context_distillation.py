@@ -1,4 +1,4 @@
-"""P²O's context distillation: weights of tokens sampled under one prompt and trained on another.
+"""Context distillation: weights of tokens sampled under one prompt and trained on another (P²O).
 
 A rollout ỹ is sampled under x̃ = T(x, z) and its gradient is taken on x (arXiv 2603.21877, Eq. 4).
 Its tokens are off-policy by the context ratio π_old(ỹ_t|x, ỹ_<t) / π_old(ỹ_t|x̃, ỹ_<t). The reference
@@ -35,13 +35,18 @@ def is_dropped(trajectory: Trajectory, settings: Distillation) -> bool:
     return settings.drop_failed and is_hinted(trajectory) and trajectory.reward <= 0
 
 
+def masks(settings: Distillation) -> bool:
+    """Return whether tokens are left out by their context ratio."""
+    return settings.ratio in ("masked", "masked_signed")
+
+
 def compares_contexts(settings: Distillation) -> bool:
     """Return whether the loss needs log-probabilities under both prompts."""
-    return settings.ratio in ("masked", "hint")
+    return masks(settings) or settings.ratio == "hint"
 
 
 def weighs(settings: Distillation) -> bool:
-    """Return whether the loss of hinted rollouts differs from plain GRPO's on their trained prompts."""
+    """Return whether the loss of distilled rollouts can differ from plain GRPO's on their trained prompts."""
     return compares_contexts(settings) or settings.drop_failed
 
 
@@ -64,14 +69,15 @@ def context_ratios(trained_logprobs: Floats, sampled_logprobs: Floats) -> Floats
     return np.where(np.isnan(sampled_logprobs), 1.0, ratios)
 
 
-def token_weights(ratios: Floats, settings: Distillation) -> Floats:
+def token_weights(ratios: Floats, settings: Distillation, advantage: float = 0.0) -> Floats:
     """Return the factor of each token's loss, from its context ratio, (C,) to (C,).
 
     With `ratio: masked` it is the context-ratio mask 1[low <= r <= high], or softly
-    min(1, r/low, high/r), continuous at the bounds and never above 1. Ones in every other mode.
+    min(1, r/low, high/r), continuous at the bounds and never above 1; with `masked_signed` the same
+    if the rollout's advantage is not above 0, else ones. Ones in every other mode.
     """
     weights = np.ones_like(ratios, dtype=np.float64)
-    if settings.ratio != "masked":
+    if not masks(settings) or (settings.ratio == "masked_signed" and advantage > 0):
         return weights
     if settings.soft:
         np.divide(ratios, settings.low, out=weights, where=ratios < settings.low)
@@ -149,6 +155,7 @@ def ratio_counts(ratios: Floats) -> list[int]:
 def batch_weights(
     trajectories: Sequence[Trajectory],
     trained_logprobs: Floats,
+    advantages: Sequence[float] | Floats,
     settings: Distillation,
     statistics: RatioStatistics | None = None,
 ) -> Floats:
@@ -160,6 +167,7 @@ def batch_weights(
         trajectories: B rollouts.
         trained_logprobs: log π_old on the trained prompts, (B, C), padded on the right; read for
             distilled rollouts only, in the modes where `compares_contexts` is true.
+        advantages: (B,), whose signs `masked_signed` reads.
         settings: the mode.
         statistics: collects the ratios.
     """
@@ -170,7 +178,7 @@ def batch_weights(
         if compares_contexts(settings) and is_distilled(trajectory):
             sampled = np.array(trajectory.logprobs)[own]
             ratios = context_ratios(trained_logprobs[row, own], sampled)
-            weights[row, own] = token_weights(ratios, settings)
+            weights[row, own] = token_weights(ratios, settings, float(advantages[row]))
             if statistics is not None:
                 statistics.add(ratios, weights[row, own])
         if is_dropped(trajectory, settings):

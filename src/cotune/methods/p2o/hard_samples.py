@@ -1,6 +1,6 @@
 """Hard-sample mining: choose the next epoch's hinted questions (P²O, arXiv 2603.21877, Eq. 3)."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from cotune.methods.text_evolution import SOLVED_AT
@@ -102,6 +102,10 @@ class HardSamples:
             graduated=len(graduated),
             solved_by_hint=sum(met[task_id].hinted for task_id in graduated),
         )
+
+    def remove(self, solved: Collection[str]) -> None:
+        """Take questions off the hard ones: a later trial solved them."""
+        self._hard -= frozenset(solved)
 
     def state_dict(self) -> State:
         counts = {i: [c.successes, c.hinted, c.rollouts, c.errors] for i, c in self._counts.items()}

@@ -1,8 +1,9 @@
 """P²O's Phase 2: evolve hints for the hard questions under the current policy (arXiv 2603.21877)."""
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from cotune.methods.instruction_rules import surroundings, without_reasoning
 from cotune.methods.llm_health import LLMHealth
@@ -24,7 +25,7 @@ from cotune.methods.text_evolution import (
     split,
 )
 from cotune.protocols import LLM, Recorder, Rollout, State
-from cotune.types import Prompt, Task
+from cotune.types import Prompt, Task, Trajectory
 
 _BARREN_ROUNDS = 2  # consecutive iterations without a valid hint that end a phase
 
@@ -143,6 +144,7 @@ def evolve_hints(
     record: Recorder,
     description: str = "",
     solved_at: float = SOLVED_AT,
+    known: Mapping[str, Trajectory] = MappingProxyType({}),
 ) -> PhaseResult:
     """Run one phase. The same arguments and replies make the same calls in the same order.
 
@@ -155,6 +157,7 @@ def evolve_hints(
         phase: the phase's number, for the events.
         description: the environment, described to the reflector.
         solved_at: the least reward of a success.
+        known: greedy rollouts without a hint that were already made, by question.
 
     Raises:
         ValueError: there are fewer than two hard questions.
@@ -173,7 +176,7 @@ def evolve_hints(
         budget=budget,
         reflection=options.reflection,
     )
-    judge = Judge(lambda hint: Prompt(instruction, hint), rollout)
+    judge = Judge(lambda hint: Prompt(instruction, hint), rollout, {"": known})
     view = View(
         show_answers=options.show_answers, solved_at=solved_at, tokens=options.reflection_tokens
     )
@@ -321,10 +324,11 @@ class HintEvolution:
         record: Recorder,
         affordable: int | None = None,
         before: HintPool | None = None,
+        known: Mapping[str, Trajectory] = MappingProxyType({}),
     ) -> HintPool | None:
         """Return the pool to draw from: a phase's, or what is left of the one before.
 
-        If too few questions are hard, that is None, or `before` with `keep_if_skipped`. If a phase
+        If too few questions are hard, or a screen solved more than half, that is None, or `before` with `keep_if_skipped`. If a phase
         cannot be afforded, or the LLM's budget was spent before a hint was found, it is `before`. A
         phase that is skipped is recorded as a "notice".
 
@@ -332,6 +336,8 @@ class HintEvolution:
             hard: the hard questions.
             step: the step before which this happens; keys the draws.
             affordable: evaluations that the run can still afford; None for no limit.
+            known: a screen's greedy rollouts of hard questions without a hint, by question. Those
+                that it solved are left out; the others are not rolled out again.
             before: the pool so far.
 
         Raises:
@@ -339,16 +345,21 @@ class HintEvolution:
                 counted, nor is one that ended because the LLM's budget is spent.
             CotuneError: what `rollout` or `llm` raised; an LLMError is recorded instead.
         """
-        if len(hard) < self.options.hard_set_min_count:
+        left = [t for t in hard if t.id not in known or known[t.id].reward < self._solved_at]
+        least = self.options.hard_set_min_count
+        if len(left) < least or 2 * len(left) < len(hard):
             kept = before if self.options.keep_if_skipped else None
             dropped = "" if kept is before else ", and the earlier ones are dropped"
-            record(
-                "notice",
-                text=f"{len(hard)} hard questions, hard_set_min_count is "
-                f"{self.options.hard_set_min_count}: no hints are evolved{dropped}",
-            )
+            solved = len(hard) - len(left)
+            text = f"{len(hard)} hard questions, hard_set_min_count is {least}: no hints are evolved{dropped}"
+            if solved:
+                text = (
+                    f"the best instruction solves {solved} of {len(hard)} hard questions: no hints are "
+                    f"evolved{dropped}"
+                )
+            record("notice", text=text)
             return kept
-        dev = dev_count(len(hard), self.options.dev_size)
+        dev = dev_count(len(left), self.options.dev_size)
         cost = self.options.evaluations(dev)
         if cost < (least := least_budget(dev, self.options.minibatch)):
             record(
@@ -366,7 +377,7 @@ class HintEvolution:
             return before
         self._phases += 1
         result = evolve_hints(
-            hard,
+            left,
             instruction=instruction,
             rollout=rollout,
             llm=llm,
@@ -377,6 +388,7 @@ class HintEvolution:
             record=record,
             description=self._description,
             solved_at=self._solved_at,
+            known=known,
         )
         self._account(result.reflector, llm, record)
         return before if result.reflector.spent and not result.accepted else result.pool

@@ -5,13 +5,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal
 
+from cotune.methods.group_plan import Groups, drawn_count
 from cotune.methods.method import Context, Cost, Method, Proposals, RunShape, arxiv
 from cotune.methods.p2o.hard_samples import HardSamples
 from cotune.methods.p2o.hint_evolution import HintEvolution
 from cotune.methods.p2o.hint_rules import HintRules
 from cotune.methods.p2o.hints import HintOptions, HintPool, assign_hints, covering, withheld
 from cotune.methods.static import StaticStrategy
-from cotune.methods.text_evolution import SOLVED_AT, dev_count
+from cotune.methods.text_evolution import SOLVED_AT, Judge, dev_count
 from cotune.protocols import LLM, Recorder, Rollout, State, Strategy
 from cotune.types import (
     Assignment,
@@ -39,11 +40,15 @@ class P2OOptions:
         hints: the evolution of hints at the end of an epoch.
         distillation: how rollouts under a hint are trained on without it.
         hinted_per_group: how many rollouts of a hard question's group see a hint. "all" is the
-            paper's; with the others the group compares rollouts with and without one.
+            paper's; with the others the group compares rollouts with and without one. Of a mixed
+            group (`methods.group_plan`), it is of the half under the drawn instruction.
         same_hint: one hint for all hinted rollouts of a group (an ablation).
         judged_on: the rollouts by which a question with hints is judged: "all" of its group, which
             in the paper are all hinted; or the "plain" ones, so that it keeps its hints until it
             is solved without them.
+        screen: whether questions that the epoch found hard are tried once more before a phase,
+            greedily under the best instruction. Those that it solves are not hard; if it solves more
+            than half of them, the phase is skipped. The phase reuses these rollouts.
     """
 
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
@@ -55,6 +60,7 @@ class P2OOptions:
     hinted_per_group: Literal["all", "all_but_one", "half"] = "all"
     same_hint: bool = False
     judged_on: Literal["all", "plain"] = "all"
+    screen: bool = False
 
     def __post_init__(self) -> None:
         if self.successes_below < 1:
@@ -65,14 +71,17 @@ class P2OOptions:
                 "hinted_per_group 'all_but_one' or 'half'"
             )
 
-    def hinted(self, group_size: int) -> int:
-        """Return how many of a group's rollouts see a hint; at least one."""
-        plain = {"all": 0, "all_but_one": 1, "half": group_size // 2}[self.hinted_per_group]
-        return group_size - plain
+    def hinted(self, group_size: int, groups: Groups = "own") -> int:
+        """Return how many of a group's rollouts see a hint, the first ones; at least one."""
+        drawn = drawn_count(groups, group_size)
+        plain = {"all": 0, "all_but_one": 1, "half": drawn // 2}[self.hinted_per_group]
+        return max(1, drawn - plain)
 
-    def judged(self, group_size: int) -> int:
+    def judged(self, group_size: int, groups: Groups = "own") -> int:
         """Return how many of a group's rollouts judge a question with hints."""
-        return group_size if self.judged_on == "all" else group_size - self.hinted(group_size)
+        if self.judged_on == "all":
+            return group_size
+        return group_size - self.hinted(group_size, groups)
 
 
 class P2O:
@@ -90,10 +99,18 @@ class P2O:
         options: the method's options.
         context: the strategy's other inputs.
         base: decides the instruction of every rollout; None keeps the initial one.
+        groups: the base's group plan.
     """
 
-    def __init__(self, options: P2OOptions, context: Context, base: Strategy | None = None) -> None:
+    def __init__(
+        self,
+        options: P2OOptions,
+        context: Context,
+        base: Strategy | None = None,
+        groups: Groups = "own",
+    ) -> None:
         self.base = base or StaticStrategy(context.instruction)
+        self._groups: Groups = groups
         self.options, self.seed = options, context.seed
         self._tasks = {task.id: task for task in context.tasks}
         self._hard = HardSamples(options.successes_below, options.solved_at)
@@ -151,21 +168,43 @@ class P2O:
             "solved_by_hint": trend.solved_by_hint,
         }
         record("hard_samples", epoch=progress.epoch, seen=trend.seen, **counts)
-        left = progress.rollouts_left
+        hard = [self._tasks[task_id] for task_id in trend.hard]
+        # Reserve one batch: hints evolved after the last batch would never be used.
+        left = None if progress.rollouts_left is None else progress.rollouts_left - self._batch
+        screened = self._screen(hard, rollout, left)
         self._pool = self._evolution.run(
-            [self._tasks[task_id] for task_id in trend.hard],
+            hard,
             instruction=self.base.best_prompt().instruction,
             step=progress.step,
             rollout=rollout,
             llm=llm,
             record=record,
-            # Reserve one batch: hints evolved after the last batch would never be used.
-            affordable=None if left is None else left - self._batch,
+            affordable=None if left is None else left - len(screened),
             before=self._pool,
+            known=screened,
         )
+        if screened:
+            solved_at = self.options.solved_at
+            solved = [i for i, t in screened.items() if t.reward >= solved_at]
+            self._hard.remove(solved)
+            counts["screened_out"] = len(solved)
         if self._pool is not None:
-            counts["withheld"] = withheld(self._pool, trend.hard)
+            counts["withheld"] = withheld(self._pool, self._hard.hard)
         return {f"p2o/{name}": float(value) for name, value in counts.items()}
+
+    def _screen(
+        self, hard: Sequence[Task], rollout: Rollout, affordable: int | None
+    ) -> dict[str, Trajectory]:
+        """Try hard questions greedily under the best instruction; return the rollouts by question.
+
+        None are made if the phase will be skipped anyway: too few questions, or rollouts left.
+        """
+        few = len(hard) < self.options.hints.hard_set_min_count
+        if not self.options.screen or few or (affordable is not None and len(hard) > affordable):
+            return {}
+        instruction = self.base.best_prompt().instruction
+        judge = Judge(lambda hint: Prompt(instruction, hint), rollout)
+        return {t.task.id: t for t in judge.evaluate([("", hard)])[0]}
 
     # ---- Phase 1
 
@@ -173,7 +212,7 @@ class P2O:
         self, tasks: Sequence[Task], group_size: int, progress: Progress
     ) -> list[Assignment]:
         """Return the base's assignments, with hints added for sampling on hard questions."""
-        hinted = self.options.hinted(group_size)
+        hinted = self.options.hinted(group_size, self._groups)
         hints = self._hints([task.id for task in tasks], hinted)
         assignments = self.base.assign(tasks, group_size, progress)
         return [
@@ -280,9 +319,9 @@ class _Counted:
 # ---- the method's entry in the registry
 
 
-def check(options: P2OOptions, shape: RunShape) -> None:
+def check(options: P2OOptions, shape: RunShape, groups: Groups = "own") -> None:
     """Refuse options under which a hard question could never count as solved."""
-    judged = options.judged(shape.group_size)
+    judged = options.judged(shape.group_size, groups)
     if options.successes_below > judged:
         raise ValueError(
             f"strategy: successes_below is {options.successes_below}, but a question is judged by "
@@ -303,9 +342,9 @@ def cost(options: P2OOptions, shape: RunShape) -> Cost:
     each = hints.evaluations(dev)
     # A proposal costs at least the evaluation of a minibatch.
     calls = phases * math.ceil(each / hints.minibatch) if phases else 0
-    return Cost(
-        phases, {"evolve": phases * each}, (Proposals(calls, hints.max_chars, hints.minibatch),)
-    )
+    # A screen costs a rollout per hard question, and saves the phase those without a hint.
+    most = phases * (each + (shape.questions if options.screen else 0))
+    return Cost(phases, {"evolve": most}, (Proposals(calls, hints.max_chars, hints.minibatch),))
 
 
 def scaled(options: P2OOptions) -> P2OOptions:
@@ -336,5 +375,6 @@ METHOD = Method(
     offline_worlds=("geo", "arithmetic"),
     check=check,
     cost=cost,
+    distillation=lambda options: options.distillation,
     scaled=scaled,
 )

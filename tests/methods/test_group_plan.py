@@ -1,0 +1,44 @@
+from typing import Any
+
+import pytest
+
+from cotune.methods.group_plan import planned, spread
+from cotune.types import Instruction, Prompt
+from tests.helpers import make_tasks
+
+FIRST, A, B, C = (Instruction(f"i{n}", f"Text {n}.") for n in range(4))
+(TASK,) = make_tasks(1)
+
+
+@pytest.mark.parametrize(
+    ("groups", "drawn", "size", "ids"),
+    [
+        ("own", [A], 4, "1111"),
+        ("mixed", [A], 4, "1100"),
+        ("mixed", [A], 5, "11100"),
+        ("mixed", [A], 1, "1"),
+        ("mixed", [FIRST], 4, "0000"),
+        ("population", [A, B, C], 6, "112233"),
+        ("population", [A, B, C], 8, "11122233"),
+        ("population", [A, B, C], 2, "12"),
+    ],
+)
+def test_what_a_group_is_sampled_under(
+    groups: Any, drawn: list[Instruction], size: int, ids: str
+) -> None:
+    rows = planned(TASK, 7, size, groups, drawn, FIRST, None)
+    assert "".join(row.instruction_id[1] for row in rows) == ids
+    assert {(row.task, row.group) for row in rows} == {(TASK, 7)}
+    for row, number in zip(rows, ids, strict=True):
+        assert row.trained == row.sampled == Prompt(f"Text {number}.")
+    on_one = planned(TASK, 7, size, groups, drawn, FIRST, B)
+    assert [row.sampled for row in on_one] == [row.sampled for row in rows]
+    assert {row.trained for row in on_one} == {Prompt("Text 2.")}
+
+
+def test_a_spread_gives_every_instruction_a_share() -> None:
+    for count in range(1, 5):
+        drawn = [FIRST, A, B, C][:count]
+        for size in range(count, 12):
+            counts = [spread(drawn, size).count(one) for one in drawn]
+            assert max(counts) - min(counts) <= 1
