@@ -160,6 +160,10 @@ class Inspo(Unhinted):
     def distillation(self) -> Distillation:
         return _distillation(self.options)
 
+    @property
+    def checks_uplift(self) -> bool:
+        return self.options.groups == "mixed" or self.options.target == "initial"
+
     # ---- Algorithm 1, lines 2, 10-13 and 16-24
 
     def evolve_if_due(

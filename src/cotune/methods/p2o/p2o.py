@@ -133,6 +133,10 @@ class P2O:
         return self.options.distillation
 
     @property
+    def checks_uplift(self) -> bool:
+        return getattr(self.base, "checks_uplift", False)
+
+    @property
     def pool(self) -> HintPool | None:
         """Return the latest pool of hints; None before the first."""
         return self._pool
