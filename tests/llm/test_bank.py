@@ -7,8 +7,8 @@ import pytest
 
 from cotune.errors import BudgetError, ConfigError, LLMError
 from cotune.llm.bank import BankLLM, BankOptions, read_bank
-from cotune.methods.gepa.gepa import instruction_prompt, read_instruction
 from cotune.methods.inspo.proposers import history_prompt, paraphrase_prompt, parse_candidates
+from cotune.methods.instruction_evolution import instruction_prompt, read_instruction
 from cotune.methods.p2o.hint_evolution import read_hint
 from cotune.methods.text_evolution import gepa_prompt
 from cotune.run.evolution_log import EvolutionLogs, LoggedPhase

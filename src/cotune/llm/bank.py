@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from cotune.errors import BudgetError, ConfigError, LLMError
-from cotune.methods.gepa.gepa import ABOUT_AN_AGENT
 from cotune.methods.inspo.proposers import candidates_asked
+from cotune.methods.instruction_evolution import ABOUT_AN_AGENT
 from cotune.methods.method import Method
 from cotune.protocols import State
 from cotune.types import Completion

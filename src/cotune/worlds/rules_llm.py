@@ -20,7 +20,7 @@ from functools import partial
 from typing import Literal
 
 from cotune.errors import LLMError
-from cotune.methods.gepa.gepa import ABOUT_AN_AGENT
+from cotune.methods.instruction_evolution import ABOUT_AN_AGENT
 from cotune.types import Completion
 
 

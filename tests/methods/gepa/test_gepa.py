@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from cotune.errors import BudgetError, ConfigError, EvolutionError, LLMError
-from cotune.methods.gepa.gepa import Gepa, GepaOptions, InstructionReflector, read_instruction
+from cotune.methods.gepa.gepa import Gepa, GepaOptions
+from cotune.methods.instruction_evolution import InstructionReflector, read_instruction
 from cotune.methods.instruction_rules import InstructionRules
 from cotune.methods.method import Context
 from cotune.methods.text_evolution import View, example
@@ -350,7 +351,7 @@ def whole_question_searched(number: int) -> Trajectory:
 
 @pytest.mark.parametrize("remedies", ["reflected", "random"])
 def test_the_rules_answer_with_remedies(remedies: Any):
-    from cotune.methods.gepa.gepa import instruction_prompt
+    from cotune.methods.instruction_evolution import instruction_prompt
 
     named: list[Mode] = []
     for number in range(20):
@@ -370,7 +371,7 @@ def test_the_rules_answer_with_remedies(remedies: Any):
 
 
 def test_the_rules_have_nothing_to_say_of_success():
-    from cotune.methods.gepa.gepa import instruction_prompt
+    from cotune.methods.instruction_evolution import instruction_prompt
 
     right = replace(whole_question_searched(1), reward=1.0)
     with pytest.raises(LLMError, match="no failed example"):

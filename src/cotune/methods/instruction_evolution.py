@@ -1,0 +1,319 @@
+"""Evolve an instruction with GEPA under the current policy: what the methods `gepa` and `fst` share."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from statistics import fmean
+
+from cotune.methods.instruction_rules import (
+    InstructionRules,
+    protocol_tags,
+    surroundings,
+    without_reasoning,
+)
+from cotune.methods.llm_health import LLMHealth
+from cotune.methods.text_evolution import (
+    FENCED,
+    PLACEHOLDERS,
+    Judge,
+    Record,
+    Reflector,
+    Search,
+    View,
+    evolve_by_gepa,
+    fenced_text,
+    gepa_prompt,
+)
+from cotune.protocols import LLM, Recorder
+from cotune.types import Instruction, Task
+
+# ---- the search
+
+_ORIGIN = "gepa"
+_PROGRESS_EVENTS = 20  # within a phase
+
+
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """The instructions of a phase with their scores; the one that it started from is the first.
+
+    Attributes:
+        scores: rewards, instructions × dev questions; greedy, one rollout each.
+        evaluations: rollouts spent on the phase.
+    """
+
+    instructions: tuple[Instruction, ...]
+    scores: tuple[tuple[float, ...], ...]
+    evaluations: int = 0
+
+    def mean(self, index: int) -> float:
+        """Return an instruction's mean reward over dev."""
+        return fmean(self.scores[index])
+
+    @property
+    def best(self) -> int:
+        """Return the index of the highest mean; ties go to the earliest."""
+        return max(range(len(self.scores)), key=lambda i: (self.mean(i), -i))
+
+    @property
+    def ranked(self) -> list[int]:
+        """Return all indices, the highest mean first; ties go to the earliest."""
+        return sorted(range(len(self.scores)), key=lambda i: (-self.mean(i), i))
+
+
+def evolve_instruction(
+    dev: Sequence[Task],
+    train: Sequence[Task],
+    *,
+    judge: Judge,
+    llm: LLM,
+    rules: InstructionRules,
+    search: Search,
+    view: View,
+    seed_key: str,
+    step: int,
+    record: Recorder,
+    health: LLMHealth,
+    known: Sequence[Instruction],
+    description: str = "",
+    last: bool = False,
+) -> Candidates:
+    """Run one phase from `search.seed`. It is deterministic in its arguments and the replies.
+
+    Records "gepa_phase", "gepa_progress" and "gepa_phase_ended"; accepted instructions as
+    "instruction_born" with critique and mean dev score, the others as "instruction_rejected".
+
+    Args:
+        dev: questions that instructions are scored on.
+        train: questions that are reflected on.
+        judge: rolls out under an instruction.
+        view: what the LLM is shown of rollouts.
+        step: the step before which this happens.
+        health: ends a run whose LLM is useless.
+        known: all instructions so far, in order of birth; the seed is one of them.
+        description: the environment, described to the LLM.
+        last: whether no other phase follows.
+
+    Raises:
+        EvolutionError: see `LLMHealth.failed`.
+        CotuneError: raised by the rollout or `llm`; an LLMError is recorded instead.
+    """
+    record("gepa_phase", dev=len(dev), train=len(train), budget=search.budget)
+    lineage = _Lineage(known, search, step, record, getattr(llm, "origin", "") or _ORIGIN)
+    reflector = InstructionReflector(llm, rules, lineage.invalid, record, view, description, known)
+    lineage.critiques, lineage.shown = reflector.critiques, reflector.shown
+    found = evolve_by_gepa(dev, train, judge, reflector, search, seed_key, lineage)
+    if reflector.asked and not reflector.valid and not reflector.spent:
+        health.blame(reflector.reasons)
+        expected = "a valid instruction within ``` blocks"
+        health.failed(llm, record, "instruction", expected, last=last)
+    elif reflector.valid:
+        health.succeeded()
+    if reflector.spent:
+        health.ended(reflector.spent, record)
+    candidates = Candidates(
+        tuple(map(lineage.of_text, found.texts)), found.scores, judge.evaluations
+    )
+    record(
+        "gepa_phase_ended",
+        evaluations=candidates.evaluations,
+        budget=search.budget,
+        asked=reflector.asked,
+        proposed=reflector.proposed,
+        lawful=reflector.valid,
+        accepted=len(found.texts) - 1,
+        initial_dev_score=candidates.mean(0),
+        best_dev_score=candidates.mean(candidates.best),
+    )
+    return candidates
+
+
+class _Lineage:
+    """gepa's `Report` with ids: names accepted instructions and records events.
+
+    Attributes:
+        critiques: the LLM's critique before each text.
+        shown: by text, the ids of the questions that it or an ancestor was derived from.
+    """
+
+    def __init__(
+        self,
+        known: Sequence[Instruction],
+        search: Search,
+        step: int,
+        record: Recorder,
+        origin: str,
+    ) -> None:
+        self._origin = origin
+        self._by_text = {one.text: one for one in known}
+        self._count = len(known)
+        self.critiques: dict[str, str] = {}
+        self.shown: Mapping[str, frozenset[str]] = {}
+        self._step, self._record, self._budget = step, record, search.budget
+        self._told = -1
+
+    def of_text(self, text: str) -> Instruction:
+        """Return the instruction with a text."""
+        return self._by_text[text]
+
+    def accepted(self, text: str, parent: str, score: float, parent_score: float) -> None:
+        instruction = Instruction(
+            id=f"i{self._count}",
+            text=text,
+            parent=self._by_text[parent].id,
+            origin=self._origin,
+            born=self._step,
+            critique=self.critiques.get(text, ""),
+            shown=tuple(sorted(self.shown.get(text, ()))),
+        )
+        self._count += 1
+        self._by_text[text] = instruction
+        record_born(instruction, self._record, score, parent_score)
+
+    def rejected(
+        self, text: str, parent: str, score: float, parent_score: float, improved: bool
+    ) -> None:
+        reason = "no budget left to score it" if improved else "not above its parent"
+        self._refuse(text, parent, reason, score, parent_score)
+
+    def invalid(self, text: str, parent: str, reason: str) -> None:
+        """Record that a text breaks the contract."""
+        self._refuse(text, parent, reason, None, None)
+
+    def _refuse(
+        self, text: str, parent: str, reason: str, score: float | None, parent_score: float | None
+    ) -> None:
+        self._record(
+            "instruction_rejected",
+            reason=reason,
+            text=text,
+            parent=self._by_text[parent].id,
+            origin=self._origin,
+            score=score,
+            parent_score=parent_score,
+        )
+
+    def progress(self, evaluations: int, texts: int, best: float) -> None:
+        """Recorded periodically: an iteration may be only six rollouts."""
+        part = evaluations * _PROGRESS_EVENTS // self._budget
+        if part == self._told:
+            return
+        self._told = part
+        self._record(
+            "gepa_progress",
+            evaluations=evaluations,
+            budget=self._budget,
+            instructions=texts,
+            best_dev_score=best,
+        )
+
+
+def record_born(
+    instruction: Instruction,
+    record: Recorder,
+    score: float | None = None,
+    parent_score: float | None = None,
+) -> None:
+    """Record that an instruction joined, with its mean dev score and its parent's."""
+    record("instruction_born", **asdict(instruction), score=score, parent_score=parent_score)
+
+
+# ---- the prompt
+
+ABOUT_AN_AGENT = "The assistant is an agent: it may act in several turns"
+"""Present in every prompt of this module and in none of gepa's own."""
+
+# gepa's own text, except for the agent and for its advice to put facts of the examples into the
+# instruction, which the contract forbids.
+_TEMPLATE = f"""I provided an assistant with the following instructions to perform a task for me:
+```
+<curr_param>
+```
+
+{ABOUT_AN_AGENT}, and what its tools returned stands in its responses where it saw it. The following are examples of different task inputs provided to the assistant along with the assistant's response for each of them, and some feedback on how the assistant's response could be better:
+```
+<side_info>
+```
+
+Your task is to write a new instruction for the assistant.
+
+Read the inputs carefully and identify the input format and infer detailed task description about the task I wish to solve with the assistant.
+
+Read all the assistant responses turn by turn with the corresponding feedback: how it planned, what it asked its tools for, what it made of their results, how it gave its answer. First say in a few sentences what went wrong, and what in the instructions allowed it. The assistant may have utilized a generalizable strategy to solve the task, if so, include that in the instruction as well. Write general strategies, never the answers to these examples.
+"""
+_CRITIQUE_CHARS = 2000
+
+
+def instruction_prompt(parent: str, examples: Sequence[Record], required: Iterable[str]) -> str:
+    """Build the prompt: parent and examples in, critique and one new instruction out.
+
+    Args:
+        required: texts that the new instruction must contain.
+    """
+    prompt = gepa_prompt(parent, examples, prompt_template=_TEMPLATE)
+    kept = ", ".join(required)
+    keep = f"Keep these texts in the new instruction, letter by letter: {kept}\n\n" if kept else ""
+    return f"{prompt}\n{keep}Provide the new instructions within ``` blocks."
+
+
+def read_instruction(reply: str) -> tuple[str, str]:
+    """Return (critique, instruction) from a reply; never raises.
+
+    The critique is the text before the first block. A reply cut off within its reasoning is
+    returned whole as the instruction, so that the contract rejects it.
+    """
+    said = without_reasoning(reply.strip(), FENCED).strip()
+    if not said:
+        return "", reply.strip()
+    critique, fence, _ = said.partition("```")
+    return critique.strip()[:_CRITIQUE_CHARS] if fence else "", fenced_text(said)
+
+
+class InstructionReflector(Reflector):
+    """Ask the LLM for instructions.
+
+    Args:
+        rules: the contract of an instruction.
+        reject: records a text that breaks the contract: text, parent, reason.
+        description: the environment, described to the LLM.
+        known: instructions that a proposal must differ from, with their provenance.
+
+    Attributes:
+        critiques: the LLM's critique before each valid instruction.
+    """
+
+    def __init__(
+        self,
+        llm: LLM,
+        rules: InstructionRules,
+        reject: Callable[[str, str, str], None],
+        record: Recorder,
+        view: View,
+        description: str = "",
+        known: Sequence[Instruction] = (),
+    ) -> None:
+        super().__init__(llm, record, view)
+        self._rules, self._reject_text = rules, reject
+        self._surroundings = surroundings(description)
+        self._tried += [rules.original, *(one.text for one in known)]
+        self.shown |= {one.text: frozenset(one.shown) for one in known}
+        self._critique = ""
+        self.critiques: dict[str, str] = {}
+
+    def _prompt(self, parent: str, examples: Sequence[Record]) -> str:
+        kept = dict.fromkeys((*protocol_tags(self._rules.original), *self._rules.required))
+        return self._surroundings + instruction_prompt(parent, examples, kept)
+
+    def _read(self, reply: str) -> str:
+        self._critique, text = read_instruction(reply)
+        return text
+
+    def _broken(self, text: str, parent: str, tasks: Sequence[Task]) -> str | None:
+        if placed := [p for p in PLACEHOLDERS if p in text]:
+            return f"holds {', '.join(placed)}, which only the reflection prompt may"
+        reason = self._rules.check(text, parent, self._tried, tasks)
+        if reason is None:
+            self.critiques[text] = self._critique
+        return reason
+
+    def _reject(self, text: str, parent: str, reason: str) -> None:
+        self._reject_text(text, parent, reason)
