@@ -204,11 +204,13 @@ def evaluate(
     run_folder: RunFolder,
     split: options.Split = None,
     benchmark: options.Benchmarks = None,
-    samples: options.Samples = "0",
+    samples: options.Samples = None,
     temperature: options.Temperature = None,
     metric: options.Metrics = None,
     limit: options.Limit = None,
     policy: options.WhichPolicy = "best",
+    quadrants: options.Quadrants = False,
+    since: options.Since = None,
     as_json: options.AsJSON = False,
     output: options.OutputFile = None,
     set_: Overrides = None,
@@ -216,18 +218,23 @@ def evaluate(
 ) -> None:
     """Evaluate a run's best policy under its best and initial instruction, and its best hint.
 
-    Evaluates on held-out questions, greedy and sampled, overall and by stratum. Writes nothing into
-    the run folder; --set applies to this evaluation only.
+    Evaluates on held-out questions, greedy and sampled, overall and by stratum. Without --quadrants,
+    writes nothing into the run folder; --set applies to this evaluation only.
     """
     from cotune.cli.evaluate import evaluate as evaluate_
+    from cotune.cli.evaluate import evaluate_quadrants
     from cotune.cli.trust import check_trusted
     from cotune.experiments.evaluate.evaluating import parse_options
 
+    quadrants = quadrants or since is not None
     asked = parse_options(
-        split=split, benchmarks=benchmark or (), samples=samples, temperature=temperature,
-        metrics=metric or (), limit=limit, policy=policy,
+        split=split, benchmarks=benchmark or (), samples=samples or ("4" if quadrants else "0"),
+        temperature=temperature, metrics=metric or (), limit=limit, policy=policy,
     )  # fmt: skip
     check_trusted(run_folder, trust)
+    if quadrants:
+        evaluate_quadrants(run_folder, _console(), asked, since, as_json, output, set_ or ())
+        return
     evaluate_(run_folder, _console(), asked, as_json=as_json, output=output, assignments=set_ or ())
 
 

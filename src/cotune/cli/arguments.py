@@ -80,11 +80,11 @@ Benchmarks = Annotated[
     ),
 ]
 Samples = Annotated[
-    str,
+    str | None,
     typer.Option(
         metavar="K",
         help="Sampled rollouts per question, in addition to the greedy one, for avg@K and pass@K; "
-        "auto: 16 for sets of fewer than 100 questions, else 1.",
+        "auto: 16 for sets of fewer than 100 questions, else 1. Default: 0; with --quadrants 4.",
     ),
 ]
 Temperature = Annotated[
@@ -103,6 +103,23 @@ Limit = Annotated[
 WhichPolicy = Annotated[
     str,
     typer.Option(metavar="best|initial", help="initial: also evaluate the policy before training."),
+]
+Quadrants = Annotated[
+    bool,
+    typer.Option(
+        "--quadrants",
+        metavar="",
+        help="Score {initial, trained weights} × {initial, best instruction} and the divergence of "
+        "the trained policy, and write them to the run folder, for its report.",
+    ),
+]
+Since = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="RUN",
+        help="With --quadrants, for a run that went on from others: the run folder of the first, whose "
+        "initial policy and instruction are compared with.",
+    ),
 ]
 AsJSON = Annotated[
     bool, typer.Option("--json", metavar="", help="Print only the figures, as JSON.")

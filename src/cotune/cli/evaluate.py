@@ -1,5 +1,6 @@
 """`cotune evaluate`: score a run's best policy on held-out questions."""
 
+import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,8 +12,10 @@ from cotune.cli.library_settings import allow_hub, quiet_libraries
 from cotune.cli.step_progress import say_loading, step_progress
 from cotune.cli.train import open_trained
 from cotune.config.resuming import recorded_config
+from cotune.config.run_file import RunConfig
 from cotune.errors import ConfigError
-from cotune.run.json_files import write_atomic
+from cotune.run.json_files import plain, write_atomic
+from cotune.run.run_dir import RunDir
 
 if TYPE_CHECKING:
     from cotune.experiments.evaluate.evaluating import EvaluationOptions
@@ -28,11 +31,7 @@ def evaluate(
     assignments: Sequence[str] = (),
 ) -> None:
     """Score a run's best policy; print tables, or only JSON, and write it to `output`."""
-    if output is not None and (output.is_dir() or not output.parent.is_dir()):
-        raise ConfigError(f"--output is {output}; expected a file in a folder that exists")
-    run, config = open_trained(folder)
-    if assignments:
-        config = recorded_config(run, assignments)
+    run, config = _opened(folder, output, assignments)
     if any("=" not in given for given in options.benchmarks):
         allow_hub()
     quiet_libraries(config)
@@ -49,3 +48,49 @@ def evaluate(
         sys.stdout.write(json_text(evaluation))
     else:
         show(evaluation, console)
+
+
+def evaluate_quadrants(
+    folder: Path,
+    console: Console,
+    options: "EvaluationOptions",
+    since: Path | None,
+    as_json: bool,
+    output: Path | None,
+    assignments: Sequence[str],
+) -> None:
+    """Score a run's quadrants, write them into its folder, and print them.
+
+    Args:
+        since: the folder of the first of several runs that went on from each other; None for one.
+    """
+    from cotune.experiments.evaluate.quadrant_evaluation import check_options, evaluate_quadrants
+    from cotune.experiments.evaluate.quadrant_table import show
+    from cotune.experiments.evaluate.quadrants import as_json as content
+
+    check_options(options)
+    run, config = _opened(folder, output, assignments)
+    first = None if since is None else recorded_config(RunDir.open(since))
+    quiet_libraries(config)
+    shown = Console(quiet=True) if as_json else console
+    say_loading(config, shown)
+    with step_progress(shown):
+        quadrants = evaluate_quadrants(config, run, options, first)
+    quadrants.write(run.path)
+    text = json.dumps(plain(content(quadrants), "quadrants"), indent=2) + "\n"
+    if output is not None:
+        write_atomic(output, text)
+    if as_json:
+        sys.stdout.write(text)
+    else:
+        show(quadrants, console)
+
+
+def _opened(
+    folder: Path, output: Path | None, assignments: Sequence[str]
+) -> tuple[RunDir, RunConfig]:
+    """Return a run folder with its run file, after setting some fields of that."""
+    if output is not None and (output.is_dir() or not output.parent.is_dir()):
+        raise ConfigError(f"--output is {output}; expected a file in a folder that exists")
+    run, config = open_trained(folder)
+    return run, recorded_config(run, assignments) if assignments else config

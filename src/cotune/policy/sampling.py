@@ -191,10 +191,10 @@ class CachedSampler:
     """
 
     def __init__(self, model: ModelContext, codec: Codec, pad_id: int) -> None:
-        self._model, self._codec, self._pad_id = model, codec, pad_id
+        self.model, self._codec, self._pad_id = model, codec, pad_id
 
     def open(self, sampling: Sampling) -> "CachedSession":
-        return CachedSession(self._model, self._codec, self._pad_id, sampling)
+        return CachedSession(self.model, self._codec, self._pad_id, sampling)
 
 
 class _Turn:
@@ -395,10 +395,10 @@ class GenerateSampler:
     """Calls `model.generate` for every turn and keeps nothing in between; draws as `CachedSampler` does."""
 
     def __init__(self, model: ModelContext, codec: Codec, pad_id: int) -> None:
-        self._model, self._codec, self._pad_id = model, codec, pad_id
+        self.model, self._codec, self._pad_id = model, codec, pad_id
 
     def open(self, sampling: Sampling) -> "GenerateSession":
-        return GenerateSession(self._model, self._codec, self._pad_id, sampling)
+        return GenerateSession(self.model, self._codec, self._pad_id, sampling)
 
 
 class GenerateSession:

@@ -12,6 +12,7 @@
     sft/                rows.jsonl: the rows of supervised fine-tuning on rollouts
     best/               the policy and instruction to ship
     summary.json        the run's result; written last
+    quadrants.json      scores of initial and trained weights under both instructions (cotune evaluate)
     report.html         the same as a page
 
 Whole files are replaced atomically. JSONL files are appended to, one write a line; a line counts

@@ -1,7 +1,7 @@
 """Score a finished run's best policy on the run's own splits, or on the papers' benchmarks."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -27,7 +27,7 @@ from cotune.rewards.functions import RewardFunctions
 from cotune.rollout.coordinator import Coordinator
 from cotune.run.best import BestRecord, read_best
 from cotune.run.run_dir import RunDir
-from cotune.types import Assignment, Prompt
+from cotune.types import Assignment, Prompt, Trajectory
 
 SPLITS = ("test", "validation", "train")
 AUTO_SAMPLES, AUTO_BELOW = 16, 100
@@ -157,14 +157,14 @@ def evaluate_run(config: RunConfig, run: RunDir, options: EvaluationOptions) -> 
         ConfigError: there is no best policy, questions or a metric are not available, or a prompt is
             too long; before any rollout.
     """
-    kept = _kept(run)
+    kept = kept_best(run)
     environment = run_environment(config)
     instruction = initial_instruction(config.instruction, environment)
     columns = _columns(kept, instruction, options.untrained)
     sets = question_sets(config, environment, options.split, options.benchmarks, options.limit)
     for questions in sets:
         if questions.rewards is not None:
-            _show_as_trained(questions.rewards, config.training)
+            show_as_trained(questions.rewards, config.training)
     wanted = [metrics_of(config.rewards, questions, options.metrics) for questions in sets]
     figures: list[dict[str, Sequence[Figure]]] = [{} for _ in sets]
     for trained in (True, False):
@@ -190,14 +190,15 @@ def evaluate_run(config: RunConfig, run: RunDir, options: EvaluationOptions) -> 
     )
 
 
-def _show_as_trained(rewards: RewardFunctions, training: TrainingConfig) -> None:
+def show_as_trained(rewards: RewardFunctions, training: TrainingConfig) -> None:
     """Give reward functions the trainer state of a run that has not started."""
     from transformers import TrainerState
 
     rewards.trainer_state = TrainerState(max_steps=training.steps * training.optimizer_steps)
 
 
-def _kept(run: RunDir) -> BestRecord:
+def kept_best(run: RunDir) -> BestRecord:
+    """Return the record of a run's best policy. Raises ConfigError if there is none, or it is damaged."""
     kept = read_best(run.best_path)
     if kept is None:
         raise ConfigError(
@@ -257,15 +258,10 @@ def _figures(
     k: int,
 ) -> list[Figure]:
     """Return greedy figures and those of k samples, metric by metric."""
-    # Draws are keyed by the number of calls: with a coordinator each, columns are independent.
-    coordinator = Coordinator(
-        strategy=policy.strategy, environment=questions.environment, codec=policy.codec,
-        sampler=policy.sampler, llm=policy.llm, journal=policy.journal, meter=policy.meter,
-        settings=policy.settings, rewards=questions.rewards,
-    )  # fmt: skip
+    coordinator = on_questions(policy, questions)
     strata = [task.stratum for task in questions.tasks]
-    greedy = _values(coordinator, questions, prompt, metrics, 1, greedy=True)
-    sampled = _values(coordinator, questions, prompt, metrics, k, greedy=False) if k else {}
+    greedy = values_of(coordinator, questions, prompt, metrics, 1, greedy=True)
+    sampled = values_of(coordinator, questions, prompt, metrics, k, greedy=False) if k else {}
     found: list[Figure] = []
     for name, title in titles.items():
         found.append(figure(name, title, "greedy", [v for (v,) in greedy[name]], strata))
@@ -274,7 +270,19 @@ def _figures(
     return found
 
 
-def _values(
+def on_questions(policy: Coordinator, questions: QuestionSet) -> Coordinator:
+    """Return a coordinator of a policy on a question set; every prompt needs its own.
+
+    Draws are keyed by the number of calls, so prompts then do not depend on each other.
+    """
+    return Coordinator(
+        strategy=policy.strategy, environment=questions.environment, codec=policy.codec,
+        sampler=policy.sampler, llm=policy.llm, journal=policy.journal, meter=policy.meter,
+        settings=policy.settings, rewards=questions.rewards,
+    )  # fmt: skip
+
+
+def values_of(
     coordinator: Coordinator,
     questions: QuestionSet,
     prompt: Prompt,
@@ -282,8 +290,13 @@ def _values(
     k: int,
     *,
     greedy: bool,
+    seen: Callable[[Sequence[Trajectory]], None] = lambda _: None,
 ) -> dict[str, list[list[float]]]:
-    """Return the values of k rollouts of each question, by metric."""
+    """Return the values of k rollouts of each question, by metric.
+
+    Args:
+        seen: called with the rollouts of some questions at a time, each question's k together.
+    """
     values: dict[str, list[list[float]]] = {name: [] for name in metrics}
     size = max(1, _ROWS // k)
     for start in range(0, len(questions.tasks), size):
@@ -293,6 +306,7 @@ def _values(
             for _ in range(k)
         ]
         found = coordinator.rollout(assignments, purpose="evaluate", greedy=greedy)
+        seen(found)
         for name, of_batch in metrics.items():
             given = of_batch(found)
             values[name] += [given[first : first + k] for first in range(0, len(found), k)]

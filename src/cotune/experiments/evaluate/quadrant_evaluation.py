@@ -1,0 +1,159 @@
+"""Roll out a run's quadrants: {initial, trained weights} × {initial, best instruction}."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+from cotune.config.build import initial_instruction, run_environment
+from cotune.config.run_checks import check_prompts
+from cotune.config.run_file import RunConfig
+from cotune.errors import ConfigError
+from cotune.experiments.evaluate.evaluating import (
+    EvaluationOptions,
+    kept_best,
+    on_questions,
+    show_as_trained,
+    values_of,
+)
+from cotune.experiments.evaluate.quadrants import Quadrants, hash_of_best
+from cotune.experiments.evaluate.question_sets import QuestionSet, question_sets
+from cotune.experiments.evaluate.run_policy import run_policy
+from cotune.rollout.coordinator import Coordinator
+from cotune.run.run_dir import RunDir
+from cotune.run.scores import measure_of
+from cotune.types import Prompt, Trajectory
+
+SAMPLES = 4
+"""Sampled rollouts per question if none are asked for."""
+
+
+def check_options(options: EvaluationOptions) -> None:
+    """Raise ConfigError for options that quadrants do not have."""
+    if options.benchmarks or options.metrics:
+        given = "--benchmark" if options.benchmarks else "--metric"
+        raise ConfigError(
+            f"{given} does not go with --quadrants, which score the run's own questions by its reward; "
+            "leave one of them out"
+        )
+    if options.samples == 0:
+        raise ConfigError("--samples is 0; with --quadrants expected 1 or more, or auto")
+
+
+def evaluate_quadrants(
+    config: RunConfig, run: RunDir, options: EvaluationOptions, since: RunConfig | None = None
+) -> Quadrants:
+    """Score both policies of a run under both instructions, greedily and sampled; write nothing.
+
+    Draws are those of `evaluate_run`. Equal policies or instructions are rolled out once. Both policies
+    are in memory at once, for the divergence of one from the other.
+
+    Args:
+        config: the run file; its limits, seed and environment apply.
+        run: the run folder; only best/ is read.
+        options: its split, samples, temperature and limit apply.
+        since: the run file of the first of several runs, each of which went on from the one before:
+            its policy and instruction are the initial ones. None is `config`.
+
+    Raises:
+        ConfigError: there is no best policy, the questions are not available, or a prompt is too
+            long; before any rollout.
+    """
+    check_options(options)
+    kept, first = kept_best(run), since or config
+    environment = run_environment(config)
+    (questions,) = question_sets(config, environment, options.split, (), options.limit)
+    if questions.rewards is not None:
+        show_as_trained(questions.rewards, config.training)
+    k = options.samples_of(len(questions.tasks))
+    initial = initial_instruction(first.instruction, environment)
+    prompts = {"plain": Prompt(initial), "prompted": Prompt(kept.instruction)}
+    trained = since is not None or not config.training.frozen
+    started = config.model_copy(update={"policy": first.policy})
+    policies = {"initial": _policy(started, environment, options, None)}
+    if trained:
+        policies["trained"] = _policy(config, environment, options, run.best_path)
+    for policy in policies.values():
+        for prompt in prompts.values():
+            check_prompts(
+                environment, policy.codec, prompt.instruction, policy.settings.limits,
+                [questions.name], strategy="static",
+            )  # fmt: skip
+    known: dict[tuple[str, Prompt], _Rollouts] = {}
+    for name, policy in policies.items():
+        for prompt in prompts.values():
+            if (name, prompt) not in known:
+                known[name, prompt] = _Rollouts(policy, questions, prompt, k)
+    by_quadrant = {
+        f"{weights}_{name}": known[weights if weights in policies else "initial", prompt]
+        for weights in ("initial", "trained")
+        for name, prompt in prompts.items()
+    }
+    temperature = options.temperature or config.training.temperature
+    divergences: dict[Prompt, list[tuple[float, int]]] = {}
+    for prompt in dict.fromkeys(prompts.values()) if trained else ():
+        rollouts = known["trained", prompt].first
+        divergences[prompt] = _divergences(policies, rollouts, temperature)
+    return Quadrants.measured(
+        split=questions.name,
+        measure=measure_of(environment, questions.rewards),
+        samples=k,
+        temperature=temperature,
+        initial=initial,
+        best=kept.instruction,
+        trained=trained,
+        questions=[task.id for task in questions.tasks],
+        strata=[task.stratum for task in questions.tasks],
+        rewards={name: found.rewards for name, found in by_quadrant.items()},
+        divergences={name: divergences[p] for name, p in prompts.items() if p in divergences},
+        rollouts=sum(found.rollouts for found in known.values()),
+        generated_tokens=sum(found.tokens for found in known.values()),
+        of=hash_of_best(run.path),
+    )
+
+
+def _policy(
+    config: RunConfig, environment: Any, options: EvaluationOptions, best: Path | None
+) -> Coordinator:
+    return run_policy(config, environment, best=best, temperature=options.temperature)
+
+
+class _Rollouts:
+    """The rewards of a policy under a prompt, and a sampled rollout of each question."""
+
+    def __init__(self, policy: Coordinator, questions: QuestionSet, prompt: Prompt, k: int) -> None:
+        self.rollouts = self.tokens = 0
+        self.first: list[Trajectory] = []
+        coordinator = on_questions(policy, questions)
+        metrics = {"reward": lambda ts: [t.reward for t in ts]}
+
+        def count(found: Sequence[Trajectory]) -> None:
+            self.rollouts += len(found)
+            self.tokens += sum(t.generated_tokens for t in found)
+
+        def keep(found: Sequence[Trajectory]) -> None:
+            count(found)
+            # Without its text, so that many fit into memory.
+            self.first += [replace(t, turns=(), logprobs=()) for t in found[::k]]
+
+        (greedy,) = values_of(
+            coordinator, questions, prompt, metrics, 1, greedy=True, seen=count
+        ).values()
+        (sampled,) = values_of(
+            coordinator, questions, prompt, metrics, k, greedy=False, seen=keep
+        ).values()
+        self.rewards = {
+            "greedy": [value for (value,) in greedy],
+            "sampled": [sum(values) / k for values in sampled],
+        }
+
+
+def _divergences(
+    policies: dict[str, Coordinator], rollouts: Sequence[Trajectory], temperature: float
+) -> list[tuple[float, int]]:
+    """Return the divergence of the trained policy from the initial one, as `Quadrants` has it."""
+    from cotune.policy.divergence import rollout_divergences
+
+    trained, initial = (cast(Any, policies[name].sampler) for name in ("trained", "initial"))
+    with trained.model() as p, initial.model() as q:
+        return rollout_divergences(p, q, rollouts, temperature)

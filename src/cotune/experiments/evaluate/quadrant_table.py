@@ -1,0 +1,98 @@
+"""Quadrants as a table: the four scores, with the gains at its margins."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from rich.console import Console
+from rich.markup import escape
+
+from cotune.experiments.evaluate.quadrants import Estimate, Quadrants
+from cotune.run.scores import EXACT_MATCH
+from cotune.utils.tables import plain_table
+
+WEIGHTS = {"initial": "initial weights", "trained": "trained weights"}
+PROMPTS = {"plain": "initial instruction", "prompted": "best instruction"}
+GAIN = "gain"
+DIVERGENCE, OF = "KL, nats per token", "to the initial"
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of the table: scores by column, None where there is none.
+
+    Attributes:
+        label: its name.
+        cells: one a column: the prompts, and the gain of the best instruction if they differ.
+        gains: whether each cell is a difference.
+    """
+
+    label: str
+    cells: tuple[Estimate | None, ...]
+    gains: tuple[bool, ...]
+
+
+def columns(quadrants: Quadrants) -> list[str]:
+    """Return the headings of the columns."""
+    found = [PROMPTS[prompt] for prompt in quadrants.prompts]
+    return [*found, GAIN] if len(found) > 1 else found
+
+
+def blocks(quadrants: Quadrants) -> Iterator[tuple[str, list[Line]]]:
+    """Yield each decoding with its lines (both weights, and what training gained); last the divergence."""
+    prompts, both = quadrants.prompts, len(quadrants.prompts) > 1
+    marks = (*(False for _ in prompts), *(True,) * both)
+    for decoding, heading in (("greedy", "greedy"), ("sampled", f"avg@{quadrants.samples}")):
+        scores, gains = quadrants.scores, {k: v[decoding] for k, v in quadrants.gains.items()}
+        lines: list[Line] = []
+        for weights in quadrants.weights:
+            cells = [scores[f"{weights}_{prompt}"][decoding] for prompt in prompts]
+            cells += [gains[f"prompt_{weights}"]] * both
+            lines.append(Line(WEIGHTS[weights], tuple(cells), marks))
+        if quadrants.trained:
+            cells = [gains[f"weights_{prompt}"] for prompt in prompts] + [gains["both"]] * both
+            lines.append(Line(GAIN, tuple(cells), (True,) * len(cells)))
+        yield heading, lines
+    if quadrants.divergence:
+        found = tuple(quadrants.divergence[prompt] for prompt in prompts)
+        yield DIVERGENCE, [Line(OF, (*found, *(None,) * both), marks)]
+
+
+def notes(quadrants: Quadrants) -> list[str]:
+    """Say which quadrants coincide, and what the numbers are of."""
+    lines: list[str] = []
+    if len(quadrants.prompts) == 1:
+        lines.append("The best instruction is the initial one.")
+    if not quadrants.trained:
+        lines.append("The weights were not trained.")
+    told = (
+        f"{len(quadrants.questions):,} questions; {quadrants.samples} sampled rollouts of each at "
+        f"temperature {quadrants.temperature:g}; 95 % intervals over questions"
+    )
+    return [*lines, told]
+
+
+def show(quadrants: Quadrants, console: Console) -> None:
+    """Print the table and its notes."""
+    shares = quadrants.measure == EXACT_MATCH
+    title = f"{quadrants.measure} on the {quadrants.split} split{', per cent' if shares else ''}"
+    table = plain_table(escape(title), [""], columns(quadrants))
+    for heading, lines in blocks(quadrants):
+        table.add_row(f"[bold]{heading}[/]")
+        digits = (4, 4) if heading == DIVERGENCE else (1, 0) if shares else (3, 2)
+        scale = 100 if shares and heading != DIVERGENCE else 1
+        for line in lines:
+            cells = (
+                "" if score is None else _cell(score, gain, scale, digits)
+                for score, gain in zip(line.cells, line.gains, strict=True)
+            )
+            table.add_row(f"  {line.label}", *cells)
+    console.print(table)
+    for note in notes(quadrants):
+        console.print(note, markup=False, highlight=False, soft_wrap=True)
+
+
+def _cell(score: Estimate, gain: bool, scale: float, digits: tuple[int, int]) -> str:
+    """Write a score with its interval, each with so many digits."""
+    sign, between = ("+", " to ") if gain else ("", "–")
+    ends = between.join(f"{scale * end:{sign}.{digits[1]}f}" for end in score.interval)
+    return f"{scale * score.mean:{sign}.{digits[0]}f} [dim]({ends})[/]"

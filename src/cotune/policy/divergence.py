@@ -1,0 +1,95 @@
+"""KL(π_p ‖ π_q) per token, exact over the vocabulary, on tokens that were drawn from π_p."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+from cotune.types import Trajectory
+
+_LOGITS = 2**26
+"""Logits of one policy that a forward pass may return, unless a single rollout has more."""
+_SOFTMAX = 2**24  # of these, taken at a time as float32
+
+
+def token_divergence(p: torch.Tensor, q: torch.Tensor, temperature: float) -> torch.Tensor:
+    """Return Σ_v p(v) log(p(v) / q(v)) of two policies at a temperature, in nats.
+
+    Args:
+        p, q: logits, (T, V).
+        temperature: divides both, as in sampling; more than 0.
+
+    Returns:
+        one value a token, (T,), in float32.
+    """
+    log_p = torch.log_softmax(p.float() / temperature, -1)
+    log_q = torch.log_softmax(q.float() / temperature, -1)
+    chance = log_p.exp()
+    return torch.where(chance > 0, chance * (log_p - log_q), 0.0).sum(-1)
+
+
+@torch.no_grad()
+def rollout_divergences(
+    p: Any,
+    q: Any,
+    trajectories: Sequence[Trajectory],
+    temperature: float,
+    logits_at_once: int = _LOGITS,
+) -> list[tuple[float, int]]:
+    """Return for each rollout the sum of its own tokens' divergences, and the number of its own tokens.
+
+    Both policies read the prompt that the rollout was sampled under; prompt and observations do not
+    count.
+
+    Args:
+        p: the policy that wrote the rollouts, a causal language model; q: the other one.
+        trajectories: its rollouts.
+        temperature: at which they were sampled.
+        logits_at_once: bounds the rows of a forward pass.
+    """
+    found: dict[int, tuple[float, int]] = {}
+    vocabulary = p.config.get_text_config().vocab_size
+    for rows in _batches(trajectories, max(1, logits_at_once // vocabulary)):
+        ids, kept, own = _padded([trajectories[row] for row in rows])
+        logits = [
+            model(
+                input_ids=ids.to(model.device),
+                attention_mask=kept.to(model.device),
+                use_cache=False,
+            ).logits[:, :-1][own[:, 1:].to(model.device)]
+            for model in (p, q)
+        ]
+        size = max(1, _SOFTMAX // vocabulary)
+        pieces = zip(*(part.split(size) for part in logits), strict=True)
+        tokens = torch.cat([token_divergence(a, b.to(a.device), temperature) for a, b in pieces])
+        counts = own.sum(-1).tolist()
+        for row, part in zip(rows, tokens.double().cpu().split(counts), strict=True):
+            found[row] = float(part.sum()), len(part)
+    return [found[row] for row in range(len(trajectories))]
+
+
+def _batches(trajectories: Sequence[Trajectory], most: int) -> Iterator[list[int]]:
+    """Group rollouts of similar lengths, so that a padded batch has at most `most` tokens."""
+    lengths = [len(t.sampled_prompt_ids) + len(t.completion_ids) for t in trajectories]
+    batch: list[int] = []
+    for row in sorted(range(len(lengths)), key=lambda row: lengths[row]):
+        if batch and (len(batch) + 1) * lengths[row] > most:
+            yield batch
+            batch = []
+        batch.append(row)
+    if batch:
+        yield batch
+
+
+def _padded(rows: Sequence[Trajectory]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return tokens, the mask of those that are not padding, and of the policy's own, all (B, L)."""
+    texts = [(*row.sampled_prompt_ids, *row.completion_ids) for row in rows]
+    length = max(map(len, texts))
+    ids = torch.zeros((len(rows), length), dtype=torch.long)
+    kept, own = torch.zeros_like(ids), torch.zeros_like(ids, dtype=torch.bool)
+    # Padded on the right, where a causal model's earlier tokens do not see it.
+    for i, (row, text) in enumerate(zip(rows, texts, strict=True)):
+        ids[i, : len(text)] = torch.tensor(text)
+        kept[i, : len(text)] = 1
+        own[i, len(row.sampled_prompt_ids) : len(text)] = torch.tensor(row.mask, dtype=torch.bool)
+    return ids, kept, own

@@ -1,0 +1,240 @@
+"""Quadrants: {initial, trained weights} × {initial, best instruction}, from rewards to the table."""
+
+import io
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+from transformers import AutoModelForCausalLM
+
+from cotune.cli import app as cli
+from cotune.config.run_file import RunConfig
+from cotune.errors import ConfigError
+from cotune.experiments.evaluate.quadrant_table import show
+from cotune.experiments.evaluate.quadrants import (
+    FILE,
+    Quadrants,
+    hash_of_best,
+    per_question,
+    read_quadrants,
+)
+from cotune.worlds.geo import INITIAL_INSTRUCTION as SEARCH
+from tests.experiments.evaluate.folders import BETTER, GEO, finished
+
+
+def quadrants(**changes: Any) -> Quadrants:
+    """Four questions; sampled rewards are half of the greedy ones."""
+    greedy = {
+        "initial_plain": (0.0, 0.0, 0.0, 1.0),
+        "initial_prompted": (0.0, 1.0, 0.0, 1.0),
+        "trained_plain": (0.0, 0.0, 1.0, 1.0),
+        "trained_prompted": (1.0, 1.0, 1.0, 1.0),
+    }
+    given: dict[str, Any] = {
+        "split": "test",
+        "measure": "exact match",
+        "samples": 2,
+        "temperature": 1.0,
+        "initial": "Do.",
+        "best": "Do it.",
+        "trained": True,
+        "questions": ("a", "b", "c", "d"),
+        "strata": ("", "", "", ""),
+        "rewards": {
+            name: {"greedy": values, "sampled": tuple(value / 2 for value in values)}
+            for name, values in greedy.items()
+        },
+        "divergences": {
+            "plain": ((0.5, 1), (1.5, 1), (0.0, 1), (0.0, 1)),
+            "prompted": ((1.0, 2), (2.0, 4), (0.5, 1), (0.5, 1)),
+        },
+    }
+    return Quadrants.measured(**given | changes)
+
+
+def test_scores_and_gains_by_hand() -> None:
+    found = quadrants()
+    means = {name: of["greedy"].mean for name, of in found.scores.items()}
+    assert means == {
+        "initial_plain": 0.25, "initial_prompted": 0.5, "trained_plain": 0.5, "trained_prompted": 1.0,
+    }  # fmt: skip
+    gains = {name: (of["greedy"].mean, of["sampled"].mean) for name, of in found.gains.items()}
+    assert gains == {
+        "both": (0.75, 0.375),
+        "weights_plain": (0.25, 0.125),
+        "weights_prompted": (0.5, 0.25),
+        "prompt_initial": (0.25, 0.125),
+        "prompt_trained": (0.5, 0.25),
+    }
+    score = found.scores["initial_prompted"]["greedy"]
+    low, high = score.interval
+    assert 0 <= low < 0.5 < high <= 1
+    assert score.n == 4
+    # Gains are paired: the one question that was solved before adds no spread, and all others gain.
+    assert found.gains["both"]["greedy"].interval[0] > 0
+    assert found.scores["trained_prompted"]["greedy"].interval == (1.0, 1.0)
+
+
+def test_a_divergence_is_a_mean_over_tokens() -> None:
+    found = quadrants()
+    assert found.divergence["plain"].mean == pytest.approx(2.0 / 4)
+    # Each question has 0.5 nats a token, so there is no spread although the numbers of tokens differ.
+    assert found.divergence["prompted"].mean == pytest.approx(4.0 / 8)
+    assert found.divergence["prompted"].interval == pytest.approx((0.5, 0.5))
+    assert per_question(((1.0, 1), (2.0, 5))) == pytest.approx([2 / 3, 1 / 3])
+
+
+def test_the_file_is_of_the_policy_that_it_was_measured_with(tmp_path: Path) -> None:
+    assert read_quadrants(tmp_path) is None
+    (tmp_path / "best").mkdir()
+    (tmp_path / "best" / "best.json").write_text("{}")
+    found = quadrants(of=hash_of_best(tmp_path))
+    found.write(tmp_path)
+    assert read_quadrants(tmp_path) == found
+    (tmp_path / "best" / "best.json").write_text("{ }")
+    assert read_quadrants(tmp_path) is None
+    row = json.loads((tmp_path / FILE).read_text())
+    for damaged in (
+        "{",
+        json.dumps({**row, "schema_version": 2}),
+        json.dumps({**row, "scores": 1}),
+    ):
+        (tmp_path / FILE).write_text(damaged)
+        with pytest.raises(ConfigError, match=r"quadrants\.json: cannot be read .*--quadrants"):
+            read_quadrants(tmp_path)
+
+
+def printed(found: Quadrants) -> list[str]:
+    out = io.StringIO()
+    show(found, Console(file=out, width=120))
+    return [" ".join(line.replace("│", "").split()) for line in out.getvalue().splitlines()]
+
+
+def test_the_table_has_the_gains_at_its_margins() -> None:
+    lines = printed(quadrants())
+    assert lines[0] == "exact match on the test split, per cent"
+    assert lines[3] == "greedy"
+    assert lines[4].startswith("initial weights 25.0 (0–75) 50.0 (0–100) +25.0 (+0 to +75)")
+    assert lines[6].startswith("gain +25.0 (+0 to +75) +50.0 (+0 to +100) +75.0 (")
+    assert lines[7] == "avg@2"
+    assert lines[11:13] == [
+        "KL, nats per token",
+        "to the initial 0.5000 (0.0000–1.1250) 0.5000 (0.5000–0.5000)",
+    ]
+    assert lines[13] == (
+        "4 questions; 2 sampled rollouts of each at temperature 1; 95 % intervals over questions"
+    )
+
+
+def test_quadrants_that_coincide_are_shown_once() -> None:
+    same = printed(replace(quadrants(), best="Do."))
+    assert "The best instruction is the initial one." in same
+    assert sum(line.startswith("trained weights") for line in same) == 2
+    assert not any("+50.0" in line for line in same)  # a gain of the instruction
+    frozen = printed(replace(quadrants(), trained=False, divergence={}))
+    assert "The weights were not trained." in frozen
+    assert not any(line.startswith(("trained weights", "KL")) for line in frozen)
+
+
+def evaluate(
+    config: RunConfig, monkeypatch: pytest.MonkeyPatch, *arguments: str
+) -> tuple[object, Quadrants | None]:
+    command = ["cotune", "evaluate", str(config.output), *arguments]
+    monkeypatch.setattr("sys.argv", command)
+    with pytest.raises(SystemExit) as stopped:
+        cli.main()
+    return stopped.value.code, read_quadrants(config.output)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
+    """The weights are a little off those it began with."""
+    config = finished(tmp_path_factory.mktemp("quadrants") / "run", GEO, BETTER)
+    model = AutoModelForCausalLM.from_pretrained(config.output / "best")
+    torch.manual_seed(0)
+    with torch.no_grad():
+        model.lm_head.weight.add_(torch.randn_like(model.lm_head.weight), alpha=0.02)
+    model.save_pretrained(config.output / "best")
+    return config
+
+
+def test_a_run_from_the_command_line(
+    run: RunConfig, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ("--limit", "3", "--samples", "2")
+    status, found = evaluate(run, monkeypatch, "--quadrants", *arguments)
+    out = capsys.readouterr().out
+    assert status == 0
+    assert found is not None
+    assert (found.initial, found.best, found.samples) == (SEARCH, BETTER, 2)
+    assert found.rollouts == 4 * 3 * (1 + 2)
+    for divergence in found.divergence.values():
+        assert 1e-4 < divergence.mean < 1
+    assert "exact match on the test split, per cent" in out
+    # The same rollouts as without --quadrants.
+    status, _ = evaluate(run, monkeypatch, *arguments, "--policy", "initial", "--json")
+    (columns,) = json.loads(capsys.readouterr().out)["sets"]
+    means = {
+        (f["column"], f["statistic"]): f["mean"]
+        for f in columns["figures"]
+        if f["metric"] == "reward"
+    }
+    names = {
+        "best": "trained_prompted", "initial": "trained_plain",
+        "untrained_best": "initial_prompted", "untrained_initial": "initial_plain",
+    }  # fmt: skip
+    for column, name in names.items():
+        assert means[column, "greedy"] == found.scores[name]["greedy"].mean
+        assert means[column, "avg@2"] == pytest.approx(found.scores[name]["sampled"].mean)
+
+
+def test_equal_policies_and_instructions_are_rolled_out_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    frozen = {**GEO, "training": {"frozen": True}}
+    config = finished(tmp_path / "run", frozen, SEARCH)
+    status, found = evaluate(
+        config, monkeypatch, "--quadrants", "--limit", "2", "--samples", "1", "--json"
+    )
+    assert status == 0
+    assert json.loads(capsys.readouterr().out)["kind"] == "quadrants"
+    assert found is not None
+    assert (found.rollouts, found.trained, found.divergences) == (2 * 2, False, {})
+    assert len({str(rewards) for rewards in found.rewards.values()}) == 1
+
+
+def test_a_run_that_went_on_from_another_is_compared_with_its_beginning(
+    run: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A frozen search for an instruction, on top of a policy that was trained before."""
+    changes = {
+        **GEO, "instruction": BETTER, "policy": {"path": str(run.output / "best")},
+        "training": {"frozen": True},
+    }  # fmt: skip
+    later = finished(tmp_path / "later", changes, BETTER)
+    arguments = ("--limit", "2", "--samples", "1")
+    _, found = evaluate(later, monkeypatch, "--since", str(run.output), *arguments)
+    assert found is not None
+    assert (found.initial, found.best, found.trained) == (SEARCH, BETTER, True)
+    assert found.divergence["plain"].mean > 1e-4
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--benchmark", "nq"), "--benchmark does not go with --quadrants"),
+        (("--metric", "f1"), "--metric does not go with --quadrants"),
+        (("--samples", "0"), "--samples is 0; with --quadrants expected 1 or more, or auto"),
+    ],
+)
+def test_what_quadrants_do_not_have(
+    run: RunConfig, arguments: tuple[str, ...], said: str,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    status, _ = evaluate(run, monkeypatch, "--quadrants", *arguments)
+    assert status == 2
+    assert said in capsys.readouterr().err

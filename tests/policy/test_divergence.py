@@ -1,0 +1,66 @@
+"""KL(π_p ‖ π_q) of a token, over the whole vocabulary."""
+
+import math
+from itertools import chain
+
+import pytest
+import torch
+
+from cotune.policy.divergence import rollout_divergences, token_divergence
+from cotune.types import Assignment, Prompt, StopReason, Task, Trajectory
+from tests.policy.tiny import tiny_model, tiny_tokenizer
+
+P, Q = [0.5, 0.25, 0.25], [0.25, 0.25, 0.5]
+
+
+def logits(*rows: list[float]) -> torch.Tensor:
+    return torch.tensor(rows).log()
+
+
+def test_by_hand() -> None:
+    # 1/2 log 2 + 0 + 1/4 log 1/2
+    found = token_divergence(logits(P, P), logits(Q, P) + 3.0, 1.0)
+    assert found.tolist() == pytest.approx([0.25 * math.log(2), 0.0], abs=1e-7)
+    # At temperature 1/2 chances are squared: 4, 1, 1 and 1, 1, 4 sixths.
+    assert token_divergence(logits(P), logits(Q), 0.5).item() == pytest.approx(math.log(4) / 2)
+
+
+def test_what_cannot_be_drawn_adds_nothing() -> None:
+    p = logits([0.5, 0.5, 0.0])
+    assert token_divergence(p, logits([0.5, 0.25, 0.25]), 1.0).item() == pytest.approx(
+        math.log(2) / 2
+    )
+    assert token_divergence(logits(P), p, 1.0).item() == math.inf
+
+
+def rollout(prompt: list[int], completion: list[int], mask: list[int]) -> Trajectory:
+    under = Prompt("")
+    return Trajectory(
+        Assignment(Task("a", "", ()), under, under, "", 0), tuple(prompt), (9,), tuple(completion),
+        tuple(mask), (), (), StopReason.ANSWERED,
+    )  # fmt: skip
+
+
+def test_own_tokens_are_predicted_from_all_that_was_read() -> None:
+    """Batches, their padding and their order change nothing; nor does the prompt that is trained on."""
+    tokenizer = tiny_tokenizer()
+    p, q = tiny_model(tokenizer, 1), tiny_model(tokenizer, 2)
+    rollouts = [
+        rollout([4, 5, 6, 7], [8, 9, 4, 5, 6], [1, 1, 0, 0, 1]),
+        rollout([4], [5], [1]),
+        rollout([5, 6], [7, 8, 9], [0, 0, 0]),
+    ]
+    expected: list[list[float]] = []
+    for one in rollouts:
+        ids = torch.tensor([[*one.sampled_prompt_ids, *one.completion_ids]])
+        with torch.no_grad():
+            every = token_divergence(p(ids).logits[0], q(ids).logits[0], 0.7).tolist()
+        first = len(one.sampled_prompt_ids)
+        expected.append([every[first + i - 1] for i, own in enumerate(one.mask) if own])
+    assert min(chain(*expected)) > 0.01
+    for at_once in (1, 10**6):
+        found = rollout_divergences(p, q, rollouts, 0.7, at_once)
+        assert [n for _, n in found] == [3, 1, 0]
+        sums = [sum(values) for values in expected]
+        assert [total for total, _ in found] == pytest.approx(sums, rel=1e-4)
+    assert [total for total, _ in rollout_divergences(p, p, rollouts, 1.0)] == [0.0, 0.0, 0.0]
