@@ -7,6 +7,7 @@ from cotune.cli.show_rollouts import (
     outcome_lines,
     prompt_text,
     segments,
+    shared_lines,
 )
 from cotune.testing import CharacterCodec
 from cotune.types import Assignment, Prompt, StopReason, Task, Trajectory, Turn
@@ -46,6 +47,14 @@ def test_tokens_are_coloured_by_who_trains_on_them() -> None:
 def test_segments_are_runs_of_equal_masks() -> None:
     assert list(segments([], [])) == []
     assert list(segments([1, 2, 3], [0, 0, 1])) == [(False, [1, 2]), (True, [3])]
+
+
+def test_a_long_beginning_of_a_prompt_is_shown_once() -> None:
+    tools = "system\n# Tools\n{price}\n{multiply}\nuser\n"
+    assert shared_lines(f"{tools}What is it?\nassistant\n", f"{tools}Who?\nassistant\n") == 5
+    assert shared_lines(f"{tools}Who?\n", "") == 0
+    assert shared_lines("user\nBe brief.\n\nWho?\n", "user\nBe brief.\n\nWhat?\n") == 0
+    assert shared_lines(tools, tools) == 4  # a prompt is never left out as a whole
 
 
 def test_what_a_terminal_would_act_on_is_left_out() -> None:

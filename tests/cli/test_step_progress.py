@@ -5,7 +5,7 @@ import io
 from rich.console import Console
 
 from cotune.cli.step_progress import Lines, step_progress
-from cotune.utils.progress import TimeLeft, report, rounded
+from cotune.utils.progress import TimeLeft, begin, report, rounded
 
 
 class Clock:
@@ -28,18 +28,25 @@ def test_the_time_left_goes_by_the_steps_after_the_first() -> None:
     ]  # fmt: skip
 
 
-def test_without_a_terminal_a_line_is_written_every_half_a_minute() -> None:
+def test_without_a_terminal_a_line_names_each_beginning_and_later_comes_every_half_a_minute() -> (
+    None
+):
     clock, written = Clock(), list[str]()
     lines = Lines(written.append, clock)
     for seconds, what, done, total in (
+        (1, "loading the policy", 0, 0), (5, "evaluate", 0, 24), (9, "evaluate", 24, 24),
         (10, "train", 0, 512), (40, "train", 128, 512), (50, "tokens", 7, 64), (60, "step", 1, 3),
-        (80, "train", 0, 512), (95, "tokens", 9, 64), (100, "tokens", 10, 64), (120, "step", 2, 3),
-        (155, "update", 2, 8),
+        (65, "saving", 0, 0), (70, "train", 0, 512), (94, "tokens", 8, 64), (95, "tokens", 9, 64),
+        (100, "tokens", 10, 64), (120, "step", 2, 3), (155, "update", 2, 8),
     ):  # fmt: skip
         clock.now = seconds
         lines(what, done, total)
     assert written == [
+        "  loading the policy …",
+        "  evaluation, rollouts 0/24",
+        "  rollouts 0/512",
         "  rollouts 128/512",
+        "  step 2/3: saving …",
         "  step 2/3: rollouts 0/512; token 9 of at most 64",
         "  step 3/3: update, micro-batches 2/8; 1 min left",
     ]
@@ -48,6 +55,7 @@ def test_without_a_terminal_a_line_is_written_every_half_a_minute() -> None:
 def shown(**options: bool) -> str:
     out = io.StringIO()
     with step_progress(Console(file=out, width=200, **options)):
+        begin("loading the policy")
         report("step", 4, 9)
         report("train", 12, 48)
     return out.getvalue()
@@ -57,5 +65,8 @@ def test_a_terminal_has_a_bar_that_goes_away_and_a_log_none() -> None:
     bar = shown(force_terminal=True)
     assert "step 5/9: rollouts" in bar
     assert "12/48" in bar
+    assert "loading the policy" in bar
+    assert "0/0" not in bar
     assert bar.rstrip().endswith("\x1b[2K")
-    assert shown(force_terminal=True, quiet=True) == shown() == ""
+    assert shown(force_terminal=True, quiet=True) == ""
+    assert shown() == "  loading the policy …\n"

@@ -25,8 +25,6 @@ from cotune.utils.text import hide_secrets
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from cotune.engines.preflight import Finding
-
 app = typer.Typer(
     name="cotune",
     no_args_is_help=True,
@@ -264,21 +262,17 @@ def doctor(
         Path | None, typer.Argument(metavar="[RUN.yaml]", help="Run file to check as well.")
     ] = None,
     set_: Overrides = None,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", metavar="", help="List the checks that passed, too.")
+    ] = False,
 ) -> None:
     """Check the installation, the machine and a run file.
 
     Exits with status 1 if anything is missing.
     """
-    from cotune.cli.doctor import examine, missing
+    from cotune.cli.doctor import show
 
-    findings: list[Finding] = []
-    for finding in examine(run_file, set_ or ()):
-        findings.append(finding)
-        mark = (
-            typer.style("ok     ", fg="green") if finding.ok else typer.style("missing", fg="red")
-        )
-        typer.echo(f"{mark}  {hide_secrets(finding.text)}")
-    if missing(findings):
+    if not show(run_file, _console(), set_ or (), verbose):
         raise typer.Exit(1)
 
 
@@ -405,17 +399,21 @@ def compare(
     """
     from cotune.experiments.compare import running
 
+    console = _console()
     if methods:
-        running.list_methods(_console())
+        running.list_methods(console)
         return
     if suite is None:
         raise ConfigError(
             "SUITE.yaml is missing; expected a suite file, such as quick.yaml of configs/suites"
         )
     if dry_run:
-        running.dry_run(suite, _console(), set_ or ())
+        from cotune.cli.step_progress import step_progress
+
+        with step_progress(console):
+            running.dry_run(suite, console, set_ or ())
     else:
-        running.compare(suite, _console(), set_ or ())
+        running.compare(suite, console, set_ or ())
 
 
 @_command(_SUITES, "demo --output runs/demo")

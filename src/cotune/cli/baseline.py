@@ -6,8 +6,9 @@ from pathlib import Path
 from rich.console import Console
 
 from cotune.cli.library_settings import quiet_libraries
-from cotune.cli.step_progress import say_loading, step_progress
+from cotune.cli.step_progress import step_progress
 from cotune.config.run_file import load_config
+from cotune.utils.progress import begin
 
 
 def baseline(
@@ -27,11 +28,11 @@ def baseline(
         path: the run file; its strategy is not used.
         model, base_url, api_key_env: an endpoint to use instead of the run file's policy.
     """
-    from cotune.experiments.baselines.baseline_run import Endpoint, run_baseline
-
     config = load_config(path, assignments=assignments)
     quiet_libraries(config)
     shown = Console(quiet=True) if quiet else console
-    say_loading(config, shown)
     with step_progress(shown):
+        begin("reading the questions")
+        from cotune.experiments.baselines.baseline_run import Endpoint, run_baseline
+
         return run_baseline(name, config, shown, Endpoint(model, base_url, api_key_env))

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from cotune.cli.library_settings import allow_hub, quiet_libraries
-from cotune.cli.step_progress import say_loading, step_progress
+from cotune.cli.step_progress import step_progress
 from cotune.cli.train import open_trained
 from cotune.config.resuming import recorded_config
 from cotune.config.run_file import RunConfig
 from cotune.errors import ConfigError
 from cotune.run.json_files import plain, write_atomic
 from cotune.run.run_dir import RunDir
+from cotune.utils.progress import begin
 
 if TYPE_CHECKING:
     from cotune.experiments.evaluate.evaluating import EvaluationOptions
@@ -36,11 +37,11 @@ def evaluate(
         allow_hub()
     quiet_libraries(config)
     shown = Console(quiet=True) if as_json else console
-    say_loading(config, shown)
-    from cotune.experiments.evaluate.evaluating import evaluate_run
-    from cotune.experiments.evaluate.evaluation_table import json_text, show
-
     with step_progress(shown):
+        begin("reading the questions")
+        from cotune.experiments.evaluate.evaluating import evaluate_run
+        from cotune.experiments.evaluate.evaluation_table import json_text, show
+
         evaluation = evaluate_run(config, run, options)
     if output is not None:
         write_atomic(output, json_text(evaluation))
@@ -73,8 +74,8 @@ def evaluate_quadrants(
     first = None if since is None else recorded_config(RunDir.open(since))
     quiet_libraries(config)
     shown = Console(quiet=True) if as_json else console
-    say_loading(config, shown)
     with step_progress(shown):
+        begin("reading the questions")
         quadrants = evaluate_quadrants(config, run, options, first)
     quadrants.write(run.path)
     text = json.dumps(plain(content(quadrants), "quadrants"), indent=2) + "\n"

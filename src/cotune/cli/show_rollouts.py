@@ -1,7 +1,7 @@
 """Print prompts and rollouts, coloured by who wrote their tokens."""
 
 from collections.abc import Iterator, Sequence
-from itertools import groupby
+from itertools import groupby, takewhile
 
 from rich.text import Text
 
@@ -11,6 +11,8 @@ from cotune.types import StopReason, Trajectory
 from cotune.utils.text import one_line, printable
 
 PROMPT, INSTRUCTION, OWN, OBSERVED = "dim", "bold magenta", "green", "blue"
+
+_WORTH_LEAVING_OUT = 4  # lines
 
 LEGEND = Text.assemble(
     ("prompt", PROMPT),
@@ -30,6 +32,16 @@ def prompt_text(prompt: str, instruction: str) -> Text:
     if shown:
         text.highlight_words([shown], style=INSTRUCTION)
     return text
+
+
+def shared_lines(prompt: str, shown: str) -> int:
+    """Return how many lines at the start of a prompt need not be repeated after another one.
+
+    A system prompt with the schemas of tools can be long. Less than four lines are repeated.
+    """
+    pairs = zip(prompt.splitlines()[:-1], shown.splitlines(), strict=False)
+    count = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+    return count if count >= _WORTH_LEAVING_OUT else 0
 
 
 def completion_text(trajectory: Trajectory, codec: Codec, labelled: bool = False) -> Text:

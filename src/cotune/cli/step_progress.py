@@ -1,4 +1,4 @@
-"""The progress of the current step: a bar on a terminal, elsewhere a line now and then."""
+"""The progress of a command: a bar on a terminal; elsewhere a line per stage, later now and then."""
 
 import time
 from collections.abc import Callable, Generator
@@ -7,11 +7,11 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from cotune.config.run_file import RunConfig
 from cotune.utils.progress import TimeLeft, listening
 
 _WHAT = {
     "train": "rollouts",
+    "try": "rollouts",
     "update": "update, micro-batches",
     "verify": "verification, rollouts",
     "evolve": "evolution, rollouts",
@@ -19,12 +19,6 @@ _WHAT = {
     "evaluate": "evaluation, rollouts",
 }
 _BETWEEN_LINES = 30.0  # seconds
-
-
-def say_loading(config: RunConfig, console: Console) -> None:
-    """Print at once what takes the next seconds: imports, checks and the policy."""
-    text = f"{config.name}: checking the run file and loading the policy …"
-    console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 @contextmanager
@@ -36,8 +30,8 @@ def step_progress(console: Console) -> Generator[None]:
         columns = (
             SpinnerColumn(),
             TextColumn("{task.description}"),
-            BarColumn(30),
-            TextColumn("{task.completed:.0f}/{task.total:.0f}"),
+            BarColumn(30),  # pulses in a stage
+            TextColumn("{task.fields[count]}"),
             TimeElapsedColumn(),
             TextColumn("{task.fields[more]}"),
         )
@@ -45,7 +39,11 @@ def step_progress(console: Console) -> Generator[None]:
         with bar, listening(_Bar(bar)):
             yield
     else:
-        with listening(Lines(lambda line: console.print(line, highlight=False, soft_wrap=True))):
+
+        def write(line: str) -> None:
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+        with listening(Lines(write)):
             yield
 
 
@@ -76,8 +74,17 @@ class _Steps:
         return self._next + _WHAT.get(self._current[0], self._current[0])
 
     @property
-    def count(self) -> tuple[int, int]:
-        return self._current[1:]
+    def done(self) -> int:
+        return self._current[1]
+
+    @property
+    def total(self) -> int:
+        """How much the current work is; 0 for a stage, of which nothing is counted."""
+        return self._current[2]
+
+    @property
+    def count(self) -> str:
+        return f"{self.done}/{self.total}" if self.total else ""
 
     @property
     def more(self) -> str:
@@ -90,7 +97,7 @@ class _Bar(_Steps):
     def __init__(self, bar: Progress) -> None:
         super().__init__()
         self._bar = bar
-        self._task = bar.add_task("", visible=False, more="")
+        self._task = bar.add_task("", visible=False, count="", more="")
         self._shown = ""
 
     def __call__(self, what: str, done: int, total: int) -> None:
@@ -98,18 +105,23 @@ class _Bar(_Steps):
             self._bar.update(self._task, visible=False)
         if not self.take(what, done, total):
             return
-        if self.description != self._shown:
+        if changed := self.description != self._shown:
             self._bar.reset(self._task)
             self._shown = self.description
-        completed, of = self.count
+        # `update` keeps the old total where the new one is None.
+        self._bar.tasks[0].total = self.total or None
         self._bar.update(
-            self._task, description=self._shown, completed=completed, total=of, more=self.more,
-            visible=True,
+            self._task, description=self._shown, completed=self.done, count=self.count,
+            more=self.more, visible=True,
         )  # fmt: skip
+        if changed:  # an import may keep the thread that refreshes from running
+            self._bar.refresh()
 
 
 class Lines(_Steps):
-    """A line of what the current step does, at most every half a minute.
+    """A line for each stage and, until the first step has ended, each kind of work as it begins.
+
+    After that a line of what the current step does, at most every half a minute.
 
     Args:
         write: prints a line.
@@ -121,13 +133,19 @@ class Lines(_Steps):
     ) -> None:
         super().__init__(clock)
         self._write, self._clock, self._last = write, clock, clock()
+        self._begun: set[str] | None = set()  # None once a step has ended
 
     def __call__(self, what: str, done: int, total: int) -> None:
         if what == "step":
             self._last = self._clock()  # its own line has just been printed
-        if not self.take(what, done, total) or self._clock() - self._last < _BETWEEN_LINES:
+            self._begun = None
+        if not self.take(what, done, total):
+            return
+        begins = self._begun is not None and self.description not in self._begun
+        if self._begun is not None:
+            self._begun.add(self.description)
+        if self.total and not begins and self._clock() - self._last < _BETWEEN_LINES:
             return
         self._last = self._clock()
-        completed, of = self.count
         more = f"; {self.more}" if self.more else ""
-        self._write(f"  {self.description} {completed}/{of}{more}")
+        self._write(f"  {self.description} {self.count or '…'}{more}")

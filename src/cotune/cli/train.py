@@ -2,7 +2,7 @@
 
 import errno
 import shutil
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from cotune.cli.library_settings import quiet_libraries
-from cotune.cli.step_progress import say_loading, step_progress
+from cotune.cli.step_progress import step_progress
 from cotune.config.build import describe_llm
 from cotune.config.resuming import recorded_config, resumed_config
 from cotune.config.run_file import RunConfig, dump_config, load_config
@@ -43,9 +43,8 @@ def train(
     """Train a run file from the start, after setting some fields; return the run folder."""
     config = load_config(path, assignments=assignments)
     shown = Console(quiet=True) if quiet else console
-    say_loading(config, shown)
     with _stoppable(config.output, config), step_progress(shown):
-        checked = passed(config, say=_printer(shown))
+        checked = passed(config)
         setup = checked.engine.prepare(checked, RunDir(config.output, attempt=1).checkpoints_path)
         with run_locked(config.output, new=True):
             run = _created(config)
@@ -66,9 +65,8 @@ def resume(
     step = engine_of(was).checkpoint_step(was, run.checkpoints_path)
     config = resumed_config(run, was, assignments, step)
     shown = Console(quiet=True) if quiet else console
-    say_loading(config, shown)
     with _stoppable(folder, config), run_locked(folder), step_progress(shown):
-        checked = passed(config, new=False, say=_printer(shown))
+        checked = passed(config, new=False)
         setup = checked.engine.prepare(checked, run.checkpoints_path)
         chosen = checked.engine.choose(run, setup)
         _book(checked, run)
@@ -84,20 +82,18 @@ def passed(
     *,
     new: bool = True,
     environment: Environment | None = None,
-    say: Callable[[str], None] | None = None,
 ) -> Preflight:
     """Run all checks, cheap ones first; write nothing.
 
     Args:
         new: whether the run folder has yet to be created.
         environment: replaces the run file's.
-        say: is given a line before something that may take long.
 
     Raises:
         ConfigError: a check failed.
     """
     quiet_libraries(config)
-    checked = Preflight(config, new=new, say=say)
+    checked = Preflight(config, new=new)
     if environment is not None:
         checked.environment = environment
     return checked.require()
@@ -203,10 +199,6 @@ def _disk_full(folder: Path, error: Exception) -> str | None:
         f"{folder}: {'could not be written' if says_so else 'the run failed'}, and its disk has only "
         f"{size(free)} free ({cause}); make room, then: {again}"
     )
-
-
-def _printer(shown: Console) -> Callable[[str], None]:
-    return lambda line: shown.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 def _created(config: RunConfig) -> RunDir:

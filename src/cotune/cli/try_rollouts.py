@@ -13,11 +13,13 @@ from cotune.cli.show_rollouts import (
     LEGEND,
     OBSERVED,
     OWN,
+    PROMPT,
     completion_text,
     outcome_lines,
     prompt_text,
+    shared_lines,
 )
-from cotune.cli.step_progress import say_loading, step_progress
+from cotune.cli.step_progress import step_progress
 from cotune.config.run_file import RunConfig, load_config
 from cotune.engines.preflight import Finding, Preflight
 from cotune.errors import ConfigError
@@ -59,15 +61,15 @@ def try_run(
     if count < 1:
         raise ConfigError(f"-n is {count}; expected 1 or more")
     config = load_config(path, assignments=assignments)
-    say_loading(config, console)
     quiet_libraries(config)
-    checked = Preflight(config, new=False)
-    _show_missing(checked.missing_here("environment.retriever"), console)
     with step_progress(console):
+        checked = Preflight(config, new=False)
+        _show_missing(checked.missing_here("environment.retriever"), console)
         trajectories, codec = _rolled_out(checked, count, split, greedy)
     console.print(LEGEND)
+    shown = ""
     for number, trajectory in enumerate(trajectories, 1):
-        _show(number, trajectory, codec, console)
+        shown = _show(number, trajectory, codec, console, shown)
     _summary(trajectories, console)
     return trajectories
 
@@ -86,14 +88,22 @@ def _rolled_out(
     return coordinator.rollout(assignments, purpose="try", greedy=greedy), codec
 
 
-def _show(number: int, trajectory: Trajectory, codec: "HFCodec", console: Console) -> None:
+def _show(
+    number: int, trajectory: Trajectory, codec: "HFCodec", console: Console, before: str
+) -> str:
+    """Print a rollout without the lines that its prompt shares with the one before; return its prompt."""
     console.print(Rule(Text(f"{number}: {trajectory.task.id}"), align="left"))
     instruction = trajectory.assignment.sampled.instruction
-    prompt = prompt_text(codec.decode(trajectory.sampled_prompt_ids), instruction)
+    text = codec.decode(trajectory.sampled_prompt_ids)
+    if shared := shared_lines(text, before):
+        console.print(Text(f"[{shared} lines as above]", style=PROMPT))
+    own = "".join(text.splitlines(keepends=True)[shared:])
+    prompt = prompt_text(own, instruction)
     completion = completion_text(trajectory, codec, labelled=console.color_system is None)
     console.print(Text.assemble(prompt, completion), soft_wrap=True)
     for line in outcome_lines(trajectory):
         console.print(line, markup=False, highlight=False)
+    return text
 
 
 def _summary(trajectories: Sequence[Trajectory], console: Console) -> None:

@@ -62,6 +62,7 @@ from cotune.run.run_dir import RunDir
 from cotune.utils.importing import ENVIRONMENTS, import_object, load_registered
 from cotune.utils.packages import installed
 from cotune.utils.processes import launched_rank
+from cotune.utils.progress import begin
 from cotune.utils.text import one_line, size
 
 if TYPE_CHECKING:
@@ -94,12 +95,14 @@ class Finding:
         what: what was found, in one line.
         fix: how to fix it; "" if it is met.
         blocks: whether it stops training. Downloads that training does itself and estimates do not.
+        key: whether `cotune doctor` shows it even if it is met; others it counts.
     """
 
     ok: bool
     what: str
     fix: str = ""
     blocks: bool = True
+    key: bool = False
 
     @property
     def text(self) -> str:
@@ -146,7 +149,6 @@ class Preflight:
         new: whether the run folder has yet to be created.
         patient: whether to wait for a server for as long as the run file allows.
         ask_llm: whether to make one small call to the LLM; done in any case before training.
-        say: is given a line before something that may take long.
 
     Attributes:
         starting: whether these processes will train.
@@ -162,10 +164,9 @@ class Preflight:
         new: bool = True,
         patient: bool = True,
         ask_llm: bool = False,
-        say: Callable[[str], None] | None = None,
     ) -> None:
         self.config, self.engine = config, engine_of(config)
-        self._new, self._patient, self._ask_llm, self._say = new, patient, ask_llm, say
+        self._new, self._patient, self._ask_llm = new, patient, ask_llm
         self.llm_calls: list[CostRow] = []
 
     def checks(self) -> list[Check]:
@@ -244,6 +245,7 @@ class Preflight:
 
     @cached_property
     def environment(self) -> Environment:
+        begin("reading the questions")
         return run_environment(self.config, self.codec if self._drops else None)
 
     @property
@@ -261,6 +263,7 @@ class Preflight:
 
     @cached_property
     def tokenizer(self) -> "PreTrainedTokenizerBase":
+        begin("loading the tokenizer")
         from cotune.policy.codec import use_template
         from cotune.policy.local_policy import load_tokenizer
 
@@ -308,9 +311,7 @@ class Preflight:
         return found
 
     def _llm_answers(self) -> list[Finding]:
-        found, self.llm_calls = llm_answers(
-            self.config.proposer, self._patient, self._spent(), self._say
-        )
+        found, self.llm_calls = llm_answers(self.config.proposer, self._patient, self._spent())
         if self.starting and not self._new:  # a resume may need no further proposal
             found = [replace(finding, blocks=False) for finding in found]
         for finding in found:
@@ -335,6 +336,7 @@ class Preflight:
             check_retriever(environment)  # a user's own environment
 
     def _prompts(self) -> Iterable[Finding]:
+        begin("checking the prompts")
         from cotune.policy.tool_templates import check_tools
 
         config, environment = self.config, self.environment
@@ -360,6 +362,7 @@ class Preflight:
         options = self.config.policy.lora
         if options is None:
             return
+        begin("checking the layers for LoRA")
         import torch
         from transformers import AutoModelForCausalLM
 
@@ -501,6 +504,7 @@ def retriever(environment: EnvironmentOptions, timeout_s: float | None = None) -
         return []
     if timeout_s is not None:
         options = replace(options, timeout_s=min(options.timeout_s, timeout_s), retries=0)
+    begin("asking the retrieval server")
     try:
         RemoteRetriever(options).check()
     except ConfigError as error:
@@ -595,10 +599,7 @@ def llm(options: LLMConfig | None) -> list[Finding]:
 
 
 def llm_answers(
-    options: LLMConfig | None,
-    patient: bool = True,
-    spent: float = 0.0,
-    say: Callable[[str], None] | None = None,
+    options: LLMConfig | None, patient: bool = True, spent: float = 0.0
 ) -> tuple[list[Finding], list[CostRow]]:
     """Check that the LLM answers one small call; return that call, too.
 
@@ -608,7 +609,6 @@ def llm_answers(
         patient: whether to wait up to 30 s and to retry once, as far as the run file allows;
             otherwise 10 s, without a retry.
         spent: money that counts against the budget.
-        say: is given a line before the call to an endpoint.
     """
     if not isinstance(options, OpenAIOptions | OwnLLMOptions):
         return [], []
@@ -624,9 +624,8 @@ def llm_answers(
                     timeout_s=min(options.timeout_s, longest),
                     retries=min(options.retries, retries),
                 )
-                if say is not None:
-                    seconds = asked.timeout_s * (1 + asked.retries) + asked.retries  # with pauses
-                    say(f"asking {options.describe()} (at most {seconds:g} s) …")
+                seconds = asked.timeout_s * (1 + asked.retries) + asked.retries  # with pauses
+                begin(f"asking {options.describe()} (at most {seconds:g} s)")
                 if asked.budget is not None:
                     asked = replace(asked, budget=max(0.0, asked.budget - spent))
                 OpenAIClient(asked, ledger).check()
@@ -636,7 +635,7 @@ def llm_answers(
             what = f"llm: a first call failed ({one_line(str(error))[:300]})"
             fix = "correct llm, or set llm.optional: true to train without its proposals"
             return [Finding(False, what, fix, blocks=not options.optional)], ledger.rows()
-        return [Finding(True, "llm: a first call was answered")], ledger.rows()
+        return [Finding(True, "llm: a first call was answered", key=True)], ledger.rows()
 
 
 def output(folder: Path) -> list[Finding]:

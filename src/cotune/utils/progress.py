@@ -5,7 +5,10 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
 Listener = Callable[[str, int, int], None]
-"""Receives what is counted ("step", "train", "tokens", …), how much is done, and of how much."""
+"""Receives what is counted ("step", "train", "tokens", …), how much is done, and of how much.
+
+Of a stage such as "loading the policy" nothing is counted: it is 0 of 0.
+"""
 
 _listeners: list[Listener] = []
 
@@ -14,6 +17,11 @@ def report(what: str, done: int, total: int) -> None:
     """Report progress to this process's listeners; cheap without any."""
     for listener in _listeners:
         listener(what, done, total)
+
+
+def begin(stage: str) -> None:
+    """Report that a stage of unknown length begins, such as "loading the policy"."""
+    report(stage, 0, 0)
 
 
 @contextmanager

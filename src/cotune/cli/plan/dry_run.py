@@ -17,6 +17,7 @@ from rich.console import Console
 
 from cotune.cli.library_settings import quiet_libraries
 from cotune.cli.plan.measured_plan import measured_steps
+from cotune.cli.step_progress import step_progress
 from cotune.config.build import build_environment, describe_llm
 from cotune.config.run_file import (
     ASKS_A_MODEL,
@@ -43,6 +44,7 @@ from cotune.rewards.boxed import BoxedReward
 from cotune.rewards.functions import load_reward
 from cotune.run.run_dir import RunDir
 from cotune.types import Limits, Task
+from cotune.utils.progress import begin
 from cotune.worlds import geo
 from cotune.worlds.arithmetic import ArithmeticOptions
 from cotune.worlds.geo import GeoOptions
@@ -106,8 +108,11 @@ def dry_run(
     try:
         with _stopped_by_sigterm(), tempfile.TemporaryDirectory(prefix="cotune-dry-run-") as folder:
             run = Path(folder) / "run"
-            environment, own, replaced = few_questions(config)
-            scaled, more = scaled_down(config, environment, own, ask_llm)
+            with step_progress(console):
+                begin("reading the questions")
+                environment, own, replaced = few_questions(config)
+                begin("loading TRL")
+                scaled, more = scaled_down(config, environment, own, ask_llm)
             console.print(f"{config.name}: dry run. Replaced:", markup=False)
             for line in [*replaced, *more]:
                 console.print(f"  {line}", markup=False, highlight=False)

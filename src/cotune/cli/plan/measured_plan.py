@@ -83,10 +83,10 @@ def measured_steps(
         ConfigError: for the same reasons as in `cotune train`.
     """
     given = config.model_copy(update={"output": folder})
-    checked = passed(given, environment=environment)
-    setup = checked.engine.prepare(checked, RunDir(folder, attempt=1).checkpoints_path)
-    run, journal = _kept_for_now(given, folder, steps, console)
     with step_progress(console):
+        checked = passed(given, environment=environment)
+        setup = checked.engine.prepare(checked, RunDir(folder, attempt=1).checkpoints_path)
+        run, journal = _kept_for_now(given, folder, steps, console)
         return engine_of(given).measure(given, run, journal, setup, steps)
 
 

@@ -7,11 +7,13 @@ from rich.console import Console
 from rich.markup import escape
 
 from cotune.cli.library_settings import quiet_libraries
+from cotune.cli.step_progress import step_progress
 from cotune.config.build import describe_llm
 from cotune.config.cost import Plan, plan_run
 from cotune.config.run_file import RunConfig, load_config
 from cotune.engines.engine import engine_of
 from cotune.llm.client import OpenAIOptions
+from cotune.utils.progress import begin
 from cotune.utils.tables import plain_table
 from cotune.utils.text import size
 
@@ -42,7 +44,9 @@ def plan(path: Path, console: Console, assignments: Sequence[str] = (), processe
             f"over {config.training.rollout_budget:,} rollouts; an evolution that falls due just "
             "before may."
         )
-    show_memory(config, console, processes)
+    with step_progress(console):
+        begin("estimating the memory")
+        show_memory(config, console, processes)
 
 
 def plan_prompt(path: Path, console: Console, assignments: Sequence[str] = ()) -> None:
@@ -50,7 +54,8 @@ def plan_prompt(path: Path, console: Console, assignments: Sequence[str] = ()) -
     config = load_config(path, assignments=assignments)
     from cotune.cli.try_rollouts import show_prompt
 
-    show_prompt(config, console)
+    with step_progress(console):
+        show_prompt(config, console)
 
 
 def _price(config: RunConfig, planned: Plan) -> str:

@@ -27,6 +27,7 @@ from cotune.protocols import State
 from cotune.run.journal import Journal
 from cotune.run.ledger import Ledger, policy_rollouts
 from cotune.run.run_dir import RunDir
+from cotune.utils.progress import begin
 
 
 class TRLBest(BestPolicy):
@@ -115,6 +116,7 @@ def build_trainer(
     config: RunConfig, setup: Setup, journal: Journal, ledger: Ledger, before_rollout: Hook
 ) -> tuple[TRLJoint, JointTrainer, "RolloutBudget"]:
     """Build a run file's trainer, without progress output."""
+    begin("setting up the trainer")
     tokenizer, args = setup.tokenizer, setup.args
     codec = HFCodec(tokenizer, config.policy.template_args)
     parts = run_parts(config, setup.environment, codec, setup.rewards, journal, ledger)

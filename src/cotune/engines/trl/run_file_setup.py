@@ -24,6 +24,7 @@ from cotune.policy.policy_files import policy_path
 from cotune.policy.tool_templates import check_tools
 from cotune.protocols import Environment
 from cotune.rewards.functions import RewardFunctions
+from cotune.utils.progress import begin
 from cotune.utils.text import did_you_mean
 
 
@@ -66,6 +67,7 @@ def prepare(config: RunConfig, folder: Path, checked: Preflight | None = None) -
     if rewards is not None:
         steps = config.training.steps * config.training.optimizer_steps
         rewards.trainer_state = TrainerState(max_steps=steps)
+    begin("loading the policy")
     model, tokenizer = load_policy(config.policy)
     codec = HFCodec(tokenizer, config.policy.template_args)
     check_tools(environment, codec, tokenizer)  # may set the tokenizer's template

@@ -17,6 +17,8 @@ from cotune.errors import EngineError
 from cotune.methods.sft import SFTOptions
 from cotune.run.journal import Journal, RunJournal, SilentJournal
 from cotune.run.run_dir import RunDir
+from cotune.utils.packages import installed
+from cotune.utils.progress import begin
 from cotune.utils.text import one_line, size
 
 if TYPE_CHECKING:
@@ -32,6 +34,7 @@ class TRL:
         check_package("trl")
 
     def installation(self) -> list[Finding]:
+        begin("loading TRL")
         try:
             from cotune.engines.trl.checks import SUPPORTED, check_trl
 
@@ -43,7 +46,8 @@ class TRL:
             what, _, fix = one_line(str(error)).rpartition(": ")
             return [Finding(False, f"engine trl: {what}", fix)]
         oldest, newest = SUPPORTED
-        return [Finding(True, f"engine trl: in the range >={oldest},<{newest}, hooks found")]
+        what = f"engine trl: {installed('trl')}, in the range >={oldest},<{newest}, hooks found"
+        return [Finding(True, what, key=True)]
 
     def check(self, checked: Preflight) -> list[Check]:
         config, needs = checked.config, ("training.engine",)
@@ -141,6 +145,7 @@ def arguments(config: RunConfig) -> list[Finding]:
         ConfigError: an argument is invalid; the message names it.
         EngineError: the installed TRL version is not supported.
     """
+    begin("loading TRL")
     from cotune.engines.trl.checks import check_args, check_trl
     from cotune.engines.trl.run_file_setup import grpo_config
     from cotune.engines.trl.sft import check_one_process, sft_config
@@ -166,6 +171,7 @@ def processes(training: TrainingConfig, starting: bool = False) -> list[Finding]
     Raises:
         ConfigError: the number of started processes does not match the GPUs.
     """
+    begin("loading PyTorch")
     import torch
 
     from cotune.engines.trl.checks import check_launch

@@ -54,9 +54,8 @@ class VeRL:
             missing.append(
                 Finding(False, f"engine verl: {clash}", "use a separate environment for each")
             )
-        return missing or [
-            Finding(True, f"engine verl: verl {installed('verl')}, and what it needs")
-        ]
+        what = f"engine verl: verl {installed('verl')}, and what it needs"
+        return missing or [Finding(True, what, key=True)]
 
     def check(self, checked: Preflight) -> list[Check]:
         look = partial(_arguments, checked.config)

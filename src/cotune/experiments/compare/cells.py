@@ -45,6 +45,7 @@ class Cell:
         self.row, self.state, self.problem = row, State.WAITING, ""
         self.finished: list[Finished] = []
         self._process: subprocess.Popen[bytes] | None = None
+        self._since = 0.0
         self._config: RunConfig | None = None
         self._merging = False
 
@@ -117,6 +118,11 @@ class Cell:
             sum(rewards) / len(rewards) if rewards else None,
             last,
         )
+
+    @property
+    def seconds(self) -> int:
+        """The time since the process of the current stage was started."""
+        return int(time.monotonic() - self._since)
 
     @property
     def standing(self) -> str:
@@ -208,6 +214,7 @@ class Cell:
             write_atomic(file, text)
             words = (*stage.command, str(file), "--quiet")
         self._process = start(words, self._log, self._config.threads)
+        self._since = time.monotonic()
 
 
 def in_one_line(error: Exception) -> str:

@@ -260,16 +260,18 @@ def progress_table(cells: Sequence[Cell]) -> Table:
     """Return a row for each cell that runs or failed, under the count of cells by state."""
     counts = {state: sum(cell.state == state for cell in cells) for state in State}
     title = ", ".join(f"{count} {state}" for state, count in counts.items() if count)
-    table = plain_table(title, ("run", "stage", "step", "reward", "last event"), ())
+    table = plain_table(title, ("run", "stage", "time", "step", "reward", "last event"), ())
     for cell in cells:
         if cell.state == State.RUNNING:
             step, steps, reward, event = cell.progress()
             shown = "" if reward is None else f"{reward:.2f}"
-            row = (Text(cell.name), cell.stage_name, f"{step}/{steps}", shown)
+            minutes, seconds = divmod(cell.seconds, 60)
+            time = f"{minutes}:{seconds:02d}"
+            row = (Text(cell.name), cell.stage_name, time, f"{step}/{steps}", shown)
             table.add_row(*row, Text.from_markup(event or "starting"))
         elif cell.state == State.FAILED:
             problem = Text(cell.problem[:80])
-            table.add_row(Text(cell.name), Text("failed", style="red"), "", "", problem)
+            table.add_row(Text(cell.name), Text("failed", style="red"), "", "", "", problem)
     return table
 
 

@@ -6,6 +6,7 @@ from cotune.config.run_file import RunConfig
 from cotune.policy.policy_files import policy_path
 from cotune.protocols import Environment, Rewards
 from cotune.rollout.coordinator import Coordinator, RolloutSettings
+from cotune.utils.progress import begin
 
 
 def run_policy(
@@ -29,6 +30,7 @@ def run_policy(
         ConfigError: the policy cannot be loaded, or cannot call the environment's tools.
     """
     start = policy_path(config.policy.path)
+    begin("loading the policy")
     import torch
 
     from cotune.policy.local_policy import local_coordinator
