@@ -16,6 +16,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 from cotune.llm.bank import BankOptions
 from cotune.llm.client import OpenAIOptions
 from cotune.methods.composed import ComposedInspoOptions, ComposedOptions, ComposedP2OOptions
+from cotune.methods.fst.fst import FstOptions
 from cotune.methods.gepa.gepa import GepaOptions
 from cotune.methods.inspo.inspo import InspoOptions
 from cotune.methods.p2o.hints import HintOptions
@@ -29,6 +30,7 @@ METHODS: dict[str, type] = {
     "Static": StaticOptions,
     "Inspo": InspoOptions,
     "Gepa": GepaOptions,
+    "Fst": FstOptions,
     "P2O": P2OOptions,
     "Composed": ComposedOptions,
 }

@@ -7,7 +7,7 @@ if TYPE_CHECKING:
     __version__: str
     from cotune.data.dataset import DatasetConfig, read_dataset, tasks_from
     from cotune.engines.trl.joint_trainer import JointTrainer
-    from cotune.engines.trl.library_api import GEPA, INSPO, P2O, INSPOWithP2O, Static
+    from cotune.engines.trl.library_api import FST, GEPA, INSPO, P2O, INSPOWithP2O, Static
     from cotune.environments.base import PromptFormat, SingleTurnEnvironment, TaskEnvironment
     from cotune.environments.search import SearchEnvironment, SearchOptions, search_environment
     from cotune.environments.tools import ToolEnvironment
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from cotune.llm.bank import BankOptions
     from cotune.llm.client import OpenAIOptions
     from cotune.methods.composed import ComposedInspoOptions, ComposedOptions, ComposedP2OOptions
+    from cotune.methods.fst.fst import FstOptions
     from cotune.methods.gepa.gepa import GepaOptions
     from cotune.methods.inspo.inspo import InspoOptions
     from cotune.methods.p2o.hints import HintOptions
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
     from cotune.worlds.rules_llm import RulesLLM
 
 __all__ = [
+    "FST",
     "GEPA",
     "INSPO",
     "LLM",
@@ -69,6 +71,7 @@ __all__ = [
     "EngineError",
     "Environment",
     "EvolutionError",
+    "FstOptions",
     "GeoEnvironment",
     "GeoOptions",
     "GepaOptions",
@@ -157,6 +160,7 @@ _HOME = {
         "open_run",
     ),
     "engines.trl.library_api": (
+        "FST",
         "GEPA",
         "INSPO",
         "P2O",
@@ -182,6 +186,7 @@ _HOME = {
     ),
     "run.run_dir": ("RunDir",),
     "methods.composed": ("ComposedInspoOptions", "ComposedOptions", "ComposedP2OOptions"),
+    "methods.fst.fst": ("FstOptions",),
     "methods.gepa.gepa": ("GepaOptions",),
     "methods.inspo.inspo": ("InspoOptions",),
     "methods.p2o.p2o": ("P2OOptions",),

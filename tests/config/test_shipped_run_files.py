@@ -45,4 +45,5 @@ def test_hints_or_an_instruction_evolve_by_gepa_where_it_is_asked_for() -> None:
         "geo-p2o",
         "geo-inspo-p2o",
         "geo-gepa",
+        "geo-fst",
     }

@@ -44,7 +44,7 @@ def bandit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_each_method_says_what_it_is() -> None:
-    assert list(BUILT_IN) == ["static", "sft", "inspo", "p2o", "inspo+p2o", "gepa"]
+    assert list(BUILT_IN) == ["static", "sft", "inspo", "p2o", "inspo+p2o", "gepa", "fst"]
     for kind, method in BUILT_IN.items():
         assert method_of(kind) is method
         assert method.options().kind == kind
@@ -56,7 +56,7 @@ def test_each_method_says_what_it_is() -> None:
 
 
 def test_the_methods_folders_do_not_import_each_other() -> None:
-    folders = ("inspo", "p2o", "gepa")
+    folders = ("inspo", "p2o", "gepa", "fst")
     root = Path(cotune.__file__).parent / "methods"
     for name in folders:
         code = "".join(file.read_text(encoding="utf-8") for file in (root / name).glob("*.py"))

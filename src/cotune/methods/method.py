@@ -7,6 +7,9 @@ from typing import Generic, Literal, Protocol, TypeVar
 from cotune.protocols import Strategy
 from cotune.types import Distillation, Purpose, Task
 
+CISPO_CAP = 5.0
+"""Bound of the importance ratio in CISPO's loss; ScaleRL's (arXiv 2510.13786)."""
+
 
 class MethodOptions(Protocol):
     """The options of a method: a frozen dataclass with `kind: Literal["…"] = "…"`."""
@@ -119,6 +122,8 @@ class Method(Generic[Options]):
             the policy is frozen.
         replaces_groups: whether groups may be replaced by those of other questions
             (`training.resample_rounds`).
+        loss: the policy loss, unless `training.engine_args` names another: GRPO's, or CISPO's
+            (arXiv 2506.13585), which clips the importance ratio and drops no token's gradient.
         supervised: whether the policy is trained by supervised fine-tuning instead of GRPO.
         check: raises ValueError for options that do not fit the run; the message starts with the
             field.
@@ -139,6 +144,7 @@ class Method(Generic[Options]):
     offline_worlds: tuple[str, ...] = ()
     uses_batches: bool = True
     replaces_groups: bool = False
+    loss: Literal["grpo", "cispo"] = "grpo"
     supervised: bool = False
     check: Callable[[Options, RunShape], None] = lambda options, shape: None
     cost: Callable[[Options, RunShape], Cost] = lambda options, shape: Cost()

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 from cotune.errors import ConfigError
 from cotune.methods import composed, sft, static
+from cotune.methods.fst import fst
 from cotune.methods.gepa import gepa
 from cotune.methods.inspo import inspo
 from cotune.methods.method import Method
@@ -20,7 +21,7 @@ GROUP = "cotune.methods"
 BUILT_IN: dict[str, Method[Any]] = {
     method.kind: method
     for method in (
-        static.METHOD, sft.METHOD, inspo.METHOD, p2o.METHOD, composed.METHOD, gepa.METHOD,
+        static.METHOD, sft.METHOD, inspo.METHOD, p2o.METHOD, composed.METHOD, gepa.METHOD, fst.METHOD,
     )
 }  # fmt: skip
 

@@ -24,6 +24,14 @@ def check_that_it_tells(kind: str, told: Script, run: Recording) -> None:
         assert ONE_AT_A_TIME in last["best"]["instruction"]
         assert {"instruction_rejected", "instruction_pruned", "evolution"} <= set(events)
         assert [call["purpose"] for row in run.steps for call in row["rollouts"]].count("verify")
+    elif told.strategy["kind"] == "fst":
+        assert {"gepa_phase_ended", "instruction_born"} <= set(events)
+        by_group = [(n, a["group"]) for n, row in enumerate(run.steps) for a in row["assignments"]]
+        under = [a["sampled"]["instruction"] for row in run.steps for a in row["assignments"]]
+        assert any(
+            len({u for g, u in zip(by_group, under, strict=True) if g == one}) > 1
+            for one in by_group
+        )
     else:
         assert len(instructions) == 1
     if "p2o" in told.strategy["kind"]:

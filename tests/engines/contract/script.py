@@ -15,6 +15,7 @@ from typing import Any, Protocol
 from pydantic import TypeAdapter
 
 from cotune.config.run_file import RunConfig, parse_config
+from cotune.methods.instruction_evolution import ABOUT_AN_AGENT
 from cotune.protocols import Codec
 from cotune.testing import ScriptedSampler
 from cotune.types import Completion, Limits, Task
@@ -170,12 +171,24 @@ STRATEGIES: dict[str, dict[str, Any]] = {
     "p2o": {"kind": "p2o", **P2O_},
     "mixed": {"kind": "inspo", **INSPO, "groups": "mixed", "target": "best", "credit": "uplift"},
     "population": {"kind": "inspo", **INSPO, "groups": "population", "credit": "pairwise"},
+    "fst": {
+        "kind": "fst",
+        "prompts": 2,
+        "evolve_every": 2,
+        "budget": 40,
+        "dev_size": 4,
+        "minibatch": 2,
+    },
     "inspo+p2o": {
         "kind": "inspo+p2o",
         "inspo": {**INSPO, "credit": "uplift"},
         "p2o": {**P2O_, "hinted_per_group": "all"},
     },
 }
+
+
+HALVES = ("Take care.", "Be exact.")
+"""In FST's prompts: each makes the policy answer half of the questions."""
 
 
 def script(kind: str) -> Script:
@@ -200,7 +213,8 @@ def script(kind: str) -> Script:
         steps=5,
         questions=4,
         group_size=4,
-        seed=2,  # one with which the better instruction also turns out to be better
+        # With 2 the better instruction turns out to be better; with 5 FST reflects on both halves.
+        seed=5 if kind == "fst" else 2,
     )
     tasks = GeoEnvironment(GeoOptions(**made.environment)).tasks("train")
     rules = [rule for number, task in enumerate(tasks) for rule in _rules(task, number)]
@@ -216,6 +230,7 @@ def _rules(task: Task, number: int) -> list[Rule]:
     if number % 3 == 0:
         return [Rule((question,), (right, short, wrong, short))]
     return [
+        Rule((question, HALVES[number % 3 - 1]), (right, wrong, cut, right)),
         # Of every other question one success in four is too few: it stays hard.
         Rule((question, PLAN), (right, right if number % 3 == 1 else wrong, cut, wrong)),
         Rule((question, ONE_AT_A_TIME), (wrong, right, cut, wrong)),
@@ -238,7 +253,9 @@ def _replies() -> tuple[Rule, ...]:
         f"```\n{PLAN if n % 2 else vague.format(n=n)} of kind{n}, then delta{n} and eps{n}.\n```"
         for n in range(12)
     ]
+    whole = [f"```\n{first} {HALVES[n % 2]} Sign {n}, then {n + 7}.\n```" for n in range(40)]
     return (
         Rule(("<ins_0>",), tuple((reply,) for reply in instructions)),
+        Rule((ABOUT_AN_AGENT,), tuple((reply,) for reply in whole)),
         Rule((), tuple((reply,) for reply in hints)),
     )

@@ -6,11 +6,14 @@ from typing import Any
 
 import pytest
 
+from cotune.config.run_file import parse_config
 from cotune.engines.trl.grpo_fields import ADJUSTED, REFUSED
 from cotune.engines.trl.joint_trainer import JointTrainer
+from cotune.engines.trl.run_file_setup import grpo_config
 from cotune.types import Distillation
 from tests.engines.trl.setup import HINT, start
 from tests.engines.trl.test_distillation import Mixed
+from tests.run_files import tiny
 
 SUPPORTED: list[dict[str, Any]] = [
     {
@@ -57,6 +60,22 @@ def test_hinted_rollouts_are_trained_on(tmp_path: Path, changes: dict[str, Any])
     assert all(row["p2o/ratio_mean"] > 0 for row in rows)
     assert all(math.isfinite(row["loss"]) and math.isfinite(row["grad_norm"]) for row in rows)
     assert any(row["grad_norm"] > 0 for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, ("cispo", 5.0)),
+        ({"epsilon_high": 3.0}, ("cispo", 3.0)),
+        ({"loss_type": "grpo"}, ("grpo", 0.2)),
+    ],
+)
+def test_fst_trains_with_cispo_unless_another_loss_is_named(
+    tmp_path: Path, given: dict[str, Any], expected: tuple[str, float]
+) -> None:
+    changes = {"strategy": {"kind": "fst"}, "training": {"engine_args": given}}
+    args = grpo_config(parse_config(tiny(tmp_path, changes), "test"), tmp_path)
+    assert (args.loss_type, args.epsilon_high or args.epsilon) == expected
 
 
 def test_lines_are_cells_of_a_table() -> None:

@@ -330,13 +330,15 @@ def test_nothing_to_reflect_on_is_no_failure():
     assert len(made.instructions()) == 3
 
 
-@pytest.mark.parametrize("proposer", ["reflection", "paraphrase", "history"])
+@pytest.mark.parametrize("proposer", ["reflection", "paraphrase", "history", "crossover"])
 def test_the_proposers_see_what_is_theirs(proposer):
     llm = ScriptedLLM([TWO, reply("Be GOOD at all of this.", "Try to be GOOD in that.")])
     _made, events = evolved(llm, proposer=proposer)
     prompt = llm.prompts[1]
     assert ("<example>" in prompt) == (proposer == "reflection")
-    assert ("<ins_0>" in prompt) == (proposer != "history")
+    scored = proposer in ("history", "crossover")
+    assert ("<ins_0>" in prompt) == (not scored)
+    assert ("<score_2>" in prompt) == scored
     assert ("<score_3>" in prompt) == (proposer == "history")
     assert events.of("instruction_born")[-1]["origin"] == proposer
     for score in re.findall(r"<score_\d>(.*)</score", prompt):
@@ -389,7 +391,7 @@ class Verified(ScriptedRollout):
         return super().__call__(assignments, purpose=purpose, greedy=greedy)
 
 
-@pytest.mark.parametrize("proposer", ["reflection", "paraphrase", "history"])
+@pytest.mark.parametrize("proposer", ["reflection", "paraphrase", "history", "crossover"])
 def test_no_instruction_is_verified_on_a_question_that_its_author_was_shown(proposer):
     changes = {"evolve_every": 2, "prune_every": 0, "evolve_until": 99}
     first, second = inspo(**changes), inspo(**changes, proposer=proposer)

@@ -25,6 +25,7 @@ from cotune.errors import ConfigError
 from cotune.llm.bank import BankLLM, BankOptions, check_bank
 from cotune.llm.client import Account, MeteredLLM, NoLLM, OpenAIClient, OpenAIOptions
 from cotune.methods.composed import ComposedOptions
+from cotune.methods.fst.fst import FstOptions
 from cotune.methods.gepa.gepa import GepaOptions
 from cotune.methods.inspo.inspo import InspoOptions
 from cotune.methods.method import MethodOptions
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
 
     from cotune.engines.trl.method_arguments import (
         ComposedArguments,
+        FstArguments,
         GepaArguments,
         InspoArguments,
         P2OArguments,
@@ -293,6 +295,25 @@ class GEPA(TrainerMethod[GepaOptions]):
     options_class = GepaOptions
 
     def __init__(self, **arguments: "Unpack[GepaArguments]") -> None:
+        super().__init__(**arguments)
+
+
+class FST(TrainerMethod[FstOptions]):
+    """Evolve a set of prompts between steps and spread each group over them (FST, arXiv 2605.12484).
+
+    Its authors' loss is CISPO: `GRPOConfig(loss_type="cispo", epsilon_high=5.0)`. Takes the arguments of
+    `INSPO`.
+
+    Args:
+        options: the method's options; pass `options` or its fields, not both.
+
+    Raises:
+        ConfigError: an option or the instruction is invalid, or there is no LLM.
+    """
+
+    options_class = FstOptions
+
+    def __init__(self, **arguments: "Unpack[FstArguments]") -> None:
         super().__init__(**arguments)
 
 

@@ -7,6 +7,7 @@ from typing import Literal, Required, TypedDict
 from cotune.llm.bank import BankOptions
 from cotune.llm.client import OpenAIOptions
 from cotune.methods.composed import ComposedInspoOptions, ComposedOptions, ComposedP2OOptions
+from cotune.methods.fst.fst import FstOptions
 from cotune.methods.gepa.gepa import GepaOptions
 from cotune.methods.inspo.inspo import InspoOptions
 from cotune.methods.p2o.hints import HintOptions
@@ -52,7 +53,7 @@ class InspoArguments(TrainerArguments, total=False):
     verify: bool
     failures_per_reflection: int
     candidates: int
-    proposer: Literal["reflection", "paraphrase", "history"]
+    proposer: Literal["reflection", "paraphrase", "history", "crossover"]
     groups: Literal["own", "mixed", "population"]
     target: Literal["sampled", "initial", "best"]
     credit: Literal["raw", "centred", "uplift", "pairwise"]
@@ -71,6 +72,25 @@ class GepaArguments(TrainerArguments, total=False):
     dev_size: int
     minibatch: int
     beam: int
+    show_answers: bool
+    solved_at: float
+    reflection_tokens: int
+    max_instruction_chars: int
+
+
+class FstArguments(TrainerArguments, total=False):
+    """The arguments of every method, and either `options` or fields of `FstOptions`."""
+
+    options: FstOptions | None
+    prompts: int
+    evolve_every: int
+    evolve_until: int | None
+    budget: int
+    dev_size: int
+    minibatch: int
+    beam: int
+    target: Literal["sampled", "initial", "best"]
+    distillation: Distillation
     show_answers: bool
     solved_at: float
     reflection_tokens: int

@@ -16,6 +16,7 @@ from cotune.engines.trl.checks import check_args, check_launch, held_to_one_gpu
 from cotune.engines.trl.sharding import check_deepspeed
 from cotune.engines.trl.trackers import check_installed
 from cotune.errors import ConfigError
+from cotune.methods.method import CISPO_CAP
 from cotune.policy.adapters import is_adapter_folder, lora_config
 from cotune.policy.codec import HFCodec, use_template
 from cotune.policy.local_policy import load
@@ -121,7 +122,7 @@ def grpo_config(config: RunConfig, folder: Path) -> GRPOConfig:
         "learning_rate": 0.0 if training.frozen else training.learning_rate,
         "beta": 0.0 if training.frozen else training.kl,
         "epsilon": training.clip,
-        "loss_type": "grpo",
+        **_loss(config.method.loss, training),
         "temperature": training.temperature,
         "top_k": 0,
         "shuffle_dataset": False,
@@ -134,6 +135,13 @@ def grpo_config(config: RunConfig, folder: Path) -> GRPOConfig:
     except (KeyError, OSError, TypeError, ValueError) as error:
         raise ConfigError(f"training.engine_args: {' '.join(str(error).split())}") from error
     return held_to_one_gpu(args) if training.single_gpu else args
+
+
+def _loss(loss: str, training: TrainingConfig) -> dict[str, Any]:
+    """Return the loss and its clip range. CISPO's bound is on the ratio itself, not on its change."""
+    if training.engine_args.get("loss_type", loss) == "cispo":
+        return {"loss_type": loss, "epsilon_high": CISPO_CAP}
+    return {"loss_type": loss}
 
 
 def shared_args(config: RunConfig, folder: Path) -> dict[str, Any]:

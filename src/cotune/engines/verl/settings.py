@@ -16,6 +16,7 @@ from omegaconf.errors import OmegaConfBaseException
 from cotune.config.run_file import RunConfig, TrainingConfig
 from cotune.engines.verl.arguments import SCHEDULES, checked_arguments
 from cotune.errors import ConfigError
+from cotune.methods.method import CISPO_CAP
 from cotune.policy.policy_files import policy_path
 from cotune.types import Distillation, Limits
 from cotune.utils.text import one_line
@@ -139,6 +140,10 @@ def _values(
     }
     values |= _trainer_values(config, folder, gpus)
     values |= {f"{actor}.clip_ratio{end}": training.clip for end in ("", "_low", "_high")}
+    if config.method.loss == "cispo":
+        # The ratio is clamped to [1 - low, 1 + high].
+        values[f"{actor}.policy_loss.loss_mode"] = "cispo"
+        values |= {f"{actor}.clip_ratio_low": 1.0, f"{actor}.clip_ratio_high": CISPO_CAP - 1.0}
     if stops:
         values[f"{rollout}.skip_tokenizer_init"] = False
     if _masks(distillation):

@@ -10,6 +10,7 @@ from cotune.methods.inspo.proposers import (
     Proposal,
     Proposals,
     ProposerKind,
+    crossover_prompt,
     history_prompt,
     paraphrase_prompt,
     reflection_prompt,
@@ -100,8 +101,8 @@ class Generator:
         Args:
             step: the step before which this happens; 0 at the start. Keys the draws.
             rollout: the current policy; None to accept without verification.
-            history: (instruction, score from 0 to 100), worst first, for the history proposer.
-                Its candidates inherit the provenance of all.
+            history: (instruction, score from 0 to 100), worst first, for the history and
+                crossover proposers. Their candidates inherit the provenance of all.
             origin: label of the candidates' origin, unless the LLM has one; the proposer's kind if
                 empty.
             last: whether this is the run's last phase.
@@ -203,12 +204,13 @@ class Generator:
         how = (self._options.candidates, attempt, self._description)
         if proposer == "paraphrase":
             return _Request(paraphrase_prompt(parent.text, *how), parent.shown)
-        if proposer == "history":
+        if proposer in ("history", "crossover"):
+            if proposer == "crossover":
+                history = _pair(parent, history, rng)
             if not history:
                 return None
-            prompt = history_prompt(
-                [(i.text, score) for i, score in history], self._rules.original, *how
-            )
+            write = history_prompt if proposer == "history" else crossover_prompt
+            prompt = write([(i.text, score) for i, score in history], self._rules.original, *how)
             return _Request(prompt, _union(parent.shown, *(i.shown for i, _ in history)))
         failures = self._failures(parent, rng, sparing)
         if not failures:
@@ -273,6 +275,17 @@ class Generator:
 
     def load_state_dict(self, state: State) -> None:
         self._proposals.load_state_dict(state)
+
+
+def _pair(
+    parent: Instruction, history: Sequence[tuple[Instruction, float]], rng: random.Random
+) -> list[tuple[Instruction, float]]:
+    """Return the parent and another instruction drawn from the history, worse first; [] without one."""
+    own = [row for row in history if row[0].id == parent.id]
+    others = [row for row in history if row[0].id != parent.id]
+    if not own or not others:
+        return []
+    return sorted([own[0], rng.choice(others)], key=lambda row: row[1])
 
 
 def _union(*ids: Iterable[str]) -> tuple[str, ...]:

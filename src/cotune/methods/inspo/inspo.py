@@ -32,7 +32,7 @@ from cotune.types import (
     Trajectory,
 )
 
-_HISTORY = 10  # instructions shown to the history proposer
+_HISTORY = 10  # instructions shown to the history proposer, or drawn from by crossover
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +54,9 @@ class InspoOptions:
         verify: False lets candidates that meet the contract join without any rollout.
         failures_per_reflection: failed rollouts shown to the reflection proposer.
         candidates: instructions requested per proposal.
-        proposer: who writes candidates at an evolution.
+        proposer: who writes candidates at an evolution, from failures ("reflection", the paper's), the
+            parent alone, the best instructions with their scores ("history"), or the parent and
+            another one with their scores ("crossover", E-SPL's).
         groups: what the rollouts of a question are sampled under (`methods.group_plan`): "own" is
             the paper's; "mixed" compares the drawn instruction with the initial one in each group;
             "population" draws an instruction for each rollout.
@@ -471,7 +473,7 @@ def cost(options: InspoOptions, shape: RunShape) -> Cost:
     phases = len(range(every, last, every)) if every else 0
     rounds = options.verification_rounds
     rows = options.verification_tasks * (options.candidates + 1)  # plus their parent
-    shown = _HISTORY if options.proposer == "history" else 1
+    shown = {"history": _HISTORY, "crossover": 2}.get(options.proposer, 1)
     failures = options.failures_per_reflection if options.proposer == "reflection" else 0
     proposals = Proposals((1 + phases) * rounds, shown * options.max_instruction_chars, failures)
     return Cost(phases, {"verify": phases * rounds * rows} if options.verify else {}, (proposals,))

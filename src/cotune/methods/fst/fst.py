@@ -1,0 +1,417 @@
+"""FST: Learning, Fast and Slow (arXiv 2605.12484): RL on the weights, GEPA on a set of prompts.
+
+Every few steps a light round of GEPA on the current policy updates a small set of prompts that covers
+its Pareto front over questions. In the steps between, each question's group is spread over these
+prompts, with one advantage over the group, so that the gradient compares prompts, too.
+"""
+
+import math
+import random
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import ClassVar, Literal
+
+from cotune.errors import ConfigError
+from cotune.methods.group_plan import Target, check_target, planned
+from cotune.methods.instruction_evolution import Candidates, evolve_instruction, record_born
+from cotune.methods.instruction_rules import InstructionRules
+from cotune.methods.llm_health import LLMHealth
+from cotune.methods.method import Context, Cost, Method, Proposals, RunShape, arxiv
+from cotune.methods.static import Unhinted
+from cotune.methods.text_evolution import (
+    REFLECTION_TOKENS,
+    SOLVED_AT,
+    Judge,
+    Search,
+    View,
+    dev_count,
+    least_budget,
+    split,
+    too_close_to_call,
+)
+from cotune.protocols import LLM, Recorder, Rollout, State
+from cotune.types import (
+    Assignment,
+    Choice,
+    Distillation,
+    Instruction,
+    Metrics,
+    Progress,
+    Prompt,
+    Standing,
+    Task,
+    Trajectory,
+)
+
+_BARREN = 3  # consecutive iterations without a valid instruction that end a round
+
+
+@dataclass(frozen=True, kw_only=True)
+class FstOptions:
+    """FST's options. `prompts` and `evolve_every` are the authors'; they call the rounds "light".
+
+    Attributes:
+        prompts: K, prompts in use after a round at most; the authors' 4 or 8.
+        evolve_every: T, steps from one round to the next; the first is before step 1.
+        evolve_until: no round from this step on; null is never.
+        budget: evaluations of a round (one is one rollout), with the prompts in use scored anew.
+        dev_size: training questions that prompts are scored on, the same in every round; the others
+            are reflected on. Half of them if there are fewer than 1.5 times as many.
+        minibatch: questions shown to the reflector, on which a child must beat its parent.
+        beam: parents that instructions are derived from in one iteration.
+        target: the instruction that the gradient is taken on. "sampled" is the authors'; "initial"
+            distils the prompts into the weights, which they leave open.
+        distillation: how rollouts that are trained on another instruction are weighed.
+        show_answers: whether the reflector is shown the ground truth.
+        solved_at: the least reward of a success, as the reflector is told.
+        reflection_tokens: the most tokens of a reflection prompt, by an estimate that is rather too
+            high; longer responses are shortened in the middle.
+        max_instruction_chars: length limit of a candidate, in characters.
+    """
+
+    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
+    kind: Literal["fst"] = "fst"
+    prompts: int = 4
+    evolve_every: int = 6
+    evolve_until: int | None = None
+    budget: int = 400
+    dev_size: int = 40
+    minibatch: int = 3
+    beam: int = 1
+    target: Target = "sampled"
+    distillation: Distillation = field(default_factory=Distillation)
+    show_answers: bool = False
+    solved_at: float = SOLVED_AT
+    reflection_tokens: int = REFLECTION_TOKENS
+    max_instruction_chars: int = 4000
+
+    def __post_init__(self) -> None:
+        ones = ("prompts", "evolve_every", "dev_size", "minibatch", "beam", "reflection_tokens")
+        for name in (*ones, "max_instruction_chars"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; expected 1 or more")
+        check_target(self.target, self.distillation)
+
+    def least_budget(self, dev: int) -> int:
+        """Return the least evaluations with which a round can propose anything, on `dev` questions."""
+        return (self.prompts - 1) * dev + least_budget(dev, self.minibatch)
+
+    def is_due(self, step: int) -> bool:
+        """Return whether a round runs before a step."""
+        ended = self.evolve_until is not None and step > self.evolve_until
+        return (step - 1) % self.evolve_every == 0 and not ended
+
+
+def covering_prompts(scores: Sequence[Sequence[float]], count: int) -> list[int]:
+    """Return at most `count` prompts that cover the Pareto front over questions, by index.
+
+    Greedy: each time the prompt that raises the sum over questions of the best score the most. The
+    first is the one with the highest mean; ties go to the earliest. It ends when none adds anything.
+
+    Args:
+        scores: prompts × questions.
+
+    >>> covering_prompts([[0.5, 0.5, 0.5], [1, 0, 0], [0, 0, 0.4]], 3)
+    [0, 1]
+    """
+    chosen: list[int] = []
+    best = [-math.inf] * len(scores[0])
+
+    def covered(prompt: int) -> float:
+        return sum(max(new, old) for new, old in zip(scores[prompt], best, strict=True))
+
+    while len(chosen) < count:
+        first = max(range(len(scores)), key=lambda prompt: (covered(prompt), -prompt))
+        if chosen and covered(first) <= sum(best):
+            break
+        chosen.append(first)
+        best = [max(new, old) for new, old in zip(scores[first], best, strict=True)]
+    return chosen
+
+
+class Fst(Unhinted):
+    """Run FST around an engine's policy update.
+
+    Assumptions where the authors' notes are silent: the first round runs before the first step. A
+    round scores the prompts in use anew, under the current policy, and evolves from the best of them;
+    the others stay candidates for the cover. Every round uses the same dev questions, which no
+    reflection shows, so no prompt is scored on a question that its author saw. The best prompt is the
+    one with the highest mean in the last round.
+    """
+
+    def __init__(self, options: FstOptions, context: Context) -> None:
+        self.options, self.seed = options, context.seed
+        self._rules = InstructionRules.of(context, options.max_instruction_chars)
+        if len(context.tasks) < 2:
+            raise ConfigError(
+                f"{len(context.tasks)} training questions; FST expects 2 or more, to score and "
+                "reflect on"
+            )
+        dev = dev_count(len(context.tasks), options.dev_size)
+        if options.budget < (least := options.least_budget(dev)):
+            raise ConfigError(
+                f"strategy.budget is {options.budget}; expected at least {least}, to score "
+                f"{options.prompts} prompts and a new one on {dev} questions; raise it, or lower "
+                "strategy.dev_size"
+            )
+        self._dev, self._train = split(context.tasks, options.dev_size, f"fst/{self.seed}")
+        self._description = context.description
+        self._lineage = [Instruction("i0", context.instruction)]
+        self._prompts = ["i0"]  # in use, the best first
+        self._means: dict[str, float] = {}  # last mean dev score by id
+        self._rows: dict[str, tuple[float, ...]] = {}  # dev scores of the prompts in use
+        self._rounds = 0
+        self._observed: Counter[str] = Counter()  # training rollouts by id
+        self._health = LLMHealth()
+        self._evolved_before = 0  # the step before which evolution was last considered
+        self._batch = 0  # rollouts of the last batch
+
+    @property
+    def distillation(self) -> Distillation:
+        return _distillation(self.options)
+
+    @property
+    def checks_uplift(self) -> bool:
+        return self.options.target == "initial"
+
+    # ---- fast weights
+
+    def evolve_if_due(
+        self, progress: Progress, rollout: Rollout, llm: LLM, record: Recorder
+    ) -> Metrics:
+        """Run the round that is due before a step; a second call at the same step does nothing.
+
+        Raises:
+            EvolutionError: all proposals of two rounds in a row failed, or of the only one.
+        """
+        step, options = progress.step, self.options
+        if step <= self._evolved_before:
+            return {}
+        if not self._evolved_before:
+            record_born(self._lineage[0], record)
+        self._evolved_before = step
+        if not options.is_due(step):
+            return {}
+        left = progress.rollouts_left
+        if left is not None and options.budget > left - self._batch:
+            record(
+                "notice",
+                text=f"a round of {options.budget} evaluations is more than the "
+                f"{max(0, left - self._batch)} that rollout_budget leaves for one: no prompts are evolved",
+            )
+            return {}
+        later = any(map(options.is_due, range(step + 1, progress.total_steps + 1)))
+        return self._round(step, rollout, llm, record, last=not later and not self._rounds)
+
+    def _round(
+        self, step: int, rollout: Rollout, llm: LLM, record: Recorder, last: bool
+    ) -> Metrics:
+        """Score the prompts in use, evolve from the best, and keep those that cover the front."""
+        options, used = self.options, self._used()
+        judge = Judge(Prompt, rollout)
+        scored = judge.evaluate([(one.text, self._dev) for one in used])
+        before = Candidates(tuple(used), tuple(tuple(t.reward for t in row) for row in scored))
+        seed = used[before.best]
+        known = {seed.text: {t.task.id: t for t in scored[before.best]}}
+        found = evolve_instruction(
+            self._dev,
+            self._train,
+            judge=Judge(Prompt, rollout, known),
+            llm=llm,
+            rules=self._rules,
+            search=Search(
+                seed=seed.text,
+                budget=options.budget - judge.evaluations,
+                beam=options.beam,
+                minibatch=options.minibatch,
+                barren=_BARREN,
+            ),
+            view=View(
+                show_answers=options.show_answers,
+                solved_at=options.solved_at,
+                tokens=options.reflection_tokens,
+            ),
+            seed_key=f"fst/{self.seed}/{step}",
+            step=step,
+            record=record,
+            health=self._health,
+            known=self._lineage,
+            description=self._description,
+            last=last,
+        )
+        self._rounds += 1
+        new = found.instructions[1:]  # the first is the seed
+        self._lineage += new
+        pool, rows = [*used, *new], [*before.scores, *found.scores[1:]]
+        every = Candidates(tuple(pool), tuple(rows))
+        self._means |= {one.id: every.mean(i) for i, one in enumerate(pool)}
+        cover = covering_prompts(rows, options.prompts)
+        self._rows = {pool[i].id: rows[i] for i in sorted(cover, key=every.ranked.index)}
+        self._prompts = list(self._rows)
+        for one in pool:
+            if one.id not in self._rows:
+                count, weight = self._observed[one.id], self._means[one.id]
+                record(
+                    "instruction_pruned",
+                    id=one.id, weight=weight, observed_rollouts=count, cause="not in the cover",
+                )  # fmt: skip
+        front = [max(column) for column in zip(*self._rows.values(), strict=True)]
+        spent = judge.evaluations + found.evaluations
+        return {
+            "fst/evaluations": float(spent),
+            "fst/accepted": float(len(new)),
+            "fst/prompts": float(len(self._prompts)),
+            "fst/best_dev_score": self._means[self._prompts[0]],
+            "fst/covered_dev_score": sum(front) / len(front),
+        }
+
+    def _used(self) -> list[Instruction]:
+        by_id = {one.id: one for one in self._lineage}
+        return [by_id[identity] for identity in self._prompts]
+
+    # ---- slow weights
+
+    def assign(
+        self, tasks: Sequence[Task], group_size: int, progress: Progress
+    ) -> list[Assignment]:
+        """Spread each question's group over the prompts, in an order drawn for the group."""
+        used, initial = self._used(), self._lineage[0]
+        trained = {"sampled": None, "initial": initial, "best": used[0]}[self.options.target]
+        assignments: list[Assignment] = []
+        for group, task in enumerate(tasks):
+            # The first prompts of the order get the rollouts that cannot be shared evenly.
+            order = random.Random(f"fst/{self.seed}/assign/{progress.step}/{group}")
+            drawn = order.sample(used, min(len(used), group_size))
+            assignments += planned(task, group, group_size, "population", drawn, initial, trained)
+        return assignments
+
+    def observe(
+        self, trajectories: Sequence[Trajectory], progress: Progress, record: Recorder
+    ) -> Metrics:
+        """Count rollouts by prompt and record the "population" event; rewards change no prompt."""
+        self._batch = len(trajectories)
+        seen = Counter(t.assignment.instruction_id for t in trajectories)
+        self._observed += seen
+        groups = Counter(
+            identity
+            for identity, _ in {
+                (t.assignment.instruction_id, t.assignment.group) for t in trajectories
+            }
+        )
+        record(
+            "population",
+            members=[
+                {
+                    "id": identity,
+                    "weight": self._means.get(identity),
+                    "probability": 1 / len(self._prompts),
+                    "observed": self._rounds,
+                    "observed_rollouts": self._observed[identity],
+                    "assigned_groups": groups[identity],
+                }
+                for identity in self._prompts
+            ],
+        )
+        return {}
+
+    # ---- the best prompt, and saved state
+
+    def choice(self) -> Choice:
+        """Return the prompt with the highest mean in the last round; the initial one before any."""
+        first, *others = self._used()
+        if first.id not in self._rows:
+            return Choice(first, 0.0, 0, 0, None, False)
+        row = self._rows[first.id]
+        second = others[0] if others else None
+        close = second is not None and too_close_to_call(row, self._rows[second.id])
+        weight, rollouts = self._means[first.id], self._observed[first.id]
+        return Choice(first, weight, self._rounds, rollouts, second, close)
+
+    def best_prompt(self) -> Prompt:
+        return Prompt(self.choice().instruction.text)
+
+    def best_instruction_id(self) -> str:
+        return self.choice().instruction.id
+
+    def standings(self) -> list[Standing]:
+        """Return all instructions, oldest first, weighted by their last mean dev score."""
+        share = 1 / len(self._prompts)
+        return [
+            Standing(
+                one,
+                alive=one.id in self._prompts,
+                weight=self._means.get(one.id),
+                probability=share if one.id in self._prompts else None,
+                observed_rollouts=self._observed[one.id],
+            )
+            for one in self._lineage
+        ]
+
+    def state_dict(self) -> State:
+        return {
+            "lineage": [asdict(instruction) for instruction in self._lineage],
+            "prompts": list(self._prompts),
+            "means": dict(self._means),
+            "rows": {identity: list(row) for identity, row in self._rows.items()},
+            "rounds": self._rounds,
+            "observed": dict(self._observed),
+            "health": self._health.state_dict(),
+            "evolved_before": self._evolved_before,
+            "batch": self._batch,
+        }
+
+    def load_state_dict(self, state: State) -> None:
+        """Raise ConfigError if the state is from a run with a different initial instruction."""
+        lineage = [Instruction(**fields) for fields in state["lineage"]]
+        if lineage[0].text != self._lineage[0].text:
+            raise ConfigError(
+                f"the saved run's initial instruction is {lineage[0].text!r}, this run's "
+                f"{self._lineage[0].text!r}; expected the same: restore the run file's"
+            )
+        self._lineage, self._prompts = lineage, list(state["prompts"])
+        self._means = dict(state["means"])
+        self._rows = {identity: tuple(row) for identity, row in state["rows"].items()}
+        self._rounds, self._observed = int(state["rounds"]), Counter(state["observed"])
+        self._health.load_state_dict(state["health"])
+        self._evolved_before, self._batch = int(state["evolved_before"]), int(state["batch"])
+
+
+# ---- the method's entry in the registry
+
+
+def _distillation(options: FstOptions) -> Distillation:
+    """Return how rollouts trained on another instruction are weighed; no weights if there are none."""
+    return options.distillation if options.target != "sampled" else Distillation()
+
+
+def _cost(options: FstOptions, shape: RunShape) -> Cost:
+    rounds = sum(map(options.is_due, range(1, shape.steps + 1)))
+    calls = rounds * math.ceil(options.budget / options.minibatch)
+    shown = Proposals(calls, options.max_instruction_chars, options.minibatch)
+    return Cost(rounds, {"evolve": rounds * options.budget}, (shown,))
+
+
+def _scaled(options: FstOptions) -> FstOptions:
+    return replace(
+        options, prompts=2, evolve_every=1, evolve_until=None, dev_size=2, budget=24, minibatch=2, beam=1
+    )  # fmt: skip
+
+
+METHOD = Method(
+    options=FstOptions,
+    build=Fst,
+    label="FST",
+    about="a set of prompts and policy together, by GEPA and CISPO",
+    card=(
+        f"FST ({arxiv('2605.12484')}): groups spread over prompts that GEPA evolves on the current "
+        "policy, on GRPO's advantages with CISPO's loss"
+    ),
+    tags=("grpo", "fst"),
+    evolves=("instruction",),
+    offline_worlds=("geo",),
+    loss="cispo",
+    cost=_cost,
+    distillation=_distillation,
+    scaled=_scaled,
+)

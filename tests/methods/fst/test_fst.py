@@ -1,0 +1,146 @@
+import json
+from typing import Any
+
+import pytest
+
+from cotune.errors import ConfigError, EvolutionError
+from cotune.methods.fst.fst import Fst, FstOptions, covering_prompts
+from cotune.methods.method import Context
+from cotune.testing import ScriptedLLM
+from cotune.types import Distillation, Progress, Prompt
+from cotune.worlds.rules_llm import REMEDIES, Mode, RulesLLM
+from tests.helpers import (
+    INITIAL,
+    Events,
+    ScriptedRollout,
+    make_tasks,
+    run,
+)
+
+TASKS = make_tasks(30)
+REMEDY = {*REMEDIES[Mode.WHOLE_QUESTION], *REMEDIES[Mode.ONE_SEARCH]}
+
+
+def chance(text: str) -> float:
+    return 0.9 if any(sentence in text for sentence in REMEDY) else 0.1
+
+
+def fst(seed: int = 1, tasks: int = 30, **changes: Any) -> Fst:
+    small: dict[str, Any] = {"prompts": 2, "evolve_every": 3, "budget": 120, "dev_size": 10}
+    context = Context(instruction=INITIAL, tasks=TASKS[:tasks], seed=seed)
+    return Fst(FstOptions(**{**small, **changes}), context)
+
+
+@pytest.mark.parametrize(
+    ("scores", "count", "chosen"),
+    [
+        ([[0.0, 0.0]], 4, [0]),
+        ([[1, 0, 0], [0, 1, 1]], 1, [1]),
+        ([[1, 0, 0], [0, 1, 1]], 4, [1, 0]),
+        ([[1, 0, 0], [0, 1, 1], [0, 0, 1]], 4, [1, 0]),  # the last is below the front
+        ([[0.5, 0.5, 0.5], [0.5, 0.5, 0.5]], 4, [0]),  # a tie adds nothing
+        ([[0.6, 0.6, 0.6], [1, 0, 0.5], [0, 0.9, 0.5], [0, 0, 0.7]], 3, [0, 1, 2]),
+        ([[0.0, 0.0, 0.0], [0.0, -1.0, 0.0]], 2, [0]),
+    ],
+)
+def test_the_cover_of_the_front_by_hand(scores: Any, count: int, chosen: list[int]):
+    assert covering_prompts(scores, count) == chosen
+
+
+def test_rounds_run_every_t_steps_from_the_first_and_never_exceed_their_budget():
+    strategy, policy, events = fst(), ScriptedRollout(chance), Events()
+    metrics = run(strategy, policy, RulesLLM(3), events, range(1, 9), TASKS)
+    assert [m.get("fst/evaluations", 0) > 0 for m in metrics] == [
+        True, False, False, True, False, False, True, False,
+    ]  # fmt: skip
+    assert all(m.get("fst/evaluations", 0) <= 120 for m in metrics)
+    assert len(events.of("gepa_phase")) == 3
+    assert chance(strategy.best_prompt().instruction) == 0.9
+    assert strategy.choice().rollouts > 0
+    ids = [row["id"] for row in events.of("instruction_born")]
+    assert ids == [f"i{n}" for n in range(len(ids))]
+    assert strategy.evolve_if_due(Progress(7, 0, 9), policy, RulesLLM(3), events) == {}
+
+
+def test_a_prompt_is_scored_on_questions_that_no_reflection_shows():
+    strategy, policy = fst(), ScriptedRollout(chance)
+    run(strategy, policy, RulesLLM(3), Events(), range(1, 8), TASKS)
+    dev = {task.id for task in strategy._dev}
+    assert len(dev) == 10
+    shown = {one for s in strategy.standings() for one in s.instruction.shown}
+    assert shown
+    assert not shown & dev
+
+
+def test_groups_are_spread_over_the_prompts_and_trained_on_what_they_saw():
+    strategy = fst()
+    run(strategy, ScriptedRollout(chance), RulesLLM(3), Events(), range(1, 4), TASKS)
+    strategy._prompts = ["i0", "i1"]
+    assert len({one.instruction.id for one in strategy.standings() if one.alive}) == 2
+    rows = strategy.assign(TASKS, 5, Progress(4, 0, 9))
+    assert rows == strategy.assign(TASKS, 5, Progress(4, 0, 9))
+    counts = [[r.instruction_id for r in rows[i : i + 5]].count("i1") for i in range(0, 150, 5)]
+    assert set(counts) == {2, 3}  # the odd one goes to either
+    assert all(row.trained == row.sampled for row in rows)
+    distilling = fst(target="initial")
+    distilling.load_state_dict(strategy.state_dict())
+    moved = distilling.assign(TASKS, 5, Progress(4, 0, 9))
+    assert [row.sampled for row in moved] == [row.sampled for row in rows]
+    assert {row.trained for row in moved} == {Prompt(INITIAL)}
+    assert distilling.checks_uplift
+    assert not strategy.checks_uplift
+
+
+@pytest.mark.parametrize("stop", range(1, 8))
+def test_a_run_that_was_stopped_continues_as_if_it_was_not(stop: int):
+    whole, first, second = fst(), fst(), fst()
+    llm, policy = RulesLLM(5), ScriptedRollout(chance)
+    all_events, before, after = Events(), Events(), Events()
+    metrics = run(whole, policy, llm, all_events, range(1, 9), TASKS)
+    cut = run(first, policy, llm, before, range(1, stop + 1), TASKS)
+    second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+    assert second.state_dict() == first.state_dict()
+    cut += run(second, policy, llm, after, range(stop + 1, 9), TASKS)
+    assert cut == metrics
+    assert before.rows + after.rows == all_events.rows
+    assert second.state_dict() == whole.state_dict()
+    assert second.choice() == whole.choice()
+
+
+def test_a_round_that_the_budget_does_not_cover_is_skipped():
+    strategy, policy, events = fst(), ScriptedRollout(chance), Events()
+    strategy.evolve_if_due(Progress(1, 0, 9, 119), policy, RulesLLM(3), events)
+    assert "a round of 120 evaluations is more than the 119" in events.of("notice")[0]["text"]
+    assert not events.of("gepa_phase")
+    assert strategy.choice().instruction.id == "i0"
+    rows = strategy.assign(TASKS[:2], 4, Progress(1, 0, 9))
+    assert {row.sampled for row in rows} == {Prompt(INITIAL)}
+
+
+def test_an_llm_of_no_use_ends_the_run_after_two_rounds():
+    strategy, policy, events = fst(), ScriptedRollout(chance), Events()
+    llm = ScriptedLLM(["no block at all"] * 50)
+    with pytest.raises(EvolutionError, match="2 phases in a row"):
+        run(strategy, policy, llm, events, range(1, 9), TASKS)
+    assert [row["in_a_row"] for row in events.of("phase_failed")] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"prompts": 0}, "prompts is 0"),
+        ({"target": "initial", "distillation": Distillation(ratio="off")}, "target is 'initial'"),
+        ({"budget": 35}, "strategy.budget is 35; expected at least 36, to score 2 prompts"),
+        ({"tasks": 1}, "1 training questions"),
+    ],
+)
+def test_refusals(changes: dict[str, Any], message: str):
+    with pytest.raises((ValueError, ConfigError), match=message):
+        fst(**changes)
+
+
+def test_state_of_another_run_is_refused():
+    state = fst().state_dict()
+    state["lineage"][0]["text"] += " Else."
+    with pytest.raises(ConfigError, match="initial instruction"):
+        fst().load_state_dict(state)
