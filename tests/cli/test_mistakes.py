@@ -62,6 +62,18 @@ LIGHT: dict[str, tuple[str, list[str]]] = {
     "no such policy": (
         "train run.yaml --set policy.path=./nope", ["'./nope', and there is no such folder"]
     ),
+    "no such policy on the hub": (
+        "try run.yaml --set policy.path=nobody/has-this",
+        ["cannot load 'nobody/has-this': it is no folder here, the hub's cache lacks every part"],
+    ),
+    "no such policy on the hub, to train": (
+        "train run.yaml --set policy.path=nobody/has-this", ["'nobody/has-this'", "HF_HUB_OFFLINE"]
+    ),
+    "a tool without a docstring": (
+        "train run.yaml --set 'environment={kind: tools, tools: [bad.py:silent]}'",
+        ["tools: silent has no docstring"],
+    ),
+    "no such run file to examine": ("doctor nope.yaml", ["nope.yaml: No such file or directory"]),
     "GGUF for a policy": (
         "train run.yaml --set policy.path=gguf", ["which is GGUF", "gguf_file='q4.gguf'"]
     ),
@@ -142,6 +154,7 @@ def put_files(folder: Path) -> None:
     (folder / "bad.jsonl").write_text('{"question": "x"')
     (folder / "bad.py").write_text(
         "def nothing(completions, **_):\n    return [None] * len(completions)\n"
+        "def silent(city: str) -> str:\n    return city\n"
     )
     (folder / "file").touch()
     for file in ("gguf/q4.gguf", "bare/config.json", "bare/model.safetensors"):
@@ -164,7 +177,7 @@ def ends(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     done = subprocess.run(
         [sys.executable, "-m", "tests.cli.light_runs"],
         input=json.dumps(asked), capture_output=True, text=True, cwd=ROOT, check=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
     )  # fmt: skip
     return {
         name: [*end, [path for path in there(folders[name]) if path not in before]]

@@ -50,7 +50,13 @@ def show(
 
 
 def examine(run_file: Path | None, assignments: Sequence[str] = ()) -> Iterator[Finding]:
-    """Yield findings about the installation, the machine, and the run file if one is given."""
+    """Yield findings about the installation, the machine, and the run file if one is given.
+
+    Raises:
+        ConfigError: there is no such run file.
+    """
+    if run_file is not None and not run_file.exists():
+        load_config(run_file)  # raises
     yield from installation()
     yield from machine()
     if run_file is None:

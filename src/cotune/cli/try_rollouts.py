@@ -63,7 +63,7 @@ def try_run(
     config = load_config(path, assignments=assignments)
     quiet_libraries(config)
     with step_progress(console):
-        checked = Preflight(config, new=False)
+        checked = Preflight(config, new=False, loads=True)
         _show_missing(checked.missing_here("environment.retriever"), console)
         trajectories, codec = _rolled_out(checked, count, split, greedy)
     console.print(LEGEND)

@@ -11,11 +11,14 @@ need the tokenizer; and last those that need the policy's layers. Weights are no
 import os
 import re
 import shutil
+import socket
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies
 
 from packaging.requirements import Requirement
 
@@ -44,13 +47,14 @@ from cotune.environments.environment_options import (
 from cotune.environments.math import hub_name
 from cotune.errors import BudgetError, ConfigError, EngineError, LLMError
 from cotune.llm.bank import BankLLM, BankOptions
-from cotune.llm.client import OpenAIClient, OpenAIOptions
+from cotune.llm.client import OPENAI_URL, OpenAIClient, OpenAIOptions
 from cotune.llm.own import OwnLLMOptions, check_own, imported
 from cotune.policy.options import PolicyConfig
 from cotune.policy.policy_files import (
     cached_folder,
     has_chat_template,
     missing_parts,
+    only_local,
     policy_path,
     weights_size,
 )
@@ -149,6 +153,7 @@ class Preflight:
         new: whether the run folder has yet to be created.
         patient: whether to wait for a server for as long as the run file allows.
         ask_llm: whether to make one small call to the LLM; done in any case before training.
+        loads: whether the policy is loaded afterwards; done in any case before training.
 
     Attributes:
         starting: whether these processes will train.
@@ -164,8 +169,9 @@ class Preflight:
         new: bool = True,
         patient: bool = True,
         ask_llm: bool = False,
+        loads: bool = False,
     ) -> None:
-        self.config, self.engine = config, engine_of(config)
+        self.config, self.engine, self._loads = config, engine_of(config), loads
         self._new, self._patient, self._ask_llm = new, patient, ask_llm
         self.llm_calls: list[CostRow] = []
 
@@ -176,7 +182,7 @@ class Preflight:
         cheap = [
             Check("training.engine", partial(engine, config.training.engine, trainer), here=True),
             Check("training.engine_args", lambda: check_tokens(config.training.engine_args)),
-            Check("policy", partial(policy, config.policy)),
+            Check("policy", self._policy),
             Check("data", partial(data, config.environment, config.dataset)),
             Check("rewards", partial(objects, config.environment, config.rewards)),
             Check("packages", partial(packages, config), here=True),
@@ -283,7 +289,6 @@ class Preflight:
         from transformers import AutoConfig
 
         from cotune.policy.adapters import adapter_base, is_adapter_folder
-        from cotune.policy.policy_files import only_local
 
         path = policy_path(self.config.policy.path)
         path = adapter_base(path) if is_adapter_folder(path) else path
@@ -302,6 +307,12 @@ class Preflight:
         return getattr(self.architecture.get_text_config(), "max_position_embeddings", None)
 
     # ---- checks that use those objects
+
+    def _policy(self) -> list[Finding]:
+        path = policy_path(self.config.policy.path)
+        if (self.starting or self._loads) and not Path(path).is_dir() and not cached_folder(path):
+            only_local(path)  # raises if the hub does not have it either
+        return policy(self.config.policy)
 
     def _disk(self) -> list[Finding]:
         found = disk(self.config, self.engine)
@@ -626,6 +637,7 @@ def llm_answers(
                 )
                 seconds = asked.timeout_s * (1 + asked.retries) + asked.retries  # with pauses
                 begin(f"asking {options.describe()} (at most {seconds:g} s)")
+                check_listens(asked)
                 if asked.budget is not None:
                     asked = replace(asked, budget=max(0.0, asked.budget - spent))
                 OpenAIClient(asked, ledger).check()
@@ -636,6 +648,24 @@ def llm_answers(
             fix = "correct llm, or set llm.optional: true to train without its proposals"
             return [Finding(False, what, fix, blocks=not options.optional)], ledger.rows()
         return [Finding(True, "llm: a first call was answered", key=True)], ledger.rows()
+
+
+def check_listens(options: OpenAIOptions) -> None:
+    """Raise LLMError if nothing listens at an endpoint, before the client's library is imported.
+
+    Says nothing of an endpoint behind a proxy, or of one that is slow to accept.
+    """
+    if getproxies():
+        return
+    url = options.base_url or OPENAI_URL
+    parts = urlsplit(url)
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    try:
+        socket.create_connection((parts.hostname or "", port), options.timeout_s).close()
+    except (ConnectionRefusedError, socket.gaierror) as error:
+        raise LLMError(f"no reply from {options.model} at {url}: {error}") from error
+    except OSError:
+        return
 
 
 def output(folder: Path) -> list[Finding]:

@@ -228,15 +228,15 @@ def text_of(result: Any) -> str:
 
 
 def _schema(function: Callable[..., Any], where: str) -> dict[str, Any]:
-    # Loads transformers, which is not needed without tools.
-    from transformers.utils import chat_template_utils
-
-    utils = cast(Any, chat_template_utils)
     doc = (inspect.getdoc(function) or "").strip()
     if not doc:
         raise ConfigError(
             f"{where} has no docstring; describe what it does, and each parameter in an Args: section"
         )
+    # Loads transformers, which is not needed without tools.
+    from transformers.utils import chat_template_utils
+
+    utils = cast(Any, chat_template_utils)
     described: dict[str, str] = utils.parse_google_format_docstring(doc)[1] or {}
     for parameter in inspect.signature(function).parameters:
         if parameter not in described:

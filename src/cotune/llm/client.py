@@ -11,6 +11,7 @@ import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 from cotune.errors import ConfigError, CotuneError, LLMError
@@ -20,7 +21,7 @@ from cotune.utils.option_checks import check_range, check_url
 from cotune.utils.text import encodable, hide_secrets, one_line
 
 if TYPE_CHECKING:
-    from cotune.llm.transport import Outcome
+    from cotune.llm.transport import ChatEndpoint, Outcome
 
 OPENAI_URL = "https://api.openai.com/v1"
 MAX_WAIT_S = 120.0
@@ -169,18 +170,22 @@ class OpenAIClient:
         *,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        # Importing openai takes most of a second; runs without an endpoint do not need it.
-        from cotune.llm.transport import ChatEndpoint
-
         self._options = options
         self.identity, self.optional = options.describe(), options.optional
         self._ledger = ledger
         self._sleep = sleep
-        self._endpoint = ChatEndpoint(options, _read_key(options.api_key_env))
+        self._key = _read_key(options.api_key_env)
         self._doubted = False
 
     def __repr__(self) -> str:
         return f"OpenAIClient({self._options!r})"
+
+    @cached_property
+    def _endpoint(self) -> "ChatEndpoint":
+        # Importing openai takes half a second; what is wrong before the first call is told without.
+        from cotune.llm.transport import ChatEndpoint
+
+        return ChatEndpoint(self._options, self._key)
 
     def complete(self, prompt: str) -> Completion:
         """Return the model's reply to one user message.
