@@ -71,7 +71,7 @@ def evaluate_quadrants(
 
     check_options(options)
     run, config = _opened(folder, output, assignments)
-    first = None if since is None else recorded_config(RunDir.open(since))
+    first = None if since is None else RunDir.open(since)
     quiet_libraries(config)
     shown = Console(quiet=True) if as_json else console
     with step_progress(shown):

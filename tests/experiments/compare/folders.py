@@ -85,7 +85,7 @@ class Process:
         if not self._looked:
             self._looked = True
         elif self._status is None:
-            on_folder = self.words[0] in ("resume", "export")
+            on_folder = self.words[0] in ("resume", "export", "evaluate")
             at = Path(self.words[1] if on_folder else self.words[-2])
             given = RunDir.open(at).read_config() if at.is_dir() else yaml.safe_load(at.read_text())
             self._status = int(self._outcome(parse_config(given, str(at)), self.words) or 0)

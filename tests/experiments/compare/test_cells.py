@@ -10,8 +10,10 @@ from cotune.config.run_file import RunConfig, dump_config
 from cotune.experiments.compare.cells import Cell, State, run_cells
 from cotune.experiments.compare.stages import rows_of
 from cotune.experiments.compare.suite_file import load_suite
+from cotune.experiments.evaluate.quadrants import relative
 from cotune.run.run_dir import RunDir
 from tests.experiments.compare.folders import Processes, finish, suite_file
+from tests.experiments.evaluate.measured import quadrants
 
 REWARDS = (1.0, 0.0, 1.0, 0.0)
 TEXT = "Found. <search> </search> <answer> </answer> <think> </think> <information> </information>"
@@ -213,6 +215,65 @@ def test_no_more_run_at_once_than_asked_for(
 
     run_cells(cells_of(tmp_path, seeds=[0, 1, 2]), 2, watch, every=0.0)
     assert most == 2
+
+
+def scored(config: RunConfig, words: tuple[str, ...]) -> int:
+    """A finished run, or its quadrants."""
+    if words[0] != "evaluate":
+        finish(config, REWARDS, {"train": 16}, instruction=TEXT, figures={"em_n": 4})
+        return 0
+    folder, samples = Path(words[1]), int(words[words.index("--samples") + 1])
+    since = relative(Path(words[-1]), folder) if "--since" in words else ""
+    quadrants(samples=samples, since=since).write(folder)
+    return 0
+
+
+def test_the_last_stage_has_its_quadrants_scored_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changes = {"methods": ["search-r1", "prompt-before-rl", "direct"], "seeds": [0]}
+    processes = Processes(monkeypatch, scored)
+    cells = cells_of(tmp_path, quadrant_samples=2, **changes)
+    run(cells, at_once=1)
+    assert {cell.state for cell in cells} == {State.DONE}
+    out = tmp_path / "out"
+    first, prompt, last = (
+        str(out / name)
+        for name in (
+            "search-r1/seed-0/train",
+            "prompt-before-rl/seed-0/prompt",
+            "prompt-before-rl/seed-0/train",
+        )
+    )
+    scoring = [words for words in processes.started if words[0] == "evaluate"]
+    options = ("--trust", "--quadrants", "--samples", "2")
+    assert scoring == [
+        ("evaluate", first, *options),
+        ("evaluate", last, *options, "--since", prompt),
+    ]
+    # A baseline has none.
+    assert [words[0] for words in processes.started[-2:]] == ["evaluate", "baseline"]
+
+    def again(samples: int) -> list[str]:
+        processes.started.clear()
+        run(cells_of(tmp_path, quadrant_samples=samples, **changes), at_once=1)
+        return [words[1] for words in processes.started]
+
+    assert again(2) == []
+    assert again(0) == []
+    assert again(3) == [first, last]
+    # Those of another policy, of other questions, and of the last stage alone.
+    (out / "search-r1/seed-0/train/best").mkdir()
+    (out / "search-r1/seed-0/train/best/best.json").write_text("{}")
+    quadrants(samples=3).write(Path(last))
+    processes.started.clear()
+    cells = cells_of(tmp_path, quadrant_samples=3, **changes)
+    run(cells, at_once=1)
+    assert [words[1] for words in processes.started] == [first, last]
+    # The fake scores another policy than the one that is kept.
+    assert cells[0].state == State.FAILED
+    assert cells[0].problem.startswith("stage quadrants, status 0: ValueError: it broke (see ")
+    assert cells[0].problem.endswith("search-r1/seed-0/quadrants.log)")
 
 
 def test_processes_are_ended_where_the_suite_is(

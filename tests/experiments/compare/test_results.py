@@ -10,9 +10,13 @@ from cotune.experiments.compare.cells import Cell, run_cells
 from cotune.experiments.compare.results import summarise
 from cotune.experiments.compare.stages import Setting, rows_of
 from cotune.experiments.compare.suite_file import SuiteConfig, load_suite
+from cotune.experiments.compare.suite_table import suite_markdown
+from cotune.experiments.evaluate.quadrants import relative
 from tests.experiments.compare.folders import Processes, finish, suite_file
+from tests.experiments.evaluate.measured import quadrants
 
 PAID = {"train": 32, "verify": 8, "evaluate": 9}
+LAWFUL = "<search> </search> <answer> </answer> <think> </think> <information> </information>"
 HALF, ALL = (1.0, 0.0, 1.0, 0.0), (1.0, 1.0, 1.0, 1.0)
 
 
@@ -58,6 +62,48 @@ def test_figures_are_means_over_seeds(tmp_path: Path, monkeypatch: pytest.Monkey
         "INSPO cannot be told apart from Search-R1 (95 %: +0.0 to +100.0): held-out exact match over "
         "2 seeds, at a budget of 40 policy rollouts."
     )
+
+
+def test_quadrants_are_means_over_seeds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def outcome(config: RunConfig, words: Any) -> int:
+        folder = config.output
+        if words[0] == "evaluate":
+            strata = tuple(f"{1 + i // 2} hop" for i in range(4))
+            worse = {"trained_plain": {"greedy": (0.0,) * 4, "sampled": (0.25,) * 4}}
+            rewards = {**quadrants().rewards, **(worse if folder.parent.name == "seed-1" else {})}
+            since = relative(Path(words[-1]), Path(words[1])) if "--since" in words else ""
+            quadrants(rewards=rewards, since=since, strata=strata, rollouts=48).write(
+                Path(words[1])
+            )
+        else:
+            paid, figures = {"train": 36, "evaluate": 6}, {"em_n": 4}
+            finish(config, HALF, paid, instruction=LAWFUL, figures=figures)
+        return 0
+
+    rows = summary_of(
+        tmp_path, monkeypatch, outcome, quadrant_samples=2, focus="2", budget=36,
+        methods=["search-r1", {"method": "prompt-before-rl", "compute": "2x", "share": 0.5}],
+    )[2]  # fmt: skip
+    row = rows["search-r1"]
+    # Of the last two questions; at seed 0 all right under the initial instruction, at seed 1 none.
+    plain = row["quadrants"]["trained_plain"]
+    assert (plain["greedy"]["mean"], plain["sampled"]["mean"]) == (0.5, 0.375)
+    assert plain["greedy"]["interval"] == (0.0, 1.0)
+    assert row["quadrants"]["initial_prompted"]["greedy"]["mean"] == 0.5
+    assert row["divergence"]["plain"]["mean"] == 0.0
+    assert row["divergence"]["prompted"] == {"mean": 0.5, "interval": (0.5, 0.5)}
+    assert row["evaluation_rollouts"] == 6 + 48
+    assert row["plain"] == 0.5
+    text = suite_markdown(
+        {"schema_version": 1, "kind": "suite", "name": "it", "methods": [row],
+         "quadrant_samples": 2, "focus": "2"}
+    )  # fmt: skip
+    assert "avg@2, 95 % | " in text
+    assert "plain avg@2, 95 % | KL, plain / prompted" in text
+    assert "| 0.375 (0.250 to 0.500) | 0.0000 / 0.5000 |" in text
+    # A row that took over an instruction is scored under the suite's own, too.
+    staged = rows["prompt-before-rl"]
+    assert staged["plain"] == 0.5
 
 
 def test_the_focus_is_what_is_scored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

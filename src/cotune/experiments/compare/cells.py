@@ -20,6 +20,7 @@ from cotune.config.resuming import recorded_config
 from cotune.config.run_file import RunConfig, dump_config
 from cotune.errors import ConfigError, CotuneError
 from cotune.experiments.compare.stages import Finished, Row
+from cotune.experiments.evaluate.quadrants import Quadrants, read_quadrants, relative
 from cotune.run.journal import describe_event
 from cotune.run.json_files import read_jsonl, write_atomic
 from cotune.run.run_dir import RunDir
@@ -47,7 +48,7 @@ class Cell:
         self._process: subprocess.Popen[bytes] | None = None
         self._since = 0.0
         self._config: RunConfig | None = None
-        self._merging = False
+        self._merging = self._scoring = False
 
     @property
     def name(self) -> str:
@@ -60,6 +61,8 @@ class Cell:
 
     @property
     def stage_name(self) -> str:
+        if self._scoring:
+            return "quadrants"
         stages = self.row.method.stages
         return stages[min(self.stage, len(stages) - 1)].name
 
@@ -68,7 +71,7 @@ class Cell:
         try:
             while self.stage < len(self.row.method.stages) and self._take_over(others):
                 pass
-            if self.stage == len(self.row.method.stages):
+            if self.stage == len(self.row.method.stages) and not self._lacks_quadrants():
                 self.state = State.DONE
         except _FAILURES as error:
             self.fail(in_one_line(error))
@@ -83,11 +86,13 @@ class Cell:
                 self._process = None
                 self._ended(status)
             while self.state == State.RUNNING and self._process is None:
-                if self.stage == len(self.row.method.stages):
+                if self.stage < len(self.row.method.stages):
+                    if not self._take_over(others):
+                        self._start()
+                elif self._lacks_quadrants():
+                    self._score()
+                else:
                     self.state = State.DONE
-                    return
-                if not self._take_over(others):
-                    self._start()
         except _FAILURES as error:  # in this cell's folder: the others continue
             self.fail(in_one_line(error))
 
@@ -106,7 +111,7 @@ class Cell:
         """Return the current stage's last step, its number of steps, the mean reward of the last
         three steps, and the last event as rich markup.
         """
-        if self._config is None:
+        if self._config is None or self._scoring:
             return 0, 0, None, ""
         rows = read_jsonl(self._folder / "metrics.jsonl")
         rewards = [row["reward_mean"] for row in rows[-3:] if row.get("reward_mean") is not None]
@@ -133,7 +138,7 @@ class Cell:
             return f"failed: {self.problem or 'no reason recorded'}"
         running, stages = self.state == State.RUNNING, self.row.method.stages
         if self.stage == len(stages):
-            return "finished, not read yet"
+            return "scoring quadrants" if self._scoring else "finished, not read yet"
         reached = _reached(self._folder)
         if not (running or reached or self.finished):
             return "not begun"
@@ -142,13 +147,27 @@ class Cell:
             stage = f"before {stage}"
         return ", ".join(filter(None, ("running" if running else "cut off", stage, reached)))
 
+    def quadrants(self) -> Quadrants | None:
+        """Return the quadrants of the last stage; None if they are not as the suite file wants them."""
+        last = self.finished[-1]
+        found = read_quadrants(last.folder)
+        since = relative(self.finished[0].folder, last.folder) if len(self.finished) > 1 else ""
+        wanted = (self.row.suite.quadrant_samples, "test", since)
+        if found is None or (found.samples, found.split, found.since) != wanted:
+            return None
+        return found if len(found.questions) == last.figures.get("em_n") else None
+
     @property
     def _folder(self) -> Path:
         return self.row.stage_folder(self.stage)
 
     @property
     def _log(self) -> Path:
-        return self._folder.with_name(self._folder.name + ".log")
+        folder = self.row.folder / "quadrants" if self._scoring else self._folder
+        return folder.with_name(folder.name + ".log")
+
+    def _lacks_quadrants(self) -> bool:
+        return self.row.has_quadrants and self.quadrants() is None
 
     def _ended(self, status: int) -> None:
         """Take over what an ended process left: a finished stage, a merged policy, or a failure."""
@@ -156,6 +175,8 @@ class Cell:
             self._merging, well = False, status == 0
             if well:
                 self.finished[-1].note_merged()
+        elif self._scoring:
+            well = status == 0 and not self._lacks_quadrants()
         else:
             found = Finished.read(self._folder) if status == 0 else None
             well = found is not None
@@ -165,6 +186,7 @@ class Cell:
             lines = text.strip().splitlines() or ["nothing was printed"]
             told = f"{lines[-1].strip()} (see {self._log})"
             self.fail(f"stage {self.stage_name}, status {status}: {told}")
+        self._scoring = False
 
     def _take_over(self, others: Mapping[str, Finished]) -> bool:
         """Take over the next stage if it is finished; return whether it is.
@@ -215,6 +237,15 @@ class Cell:
             words = (*stage.command, str(file), "--quiet")
         self._process = start(words, self._log, self._config.threads)
         self._since = time.monotonic()
+
+    def _score(self) -> None:
+        """Start the evaluation of the last stage's quadrants, against where the first began."""
+        last, self._scoring = self.finished[-1], True
+        words = ("evaluate", str(last.folder), "--trust", "--quadrants")
+        words += ("--samples", str(self.row.suite.quadrant_samples))
+        if len(self.finished) > 1:
+            words += ("--since", str(self.finished[0].folder))
+        self._process = start(words, self._log, self._config and self._config.threads)
 
 
 def in_one_line(error: Exception) -> str:

@@ -18,6 +18,12 @@ from cotune.experiments.compare.statistics import (
     probability_of_improvement,
 )
 from cotune.experiments.compare.suite_file import SuiteConfig, slug
+from cotune.experiments.evaluate.quadrants import (
+    DECODINGS,
+    PROMPTS,
+    QUADRANTS,
+    per_question,
+)
 from cotune.run.json_files import Row as Json
 from cotune.run.ledger import policy_rollouts
 from cotune.run.run_dir import RunDir
@@ -61,6 +67,7 @@ def summarise(suite: SuiteConfig, cells: Sequence[Cell], setting: Setting) -> Js
         "tolerance": suite.tolerance,
         "baseline": slug(suite.baseline),
         "focus": suite.focus,
+        "quadrant_samples": suite.quadrant_samples,
         "measure": measures.pop() if len(measures) == 1 else "mean reward",
         "strata": {name: strata[name] for name in sorted(strata) if name},
         "n": int(first.focused(suite.focus).rewards.shape[1]) if first else None,
@@ -232,11 +239,15 @@ def _cost(cell: Cell) -> Json:
     for one in cell.finished:
         purposes.update(one.figures["policy_rollouts"])
     evaluated = purposes.pop("evaluate", 0)
+    sums = {key: sum(one.figures.get(key) or 0 for one in cell.finished) for key in _SUMS}
+    if cell.row.has_quadrants and (scored := cell.quadrants()) is not None:
+        evaluated += scored.rollouts
+        sums["generated_tokens"] += scored.generated_tokens
     return {
         "rollouts": policy_rollouts(purposes),
         "rollouts_by_purpose": dict(purposes),
         "evaluation_rollouts": evaluated,
-        **{key: sum(one.figures.get(key) or 0 for one in cell.finished) for key in _SUMS},
+        **sums,
     }
 
 
@@ -282,7 +293,52 @@ def _scores(
         scores[f"{name}_interval"] = focused and interval(focused)
     for name, samples in (("", after), ("plain_", apart), ("before_", before)):
         scores[f"{name}by_stratum"] = samples.by_stratum() if samples else {}
+    scores |= _quadrants(suite, cells)
+    if takes_over and (greedy := scores["quadrants"].get("trained_plain")):
+        scores["plain"], scores["plain_interval"] = greedy["greedy"].values()
     return {**scores, **_against(suite, cells, found, baseline)}
+
+
+def _quadrants(suite: SuiteConfig, cells: Sequence[Cell]) -> Json:
+    """Return the scores of each quadrant and the divergence under each prompt, over the seeds.
+
+    {} of both if the suite does not want them, or a seed has none.
+    """
+    found = [cell.quadrants() for cell in cells if cell.row.has_quadrants]
+    scored = [one for one in found if one is not None]
+    if not scored or len(scored) < len(cells):
+        return {"quadrants": {}, "divergence": {}}
+
+    def spread(values: Sequence[Sequence[float]]) -> Json:
+        """Return mean and interval of a value a question, seed by seed."""
+        samples = Samples(
+            np.array(values, dtype=float),
+            np.array([[q.questions[i] for i in at] for q, at in zip(scored, kept, strict=True)]),
+            np.array([[q.strata[i] for i in at] for q, at in zip(scored, kept, strict=True)]),
+        )
+        return {"mean": float(samples.rewards.mean()), "interval": interval(samples)}
+
+    focus = suite.focus or ""
+    kept = [[i for i, name in enumerate(q.strata) if name.startswith(focus)] for q in scored]
+
+    def of_focus(values: Sequence[Sequence[Any]]) -> list[list[Any]]:
+        return [[mine[i] for i in at] for mine, at in zip(values, kept, strict=True)]
+
+    quadrants = {
+        quadrant: {
+            decoding: spread(of_focus([q.rewards[quadrant][decoding] for q in scored]))
+            for decoding in DECODINGS
+        }
+        for quadrant in QUADRANTS
+    }
+    divergence = {
+        prompt: spread(
+            [per_question(mine) for mine in of_focus([q.divergences[prompt] for q in scored])]
+        )
+        for prompt in PROMPTS
+        if all(q.trained for q in scored)
+    }
+    return {"quadrants": quadrants, "divergence": divergence}
 
 
 def _mean(samples: Samples | None) -> float | None:

@@ -129,6 +129,11 @@ class Row:
         return self.entry.method == "carried" or self.method.stages[-1].instruction == "before"
 
     @property
+    def has_quadrants(self) -> bool:
+        """True if the suite wants its quadrants scored: its last stage trains, or searches."""
+        return self.suite.quadrant_samples > 0 and self.method.stages[-1].command == ("train",)
+
+    @property
     def compute(self) -> str:
         """Its compute class: "1x", "2x", "none"."""
         return self.entry.compute or self.method.compute

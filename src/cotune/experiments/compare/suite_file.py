@@ -146,6 +146,9 @@ class SuiteConfig(Model):
     """The row that gains are measured against."""
     focus: str | None = None
     """The score is over questions whose stratum begins with this; null: over all."""
+    quadrant_samples: int = Field(default=0, ge=0)
+    """Sampled rollouts per test question for which the initial and the trained weights of each trained
+    row are scored, under the initial and the best instruction; 0: greedy scores alone."""
     at_once: int = Field(default=2, ge=1)
     """Processes at a time. Set `threads` in the base to the cores that each may use."""
     endpoints: EndpointsConfig = EndpointsConfig()

@@ -60,6 +60,13 @@ class Hint(_Read):
     mean_dev_score: float
 
 
+class Spread(_Read):
+    """A mean with its 95 % interval over seeds and questions."""
+
+    mean: float
+    interval: Ends
+
+
 class SuiteMethod(_Read):
     """A method of a suite; its numbers are means over its finished seeds, None if unknown.
 
@@ -72,6 +79,9 @@ class SuiteMethod(_Read):
             `score_all` over all questions. So for `plain`, under the initial instruction, and
             `before`, before training. `interval` and `…_interval` are their 95 % intervals.
         plain_by_stratum: {} unless the run was evaluated under both instructions.
+        quadrants: by quadrant ("trained_plain") and decoding ("sampled"), see `Quadrants`; {} if not
+            all seeds have them.
+        divergence: KL(trained ‖ initial) per token by prompt ("plain", "prompted"), likewise.
         gain: score less the baseline's.
         probability_of_improvement: chance that a run of it beats a run of the baseline.
         rollouts: policy rollouts paid: training, verification and evolution.
@@ -101,6 +111,8 @@ class SuiteMethod(_Read):
     plain_interval: Ends | None = None
     plain_all: float | None = None
     plain_by_stratum: dict[str, float | None] = {}
+    quadrants: dict[str, dict[str, Spread]] = {}
+    divergence: dict[str, Spread] = {}
     before: float | None = None
     before_all: float | None = None
     before_by_stratum: dict[str, float | None] = {}
@@ -126,6 +138,10 @@ class SuiteMethod(_Read):
     def trouble(self) -> str:
         """The problem in a word or two; "" if there is none."""
         return STATUSES.get(self.status, self.status)
+
+    def sampled(self, prompt: str) -> Spread | None:
+        """Return avg@k of the trained weights under a prompt, "plain" or "prompted"."""
+        return self.quadrants.get(f"trained_{prompt}", {}).get("sampled")
 
     def standing(self, seeds: int) -> str:
         """Return `trouble`, with the number of finished seeds if some of `seeds` are missing."""
@@ -166,6 +182,7 @@ class SuiteSummary(_Read):
     budget: float | None = None
     measure: str = EXACT_MATCH
     focus: str = ""
+    quadrant_samples: int = 0
     strata: dict[str, int | None] = {}
     n: int | None = None
     environment: str = ""

@@ -8,6 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from cotune.experiments.compare.suite_summary import Ends, SuiteMethod, SuiteSummary
+from cotune.experiments.evaluate.quadrants import QUADRANTS
 from cotune.utils.tables import plain_table
 from cotune.utils.text import one_line
 
@@ -39,7 +40,7 @@ class _Numbers:
 
 
 def suite_tables(summary: Mapping[str, Any]) -> list[Table]:
-    """Return the tables that end a suite on the console: scores, before and after, cost.
+    """Return the tables that end a suite on the console: scores, quadrants, before and after, cost.
 
     Args:
         summary: content of the suite's summary.json.
@@ -48,9 +49,11 @@ def suite_tables(summary: Mapping[str, Any]) -> list[Table]:
         ConfigError: it is not a suite's.
     """
     suite = SuiteSummary.of(summary)
+    quadrants = [_quadrants(suite)] if any(method.quadrants for method in suite.methods) else []
     if all(method.before is None for method in suite.methods):
-        return [_main_table(suite), _cost(suite)]
-    return [_main_table(suite, hidden=suite.stratum_names), _before_after(suite), _cost(suite)]
+        return [_main_table(suite), *quadrants, _cost(suite)]
+    main = _main_table(suite, hidden=suite.stratum_names)
+    return [main, *quadrants, _before_after(suite), _cost(suite)]
 
 
 def _main_table(suite: SuiteSummary, hidden: Sequence[str] = ()) -> Table:
@@ -110,6 +113,21 @@ def _before_after(suite: SuiteSummary) -> Table:
             scores = [overall, *([focused] if focus else []), *map(by_stratum.get, strata)]
             cells = (_NONE if score is None else f"{score:.2f}" for score in scores)
             table.add_row(Text(one_line(f"{method.title}, {when}")), *cells)
+    return table
+
+
+def _quadrants(suite: SuiteSummary) -> Table:
+    """Return each method's scores by weights and instruction, greedy and sampled."""
+    numbers, average = _Numbers(suite.shares), f"avg@{suite.quadrant_samples}"
+    columns = ["untrained", "untrained, prompted", "plain", "prompted", "KL"]
+    table = _plain_table(f"Weights and instruction: {suite.what}", columns)
+    for method in filter(lambda method: method.quadrants, suite.ordered):
+        table.add_row(Text(one_line(method.title)))
+        for decoding, told in (("greedy", "  greedy"), ("sampled", f"  {average}")):
+            found = [method.quadrants[quadrant][decoding] for quadrant in QUADRANTS]
+            cells = [f"{numbers.score(s.mean)} ({numbers.ends(s.interval)})" for s in found]
+            kl = method.divergence.get("prompted") if decoding == "sampled" else None
+            table.add_row(told, *cells, f"{kl.mean:.4f}" if kl else "")
     return table
 
 
@@ -206,6 +224,17 @@ def _columns(
     def paid(method: SuiteMethod) -> str:
         return _NONE if method.rollouts is None else f"{method.rollouts:,.0f}"
 
+    def sampled(prompt: str) -> Callable[[SuiteMethod], str]:
+        def cell(method: SuiteMethod) -> str:
+            found = method.sampled(prompt)
+            return _NONE if found is None else with_ends(numbers.score(found.mean), found.interval)
+
+        return cell
+
+    def divergence(method: SuiteMethod) -> str:
+        found = method.divergence
+        return " / ".join(f"{kl.mean:.4f}" for kl in found.values()) if found else _NONE
+
     def stratum(name: str) -> _Column:
         return name, lambda m: numbers.score(m.by_stratum.get(name))
 
@@ -217,6 +246,10 @@ def _columns(
             (suite.what, lambda m: numbers.score(m.score)),
             ("95 %", lambda m: numbers.ends(m.interval)),
         ]
+    scored = not narrow and any(method.quadrants for method in suite.methods)
+    average = f"avg@{suite.quadrant_samples}"
+    if scored:
+        columns.append((f"{average}, 95 %", sampled("prompted")))
     if len(seeds) > 1 and not narrow:
         by_seed = f"seeds {', '.join(seeds)}"
         scores = lambda m: " / ".join(numbers.score(m.by_seed.get(s)) for s in seeds)  # noqa: E731
@@ -227,6 +260,9 @@ def _columns(
         columns.append((f"{named}, 95 %", gain))
         columns.append(("P(impr.)" if narrow else "P(improvement)", improvement))
     columns.append(("plain", lambda m: numbers.score(m.plain)))
+    if scored:
+        columns.append((f"plain {average}, 95 %", sampled("plain")))
+        columns.append(("KL, plain / prompted", divergence))
     if narrow:
         return [*columns, ("paid", lambda m: f"{m.compute} {paid(m)}".strip())]
     if suite.compute_classes:

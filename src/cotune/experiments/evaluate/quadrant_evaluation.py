@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from cotune.config.build import initial_instruction, run_environment
+from cotune.config.resuming import recorded_config
 from cotune.config.run_checks import check_prompts
 from cotune.config.run_file import RunConfig
 from cotune.errors import ConfigError
@@ -16,7 +17,7 @@ from cotune.experiments.evaluate.evaluating import (
     show_as_trained,
     values_of,
 )
-from cotune.experiments.evaluate.quadrants import Quadrants, hash_of_best
+from cotune.experiments.evaluate.quadrants import Quadrants, hash_of_best, relative
 from cotune.experiments.evaluate.question_sets import QuestionSet, question_sets
 from cotune.experiments.evaluate.run_policy import run_policy
 from cotune.rollout.coordinator import Coordinator
@@ -41,7 +42,7 @@ def check_options(options: EvaluationOptions) -> None:
 
 
 def evaluate_quadrants(
-    config: RunConfig, run: RunDir, options: EvaluationOptions, since: RunConfig | None = None
+    config: RunConfig, run: RunDir, options: EvaluationOptions, since: RunDir | None = None
 ) -> Quadrants:
     """Score both policies of a run under both instructions, greedily and sampled; write nothing.
 
@@ -52,15 +53,15 @@ def evaluate_quadrants(
         config: the run file; its limits, seed and environment apply.
         run: the run folder; only best/ is read.
         options: its split, samples, temperature and limit apply.
-        since: the run file of the first of several runs, each of which went on from the one before:
-            its policy and instruction are the initial ones. None is `config`.
+        since: the first of several runs, each of which went on from the one before: its policy and
+            instruction are the initial ones. None is this run.
 
     Raises:
         ConfigError: there is no best policy, the questions are not available, or a prompt is too
             long; before any rollout.
     """
     check_options(options)
-    kept, first = kept_best(run), since or config
+    kept, first = kept_best(run), config if since is None else recorded_config(since)
     environment = run_environment(config)
     (questions,) = question_sets(config, environment, options.split, (), options.limit)
     if questions.rewards is not None:
@@ -106,6 +107,7 @@ def evaluate_quadrants(
         strata=[task.stratum for task in questions.tasks],
         rewards={name: found.rewards for name, found in by_quadrant.items()},
         divergences={name: divergences[p] for name, p in prompts.items() if p in divergences},
+        since="" if since is None else relative(since.path, run.path),
         rollouts=sum(found.rollouts for found in known.values()),
         generated_tokens=sum(found.tokens for found in known.values()),
         of=hash_of_best(run.path),

@@ -6,6 +6,7 @@ file quadrants.json of a run folder contains both.
 
 import hashlib
 import json
+import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -25,6 +26,7 @@ SCHEMA_VERSION = 1
 WEIGHTS = ("initial", "trained")
 PROMPTS = ("plain", "prompted")
 """Under the initial instruction, and under the best one."""
+QUADRANTS = tuple(f"{weights}_{prompt}" for weights in WEIGHTS for prompt in PROMPTS)
 DECODINGS = ("greedy", "sampled")
 GAINS: Mapping[str, tuple[str, str]] = {
     "both": ("trained_prompted", "initial_plain"),
@@ -66,6 +68,8 @@ class Quadrants:
         scores: mean rewards by quadrant and decoding.
         gains: the differences of `GAINS`, paired by question, by name and decoding.
         divergence: by prompt, the mean KL of a token.
+        since: the run folder, relative to this one, whose policy and instruction the initial ones are;
+            "" for this run's own.
         rollouts, generated_tokens: what the evaluation took.
         of: hash of the run's best.json, which says whether this is still its best policy.
         created: Unix time.
@@ -85,6 +89,7 @@ class Quadrants:
     scores: Mapping[str, Mapping[str, Estimate]]
     gains: Mapping[str, Mapping[str, Estimate]]
     divergence: Mapping[str, Estimate]
+    since: str = ""
     rollouts: int = 0
     generated_tokens: int = 0
     of: str = ""
@@ -205,3 +210,8 @@ def hash_of_best(folder: Path) -> str:
         return hashlib.sha256((folder / "best" / BEST).read_bytes()).hexdigest()
     except FileNotFoundError:
         return ""
+
+
+def relative(folder: Path, run: Path) -> str:
+    """Return the path of a folder relative to a run's, which stays the same if both are moved."""
+    return Path(os.path.relpath(folder.resolve(), run.resolve())).as_posix()
