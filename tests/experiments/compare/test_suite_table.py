@@ -58,6 +58,30 @@ def test_markdown_has_the_same_figures_with_three_digits() -> None:
     assert text.splitlines()[-2:] == ["- gepa (failed): no LLM answered", "- [1] Only a check."]
 
 
+def test_the_console_shows_scores_by_weights_and_instruction() -> None:
+    each = {
+        decoding: {"mean": mean, "interval": [0.0, 0.75]}
+        for decoding, mean in (("greedy", 0.5), ("sampled", 0.25))
+    }
+    names = ("initial_plain", "initial_prompted", "trained_plain", "trained_prompted")
+    kl = {
+        "plain": {"mean": 0.5, "interval": [0.0, 1.0]},
+        "prompted": {"mean": 0.125, "interval": [0.0, 1.0]},
+    }
+    scored = method("inspo", "ours", 0.5, quadrants=dict.fromkeys(names, each), divergence=kl)
+    frozen = method("gepa", "prompt", 0.5, quadrants=dict.fromkeys(names, each))
+    text = printed(
+        suite_tables(summary(scored, frozen, method("x", "ours", 0.5), quadrant_samples=4))[1]
+    )
+    rows = [" ".join(line.replace("│", "").split()) for line in text.splitlines()]
+    assert rows[0] == "Weights and instruction: exact match"
+    greedy, sampled = " ".join(["50.0 (0–75)"] * 4), " ".join(["25.0 (0–75)"] * 4)
+    assert rows[3:] == [
+        "gepa", f"greedy {greedy}", f"avg@4 {sampled}",
+        "inspo", f"greedy {greedy}", f"avg@4 {sampled} 0.1250",
+    ]  # fmt: skip
+
+
 def test_nothing_in_a_name_is_markup() -> None:
     evil = "[bold]a|b <b>*x*\x1b[31m\nc"
     told = summary(method("m", evil, 0.5, label=evil, status=evil, problem=evil, note=evil),

@@ -92,8 +92,8 @@ def test_the_table_has_the_gains_at_its_margins() -> None:
     assert lines[6].startswith("gain +25.0 (+0 to +75) +50.0 (+0 to +100) +75.0 (")
     assert lines[7] == "avg@2"
     assert lines[11:13] == [
-        "KL, nats per token",
-        "to the initial 0.5000 (0.0000–1.1250) 0.5000 (0.5000–0.5000)",
+        "KL to initial",
+        "nats per token 0.5000 (0.0000–1.1250) 0.5000 (0.5000–0.5000)",
     ]
     assert lines[13] == (
         "4 questions; 2 sampled rollouts of each at temperature 1; 95 % intervals over questions"

@@ -13,7 +13,7 @@ from cotune.utils.tables import plain_table
 WEIGHTS = {"initial": "initial weights", "trained": "trained weights"}
 PROMPTS = {"plain": "initial instruction", "prompted": "best instruction"}
 GAIN = "gain"
-DIVERGENCE, OF = "KL, nats per token", "to the initial"
+DIVERGENCE, OF = "KL to initial", "nats per token"
 
 
 @dataclass(frozen=True)
@@ -59,16 +59,18 @@ def blocks(quadrants: Quadrants) -> Iterator[tuple[str, list[Line]]]:
 
 def notes(quadrants: Quadrants) -> list[str]:
     """Say which quadrants coincide, and what the numbers are of."""
-    lines: list[str] = []
-    if len(quadrants.prompts) == 1:
-        lines.append("The best instruction is the initial one.")
-    if not quadrants.trained:
-        lines.append("The weights were not trained.")
+    lines = coincidences(same=len(quadrants.prompts) == 1, frozen=not quadrants.trained)
     told = (
         f"{len(quadrants.questions):,} questions; {quadrants.samples} sampled rollouts of each at "
         f"temperature {quadrants.temperature:g}; 95 % intervals over questions"
     )
     return [*lines, told]
+
+
+def coincidences(*, same: bool, frozen: bool) -> list[str]:
+    """Say which quadrants coincide: of the same instruction, or of weights that are frozen."""
+    said = ["The best instruction is the initial one."] if same else []
+    return [*said, "The weights were not trained."] if frozen else said
 
 
 def show(quadrants: Quadrants, console: Console) -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cotune.errors import ConfigError
+from cotune.experiments.evaluate.quadrants import Quadrants, read_quadrants
 from cotune.experiments.report.charts import Point
 from cotune.experiments.report.rollouts import Group, Rollout, some_evaluated, some_groups
 from cotune.run.best import BestRecord, read_best
@@ -29,6 +30,7 @@ class RecordedRun:
         shown_from: the file they are from ("evaluate, step 200") and how many it holds.
         groups: groups of training steps to show side by side.
         kept: which pair of policy and instruction is kept, and why; None without one.
+        quadrants: the scores of `cotune evaluate --quadrants`; None without them.
     """
 
     name: str
@@ -43,6 +45,7 @@ class RecordedRun:
     shown_from: tuple[str, int] | None
     groups: list[Group]
     kept: BestRecord | None = None
+    quadrants: Quadrants | None = None
 
     def of_kind(self, kind: str) -> list[Row]:
         return [event for event in self.events if event["kind"] == kind]
@@ -100,6 +103,7 @@ def read_run(folder: Path) -> RecordedRun:
         name, run.read_config(), events, metrics, run.read_instructions(), summary,
         result_so_far(events, metrics) | known, result is not None,
         *some_evaluated(run), some_groups(run), read_best(run.best_path),
+        read_quadrants(folder),
     )  # fmt: skip
 
 

@@ -22,6 +22,7 @@ from cotune.experiments.report.pages import (
     percent,
     write_page,
 )
+from cotune.experiments.report.quadrants import quadrant_table
 from cotune.experiments.report.recorded_run import RecordedRun, read_run, values
 from cotune.run.journal import NOTICES, describe_event
 from cotune.run.json_files import Row
@@ -44,6 +45,7 @@ def write_run_report(folder: Path) -> Path:
         "verdict": run.summary.get("verdict") or _verdict(run),
         "caption": run.summary.get("caption") or "",
         "results": results(run),
+        "quadrants": quadrant_table(run, folder),
         "costs": costs(run),
         "shipped": _shipped(run),
         "kept": run.kept.statement() if run.kept else "",

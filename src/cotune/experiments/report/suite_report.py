@@ -9,6 +9,7 @@ from urllib.parse import quote
 from markupsafe import Markup
 
 from cotune.experiments.compare.suite_summary import SuiteMethod, SuiteSummary
+from cotune.experiments.evaluate.quadrants import QUADRANTS
 from cotune.experiments.report.charts import PANEL, Chart, Series, interval_bar, line_chart
 from cotune.experiments.report.pages import (
     NONE,
@@ -77,6 +78,7 @@ def write_suite_report(folder: Path | str, summary: Mapping[str, Any] | None = N
         "strata": strata if inside else [],
         "strata_apart": [] if inside else strata,
         "before": any(method.before is not None for method in suite.methods),
+        "quadrants": QUADRANTS if any(method.quadrants for method in suite.methods) else (),
         "hinted": [method for method in suite.methods if method.hints],
         "footnotes": {note: i for i, note in enumerate(suite.notes, 1)},
         "troubled": [method for method in suite.methods if method.trouble],

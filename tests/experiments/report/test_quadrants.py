@@ -1,0 +1,89 @@
+"""Quadrants on pages: the first table of a run that evolves its prompt, and a table of a suite."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cotune.experiments.evaluate.quadrants import hash_of_best
+from cotune.experiments.report import write_report
+from cotune.experiments.report.suite_report import write_suite_report
+from cotune.run.run_dir import RunDir
+from tests.experiments.evaluate.measured import quadrants
+from tests.experiments.report.pages import check
+from tests.experiments.report.suite_pages import method, summary
+
+RESULT = {"em": 0.75, "em_before": 0.25, "em_initial_instruction": 0.5, "em_n": 4}
+
+
+def page(folder: Path, kind: str = "inspo", **config: Any) -> str:
+    """A finished run's page from its result on, with the text of its tables."""
+    run = RunDir.create(folder, {"name": "it", "strategy": {"kind": kind}, **config})
+    run.event("best_instruction", 3, id="i1")
+    run.event("evaluated", 3, split="test", when="after", prompt="best", instruction_id="i1", em=0.75,
+              n=4, trained=2, by_stratum={})  # fmt: skip
+    run.write_summary({"name": "it", "arms": {kind: RESULT}})
+    return words(folder)
+
+
+def words(folder: Path) -> str:
+    return check(write_report(folder)).words.partition(" Result Held-out exact match ")[2]
+
+
+def test_they_come_first(tmp_path: Path) -> None:
+    page(tmp_path / "run")
+    found = quadrants(of=hash_of_best(tmp_path / "run"))
+    found.write(tmp_path / "run")
+    text = words(tmp_path / "run").partition("4 questions; 2 sampled")[0]
+    assert text.startswith(
+        "initial instruction best instruction gain greedy initial weights 25.0_% "
+    )
+    assert "trained weights 50.0_% 0–100 100.0_% 100–100 +50.0 +0 to +100 gain +25.0" in text
+    assert "KL to initial nats per token 0.5000 0.0000–1.1250 0.5000 0.5000–0.5000" in text
+    # Those of another policy are not shown.
+    quadrants(of="another").write(tmp_path / "run")
+    assert "--quadrants" in words(tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("kind", "config", "said"),
+    [
+        ("inspo", {}, "initial weights 25.0_% 5–70 – trained weights 50.0_% 15–85 75.0_% 30–95"),
+        ("p2o", {}, "initial weights 25.0_% 5–70 – trained weights 50.0_% 15–85 75.0_% 30–95"),
+        (
+            "gepa",
+            {"training": {"frozen": True}},
+            "greedy initial weights 50.0_% 15–85 75.0_% 30–95",
+        ),
+        ("static", {}, None),
+        ("of-a-package-that-is-gone", {}, None),
+    ],
+)
+def test_without_them_the_page_shows_what_is_recorded(
+    kind: str, config: dict[str, Any], said: str | None, tmp_path: Path
+) -> None:
+    text = page(tmp_path / "run", kind, **config)
+    command = f"cotune evaluate {tmp_path / 'run'} --quadrants"
+    if said is None:
+        assert command not in text
+        assert "weights" not in text
+    else:
+        assert said in text
+        assert f"divergence of the trained policy: {command} ." in text
+    assert ("The weights were not trained." in text) == (kind == "gepa")
+
+
+def test_a_suite_has_them_by_method(tmp_path: Path) -> None:
+    each = {"greedy": {"mean": 0.5, "interval": [0.25, 0.75]},
+            "sampled": {"mean": 0.25, "interval": [0.0, 0.5]}}  # fmt: skip
+    names = ("initial_plain", "initial_prompted", "trained_plain", "trained_prompted")
+    kl = {"plain": {"mean": 0.125, "interval": [0.0, 1.0]},
+          "prompted": {"mean": 0.25, "interval": [0.0, 1.0]}}  # fmt: skip
+    scored = method("inspo", "ours", 0.5, quadrants=dict.fromkeys(names, each), divergence=kl)
+    told = summary(scored, method("direct", "inference", 0.25), quadrant_samples=4)
+    text = check(write_suite_report(tmp_path, told)).words
+    assert "greedy, below it avg@4" in text
+    cell = "50.0_% 25–75 25.0_% 0–50"
+    assert f"inspo {cell} {cell} {cell} {cell} plain 0.1250 prompted 0.2500" in text
+    assert "direct – – – – –" in text
+    assert "Weights and instruction" not in check(write_suite_report(tmp_path, summary())).words
