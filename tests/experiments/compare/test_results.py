@@ -100,7 +100,7 @@ def test_quadrants_are_means_over_seeds(tmp_path: Path, monkeypatch: pytest.Monk
     )  # fmt: skip
     assert "avg@2, 95 % | " in text
     assert "plain avg@2, 95 % | KL, plain / prompted" in text
-    assert "| 0.375 (0.250 to 0.500) | 0.0000 / 0.5000 |" in text
+    assert "| 0.375 (0.250 to 0.500) | 0 / 0.5 |" in text
     # A row that took over an instruction is scored under the suite's own, too.
     staged = rows["prompt-before-rl"]
     assert staged["plain"] == 0.5

@@ -78,7 +78,7 @@ def test_the_console_shows_scores_by_weights_and_instruction() -> None:
     greedy, sampled = " ".join(["50.0 (0–75)"] * 4), " ".join(["25.0 (0–75)"] * 4)
     assert rows[3:] == [
         "gepa", f"greedy {greedy}", f"avg@4 {sampled}",
-        "inspo", f"greedy {greedy}", f"avg@4 {sampled} 0.1250",
+        "inspo", f"greedy {greedy}", f"avg@4 {sampled} 0.12",
     ]  # fmt: skip
 
 

@@ -93,7 +93,7 @@ def test_the_table_has_the_gains_at_its_margins() -> None:
     assert lines[7] == "avg@2"
     assert lines[11:13] == [
         "KL to initial",
-        "nats per token 0.5000 (0.0000–1.1250) 0.5000 (0.5000–0.5000)",
+        "nats per token 0.5 (0–1.1) 0.5 (0.5–0.5)",
     ]
     assert lines[13] == (
         "4 questions; 2 sampled rollouts of each at temperature 1; 95 % intervals over questions"

@@ -39,7 +39,7 @@ def test_they_come_first(tmp_path: Path) -> None:
         "initial instruction best instruction gain greedy initial weights 25.0_% "
     )
     assert "trained weights 50.0_% 0–100 100.0_% 100–100 +50.0 +0 to +100 gain +25.0" in text
-    assert "KL to initial nats per token 0.5000 0.0000–1.1250 0.5000 0.5000–0.5000" in text
+    assert "KL to initial nats per token 0.5 0–1.1 0.5 0.5–0.5" in text
     # Those of another policy are not shown.
     quadrants(of="another").write(tmp_path / "run")
     assert "--quadrants" in words(tmp_path / "run")
@@ -84,6 +84,6 @@ def test_a_suite_has_them_by_method(tmp_path: Path) -> None:
     text = check(write_suite_report(tmp_path, told)).words
     assert "greedy, below it avg@4" in text
     cell = "50.0_% 25–75 25.0_% 0–50"
-    assert f"inspo {cell} {cell} {cell} {cell} plain 0.1250 prompted 0.2500" in text
+    assert f"inspo {cell} {cell} {cell} {cell} plain 0.12 prompted 0.25" in text
     assert "direct – – – – –" in text
     assert "Weights and instruction" not in check(write_suite_report(tmp_path, summary())).words

@@ -127,7 +127,7 @@ def _quadrants(suite: SuiteSummary) -> Table:
             found = [method.quadrants[quadrant][decoding] for quadrant in QUADRANTS]
             cells = [f"{numbers.score(s.mean)} ({numbers.ends(s.interval)})" for s in found]
             kl = method.divergence.get("prompted") if decoding == "sampled" else None
-            table.add_row(told, *cells, f"{kl.mean:.4f}" if kl else "")
+            table.add_row(told, *cells, f"{kl.mean:.2g}" if kl else "")
     return table
 
 
@@ -233,7 +233,7 @@ def _columns(
 
     def divergence(method: SuiteMethod) -> str:
         found = method.divergence
-        return " / ".join(f"{kl.mean:.4f}" for kl in found.values()) if found else _NONE
+        return " / ".join(f"{kl.mean:.2g}" for kl in found.values()) if found else _NONE
 
     def stratum(name: str) -> _Column:
         return name, lambda m: numbers.score(m.by_stratum.get(name))

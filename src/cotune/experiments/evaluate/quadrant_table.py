@@ -61,7 +61,8 @@ def notes(quadrants: Quadrants) -> list[str]:
     """Say which quadrants coincide, and what the numbers are of."""
     lines = coincidences(same=len(quadrants.prompts) == 1, frozen=not quadrants.trained)
     told = (
-        f"{len(quadrants.questions):,} questions; {quadrants.samples} sampled rollouts of each at "
+        f"{len(quadrants.questions):,} questions; {quadrants.samples} sampled "
+        f"rollout{'s' * (quadrants.samples != 1)} of each at "
         f"temperature {quadrants.temperature:g}; 95 % intervals over questions"
     )
     return [*lines, told]
@@ -80,12 +81,13 @@ def show(quadrants: Quadrants, console: Console) -> None:
     table = plain_table(escape(title), [""], columns(quadrants))
     for heading, lines in blocks(quadrants):
         table.add_row(f"[bold]{heading}[/]")
-        digits = (4, 4) if heading == DIVERGENCE else (1, 0) if shares else (3, 2)
-        scale = 100 if shares and heading != DIVERGENCE else 1
+        form, scale = ((".1f", ".0f"), 100) if shares else ((".3f", ".2f"), 1)
+        if heading == DIVERGENCE:
+            form, scale = (".2g", ".2g"), 1
         for line in lines:
             cells = (
-                "" if score is None else _cell(score, gain, scale, digits)
-                for score, gain in zip(line.cells, line.gains, strict=True)
+                "" if found is None else _cell(found, gain, form, scale)
+                for found, gain in zip(line.cells, line.gains, strict=True)
             )
             table.add_row(f"  {line.label}", *cells)
     console.print(table)
@@ -93,8 +95,8 @@ def show(quadrants: Quadrants, console: Console) -> None:
         console.print(note, markup=False, highlight=False, soft_wrap=True)
 
 
-def _cell(score: Estimate, gain: bool, scale: float, digits: tuple[int, int]) -> str:
-    """Write a score with its interval, each with so many digits."""
+def _cell(score: Estimate, gain: bool, form: tuple[str, str], scale: float) -> str:
+    """Write a score and its interval in these formats."""
     sign, between = ("+", " to ") if gain else ("", "–")
-    ends = between.join(f"{scale * end:{sign}.{digits[1]}f}" for end in score.interval)
-    return f"{scale * score.mean:{sign}.{digits[0]}f} [dim]({ends})[/]"
+    ends = between.join(format(scale * end, sign + form[1]) for end in score.interval)
+    return f"{format(scale * score.mean, sign + form[0])} [dim]({ends})[/]"
