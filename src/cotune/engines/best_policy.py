@@ -37,8 +37,13 @@ class BestPolicy:
     def _staged(self) -> Path:
         return self._folder.with_name(self._folder.name + ".new")
 
-    def offer(self, joint: TrainingRun, score: Score | None, step: int) -> None:
+    def offer(
+        self, joint: TrainingRun, score: Score | None, step: int, plain: Score | None = None
+    ) -> None:
         """Keep the current policy if none is kept yet or it scores higher.
+
+        Of two scores, under the method's instruction and under the initial one, the higher counts
+        first: the run keeps the instruction that it belongs to. The lower breaks ties.
 
         Called on rank 0 while the other ranks serve.
 
@@ -46,11 +51,15 @@ class BestPolicy:
             joint: the run with the policy.
             score: the policy's on validation; None if there is no evaluation there.
             step: the steps it is trained for.
+            plain: its score under the initial instruction, if the strategy checks the uplift.
         """
         known, em = self._read(), 0.0 if score is None else score.em
+        initial_em = None if plain is None else plain.em
         # A kept policy of a later step was written before a resume, by steps that were discarded.
-        if known is not None and known.step <= step and known.as_found.em >= em:
-            return
+        if known is not None and known.step <= step:
+            found = known.as_found
+            if _rank(found.em, found.initial_em) >= _rank(em, initial_em):
+                return
         staged = self._staged
         shutil.rmtree(staged, ignore_errors=True)
         self.write_weights(joint, staged, step)
@@ -63,6 +72,7 @@ class BestPolicy:
         choice = choice_of(joint)
         record = BestRecord(
             em=em,
+            initial_em=initial_em,
             step=step,
             instruction_id=strategy.best_instruction_id(),
             instruction=text,
@@ -178,6 +188,12 @@ class BestPolicy:
         if (self._staged / BEST_JSON).is_file():
             self._swap_in(self._staged)
         return read_best(self._folder)
+
+
+def _rank(em: float, initial_em: float | None) -> tuple[float, float]:
+    """Return what policies are compared by: the higher of two scores, then the lower."""
+    other = em if initial_em is None else initial_em
+    return max(em, other), min(em, other)
 
 
 def choice_of(joint: TrainingRun) -> Choice | None:

@@ -88,27 +88,29 @@ class RunEvaluation:
             self._measure(joint, "test", "before", self._initial(joint), "i0")
         every = self._options.every
         if every and trained and trained % every == 0:
-            score = self._measure(joint, "validation", "during")
-            self._best.offer(joint, score, trained)
+            score, plain = self._during(joint)
+            self._best.offer(joint, score, trained, plain)
 
     def finish(self, joint: TrainingRun) -> Outcome:
         """Score the reported policy: the best on validation, or the last one without validation."""
         joint.begin_closing()
         if joint.ended_early and joint.coordinator.comm.rank == 0:
             joint.parts.journal.event("notice", joint.coordinator.step, text=joint.ended_early)
-        score = self._measure(joint, "validation", "during") if self._options.every else None
-        step = joint.coordinator.on_rank_zero(lambda: self._offer(joint, score))
+        score, plain = self._during(joint) if self._options.every else (None, None)
+        step = joint.coordinator.on_rank_zero(lambda: self._offer(joint, score, plain))
         last = None
         if self._last and step != joint.batches:
             last = self._measure(joint, "test", "last")
         self._best.restore(joint)
-        kept: BestRecord = joint.coordinator.on_rank_zero(lambda: self._conclude(joint, score))
+        kept: BestRecord = joint.coordinator.on_rank_zero(
+            lambda: self._conclude(joint, score, plain)
+        )
         text = kept.instruction
         after = self._measure(joint, "test", "after", Prompt(text), kept.instruction_id)
         initial = self._initial(joint)
-        plain = after
+        tested = after
         if text != initial.instruction:
-            plain = self._measure(joint, "test", "plain", initial, "i0")
+            tested = self._measure(joint, "test", "plain", initial, "i0")
         hinted = None
         if kept.hint:
             prompt = Prompt(text, kept.hint)
@@ -116,7 +118,7 @@ class RunEvaluation:
         return Outcome(
             self._before(),
             after,
-            plain,
+            tested,
             text,
             kept.instruction_id,
             joint.batches,
@@ -126,20 +128,38 @@ class RunEvaluation:
             last,
         )
 
-    def _offer(self, joint: TrainingRun, score: Score | None) -> int:
+    def _during(self, joint: TrainingRun) -> tuple[Score, Score | None]:
+        """Score the policy on validation; also under the initial instruction if the strategy moves
+        its gain there, so that the policy into which it has moved is kept."""
+        score = self._measure(joint, "validation", "during")
+        strategy, initial = joint.coordinator.strategy, self._initial(joint)
+        if not getattr(strategy, "checks_uplift", False):
+            return score, None
+        if strategy.best_prompt().instruction == initial.instruction:
+            return score, score
+        return score, self._measure(joint, "validation", "uplift", initial, "i0")
+
+    def _offer(self, joint: TrainingRun, score: Score | None, plain: Score | None) -> int:
         """Keep the last policy if it is the best; return the step of the one that is kept."""
         if score is None:
             # The kept policy is from a run with fewer steps, and no score says which is better.
             self._best.forget()
-        self._best.offer(joint, score, joint.batches)
+        self._best.offer(joint, score, joint.batches, plain)
         return self._best.known().step
 
-    def _conclude(self, joint: TrainingRun, score: Score | None) -> BestRecord:
-        """Choose the instruction to keep with the restored policy; record the pair."""
+    def _conclude(
+        self, joint: TrainingRun, score: Score | None, plain: Score | None
+    ) -> BestRecord:
+        """Choose the instruction to keep with the restored policy; record the pair.
+
+        Args:
+            score, plain: the last policy's under the method's instruction and the initial one.
+        """
         strategy, found = joint.coordinator.strategy, self._best.known().as_found
-        initial, plain = self._initial(joint), None
-        checks = getattr(strategy, "checks_uplift", False)
-        if checks and found.validated and found.instruction != initial.instruction:
+        initial = self._initial(joint)
+        if found.initial_em is None or found.instruction == initial.instruction:
+            plain = None
+        elif found.step != joint.batches:
             plain = self._measure(joint, "validation", "uplift", initial, "i0")
         leader = strategy.best_instruction_id()
         record = self._best.conclude(joint.batches, leader, score, initial, plain)

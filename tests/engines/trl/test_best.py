@@ -191,16 +191,17 @@ def test_the_initial_instruction_is_kept_unless_the_other_scores_higher(
         assert read_best(tmp_path / "best") == equal
         best.check()
     assert (tmp_path / "best" / "model.safetensors").read_bytes() == whole
-    # Policies are compared by what the method found with them.
+    # Policies are compared by the higher of their two scores, then by the lower.
     mark(run, 2)
-    best.offer(run.joint, scored(0.5), 2)
-    assert kept(run, best)[1] == 1
-    best.offer(run.joint, scored(0.625), 2)
-    assert kept(run, best) == (0.625, 2, "abc de. c", 2.0)
-    best.conclude(2, "i0", None, INITIAL, scored(0.75))
-    back = best.conclude(2, "i0", None, INITIAL, scored(0.25))
-    assert (back.em, back.initial_em, back.found) == (0.625, 0.25, None)
-    assert kept(run, best) == (0.625, 2, "abc de. c", 2.0)
+    for score, plain in ((0.5, 0.75), (0.625, 0.625), (0.75, 0.5)):
+        best.offer(run.joint, scored(score), 2, scored(plain))
+        assert kept(run, best)[1] == 1
+    best.offer(run.joint, scored(0.75), 2, scored(0.625))
+    assert kept(run, best) == (0.75, 2, "abc de. c", 2.0)
+    best.conclude(2, "i0", None, INITIAL, scored(0.875))
+    back = best.conclude(2, "i0", None, INITIAL, scored(0.625))
+    assert (back.em, back.initial_em, back.found) == (0.75, 0.625, None)
+    assert kept(run, best) == (0.75, 2, "abc de. c", 2.0)
     best.check()
 
 
