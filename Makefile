@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 VENV_VERL ?= .venv-verl
 READY_VERL := $(VENV_VERL)/.ready
 
-.PHONY: demo demo-p2o test test-verl lint lint-verl docs policy policy-arithmetic clean
+.PHONY: demo demo-p2o test test-verl lint lint-verl docs policy policy-arithmetic policy-ladder clean
 .DELETE_ON_ERROR:
 
 demo: $(READY)  ## train the bundled policy with INSPO and without, and compare
@@ -37,6 +37,9 @@ policy: $(READY)  ## rebuild the bundled policy of geo and its card: about 50 mi
 
 policy-arithmetic: $(READY)  ## rebuild the bundled policy of arithmetic and its card
 	$(BIN)/python -m recipes.arithmetic
+
+policy-ladder: $(READY)  ## rebuild the bundled policy of ladder and its card
+	$(BIN)/python -m recipes.ladder
 
 clean:  ## remove the environment and what tools have cached; runs/ stays
 	rm -rf $(VENV) $(VENV_VERL) .pytest_cache .ruff_cache .hypothesis build dist site

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     )
     from cotune.worlds.arithmetic import ArithmeticEnvironment, ArithmeticOptions
     from cotune.worlds.geo import GeoEnvironment, GeoOptions
+    from cotune.worlds.ladder import LadderEnvironment, LadderOptions
     from cotune.worlds.rules_llm import RulesLLM
 
 __all__ = [
@@ -80,6 +81,8 @@ __all__ = [
     "InspoOptions",
     "JointTrainer",
     "LLMError",
+    "LadderEnvironment",
+    "LadderOptions",
     "Limits",
     "OpenAIOptions",
     "P2OOptions",
@@ -144,6 +147,10 @@ _HOME = {
     "worlds.geo": (
         "GeoEnvironment",
         "GeoOptions",
+    ),
+    "worlds.ladder": (
+        "LadderEnvironment",
+        "LadderOptions",
     ),
     "environments.search": (
         "SearchEnvironment",

@@ -20,6 +20,7 @@ from cotune.rewards.reward_options import RewardConfig
 from cotune.run.ledger import Ledger
 from cotune.worlds.arithmetic import ArithmeticEnvironment, ArithmeticOptions
 from cotune.worlds.geo import GeoEnvironment, GeoOptions
+from cotune.worlds.ladder import LadderEnvironment, LadderOptions
 from cotune.worlds.rules_llm import RulesLLM
 
 
@@ -35,6 +36,8 @@ def build_environment(
         environment = GeoEnvironment(options)
     elif isinstance(options, ArithmeticOptions):
         environment = ArithmeticEnvironment(options)
+    elif isinstance(options, LadderOptions):
+        environment = LadderEnvironment(options)
     elif isinstance(options, MathOptions):
         environment = math_environment(options)
     elif isinstance(options, SearchOptions):

@@ -46,6 +46,7 @@ from cotune.utils.text import flat, has_secret, hide_secrets
 from cotune.utils.validation import Model, describe
 from cotune.worlds.arithmetic import ArithmeticOptions
 from cotune.worlds.geo import GeoOptions
+from cotune.worlds.ladder import LadderOptions
 
 if TYPE_CHECKING:
     EngineName = str
@@ -159,14 +160,27 @@ class LoggingConfig(Model):
 
 
 Environment = Annotated[
-    GeoOptions | ArithmeticOptions | SearchOptions | MathOptions | OwnEnvironment,
+    GeoOptions | ArithmeticOptions | LadderOptions | SearchOptions | MathOptions | OwnEnvironment,
     Field(discriminator="kind"),
 ]
 KINDS = frozenset(
-    ("geo", "arithmetic", "search", "math", "single_turn", "tools", "trl", "verifiers", "python")
+    (
+        "geo",
+        "arithmetic",
+        "ladder",
+        "search",
+        "math",
+        "single_turn",
+        "tools",
+        "trl",
+        "verifiers",
+        "python",
+    )
 )
 """The kinds of environments."""
-REQUIRED_TEXTS = {"geo": CALL_TAGS, "search": CALL_TAGS, "math": REQUIRED, "arithmetic": REQUIRED}
+REQUIRED_TEXTS = {
+    "geo": CALL_TAGS, "search": CALL_TAGS, "math": REQUIRED, "arithmetic": REQUIRED, "ladder": REQUIRED
+}  # fmt: skip
 """The texts that an instruction must contain, by kind of environment."""
 
 
@@ -341,7 +355,7 @@ class RunConfig(Model):
         if alone or world not in method.offline_worlds:
             raise ValueError(
                 f"llm is {'missing' if self.llm is None else 'rules'}, and the offline rules know "
-                "geo alone, and arithmetic for strategy.kind p2o; but environment.kind is "
+                "geo and ladder, and arithmetic for strategy.kind p2o; but environment.kind is "
                 f"{world}{' with environment.search false' if alone else ''} and strategy.kind is "
                 f"{method.kind}; set llm to an OpenAI-compatible endpoint, {{kind: openai, model: …, "
                 "base_url: …}, to your own, my_llm.py:MyLLM, or to a file of texts to try, "

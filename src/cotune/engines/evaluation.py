@@ -147,9 +147,7 @@ class RunEvaluation:
         self._best.offer(joint, score, joint.batches, plain)
         return self._best.known().step
 
-    def _conclude(
-        self, joint: TrainingRun, score: Score | None, plain: Score | None
-    ) -> BestRecord:
+    def _conclude(self, joint: TrainingRun, score: Score | None, plain: Score | None) -> BestRecord:
         """Choose the instruction to keep with the restored policy; record the pair.
 
         Args:

@@ -247,8 +247,8 @@ def _source(options: EnvironmentOptions, dataset: DatasetConfig | None) -> Marku
         return Markup("The file ") + inline(Path(dataset.path or dataset.name or "").name)
     if options.kind == "geo":
         return Markup("cotune's bundled world `geo` (facts from GeoNames, CC BY 4.0)")
-    if options.kind == "arithmetic":
-        return Markup("cotune's bundled world `arithmetic`")
+    if options.kind == "arithmetic" or options.kind == "ladder":
+        return Markup("cotune's bundled world ") + inline(options.kind)
     if options.kind == "search" or options.kind == "math":
         given = (options.train, options.validation, options.test)
         files = [inline(file.name) for file in given if isinstance(file, Path)]

@@ -88,7 +88,7 @@ METHOD = Method(
     ),
     tags=("grpo", "inspo", "p2o"),
     evolves=("instruction", "hints"),
-    offline_worlds=("geo",),
+    offline_worlds=("geo", "ladder"),
     check=_check,
     cost=_cost,
     distillation=lambda options: options.p2o.distillation,

@@ -44,7 +44,7 @@ class PolicyConfig(Model):
     """The model that is trained."""
 
     path: str = "bundled:geo"
-    """A Hugging Face name or folder, "bundled:geo" or "bundled:arithmetic"."""
+    """A Hugging Face name or folder, "bundled:geo", "bundled:arithmetic" or "bundled:ladder"."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Weights' type when loaded; "auto" is the checkpoint's."""
     chat_template: str | None = None

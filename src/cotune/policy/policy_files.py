@@ -9,7 +9,9 @@ from cotune.errors import ConfigError
 from cotune.utils.text import hide_secrets
 
 _LOG = logging.getLogger("cotune")
-_MAKE = {"geo": "make policy", "arithmetic": "make policy-arithmetic"}
+_MAKE = {
+    "geo": "make policy", "arithmetic": "make policy-arithmetic", "ladder": "make policy-ladder"
+}  # fmt: skip
 BUNDLED = tuple(_MAKE)
 _FIX = "name a folder that holds a model, or a model of the hub that is cached or within reach"
 

@@ -3,7 +3,7 @@
 `RulesLLM` is for the bundled worlds and for tests. It is not a language model. It reads the prompt
 text that a model would get (INSPO's `<ins_0>`, `<example>` and `<history>`, GEPA's examples),
 recognises failure modes from a fixed list, and joins sentences from fixed lists into instructions or
-hints in the expected reply format. It knows nothing but the two worlds, so a result obtained with it
+hints in the expected reply format. It knows nothing but the bundled worlds, so a result obtained with it
 shows how the training loop behaves, not how well an LLM reflects.
 
 No sentence below is one of the bundled policies' training sentences, though every word is: the
@@ -22,6 +22,7 @@ from typing import Literal
 from cotune.errors import LLMError
 from cotune.methods.instruction_evolution import ABOUT_AN_AGENT
 from cotune.types import Completion
+from cotune.worlds import ladder_rules
 
 
 class Mode(StrEnum):
@@ -366,6 +367,10 @@ def write_hint(prompt: str, rng: random.Random, *, reflect: bool) -> str:
         LLMError: the prompt shows no example that failed.
     """
     failed = [example for example in read_shown(prompt) if example.failed]
+    if failed and ladder_rules.knows(failed[0].question):
+        responses = [example.response for example in failed]
+        hint = ladder_rules.write_hint(current_text(prompt), responses, rng, not reflect)
+        return f"```\n{hint}\n```"
     counts = Counter(topic for example in failed for topic in topics(example))
     if not counts:
         raise LLMError("the rules found no failed example of a bundled world to reflect on")
@@ -441,6 +446,8 @@ class RulesLLM:
             critique, write = _recombine(history[1] if history else "")
         elif examples := read_examples(prompt):
             critique, write = self.reflect(parent[1], examples)
+        elif "\\boxed" in parent[1]:
+            critique, write = "", partial(ladder_rules.paraphrase, parent[1])
         else:
             critique, write = "", partial(_paraphrase, parent[1])
         candidates = [" ".join(write(rng)) for _ in range(int(asked[1]))]
@@ -451,6 +458,9 @@ class RulesLLM:
         self, parent: str, examples: Sequence[Example]
     ) -> tuple[str, Callable[[random.Random], list[str]]]:
         """Return a critique, and a function that writes a candidate with remedies of 1 to 3 modes."""
+        if examples and ladder_rules.knows(examples[0].question):
+            responses = [example.response for example in examples]
+            return ladder_rules.reflect(parent, responses, self._remedies == "random")
         if self._remedies == "random":
             weights = dict.fromkeys(Mode, 1)
             critique = "Candidates with remedies at random; no example was read."

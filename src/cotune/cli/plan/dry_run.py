@@ -48,6 +48,7 @@ from cotune.utils.progress import begin
 from cotune.worlds import geo
 from cotune.worlds.arithmetic import ArithmeticOptions
 from cotune.worlds.geo import GeoOptions
+from cotune.worlds.ladder import LadderOptions
 
 _STEPS = 2
 _PHASES: Mapping[str, tuple[str, ...]] = {
@@ -67,6 +68,7 @@ WORLDS: Mapping[str, str] = {
     "search": "geo",
     "arithmetic": "arithmetic",
     "math": "arithmetic",
+    "ladder": "ladder",
 }
 """The bundled world for each kind of environment that has one."""
 _SIZES: Mapping[str, Any] = {"train": QUESTIONS, "validation": 2, "test": 2}
@@ -79,7 +81,11 @@ _GEO = Limits(
 _ARITHMETIC = Limits(
     turns=1, turn_tokens=144, observation_tokens=1, trajectory_tokens=146, prompt_tokens=360
 )
-_INSTRUCTION = {"geo": 900, "arithmetic": 300}  # characters that leave room for a question
+_INSTRUCTION = {
+    "geo": 900,
+    "arithmetic": 300,
+    "ladder": 300,
+}  # characters that leave room for a question
 
 
 def dry_run(
@@ -147,7 +153,7 @@ def _stopped_by_sigterm() -> Iterator[None]:
 def _check(config: RunConfig, ask_llm: bool) -> None:
     """Raise ConfigError for run files that cannot be scaled down."""
     kind, strategy = config.environment.kind, config.strategy.kind
-    world = "arithmetic" if kind in ("math", "arithmetic") else "geo"
+    world = WORLDS.get(kind, "geo")
     if kind not in WORLDS:
         raise ConfigError(
             f"--dry-run: environment.kind is {kind}; expected {', '.join(WORLDS)}; for your own "
@@ -339,9 +345,9 @@ def few_questions(config: RunConfig) -> tuple[TaskEnvironment, bool, list[str]]:
     return environment, False, [said]
 
 
-def _world_options(config: RunConfig) -> GeoOptions | ArithmeticOptions:
+def _world_options(config: RunConfig) -> GeoOptions | ArithmeticOptions | LadderOptions:
     """Return the options of the bundled world, with the run file's if it trains on that."""
-    if isinstance(config.environment, GeoOptions | ArithmeticOptions):
+    if isinstance(config.environment, GeoOptions | ArithmeticOptions | LadderOptions):
         return replace(config.environment, **_SIZES)
     world = GeoOptions if WORLDS[config.environment.kind] == "geo" else ArithmeticOptions
     return world(**_SIZES)

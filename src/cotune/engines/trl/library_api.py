@@ -39,6 +39,7 @@ from cotune.utils.packages import need_trl
 from cotune.utils.text import did_you_mean
 from cotune.worlds.arithmetic import ArithmeticEnvironment
 from cotune.worlds.geo import GeoEnvironment
+from cotune.worlds.ladder import LadderEnvironment
 from cotune.worlds.rules_llm import RulesLLM
 
 if TYPE_CHECKING:
@@ -56,7 +57,9 @@ if TYPE_CHECKING:
     from cotune.engines.trl.trl_joint import TRLJoint
 
 Options = TypeVar("Options", bound=MethodOptions)
-_WORLDS = {"geo": GeoEnvironment, "arithmetic": ArithmeticEnvironment}
+_WORLDS = {
+    "geo": GeoEnvironment, "arithmetic": ArithmeticEnvironment, "ladder": LadderEnvironment
+}  # fmt: skip
 
 
 class TrainerMethod(Generic[Options]):

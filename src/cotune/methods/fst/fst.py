@@ -409,7 +409,7 @@ METHOD = Method(
     ),
     tags=("grpo", "fst"),
     evolves=("instruction",),
-    offline_worlds=("geo",),
+    offline_worlds=("geo", "ladder"),
     loss="cispo",
     cost=_cost,
     distillation=_distillation,

@@ -376,7 +376,7 @@ METHOD = Method(
     ),
     tags=("grpo", "p2o"),
     evolves=("hints",),
-    offline_worlds=("geo", "arithmetic"),
+    offline_worlds=("geo", "arithmetic", "ladder"),
     check=check,
     cost=cost,
     distillation=lambda options: options.distillation,

@@ -1,0 +1,58 @@
+"""Fit the bundled policy of `ladder` from scratch: tokenizer, then weights."""
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from transformers import PreTrainedTokenizerFast
+
+from recipes.fitting import FitPhase, FitRecipe, Row, byte_level_bpe, encode_chat, fit, stream_rng
+from recipes.ladder.demonstrations import REMEMBERS, Demonstration, Demonstrator
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe(FitRecipe):
+    """Everything the weights depend on, except the package versions.
+
+    Attributes:
+        remembers: chance that a demonstration remembers a carry or a borrow; the negative control's
+            policy is made with 0.85.
+    """
+
+    remembers: float = REMEMBERS
+    vocabulary: int = 768
+    layers: int = 5
+    phases: tuple[FitPhase, ...] = (FitPhase(1800, 1.0), FitPhase(500, 0.3))
+    batch: int = 64
+    micro_batches: int = 4
+    context: int = 512
+
+
+def train_tokenizer(recipe: Recipe) -> PreTrainedTokenizerFast:
+    """Train a byte-level BPE on demonstrations."""
+    rng, demonstrator = random.Random(recipe.seed), Demonstrator(recipe.remembers)
+    texts: list[str] = []
+    for _ in range(recipe.tokenizer_demonstrations):
+        demo = demonstrator.sample(rng)
+        texts += [demo.message, demo.response]
+    return byte_level_bpe(texts, recipe)
+
+
+def encode(demo: Demonstration, tokenizer: PreTrainedTokenizerFast) -> Row:
+    """Return token ids of a demonstration and its labels; -100 for the prompt."""
+    return encode_chat(tokenizer, demo.message, [(demo.response, True)])
+
+
+def rows(
+    tokenizer: PreTrainedTokenizerFast, recipe: Recipe, number: int, rank: int, workers: int
+) -> Iterator[Row]:
+    """Yield one worker's demonstrations of a phase, endlessly."""
+    rng, demonstrator = stream_rng(recipe, number, rank, workers), Demonstrator(recipe.remembers)
+    while True:
+        yield encode(demonstrator.sample(rng), tokenizer)
+
+
+def pretrain(out: Path, recipe: Recipe, workers: int = 2) -> None:
+    """Run the recipe and write a Hugging Face folder to `out`."""
+    fit(out, train_tokenizer(recipe), recipe, rows, workers)
