@@ -1,6 +1,7 @@
 """A run that is killed again and again ends as one that never was."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -8,6 +9,7 @@ from cotune.run.ledger import Ledger
 from cotune.run.run_dir import RunDir
 from tests.engines.trl.kills import (
     OF_ONE_ATTEMPT,
+    RUN,
     arm,
     cotune,
     learnt,
@@ -15,6 +17,7 @@ from tests.engines.trl.kills import (
     run_file,
     run_with_kills,
     spent,
+    with_sections,
     without,
 )
 
@@ -91,3 +94,26 @@ def test_a_finished_run_is_not_resumed(runs: tuple[RunDir, RunDir]) -> None:
     done = cotune("nowhere", 0, "resume", str(runs[1].path))
     assert done.returncode == 2
     assert "is finished" in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        {"kind": "inspo", "groups": "mixed", "target": "initial", "credit": "uplift"},
+        {"kind": "fst", "target": "best", "prompts": 2, "evolve_every": 2, "budget": 24, "dev_size": 3,
+         "minibatch": 2, "distillation": {"ratio": "masked_signed"}},
+    ],
+    ids=["mixed", "fst"],
+)  # fmt: skip
+def test_runs_under_other_group_plans_resume_alike(
+    strategy: dict[str, object], tmp_path: Path
+) -> None:
+    content = with_sections(training={"steps": 4}, evaluation={"every": 2, "before": False})
+    content["strategy"] = {**(RUN["strategy"] if strategy["kind"] == "inspo" else {}), **strategy}
+    unbroken = run_with_kills(run_file(tmp_path, "unbroken", content), [])
+    broken = run_with_kills(run_file(tmp_path, "broken", content), [("state", 4)])
+    assert broken.attempt == 2
+    for read in (numbers, learnt, spent, arm):
+        assert read(broken) == read(unbroken)
+    plans = [row for row in learnt(unbroken) if row["kind"] == "population"]
+    assert len(plans) == 4
