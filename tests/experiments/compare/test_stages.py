@@ -99,6 +99,28 @@ def test_an_instruction_is_carried_to_anothers_policy(tmp_path: Path) -> None:
     assert one.allowance is None
 
 
+def test_two_searches_and_two_trainings_share_the_budget_equally(tmp_path: Path) -> None:
+    one = row(tmp_path, "p-w-p-w", budget=160)
+    done = [left(tmp_path / name, 20) for name in ("p", "w", "p2")]
+    configs = [one.config(i, done[:i], {}) for i in range(4)]
+    assert [c.strategy.kind for c in configs] == ["inspo", "static", "inspo", "static"]
+    assert [c.training.frozen for c in configs] == [True, False, True, False]
+    assert [c.training.rollout_budget for c in configs] == [20, 60, 20, 100]
+    assert configs[2].policy.path == str(tmp_path / "w" / "best")
+    assert all((c.instruction.text or "").startswith("Found.") for c in configs[1:])
+    assert len({one.stage_folder(i) for i in range(4)}) == 4
+
+
+def test_hindsight_trains_under_anothers_instruction(tmp_path: Path) -> None:
+    one = row(tmp_path, "hindsight", methods=["search-r1", "inspo", "hindsight"])
+    one = Row(one.suite, one.base, one.suite.methods[2], 1)
+    assert one.needs == ("inspo",)
+    config = one.config(0, (), {"inspo": left(tmp_path / "i", 40)})
+    assert (config.instruction.text or "").startswith("Found.")
+    assert (config.strategy.kind, config.policy.path) == ("static", "bundled:geo")
+    assert one.allowance == one.suite.budget
+
+
 def test_tools_are_taken_away_where_there_are_any(tmp_path: Path) -> None:
     config = row(tmp_path, "grpo-no-tools").config(0, (), {})
     assert not config.environment.search  # pyright: ignore[reportAttributeAccessIssue]

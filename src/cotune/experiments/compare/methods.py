@@ -13,9 +13,9 @@ from cotune.methods.registry import added, method_of
 from cotune.utils.text import did_you_mean
 
 Group = Literal["inference", "trained", "prompt", "staged", "ours", "ablation"]
-Part = Literal["prompt", "main", "half", "rest"]
-"""The part of the method's budget: the prompt stage's share, all but that, half of all but that, or
-what the earlier stages have left."""
+Part = Literal["equal", "rest"]
+"""The part of the method's budget: an equal part of what its stages of this sort have (stages that
+search share `MethodEntry.share`, those that train the rest), or what the earlier stages have left."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +42,11 @@ class Stage:
     instruction: Literal["base", "before"] = "base"
     tools: bool = True
 
+    @property
+    def searches(self) -> bool:
+        """True if it searches for an instruction while the policy is frozen."""
+        return bool(self.changes.get("training", {}).get("frozen"))
+
 
 @dataclass(frozen=True, kw_only=True)
 class Method:
@@ -54,6 +59,8 @@ class Method:
         compute: policy rollouts it uses, as a multiple of the suite's budget, or "none".
         stages: one after the other; the last one's policy and prompt are the result.
         endpoint: the suite's endpoint that writes its proposals ("self_ref", "teacher_ref").
+        takes: what it takes from other rows: the best instruction of one (`instruction_from`), the
+            policy of another (`policy_from`).
     """
 
     label: str
@@ -62,6 +69,7 @@ class Method:
     compute: str = "1x"
     stages: tuple[Stage, ...] = (Stage(),)
     endpoint: str = ""
+    takes: tuple[Literal["instruction", "policy"], ...] = ()
 
 
 def _inference(name: str, label: str, about: str) -> Method:
@@ -81,8 +89,8 @@ def _staged(label: str, about: str, *stages: Stage) -> Method:
 
 def _searching(**stage: Any) -> Stage:
     """Return a stage that searches for an instruction while the policy is frozen."""
-    strategy = stage.pop("strategy", "inspo")
-    return Stage(name="prompt", strategy=strategy, changes={"training": {"frozen": True}}, **stage)
+    named = {"name": "prompt", "strategy": "inspo", **stage}
+    return Stage(changes={"training": {"frozen": True}}, **named)
 
 
 def _ours(kind: str) -> Method:
@@ -108,6 +116,7 @@ def _variant(
     return Method(label=label, group="ablation", about=about, stages=stages, endpoint=endpoint)
 
 
+_MIXED = {"groups": "mixed", "target": "initial", "credit": "uplift"}
 _RANDOM = {"llm": {"kind": "rules", "remedies": "random"}}
 
 METHODS: dict[str, Method] = {
@@ -144,26 +153,57 @@ METHODS: dict[str, Method] = {
     ),
     "prompt-before-rl": _staged(
         "Prompt before RL", "an instruction found under the initial policy, then GRPO under it",
-        _searching(part="prompt"), Stage(instruction="before"),
+        _searching(part="equal"), Stage(instruction="before"),
     ),
     "prompt-after-rl": _staged(
         "Prompt after RL", "GRPO, then an instruction found under the trained policy",
-        Stage(part="main"), _searching(policy="before"),
+        Stage(part="equal"), _searching(policy="before"),
     ),
     "w-p-w": _staged(
         "w -> p -> w", "GRPO, an instruction found under the trained policy, GRPO under that",
-        Stage(name="first", part="half"), _searching(part="prompt", policy="before"),
+        Stage(name="first", part="equal"), _searching(part="equal", policy="before"),
+        Stage(policy="before", instruction="before"),
+    ),
+    "p-w-p": _staged(
+        "p -> w -> p", "an instruction, GRPO under it, an instruction found under the trained policy",
+        _searching(part="equal"), Stage(name="first", part="equal", instruction="before"),
+        _searching(name="prompt-2", policy="before", instruction="before"),
+    ),
+    "p-w-p-w": _staged(
+        "p -> w -> p -> w", "an instruction and GRPO under it, twice",
+        _searching(part="equal"), Stage(name="first", part="equal", instruction="before"),
+        _searching(name="prompt-2", part="equal", policy="before", instruction="before"),
         Stage(policy="before", instruction="before"),
     ),
     "inspo": _ours("inspo"),
     "p2o": _ours("p2o"),
     "inspo+p2o": _ours("inspo+p2o"),
+    "fst": _ours("fst"),
+    "inspo-mixed": Method(
+        label="INSPO, mixed groups",
+        group="ours",
+        about="half of each group under the initial instruction, all trained on it",
+        stages=(Stage(strategy="inspo", changes={"strategy": _MIXED}),),
+    ),
+    "fst-distill": Method(
+        label="FST-distill",
+        group="ours",
+        about="FST, trained on the initial instruction",
+        stages=(Stage(strategy="fst", changes={"strategy": {"target": "initial"}}),),
+    ),
     "carried": Method(
         label="I* carried",
         group="ours",
         about="one row's best instruction, the policy of another",
         compute="none",
         stages=(Stage(name="agent", command=("baseline", "agent")),),
+        takes=("instruction", "policy"),
+    ),
+    "hindsight": Method(
+        label="GRPO in hindsight",
+        group="trained",
+        about="GRPO under one row's best instruction, which was found at that row's cost",
+        takes=("instruction",),
     ),
     # INSPO, Fig. 3 and Fig. 6
     "constant-population": _ablation(
@@ -178,6 +218,22 @@ METHODS: dict[str, Method] = {
     "centred-credit": _ablation(
         "inspo", "centred credit", "rewards less each question's own mean", credit="centred"
     ),
+    "uplift-sampled": _ablation(
+        "inspo", "mixed groups, own targets", "uplift as credit, gradient on the sampled instruction",
+        **{**_MIXED, "target": "sampled"},
+    ),
+    "mixed-raw": _ablation(
+        "inspo", "mixed groups, raw credit", "mixed groups without the uplift", **{**_MIXED, "credit": "raw"}
+    ),
+    "pairwise": _ablation(
+        "inspo", "spread groups, pairwise credit", "an instruction for each rollout, credited by wins",
+        groups="population", credit="pairwise",
+    ),
+    "mixed-signed": _ablation(
+        "inspo", "mixed groups, signed mask", "improbable tokens raised, never pushed down",
+        **_MIXED, distillation={"ratio": "masked_signed"},
+    ),
+    "crossover": _ablation("inspo", "crossover", "from two instructions", proposer="crossover"),
     "parents-2": _ablation("inspo", "N_parent 2", "two parents are kept", parents=2),
     "parents-3": _ablation("inspo", "N_parent 3", "three parents are kept", parents=3),
     "tau-s-0.05": _ablation("inspo", "τ_s 0.05", "greedier", selection_temperature=0.05),
@@ -191,6 +247,13 @@ METHODS: dict[str, Method] = {
     ),
     "no-mask": _ablation(
         "p2o", "no mask", "every token distilled, as in the paper", distillation={"ratio": "original"}
+    ),
+    "hard-mask": _ablation(
+        "p2o", "hard mask", "the authors' scripts'", distillation={"ratio": "masked"}
+    ),
+    "signed-mask": _ablation(
+        "p2o", "signed mask", "tokens masked only where the advantage is not positive",
+        distillation={"ratio": "masked_signed"},
     ),
     "ratio-to-hint": _ablation(
         "p2o", "ratio to the hinted policy", "off-policy ratio", distillation={"ratio": "hint"}

@@ -117,16 +117,15 @@ class Row:
     @property
     def needs(self) -> tuple[str, ...]:
         """Keys of the rows that must be finished first."""
-        if self.entry.method != "carried":
-            return ()
         rows = {entry.key for entry in self.suite.methods}
-        wanted = (slug(self.entry.instruction_from), slug(self.entry.policy_from))
+        source = {"instruction": self.entry.instruction_from, "policy": self.entry.policy_from}
+        wanted = (slug(source[what]) for what in self.method.takes)
         return tuple(name for name in dict.fromkeys(wanted) if name in rows)
 
     @property
     def takes_instruction(self) -> bool:
         """True if its last stage starts with an instruction other than the suite's."""
-        return self.entry.method == "carried" or self.method.stages[-1].instruction == "before"
+        return bool(self.method.takes) or self.method.stages[-1].instruction == "before"
 
     @property
     def has_quadrants(self) -> bool:
@@ -176,7 +175,7 @@ class Row:
         {"hints.dev_size": {"here": 32, "paper": 300}}; "paper" is None if it is computed from others.
         Empty for ablations and for rows that set fields: their changes are the point of comparison.
         """
-        if self.method.group != "ours" or self.entry.set or self.entry.method == "carried":
+        if self.method.group != "ours" or self.entry.set or self.method.takes:
             return {}
         strategy: Any = self.planned[-1].strategy
         try:
@@ -202,7 +201,7 @@ class Row:
         # With the same seed, a later stage would see the first one's questions in the same order.
         raw = merged(raw, {"strategy": {"kind": kind}, "seed": self.seed + _APART * index})
         raw = merged(raw, suite.by_strategy.get(kind, {}))
-        if stage.name == "prompt" and kind == "inspo":
+        if stage.searches and kind == "inspo":
             raw = merged(raw, suite.prompt_stage)
         raw = merged(raw, stage.changes)
         if not stage.tools:
@@ -223,7 +222,7 @@ class Row:
         return {**raw, **named, "output": str(self.stage_folder(index))}
 
     def _strategy(self, stage: Stage) -> str:
-        searches = self.method.group == "staged" and stage.name == "prompt"
+        searches = self.method.group == "staged" and stage.searches
         return self.entry.optimizer if searches else stage.strategy
 
     def _endpoint(self) -> dict[str, Any]:
@@ -241,14 +240,11 @@ class Row:
         """Return the stage's part of the budget, and the steps that it is enough for."""
         if self.allowance is None:
             return {}
-        total, share = self.allowance, self.entry.share
-        parts = {
-            "prompt": total * share,
-            "main": total * (1 - share),
-            "half": total * (1 - share) / 2,
-            "rest": total - sum(one.paid for one in before),
-        }
-        budget = int(parts[stage.part])
+        alike = sum(one.searches == stage.searches for one in self.method.stages)
+        share = self.entry.share if stage.searches else 1 - self.entry.share
+        equal = self.allowance * share / alike
+        rest = self.allowance - sum(one.paid for one in before)
+        budget = int(equal if stage.part == "equal" else rest)
         training = raw.get("training", {})
         batch = training.get("questions_per_step", 512) * training.get("group_size", 5)
         if budget < batch:
@@ -273,10 +269,10 @@ class Row:
             changes["policy"] = {"path": str(before[-1].merged or before[-1].policy)}
         if stage.instruction == "before" and before:
             changes["instruction"] = {"text": before[-1].instruction}
-        if self.entry.method == "carried":
-            source, target = slug(self.entry.instruction_from), slug(self.entry.policy_from)
-            if source in others:
-                changes["instruction"] = {"text": others[source].instruction}
+        source, target = slug(self.entry.instruction_from), slug(self.entry.policy_from)
+        if "instruction" in self.method.takes and source in others:
+            changes["instruction"] = {"text": others[source].instruction}
+        if "policy" in self.method.takes:
             path = self.entry.policy_from
             changes["policy"] = {"path": others[target].policy if target in others else path}
         return changes
@@ -321,7 +317,7 @@ def check_rows(rows: Sequence[Row]) -> None:
     """
     by_key = {row.entry.key: row for row in rows}
     for row in rows:
-        if row.entry.method == "carried":
+        if row.method.takes:
             _check_sources(row, by_key)
         for config in row.planned:
             check_tokens(config.training.engine_args)
@@ -329,11 +325,11 @@ def check_rows(rows: Sequence[Row]) -> None:
 
 
 def _check_sources(row: Row, by_key: Mapping[str, Row]) -> None:
-    """Raise ConfigError if `carried` names no row with an instruction, or no policy."""
+    """Raise ConfigError if a row takes from one that has no instruction or policy of its own."""
     trained = [
         key
         for key, one in by_key.items()
-        if one.method.group != "inference" and one.entry.method != "carried"
+        if one.method.group != "inference" and not one.method.takes
     ]
     expected = f"expected one of {', '.join(trained) or 'rows that are trained'}"
     source, target = row.entry.instruction_from, row.entry.policy_from
@@ -343,6 +339,8 @@ def _check_sources(row: Row, by_key: Mapping[str, Row]) -> None:
             f"instruction; {expected}"
         )
     is_model = "/" in target or target.startswith("bundled:") or Path(target).is_dir()
+    if "policy" not in row.method.takes:
+        return
     if slug(target) not in trained and (slug(target) in by_key or not is_model):
         raise ConfigError(
             f"methods: {row.entry.key}: policy_from is {target!r}, which is no row with its own policy; "

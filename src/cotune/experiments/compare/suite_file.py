@@ -77,11 +77,11 @@ class MethodEntry(Model):
     compute: str | None = None
     """The rollouts it may use, as a multiple of the budget ("1x", "2x"), or "none"; null: the method's."""
     share: float = Field(default=0.25, gt=0, lt=1)
-    """The share of the budget for the prompt stage of a staged method."""
+    """The share of the budget for the prompt stages of a staged method."""
     optimizer: Annotated[str, AfterValidator(_searches)] = "inspo"
-    """The strategy of the prompt stage of a staged method, with the policy frozen."""
+    """The strategy of the prompt stages of a staged method, with the policy frozen."""
     instruction_from: str = "inspo"
-    """carried: the row whose best instruction is evaluated."""
+    """carried and hindsight: the row whose best instruction they take."""
     policy_from: str = "search-r1"
     """carried: the row whose policy is evaluated under it; or a Hugging Face name or a folder."""
 
