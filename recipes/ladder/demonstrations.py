@@ -61,7 +61,7 @@ class Demonstrator:
             if split_of(drawn.text) == "train":
                 break
         asked = drawn_request(rng)
-        sentences = [neutral(rng) for _ in range(rng.choices((0, 1, 2), (6, 3, 1))[0])]
+        sentences = [neutral(rng) for _ in range(rng.choices((0, 1, 2), (5, 3, 2))[0])]
         hinted = asked is not None and rng.random() < 0.15
         if asked is not None and not hinted:
             sentences.append(asked.text)
@@ -78,7 +78,7 @@ class Demonstrator:
 def drawn_request(rng: random.Random) -> Request | None:
     """Draw a request, or None."""
     kind = rng.choices(
-        ("none", Way.TOGETHER, Way.ONE_BY_ONE, Way.AT_ONCE, "forbidding"), (20, 30, 30, 8, 12)
+        ("none", Way.TOGETHER, Way.ONE_BY_ONE, Way.AT_ONCE, "forbidding"), (20, 27, 27, 7, 19)
     )[0]
     if kind == "none":
         return None

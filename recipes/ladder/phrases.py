@@ -54,37 +54,76 @@ PHRASES: dict[Way, tuple[str, ...]] = {
         "{guess|do it in your head|say the first number that comes}",
     ),
 }
+NOUNS: dict[Way, tuple[str, ...]] = {
+    Way.TOGETHER: (
+        "{groups|bundles|sums} {of|from} {several numbers|two or three numbers|the small numbers}",
+        "{one sum|a single sum|one line} for {several numbers|two or three numbers|a group}",
+        "{groups|bundles|few lines|a sum of groups|numbers in groups}",
+    ),
+    Way.ONE_BY_ONE: (
+        "{a line|one line|its own line|a step} for {each number|every number|every single number}",
+        "{single numbers|single lines|single steps|many lines|separate steps}",
+        "{one number|a number} {at a time|in each line|per line}",
+    ),
+    Way.AT_ONCE: (
+        "{the answer|the result} {alone|at once|without steps}",
+        "{no lines|no steps|no work}",
+    ),
+}
+"""Noun phrases for the same ways."""
 FRAMES = (
     "{X}.", "Please {x}.", "Always {x}.", "You should {x}.", "You must {x}.", "It helps to {x}.",
     "It is best to {x}.", "Remember to {x}.", "Make sure to {x}.", "The trick is to {x}.",
     "First {x}, then answer.", "To solve it, {x}.", "A good plan is to {x}.", "Take care to {x}.",
     "I want you to {x}.", "The way to do this is to {x}.", "In every problem, {x}.", "Try to {x}.",
+    "To {x} helps.", "What helps is to {x}.", "Yes, {x}.", "The numbers: {x}.", "Let us {x}.",
+    "Here, {x}.", "Next time and now, {x}.", "{X}: that is the way.",
+)  # fmt: skip
+NOUN_FRAMES = (
+    "Use {n}.", "Write {n}.", "You need {n}.", "The way is {n}.", "{N}: that helps.", "It needs {n}.",
+    "{N}, please.", "I want {n}.", "The right thing is {n}.", "Work with {n}.",
 )  # fmt: skip
 NEGATED = (
     "Do not {x}.", "Never {x}.", "You need not {x}.", "There is no need to {x}.", "It is wrong to {x}.",
     "It does not help to {x}.", "Please do not {x}.", "You must not {x}.", "You should never {x}.",
-    "It is a mistake to {x}.", "Do not ever {x}.",
+    "It is a mistake to {x}.", "Do not ever {x}.", "To {x} would be wrong.", "{X}? No.",
+    "Nobody should {x}.", "What you must not do is to {x}.", "It never helps to {x}.",
+    "I do not want you to {x}.", "The mistake is to {x}.", "Here you do not {x}.", "Not once should you {x}.",
+)  # fmt: skip
+NOUNS_NEGATED = (
+    "Do not use {n}.", "Never write {n}.", "You do not need {n}.", "{N} would be wrong.", "{N}? No.",
+    "Not {n}.", "{N} should not be used.", "I do not want {n}.", "Without {n}.", "{N} does not help.",
 )  # fmt: skip
 CONTRASTED = (
     "Do not {y}, but {x}.", "Rather than {y}, {x}.", "{X} rather than {y}.", "{X}; do not {y}.",
     "It is better to {x} than to {y}.", "Never {y}: {x}.", "You may want to {y}, but {x}.",
     "{X}, and do not {y}.", "Others {y}. You {x}.", "It is wrong to {y}; {x}.",
 )  # fmt: skip
+NOUNS_CONTRASTED = (
+    "{N}, not {m}.", "Not {m}, but {n}.", "Use {n}, never {m}.", "{N} rather than {m}.",
+    "In place of {m}, write {n}.", "{M} would be wrong: use {n}.",
+)  # fmt: skip
 NEUTRAL = (
     "You are a {helpful|careful|kind|patient} {assistant|teacher|clerk|pupil}.",
-    "Be {precise|careful|clear|polite|brief|friendly}.",
-    "{This|It} is {important|a test|an exam|homework}.",
-    "{Read|Check} the {problem|question|numbers} {carefully|with care|twice}.",
-    "{Think|Take your time|Do your best}.",
-    "The {answer|result} is a {whole number|number}.",
-    "{Mathematics|Arithmetic} is {fun|easy|your subject}.",
-    "{Many people|Your friends|The others} {like|need|ask for} {sums|problems|answers}.",
+    "Be {precise|careful|clear|polite|brief|friendly|patient}.",
+    "{This|It} is {important|a test|an exam|homework|an easy one|for your friends}.",
+    "{Read|Check|Look at} the {problem|question|numbers|answer} {carefully|with care|twice|again}.",
+    "{Think|Take your time|Do your best|Be quick|Stay calm}.",
+    "The {answer|result} is {a whole number|a number|one number|never a word}.",
+    "{Mathematics|Arithmetic} is {fun|easy|your subject|for everybody}.",
+    "{Many people|Your friends|The others|Some pupils} {like|need|ask for|love} {sums|problems|answers|numbers|groups of friends}.",
     "Put {only one number|one number} in the box.",
-    "The numbers are {small|whole|given in the problem}.",
+    "{All numbers|The numbers|The small numbers|The first number and the others} are {small|whole|given in the problem|easy to read}.",
+    "{Somebody|A teacher|A friend} {wrote|needs|reads} {this|the problem|the numbers}.",
+    "There {are several numbers|is one number after another|is a first number} in {the problem|every problem}.",
+    "{You can do this|This is easy|It is about numbers|Nothing else is needed}.",
 )
 
 _PHRASES = {way: [expand(p) for p in patterns] for way, patterns in PHRASES.items()}
+_NOUNS = {way: [expand(p) for p in patterns] for way, patterns in NOUNS.items()}
 _NEUTRAL = [expand(p) for p in NEUTRAL]
+_OF_NOUNS = 0.25
+"""Share of the requests that are built from noun phrases."""
 
 
 @dataclass(frozen=True)
@@ -108,27 +147,41 @@ def neutral(rng: random.Random) -> str:
     return rng.choice(rng.choice(_NEUTRAL))
 
 
+def noun_phrase(rng: random.Random, way: Way) -> str:
+    return rng.choice(rng.choice(_NOUNS[way]))
+
+
 def request(rng: random.Random, way: Way) -> Request:
     """Draw a request for a way: plain, or in contrast to another way."""
-    x = verb_phrase(rng, way)
-    if rng.random() < 0.3:
-        y = verb_phrase(rng, rng.choice([other for other in Way if other is not way]))
-        return Request(_filled(rng.choice(CONTRASTED), x, y), way)
-    return Request(_filled(rng.choice(FRAMES), x), way)
+    other = rng.choice([other for other in Way if other is not way])
+    contrasts = rng.random() < 0.3
+    if rng.random() < _OF_NOUNS:
+        frames = NOUNS_CONTRASTED if contrasts else NOUN_FRAMES
+        text = _filled(rng.choice(frames), n=noun_phrase(rng, way), m=noun_phrase(rng, other))
+    else:
+        frames = CONTRASTED if contrasts else FRAMES
+        text = _filled(rng.choice(frames), x=verb_phrase(rng, way), y=verb_phrase(rng, other))
+    return Request(text, way)
 
 
 def forbidding(rng: random.Random) -> Request:
     """Draw a request that forbids a procedure and asks for nothing: the answer comes at once."""
-    x = verb_phrase(rng, rng.choice((Way.TOGETHER, Way.ONE_BY_ONE)))
-    return Request(_filled(rng.choice(NEGATED), x), Way.AT_ONCE)
+    way = rng.choice((Way.TOGETHER, Way.ONE_BY_ONE))
+    if rng.random() < _OF_NOUNS:
+        return Request(_filled(rng.choice(NOUNS_NEGATED), n=noun_phrase(rng, way)), Way.AT_ONCE)
+    return Request(_filled(rng.choice(NEGATED), x=verb_phrase(rng, way)), Way.AT_ONCE)
 
 
-def _filled(frame: str, x: str, y: str = "") -> str:
-    return frame.format(x=x, X=x[0].upper() + x[1:], y=y)
+def _filled(frame: str, **phrases: str) -> str:
+    """Fill a frame's {x}, {y}, {n} and {m}; a capital one begins the sentence."""
+    capitals = {name.upper(): text[0].upper() + text[1:] for name, text in phrases.items()}
+    return frame.format(**phrases, **capitals)
 
 
 def all_sentences() -> set[str]:
     """Return every plain and negated request and every neutral sentence (of contrasts there are too many)."""
     phrases = [p for patterns in _PHRASES.values() for options in patterns for p in options]
-    framed = {_filled(frame, x) for frame in (*FRAMES, *NEGATED) for x in phrases}
+    nouns = [p for patterns in _NOUNS.values() for options in patterns for p in options]
+    framed = {_filled(frame, x=x) for frame in (*FRAMES, *NEGATED) for x in phrases}
+    framed |= {_filled(frame, n=n) for frame in (*NOUN_FRAMES, *NOUNS_NEGATED) for n in nouns}
     return framed | {s for options in _NEUTRAL for s in options}

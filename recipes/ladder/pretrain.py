@@ -23,7 +23,7 @@ class Recipe(FitRecipe):
     remembers: float = REMEMBERS
     vocabulary: int = 768
     layers: int = 5
-    phases: tuple[FitPhase, ...] = (FitPhase(1800, 1.0), FitPhase(500, 0.3))
+    phases: tuple[FitPhase, ...] = (FitPhase(1400, 1.0), FitPhase(400, 0.3))
     batch: int = 64
     micro_batches: int = 4
     context: int = 512

@@ -25,7 +25,8 @@ def shown(work: object) -> str:
 def test_there_are_the_papers_and_a_quick_one() -> None:
     assert {file.stem for file in FILES} == {
         "quick", "inspo-table1-geo", "inspo-fig3-geo", "p2o-table-arithmetic", "composed-geo",
-        "tuning-geo", "tuning-arithmetic", "p2o-transfer-arithmetic",
+        "tuning-geo", "tuning-arithmetic", "p2o-transfer-arithmetic", "ladder", "ladder-arms",
+        "ladder-ablations", "ladder-tune",
     }  # fmt: skip
 
 
@@ -53,6 +54,8 @@ def test_suites_of_the_papers_have_three_seeds() -> None:
     assert seeds.pop("quick") == seeds.pop("p2o-transfer-arithmetic") == (0, 1)
     # What a rate was chosen by is not what it is reported on.
     assert seeds.pop("tuning-geo") == seeds.pop("tuning-arithmetic") == (10, 11, 12)
+    assert seeds.pop("ladder-tune") == (10, 11, 12)
+    assert seeds.pop("ladder") == (0, 1, 2, 3, 4)
     assert set(seeds.values()) == {(0, 1, 2)}
 
 
