@@ -96,7 +96,7 @@ def test_the_table_has_the_gains_at_its_margins() -> None:
         "nats per token 0.5 (0–1.1) 0.5 (0.5–0.5)",
     ]
     assert lines[13] == (
-        "4 questions; 2 sampled rollouts of each at temperature 1; 95 % intervals over questions"
+        "4 test questions; 2 sampled rollouts of each at temperature 1; 95 % intervals over questions"
     )
 
 

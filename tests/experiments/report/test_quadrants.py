@@ -34,7 +34,7 @@ def test_they_come_first(tmp_path: Path) -> None:
     page(tmp_path / "run")
     found = quadrants(of=hash_of_best(tmp_path / "run"))
     found.write(tmp_path / "run")
-    text = words(tmp_path / "run").partition("4 questions; 2 sampled")[0]
+    text = words(tmp_path / "run").partition("4 test questions; 2 sampled")[0]
     assert text.startswith(
         "initial instruction best instruction gain greedy initial weights 25.0_% "
     )

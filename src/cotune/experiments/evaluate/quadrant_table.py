@@ -61,7 +61,7 @@ def notes(quadrants: Quadrants) -> list[str]:
     """Say which quadrants coincide, and what the numbers are of."""
     lines = coincidences(same=len(quadrants.prompts) == 1, frozen=not quadrants.trained)
     told = (
-        f"{len(quadrants.questions):,} questions; {quadrants.samples} sampled "
+        f"{len(quadrants.questions):,} {quadrants.split} questions; {quadrants.samples} sampled "
         f"rollout{'s' * (quadrants.samples != 1)} of each at "
         f"temperature {quadrants.temperature:g}; 95 % intervals over questions"
     )

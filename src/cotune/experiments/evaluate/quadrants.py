@@ -10,6 +10,7 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any, Self
 
@@ -195,13 +196,18 @@ def read_quadrants(folder: Path) -> Quadrants | None:
         row = json.loads(path.read_bytes())
         if row.pop("schema_version") != SCHEMA_VERSION:
             raise ValueError(f"its schema_version is not {SCHEMA_VERSION}")
-        quadrants = TypeAdapter(Quadrants).validate_python(row)
+        quadrants = _adapter().validate_python(row)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(
             f"{path}: cannot be read ({one_line(str(error))}); write it again with: "
             f"cotune evaluate {folder} --quadrants"
         ) from error
     return quadrants if quadrants.of == hash_of_best(folder) else None
+
+
+@cache
+def _adapter() -> TypeAdapter[Quadrants]:
+    return TypeAdapter(Quadrants)
 
 
 def hash_of_best(folder: Path) -> str:
