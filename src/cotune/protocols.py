@@ -85,9 +85,9 @@ class Strategy(Protocol):
     It may have three more methods, for reports. `choice()` returns the `Choice` of the best
     instruction, which is recorded at the end of a run. Trackers show the `Standing` of each
     instruction that `standings()` returns, and the `HintStanding` of each hint in
-    `hint_standings()`. With an attribute `checks_uplift` that is true, the kept policy is also scored
-    on validation under the initial instruction at the end of a run, and that is kept in place of
-    `best_prompt()` unless `best_prompt()` scores higher.
+    `hint_standings()`. With an attribute `checks_uplift` that is true, policies are also scored on
+    validation under the initial instruction, and that is kept in place of `best_prompt()` unless
+    `best_prompt()` scores higher.
     """
 
     @property

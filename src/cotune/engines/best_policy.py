@@ -73,6 +73,7 @@ class BestPolicy:
         record = BestRecord(
             em=em,
             initial_em=initial_em,
+            initial_interval=None if plain is None else plain.interval,
             step=step,
             instruction_id=strategy.best_instruction_id(),
             instruction=text,
@@ -90,22 +91,17 @@ class BestPolicy:
         self._swap_in(staged)
 
     def conclude(
-        self,
-        trained: int,
-        leader: str,
-        last: Score | None,
-        initial: Prompt | None = None,
-        plain: Score | None = None,
+        self, trained: int, leader: str, last: Score | None, initial: Prompt
     ) -> BestRecord:
-        """Add to the record how the run ended; on rank 0.
+        """Choose the instruction to keep, and add to the record how the run ended; on rank 0.
+
+        The initial instruction is kept if it was checked and the method's does not score higher.
 
         Args:
             trained: steps of the whole run.
             leader: id of the instruction that the method ranks first now.
             last: the last policy's score on validation under it; None if it has none.
-            initial: the initial instruction, if the kept policy was scored under it, too: it is kept
-                unless the method's own scores higher.
-            plain: that score.
+            initial: the initial instruction.
         """
         known = self.known()
         record = replace(
@@ -115,10 +111,8 @@ class BestPolicy:
             last_em=None if last is None else last.em,
             files=known.files,
         )
-        if initial is not None and plain is not None:
-            record = replace(record, initial_em=plain.em)
-            if plain.em >= record.em:
-                record = _initial_kept(record, initial, plain)
+        if record.initial_em is not None and record.initial_em >= record.em:
+            record = _initial_kept(record, initial, record.initial_em)
         return self._rewritten(record)
 
     def _rewritten(self, record: BestRecord) -> BestRecord:
@@ -202,14 +196,14 @@ def choice_of(joint: TrainingRun) -> Choice | None:
     return choose() if choose else None
 
 
-def _initial_kept(found: BestRecord, initial: Prompt, plain: Score) -> BestRecord:
+def _initial_kept(found: BestRecord, initial: Prompt, em: float) -> BestRecord:
     """Return the record with the initial instruction in place of the one that was found."""
     return replace(
         found,
         instruction_id="i0",
         instruction=initial.instruction,
-        em=plain.em,
-        **_evidence(plain),
+        em=em,
+        interval=found.initial_interval,
         weight=None,
         observed_steps=None,
         observed_rollouts=None,

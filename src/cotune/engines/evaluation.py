@@ -96,15 +96,17 @@ class RunEvaluation:
         joint.begin_closing()
         if joint.ended_early and joint.coordinator.comm.rank == 0:
             joint.parts.journal.event("notice", joint.coordinator.step, text=joint.ended_early)
-        score, plain = self._during(joint) if self._options.every else (None, None)
-        step = joint.coordinator.on_rank_zero(lambda: self._offer(joint, score, plain))
+        on_rank_zero = joint.coordinator.on_rank_zero
+        score: Score | None = None
+        plain: Score | None = None
+        if self._options.every:
+            score, plain = on_rank_zero(lambda: self._during(joint))
+        step = on_rank_zero(lambda: self._offer(joint, score, plain))
         last = None
         if self._last and step != joint.batches:
             last = self._measure(joint, "test", "last")
         self._best.restore(joint)
-        kept: BestRecord = joint.coordinator.on_rank_zero(
-            lambda: self._conclude(joint, score, plain)
-        )
+        kept: BestRecord = on_rank_zero(lambda: self._conclude(joint, score))
         text = kept.instruction
         after = self._measure(joint, "test", "after", Prompt(text), kept.instruction_id)
         initial = self._initial(joint)
@@ -129,14 +131,17 @@ class RunEvaluation:
         )
 
     def _during(self, joint: TrainingRun) -> tuple[Score, Score | None]:
-        """Score the policy on validation; also under the initial instruction if the strategy moves
-        its gain there, so that the policy into which it has moved is kept."""
+        """Score the policy on validation; on rank 0, whose strategy alone knows its best prompt.
+
+        If the strategy moves its gain into the initial instruction, also under that, so that the policy
+        into which it has moved is kept; None if it is the best instruction itself.
+        """
         score = self._measure(joint, "validation", "during")
         strategy, initial = joint.coordinator.strategy, self._initial(joint)
         if not getattr(strategy, "checks_uplift", False):
             return score, None
         if strategy.best_prompt().instruction == initial.instruction:
-            return score, score
+            return score, None
         return score, self._measure(joint, "validation", "uplift", initial, "i0")
 
     def _offer(self, joint: TrainingRun, score: Score | None, plain: Score | None) -> int:
@@ -147,20 +152,14 @@ class RunEvaluation:
         self._best.offer(joint, score, joint.batches, plain)
         return self._best.known().step
 
-    def _conclude(self, joint: TrainingRun, score: Score | None, plain: Score | None) -> BestRecord:
-        """Choose the instruction to keep with the restored policy; record the pair.
+    def _conclude(self, joint: TrainingRun, score: Score | None) -> BestRecord:
+        """Choose the instruction to keep with the kept policy; record the pair.
 
         Args:
-            score, plain: the last policy's under the method's instruction and the initial one.
+            score: the last policy's on validation.
         """
-        strategy, found = joint.coordinator.strategy, self._best.known().as_found
-        initial = self._initial(joint)
-        if found.initial_em is None or found.instruction == initial.instruction:
-            plain = None
-        elif found.step != joint.batches:
-            plain = self._measure(joint, "validation", "uplift", initial, "i0")
-        leader = strategy.best_instruction_id()
-        record = self._best.conclude(joint.batches, leader, score, initial, plain)
+        leader = joint.coordinator.strategy.best_instruction_id()
+        record = self._best.conclude(joint.batches, leader, score, self._initial(joint))
         self._record_choice(joint)
         joint.parts.journal.event(
             "best_kept",

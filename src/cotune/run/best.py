@@ -42,7 +42,8 @@ class BestRecord:
         trained: steps of the whole run.
         leader: id of the instruction that the method ranks first at the run's end.
         last_em: the validation score of the last policy under `leader`.
-        initial_em: the kept policy's score under the initial instruction, if that was checked.
+        initial_em, initial_interval: the policy's score under the initial instruction, if that is
+            another one and was checked.
         found: the record of what the method found, if the initial instruction is kept in its place.
         files: SHA-256 of the files that must not change, by name.
     """
@@ -65,6 +66,7 @@ class BestRecord:
     leader: str | None = None
     last_em: float | None = None
     initial_em: float | None = None
+    initial_interval: tuple[float, float] | None = None
     found: "BestRecord | None" = None
     files: Mapping[str, str] = field(default_factory=dict[str, str])
 
@@ -72,8 +74,9 @@ class BestRecord:
     def of(cls, row: Mapping[str, Any]) -> Self:
         """Parse the fields of best.json; unknown ones are ignored."""
         known = {one.name: row[one.name] for one in fields(cls) if one.name in row}
-        if known.get("interval") is not None:
-            known["interval"] = tuple(known["interval"])
+        for name in ("interval", "initial_interval"):
+            if known.get(name) is not None:
+                known[name] = tuple(known[name])
         if known.get("found") is not None:
             known["found"] = cls.of(known["found"])
         return cls(**known)

@@ -178,29 +178,29 @@ def test_the_initial_instruction_is_kept_unless_the_other_scores_higher(
     run: Run, best: TRLBest, tmp_path: Path
 ) -> None:
     mark(run, 1)
-    best.offer(run.joint, scored(0.5), 1)
-    higher = best.conclude(1, "i0", None, INITIAL, scored(0.25))
+    best.offer(run.joint, scored(0.5), 1, scored(0.25))
+    higher = best.conclude(1, "i0", None, INITIAL)
     assert (higher.instruction, higher.initial_em, higher.found) == ("abc de. b", 0.25, None)
-    whole = (tmp_path / "best" / "model.safetensors").read_bytes()
-    for plain in (0.5, 0.75):  # a resume concludes again
-        equal = best.conclude(1, "i0", None, INITIAL, scored(plain))
-        assert (equal.em, equal.initial_em) == (plain, plain)
-        assert equal.found is not None
-        assert (equal.found.instruction, equal.found.em) == ("abc de. b", 0.5)
-        assert kept(run, best) == (plain, 1, INITIAL.instruction, 1.0)
-        assert read_best(tmp_path / "best") == equal
-        best.check()
-    assert (tmp_path / "best" / "model.safetensors").read_bytes() == whole
+    for plain in (0.5, 0.75):
+        best.offer(run.joint, scored(0.5), 1, scored(plain))
+        whole = (tmp_path / "best" / "model.safetensors").read_bytes()
+        for _ in range(2):  # a resume concludes again
+            equal = best.conclude(1, "i0", None, INITIAL)
+            assert (equal.em, equal.initial_em) == (plain, plain)
+            assert equal.interval == scored(plain).interval
+            assert equal.found is not None
+            assert (equal.found.instruction, equal.found.em) == ("abc de. b", 0.5)
+            assert kept(run, best) == (plain, 1, INITIAL.instruction, 1.0)
+            assert read_best(tmp_path / "best") == equal
+            best.check()
+        assert (tmp_path / "best" / "model.safetensors").read_bytes() == whole
     # Policies are compared by the higher of their two scores, then by the lower.
     mark(run, 2)
     for score, plain in ((0.5, 0.75), (0.625, 0.625), (0.75, 0.5)):
         best.offer(run.joint, scored(score), 2, scored(plain))
         assert kept(run, best)[1] == 1
     best.offer(run.joint, scored(0.75), 2, scored(0.625))
-    assert kept(run, best) == (0.75, 2, "abc de. c", 2.0)
-    best.conclude(2, "i0", None, INITIAL, scored(0.875))
-    back = best.conclude(2, "i0", None, INITIAL, scored(0.625))
-    assert (back.em, back.initial_em, back.found) == (0.75, 0.625, None)
+    best.conclude(2, "i0", None, INITIAL)
     assert kept(run, best) == (0.75, 2, "abc de. c", 2.0)
     best.check()
 
@@ -210,7 +210,7 @@ def test_a_kill_while_the_initial_instruction_takes_its_place_can_be_resumed(
     run: Run, best: TRLBest, place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mark(run, 1)
-    best.offer(run.joint, scored(0.5), 1)
+    best.offer(run.joint, scored(0.5), 1, scored(0.75))
 
     def killed(path: Path, *_: object) -> None:
         if place == "swap" or path.name == place:
@@ -224,12 +224,12 @@ def test_a_kill_while_the_initial_instruction_takes_its_place_can_be_resumed(
         else:
             patch.setattr("cotune.engines.best_policy.write_atomic", killed)
         with pytest.raises(Kill):
-            best.conclude(1, "i0", None, INITIAL, scored(0.75))
+            best.conclude(1, "i0", None, INITIAL)
     again = TRLBest(tmp_path / "best", tiny_tokenizer())
     again.check()
     expected = "abc. " if place == "swap" else "abc de. b"
     assert kept(run, again)[2] == expected
-    again.conclude(1, "i0", None, INITIAL, scored(0.75))
+    again.conclude(1, "i0", None, INITIAL)
     assert kept(run, again) == (0.75, 1, "abc. ", 1.0)
     again.check()
 

@@ -101,7 +101,9 @@ def test_on_arithmetic_the_rules_write_hints_and_no_instructions() -> None:
     sums = cotune.ArithmeticEnvironment(cotune.ArithmeticOptions(train=8, validation=4, test=4))
     assert isinstance(cotune.P2O(environment=sums).llm, cotune.RulesLLM)
     for method in (cotune.INSPO, cotune.INSPOWithP2O, cotune.GEPA):
-        with pytest.raises(ConfigError, match=r"rules know GeoEnvironment and LadderEnvironment alone.*Arithmetic"):
+        with pytest.raises(
+            ConfigError, match=r"rules know GeoEnvironment and LadderEnvironment alone.*Arithmetic"
+        ):
             method(environment=sums)
 
 

@@ -229,6 +229,36 @@ def test_a_method_may_have_its_instruction_checked_against_the_initial_one(
         assert other in event["text"]
 
 
+def test_the_strategy_of_rank_zero_says_what_is_validated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another rank's strategy has seen nothing, so that rank must not choose what it rolls out."""
+    run = start(tmp_path, Inspo(InspoOptions(population_size=1), Context(instruction=TEXTS[0])))
+    config = parse_config(tiny(tmp_path / "run", {"evaluation": {"every": 1}}), "test")
+    served = ["validation", "offer"]
+    monkeypatch.setattr(
+        RunEvaluation, "_measure", lambda *_: pytest.fail("measured on its own account")
+    )
+
+    class Served(Exception):
+        """All that precedes the restored policy was done for rank 0."""
+
+    def serve(_: Any) -> Any:
+        return (Score(0.5, 8, {}), None) if served.pop(0) == "validation" else 2
+
+    def restore(_: Any) -> None:
+        assert served == []
+        raise Served
+
+    monkeypatch.setattr(run.joint.coordinator, "on_rank_zero", serve)
+    best = TRLBest(run.folder.best_path, tiny_tokenizer())
+    monkeypatch.setattr(best, "restore", restore)
+    with pytest.raises(Served):
+        RunEvaluation(
+            config.evaluation, config.instruction, run.folder, best, report_scores
+        ).finish(run.joint)
+
+
 def test_without_validation_a_run_that_went_further_is_reported_by_its_last_policy(
     tmp_path: Path,
 ) -> None:

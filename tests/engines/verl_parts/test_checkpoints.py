@@ -1,10 +1,13 @@
 """Checkpoints are pairs: veRL's folder and cotune's state, written last."""
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from cotune.engines.verl.checkpoints import (
+    VerlBest,
     choose_checkpoint,
     drop_later,
     keep_newest,
@@ -13,7 +16,10 @@ from cotune.engines.verl.checkpoints import (
     step_folder,
 )
 from cotune.run.journal import SilentJournal
+from cotune.methods.static import StaticStrategy
 from cotune.run.manifest import MANIFEST
+from cotune.run.scores import Score
+from tests.policy.tiny import tiny_tokenizer
 
 
 def theirs(folder: Path, step: int) -> Path:
@@ -109,3 +115,31 @@ def test_a_run_that_begins_anew_drops_all(tmp_path: Path) -> None:
     theirs(tmp_path, 2)
     drop_later(tmp_path, -1)
     assert kept(tmp_path) == []
+
+
+def test_the_best_policy_is_kept_with_the_pieces_that_the_workers_load(tmp_path: Path) -> None:
+    """Of two scores, under the method's instruction and the initial one, the higher counts first."""
+
+    class Workers:
+        def save_checkpoint(self, path: str, *_: Any, **__: Any) -> None:
+            whole = Path(path) / "huggingface"
+            whole.mkdir(parents=True)
+            (whole / "model.safetensors").write_bytes(b"weights")
+            (Path(path) / "shard.pt").write_bytes(b"a piece")
+
+    replicas = SimpleNamespace(sleep_replicas=lambda: None, update_weights=lambda _: None)
+    trainer = SimpleNamespace(
+        checkpoint_manager=replicas, actor_rollout_wg=Workers(), global_steps=0
+    )
+    coordinator = SimpleNamespace(strategy=StaticStrategy("Do."))
+    joint: Any = SimpleNamespace(trainer=trainer, coordinator=coordinator)
+    best = VerlBest(tmp_path / "best", tiny_tokenizer(), tmp_path / "pieces")
+    for step, score, plain, expected in (
+        (1, 0.5, 0.25, 1), (2, 0.5, 0.25, 1), (3, 0.5, 0.75, 3), (4, 0.625, None, 3),
+    ):  # fmt: skip
+        scores = [None if em is None else Score(em, 4, {}) for em in (score, plain)]
+        best.offer(joint, scores[0], step, scores[1])
+        assert best.known().step == expected
+        (pieces,) = (tmp_path / "pieces").iterdir()
+        assert pieces.name.startswith(f"step_{expected}_")
+    best.check()

@@ -101,8 +101,10 @@ class VerlBest(BestPolicy):
         super().__init__(folder, tokenizer)
         self._checkpoint = checkpoint
 
-    def offer(self, joint: TrainingRun, score: Score | None, step: int) -> None:
-        super().offer(joint, score, step)
+    def offer(
+        self, joint: TrainingRun, score: Score | None, step: int, plain: Score | None = None
+    ) -> None:
+        super().offer(joint, score, step, plain)
         known = self._read()
         kept = None if known is None else self._pieces(known.step)
         for folder in self._checkpoint.glob("step_*"):
