@@ -15,8 +15,8 @@ from cotune.engines.verl.checkpoints import (
     save_state,
     step_folder,
 )
-from cotune.run.journal import SilentJournal
 from cotune.methods.static import StaticStrategy
+from cotune.run.journal import SilentJournal
 from cotune.run.manifest import MANIFEST
 from cotune.run.scores import Score
 from tests.policy.tiny import tiny_tokenizer

@@ -276,6 +276,25 @@ def test_the_last_stage_has_its_quadrants_scored_once(
     assert cells[0].problem.endswith("search-r1/seed-0/quadrants.log)")
 
 
+def test_a_row_under_another_one_s_instruction_is_compared_with_where_that_began(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    processes = Processes(monkeypatch, scored)
+    cells = cells_of(
+        tmp_path, quadrant_samples=2, seeds=[1], methods=["search-r1", "inspo", "hindsight"]
+    )
+    run(cells)
+    assert {cell.state for cell in cells} == {State.DONE}
+    out = tmp_path / "out"
+    (words,) = [
+        w for w in processes.started if w[:2] == ("evaluate", str(out / "hindsight/seed-1/train"))
+    ]
+    assert words[-2:] == ("--since", str(out / "inspo/seed-1/train"))
+    found = cells[2].quadrants()
+    assert found is not None
+    assert found.since == "../../../inspo/seed-1/train"
+
+
 def test_processes_are_ended_where_the_suite_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -149,9 +149,9 @@ class Cell:
 
     def quadrants(self) -> Quadrants | None:
         """Return the quadrants of the last stage; None if they are not as the suite file wants them."""
-        last = self.finished[-1]
+        last, first = self.finished[-1], self.row.beginning
         found = read_quadrants(last.folder)
-        since = relative(self.finished[0].folder, last.folder) if len(self.finished) > 1 else ""
+        since = "" if first == last.folder else relative(first, last.folder)
         wanted = (self.row.suite.quadrant_samples, "test", since)
         if found is None or (found.samples, found.split, found.since) != wanted:
             return None
@@ -243,9 +243,10 @@ class Cell:
         last, self._scoring = self.finished[-1], True
         words = ("evaluate", str(last.folder), "--trust", "--quadrants")
         words += ("--samples", str(self.row.suite.quadrant_samples))
-        if len(self.finished) > 1:
-            words += ("--since", str(self.finished[0].folder))
+        if self.row.beginning != last.folder:
+            words += ("--since", str(self.row.beginning))
         self._process = start(words, self._log, self._config and self._config.threads)
+        self._since = time.monotonic()
 
 
 def in_one_line(error: Exception) -> str:

@@ -3,7 +3,7 @@
 import hashlib
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -143,6 +143,15 @@ class Row:
         if self.compute == "none":
             return None
         return float(self.compute.removesuffix("x")) * self.suite.budget
+
+    @property
+    def beginning(self) -> Path:
+        """The folder of the run that began with the suite's own policy and instruction."""
+        rows = {entry.key: entry for entry in self.suite.methods}
+        source = slug(self.entry.instruction_from)
+        if "instruction" in self.method.takes and source in rows:
+            return replace(self, entry=rows[source]).beginning
+        return self.stage_folder(0)
 
     def stage_folder(self, index: int) -> Path:
         return self.folder / self.method.stages[index].name
