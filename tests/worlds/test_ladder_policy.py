@@ -1,0 +1,66 @@
+"""The bundled policy of `ladder` as it ships, and its card."""
+
+import hashlib
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cotune.policy.local_policy import load
+from cotune.policy.policy_files import policy_path
+from cotune.run.scores import wilson
+from recipes.cards import read_card
+from recipes.ladder.card import describe, readme
+from recipes.ladder.measure import bank, figure, instructed, policy
+from recipes.ladder.pretrain import Recipe
+
+FOLDER = Path(policy_path("bundled:ladder"))
+
+
+@pytest.fixture(scope="module")
+def card() -> dict[str, Any]:
+    return read_card(FOLDER)
+
+
+def row_of(card: dict[str, Any], request: str, greedy: bool = False) -> dict[str, Any]:
+    (row,) = [r for r in card["figures"] if (r["request"], r["greedy"]) == (request, greedy)]
+    return row
+
+
+def test_size() -> None:
+    model, tokenizer = load(FOLDER)
+    assert 1_000_000 <= sum(p.numel() for p in model.parameters()) <= 1_300_000
+    assert len(tokenizer) == model.config.vocab_size
+
+
+def test_the_card_is_of_these_weights(card: dict[str, Any]) -> None:
+    weights = (FOLDER / "model.safetensors").read_bytes()
+    assert card["weights_sha256"] == hashlib.sha256(weights).hexdigest()
+    assert card["recipe"] == json.loads(json.dumps(asdict(Recipe())))
+    assert (FOLDER / "README.md").read_text(encoding="utf-8") == readme(card)
+    for name, value in describe(FOLDER, Recipe()).items():
+        if name not in ("recipe", "packages"):
+            assert card[name] == value
+
+
+def test_requests_are_followed_by_meaning(card: dict[str, Any]) -> None:
+    none, opposite = row_of(card, "none"), row_of(card, "opposite")
+    together, single = row_of(card, "together"), row_of(card, "one by one")
+    assert none["ways"]["at once"] > 0.99
+    assert together["interval"][0] > single["interval"][1]
+    assert single["interval"][0] > none["interval"][1]
+    assert opposite["interval"][1] < none["interval"][0]
+    assert abs(row_of(card, "off-topic")["accuracy"] - none["accuracy"]) < 0.03
+    # The borrow is needed on the last rung, where only a line for each number has a place for it.
+    assert together["by_stratum"]["5 carries and a borrow"] < 0.01
+
+
+def test_a_few_requests_measured_again(card: dict[str, Any]) -> None:
+    coordinator = policy(FOLDER, seed=1)
+    for name, way in (("together", "together"), ("one by one", "one by one")):
+        requests = [instructed(line, i) for i, line in enumerate(bank()[name][:8])]
+        found = figure(coordinator, requests, 20)
+        low, high = wilson(found.ways[way], found.n)
+        assert low - 0.15 < row_of(card, name)["ways"][way] < high + 0.15
