@@ -37,12 +37,17 @@ def policy_path(path: str) -> str:
             f"policy.path is {path!r}; bundled policies are {', '.join(BUNDLED)}, and any Hugging "
             "Face name or folder goes without 'bundled:'"
         )
-    folder = Path(str(resources.files("cotune.worlds"))) / "weights" / name
+    folder = bundled_folder(name)
     if not (folder / "model.safetensors").is_file():
         raise ConfigError(
             f"policy.path: {folder} holds no model.safetensors; build it: {_MAKE[name]}"
         )
     return str(folder)
+
+
+def bundled_folder(name: str) -> Path:
+    """Return the folder of a bundled policy, which exists once it was built."""
+    return Path(str(resources.files("cotune.worlds"))) / "weights" / name
 
 
 def _check_not_gguf(path: str) -> None:
