@@ -443,7 +443,7 @@ def raising(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
         (RuntimeError("[enforce fail] . unexpected pos 64 vs 0"), 0, "could not be written"),
         (OSError(errno.ENOSPC, "No space", "state.json"), 0, "could not be written"),
         (EngineError("the actor died: No space left on device"), 0, "could not be written"),
-        (RuntimeError("something else"), 1000, "the run failed"),
+        (RuntimeError("something else"), 1000, "the command failed"),
     ],
 )
 @pytest.mark.parametrize("command", ["train", "resume"])

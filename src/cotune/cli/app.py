@@ -19,6 +19,7 @@ from cotune.cli.arguments import (
     WeightsFormat,
 )
 from cotune.errors import ConfigError, CotuneError, EvolutionError, Stopped
+from cotune.run.full_disk import AGAIN
 from cotune.utils.processes import launched_rank
 from cotune.utils.text import hide_secrets
 
@@ -482,6 +483,9 @@ def main() -> None:
 
 def _verdict(error: CotuneError | OSError) -> tuple[int, str]:
     """Return the exit status and a one-line message for an error."""
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        where = error.filename or "a file"
+        return 2, f"{where} cannot be written: {error.strerror}; make room, then: {AGAIN}"
     if isinstance(error, OSError):
         return 1, f"{error.filename or 'a file'} cannot be used: {error.strerror}"
     text = hide_secrets(" ".join(str(error).split()))

@@ -14,6 +14,7 @@ from cotune.cli.train import open_trained
 from cotune.config.resuming import recorded_config
 from cotune.config.run_file import RunConfig
 from cotune.errors import ConfigError
+from cotune.run.full_disk import full_disk_told
 from cotune.run.json_files import plain, write_atomic
 from cotune.run.run_dir import RunDir
 from cotune.utils.progress import begin
@@ -44,7 +45,8 @@ def evaluate(
 
         evaluation = evaluate_run(config, run, options)
     if output is not None:
-        write_atomic(output, json_text(evaluation))
+        with full_disk_told(output.parent):
+            write_atomic(output, json_text(evaluation))
     if as_json:
         sys.stdout.write(json_text(evaluation))
     else:
@@ -77,10 +79,12 @@ def evaluate_quadrants(
     with step_progress(shown):
         begin("reading the questions")
         quadrants = evaluate_quadrants(config, run, options, first)
-    quadrants.write(run.path)
+    with full_disk_told(run.path):
+        quadrants.write(run.path)
     text = json.dumps(plain(content(quadrants), "quadrants"), indent=2) + "\n"
     if output is not None:
-        write_atomic(output, text)
+        with full_disk_told(output.parent):
+            write_atomic(output, text)
     if as_json:
         sys.stdout.write(text)
     else:

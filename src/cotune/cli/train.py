@@ -1,7 +1,5 @@
 """`cotune train` and `cotune resume`, the same for every engine."""
 
-import errno
-import shutil
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,26 +13,20 @@ from cotune.config.build import describe_llm
 from cotune.config.resuming import recorded_config, resumed_config
 from cotune.config.run_file import RunConfig, dump_config, load_config
 from cotune.engines.engine import engine_of
-from cotune.engines.preflight import Preflight, existing
+from cotune.engines.preflight import Preflight
 from cotune.engines.run_summary import write_run_summary
-from cotune.errors import ConfigError, CotuneError, EvolutionError, Stopped
+from cotune.errors import ConfigError, EvolutionError, Stopped
 from cotune.protocols import Environment
+from cotune.run.full_disk import full_disk_told
 from cotune.run.journal import Journal, score_table
 from cotune.run.ledger import Ledger
 from cotune.run.locks import run_locked
 from cotune.run.run_dir import RunDir
 from cotune.run.truncation import truncation_notice
-from cotune.utils.text import one_line, size
+from cotune.utils.text import one_line
 
 if TYPE_CHECKING:
     from cotune.engines.evaluation import Outcome
-
-# Of Rust's std::io, Python, torch.save and SQLite.
-_FULL = (
-    "No space left on device", "os error 28", "unexpected pos",
-    "PytorchStreamWriter failed writing", "disk is full",
-)  # fmt: skip
-_NEARLY_FULL = 2**20  # bytes
 
 
 def train(
@@ -158,18 +150,19 @@ def conclude(
 @contextmanager
 def _stoppable(folder: Path, config: RunConfig) -> Generator[None]:
     """Turn Ctrl-C, a full disk and a useless LLM into one line that says how to resume."""
+
+    def again() -> str:
+        return f"cotune resume {folder}" if RunDir.is_run(folder) else "start again"
+
     try:
-        yield
+        with full_disk_told(folder, again):
+            yield
     except KeyboardInterrupt:
         if RunDir.is_run(folder):
             raise Stopped(f"stopped; resume with: cotune resume {folder}") from None
         raise Stopped("stopped before anything was written") from None
     except EvolutionError as error:
         raise EvolutionError(f"{error}; {_without_proposals(folder, config)}") from error
-    except Exception as error:
-        if (full := _disk_full(folder, error)) is None:
-            raise
-        raise ConfigError(full) from error
 
 
 def _without_proposals(folder: Path, config: RunConfig) -> str:
@@ -179,26 +172,6 @@ def _without_proposals(folder: Path, config: RunConfig) -> str:
         return f"then: {resume}"
     corrected = f"{resume} --set llm.model=…" if hasattr(config.llm, "model") else resume
     return f"then: {corrected}, or: {resume} --set llm.optional=true"
-
-
-def _disk_full(folder: Path, error: Exception) -> str | None:
-    """Return a line for an error that comes from a full disk; None for any other.
-
-    Rust's and torch's writers raise their own exceptions, which name neither errno nor file.
-    """
-    text = one_line(str(error))
-    says_so = getattr(error, "errno", None) == errno.ENOSPC or any(s in text for s in _FULL)
-    if isinstance(error, ConfigError | Stopped) or (isinstance(error, CotuneError) and not says_so):
-        return None
-    free = shutil.disk_usage(existing(folder)).free
-    if not says_so and free >= _NEARLY_FULL:
-        return None
-    again = f"cotune resume {folder}" if RunDir.is_run(folder) else "start again"
-    cause = f"{type(error).__name__}: {text[:300]}"
-    return (
-        f"{folder}: {'could not be written' if says_so else 'the run failed'}, and its disk has only "
-        f"{size(free)} free ({cause}); make room, then: {again}"
-    )
 
 
 def _created(config: RunConfig) -> RunDir:

@@ -10,7 +10,6 @@ need the tokenizer; and last those that need the policy's layers. Weights are no
 
 import os
 import re
-import shutil
 import socket
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -61,6 +60,7 @@ from cotune.policy.policy_files import (
 from cotune.protocols import Environment
 from cotune.rewards.functions import RewardFunctions, load_reward
 from cotune.rewards.reward_options import RewardConfig
+from cotune.run.full_disk import free_space
 from cotune.run.ledger import CostRow, Ledger
 from cotune.run.run_dir import RunDir
 from cotune.utils.importing import ENVIRONMENTS, import_object, load_registered
@@ -680,7 +680,7 @@ def output(folder: Path) -> list[Finding]:
 
 def disk(config: RunConfig, trainer: Engine) -> list[Finding]:
     """Check that the checkpoints fit on the run folder's disk."""
-    free, needed = shutil.disk_usage(existing(config.output)).free, disk_needed(config, trainer)
+    free, needed = free_space(config.output), disk_needed(config, trainer)
     if needed is None:
         return [Finding(True, f"disk: {size(free)} are free")]
     what = f"disk: checkpoints take about {size(needed)} of the {size(free)} that are free"
@@ -688,11 +688,6 @@ def disk(config: RunConfig, trainer: Engine) -> list[Finding]:
         return [Finding(True, what)]
     fix = "choose another output, or lower training.keep_checkpoints"
     return [Finding(False, what, fix, blocks=False)]
-
-
-def existing(path: Path) -> Path:
-    """Return the nearest existing folder at or above a path."""
-    return next(folder for folder in (path, *path.absolute().parents) if folder.exists())
 
 
 def disk_needed(config: RunConfig, trainer: Engine) -> int | None:

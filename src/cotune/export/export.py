@@ -13,6 +13,7 @@ from cotune.export.complete import completed, write_generation_config
 from cotune.export.model_card import write_card
 from cotune.export.serving import Format, finished, is_adapter
 from cotune.policy.policy_files import policy_path
+from cotune.run.full_disk import full_disk_told
 from cotune.run.json_files import check_folder
 from cotune.run.run_dir import RunDir
 
@@ -44,15 +45,16 @@ def export(folder: Path, format: str | None = None, output: Path | None = None) 
         raise ConfigError(
             f"--output: {target} exists and is not an empty folder; remove it, or name another"
         )
-    target.parent.mkdir(parents=True, exist_ok=True)
     staged = target.with_name(f".{target.name}.{os.getpid()}.new")
-    try:
-        stage(config, run, kind, staged)
-        if target.exists():
-            target.rmdir()
-        staged.rename(target)
-    finally:
-        shutil.rmtree(staged, ignore_errors=True)
+    with full_disk_told(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            stage(config, run, kind, staged)
+            if target.exists():
+                target.rmdir()
+            staged.rename(target)
+        finally:
+            shutil.rmtree(staged, ignore_errors=True)
     return target
 
 

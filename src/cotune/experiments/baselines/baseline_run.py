@@ -28,6 +28,7 @@ from cotune.experiments.baselines.chat import Chat, EndpointChat, PolicyChat
 from cotune.experiments.evaluate.run_policy import run_policy
 from cotune.llm.client import OPENAI_URL, OpenAIClient, OpenAIOptions
 from cotune.rollout.episode import score_all
+from cotune.run.full_disk import AGAIN, full_disk_told
 from cotune.run.journal import RunJournal, score_table
 from cotune.run.ledger import Ledger
 from cotune.run.run_dir import RunDir
@@ -93,8 +94,13 @@ def run_baseline(name: str, config: RunConfig, console: Console, endpoint: Endpo
             f"output: {config.output} holds a run; choose another output, or remove the folder"
         )
     RunDir.check_free(config.output)
+
+    def again() -> str:
+        return f"remove {config.output}, and {AGAIN}" if RunDir.is_run(config.output) else AGAIN
+
     try:
-        return _run(_BaselineRun(name, config, endpoint), console)
+        with full_disk_told(config.output, again):
+            return _run(_BaselineRun(name, config, endpoint), console)
     except KeyboardInterrupt:
         if RunDir.is_run(config.output):
             raise Stopped(f"stopped; remove {config.output} to start again") from None

@@ -21,6 +21,7 @@ from cotune.config.run_file import RunConfig, dump_config
 from cotune.errors import ConfigError, CotuneError
 from cotune.experiments.compare.stages import Finished, Row
 from cotune.experiments.evaluate.quadrants import Quadrants, read_quadrants, relative
+from cotune.run.full_disk import nearly_full
 from cotune.run.journal import describe_event
 from cotune.run.json_files import read_jsonl, write_atomic
 from cotune.run.run_dir import RunDir
@@ -183,7 +184,9 @@ class Cell:
             self.finished += [found] if found else []
         if not well:
             text = self._log.read_text("utf-8", errors="replace") if self._log.is_file() else ""
-            lines = text.strip().splitlines() or ["nothing was printed"]
+            # On a full disk not even the log is written.
+            full = "No space left on device" if nearly_full(self.row.folder) else "nothing was printed"
+            lines = text.strip().splitlines() or [full]
             told = f"{lines[-1].strip()} (see {self._log})"
             self.fail(f"stage {self.stage_name}, status {status}: {told}")
         self._scoring = False

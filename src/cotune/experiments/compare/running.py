@@ -23,6 +23,7 @@ from cotune.experiments.compare.suite_file import SuiteConfig, load_suite
 from cotune.experiments.compare.suite_summary import PROGRESS
 from cotune.methods.registry import added
 from cotune.protocols import Environment
+from cotune.run.full_disk import full_disk_told
 from cotune.run.json_files import Row as Json
 from cotune.run.ledger import policy_rollouts
 from cotune.run.run_dir import RunDir, read_summary, write_summary
@@ -56,25 +57,31 @@ def compare(
     cells = [Cell(row) for row in rows]
     setting = Setting.of(rows)
     progress = Progress(suite, setting)
+    fields = (word for assignment in assignments for word in ("--set", assignment))
+    command = again or shlex.join(["cotune", "compare", str(path), *fields])
     _print_heading(suite, setting, console)
-    with held(suite.output):
-        try:
-            _run(cells, suite.at_once, console, progress)
-        except KeyboardInterrupt:
-            progress(cells)
-            _write(suite, cells, setting)
-            fields = (word for assignment in assignments for word in ("--set", assignment))
-            again = again or shlex.join(["cotune", "compare", str(path), *fields])
-            raise Stopped(f"stopped; resume with: {again}") from None
-        summary = _write(suite, cells, setting)
-    _show(summary, suite, console)
+    with full_disk_told(suite.output, lambda: command):
+        with held(suite.output):
+            try:
+                _run(cells, suite.at_once, console, progress)
+            except KeyboardInterrupt:
+                progress(cells)
+                _write(suite, cells, setting)
+                raise Stopped(f"stopped; resume with: {command}") from None
+            summary = _write(suite, cells, setting)
+        _show(summary, suite, console)
+        _check_complete(summary, suite)
+    return summary
+
+
+def _check_complete(summary: Json, suite: SuiteConfig) -> None:
+    """Raise SuiteFailed if methods are not in the comparison."""
     wrong = [row for row in summary["methods"] if row["status"] in ("failed", "unequal")]
     if refused := [r for r in wrong if r["status"] == "failed" or suite.unequal == "refuse"]:
         told = "; ".join(f"{row['label']}: {row['problem']}" for row in refused)
         raise SuiteFailed(
             f"{len(refused)} of {len(suite.methods)} methods are not in the comparison: {told}"
         )
-    return summary
 
 
 def demo(name: str, folder: Path, seed: int, console: Console) -> Json:
