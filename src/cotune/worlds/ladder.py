@@ -64,7 +64,8 @@ class Problem:
     def chunks(self) -> tuple[tuple[int, ...], ...]:
         """Return the small numbers as "together" sums them, two or three at a time."""
         size = {3: (3,), 4: (2, 2), 5: (3, 2)}.get(len(self.added), (len(self.added),))
-        parts, start = [], 0
+        parts: list[tuple[int, ...]] = []
+        start = 0
         for count in size:
             parts.append(self.added[start : start + count])
             start += count
