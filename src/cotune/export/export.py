@@ -46,15 +46,15 @@ def export(folder: Path, format: str | None = None, output: Path | None = None) 
             f"--output: {target} exists and is not an empty folder; remove it, or name another"
         )
     staged = target.with_name(f".{target.name}.{os.getpid()}.new")
-    with full_disk_told(target):
-        target.parent.mkdir(parents=True, exist_ok=True)
-        try:
+    try:
+        with full_disk_told(target):
+            target.parent.mkdir(parents=True, exist_ok=True)
             stage(config, run, kind, staged)
             if target.exists():
                 target.rmdir()
             staged.rename(target)
-        finally:
-            shutil.rmtree(staged, ignore_errors=True)
+    finally:
+        shutil.rmtree(staged, ignore_errors=True)
     return target
 
 
