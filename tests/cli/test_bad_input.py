@@ -86,7 +86,7 @@ CASES: dict[str, tuple[dict[str, Any], list[str]]] = {
                 "p2o": {"distillation": {"ratio": "off"}},
             }
         },
-        ["strategy.target is 'initial'", "distillation.ratio is 'off'"],
+        ["strategy: inspo.target is 'initial'", "p2o.distillation.ratio is 'off'"],
     ),
     "rules that write no instructions for a world": (
         {"environment": {"kind": "arithmetic"}},

@@ -286,7 +286,7 @@ def test_options_from_a_run_file():
     [
         (
             {"p2o": {"distillation": {"ratio": "off"}}},
-            "target is 'initial', but distillation.ratio is 'off', no distillation",
+            "inspo.target is 'initial', but p2o.distillation.ratio is 'off', no distillation",
         ),
         ({"inspo": {"distillation": {"ratio": "hint"}}}, "set p2o.distillation"),
         ({"inspo": {"groups": "own"}}, "credit is 'uplift', but groups is 'own'"),

@@ -2,7 +2,12 @@ import random
 
 import pytest
 
-from cotune.methods.inspo.proposers import paraphrase_prompt, parse_candidates, reflection_prompt
+from cotune.methods.inspo.proposers import (
+    crossover_prompt,
+    paraphrase_prompt,
+    parse_candidates,
+    reflection_prompt,
+)
 from cotune.methods.inspo.replay import Experience
 from cotune.types import StopReason, Task
 from cotune.worlds.ladder import (
@@ -109,6 +114,20 @@ def test_the_rules_answer_a_reflection_with_one_remedy(response: str, found: set
             assert INITIAL.split(". ")[1] in candidate
             seen |= set(held)
     assert seen == found
+
+
+def test_crossover_keeps_the_protocol_and_one_remedy() -> None:
+    few, single = REMEDIES[Lack.FEWER_LINES][0], REMEDIES[Lack.LINE_PER_NUMBER][0]
+    pair = [(f"{INITIAL} {few} {STYLE[0]}", 20.0), (f"{single} {INITIAL}", 60.0)]
+    seen = set[str]()
+    for seed in range(5):
+        reply = RulesLLM(seed).complete(crossover_prompt(pair, INITIAL, 6)).text
+        for candidate in parse_candidates(reply):
+            assert INITIAL in candidate
+            held = [s for s in (few, single) if s in candidate]
+            assert len(held) == 1
+            seen |= set(held)
+    assert seen == {few, single}
 
 
 def test_rewrites_remedy_nothing() -> None:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal
 
-from cotune.methods.group_plan import Groups, Target, check_target
+from cotune.methods.group_plan import Groups, Target
 from cotune.methods.inspo import inspo
 from cotune.methods.inspo.credit import Credit
 from cotune.methods.inspo.inspo import Inspo, InspoOptions
@@ -46,7 +46,11 @@ class ComposedOptions:
     def __post_init__(self) -> None:
         if self.inspo.distillation != Distillation():
             raise ValueError("inspo.distillation: is not read here; set p2o.distillation")
-        check_target(self.inspo.target, self.p2o.distillation)
+        if self.inspo.target != "sampled" and self.p2o.distillation.ratio == "off":
+            raise ValueError(
+                f"inspo.target is {self.inspo.target!r}, but p2o.distillation.ratio is 'off', no "
+                "distillation; expected another ratio, or inspo.target 'sampled'"
+            )
 
 
 class InspoP2O(P2O):

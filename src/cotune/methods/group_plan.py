@@ -21,7 +21,21 @@ Target = Literal["sampled", "initial", "best"]
 
 
 def check_target(target: Target, distillation: Distillation) -> None:
-    """Raise ValueError if the gradient is to move to another instruction without distillation."""
+    """Raise ValueError if target and distillation contradict each other.
+
+    Args:
+        distillation: of a method without hints.
+    """
+    if target == "sampled" and distillation != Distillation():
+        raise ValueError(
+            "distillation is set, but target is 'sampled', so that nothing is distilled; expected target "
+            "'initial' or 'best', or no distillation"
+        )
+    if distillation.drop_failed:
+        raise ValueError(
+            "distillation.drop_failed drops failed rollouts under hints, and this method has none; "
+            "expected false"
+        )
     if target != "sampled" and distillation.ratio == "off":
         raise ValueError(
             f"target is {target!r}, but distillation.ratio is 'off', no distillation; expected another "

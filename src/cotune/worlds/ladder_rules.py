@@ -111,6 +111,16 @@ def paraphrase(parent: str, rng: random.Random) -> list[str]:
     return list(dict.fromkeys(fixed))
 
 
+def recombine(texts: Sequence[str], rng: random.Random) -> list[str]:
+    """Return the first text's sentences with the remedy of any of the texts, and some of their style."""
+    sentences = [[s for s in _SENTENCE_END.split(text) if s] for text in texts]
+    remedies = [s for parts in sentences for s in parts if s in _LACK_OF]
+    styles = [s for parts in sentences for s in parts if s in STYLE]
+    fixed = [s for s in sentences[0] if s not in _LACK_OF and s not in STYLE]
+    kept = rng.sample(styles, min(len(styles), rng.choice((0, 1, 2))))
+    return _with_remedy(" ".join((*fixed, *kept)), rng.choice(remedies or [rng.choice(STYLE)]), rng)
+
+
 def _with_remedy(parent: str, remedy: str, rng: random.Random) -> list[str]:
     """Return the parent's sentences with the remedy in place of an earlier one."""
     sentences = [s for s in _SENTENCE_END.split(parent) if s and s not in _LACK_OF]

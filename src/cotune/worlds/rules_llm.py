@@ -527,6 +527,11 @@ def _recombine(history: str) -> tuple[str, Callable[[random.Random], list[str]]]
         raise LLMError("RulesLLM found no instruction with its score in the history")
     rows.sort(key=lambda row: -row[0])
     best = rows[0][1]
+    if "\\boxed" in best:
+        texts = [text for _score, text in rows[:4]]
+        return f"The best of {len(rows)} scored {rows[0][0]:.1f}.", partial(
+            ladder_rules.recombine, texts
+        )
     pool = [s for _score, text in rows[1:4] for s in split_sentences(text)]
     pool = [s for s in dict.fromkeys(pool) if s not in split_sentences(best)]
 

@@ -29,7 +29,7 @@ def _look_again(metrics: Path | None) -> None:
 if __name__ == "__main__":
     file, *killed_at = sys.argv[1:]
     path = Path(killed_at[0]) if killed_at else None
-    cells.time = SimpleNamespace(sleep=lambda _: _look_again(path))
+    cells.time = SimpleNamespace(sleep=lambda _: _look_again(path), monotonic=time.monotonic)
     cells.subprocess = SimpleNamespace(
         Popen=ForkedPopen, STDOUT=subprocess.STDOUT, DEVNULL=subprocess.DEVNULL
     )

@@ -4,8 +4,8 @@ from typing import Any
 import pytest
 
 from cotune.errors import ConfigError, EvolutionError
-from cotune.methods.fst.fst import Fst, FstOptions, covering_prompts
-from cotune.methods.method import Context
+from cotune.methods.fst.fst import METHOD, Fst, FstOptions, covering_prompts
+from cotune.methods.method import Context, RunShape
 from cotune.testing import ScriptedLLM
 from cotune.types import Distillation, Progress, Prompt
 from cotune.worlds.rules_llm import REMEDIES, Mode, RulesLLM
@@ -132,11 +132,38 @@ def test_an_llm_of_no_use_ends_the_run_after_two_rounds():
         ({"target": "initial", "distillation": Distillation(ratio="off")}, "target is 'initial'"),
         ({"budget": 35}, "strategy.budget is 35; expected at least 36, to score 2 prompts"),
         ({"tasks": 1}, "1 training questions"),
+        ({"evolve_until": -1}, "evolve_until is -1"),
+        (
+            {"distillation": Distillation(ratio="hint")},
+            "distillation is set, but target is 'sampled'",
+        ),
+        ({"target": "best", "distillation": Distillation(drop_failed=True)}, "drop_failed"),
     ],
 )
 def test_refusals(changes: dict[str, Any], message: str):
     with pytest.raises((ValueError, ConfigError), match=message):
         fst(**changes)
+
+
+@pytest.mark.parametrize(("budget", "fits"), [(400 + 192, True), (400 + 191, False)])
+def test_the_first_round_leaves_rollouts_for_a_batch(budget: int, fits: bool):
+    shape = RunShape(group_size=8, questions_per_step=24, steps=9, rollout_budget=budget)
+    if fits:
+        METHOD.check(FstOptions(), shape)
+    else:
+        with pytest.raises(
+            ValueError, match=r"strategy\.budget is 400, and a batch of 192 follows"
+        ):
+            METHOD.check(FstOptions(), shape)
+
+
+def test_the_record_says_what_a_prompt_was_observed_in():
+    strategy, events = fst(), Events()
+    run(strategy, ScriptedRollout(chance), RulesLLM(3), events, range(1, 3), TASKS)
+    choice = strategy.choice()
+    assert (choice.steps, choice.rollouts) == (2, strategy._observed[choice.instruction.id])
+    last = {row["id"]: row["observed"] for row in events.of("population")[-1]["members"]}
+    assert last[choice.instruction.id] == choice.weight == max(last.values())
 
 
 def test_state_of_another_run_is_refused():

@@ -26,7 +26,7 @@ _IN_THE_MAKING: ContextVar["JointTrainer | None"] = ContextVar("in_the_making", 
 
 
 class JointTrainer(GRPOTrainer):
-    """Train without the hint on rollouts that were sampled under it (P²O Eq. 4).
+    """Train on one prompt with rollouts sampled under another (P²O Eq. 4).
 
     Each token's weight from `cotune.methods.p2o.context_distillation` multiplies its advantage, so the loss
     keeps its denominator and its KL term.

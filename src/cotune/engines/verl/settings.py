@@ -67,6 +67,8 @@ def verl_config(
     for name, value in given.items():
         if name not in _COMPOSED:
             _set(found, name, value)
+    if found.actor_rollout_ref.actor.policy_loss.loss_mode == "cispo":
+        _set_cispo_clip(found, given)
     _set_context(found, config.limits, context_tokens, given)
     _check_loss(found, distillation)
     _check_rollout(found)
@@ -141,15 +143,21 @@ def _values(
     values |= _trainer_values(config, folder, gpus)
     values |= {f"{actor}.clip_ratio{end}": training.clip for end in ("", "_low", "_high")}
     if config.method.loss == "cispo":
-        # The ratio is clamped to [1 - low, 1 + high].
         values[f"{actor}.policy_loss.loss_mode"] = "cispo"
-        values |= {f"{actor}.clip_ratio_low": 1.0, f"{actor}.clip_ratio_high": CISPO_CAP - 1.0}
     if stops:
         values[f"{rollout}.skip_tokenizer_init"] = False
     if _masks(distillation):
         values["algorithm.rollout_correction.rollout_rs"] = "token_k1"
         values["algorithm.rollout_correction.rollout_rs_threshold"] = rejection_bounds(distillation)
     return values
+
+
+def _set_cispo_clip(found: DictConfig, given: Mapping[str, Any]) -> None:
+    """Set CISPO's clip range, [1 - low, 1 + high] of the ratio itself, where engine_args do not."""
+    for end, value in (("low", 1.0), ("high", CISPO_CAP - 1.0)):
+        name = f"actor_rollout_ref.actor.clip_ratio_{end}"
+        if name not in given:
+            OmegaConf.update(found, name, value)
 
 
 def _trainer_values(config: RunConfig, folder: Path, gpus: int) -> dict[str, Any]:
@@ -187,7 +195,8 @@ def rejection_bounds(distillation: Distillation) -> str:
 
 def _loss(config: RunConfig, distillation: Distillation) -> str:
     hinted = "hints" in config.method.evolves
-    return LOSS_WITH_HINTS if hinted or _masks(distillation) else LOSS
+    by_token = hinted or _masks(distillation) or config.method.loss == "cispo"
+    return LOSS_WITH_HINTS if by_token else LOSS
 
 
 def _masks(distillation: Distillation) -> bool:

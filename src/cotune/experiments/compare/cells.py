@@ -185,7 +185,9 @@ class Cell:
         if not well:
             text = self._log.read_text("utf-8", errors="replace") if self._log.is_file() else ""
             # On a full disk not even the log is written.
-            full = "No space left on device" if nearly_full(self.row.folder) else "nothing was printed"
+            full = (
+                "No space left on device" if nearly_full(self.row.folder) else "nothing was printed"
+            )
             lines = text.strip().splitlines() or [full]
             told = f"{lines[-1].strip()} (see {self._log})"
             self.fail(f"stage {self.stage_name}, status {status}: {told}")

@@ -61,14 +61,16 @@ def evaluate_quadrants(
             long; before any rollout.
     """
     check_options(options)
-    kept, first = kept_best(run), config if since is None else recorded_config(since)
+    # What the method found, also where the initial instruction is kept in its place.
+    found_best = kept_best(run).as_found.instruction
+    first = config if since is None else recorded_config(since)
     environment = run_environment(config)
     (questions,) = question_sets(config, environment, options.split, (), options.limit)
     if questions.rewards is not None:
         show_as_trained(questions.rewards, config.training)
     k = options.samples_of(len(questions.tasks))
     initial = initial_instruction(first.instruction, environment)
-    prompts = {"plain": Prompt(initial), "prompted": Prompt(kept.instruction)}
+    prompts = {"plain": Prompt(initial), "prompted": Prompt(found_best)}
     trained = since is not None or not config.training.frozen
     started = config.model_copy(update={"policy": first.policy})
     policies = {"initial": _policy(started, environment, options, None)}
@@ -101,7 +103,7 @@ def evaluate_quadrants(
         samples=k,
         temperature=temperature,
         initial=initial,
-        best=kept.instruction,
+        best=found_best,
         trained=trained,
         questions=[task.id for task in questions.tasks],
         strata=[task.stratum for task in questions.tasks],

@@ -54,7 +54,7 @@ class FstOptions:
     Attributes:
         prompts: K, prompts in use after a round at most; the authors' 4 or 8.
         evolve_every: T, steps from one round to the next; the first is before step 1.
-        evolve_until: no round from this step on; null is never.
+        evolve_until: no round after this step; null is no end.
         budget: evaluations of a round (one is one rollout), with the prompts in use scored anew.
         dev_size: training questions that prompts are scored on, the same in every round; the others
             are reflected on. Half of them if there are fewer than 1.5 times as many.
@@ -91,6 +91,8 @@ class FstOptions:
         for name in (*ones, "max_instruction_chars"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; expected 1 or more")
+        if self.evolve_until is not None and self.evolve_until < 0:
+            raise ValueError(f"evolve_until is {self.evolve_until}; expected 0 or more, or null")
         check_target(self.target, self.distillation)
 
     def least_budget(self, dev: int) -> int:
@@ -163,6 +165,7 @@ class Fst(Unhinted):
         self._rows: dict[str, tuple[float, ...]] = {}  # dev scores of the prompts in use
         self._rounds = 0
         self._observed: Counter[str] = Counter()  # training rollouts by id
+        self._steps: Counter[str] = Counter()  # steps with such rollouts by id
         self._health = LLMHealth()
         self._evolved_before = 0  # the step before which evolution was last considered
         self._batch = 0  # rollouts of the last batch
@@ -293,6 +296,7 @@ class Fst(Unhinted):
         self._batch = len(trajectories)
         seen = Counter(t.assignment.instruction_id for t in trajectories)
         self._observed += seen
+        self._steps.update(seen.keys())
         groups = Counter(
             identity
             for identity, _ in {
@@ -306,7 +310,7 @@ class Fst(Unhinted):
                     "id": identity,
                     "weight": self._means.get(identity),
                     "probability": 1 / len(self._prompts),
-                    "observed": self._rounds,
+                    "observed": self._means.get(identity),
                     "observed_rollouts": self._observed[identity],
                     "assigned_groups": groups[identity],
                 }
@@ -326,7 +330,7 @@ class Fst(Unhinted):
         second = others[0] if others else None
         close = second is not None and too_close_to_call(row, self._rows[second.id])
         weight, rollouts = self._means[first.id], self._observed[first.id]
-        return Choice(first, weight, self._rounds, rollouts, second, close)
+        return Choice(first, weight, self._steps[first.id], rollouts, second, close)
 
     def best_prompt(self) -> Prompt:
         return Prompt(self.choice().instruction.text)
@@ -356,6 +360,7 @@ class Fst(Unhinted):
             "rows": {identity: list(row) for identity, row in self._rows.items()},
             "rounds": self._rounds,
             "observed": dict(self._observed),
+            "steps": dict(self._steps),
             "health": self._health.state_dict(),
             "evolved_before": self._evolved_before,
             "batch": self._batch,
@@ -373,6 +378,7 @@ class Fst(Unhinted):
         self._means = dict(state["means"])
         self._rows = {identity: tuple(row) for identity, row in state["rows"].items()}
         self._rounds, self._observed = int(state["rounds"]), Counter(state["observed"])
+        self._steps = Counter(state["steps"])
         self._health.load_state_dict(state["health"])
         self._evolved_before, self._batch = int(state["evolved_before"]), int(state["batch"])
 
@@ -383,6 +389,17 @@ class Fst(Unhinted):
 def _distillation(options: FstOptions) -> Distillation:
     """Return how rollouts trained on another instruction are weighed; no weights if there are none."""
     return options.distillation if options.target != "sampled" else Distillation()
+
+
+def _check(options: FstOptions, shape: RunShape) -> None:
+    """Refuse a budget of rollouts that the first round and the batch after it exceed."""
+    batch = 0 if shape.frozen else shape.questions_per_step * shape.group_size
+    if shape.rollout_budget is not None and options.budget + batch > shape.rollout_budget:
+        raise ValueError(
+            f"strategy.budget is {options.budget}, and a batch of {batch} follows the first round, more "
+            f"than training.rollout_budget, {shape.rollout_budget}; lower strategy.budget, or raise "
+            "training.rollout_budget"
+        )
 
 
 def _cost(options: FstOptions, shape: RunShape) -> Cost:
@@ -411,6 +428,7 @@ METHOD = Method(
     evolves=("instruction",),
     offline_worlds=("geo", "ladder"),
     loss="cispo",
+    check=_check,
     cost=_cost,
     distillation=_distillation,
     scaled=_scaled,

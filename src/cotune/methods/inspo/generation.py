@@ -280,12 +280,17 @@ class Generator:
 def _pair(
     parent: Instruction, history: Sequence[tuple[Instruction, float]], rng: random.Random
 ) -> list[tuple[Instruction, float]]:
-    """Return the parent and another instruction drawn from the history, worse first; [] without one."""
-    own = [row for row in history if row[0].id == parent.id]
-    others = [row for row in history if row[0].id != parent.id]
-    if not own or not others:
+    """Return the parent and another instruction drawn from the history, worse first; [] without one.
+
+    The best stands in for a parent that was not observed yet.
+    """
+    first = next(
+        (row for row in history if row[0].id == parent.id), history[-1] if history else None
+    )
+    others = [row for row in history if first is not None and row[0].id != first[0].id]
+    if first is None or not others:
         return []
-    return sorted([own[0], rng.choice(others)], key=lambda row: row[1])
+    return sorted([first, rng.choice(others)], key=lambda row: row[1])
 
 
 def _union(*ids: Iterable[str]) -> tuple[str, ...]:

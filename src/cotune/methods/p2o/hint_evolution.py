@@ -350,12 +350,11 @@ class HintEvolution:
         if len(left) < least or 2 * len(left) < len(hard):
             kept = before if self.options.keep_if_skipped else None
             dropped = "" if kept is before else ", and the earlier ones are dropped"
-            solved = len(hard) - len(left)
-            text = f"{len(hard)} hard questions, hard_set_min_count is {least}: no hints are evolved{dropped}"
-            if solved:
+            text = f"{len(left)} hard questions, hard_set_min_count is {least}: no hints are evolved{dropped}"
+            if 2 * len(left) < len(hard):
                 text = (
-                    f"the best instruction solves {solved} of {len(hard)} hard questions: no hints are "
-                    f"evolved{dropped}"
+                    f"the best instruction solves {len(hard) - len(left)} of {len(hard)} hard questions: "
+                    f"no hints are evolved{dropped}"
                 )
             record("notice", text=text)
             return kept

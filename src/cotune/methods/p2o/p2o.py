@@ -12,7 +12,7 @@ from cotune.methods.p2o.hint_evolution import HintEvolution
 from cotune.methods.p2o.hint_rules import HintRules
 from cotune.methods.p2o.hints import HintOptions, HintPool, assign_hints, covering, withheld
 from cotune.methods.static import StaticStrategy
-from cotune.methods.text_evolution import SOLVED_AT, Judge, dev_count
+from cotune.methods.text_evolution import SOLVED_AT, Judge, dev_count, least_budget
 from cotune.protocols import LLM, Recorder, Rollout, State, Strategy
 from cotune.types import (
     Assignment,
@@ -201,10 +201,16 @@ class P2O:
     ) -> dict[str, Trajectory]:
         """Try hard questions greedily under the best instruction; return the rollouts by question.
 
-        None are made if the phase will be skipped anyway: too few questions, or rollouts left.
+        None are made if the phase would be skipped: too few questions, or too few rollouts.
         """
-        few = len(hard) < self.options.hints.hard_set_min_count
-        if not self.options.screen or few or (affordable is not None and len(hard) > affordable):
+        hints = self.options.hints
+        if not self.options.screen or len(hard) < hints.hard_set_min_count:
+            return {}
+        dev = dev_count(len(hard), hints.dev_size)
+        cost = hints.evaluations(dev)
+        if cost < least_budget(dev, hints.minibatch):
+            return {}
+        if affordable is not None and len(hard) + cost > affordable:
             return {}
         instruction = self.base.best_prompt().instruction
         judge = Judge(lambda hint: Prompt(instruction, hint), rollout)
