@@ -292,3 +292,18 @@ def test_stages_are_paid_for_together(tmp_path: Path, monkeypatch: pytest.Monkey
         "prompt-after-rl/seed-0/train",
         "prompt-after-rl/seed-0/prompt",
     ]
+
+
+def test_a_row_in_hindsight_says_what_its_instruction_cost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def outcome(config: RunConfig, _: Any) -> int:
+        finish(config, HALF, {"train": 40}, instruction=LAWFUL)
+        return 0
+
+    methods = ["search-r1", "inspo", "hindsight"]
+    _, summary, rows = summary_of(tmp_path, monkeypatch, outcome, methods=methods)
+    row = rows["hindsight"]
+    assert (row["status"], row["compute"], row["rollouts"]) == ("ok", "1x", 40)
+    assert "- [1] on top of what inspo paid" in suite_markdown(summary)
+    assert "GRPO in hindsight [1]" in suite_markdown(summary)

@@ -5,9 +5,11 @@ from typing import Any
 
 import pytest
 
+from cotune.config.run_file import RulesConfig
 from cotune.errors import ConfigError
 from cotune.experiments.compare.stages import Finished, Row, rows_of
 from cotune.experiments.compare.suite_file import load_suite
+from cotune.llm.bank import BankOptions
 from cotune.llm.client import OpenAIOptions
 from tests.experiments.compare.folders import suite_file
 
@@ -99,16 +101,26 @@ def test_an_instruction_is_carried_to_anothers_policy(tmp_path: Path) -> None:
     assert one.allowance is None
 
 
-def test_two_searches_and_two_trainings_share_the_budget_equally(tmp_path: Path) -> None:
-    one = row(tmp_path, "p-w-p-w", budget=160)
+@pytest.mark.parametrize(
+    ("method", "kinds", "budgets"),
+    [
+        ("p-w-p", ["inspo", "static", "inspo"], [20, 120, 120]),
+        ("p-w-p-w", ["inspo", "static", "inspo", "static"], [20, 60, 20, 100]),
+    ],
+)
+def test_searches_and_trainings_share_the_budget_equally(
+    tmp_path: Path, method: str, kinds: list[str], budgets: list[int]
+) -> None:
+    """A quarter of 160 for all searches; the last stage has what the earlier ones, 20 each, left."""
+    one = row(tmp_path, method, budget=160)
     done = [left(tmp_path / name, 20) for name in ("p", "w", "p2")]
-    configs = [one.config(i, done[:i], {}) for i in range(4)]
-    assert [c.strategy.kind for c in configs] == ["inspo", "static", "inspo", "static"]
-    assert [c.training.frozen for c in configs] == [True, False, True, False]
-    assert [c.training.rollout_budget for c in configs] == [20, 60, 20, 100]
+    configs = [one.config(i, done[:i], {}) for i in range(len(kinds))]
+    assert [c.strategy.kind for c in configs] == kinds
+    assert [c.training.frozen for c in configs] == [kind == "inspo" for kind in kinds]
+    assert [c.training.rollout_budget for c in configs] == budgets
     assert configs[2].policy.path == str(tmp_path / "w" / "best")
     assert all((c.instruction.text or "").startswith("Found.") for c in configs[1:])
-    assert len({one.stage_folder(i) for i in range(4)}) == 4
+    assert len({one.stage_folder(i) for i in range(len(kinds))}) == len(kinds)
 
 
 def test_hindsight_trains_under_anothers_instruction(tmp_path: Path) -> None:
@@ -119,6 +131,33 @@ def test_hindsight_trains_under_anothers_instruction(tmp_path: Path) -> None:
     assert (config.instruction.text or "").startswith("Found.")
     assert (config.strategy.kind, config.policy.path) == ("static", "bundled:geo")
     assert one.allowance == one.suite.budget
+
+
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [
+        ("inspo-mixed", {"groups": "mixed", "target": "initial", "credit": "uplift"}),
+        ("fst-distill", {"kind": "fst", "target": "initial"}),
+        ("spread", {"groups": "population", "target": "sampled", "credit": "raw"}),
+        ("target-initial", {"groups": "own", "target": "initial", "credit": "raw"}),
+        ("target-best", {"groups": "own", "target": "best", "credit": "raw"}),
+    ],
+)
+def test_an_arm_is_options_of_its_strategy(
+    tmp_path: Path, method: str, options: dict[str, str]
+) -> None:
+    strategy = row(tmp_path, method).config(0, (), {}).strategy
+    assert {name: getattr(strategy, name) for name in options} == options
+
+
+@pytest.mark.parametrize("order", ["file", "random"])
+def test_random_proposals_are_of_the_suites_own_bank(tmp_path: Path, order: str) -> None:
+    """With the rules they are the rules' random remedies."""
+    bank = {"kind": "bank", "path": str(tmp_path / "bank.txt"), "order": order}
+    given = row(tmp_path, "inspo-random", set={"llm": bank}).config(0, (), {}).llm
+    assert given == BankOptions(path=tmp_path / "bank.txt", order="random")
+    rules = row(tmp_path, "inspo-random").config(0, (), {}).llm
+    assert rules == RulesConfig(remedies="random")
 
 
 def test_tools_are_taken_away_where_there_are_any(tmp_path: Path) -> None:

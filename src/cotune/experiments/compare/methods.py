@@ -59,6 +59,8 @@ class Method:
         compute: policy rollouts it uses, as a multiple of the suite's budget, or "none".
         stages: one after the other; the last one's policy and prompt are the result.
         endpoint: the suite's endpoint that writes its proposals ("self_ref", "teacher_ref").
+        at_random: proposals are drawn without reading failures: a bank in random order, or the offline
+            rules with random remedies.
         takes: what it takes from other rows: the best instruction of one (`instruction_from`), the
             policy of another (`policy_from`).
     """
@@ -69,6 +71,7 @@ class Method:
     compute: str = "1x"
     stages: tuple[Stage, ...] = (Stage(),)
     endpoint: str = ""
+    at_random: bool = False
     takes: tuple[Literal["instruction", "policy"], ...] = ()
 
 
@@ -101,23 +104,17 @@ def _ours(kind: str) -> Method:
 
 def _ablation(strategy: str, label: str, about: str, **changes: Any) -> Method:
     """Return a method with other options of its strategy."""
-    return _variant(strategy, label, about, {"strategy": changes})
+    stages = (Stage(strategy=strategy, changes={"strategy": changes}),)
+    return Method(label=label, group="ablation", about=about, stages=stages)
 
 
-def _variant(
-    strategy: str,
-    label: str,
-    about: str,
-    changes: Mapping[str, Any] | None = None,
-    endpoint: str = "",
-) -> Method:
-    """Return a method with other fields of the run file, or another endpoint."""
-    stages = (Stage(strategy=strategy, changes=changes or {}),)
-    return Method(label=label, group="ablation", about=about, stages=stages, endpoint=endpoint)
+def _variant(strategy: str, label: str, about: str, **proposer: Any) -> Method:
+    """Return a method whose proposals come from elsewhere."""
+    stages = (Stage(strategy=strategy),)
+    return Method(label=label, group="ablation", about=about, stages=stages, **proposer)
 
 
 _MIXED = {"groups": "mixed", "target": "initial", "credit": "uplift"}
-_RANDOM = {"llm": {"kind": "rules", "remedies": "random"}}
 
 METHODS: dict[str, Method] = {
     "direct": _inference("direct", "Direct", "the question alone, without tools"),
@@ -225,6 +222,15 @@ METHODS: dict[str, Method] = {
     "mixed-raw": _ablation(
         "inspo", "mixed groups, raw credit", "mixed groups without the uplift", **{**_MIXED, "credit": "raw"}
     ),
+    "target-initial": _ablation(
+        "inspo", "target initial", "gradient on the initial instruction", target="initial"
+    ),
+    "target-best": _ablation(
+        "inspo", "target best", "gradient on the best instruction so far", target="best"
+    ),
+    "spread": _ablation(
+        "inspo", "spread groups", "an instruction for each rollout", groups="population"
+    ),
     "pairwise": _ablation(
         "inspo", "spread groups, pairwise credit", "an instruction for each rollout, credited by wins",
         groups="population", credit="pairwise",
@@ -239,7 +245,7 @@ METHODS: dict[str, Method] = {
     "tau-s-0.05": _ablation("inspo", "τ_s 0.05", "greedier", selection_temperature=0.05),
     "tau-s-1": _ablation("inspo", "τ_s 1", "nearly uniform", selection_temperature=1.0),
     "inspo-random": _variant(
-        "inspo", "random remedies", "INSPO's control: remedies drawn without reading failures", _RANDOM
+        "inspo", "random proposals", "INSPO's control: proposals that read no failure", at_random=True
     ),
     # P²O, Section 4
     "no-distillation": _ablation(
@@ -280,7 +286,7 @@ METHODS: dict[str, Method] = {
     "beam-1": _ablation("p2o", "beam 1", "one parent an iteration", hints={"beam": 1}),
     "beam-16": _ablation("p2o", "beam 16", "sixteen parents an iteration", hints={"beam": 16}),
     "p2o-random": _variant(
-        "p2o", "random hints", "P²O's control: the reflector reads no failure", _RANDOM
+        "p2o", "random hints", "P²O's control: the reflector reads no failure", at_random=True
     ),
     "self-ref": _variant(
         "p2o", "Self-Ref", "hints by the initial policy itself (endpoints.self_ref)",

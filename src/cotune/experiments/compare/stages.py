@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from cotune.config.build import build_environment, describe_llm
 from cotune.config.run_checks import check_tokens
@@ -219,6 +219,8 @@ class Row:
             raw["llm"] = None
         elif self.method.endpoint:
             raw["llm"] = self._endpoint()
+        elif self.method.at_random:
+            raw["llm"] = _at_random(raw.get("llm"))
         raw = merged(raw, self.entry.set)
         raw = merged(raw, self._budgeted(raw, stage, before))
         raw = merged(raw, self._inherited(stage, before, others))
@@ -376,6 +378,15 @@ def _check_questions(rows: Sequence[Row]) -> None:
             f"focus is {suite.focus!r}, and {sorted(counts.values())} test questions of the seeds "
             "have a stratum that begins with it; expected some, and the same number for each seed"
         )
+
+
+def _at_random(llm: object) -> dict[str, Any]:
+    """Return the proposer that draws without reading failures: the suite's own bank, or the rules."""
+    if isinstance(llm, Mapping):
+        given = cast("Mapping[str, Any]", llm)
+        if given.get("kind") == "bank":
+            return {**given, "order": "random"}
+    return {"kind": "rules", "remedies": "random"}
 
 
 def _without_tools(raw: Mapping[str, Any]) -> dict[str, Any]:
