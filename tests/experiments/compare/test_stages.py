@@ -146,7 +146,7 @@ def test_hindsight_trains_under_anothers_instruction(tmp_path: Path) -> None:
 def test_an_arm_is_options_of_its_strategy(
     tmp_path: Path, method: str, options: dict[str, str]
 ) -> None:
-    strategy = row(tmp_path, method).config(0, (), {}).strategy
+    strategy = row(tmp_path, method, budget=1000).config(0, (), {}).strategy
     assert {name: getattr(strategy, name) for name in options} == options
 
 
