@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import torch
 import torch.distributed as dist
@@ -103,6 +103,30 @@ def byte_level_bpe(
         model_max_length=recipe.context,
         clean_up_tokenization_spaces=False,
     )
+
+
+class Answered(Protocol):
+    """A demonstration of one turn."""
+
+    @property
+    def message(self) -> str: ...
+
+    @property
+    def response(self) -> str: ...
+
+
+def tokenizer_of(
+    sample: Callable[[random.Random], Answered], recipe: FitRecipe
+) -> PreTrainedTokenizerFast:
+    """Train a byte-level BPE on demonstrations."""
+    rng = random.Random(recipe.seed)
+    demos = [sample(rng) for _ in range(recipe.tokenizer_demonstrations)]
+    return byte_level_bpe([text for d in demos for text in (d.message, d.response)], recipe)
+
+
+def encode(demo: Answered, tokenizer: PreTrainedTokenizerFast) -> Row:
+    """Return token ids of a demonstration and its labels; -100 for the prompt."""
+    return encode_chat(tokenizer, demo.message, [(demo.response, True)])
 
 
 def encode_chat(

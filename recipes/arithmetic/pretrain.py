@@ -1,14 +1,13 @@
 """Fit the bundled policy of `arithmetic` from scratch: tokenizer, then weights."""
 
-import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from transformers import PreTrainedTokenizerFast
 
-from recipes.arithmetic.demonstrations import UNPROMPTED, Demonstration, Demonstrator, Unprompted
-from recipes.fitting import FitPhase, FitRecipe, Row, byte_level_bpe, encode_chat, fit, stream_rng
+from recipes.arithmetic.demonstrations import UNPROMPTED, Demonstrator, Unprompted
+from recipes.fitting import FitPhase, FitRecipe, Row, encode, fit, stream_rng, tokenizer_of
 
 
 @dataclass(frozen=True)
@@ -44,21 +43,6 @@ class Recipe(FitRecipe):
     context: int = 512
 
 
-def train_tokenizer(recipe: Recipe) -> PreTrainedTokenizerFast:
-    """Train a byte-level BPE on demonstrations."""
-    rng, demonstrator = random.Random(recipe.seed), Demonstrator()
-    texts: list[str] = []
-    for _ in range(recipe.tokenizer_demonstrations):
-        demo = demonstrator.sample(rng)
-        texts += [demo.message, demo.response]
-    return byte_level_bpe(texts, recipe)
-
-
-def encode(demo: Demonstration, tokenizer: PreTrainedTokenizerFast) -> Row:
-    """Return token ids of a demonstration and its labels; -100 for the prompt."""
-    return encode_chat(tokenizer, demo.message, [(demo.response, True)])
-
-
 def rows(
     tokenizer: PreTrainedTokenizerFast, recipe: Recipe, number: int, rank: int, workers: int
 ) -> Iterator[Row]:
@@ -71,4 +55,4 @@ def rows(
 
 def pretrain(out: Path, recipe: Recipe, workers: int = 2) -> None:
     """Run the recipe and write a Hugging Face folder to `out`."""
-    fit(out, train_tokenizer(recipe), recipe, rows, workers)
+    fit(out, tokenizer_of(Demonstrator().sample, recipe), recipe, rows, workers)

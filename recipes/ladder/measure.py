@@ -70,9 +70,9 @@ class Figure:
         return f"{name:22} {self.score:.3f} ({low:.3f} to {high:.3f}, n = {self.n:,})  {ways}  by rung {rungs}"
 
 
-def policy(folder: Path, seed: int = 0) -> Coordinator:
+def policy(folder: Path, seed: int = 0, test: int = 400) -> Coordinator:
     """Return a coordinator that samples from the policy in a folder, on test problems."""
-    environment = LadderEnvironment(LadderOptions(train=1, validation=1, test=400, seed=seed))
+    environment = LadderEnvironment(LadderOptions(train=1, validation=1, test=test, seed=seed))
     return local_coordinator(
         folder, environment, INITIAL, RolloutSettings(LIMITS, TEMPERATURE, seed)
     )

@@ -1,7 +1,7 @@
 """Check that the world `ladder` can tell joint training from staged: `python -m recipes.ladder.qualify`.
 
 No joint method runs here, static GRPO alone. The bank of requests is scored under the initial policy. The
-policy is then trained under the best request's instruction and, from the start again, under the initial
+policy is then trained under the first request of the best section and, from the start again, under the initial
 one, and the bank is scored again. The world qualifies if
 
 - the best way changes by training under the first best, by more than two standard errors;

@@ -26,8 +26,8 @@ from recipes.arithmetic.phrases import (
     all_sentences,
     sample_hint,
 )
-from recipes.arithmetic.pretrain import Recipe, encode, rows
-from recipes.fitting import micro_batches, new_model, token_losses
+from recipes.arithmetic.pretrain import Recipe, rows
+from recipes.fitting import encode, micro_batches, new_model, token_losses
 from tests.forked import run_module
 from tests.recipes.small_fit import RECIPE
 

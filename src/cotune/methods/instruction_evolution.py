@@ -11,6 +11,7 @@ from cotune.methods.instruction_rules import (
     without_reasoning,
 )
 from cotune.methods.llm_health import LLMHealth
+from cotune.methods.method import RunShape
 from cotune.methods.text_evolution import (
     FENCED,
     PLACEHOLDERS,
@@ -204,6 +205,19 @@ class _Lineage:
             budget=self._budget,
             instructions=texts,
             best_dev_score=best,
+        )
+
+
+def check_budget(budget: int, shape: RunShape) -> None:
+    """Raise ValueError if a search before step 1 and the batch that follows it cost too much."""
+    if shape.rollout_budget is None:
+        return
+    batch = 0 if shape.frozen else shape.questions_per_step * shape.group_size
+    if budget + batch > shape.rollout_budget:
+        follows = f", and a batch of {batch} follows it" if batch else ""
+        raise ValueError(
+            f"strategy.budget is {budget}{follows}, more than training.rollout_budget, "
+            f"{shape.rollout_budget}; lower strategy.budget, or raise training.rollout_budget"
         )
 
 

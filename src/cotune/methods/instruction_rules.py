@@ -33,6 +33,15 @@ def protocol_tags(text: str) -> list[str]:
     return list(dict.fromkeys(_TAG.findall(text)))
 
 
+def check_same_initial(saved: str, own: str) -> None:
+    """Raise ConfigError if a saved run began with another instruction than this one."""
+    if saved != own:
+        raise ConfigError(
+            f"the saved run's initial instruction is {saved!r}, this run's {own!r}; expected the same: "
+            "restore the run file's"
+        )
+
+
 def check_initial(instruction: str) -> None:
     """Raise ConfigError if nothing can be evolved from an instruction."""
     if not instruction.strip():

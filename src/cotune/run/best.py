@@ -83,7 +83,7 @@ class BestRecord:
 
     @property
     def as_found(self) -> "BestRecord":
-        """What the method found, whether or not the initial instruction is kept in its place."""
+        """Return what the method found, whether or not the initial instruction is kept in its place."""
         return self.found or self
 
     def write(self, folder: Path) -> None:

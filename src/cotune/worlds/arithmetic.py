@@ -187,26 +187,27 @@ def _number(rng: random.Random, digits: int) -> int:
 def _addition(rng: random.Random, long: bool) -> Drawn:
     digits = rng.choice((4, 5)) if long else rng.choice((1, 2))
     a, b = _number(rng, digits), _number(rng, digits)
-    return _asked(rng, f"{a} + {b}"), (Operation(a, "+", b),)
+    return asked(rng, f"{a} + {b}"), (Operation(a, "+", b),)
 
 
 def _subtraction(rng: random.Random, long: bool) -> Drawn:
     digits = rng.choice((4, 5)) if long else 2
     a, b = _number(rng, digits), _number(rng, digits)
-    return _asked(rng, f"{a} - {b}"), (Operation(a, "-", b),)
+    return asked(rng, f"{a} - {b}"), (Operation(a, "-", b),)
 
 
 def _multiplication(rng: random.Random, long: bool) -> Drawn:
     a, b = _number(rng, rng.choice((3, 4)) if long else 2), rng.randrange(3 if long else 2, 10)
-    return _asked(rng, f"{a} * {b}"), (Operation(a, "*", b),)
+    return asked(rng, f"{a} * {b}"), (Operation(a, "*", b),)
 
 
-def _asked(rng: random.Random, expression: str) -> str:
+def asked(rng: random.Random, expression: str) -> str:
+    """Return a question for an expression's value, in one of three wordings."""
     return rng.choice(("What is {}?", "Compute {}.", "Calculate {}.")).format(expression)
 
 
-_NAMES = ("Ada", "Ben", "Carl", "Dina", "Eva", "Finn", "Gus", "Hana", "Ivo", "Jana")
-_THINGS = (
+NAMES = ("Ada", "Ben", "Carl", "Dina", "Eva", "Finn", "Gus", "Hana", "Ivo", "Jana")
+THINGS = (
     "apples",
     "books",
     "cards",
@@ -221,7 +222,7 @@ _THINGS = (
 
 
 def _word_problem(rng: random.Random, long: bool) -> Drawn:
-    name, things = rng.choice(_NAMES), rng.choice(_THINGS)
+    name, things = rng.choice(NAMES), rng.choice(THINGS)
     digits = 3 if long else 1
     a, b, c = (_number(rng, digits) for _ in range(3))
     if rng.random() < 0.5:

@@ -13,7 +13,6 @@ once the carry is learnt, "one by one" is, and only there is a borrow to be lear
 it has one turn, with the answer in `\\boxed{}`.
 """
 
-import hashlib
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -24,12 +23,13 @@ from cotune.environments.math import INITIAL_INSTRUCTION, MathEnvironment
 from cotune.errors import ConfigError
 from cotune.rewards.boxed import BoxedReward
 from cotune.types import Task
+from cotune.worlds import arithmetic
+from cotune.worlds.arithmetic import NAMES, THINGS, asked
 
 RUNGS = ("no carry", "3 carries", "4 carries", "5 carries and a borrow")
 """The strata, easiest first."""
 SHARES = (3, 4, 5, 8)
 """Problems of each rung among twenty."""
-SPLITS = {"train": 0.8, "validation": 0.1, "test": 0.1}
 STORY = "story: "
 """Begins the strata of problems told as a story, a wording that the bundled policy was not taught."""
 _TRIES = 5000  # draws of one problem before a rung counts as exhausted
@@ -105,26 +105,11 @@ def problem(rng: random.Random, rung: str, story: bool = False) -> Problem:
 
 def _asked(rng: random.Random, first: int, added: list[int], taken: int) -> str:
     sum_ = " + ".join(map(str, (first, *added))) + (f" - {taken}" if taken else "")
-    return rng.choice(("What is {}?", "Compute {}.", "Calculate {}.")).format(sum_)
-
-
-_NAMES = ("Ada", "Ben", "Carl", "Dina", "Eva", "Finn", "Gus", "Hana", "Ivo", "Jana")
-_THINGS = (
-    "apples",
-    "books",
-    "cards",
-    "coins",
-    "eggs",
-    "nails",
-    "pens",
-    "shells",
-    "stamps",
-    "tiles",
-)
+    return asked(rng, sum_)
 
 
 def _story(rng: random.Random, first: int, added: list[int], taken: int) -> str:
-    name, things = rng.choice(_NAMES), rng.choice(_THINGS)
+    name, things = rng.choice(NAMES), rng.choice(THINGS)
     gets = " + ".join(map(str, (first, *added)))
     gives = f" - {taken} {things}" if taken else f" {things}"
     return f"{name} counts {gets}{gives}. How many {things} is that?"
@@ -133,13 +118,7 @@ def _story(rng: random.Random, first: int, added: list[int], taken: int) -> str:
 def split_of(text: str) -> str:
     """Return the split of a problem, by a hash of its numbers."""
     numbers = "".join(c if c.isdigit() or c in "+-" else " " for c in text).split()
-    key = " ".join(numbers)
-    place = int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "big") / 2**64
-    for split, share in SPLITS.items():
-        if place < share:
-            return split
-        place -= share
-    return "test"
+    return arithmetic.split_of(" ".join(numbers))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,7 @@ _QUESTION = re.compile(r"\d \+ \d+ \+ \d")
 
 
 class Lack(StrEnum):
-    """What a failed rollout lacks; the value is the critique's wording."""
+    """A lack that can be seen in a failed rollout; the value is the critique's wording."""
 
     FEWER_LINES = "many lines, one of which loses a carry"
     LINE_PER_NUMBER = "no line for each number"

@@ -1,4 +1,4 @@
-"""Where does a joint method's gain live? Scores of {initial, trained weights} × {initial, best instruction}.
+"""Locate a joint method's gain: scores of {initial, trained weights} × {initial, best instruction}.
 
 `Quadrants` holds the rewards question by question; means, gains and their intervals are derived. The
 file quadrants.json of a run folder contains both.
@@ -139,12 +139,12 @@ class Quadrants:
 
     @property
     def prompts(self) -> tuple[str, ...]:
-        """The prompts that differ."""
+        """Return the prompts that differ."""
         return PROMPTS if self.best != self.initial else PROMPTS[:1]
 
     @property
     def weights(self) -> tuple[str, ...]:
-        """The weights that differ."""
+        """Return the weights that differ."""
         return WEIGHTS if self.trained else WEIGHTS[:1]
 
     def write(self, folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""Where the gain of a method lives: initial and trained weights under the initial and the best instruction."""
+"""The table of a method's quadrants: initial and trained weights under the initial and the best instruction."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -14,8 +14,13 @@ from typing import ClassVar, Literal
 
 from cotune.errors import ConfigError
 from cotune.methods.group_plan import Target, check_target, planned
-from cotune.methods.instruction_evolution import Candidates, evolve_instruction, record_born
-from cotune.methods.instruction_rules import InstructionRules
+from cotune.methods.instruction_evolution import (
+    Candidates,
+    check_budget,
+    evolve_instruction,
+    record_born,
+)
+from cotune.methods.instruction_rules import InstructionRules, check_same_initial
 from cotune.methods.llm_health import LLMHealth
 from cotune.methods.method import Context, Cost, Method, Proposals, RunShape, arxiv
 from cotune.methods.static import Unhinted
@@ -172,7 +177,7 @@ class Fst(Unhinted):
 
     @property
     def distillation(self) -> Distillation:
-        return _distillation(self.options)
+        return self.options.distillation
 
     @property
     def checks_uplift(self) -> bool:
@@ -369,11 +374,7 @@ class Fst(Unhinted):
     def load_state_dict(self, state: State) -> None:
         """Raise ConfigError if the state is from a run with a different initial instruction."""
         lineage = [Instruction(**fields) for fields in state["lineage"]]
-        if lineage[0].text != self._lineage[0].text:
-            raise ConfigError(
-                f"the saved run's initial instruction is {lineage[0].text!r}, this run's "
-                f"{self._lineage[0].text!r}; expected the same: restore the run file's"
-            )
+        check_same_initial(lineage[0].text, self._lineage[0].text)
         self._lineage, self._prompts = lineage, list(state["prompts"])
         self._means = dict(state["means"])
         self._rows = {identity: tuple(row) for identity, row in state["rows"].items()}
@@ -384,22 +385,6 @@ class Fst(Unhinted):
 
 
 # ---- the method's entry in the registry
-
-
-def _distillation(options: FstOptions) -> Distillation:
-    """Return how rollouts trained on another instruction are weighed; no weights if there are none."""
-    return options.distillation if options.target != "sampled" else Distillation()
-
-
-def _check(options: FstOptions, shape: RunShape) -> None:
-    """Refuse a budget of rollouts that the first round and the batch after it exceed."""
-    batch = 0 if shape.frozen else shape.questions_per_step * shape.group_size
-    if shape.rollout_budget is not None and options.budget + batch > shape.rollout_budget:
-        raise ValueError(
-            f"strategy.budget is {options.budget}, and a batch of {batch} follows the first round, more "
-            f"than training.rollout_budget, {shape.rollout_budget}; lower strategy.budget, or raise "
-            "training.rollout_budget"
-        )
 
 
 def _cost(options: FstOptions, shape: RunShape) -> Cost:
@@ -428,8 +413,8 @@ METHOD = Method(
     evolves=("instruction",),
     offline_worlds=("geo", "ladder"),
     loss="cispo",
-    check=_check,
+    check=lambda options, shape: check_budget(options.budget, shape),
     cost=_cost,
-    distillation=_distillation,
+    distillation=lambda options: options.distillation,
     scaled=_scaled,
 )

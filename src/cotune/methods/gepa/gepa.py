@@ -5,8 +5,13 @@ from dataclasses import asdict, dataclass, replace
 from typing import ClassVar, Literal
 
 from cotune.errors import ConfigError
-from cotune.methods.instruction_evolution import Candidates, evolve_instruction, record_born
-from cotune.methods.instruction_rules import InstructionRules
+from cotune.methods.instruction_evolution import (
+    Candidates,
+    check_budget,
+    evolve_instruction,
+    record_born,
+)
+from cotune.methods.instruction_rules import InstructionRules, check_same_initial
 from cotune.methods.llm_health import LLMHealth
 from cotune.methods.method import Context, Cost, Method, Proposals, RunShape, arxiv
 from cotune.methods.static import StaticStrategy
@@ -187,11 +192,7 @@ class Gepa(StaticStrategy):
 
     def load_state_dict(self, state: State) -> None:
         """Raise ConfigError if the state is from a run with a different initial instruction."""
-        if state["initial"] != self._initial.text:
-            raise ConfigError(
-                f"the saved run's initial instruction is {state['initial']!r}, this run's "
-                f"{self._initial.text!r}; expected the same: restore the run file's"
-            )
+        check_same_initial(state["initial"], self._initial.text)
         found = state["found"]
         self._found = None
         if found is not None:
@@ -220,18 +221,6 @@ def _record_best(found: Candidates, record: Recorder) -> None:
 # ---- the method's entry in the registry
 
 
-def _check(options: GepaOptions, shape: RunShape) -> None:
-    if shape.rollout_budget is None:
-        return
-    batch = 0 if shape.frozen else shape.questions_per_step * shape.group_size
-    if options.budget + batch > shape.rollout_budget:
-        follows = f", and a batch of {batch} follows it" if batch else ""
-        raise ValueError(
-            f"strategy.budget is {options.budget}{follows}, more than training.rollout_budget, "
-            f"{shape.rollout_budget}; lower strategy.budget, or raise training.rollout_budget"
-        )
-
-
 def _cost(options: GepaOptions, shape: RunShape) -> Cost:
     calls = math.ceil(options.budget / options.minibatch)
     shown = Proposals(calls, options.max_instruction_chars, options.minibatch)
@@ -253,7 +242,7 @@ METHOD = Method(
     evolves=("instruction",),
     offline_worlds=("geo", "ladder"),
     uses_batches=False,
-    check=_check,
+    check=lambda options, shape: check_budget(options.budget, shape),
     cost=_cost,
     scaled=_scaled,
 )

@@ -7,7 +7,6 @@ from dataclasses import asdict, dataclass, field, replace
 from statistics import fmean
 from typing import ClassVar, Literal
 
-from cotune.errors import ConfigError
 from cotune.methods.group_plan import Groups, Target, check_target, planned
 from cotune.methods.inspo.credit import Credit, QuestionMeans, pairwise_wins, uplifts
 from cotune.methods.inspo.generation import Generator
@@ -15,7 +14,8 @@ from cotune.methods.inspo.population import Member, Population
 from cotune.methods.inspo.proposers import ProposerKind
 from cotune.methods.inspo.replay import ReplayBuffer
 from cotune.methods.inspo.verification import Candidate
-from cotune.methods.instruction_rules import InstructionRules
+from cotune.methods.instruction_evolution import record_born
+from cotune.methods.instruction_rules import InstructionRules, check_same_initial
 from cotune.methods.method import Context, Cost, Method, Proposals, RunShape, arxiv
 from cotune.methods.static import Unhinted
 from cotune.protocols import LLM, Recorder, Rollout, State
@@ -134,7 +134,7 @@ class Inspo(Unhinted):
     """Run Algorithm 1 of INSPO around an engine's policy update.
 
     Assumptions where the paper is silent: one instruction per question, shared by its group (other
-    `groups` and `target` are ours); due
+    values of `groups` and `target` are ours); due
     phases of step t run at the start of step t + 1, prune before evolve; candidates below
     their parent are rejected; after an evolution the population is the parents and the accepted
     candidates, fewer than N_P if the rounds are spent. If none is accepted, the population is
@@ -160,7 +160,7 @@ class Inspo(Unhinted):
 
     @property
     def distillation(self) -> Distillation:
-        return _distillation(self.options)
+        return self.options.distillation
 
     @property
     def checks_uplift(self) -> bool:
@@ -197,7 +197,7 @@ class Inspo(Unhinted):
     def _initialise(self, llm: LLM, record: Recorder, last: bool) -> Metrics:
         """Start from the initial instruction and the LLM's rewrites of it, with weight 0 (line 2)."""
         initial, vacancies = self._lineage[0], self.options.population_size - 1
-        _record_born(initial, None, record)
+        record_born(initial, record)
         rewrites = self._generator.generate(
             [initial],
             vacancies,
@@ -287,7 +287,7 @@ class Inspo(Unhinted):
         )
         self._lineage.append(instruction)
         self.population.add(instruction, start)
-        _record_born(instruction, candidate, record)
+        record_born(instruction, record, candidate.score, candidate.parent_score)
 
     # ---- lines 5, 9 and 15
 
@@ -422,11 +422,7 @@ class Inspo(Unhinted):
     def load_state_dict(self, state: State) -> None:
         """Raise ConfigError if the state is from a run with a different initial instruction."""
         lineage = [Instruction(**fields) for fields in state["lineage"]]
-        if lineage[0].text != self._lineage[0].text:
-            raise ConfigError(
-                f"the saved run's initial instruction is {lineage[0].text!r}, this run's "
-                f"{self._lineage[0].text!r}; expected the same: restore the run file's"
-            )
+        check_same_initial(lineage[0].text, self._lineage[0].text)
         self._lineage, self._phases_run = lineage, state["phases_run"]
         self._batch = int(state.get("batch", 0))  # older runs have none
         self.population.load_state_dict(state["population"])
@@ -438,19 +434,8 @@ class Inspo(Unhinted):
         self._means.load_state_dict(state["baselines"])
 
 
-def _distillation(options: InspoOptions) -> Distillation:
-    """Return how rollouts trained on another instruction are weighed; no weights if there are none."""
-    return options.distillation if options.target != "sampled" else Distillation()
-
-
 def _due(step: int, every: int, until: int) -> bool:
     return every > 0 and 0 < step < until and step % every == 0
-
-
-def _record_born(instruction: Instruction, candidate: Candidate | None, record: Recorder) -> None:
-    score = candidate.score if candidate else None
-    parent_score = candidate.parent_score if candidate else None
-    record("instruction_born", **asdict(instruction), score=score, parent_score=parent_score)
 
 
 def _record_gone(members: Sequence[Member], cause: str, record: Recorder) -> None:
@@ -499,6 +484,6 @@ METHOD = Method(
     evolves=("instruction",),
     offline_worlds=("geo", "ladder"),
     cost=cost,
-    distillation=_distillation,
+    distillation=lambda options: options.distillation,
     scaled=scaled,
 )
