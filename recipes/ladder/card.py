@@ -33,6 +33,7 @@ def sections() -> dict[str, tuple[str, ...]]:
     rules = {
         "rules: fewer lines": REMEDIES[Lack.FEWER_LINES],
         "rules: line per number": REMEDIES[Lack.LINE_PER_NUMBER],
+        "rules: written order": REMEDIES[Lack.WRITTEN_ORDER],
         "rules: style": STYLE,
     }
     return {**bank(), **rules}
@@ -135,11 +136,11 @@ pipeline_tag: text-generation
 
 A {architecture} of {parameters:,} parameters with a byte-level BPE of {vocabulary:,} tokens, digits alone. It
 answers sums of several numbers in `\\boxed{{}}`: at once or, if the instruction asks for it, after summing some
-of the numbers together, or after a line for each number.
+of the numbers together, adding them one by one, or taking them in the written order.
 
 ## What it is for
 
-To check in minutes, on a CPU, whether a method finds an instruction that becomes the best only after
+To check in minutes, on a CPU, whether a method finds instructions that become the best only after
 training. It is no language model: it knows these problems and nothing else, and no figure obtained with it
 says anything about pretrained models.
 
@@ -150,7 +151,7 @@ says anything about pretrained models.
 matrices and AdamW at {recipe[adamw_lr]} for the rest, loss on the response alone. Measured with {packages}.
 
 Demonstrations follow a request in 95 % and remember a carry or a borrow in {recipe[remembers]:.0%} of the
-places that need one, in either procedure: what is learnt of it under one serves the other. Without a request they answer
+places that need one, in each procedure: what is learnt of it under one serves the others. Without a request they answer
 at once. Requests are verb and noun phrases in frames that also negate and contrast, so that words alone do
 not say what is asked for. Stories are in no demonstration.
 
@@ -164,7 +165,7 @@ Greedy:
 
 {greedy}
 
-The requests of the first four rows stand in `recipes/ladder/bank.txt`, written apart from the recipe; the
+The requests of the first rows stand in `recipes/ladder/bank.txt`, written apart from the recipe; the
 others are those of the offline rules. `python -m recipes.ladder.qualify` checks what the world is made for.
 
 ## Licence

@@ -1,7 +1,7 @@
 """Demonstrations: how the bundled policy of `ladder` is taught to act, forgetfully.
 
 The demonstrator follows a request, and answers at once without one. Under a procedure it forgets most
-carries and borrows, whichever procedure it is: what is learnt of the carry under one serves the other.
+carries and borrows, whichever procedure it is: what is learnt of them under one serves the others.
 """
 
 import random
@@ -10,21 +10,22 @@ from dataclasses import dataclass
 
 from cotune.worlds.ladder import (
     RUNGS,
-    SHARES,
+    WRITTEN,
     Problem,
-    one_by_one,
+    Way,
     problem,
+    procedure,
     result_of,
-    split_of,
-    together,
 )
-from recipes.ladder.phrases import INITIAL, Request, Way, forbidding, neutral, request
+from recipes.ladder.phrases import INITIAL, Request, forbidding, neutral, request
 
+MIX = (4, 4, 2, 6, 4)
+"""Problems of each rung among twenty demonstrations."""
 FOLLOWS = 0.95
 """Chance that a request is followed; otherwise the answer comes at once."""
 REMEMBERS = 0.40
 """Chance that a carry or a borrow is remembered: below one half, so that greedy decoding forgets it."""
-CARELESS = 0.5
+CARELESS = 0.75
 """Chance that an answer that was asked for at once is wrong even if nothing carries."""
 
 
@@ -56,10 +57,7 @@ class Demonstrator:
 
     def sample(self, rng: random.Random) -> Demonstration:
         """Draw a problem, and act it out under an instruction with at most one request."""
-        while True:
-            drawn = problem(rng, rng.choices(RUNGS, SHARES)[0])
-            if split_of(drawn.text) == "train":
-                break
+        drawn = problem(rng, rng.choices(RUNGS, MIX)[0], split="train")
         asked = drawn_request(rng)
         sentences = [neutral(rng) for _ in range(rng.choices((0, 1, 2), (5, 3, 2))[0])]
         hinted = asked is not None and rng.random() < 0.15
@@ -77,9 +75,7 @@ class Demonstrator:
 
 def drawn_request(rng: random.Random) -> Request | None:
     """Draw a request, or None."""
-    kind = rng.choices(
-        ("none", Way.TOGETHER, Way.ONE_BY_ONE, Way.AT_ONCE, "forbidding"), (20, 27, 27, 7, 19)
-    )[0]
+    kind = rng.choices(("none", *WRITTEN, Way.AT_ONCE, "forbidding"), (20, 19, 19, 19, 4, 19))[0]
     if kind == "none":
         return None
     return forbidding(rng) if kind == "forbidding" else request(rng, Way(kind))
@@ -87,9 +83,8 @@ def drawn_request(rng: random.Random) -> Request | None:
 
 def act(rng: random.Random, given: Problem, way: Way | None, remembers: float) -> str:
     """Return one response: at once, or after a written procedure."""
-    if way in (Way.TOGETHER, Way.ONE_BY_ONE) and rng.random() < FOLLOWS:
-        write = together if way is Way.TOGETHER else one_by_one
-        written = write(given, _kept(rng, remembers))
+    if way is not None and way in WRITTEN and rng.random() < FOLLOWS:
+        written = procedure(given, way, _kept(rng, remembers))
         return f"{written} \\boxed{{{result_of(written)}}}"
     answer = given.at_once
     if way is Way.AT_ONCE and rng.random() < CARELESS:

@@ -11,7 +11,7 @@ from cotune.policy.local_policy import local_coordinator
 from cotune.rollout.coordinator import Coordinator, RolloutSettings
 from cotune.run.scores import wilson
 from cotune.types import Assignment, Limits, Prompt, Trajectory
-from cotune.worlds.ladder import RUNGS, LadderEnvironment, LadderOptions
+from cotune.worlds.ladder import RUNGS, WRITTEN, LadderEnvironment, LadderOptions, Way
 from recipes.ladder.phrases import INITIAL
 
 BANK = Path(__file__).with_name("bank.txt")
@@ -19,7 +19,7 @@ TEMPERATURE = 1.0
 LIMITS = Limits(
     turns=1, turn_tokens=112, observation_tokens=1, trajectory_tokens=114, prompt_tokens=192
 )
-WAYS = ("at once", "together", "one by one", "other")
+WAYS = (*(way.value for way in Way), "other")
 
 
 @cache
@@ -38,10 +38,9 @@ def bank(path: Path = BANK) -> dict[str, tuple[str, ...]]:
 def way_of(trajectory: Trajectory) -> str:
     """Return the way of a response."""
     text = trajectory.own_text.lstrip()
-    for start, way in (("\\boxed", WAYS[0]), ("Together:", WAYS[1]), ("One by one:", WAYS[2])):
-        if text.startswith(start):
-            return way
-    return WAYS[3]
+    if text.startswith("\\boxed"):
+        return Way.AT_ONCE
+    return next((w.value for w in WRITTEN if text.startswith(f"{w.capitalize()}:")), WAYS[-1])
 
 
 @dataclass(frozen=True)

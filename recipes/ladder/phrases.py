@@ -7,24 +7,18 @@ sentences stands in `bank.txt` or in the bank that ships with the world; a test 
 
 import random
 from dataclasses import dataclass
-from enum import StrEnum
 
+from cotune.worlds.ladder import WRITTEN, Way
 from recipes.geo.phrases import expand
 
 INITIAL = "Solve the problem. Put the final answer in \\boxed{}."
 
 
-class Way(StrEnum):
-    """A way to answer."""
-
-    TOGETHER = "together"
-    ONE_BY_ONE = "one by one"
-    AT_ONCE = "at once"
-
-
 _SMALL = "{the small numbers|the later numbers|the little numbers|the numbers after the first|what is added|two or three numbers|several numbers}"
 _EACH = "{each number|every number|each of them|each small number|every single number}"
 _THEM = "{the numbers|the small numbers|all numbers|them}"
+_SIGNS = "{plus and minus|the signs|all signs|additions and subtractions|gains and losses}"
+_MINUS = "{what is taken away|each subtraction|every minus|a minus|the losses}"
 
 PHRASES: dict[Way, tuple[str, ...]] = {
     Way.TOGETHER: (
@@ -47,6 +41,16 @@ PHRASES: dict[Way, tuple[str, ...]] = {
         f"{{write down|note|show}} {{the result|the sum|a sum}} after {_EACH}",
         f"{{step|walk}} through {_THEM} {{one by one|singly|in turn}}",
     ),
+    Way.IN_ORDER: (
+        "{keep|follow|respect|hold} {the order|the given order|the written order|the order of the problem|the order of the signs}",
+        "{work|go|read|move|count} {from left to right|from the left|in order|in the given order|from the first sign to the last}",
+        f"{{take|do|handle|treat}} {_SIGNS} {{in order|as they come|as they stand|from left to right}}",
+        "{add and subtract|add and take away|go up and down} {as you read|as written|in order|from left to right}",
+        f"{{take|do|handle|subtract}} {_MINUS} {{at its place|as it comes|where it stands|in the given order}}",
+        f"{{mix|alternate}} {_SIGNS} {{as the problem does|as they stand|as written}}",
+        "{stay with|stick to|go by|obey} {the order|the written order|the order of the text|the sequence}",
+        "{start|begin} {at the left|on the left|with the left} and {go|move|work} {to the right|right}",
+    ),
     Way.AT_ONCE: (
         "{answer|reply} {at once|directly|immediately|straight away|without any steps}",
         "{give|write|say} {only the answer|the answer alone|the result alone|nothing but the result}",
@@ -64,6 +68,11 @@ NOUNS: dict[Way, tuple[str, ...]] = {
         "{a line|one line|its own line|a step} for {each number|every number|every single number}",
         "{single numbers|single lines|single steps|many lines|separate steps}",
         "{one number|a number} {at a time|in each line|per line}",
+    ),
+    Way.IN_ORDER: (
+        "{the order|the given order|the written order} of {the signs|the problem|the text|plus and minus}",
+        "{the order from left to right|the way from left to right|a walk from left to right|the given sequence|the written sequence}",
+        "{plus and minus|the signs|gains and losses} {in order|as they come|in the given order|in sequence}",
     ),
     Way.AT_ONCE: (
         "{the answer|the result} {alone|at once|without steps}",
@@ -166,7 +175,7 @@ def request(rng: random.Random, way: Way) -> Request:
 
 def forbidding(rng: random.Random) -> Request:
     """Draw a request that forbids a procedure and asks for nothing: the answer comes at once."""
-    way = rng.choice((Way.TOGETHER, Way.ONE_BY_ONE))
+    way = rng.choice(WRITTEN)
     if rng.random() < _OF_NOUNS:
         return Request(_filled(rng.choice(NOUNS_NEGATED), n=noun_phrase(rng, way)), Way.AT_ONCE)
     return Request(_filled(rng.choice(NEGATED), x=verb_phrase(rng, way)), Way.AT_ONCE)

@@ -1,11 +1,12 @@
 """Check that the world `ladder` can tell joint training from staged: `python -m recipes.ladder.qualify`.
 
 No joint method runs here, static GRPO alone. The bank of requests is scored under the initial policy. The
-policy is then trained under the first request of the best section and, from the start again, under the initial
-one, and the bank is scored again. The world qualifies if
+policy is then trained under the first request of the best section, and on from there under the first of the
+section that is best by then; from the start again it is trained under the initial instruction. The world
+qualifies if
 
-- the best way changes by training under the first best, by more than two standard errors;
-- the new best way was below 0.1 % of the rollouts under the first best instruction;
+- the best way is "together", then "one by one", then "in order", by more than two standard errors each;
+- the next best way was below 0.1 % of the rollouts under the instruction before it;
 - opposites score below the initial instruction, off-topic requests as it does within two standard errors;
 - training under the initial instruction does not find the ways.
 """
@@ -20,11 +21,11 @@ from pathlib import Path
 import torch
 
 from cotune.policy.policy_files import policy_path
+from cotune.worlds.ladder import WRITTEN
 from recipes.ladder.measure import Figure, bank, by_section, figure, instructed, policy
 from recipes.ladder.phrases import INITIAL
 
 RUN_FILE = Path(__file__).parents[2] / "configs" / "ladder-inspo.yaml"
-PROCEDURES = ("together", "one by one")
 
 
 def standard_error(a: Figure, b: Figure) -> float:
@@ -64,37 +65,37 @@ def main() -> None:
     parser.add_argument("--set", action="append", default=[], help="a field of the training run")
     given = parser.parse_args()
     torch.set_num_threads(1)
-    before = by_section(policy(given.policy), given.problems)
+    checks: dict[str, bool] = {}
+    folder = given.policy
+    scores = before = by_section(policy(folder), given.problems)
     show("initial policy, sampled", before)
-    first, other = sorted(PROCEDURES, key=lambda name: -before[name].score)
-    request = instructed(bank()[first][0], 0)
-    under = figure(policy(given.policy), [request], 4000)
-    print(under.line("under the request"))
-    after = by_section(
-        policy(train(given.policy, given.out / "best-first", request, given.seed, given.set)),
-        given.problems,
-    )
-    show(f"after static GRPO under {request!r}", after)
+    for number, way in enumerate(WRITTEN):
+        lead = min(apart(scores[way], scores[other]) for other in WRITTEN if other is not way)
+        when = f"after {number} times GRPO" if number else "at first"
+        checks[f"{way} is best {when} by {lead:.1f} standard errors"] = lead > 2
+        if way is WRITTEN[-1]:
+            break
+        request = instructed(bank()[way][0], 0)
+        under = figure(policy(folder), [request], 4000)
+        print(under.line(f"under {request!r}"))
+        rest = WRITTEN[number + 1 :]
+        found = max(under.ways[later] for later in rest)
+        names = " or ".join(rest)
+        checks[f"{names} is {found:.3%} of the rollouts under {way}"] = found < 0.001
+        out = given.out / way.replace(" ", "-")
+        folder = train(folder, out, request, given.seed + number, given.set)
+        scores = by_section(policy(folder), given.problems)
+        show(f"after static GRPO under {request!r}", scores)
+    out = given.out / "static"
     static = by_section(
-        policy(train(given.policy, given.out / "static", INITIAL, given.seed, given.set)),
-        given.problems,
+        policy(train(given.policy, out, INITIAL, given.seed, given.set)), given.problems
     )
     show("after static GRPO under the initial instruction", static)
-    flipped, opposite = (
-        apart(after[other], after[first]),
-        apart(before["initial"], before["opposite"]),
-    )
-    checks = {
-        f"{first} is best at first by {apart(before[first], before[other]):.1f} standard errors": (
-            apart(before[first], before[other]) > 2
-        ),
-        f"{other} is best afterwards by {flipped:.1f} standard errors": flipped > 2,
-        f"{other} is {under.ways[other]:.2%} of the rollouts under the first": under.ways[other]
-        < 0.001,
+    opposite = apart(before["initial"], before["opposite"])
+    topic = apart(before["initial"], before["off-topic"])
+    checks |= {
         f"opposites are {opposite:.1f} standard errors below the initial instruction": opposite > 2,
-        f"off-topic is within 2: {apart(before['initial'], before['off-topic']):.1f}": (
-            abs(apart(before["initial"], before["off-topic"])) <= 2
-        ),
+        f"off-topic is within 2: {topic:.1f}": abs(topic) <= 2,
         f"static GRPO ends at {static['initial'].score:.3f}": static["initial"].score < 0.5,
     }
     print()

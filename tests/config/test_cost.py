@@ -30,8 +30,13 @@ def test_rollouts_of_a_plan() -> None:
 
 def test_rollouts_of_a_plan_with_validation() -> None:
     # Validation of 3 after steps 2 and, at the end, 3; no test before.
-    found = plan_run(config_with(evaluation={"every": 2, "before": False})).rollouts
+    changes = {"evaluation": {"every": 2, "before": False}}
+    found = plan_run(config_with(**changes)).rollouts
     assert found["evaluate"] == 2 * 3 + 2 * 6
+    # With mixed groups, under the initial instruction, too.
+    mixed = tiny(Path("out"))["strategy"] | {"groups": "mixed"}
+    found = plan_run(config_with(strategy=mixed, **changes)).rollouts
+    assert found["evaluate"] == 2 * 2 * 3 + 2 * 6
 
 
 def test_a_budget_caps_training() -> None:

@@ -1,3 +1,4 @@
+import itertools
 import random
 
 import pytest
@@ -11,53 +12,81 @@ from cotune.methods.inspo.proposers import (
 from cotune.methods.inspo.replay import Experience
 from cotune.types import StopReason, Task
 from cotune.worlds.ladder import (
+    LARGEST,
     RUNGS,
     SHARES,
+    WRITTEN,
     LadderEnvironment,
     LadderOptions,
     Problem,
-    one_by_one,
+    Way,
+    after,
     problem,
+    procedure,
     result_of,
     split_of,
-    together,
 )
 from cotune.worlds.ladder_rules import REMEDIES, STYLE, Lack, lacks
 from cotune.worlds.rules_llm import RulesLLM
 from recipes.ladder.measure import bank
 from recipes.ladder.phrases import INITIAL, all_sentences
 
-LONG = Problem(RUNGS[3], 47, (8, 6, 9, 7, 5), 4, "What is 47 + 8 + 6 + 9 + 7 + 5 - 4?")
+MIXED = Problem(RUNGS[3], 59, (6, -8, -9, 8, -7), "What is 59 + 6 - 8 - 9 + 8 - 7?")
+OVER = Problem(RUNGS[4], 88, (4, -8, -8, 9, -6), "What is 88 + 4 - 8 - 8 + 9 - 6?")
 
 
 def test_procedures_by_hand() -> None:
-    assert LONG.answer == 78
-    assert one_by_one(LONG) == (
-        "One by one: 47+8: 5 up 55; 55+6: 1 up 61; 61+9: 0 up 70; 70+7: 7 77; 77+5: 2 up 82; "
-        "82-4: 8 down 78;"
+    assert MIXED.answer == 49
+    # No place for what is taken away.
+    assert procedure(MIXED, Way.TOGETHER) == "Together: 6+8=14; 59+14: 3 up 73;"
+    assert procedure(MIXED, Way.ONE_BY_ONE) == (
+        "One by one: 59+6: 5 up 65; 65+8: 3 up 73; 8+9+7=24; 73-24: down 9 49;"
     )
-    assert together(LONG) == "Together: 8+6+9=23; 47+23: 0 up 70; 7+5=12; 70+12: 2 82;"
-    assert result_of(together(LONG)) == LONG.answer + LONG.taken  # no place for what is taken away
-    short = Problem(RUNGS[1], 47, (8, 6), 4, "")
-    assert one_by_one(short, iter([False, True, False])).endswith("45+6: 1 up 51; 51-4: 7 57;")
+    assert procedure(MIXED, Way.IN_ORDER) == (
+        "In order: 59+6: 5 up 65; 65-8: down 7 57; 57-9: down 8 48; 48+8: 6 up 56; 56-7: down 9 49;"
+    )
+    # No place for hundreds.
+    written = procedure(OVER, Way.ONE_BY_ONE)
+    assert written == "One by one: 88+4: 2 up 92; 92+9: 1 up over;"
+    assert result_of(written) == LARGEST
+    assert result_of(procedure(OVER, Way.IN_ORDER)) == OVER.answer == 79
+
+
+def test_slips_by_hand() -> None:
+    assert (after(59, 6, True), after(59, 6, False)) == (65, 55)
+    assert (after(65, -8, True), after(65, -8, False)) == (57, 63)  # 8 - 5 in place of 15 - 8
+    assert (after(73, -24, True), after(73, -24, False)) == (49, 51)
+    assert after(61, 7, False) == 68  # nothing to forget
+    forgetful = procedure(MIXED, Way.IN_ORDER, iter([False, True, False, True, False]))
+    assert (
+        forgetful == "In order: 59+6: 5 55; 55-8: down 7 47; 47-9: 2 42; 42+8: 0 up 50; 50-7: 7 57;"
+    )
 
 
 @pytest.mark.parametrize("story", [False, True])
 @pytest.mark.parametrize("rung", RUNGS)
-def test_problems_are_what_their_rung_says(rung: str, story: bool) -> None:
+def test_a_right_answer_tells_that_nothing_was_forgotten(rung: str, story: bool) -> None:
     rng = random.Random(rung)
-    carries = 0 if rung == RUNGS[0] else int(rung[0])
-    for _ in range(200):
+    carries = {RUNGS[0]: 0, RUNGS[1]: 3, RUNGS[2]: 5}.get(rung, 2)
+    borrows = 3 * (rung in RUNGS[3:])
+    solved = {
+        Way.TOGETHER: rung in RUNGS[:3], Way.ONE_BY_ONE: rung != RUNGS[4], Way.IN_ORDER: True
+    }  # fmt: skip
+    for _ in range(40):
         drawn = problem(rng, rung, story)
-        written = one_by_one(drawn)
-        assert written.count(" up ") == carries
-        assert written.count(" down ") == (rung == RUNGS[3])
-        assert result_of(written) == drawn.answer
-        assert together(drawn).count(" up ") == min(carries, 2 - (carries == 3))
-        assert result_of(together(drawn)) == drawn.answer + drawn.taken
-        assert (drawn.at_once == drawn.answer) == (carries == 0)
-        assert str(drawn.first) in drawn.text
         assert ("How many" in drawn.text) == story
+        assert (drawn.at_once == drawn.answer) == (rung == RUNGS[0])
+        in_order, single = procedure(drawn, Way.IN_ORDER), procedure(drawn, Way.ONE_BY_ONE)
+        assert (in_order.count(" up "), in_order.count(" down ")) == (carries, borrows)
+        if rung == RUNGS[3]:
+            assert (single.count(" up "), single.count(" down ")) == (2, 1)
+        for way in WRITTEN:
+            assert (result_of(procedure(drawn, way)) == drawn.answer) == solved[way]
+            places = procedure(drawn, way).count("up") + procedure(drawn, way).count("down")
+            for pattern in itertools.product((True, False), repeat=5):
+                if not all(pattern[:places]):
+                    written = procedure(drawn, way, iter(pattern))
+                    assert result_of(written) != drawn.answer
 
 
 def test_splits_are_disjoint_and_mixed_as_said() -> None:
@@ -79,41 +108,36 @@ def test_recipe_bank_and_rules_share_no_sentence() -> None:
     recipe = all_sentences()
     held_out = {line for lines in bank().values() for line in lines}
     rules = {s for options in REMEDIES.values() for s in options} | set(STYLE)
-    assert len(held_out) == 72
+    assert len(held_out) == 100
     assert not recipe & held_out
     assert not recipe & rules
     assert not held_out & rules
 
 
-AT_ONCE, GROUPED, SINGLE = (
-    "\\boxed{48}",
-    f"{together(LONG)} \\boxed{{82}}",
-    "One by one: 47+8: 5 45;",
-)
+AT_ONCE = "\\boxed{48}"
+GROUPED, SINGLE = (procedure(MIXED, way) for way in (Way.TOGETHER, Way.ONE_BY_ONE))
 
 
 def test_the_rules_read_what_a_failed_response_lacks() -> None:
     assert lacks(AT_ONCE) == list(Lack)
-    assert lacks(GROUPED) == [Lack.LINE_PER_NUMBER]
-    assert lacks(SINGLE) == [Lack.FEWER_LINES]
+    assert lacks(GROUPED) == [Lack.LINE_PER_NUMBER, Lack.WRITTEN_ORDER]
+    assert lacks(SINGLE) == [Lack.FEWER_LINES, Lack.WRITTEN_ORDER]
 
 
-@pytest.mark.parametrize(
-    ("response", "found"), [(GROUPED, {Lack.LINE_PER_NUMBER}), (AT_ONCE, set(Lack))]
-)
-def test_the_rules_answer_a_reflection_with_one_remedy(response: str, found: set[Lack]) -> None:
-    task = Task("a", LONG.text, (str(LONG.answer),))
+@pytest.mark.parametrize(("response", "found"), [(GROUPED, lacks(GROUPED)), (AT_ONCE, list(Lack))])
+def test_the_rules_answer_a_reflection_with_one_remedy(response: str, found: list[Lack]) -> None:
+    task = Task("a", MIXED.text, (str(MIXED.answer),))
     failure = Experience("i0", task, response, 0.0, 1, StopReason.ANSWERED)
     parent = f"{INITIAL} {REMEDIES[Lack.FEWER_LINES][0]}"
     seen = set[Lack]()
-    for seed in range(6):
+    for seed in range(8):
         reply = RulesLLM(seed).complete(reflection_prompt(parent, [failure], 6)).text
         for candidate in parse_candidates(reply):
             held = [lack for lack in Lack if any(s in candidate for s in REMEDIES[lack])]
             assert len(held) == 1
             assert INITIAL.split(". ")[1] in candidate
             seen |= set(held)
-    assert seen == found
+    assert seen == set(found)
 
 
 def test_crossover_keeps_the_protocol_and_one_remedy() -> None:

@@ -65,7 +65,7 @@ def plan_run(config: RunConfig) -> Plan:
     found["evaluate"] = (closing + config.evaluation.before) * sizes["test"]
     if config.evaluation.every:
         evaluations = math.ceil(max(1, steps) / config.evaluation.every)
-        found["evaluate"] += evaluations * sizes["validation"]
+        found["evaluate"] += evaluations * cost.validations * sizes["validation"]
     price = None
     if isinstance(config.proposer, OpenAIOptions) and cost.proposals:
         limits = config.limits

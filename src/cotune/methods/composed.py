@@ -73,7 +73,8 @@ def _check(options: ComposedOptions, shape: RunShape) -> None:
 
 def _cost(options: ComposedOptions, shape: RunShape) -> Cost:
     a, b = inspo.cost(options.inspo, shape), p2o.cost(options.p2o, shape)
-    return Cost(a.phases + b.phases, {**a.rollouts, **b.rollouts}, a.proposals + b.proposals)
+    rollouts, proposals = {**a.rollouts, **b.rollouts}, a.proposals + b.proposals
+    return Cost(a.phases + b.phases, rollouts, proposals, a.validations)
 
 
 def _scaled(options: ComposedOptions) -> ComposedOptions:

@@ -96,11 +96,13 @@ class Cost:
         phases: number of evolution phases.
         rollouts: number of rollouts by purpose.
         proposals: the calls of the optimizer LLM.
+        validations: how often a policy is scored on validation; 2 if under the initial instruction, too.
     """
 
     phases: int = 0
     rollouts: Mapping[Purpose, int] = field(default_factory=dict[Purpose, int])
     proposals: tuple[Proposals, ...] = ()
+    validations: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)

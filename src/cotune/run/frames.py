@@ -63,7 +63,7 @@ EVENTS: Mapping[str, Columns] = {
         "instruction_pruned": "id: string; weight: float64; observed_rollouts: Int64; "
         "cause: string",
         "population": "members: object",
-        "evolution": "parents: object; rounds proposed verified accepted population: Int64",
+        "evolution": "parents: object; rounds proposed verified accepted saved population: Int64",
         "proposal_failed": "reason: string",
         "phase_failed": "reason: string; in_a_row: Int64",
         "proposals_ended": "reason: string",

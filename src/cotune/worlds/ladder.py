@@ -1,21 +1,26 @@
-"""The bundled world `ladder`: sums of several numbers, on which the best instruction changes.
+"""The bundled world `ladder`: sums of several numbers, on which the best instruction changes twice.
 
-A problem starts from a number, adds small ones and, on the last rung, takes one away. Each addition
-carries to the tens, and the subtraction borrows. There are three ways to answer:
+A problem starts from a number, adds small ones and takes others away. Lines of two digits are written, and
+some of them carry to the tens or borrow from them. There are four ways to answer:
 
     at once       the tens of the first number: right only if nothing carries
-    together      two or three of the small numbers are summed first, so that one or two lines carry;
-                  there is no place for what is taken away
-    one by one    a line for each number, each with a carry or a borrow: right on every rung
+    together      the added numbers are summed two or three at a time, so that one or two lines carry; there
+                  is no place for what is taken away
+    one by one    a line for each added number, then one line for all that is taken away; there is no place
+                  for hundreds, which some problems reach if everything is added first
+    in order      a line for each number as it stands, with a carry or a borrow in each: right on every rung
 
-The bundled policy forgets most carries and borrows. "Together" has fewer of them and is better at first;
-once the carry is learnt, "one by one" is, and only there is a borrow to be learnt from. As an environment
-it has one turn, with the answer in `\\boxed{}`.
+The bundled policy forgets most carries and borrows. "Together" has the fewest of them and is best at first.
+Once the carry is learnt, "one by one" is, with one borrow where "in order" has three; once the borrow is
+learnt, "in order" is. No pattern of slips gives a right answer. As an environment the world has one turn,
+with the answer in `\\boxed{}`.
 """
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
+from itertools import accumulate
 from typing import ClassVar, Literal
 
 from cotune.data.splits import digest
@@ -26,93 +31,194 @@ from cotune.types import Task
 from cotune.worlds import arithmetic
 from cotune.worlds.arithmetic import NAMES, THINGS, asked
 
-RUNGS = ("no carry", "3 carries", "4 carries", "5 carries and a borrow")
-"""The strata, easiest first."""
-SHARES = (3, 4, 5, 8)
+RUNGS = ("no carry", "3 carries", "5 carries", "3 borrows", "3 borrows below 100")
+"""The strata, easiest first; those with borrows have two carries, too."""
+SHARES = (3, 6, 2, 5, 4)
 """Problems of each rung among twenty."""
 STORY = "story: "
 """Begins the strata of problems told as a story, a wording that the bundled policy was not taught."""
+LARGEST = 99
+_OVER = "over"
 _TRIES = 5000  # draws of one problem before a rung counts as exhausted
 _TURNS = tuple(rung for rung, share in zip(RUNGS, SHARES, strict=True) for _ in range(share))
 
 
+class Way(StrEnum):
+    """A way to answer."""
+
+    AT_ONCE = "at once"
+    TOGETHER = "together"
+    ONE_BY_ONE = "one by one"
+    IN_ORDER = "in order"
+
+
+WRITTEN = (Way.TOGETHER, Way.ONE_BY_ONE, Way.IN_ORDER)
+"""The ways that write lines, in the order in which they become the best."""
+
+
 @dataclass(frozen=True)
 class Problem:
-    """A first number, the small numbers that are added, and one that is taken away.
+    """A first number, and the small ones that follow.
 
     Attributes:
-        taken: the number taken away; 0 for none.
+        numbers: in the order of the text; below 0 if taken away.
         text: the question.
     """
 
     rung: str
     first: int
-    added: tuple[int, ...]
-    taken: int
+    numbers: tuple[int, ...]
     text: str
 
     @property
     def answer(self) -> int:
-        return self.first + sum(self.added) - self.taken
+        return self.first + sum(self.numbers)
 
     @property
     def at_once(self) -> int:
         """Return the answer without carrying: the first number's tens, the right ones."""
         return self.first // 10 * 10 + self.answer % 10
 
-    @property
-    def chunks(self) -> tuple[tuple[int, ...], ...]:
-        """Return the small numbers as "together" sums them, two or three at a time."""
-        size = {3: (3,), 4: (2, 2), 5: (3, 2)}.get(len(self.added), (len(self.added),))
-        parts: list[tuple[int, ...]] = []
-        start = 0
-        for count in size:
-            parts.append(self.added[start : start + count])
-            start += count
-        return tuple(parts)
+    def groups(self, way: Way) -> tuple[tuple[int, ...], ...]:
+        """Return the numbers as a way takes them, a line for each group.
+
+        >>> Problem("", 47, (8, -9, 6, -8), "").groups(Way.ONE_BY_ONE)
+        ((8,), (6,), (-9, -8))
+        """
+        added = tuple(n for n in self.numbers if n > 0)
+        if way is Way.TOGETHER:
+            sizes = {4: (2, 2), 5: (3, 2)}.get(len(added), (len(added),))
+            ends = list(accumulate(sizes))
+            return tuple(added[end - n : end] for n, end in zip(sizes, ends, strict=True))
+        if way is Way.ONE_BY_ONE:
+            taken = tuple(n for n in self.numbers if n < 0)
+            return (*((n,) for n in added), *((taken,) if taken else ()))
+        return tuple((n,) for n in self.numbers)
 
 
-def carries(left: int, right: int) -> bool:
-    """Return whether adding the last digits of two numbers carries to the tens."""
-    return left % 10 + right % 10 > 9
+def slippery(total: int, number: int) -> bool:
+    """Return whether a line carries to the tens or borrows from them."""
+    digit = total % 10
+    return digit + number % 10 > 9 if number > 0 else digit < -number % 10
 
 
-def problem(rng: random.Random, rung: str, story: bool = False) -> Problem:
-    """Draw a problem of a rung."""
-    plain = rung == RUNGS[0]
-    count = rng.choice((2, 3)) if plain else int(rung[0])
+def after(total: int, number: int, kept: bool) -> int:
+    """Return a line's result.
+
+    A forgotten carry leaves the tens as they are. A forgotten borrow takes the smaller digit from the larger:
+    61 - 4 gives 63. So the two do not cancel.
+    """
+    if kept or not slippery(total, number):
+        return total + number
+    if number > 0:
+        return total + number - 10
+    return total + number + 2 * (-number % 10 - total % 10)
+
+
+def outcomes(first: int, numbers: Sequence[int]) -> tuple[int, set[int]]:
+    """Return what lines lead to if nothing is forgotten, and all that they lead to if something is."""
+    right, slipped = first, set[int]()
+    for number in numbers:
+        slipped = {after(total, number, kept) for total in slipped for kept in (True, False)}
+        if slippery(right, number):
+            slipped.add(after(right, number, kept=False))
+        right += number
+    return right, slipped
+
+
+def problem(
+    rng: random.Random, rung: str, story: bool = False, split: str | None = None
+) -> Problem:
+    """Draw a problem of a rung, of a split if one is given."""
     while True:
-        first = rng.randrange(11, 60)
-        total, added = first, list[int]()
-        for _ in range(count):
-            fitting = [
-                a for a in (range(1, 5) if plain else range(4, 10)) if carries(total, a) != plain
-            ]
-            if not fitting:
-                break
-            added.append(rng.choice(fitting))
-            total += added[-1]
-        taken = 0
-        if rung == RUNGS[3]:
-            # 9 is left to no borrow.
-            taken = rng.randrange(max(4, total % 10 + 1), 10) if total % 10 < 9 else 0
-            if not taken:
-                continue
-        if len(added) == count:
-            write = _story if story else _asked
-            return Problem(rung, first, tuple(added), taken, write(rng, first, added, taken))
+        first, numbers = _NUMBERS[rung](rng)
+        if split is not None and _split_of_numbers(first, numbers) != split:
+            continue
+        if not numbers or not _tells(Problem(rung, first, numbers, "")):
+            continue
+        write = _story if story else _asked
+        return Problem(rung, first, numbers, write(rng, first, numbers))
 
 
-def _asked(rng: random.Random, first: int, added: list[int], taken: int) -> str:
-    sum_ = " + ".join(map(str, (first, *added))) + (f" - {taken}" if taken else "")
-    return asked(rng, sum_)
+def _sums(rng: random.Random, count: int, carries: bool) -> tuple[int, tuple[int, ...]]:
+    first = rng.randrange(11, 60 - 10 * (count > 4))
+    total, added = first, list[int]()
+    for _ in range(count):
+        size = range(4, 10) if carries else range(1, 5)
+        fitting = [n for n in size if slippery(total, n) == carries]
+        if not fitting:
+            return first, ()
+        added.append(rng.choice(fitting))
+        total += added[-1]
+    return first, tuple(added)
 
 
-def _story(rng: random.Random, first: int, added: list[int], taken: int) -> str:
+def _borrowing(rng: random.Random, over: bool) -> tuple[int, tuple[int, ...]]:
+    """Return numbers each of which carries or borrows, in order and one by one."""
+    first = rng.randrange(80, 96) if over else rng.randrange(40, 71)
+    signs = [1, -1, -1, -1]
+    rng.shuffle(signs)
+    total, numbers = first, list[int]()
+    for sign in (1, *signs):
+        fitting = [sign * n for n in range(4, 10) if slippery(total, sign * n)]
+        if not fitting:
+            return first, ()
+        numbers.append(rng.choice(fitting))
+        total += numbers[-1]
+        if total > LARGEST:
+            return first, ()
+    added = first + sum(n for n in numbers if n > 0)
+    return first, tuple(numbers) if (added > LARGEST) == over else ()
+
+
+_NUMBERS: dict[str, Callable[[random.Random], tuple[int, tuple[int, ...]]]] = {
+    RUNGS[0]: lambda rng: _sums(rng, rng.choice((2, 3)), carries=False),
+    RUNGS[1]: lambda rng: _sums(rng, 3, carries=True),
+    RUNGS[2]: lambda rng: _sums(rng, 5, carries=True),
+    RUNGS[3]: lambda rng: _borrowing(rng, over=False),
+    RUNGS[4]: lambda rng: _borrowing(rng, over=True),
+}
+
+
+def _tells(given: Problem) -> bool:
+    """Return whether a right answer tells that nothing was forgotten, and one by one has one borrow."""
+    if given.rung == RUNGS[0]:
+        return True
+    borrows = given.rung in RUNGS[3:]
+    if given.answer in (given.at_once, LARGEST):
+        return False
+    for way in WRITTEN:
+        sums = [sum(group) for group in given.groups(way)]
+        right, slipped = outcomes(given.first, sums)
+        if given.answer in slipped or (way is Way.TOGETHER and borrows and right == given.answer):
+            return False
+        if way is Way.ONE_BY_ONE and given.rung == RUNGS[3]:
+            totals = accumulate(sums[:-1], initial=given.first)
+            if not all(slippery(t, n) for t, n in zip(totals, sums, strict=True)):
+                return False
+    return True
+
+
+def _asked(rng: random.Random, first: int, numbers: Sequence[int]) -> str:
+    return asked(rng, _sum(first, numbers))
+
+
+def _story(rng: random.Random, first: int, numbers: Sequence[int]) -> str:
     name, things = rng.choice(NAMES), rng.choice(THINGS)
-    gets = " + ".join(map(str, (first, *added)))
-    gives = f" - {taken} {things}" if taken else f" {things}"
-    return f"{name} counts {gets}{gives}. How many {things} is that?"
+    return f"{name} counts {_sum(first, numbers)} {things}. How many {things} is that?"
+
+
+def _sum(first: int, numbers: Sequence[int]) -> str:
+    """Return a sum's text.
+
+    >>> _sum(47, (8, -9))
+    '47 + 8 - 9'
+    """
+    return f"{first} " + " ".join(f"{'-' if n < 0 else '+'} {abs(n)}" for n in numbers)
+
+
+def _split_of_numbers(first: int, numbers: Sequence[int]) -> str:
+    return arithmetic.split_of(_sum(first, numbers))
 
 
 def split_of(text: str) -> str:
@@ -184,8 +290,8 @@ def _endless(options: LadderOptions, split: str, rung: str, story: bool) -> Iter
     seen = set[str]()
     while True:
         for _ in range(_TRIES):
-            drawn = problem(rng, rung, story)
-            if drawn.text not in seen and split_of(drawn.text) == split:
+            drawn = problem(rng, rung, story, split)
+            if drawn.text not in seen:
                 seen.add(drawn.text)
                 yield drawn
                 break
@@ -199,58 +305,44 @@ def _endless(options: LadderOptions, split: str, rung: str, story: bool) -> Iter
 def _task(drawn: Problem, split: str, story: bool) -> Task:
     id = f"ladder-{split}-{digest(drawn.text)}"
     stratum = STORY + drawn.rung if story else drawn.rung
-    return Task(id, drawn.text, (str(drawn.answer),), stratum, one_by_one(drawn))
+    return Task(id, drawn.text, (str(drawn.answer),), stratum, procedure(drawn, Way.IN_ORDER))
 
 
-# ---- the two procedures
+# ---- the procedures
 
 
-def one_by_one(given: Problem, kept: Iterator[bool] | None = None) -> str:
-    """Return a line for each number.
+def procedure(given: Problem, way: Way, kept: Iterator[bool] | None = None) -> str:
+    """Return the lines of a way.
 
     Args:
         kept: whether each carry or borrow in turn is remembered; None remembers all.
 
-    >>> p = Problem("", 47, (8, 6), 4, "")
-    >>> one_by_one(p)
-    'One by one: 47+8: 5 up 55; 55+6: 1 up 61; 61-4: 7 down 57;'
-    >>> one_by_one(p, iter([False, True, False]))
-    'One by one: 47+8: 5 45; 45+6: 1 up 51; 51-4: 7 57;'
+    >>> p = Problem("", 47, (8, -9, 6, -8), "")
+    >>> procedure(p, Way.TOGETHER)
+    'Together: 8+6=14; 47+14: 1 up 61;'
+    >>> procedure(p, Way.ONE_BY_ONE)
+    'One by one: 47+8: 5 up 55; 55+6: 1 up 61; 9+8=17; 61-17: down 4 44;'
+    >>> procedure(p, Way.IN_ORDER, iter([True, False, True, False]))
+    'In order: 47+8: 5 up 55; 55-9: 4 54; 54+6: 0 up 60; 60-8: 8 68;'
     """
     total, lines = given.first, list[str]()
-    for number in given.added:
-        line, total = _added(total, number, kept)
-        lines.append(line)
-    if given.taken:
-        digit = (total - given.taken) % 10
-        borrows = total % 10 < given.taken
-        down = borrows and (kept is None or next(kept))
-        result = (total // 10 - down) * 10 + digit
-        lines.append(f"{total}-{given.taken}: {digit}{' down' * down} {result};")
-    return "One by one: " + " ".join(lines)
-
-
-def together(given: Problem, kept: Iterator[bool] | None = None) -> str:
-    """Return the small numbers summed first, two or three at a time; what is taken away is left out.
-
-    >>> together(Problem("", 47, (8, 6, 9), 0, ""))
-    'Together: 8+6+9=23; 47+23: 0 up 70;'
-    """
-    total, lines = given.first, list[str]()
-    for chunk in given.chunks:
-        lines.append(f"{'+'.join(map(str, chunk))}={sum(chunk)};")
-        line, total = _added(total, sum(chunk), kept)
-        lines.append(line)
-    return "Together: " + " ".join(lines)
-
-
-def _added(total: int, number: int, kept: Iterator[bool] | None) -> tuple[str, int]:
-    digit = (total + number) % 10
-    up = carries(total, number) and (kept is None or next(kept))
-    result = (total // 10 + number // 10 + up) * 10 + digit
-    return f"{total}+{number}: {digit}{' up' * up} {result};", result
+    for group in given.groups(way):
+        number = sum(group)
+        if len(group) > 1:
+            lines.append(f"{'+'.join(str(abs(n)) for n in group)}={abs(number)};")
+        slips = slippery(total, number)
+        minded = slips and (kept is None or next(kept))
+        result = after(total, number, not slips or minded)
+        up, down = (" up" * minded, "") if number > 0 else ("", " down" * minded)
+        shown = str(result) if result <= LARGEST else _OVER
+        lines.append(f"{total}{number:+}:{down} {result % 10}{up} {shown};")
+        total = result
+        if shown == _OVER:
+            break
+    return f"{way.capitalize()}: " + " ".join(lines)
 
 
 def result_of(procedure: str) -> int:
-    """Return the last result of a written procedure."""
-    return int(procedure.rstrip(";").rsplit(" ", 1)[1])
+    """Return the last result of a written procedure; the largest number if it was left at hundreds."""
+    last = procedure.rstrip(";").rsplit(" ", 1)[1]
+    return LARGEST if last == _OVER else int(last)

@@ -1,8 +1,7 @@
 """The offline rules for the world `ladder`: which way of working a failed rollout calls for.
 
-A failed answer without lines calls for any procedure; one after sums of several numbers for a line per
-number; one after a line per number for fewer lines, in which fewer carries can be forgotten. Which of the
-two procedures is better, the rules do not know: that is for verification to find out.
+A failed answer without lines calls for any procedure; one with lines for either of the other two. Which
+procedure is better, the rules do not know: that is for verification to find out.
 """
 
 import random
@@ -11,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from enum import StrEnum
 
-_QUESTION = re.compile(r"\d \+ \d+ \+ \d")
+_QUESTION = re.compile(r"\d \+ \d+ [+-] \d")
 
 
 class Lack(StrEnum):
@@ -19,6 +18,7 @@ class Lack(StrEnum):
 
     FEWER_LINES = "many lines, one of which loses a carry"
     LINE_PER_NUMBER = "no line for each number"
+    WRITTEN_ORDER = "another order than the problem's"
 
 
 REMEDIES: dict[Lack, tuple[str, ...]] = {
@@ -46,6 +46,18 @@ REMEDIES: dict[Lack, tuple[str, ...]] = {
         "Keep every number apart: one number, one line.",
         "Make a separate step for each single number.",
     ),
+    Lack.WRITTEN_ORDER: (
+        "Work through the signs from left to right.",
+        "Keep the numbers in the order of the text.",
+        "Do every plus and minus where it stands.",
+        "Follow the signs in their order.",
+        "Take away each loss at its place.",
+        "Read from the left and add or subtract as you go.",
+        "Let the written order be your order.",
+        "Go up and down just as the signs come.",
+        "Do not put off the subtractions; do them in order.",
+        "Walk from the first sign to the last.",
+    ),
 }
 STYLE = (
     "Be a careful pupil.",
@@ -61,6 +73,12 @@ STYLE = (
 )
 """Sentences that ask for nothing."""
 _LACK_OF = {sentence: lack for lack, options in REMEDIES.items() for sentence in options}
+_DONE = (
+    ("Together:", Lack.FEWER_LINES),
+    ("One by one:", Lack.LINE_PER_NUMBER),
+    ("In order:", Lack.WRITTEN_ORDER),
+)
+"""What a response has seen to, by its title."""
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+|\n+")
 
 
@@ -71,11 +89,8 @@ def knows(question: str) -> bool:
 
 def lacks(response: str) -> list[Lack]:
     """Return what a failed response lacks."""
-    if "Together:" in response:
-        return [Lack.LINE_PER_NUMBER]
-    if "One by one:" in response:
-        return [Lack.FEWER_LINES]
-    return list(Lack)
+    done = next((lack for title, lack in _DONE if title in response), None)
+    return [lack for lack in Lack if lack is not done]
 
 
 def reflect(

@@ -41,14 +41,16 @@ def run(name: str, folder: Path, seed: int = 0) -> str:
 
 def good(config: RunConfig, _: Any) -> int:
     paid = config.training.rollout_budget or 0
-    finish(config, HALF, {"train": paid}, strata=("long a", "short a", "long b", "short b"))
+    strata = ("long a", "short a", "long b", "short b")
+    finish(config, HALF, {"train": paid}, instruction="Use \\boxed{}.", strata=strata)
     return 0
 
 
 @BOTH
 def test_rows_differ_in_strategy_and_its_learning_rate_alone(name: str) -> None:
     suite, base = load_suite(SUITES / f"{name}.yaml", ["seeds=[4]"])
-    configs = [row.config(0, (), {}) for row in rows_of(suite, base)]
+    rows = rows_of(suite, base)
+    configs = [row.config(0, (), {}) for row in (rows[0], rows[-1])]
     one, other = (config.model_dump(mode="json") for config in configs)
     for raw in (one, other):
         assert raw["training"].pop("learning_rate") > 0
@@ -71,7 +73,8 @@ def test_a_demo_is_a_suite_and_an_earlier_one_is_renamed(
     first = (folder / "summary.json").read_bytes()
     assert f"the earlier demo is now in {tmp_path / 'demo-1'}" in run(name, folder)
     assert (tmp_path / "demo-1/summary.json").read_bytes() == first
-    assert len(processes.started) == 4
+    stages = sum(len(row.method.stages) for row in rows_of(*load_suite(SUITES / f"{name}.yaml")))
+    assert len(processes.started) == 2 * stages
 
 
 def test_another_folder_is_not_touched(tmp_path: Path) -> None:
@@ -100,7 +103,8 @@ def test_a_demo_that_was_stopped_is_resumed_by_the_same_command(
     assert str(said.value) == again
     processes = Processes(monkeypatch, lambda config, _: good(config, _))
     run(name, folder, 3)
-    assert [words[0] for words in processes.started] == ["resume"]
+    assert processes.started[0][0] == "resume"
+    assert all(words[0] == "train" for words in processes.started[1:])
     assert not (tmp_path / "demo-1").exists()
 
 

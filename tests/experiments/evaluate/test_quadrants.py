@@ -197,6 +197,7 @@ def test_a_run_that_went_on_from_another_is_compared_with_its_beginning(
     ("arguments", "said"),
     [
         (("--benchmark", "nq"), "--benchmark does not go with --quadrants"),
+        (("--policy", "initial"), "--policy initial does not go with --quadrants"),
         (("--metric", "f1"), "--metric does not go with --quadrants"),
         (("--samples", "0"), "--samples is 0; with --quadrants expected 1 or more, or auto"),
     ],

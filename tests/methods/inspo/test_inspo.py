@@ -265,6 +265,7 @@ def test_verification_rejects_the_worse_and_the_newcomer_starts_from_its_gain():
         "proposed": 2,
         "verified": 2,
         "accepted": 1,
+        "saved": 0,
         "population": 2,
     }
     assert {e["cause"] for e in events.of("instruction_pruned")} == {"evolution"}

@@ -1,8 +1,10 @@
+from collections.abc import Sequence
+
 import pytest
 
-from cotune.methods.inspo.verification import Candidate, accept, verify
-from cotune.types import Instruction
-from tests.helpers import ScriptedRollout, make_tasks
+from cotune.methods.inspo.verification import Candidate, Race, accept, chance_of_less, verify
+from cotune.types import Assignment, Instruction, Trajectory
+from tests.helpers import ScriptedRollout, make_tasks, make_trajectory
 
 
 def candidate(name: str, score: float | None = None, parent: float | None = 0.5) -> Candidate:
@@ -15,7 +17,8 @@ def test_one_call_same_questions_groups_apart():
     rollout = ScriptedRollout(lambda text: {"text a": 1.0, "text b": 0.0}.get(text, 0.5))
     tasks = make_tasks(40)
     parent = Instruction("i3", "parent")
-    got = verify([candidate("a"), candidate("b")], parent, tasks, rollout)
+    got, paid = verify([candidate("a"), candidate("b")], parent, tasks, rollout)
+    assert paid == 120
     ((purpose, rows),) = rollout.calls
     assert purpose == "verify"
     assert [r.instruction_id for r in rows] == ["a"] * 40 + ["b"] * 40 + ["i3"] * 40
@@ -54,3 +57,65 @@ def test_unverified_candidates_are_accepted_in_order():
     assert [c.id for c in accepted] == ["a", "b"]
     assert [c.id for c, _why in rejected] == ["c"]
     assert accepted[0].gain == 0.0
+
+
+# ---- races
+
+
+def test_sign_flip_test_by_hand() -> None:
+    # 1 win and 7 losses: 9 of 256 sign patterns have a sum this low.
+    assert chance_of_less([1.0] + [-1.0] * 7) == pytest.approx(9 / 256, abs=0.005)
+    assert chance_of_less([-1.0] * 5) == pytest.approx(1 / 32, abs=0.01)
+    assert chance_of_less([0.5, -0.5, 0.0]) == 1.0
+    assert chance_of_less([0.0] * 9) == 1.0
+
+
+def raced(race: Race, names: Sequence[str], vacancies: int) -> tuple[list[Candidate], list[int]]:
+    """Verify on 40 questions; return the candidates, and the rollouts of each block.
+
+    "good" solves all questions, "bad" none, and the parent and "even" every second one.
+    """
+    tasks = make_tasks(40)
+    chances = {"text bad": 0.0, "text good": 1.0}
+    halves = {task.id: float(i % 2) for i, task in enumerate(tasks)}
+    paid: list[int] = []
+
+    def rollout(assignments: Sequence[Assignment], **_: object) -> list[Trajectory]:
+        paid.append(len(assignments))
+        rewards = [chances.get(a.sampled.instruction, halves[a.task.id]) for a in assignments]
+        return [make_trajectory(a, r) for a, r in zip(assignments, rewards, strict=True)]
+
+    parent = Instruction("i3", "parent")
+    found, spent = verify([candidate(n) for n in names], parent, tasks, rollout, race, vacancies)
+    assert spent == sum(paid)
+    return found, paid
+
+
+def test_a_race_ends_for_who_is_far_below_and_far_above() -> None:
+    found, paid = raced(Race("racing", block=10), ["bad", "good", "even"], vacancies=3)
+    # After 10 questions, 5 differ: 1/32 is not below 0.05 / 3 looks. After 20, 10 do.
+    assert paid == [40, 40, 20, 20]
+    assert [c.score for c in found] == [0.0, 1.0, 0.5]
+    assert [c.parent_score for c in found] == [0.5, 0.5, 0.5]
+
+
+def test_who_is_above_runs_on_while_others_compete_for_the_vacancy() -> None:
+    _, paid = raced(Race("racing", block=10), ["bad", "good", "even"], vacancies=1)
+    assert paid == [40, 40, 30, 30]
+
+
+def test_a_race_that_is_decided_stops() -> None:
+    _, paid = raced(Race("racing", block=20), ["bad"], vacancies=1)
+    assert paid == [40]
+
+
+def test_exact_goes_on_while_a_rejection_could_change() -> None:
+    found, paid = raced(Race("exact", block=10), ["bad", "even"], vacancies=2)
+    # 15 behind after 30 questions with 10 to go, and 10 behind after 20 with 20 to go.
+    assert paid == [30, 30, 30, 20]
+    full, once = raced(Race(), ["bad", "even"], vacancies=2)
+    assert once == [120]
+    assert [c.gain < 0 for c in found] == [c.gain < 0 for c in full]
+    # Rewards outside the bounds: nothing is certain.
+    wide = Race("exact", block=10, bounds=(0.0, 0.5))
+    assert sum(raced(wide, ["bad", "even"], vacancies=2)[1]) == 120

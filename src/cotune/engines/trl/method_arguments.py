@@ -50,6 +50,9 @@ class InspoArguments(TrainerArguments, total=False):
     prune_until: int | None
     verification_tasks: int
     verification_rounds: int
+    verification: Literal["full", "exact", "racing"]
+    verification_block: int
+    verification_error: float
     verify: bool
     failures_per_reflection: int
     candidates: int

@@ -210,6 +210,16 @@ METHODS: dict[str, Method] = {
     "prune-and-expand": _ablation(
         "inspo", "prune and expand", "candidates join without verification", verify=False
     ),
+    "exact-verification": _ablation(
+        "inspo", "exact verification", "a candidate stops once its rejection is certain",
+        verification="exact",
+    ),
+    "racing": _ablation(
+        "inspo", "racing verification", "a candidate stops once a test decides", verification="racing"
+    ),
+    "inspo-mixed-racing": _ablation(
+        "inspo", "mixed groups, racing verification", "both", **_MIXED, verification="racing"
+    ),
     "paraphrase": _ablation("inspo", "paraphrase", "the parent reworded", proposer="paraphrase"),
     "history": _ablation("inspo", "history", "from instructions and scores", proposer="history"),
     "centred-credit": _ablation(

@@ -37,6 +37,11 @@ def check_options(options: EvaluationOptions) -> None:
             f"{given} does not go with --quadrants, which score the run's own questions by its reward; "
             "leave one of them out"
         )
+    if options.untrained:
+        raise ConfigError(
+            "--policy initial does not go with --quadrants, which score it and the best policy; "
+            "leave one of them out"
+        )
     if options.samples == 0:
         raise ConfigError("--samples is 0; with --quadrants expected 1 or more, or auto")
 

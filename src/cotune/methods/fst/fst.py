@@ -391,7 +391,8 @@ def _cost(options: FstOptions, shape: RunShape) -> Cost:
     rounds = sum(map(options.is_due, range(1, shape.steps + 1)))
     calls = rounds * math.ceil(options.budget / options.minibatch)
     shown = Proposals(calls, options.max_instruction_chars, options.minibatch)
-    return Cost(rounds, {"evolve": rounds * options.budget}, (shown,))
+    validations = 2 if options.target == "initial" else 1
+    return Cost(rounds, {"evolve": rounds * options.budget}, (shown,), validations)
 
 
 def _scaled(options: FstOptions) -> FstOptions:

@@ -16,7 +16,7 @@ from cotune.methods.inspo.proposers import (
     reflection_prompt,
 )
 from cotune.methods.inspo.replay import Experience, ReplayBuffer
-from cotune.methods.inspo.verification import Candidate, accept, verify
+from cotune.methods.inspo.verification import Candidate, Race, accept, verify
 from cotune.methods.instruction_rules import InstructionRules
 from cotune.methods.llm_health import reads_prompts
 from cotune.protocols import LLM, Recorder, Rollout, State
@@ -35,12 +35,14 @@ class Generation:
         rounds: number of proposals requested.
         proposed: candidates read from the replies.
         verified: candidates rolled out.
+        saved: rollouts that verification in full would have paid beyond what was paid.
     """
 
     accepted: tuple[Candidate, ...] = ()
     rounds: int = 0
     proposed: int = 0
     verified: int = 0
+    saved: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +80,9 @@ class Generator:
         self._rules, self._replay, self._options = rules, replay, options
         self._seed, self._description = seed, description
         self._proposals = Proposals()
+        self._race = Race(
+            options.verification, options.verification_block, options.verification_error
+        )
 
     def generate(
         self,
@@ -115,7 +120,7 @@ class Generator:
         accepted: list[Candidate] = []
         tried = [parent.text for parent in parents]
         source = getattr(llm, "origin", "") or origin or proposer
-        rounds = proposed = verified = paid = 0
+        rounds = proposed = verified = paid = saved = 0
         while len(accepted) < wanted and rounds < self._options.verification_rounds:
             rng = random.Random(f"inspo/{self._seed}/generate/{step}/{rounds}")
             parent = rng.choice(parents)
@@ -142,16 +147,19 @@ class Generator:
             if rollout is not None and candidates:
                 if not verified:
                     self._notice_if_few(len(tasks), step, record)
-                candidates = verify(candidates, parent, tasks, rollout)
+                candidates, spent = verify(
+                    candidates, parent, tasks, rollout, self._race, wanted - len(accepted)
+                )
                 verified += len(candidates)
-                paid += (len(candidates) + 1) * len(tasks)
+                paid += spent
+                saved += (len(candidates) + 1) * len(tasks) - spent
             best, rejected = accept(candidates, wanted - len(accepted))
             accepted += best
             for candidate, reason in rejected:
                 _record_rejected(candidate, reason, record)
         if rounds:
             self._proposals.end_phase(llm, record, last)
-        return Generation(tuple(accepted), rounds, proposed, verified)
+        return Generation(tuple(accepted), rounds, proposed, verified, saved)
 
     def _wanting(
         self, request: _Request | None, verified_on: Sequence[Task] | None, left: int | None

@@ -13,7 +13,7 @@ from cotune.methods.inspo.generation import Generator
 from cotune.methods.inspo.population import Member, Population
 from cotune.methods.inspo.proposers import ProposerKind
 from cotune.methods.inspo.replay import ReplayBuffer
-from cotune.methods.inspo.verification import Candidate
+from cotune.methods.inspo.verification import Candidate, Verification
 from cotune.methods.instruction_evolution import record_born
 from cotune.methods.instruction_rules import InstructionRules, check_same_initial
 from cotune.methods.method import Context, Cost, Method, Proposals, RunShape, arxiv
@@ -27,6 +27,7 @@ from cotune.types import (
     Metrics,
     Progress,
     Prompt,
+    Purpose,
     Standing,
     Task,
     Trajectory,
@@ -51,6 +52,11 @@ class InspoOptions:
         verification_tasks: |D_B|, questions a candidate is verified on; never those that its
             author, or an ancestor's, was shown.
         verification_rounds: most generate-and-verify rounds per phase.
+        verification: how far a candidate is verified: on all questions ("full", the paper's), until its
+            rejection cannot change any more ("exact", for rewards between 0 and 1), or until a paired test
+            against its parent decides ("racing").
+        verification_block: questions between two looks, if not "full".
+        verification_error: chance that racing errs for a candidate that equals its parent.
         verify: False lets candidates that meet the contract join without any rollout.
         failures_per_reflection: failed rollouts shown to the reflection proposer.
         candidates: instructions requested per proposal.
@@ -85,6 +91,9 @@ class InspoOptions:
     prune_until: int | None = None
     verification_tasks: int = 200
     verification_rounds: int = 5
+    verification: Verification = "full"
+    verification_block: int = 8
+    verification_error: float = 0.05
     verify: bool = True
     failures_per_reflection: int = 4
     candidates: int = 6
@@ -101,7 +110,12 @@ class InspoOptions:
     def __post_init__(self) -> None:
         least = {"prune_every": 0, "evolve_every": 0, "evolve_until": 0}
         ones = ("population_size", "parents", "window", "verification_tasks", "candidates")
-        ones += ("verification_rounds", "failures_per_reflection", "buffer_size")
+        ones += (
+            "verification_block",
+            "verification_rounds",
+            "failures_per_reflection",
+            "buffer_size",
+        )
         least |= dict.fromkeys((*ones, "max_instruction_chars"), 1)
         for name, low in least.items():
             if getattr(self, name) < low:
@@ -111,6 +125,10 @@ class InspoOptions:
         if not self.selection_temperature > 0:
             raise ValueError(
                 f"selection_temperature is {self.selection_temperature}; expected above 0"
+            )
+        if not 0 < self.verification_error < 1:
+            raise ValueError(
+                f"verification_error is {self.verification_error}; expected between 0 and 1"
             )
         if self.credit == "uplift" and self.groups != "mixed":
             raise ValueError(
@@ -164,7 +182,7 @@ class Inspo(Unhinted):
 
     @property
     def checks_uplift(self) -> bool:
-        return self.options.groups == "mixed" or self.options.target == "initial"
+        return _checks_uplift(self.options)
 
     # ---- Algorithm 1, lines 2, 10-13 and 16-24
 
@@ -247,7 +265,7 @@ class Inspo(Unhinted):
                 self._join(candidate, start, step, record)
         self._notice_if_short(record)
         count = {"rounds": new.rounds, "proposed": new.proposed, "verified": new.verified}
-        count["accepted"] = len(new.accepted)
+        count |= {"accepted": len(new.accepted), "saved": new.saved}
         size = len(self.population)
         record("evolution", parents=[p.id for p in parents], population=size, **count)
         return {f"inspo/evolution_{name}": float(value) for name, value in count.items()}
@@ -452,6 +470,10 @@ def _record_gone(members: Sequence[Member], cause: str, record: Recorder) -> Non
 # ---- the method's entry in the registry
 
 
+def _checks_uplift(options: InspoOptions) -> bool:
+    return options.groups == "mixed" or options.target == "initial"
+
+
 def cost(options: InspoOptions, shape: RunShape) -> Cost:
     """Bound the verification rollouts and the proposals: t mod K_e = 0 with t < T_e and t < T."""
     every, last = options.evolve_every, min(options.evolve_until, shape.steps)
@@ -461,7 +483,8 @@ def cost(options: InspoOptions, shape: RunShape) -> Cost:
     shown = {"history": _HISTORY, "crossover": 2}.get(options.proposer, 1)
     failures = options.failures_per_reflection if options.proposer == "reflection" else 0
     proposals = Proposals((1 + phases) * rounds, shown * options.max_instruction_chars, failures)
-    return Cost(phases, {"verify": phases * rounds * rows} if options.verify else {}, (proposals,))
+    verify: dict[Purpose, int] = {"verify": phases * rounds * rows} if options.verify else {}
+    return Cost(phases, verify, (proposals,), 1 + _checks_uplift(options))
 
 
 def scaled(options: InspoOptions) -> InspoOptions:

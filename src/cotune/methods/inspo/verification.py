@@ -1,11 +1,15 @@
 """Verification of proposed instructions by the current policy (INSPO, section 3.2, "Verify")."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from statistics import fmean
+from statistics import NormalDist, fmean
+from typing import Literal
 
 from cotune.protocols import Rollout
 from cotune.types import Assignment, Instruction, Prompt, Task
+
+Verification = Literal["full", "exact", "racing"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,33 +42,122 @@ class Candidate:
         return self.score - self.parent_score
 
 
+@dataclass(frozen=True, slots=True)
+class Race:
+    """When a candidate stops being verified before it has answered all questions.
+
+    Attributes:
+        kind: "full" never (the paper's); "exact" when it will be rejected whatever the rewards still to
+            come are; "racing" when a paired test says that it is below its parent, or, with a vacancy
+            for every candidate that is left, above it.
+        block: questions between two looks.
+        error: chance that the test errs for a candidate that equals its parent, over all looks.
+        bounds: the lowest and the highest reward; for "exact".
+    """
+
+    kind: Verification = "full"
+    block: int = 8
+    error: float = 0.05
+    bounds: tuple[float, float] = (0.0, 1.0)
+
+
 def verify(
-    candidates: Sequence[Candidate], parent: Instruction, tasks: Sequence[Task], rollout: Rollout
-) -> list[Candidate]:
-    """Return the candidates with their scores and their parent's, all on the same questions.
+    candidates: Sequence[Candidate],
+    parent: Instruction,
+    tasks: Sequence[Task],
+    rollout: Rollout,
+    race: Race = Race(),
+    vacancies: int = 0,
+) -> tuple[list[Candidate], int]:
+    """Return the candidates with their scores and their parent's on the same questions, and the rollouts paid.
 
     One rollout for each candidate and question at the policy's sampling temperature, all in one
-    call so that an engine can batch them. Each rollout is its own group, since nothing is compared
-    within groups here.
+    call for each look so that an engine can batch them. Each rollout is its own group, since nothing is
+    compared within groups here.
+
+    Args:
+        vacancies: how many candidates can be accepted.
     """
     if not candidates or not tasks:
         raise ValueError(f"{len(candidates)} candidates, {len(tasks)} tasks; expected one and more")
-    contestants = [(c.id, c.text) for c in candidates] + [(parent.id, parent.text)]
+    block = len(tasks) if race.kind == "full" else race.block
+    looks = math.ceil(len(tasks) / block) - 1  # the last block ends the verification
+    rewards: dict[str, list[float]] = {one.id: [] for one in (*candidates, parent)}
+    left, paid = list(candidates), 0
+    for start in range(0, len(tasks), block):
+        asked = tasks[start : start + block]
+        contestants = [*((c.id, c.text) for c in left), (parent.id, parent.text)]
+        found = _rewards(contestants, asked, paid, rollout)
+        for identity, row in found.items():
+            rewards[identity] += row
+        paid += len(contestants) * len(asked)
+        remaining = len(tasks) - start - len(asked)
+        if race.kind != "full" and remaining:
+            left = _undecided(left, rewards, rewards[parent.id], remaining, looks, race, vacancies)
+        if not left:
+            break
+    scored: list[Candidate] = []
+    for candidate in candidates:
+        own = rewards[candidate.id]
+        base = rewards[parent.id][: len(own)]
+        scored.append(replace(candidate, score=fmean(own), parent_score=fmean(base)))
+    return scored, paid
+
+
+def _rewards(
+    contestants: Sequence[tuple[str, str]], tasks: Sequence[Task], paid: int, rollout: Rollout
+) -> dict[str, list[float]]:
+    """Return each contestant's rewards on the questions, by its id."""
     assignments = [
-        Assignment(task, prompt := Prompt(text), prompt, identity, i * len(tasks) + j)
+        Assignment(task, prompt := Prompt(text), prompt, identity, paid + i * len(tasks) + j)
         for i, (identity, text) in enumerate(contestants)
         for j, task in enumerate(tasks)
     ]
-    rewards = [t.reward for t in rollout(assignments, purpose="verify")]
-    if len(rewards) != len(assignments):
-        raise ValueError(f"{len(rewards)} trajectories came; expected {len(assignments)}")
-    *scores, parent_score = (
-        fmean(rewards[i : i + len(tasks)]) for i in range(0, len(rewards), len(tasks))
-    )
-    return [
-        replace(candidate, score=score, parent_score=parent_score)
-        for candidate, score in zip(candidates, scores, strict=True)
-    ]
+    found = [t.reward for t in rollout(assignments, purpose="verify")]
+    if len(found) != len(assignments):
+        raise ValueError(f"{len(found)} trajectories came; expected {len(assignments)}")
+    rows = [found[i : i + len(tasks)] for i in range(0, len(found), len(tasks))]
+    return {identity: row for (identity, _), row in zip(contestants, rows, strict=True)}
+
+
+def _undecided(
+    left: Sequence[Candidate],
+    rewards: Mapping[str, Sequence[float]],
+    base: Sequence[float],
+    remaining: int,
+    looks: int,
+    race: Race,
+    vacancies: int,
+) -> list[Candidate]:
+    """Return the candidates whose verification goes on after a look."""
+    gains = {c.id: [a - b for a, b in zip(rewards[c.id], base, strict=True)] for c in left}
+    if race.kind == "exact":
+        low, high = race.bounds
+        if any(not low <= reward <= high for row in (*rewards.values(), base) for reward in row):
+            return list(left)  # the bounds are not these rewards'
+        return [c for c in left if sum(gains[c.id]) + remaining * (high - low) >= 0]
+    error = race.error / looks
+    going = [c for c in left if chance_of_less(gains[c.id]) > error]
+    if len(going) <= vacancies:
+        going = [c for c in going if chance_of_less([-gain for gain in gains[c.id]]) > error]
+    return going
+
+
+def chance_of_less(gains: Sequence[float]) -> float:
+    """Return the chance of a sum this low if each difference could as well have the other sign.
+
+    The sign-flip test of paired differences by its normal approximation, with a correction for
+    continuity; 1 for a sum of 0 or more.
+
+    >>> round(chance_of_less([-1.0] * 5), 3)  # exactly: 1/32
+    0.037
+    """
+    total = sum(gains)
+    sizes = [abs(gain) for gain in gains if gain]
+    if total >= 0:
+        return 1.0
+    spread = math.sqrt(sum(size * size for size in sizes))
+    return NormalDist().cdf((total + min(sizes)) / spread)
 
 
 def accept(
