@@ -9,7 +9,7 @@ READY_VERL := $(VENV_VERL)/.ready
 .PHONY: demo demo-p2o test test-verl lint lint-verl docs policy policy-arithmetic policy-ladder clean
 .DELETE_ON_ERROR:
 
-demo: $(READY)  ## train the bundled policy with INSPO and without, and compare
+demo: $(READY)  ## compare static, staged and joint training of a bundled policy
 	$(BIN)/cotune demo
 
 demo-p2o: $(READY)  ## train the bundled policy with P²O and without, and compare

@@ -419,7 +419,7 @@ def compare(
 
 @_command(_SUITES, "demo --output runs/demo")
 def demo(output: DemoFolder = Path("runs/demo"), seed: DemoSeed = 0) -> None:
-    """Train the bundled policy with and without INSPO at equal policy rollouts; takes minutes."""
+    """Compare static, staged and joint training of a bundled policy; takes minutes."""
     from cotune.experiments.compare import running
 
     running.demo("demo", output, seed, _console())
@@ -427,7 +427,7 @@ def demo(output: DemoFolder = Path("runs/demo"), seed: DemoSeed = 0) -> None:
 
 @_command(_SUITES, "demo-p2o --seed 1", "demo-p2o")
 def demo_p2o(output: DemoFolder = Path("runs/demo-p2o"), seed: DemoSeed = 0) -> None:
-    """Train the bundled policy with and without P²O at equal policy rollouts; takes minutes."""
+    """Compare training of a bundled policy with and without P²O; takes minutes."""
     from cotune.experiments.compare import running
 
     running.demo("demo-p2o", output, seed, _console())
