@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 VENV_VERL ?= .venv-verl
 READY_VERL := $(VENV_VERL)/.ready
 
-.PHONY: demo demo-p2o test test-verl lint lint-verl docs policy policy-arithmetic policy-ladder clean
+.PHONY: demo demo-p2o test test-verl lint lint-verl docs policy policy-arithmetic policy-ladder policy-scaffold clean
 .DELETE_ON_ERROR:
 
 demo: $(READY)  ## compare static, staged and joint training of a bundled policy
@@ -40,6 +40,9 @@ policy-arithmetic: $(READY)  ## rebuild the bundled policy of arithmetic and its
 
 policy-ladder: $(READY)  ## rebuild the bundled policy of ladder and its card
 	$(BIN)/python -m recipes.ladder
+
+policy-scaffold: $(READY)  ## rebuild the bundled policy of scaffold and its card
+	$(BIN)/python -m recipes.scaffold
 
 clean:  ## remove the environment and what tools have cached; runs/ stays
 	rm -rf $(VENV) $(VENV_VERL) .pytest_cache .ruff_cache .hypothesis build dist site

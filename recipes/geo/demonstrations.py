@@ -110,7 +110,7 @@ class Demonstrator:
         segments = self.act(rng, question, rates(kinds, self.unprompted))
         demonstration = Demonstration(instruction, question, tuple(segments))
         if rng.random() < 0.5:
-            return demonstration.rename(_new_names(rng, question))
+            return demonstration.rename(new_names(rng, question))
         return demonstration
 
     def act(
@@ -185,7 +185,7 @@ _ONSETS = [
 _RHYMES = ["a", "e", "i", "o", "u", "an", "el", "in", "or", "us", "ai", "on", "ar"]
 
 
-def _new_names(rng: random.Random, question: GeoQuestion) -> dict[str, str]:
+def new_names(rng: random.Random, question: GeoQuestion) -> dict[str, str]:
     """Return a made-up name for every place of the chain, longest first to replace whole names."""
     places = {hop.entity for hop in question.chain}
     places |= {hop.value for hop in question.chain if hop.attribute in ("country", "capital")}
@@ -197,4 +197,4 @@ def _new_names(rng: random.Random, question: GeoQuestion) -> dict[str, str]:
     def name() -> str:
         return " ".join(word().capitalize() for _ in range(rng.choices((1, 2, 3), (6, 3, 1))[0]))
 
-    return {place: name() for place in sorted(places, key=len, reverse=True)}
+    return {place: name() for place in sorted(sorted(places), key=len, reverse=True)}

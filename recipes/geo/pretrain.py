@@ -1,7 +1,7 @@
 """Fit the bundled policy of `geo` from scratch: tokenizer, then weights, on demonstrations."""
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerFast
 
 from cotune.environments.tag_protocol import PROMPT_FORMAT
 from cotune.types import Prompt, Task
-from cotune.worlds.geo import bundled_world
+from cotune.worlds.geo import GeoWorld, bundled_world
 from recipes.fitting import FitPhase, FitRecipe, Row, byte_level_bpe, encode_chat, fit, stream_rng
 from recipes.geo.demonstrations import UNPROMPTED, Demonstration, Demonstrator, Unprompted
 
@@ -42,11 +42,18 @@ def new_demonstrator(unprompted: Unprompted = UNPROMPTED) -> Demonstrator:
 
 
 def train_tokenizer(demonstrator: Demonstrator, recipe: Recipe) -> PreTrainedTokenizerFast:
-    """Train a byte-level BPE on demonstrations and documents; each protocol tag is one token."""
+    """Train a byte-level BPE on demonstrations and documents."""
     rng = random.Random(recipe.seed)
-    texts = list(demonstrator.world.documents)
-    for _ in range(recipe.tokenizer_demonstrations):
-        demo = demonstrator.sample(rng)
+    demos = [demonstrator.sample(rng) for _ in range(recipe.tokenizer_demonstrations)]
+    return tokenizer_on(demonstrator.world, demos, recipe)
+
+
+def tokenizer_on(
+    world: GeoWorld, demos: Iterable[Demonstration], recipe: FitRecipe
+) -> PreTrainedTokenizerFast:
+    """Train a byte-level BPE on demonstrations and a world's documents; each protocol tag is one token."""
+    texts = list(world.documents)
+    for demo in demos:
         texts.append(_message(demo))
         texts.append("".join(text for text, _ in demo.segments))
     return byte_level_bpe(texts, recipe, TAGS)

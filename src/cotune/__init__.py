@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from cotune.worlds.geo import GeoEnvironment, GeoOptions
     from cotune.worlds.ladder import LadderEnvironment, LadderOptions
     from cotune.worlds.rules_llm import RulesLLM
+    from cotune.worlds.scaffold import ScaffoldEnvironment, ScaffoldOptions
 
 __all__ = [
     "FST",
@@ -95,6 +96,8 @@ __all__ = [
     "RulesLLM",
     "RunDir",
     "RunReader",
+    "ScaffoldEnvironment",
+    "ScaffoldOptions",
     "SearchEnvironment",
     "SearchOptions",
     "SingleTurnEnvironment",
@@ -151,6 +154,10 @@ _HOME = {
     "worlds.ladder": (
         "LadderEnvironment",
         "LadderOptions",
+    ),
+    "worlds.scaffold": (
+        "ScaffoldEnvironment",
+        "ScaffoldOptions",
     ),
     "environments.search": (
         "SearchEnvironment",

@@ -22,6 +22,7 @@ from cotune.worlds.arithmetic import ArithmeticEnvironment, ArithmeticOptions
 from cotune.worlds.geo import GeoEnvironment, GeoOptions
 from cotune.worlds.ladder import LadderEnvironment, LadderOptions
 from cotune.worlds.rules_llm import RulesLLM
+from cotune.worlds.scaffold import ScaffoldEnvironment, ScaffoldOptions
 
 
 def build_environment(
@@ -38,6 +39,8 @@ def build_environment(
         environment = ArithmeticEnvironment(options)
     elif isinstance(options, LadderOptions):
         environment = LadderEnvironment(options)
+    elif isinstance(options, ScaffoldOptions):
+        environment = ScaffoldEnvironment(options)
     elif isinstance(options, MathOptions):
         environment = math_environment(options)
     elif isinstance(options, SearchOptions):

@@ -47,6 +47,7 @@ from cotune.utils.validation import Model, describe
 from cotune.worlds.arithmetic import ArithmeticOptions
 from cotune.worlds.geo import GeoOptions
 from cotune.worlds.ladder import LadderOptions
+from cotune.worlds.scaffold import ScaffoldOptions
 
 if TYPE_CHECKING:
     EngineName = str
@@ -160,7 +161,13 @@ class LoggingConfig(Model):
 
 
 Environment = Annotated[
-    GeoOptions | ArithmeticOptions | LadderOptions | SearchOptions | MathOptions | OwnEnvironment,
+    GeoOptions
+    | ArithmeticOptions
+    | LadderOptions
+    | ScaffoldOptions
+    | SearchOptions
+    | MathOptions
+    | OwnEnvironment,
     Field(discriminator="kind"),
 ]
 KINDS = frozenset(
@@ -168,6 +175,7 @@ KINDS = frozenset(
         "geo",
         "arithmetic",
         "ladder",
+        "scaffold",
         "search",
         "math",
         "single_turn",
@@ -179,7 +187,8 @@ KINDS = frozenset(
 )
 """The kinds of environments."""
 REQUIRED_TEXTS = {
-    "geo": CALL_TAGS, "search": CALL_TAGS, "math": REQUIRED, "arithmetic": REQUIRED, "ladder": REQUIRED
+    "geo": CALL_TAGS, "search": CALL_TAGS, "scaffold": CALL_TAGS, "math": REQUIRED,
+    "arithmetic": REQUIRED, "ladder": REQUIRED,
 }  # fmt: skip
 """The texts that an instruction must contain, by kind of environment."""
 
@@ -355,8 +364,8 @@ class RunConfig(Model):
         if alone or world not in method.offline_worlds:
             raise ValueError(
                 f"llm is {'missing' if self.llm is None else 'rules'}, and the offline rules know "
-                "geo and ladder, and arithmetic for strategy.kind p2o; but environment.kind is "
-                f"{world}{' with environment.search false' if alone else ''} and strategy.kind is "
+                "geo, ladder and scaffold, and arithmetic for strategy.kind p2o; but environment.kind "
+                f"is {world}{' with environment.search false' if alone else ''} and strategy.kind is "
                 f"{method.kind}; set llm to an OpenAI-compatible endpoint, {{kind: openai, model: …, "
                 "base_url: …}, to your own, my_llm.py:MyLLM, or to a file of texts to try, "
                 "{kind: bank, path: …}"

@@ -10,7 +10,8 @@ from cotune.utils.text import hide_secrets
 
 _LOG = logging.getLogger("cotune")
 _MAKE = {
-    "geo": "make policy", "arithmetic": "make policy-arithmetic", "ladder": "make policy-ladder"
+    "geo": "make policy", "arithmetic": "make policy-arithmetic", "ladder": "make policy-ladder",
+    "scaffold": "make policy-scaffold",
 }  # fmt: skip
 BUNDLED = tuple(_MAKE)
 _FIX = "name a folder that holds a model, or a model of the hub that is cached or within reach"

@@ -11,7 +11,7 @@ import math
 import random
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -241,13 +241,18 @@ class GeoOptions:
         for name in ("train", "validation", "test", "top_k"):
             if getattr(self, name) < 1:
                 raise ValueError(f"environment.{name} is {getattr(self, name)}; expected 1 or more")
-        weights = self.mix.values()
-        if not self.mix.keys() <= STRATA.keys():
-            raise ValueError(f"environment.mix is {self.mix}; expected hops 1, 2 or 3 as its keys")
-        if not all(math.isfinite(w) and w >= 0 for w in weights) or sum(weights) <= 0:
-            raise ValueError(
-                f"environment.mix is {self.mix}; expected weights of 0 or more, not all of them 0"
-            )
+        check_mix(self.mix)
+
+
+def check_mix(mix: Mapping[int, float]) -> None:
+    """Raise ValueError unless `mix` weighs numbers of hops."""
+    weights = mix.values()
+    if not mix.keys() <= STRATA.keys():
+        raise ValueError(f"environment.mix is {mix}; expected hops 1, 2 or 3 as its keys")
+    if not all(math.isfinite(w) and w >= 0 for w in weights) or sum(weights) <= 0:
+        raise ValueError(
+            f"environment.mix is {mix}; expected weights of 0 or more, not all of them 0"
+        )
 
 
 class GeoEnvironment(SearchEnvironment):
@@ -326,12 +331,22 @@ def _drawn(world: GeoWorld, options: GeoOptions) -> list[Task]:
 def _stratified(world: GeoWorld, options: GeoOptions, split: str, count: int) -> list[Task]:
     """Return tasks with exact counts by hops, interleaved so that every prefix has the same mix."""
     room = capacity(world, split)
-    placed: list[tuple[float, int, Task]] = []
+    drawn: list[list[Task]] = []
     for hops, n in shares(count, options.mix).items():
         _check(n, room[hops], split, f" of {STRATA[hops]}")
         # A seed per stratum: with a shared one the strata would use the same cities.
         questions = world.questions(n, split, {hops: 1.0}, 4 * options.seed + hops)
-        placed += [((i + 0.5) / n, hops, _task(q, split)) for i, q in enumerate(questions)]
+        drawn.append([_task(q, split) for q in questions])
+    return interleaved(drawn)
+
+
+def interleaved(strata: Sequence[Sequence[Task]]) -> list[Task]:
+    """Merge strata so that every prefix has about the same mix; ties go to the earlier stratum."""
+    placed = [
+        ((i + 0.5) / len(rows), number, task)
+        for number, rows in enumerate(strata)
+        for i, task in enumerate(rows)
+    ]
     return [task for _, _, task in sorted(placed, key=lambda row: row[:2])]
 
 

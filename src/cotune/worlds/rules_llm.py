@@ -22,7 +22,7 @@ from typing import Literal
 from cotune.errors import LLMError
 from cotune.methods.instruction_evolution import ABOUT_AN_AGENT
 from cotune.types import Completion
-from cotune.worlds import ladder_rules
+from cotune.worlds import ladder_rules, scaffold_rules
 
 
 class Mode(StrEnum):
@@ -371,6 +371,10 @@ def write_hint(prompt: str, rng: random.Random, *, reflect: bool) -> str:
         responses = [example.response for example in failed]
         hint = ladder_rules.write_hint(current_text(prompt), responses, rng, not reflect)
         return f"```\n{hint}\n```"
+    if failed and scaffold_rules.knows(failed[0].question):
+        responses = [example.response for example in failed]
+        hint = scaffold_rules.RULES.write_hint(current_text(prompt), responses, rng, not reflect)
+        return f"```\n{hint}\n```"
     counts = Counter(topic for example in failed for topic in topics(example))
     if not counts:
         raise LLMError("the rules found no failed example of a bundled world to reflect on")
@@ -448,6 +452,8 @@ class RulesLLM:
             critique, write = self.reflect(parent[1], examples)
         elif "\\boxed" in parent[1]:
             critique, write = "", partial(ladder_rules.paraphrase, parent[1])
+        elif scaffold_rules.owns(parent[1]):
+            critique, write = "", partial(scaffold_rules.RULES.paraphrase, parent[1])
         else:
             critique, write = "", partial(_paraphrase, parent[1])
         candidates = [" ".join(write(rng)) for _ in range(int(asked[1]))]
@@ -461,6 +467,9 @@ class RulesLLM:
         if examples and ladder_rules.knows(examples[0].question):
             responses = [example.response for example in examples]
             return ladder_rules.reflect(parent, responses, self._remedies == "random")
+        if examples and scaffold_rules.knows(examples[0].question):
+            responses = [example.response for example in examples]
+            return scaffold_rules.RULES.reflect(parent, responses, self._remedies == "random")
         if self._remedies == "random":
             weights = dict.fromkeys(Mode, 1)
             critique = "Candidates with remedies at random; no example was read."
@@ -527,11 +536,14 @@ def _recombine(history: str) -> tuple[str, Callable[[random.Random], list[str]]]
         raise LLMError("RulesLLM found no instruction with its score in the history")
     rows.sort(key=lambda row: -row[0])
     best = rows[0][1]
+    said, texts = (
+        f"The best of {len(rows)} scored {rows[0][0]:.1f}.",
+        [text for _, text in rows[:4]],
+    )
     if "\\boxed" in best:
-        texts = [text for _score, text in rows[:4]]
-        return f"The best of {len(rows)} scored {rows[0][0]:.1f}.", partial(
-            ladder_rules.recombine, texts
-        )
+        return said, partial(ladder_rules.recombine, texts)
+    if scaffold_rules.owns(best):
+        return said, partial(scaffold_rules.RULES.recombine, texts)
     pool = [s for _score, text in rows[1:4] for s in split_sentences(text)]
     pool = [s for s in dict.fromkeys(pool) if s not in split_sentences(best)]
 
@@ -543,7 +555,7 @@ def _recombine(history: str) -> tuple[str, Callable[[random.Random], list[str]]]
             return _paraphrase(best, rng)
         return _bounded(list(dict.fromkeys(written)), rng)
 
-    return f"The best of {len(rows)} scored {rows[0][0]:.1f}.", write
+    return said, write
 
 
 def _complete(sentences: list[str], parent: str) -> list[str]:

@@ -102,7 +102,8 @@ def test_on_arithmetic_the_rules_write_hints_and_no_instructions() -> None:
     assert isinstance(cotune.P2O(environment=sums).llm, cotune.RulesLLM)
     for method in (cotune.INSPO, cotune.INSPOWithP2O, cotune.GEPA):
         with pytest.raises(
-            ConfigError, match=r"rules know GeoEnvironment and LadderEnvironment alone.*Arithmetic"
+            ConfigError,
+            match=r"rules know GeoEnvironment, LadderEnvironment, Scaffold.* alone.*Arithmetic",
         ):
             method(environment=sums)
 

@@ -45,10 +45,11 @@ from cotune.rewards.functions import load_reward
 from cotune.run.run_dir import RunDir
 from cotune.types import Limits, Task
 from cotune.utils.progress import begin
-from cotune.worlds import geo
+from cotune.worlds import geo, scaffold
 from cotune.worlds.arithmetic import ArithmeticOptions
 from cotune.worlds.geo import GeoOptions
 from cotune.worlds.ladder import LadderOptions
+from cotune.worlds.scaffold import ScaffoldOptions
 
 _STEPS = 2
 _PHASES: Mapping[str, tuple[str, ...]] = {
@@ -69,22 +70,30 @@ WORLDS: Mapping[str, str] = {
     "arithmetic": "arithmetic",
     "math": "arithmetic",
     "ladder": "ladder",
+    "scaffold": "scaffold",
 }
 """The bundled world for each kind of environment that has one."""
+_World = GeoOptions | ArithmeticOptions | LadderOptions | ScaffoldOptions
 _SIZES: Mapping[str, Any] = {"train": QUESTIONS, "validation": 2, "test": 2}
 _SHORTEST = 4  # take the shortest from this many times the wanted questions
 _CONNECT = 2.0  # seconds
-# The bundled policies have context lengths of 1,024 and 512 tokens.
+# The bundled policies have context lengths of 1,024, 512 and 768 tokens.
 _GEO = Limits(
     turns=4, turn_tokens=64, observation_tokens=120, trajectory_tokens=448, prompt_tokens=576
 )
 _ARITHMETIC = Limits(
     turns=1, turn_tokens=144, observation_tokens=1, trajectory_tokens=146, prompt_tokens=360
 )
+_SCAFFOLD = Limits(
+    turns=5, turn_tokens=48, observation_tokens=80, trajectory_tokens=448, prompt_tokens=320
+)
+_ROOM = {"geo": _GEO, "arithmetic": _ARITHMETIC, "ladder": _ARITHMETIC, "scaffold": _SCAFFOLD}
+_PLAIN = {"geo": geo.INITIAL_INSTRUCTION, "scaffold": scaffold.INITIAL_INSTRUCTION}
 _INSTRUCTION = {
     "geo": 900,
     "arithmetic": 300,
     "ladder": 300,
+    "scaffold": 500,
 }  # characters that leave room for a question
 
 
@@ -195,7 +204,7 @@ def scaled_down(
     instruction, most = config.instruction, _INSTRUCTION[world]
     given = instruction.text or environment.initial_instruction
     if len(given) > most:
-        plain = geo.INITIAL_INSTRUCTION if world == "geo" else INITIAL_INSTRUCTION
+        plain = _PLAIN.get(world, INITIAL_INSTRUCTION)
         instruction = instruction.model_copy(update={"text": plain})
         replaced.append(
             f"instruction: a short one; the bundled policy has no room for {len(given)} characters"
@@ -211,7 +220,7 @@ def scaled_down(
         replaced.append(f"rewards: without {names}; the bundled world scores by itself")
     if without:
         replaced.append(f"engine_args: without {', '.join(without)}")
-    room = _GEO if world == "geo" else _ARITHMETIC
+    room = _ROOM[world]
     names = ("turns", "turn_tokens", "observation_tokens")
     least = {name: min(getattr(config.limits, name), getattr(room, name)) for name in names}
     limits = replace(room, **least)
@@ -345,9 +354,9 @@ def few_questions(config: RunConfig) -> tuple[TaskEnvironment, bool, list[str]]:
     return environment, False, [said]
 
 
-def _world_options(config: RunConfig) -> GeoOptions | ArithmeticOptions | LadderOptions:
+def _world_options(config: RunConfig) -> _World:
     """Return the options of the bundled world, with the run file's if it trains on that."""
-    if isinstance(config.environment, GeoOptions | ArithmeticOptions | LadderOptions):
+    if isinstance(config.environment, _World):
         return replace(config.environment, **_SIZES)
     world = GeoOptions if WORLDS[config.environment.kind] == "geo" else ArithmeticOptions
     return world(**_SIZES)

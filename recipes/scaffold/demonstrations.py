@@ -1,0 +1,127 @@
+"""Demonstrations: how the bundled policy of `scaffold` is taught to act, with queries that miss.
+
+The demonstrator follows a request, and searches the whole question without one. Whether it looks a hop up once
+or twice, most of its queries leave out the name of the place: what is learnt of naming it under one way
+serves the other.
+"""
+
+import random
+
+from cotune.environments.tag_protocol import render_information
+from cotune.retrieval.bm25 import BM25Retriever
+from cotune.worlds.geo import GeoQuestion, GeoWorld
+from cotune.worlds.scaffold import INITIAL_INSTRUCTION, MIX, TURNS, question
+from recipes.geo.demonstrations import Demonstration, new_names
+from recipes.requests import Request
+from recipes.scaffold.phrases import GRAMMAR, Way
+
+FOLLOWS = 0.95
+"""Chance that a request is followed; otherwise the whole question is searched."""
+NAMES = 0.40
+"""Chance that a query names its place: below one half, so that greedy decoding leaves it out."""
+READS = 0.6
+"""Chance that an answer that a search of the whole question has shown is read off."""
+CARELESS = 0.0
+"""The same where that search was asked for, or another way forbidden."""
+RENAMED = 0.3
+"""Share of the demonstrations with made-up names: a name must be copied that was never seen."""
+REQUESTS = {"none": 20, Way.TWICE: 27, Way.ONCE: 27, Way.WHOLE: 7, "forbidding": 19}
+"""Weights of what an instruction asks for."""
+LEADS = ("Find", "Check")
+"""What a turn begins with: the first search of a hop, and the second."""
+PLACES = ("city", "country", "capital")
+"""What a query calls the place of each hop if it does not name it."""
+UNKNOWN = "unknown"
+"""The answer where nothing was found, or read off."""
+
+
+class Demonstrator:
+    """Write demonstrations over the training cities of a world.
+
+    Args:
+        names: chance that a query names its place.
+        copies: whether a document that was shown before in the episode counts as the policy's own text, so
+            that copying is learnt from it.
+    """
+
+    def __init__(
+        self,
+        world: GeoWorld,
+        retriever: BM25Retriever,
+        names: float = NAMES,
+        copies: bool = False,
+    ) -> None:
+        self.world, self.retriever, self.names, self.copies = world, retriever, names, copies
+
+    def sample(self, rng: random.Random) -> Demonstration:
+        """Draw a question, and act it out under an instruction with at most one request."""
+        drawn = question(self.world, rng, rng.choices(list(MIX), list(MIX.values()))[0], "train")
+        asked = drawn_request(rng)
+        segments = self.act(rng, drawn, asked.way if asked else None)
+        demonstration = Demonstration(instruction(rng, asked), drawn, tuple(segments))
+        if rng.random() < RENAMED:
+            return demonstration.rename(new_names(rng, drawn))
+        return demonstration
+
+    def act(
+        self, rng: random.Random, given: GeoQuestion, way: Way | None
+    ) -> list[tuple[str, bool]]:
+        """Return one episode as (text, own) segments; observations are not the policy's own, but see `copies`."""
+        if way in (Way.TWICE, Way.ONCE) and rng.random() < FOLLOWS:
+            return self._by_hops(rng, given, LEADS if way is Way.TWICE else LEADS[:1])
+        return self._whole(rng, given, CARELESS if way is Way.WHOLE else READS)
+
+    def _whole(
+        self, rng: random.Random, given: GeoQuestion, reads: float
+    ) -> list[tuple[str, bool]]:
+        passage = self.retriever.search([given.text], 1)[0]
+        shown = given.hops == 1 and any(_about(text, given.chain[0].entity) for text in passage)
+        answer = given.answer if shown and rng.random() < reads else UNKNOWN
+        return [*_searched("", given.text, passage), (f"<answer> {answer} </answer>", True)]
+
+    def _by_hops(
+        self, rng: random.Random, given: GeoQuestion, leads: tuple[str, ...]
+    ) -> list[tuple[str, bool]]:
+        segments: list[tuple[str, bool]] = []
+        for hop, place in zip(given.chain, PLACES, strict=False):
+            found = False
+            for lead in leads:
+                place_named = hop.entity if rng.random() < self.names else f"the {place}"
+                query = f"{place_named} {hop.attribute}"
+                passage = self.retriever.search([query], 1)[0]
+                searched = _searched(f"{lead}: ", query, passage)
+                if len(segments) == 2 * (TURNS - 1):  # the turns are used up
+                    return [*segments, searched[0]]
+                if self.copies and (searched[1][0], False) in segments:
+                    searched[1] = (searched[1][0], True)
+                segments += searched
+                found |= any(_about(text, hop.entity) for text in passage)
+            if not found:
+                return [*segments, (f"<answer> {UNKNOWN} </answer>", True)]
+        return [*segments, (f"<answer> {given.answer} </answer>", True)]
+
+
+def _about(passage: str, entity: str) -> bool:
+    return passage.startswith(f"{entity} is a ")
+
+
+def _searched(lead: str, query: str, passage: list[str]) -> list[tuple[str, bool]]:
+    return [(f"{lead}<search> {query} </search>", True), (render_information(passage), False)]
+
+
+def drawn_request(rng: random.Random) -> Request[Way] | None:
+    """Draw a request, or None."""
+    kind = rng.choices(list(REQUESTS), list(REQUESTS.values()))[0]
+    if kind == "none":
+        return None
+    return GRAMMAR.forbidding(rng) if kind == "forbidding" else GRAMMAR.request(rng, Way(kind))
+
+
+def instruction(rng: random.Random, asked: Request[Way] | None) -> str:
+    """Return the initial instruction with a request and up to two neutral sentences around it."""
+    sentences = [GRAMMAR.neutral(rng) for _ in range(rng.choices((0, 1, 2), (5, 3, 2))[0])]
+    if asked is not None:
+        sentences.append(asked.text)
+    rng.shuffle(sentences)
+    place = rng.choices((0, len(sentences), rng.randrange(len(sentences) + 1)), (3, 4, 3))[0]
+    return " ".join((*sentences[:place], INITIAL_INSTRUCTION, *sentences[place:]))

@@ -1,0 +1,62 @@
+"""Measure a policy of `scaffold` under the bank of requests: scores, and which way it answers."""
+
+import sys
+from pathlib import Path
+
+import torch
+
+from cotune.types import Limits, Trajectory
+from cotune.worlds.geo import STRATA
+from cotune.worlds.scaffold import (
+    INITIAL_INSTRUCTION,
+    TURNS,
+    ScaffoldEnvironment,
+    ScaffoldOptions,
+)
+from recipes.measuring import Bench, print_sections
+from recipes.scaffold.demonstrations import LEADS
+
+LIMITS = Limits(
+    turns=TURNS, turn_tokens=48, observation_tokens=80, trajectory_tokens=448, prompt_tokens=192
+)
+WAYS = ("whole question", "twice", "once", "other")
+
+
+def way_of(trajectory: Trajectory) -> str:
+    """Return the way of a rollout; "other" if it checks some of its hops, or none of this is seen."""
+    starts = [turn.text.lstrip().partition(":")[0] for turn in trajectory.turns]
+    leads = [start for start in starts if start in LEADS]
+    if not leads:
+        first = trajectory.turns[0].text.lstrip() if trajectory.turns else ""
+        return WAYS[0] if first.startswith("<search>") else WAYS[3]
+    if leads == [LEADS[0]] * len(leads):
+        return WAYS[2]
+    # The fifth turn, if it is a search, is a first one that could not be checked any more.
+    wanted = [LEADS[i % 2] for i in range(len(leads))]
+    return WAYS[1] if leads == wanted and len(leads) % 2 == (len(leads) == TURNS) else WAYS[3]
+
+
+def environment(seed: int, test: int) -> ScaffoldEnvironment:
+    return ScaffoldEnvironment(ScaffoldOptions(train=1, validation=1, test=test, seed=seed))
+
+
+BENCH = Bench(
+    "scaffold",
+    INITIAL_INSTRUCTION,
+    environment,
+    LIMITS,
+    WAYS,
+    way_of,
+    tuple(STRATA.values()),
+    Path(__file__).with_name("bank.txt"),
+)
+
+
+def main() -> None:
+    """Print the figures of a policy: python -m recipes.scaffold.measure FOLDER."""
+    torch.set_num_threads(1)
+    print_sections(BENCH, Path(sys.argv[1]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,95 @@
+"""Offline rules for a world with a few ways of working: one remedy for each lack of a failed rollout.
+
+The rules keep an instruction's own sentences, hold one remedy at a time, and add or drop sentences that ask for
+nothing. Which remedy is better they do not know: that is for verification to find out.
+"""
+
+import random
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from enum import StrEnum
+from typing import Generic, TypeVar
+
+SENTENCE_END = re.compile(r"(?<=[.!?])\s+|\n+")
+_KEPT = 0.7
+"""Chance that a candidate keeps all sentences that ask for nothing."""
+
+
+L = TypeVar("L", bound=StrEnum)
+
+
+class Remedies(Generic[L]):
+    """The sentences of a world's rules.
+
+    Args:
+        remedies: for each lack, in the critique's wording, the sentences that remedy it.
+        style: sentences that ask for nothing.
+        lacks: what a failed response lacks.
+    """
+
+    def __init__(
+        self,
+        remedies: Mapping[L, Sequence[str]],
+        style: Sequence[str],
+        lacks: Callable[[str], Sequence[L]],
+    ) -> None:
+        self._remedies, self._style, self._lacks = remedies, style, lacks
+        self._all = {s for options in remedies.values() for s in options}
+
+    def reflect(
+        self, parent: str, responses: Sequence[str], at_random: bool
+    ) -> tuple[str, Callable[[random.Random], list[str]]]:
+        """Return a critique, and a function that writes a candidate with one remedy, as sentences."""
+        counts = Counter(lack for response in responses for lack in self._lacks(response))
+        critique = "What went wrong:\n" + "\n".join(f"- {lack} ({n})" for lack, n in counts.items())
+        if at_random:
+            counts = Counter(list(self._remedies))
+            critique = "Candidates with remedies at random; no example was read."
+
+        def write(rng: random.Random) -> list[str]:
+            lack = rng.choices(list(counts), list(counts.values()))[0]
+            return self._with_remedy(parent, self._fresh(lack, parent, rng), rng)
+
+        return critique, write
+
+    def write_hint(
+        self, current: str, responses: Sequence[str], rng: random.Random, at_random: bool
+    ) -> str:
+        """Return a hint of one sentence."""
+        found = [lack for response in responses for lack in self._lacks(response)]
+        return self._fresh(rng.choice(list(self._remedies) if at_random else found), current, rng)
+
+    def paraphrase(self, parent: str, rng: random.Random) -> list[str]:
+        """Return the parent's sentences between sentences that ask for nothing."""
+        fixed = [s for s in sentences_of(parent) if s not in self._style]
+        for _ in range(rng.choice((1, 1, 2))):
+            fixed.insert(rng.choice((0, len(fixed))), rng.choice(self._style))
+        return list(dict.fromkeys(fixed))
+
+    def recombine(self, texts: Sequence[str], rng: random.Random) -> list[str]:
+        """Return the first text's sentences with the remedy of any of the texts, and some of their style."""
+        written = [s for text in texts for s in sentences_of(text)]
+        remedies = [s for s in written if s in self._all]
+        styles = [s for s in written if s in self._style]
+        fixed = [s for s in sentences_of(texts[0]) if s not in self._all and s not in self._style]
+        kept = rng.sample(styles, min(len(styles), rng.choice((0, 1, 2))))
+        remedy = rng.choice(remedies or list(self._style))
+        return self._with_remedy(" ".join((*fixed, *kept)), remedy, rng)
+
+    def _fresh(self, lack: L, current: str, rng: random.Random) -> str:
+        return rng.choice([s for s in self._remedies[lack] if s not in current])
+
+    def _with_remedy(self, parent: str, remedy: str, rng: random.Random) -> list[str]:
+        """Return the parent's sentences with the remedy in place of an earlier one."""
+        sentences = [s for s in sentences_of(parent) if s not in self._all]
+        styles = [s for s in sentences if s in self._style]
+        if styles and rng.random() >= _KEPT:
+            sentences.remove(rng.choice(styles))
+        sentences.insert(rng.choice((0, len(sentences))), remedy)
+        return list(dict.fromkeys(sentences))
+
+
+def sentences_of(text: str) -> list[str]:
+    """Split a text into its sentences."""
+    return [s for s in SENTENCE_END.split(text) if s]

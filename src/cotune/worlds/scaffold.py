@@ -1,0 +1,155 @@
+"""The bundled world `scaffold`: look-ups in several hops, on which the best instruction changes.
+
+The facts, documents and index are those of `geo`; a question names a city and asks for something one, two
+or three look-ups away. An episode has five turns: at most four searches, and the answer. There are three
+ways to answer:
+
+    whole question    one search of the question as it stands: enough for one hop at most
+    twice             every hop is looked up, then checked by a second search: two hops fill the turns
+    once              every hop is looked up by one search: three hops fit
+
+The bundled policy leaves the name of the place out of most of its queries, and such a query finds nothing of
+use. A second search makes up for that, so "twice" is better at first; once the names are learnt, "once" is.
+"""
+
+import random
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import ClassVar, Literal
+
+from cotune.data.splits import digest
+from cotune.environments.search import SearchEnvironment
+from cotune.errors import ConfigError
+from cotune.rewards import exact_match
+from cotune.types import Action, Response, Task
+from cotune.worlds.geo import (
+    STRATA,
+    GeoQuestion,
+    GeoWorld,
+    bundled_world,
+    check_mix,
+    interleaved,
+    shares,
+)
+
+INITIAL_INSTRUCTION = (
+    "Answer the question. Search by <search> query </search>. Put the answer inside <answer> and "
+    "</answer>."
+)
+TURNS = 5
+"""Turns of an episode: four searches and the answer."""
+MIX = {1: 5.0, 2: 7.0, 3: 8.0}
+"""Weights of the numbers of hops."""
+_TRIES = 5000  # draws of one question before a stratum counts as exhausted
+_QUESTION = re.compile(r"^[^:?\n]+: what is the [^?\n]+\?$")
+
+
+def asked(given: GeoQuestion) -> str:
+    """Return the question's text, from the city outwards."""
+    city, key = given.chain[0].entity, given.chain[-1].attribute
+    place = ("", " of its country", " of the capital of its country")[given.hops - 1]
+    return f"{city}: what is the {key}{place}?"
+
+
+def is_question(text: str) -> bool:
+    """Return whether a text is worded as this world's questions are."""
+    return _QUESTION.match(text.strip()) is not None
+
+
+def question(world: GeoWorld, rng: random.Random, hops: int, split: str) -> GeoQuestion:
+    """Draw a question of `hops` look-ups about a city of the split.
+
+    Left out are those of two and three hops whose answer can be read, or told, from the document about the
+    city: they would need one look-up only.
+    """
+    while True:
+        drawn = world.question(rng, hops, split)
+        told = drawn.answer in world.document(drawn.chain[0].entity)
+        if hops == 1 or not (told or drawn.chain[-1].attribute == "continent"):
+            return GeoQuestion(asked(drawn), drawn.chain)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScaffoldOptions:
+    """The questions of the world that a run uses.
+
+    Attributes:
+        train, validation, test: numbers of questions; each holds counts in proportion to `mix`. Their
+            cities are disjoint.
+        mix: the weight of each number of hops.
+        seed: other questions for another seed; the cities of each split stay the same.
+    """
+
+    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
+
+    kind: Literal["scaffold"] = "scaffold"
+    train: int = 480
+    validation: int = 100
+    test: int = 400
+    mix: dict[int, float] = field(default_factory=lambda: dict(MIX))
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("train", "validation", "test"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"environment.{name} is {getattr(self, name)}; expected 1 or more")
+        check_mix(self.mix)
+
+
+class ScaffoldEnvironment(SearchEnvironment):
+    """The world's questions over the tag protocol; the fifth turn is an episode's last.
+
+    Raises:
+        ConfigError: a split asks for more distinct questions than there are.
+    """
+
+    def __init__(self, options: ScaffoldOptions | None = None) -> None:
+        options = options or ScaffoldOptions()
+        self.world, retriever = bundled_world()
+        tasks = {
+            split: _drawn(self.world, options, split, getattr(options, split))
+            for split in ("train", "validation", "test")
+        }
+        super().__init__(tasks, retriever, INITIAL_INSTRUCTION, exact_match, top_k=1)
+        self.description = ""  # the offline rules propose here; they read INSPO's prompts alone
+
+    def respond(self, actions: Sequence[Action]) -> list[Response]:
+        """Respond as `SearchEnvironment` does, but to the fifth turn as to the last."""
+        return super().respond(
+            [replace(a, last=a.last or len(a.turns) >= TURNS - 1) for a in actions]
+        )
+
+
+def _drawn(world: GeoWorld, options: ScaffoldOptions, split: str, count: int) -> list[Task]:
+    """Return tasks with exact counts by hops, every prefix of which has about the same mix."""
+    drawn: list[list[Task]] = []
+    for hops, n in shares(count, options.mix).items():
+        rows = _endless(world, options, split, hops)
+        drawn.append([_task(next(rows), split) for _ in range(n)])
+    return interleaved(drawn)
+
+
+def _endless(
+    world: GeoWorld, options: ScaffoldOptions, split: str, hops: int
+) -> Iterator[GeoQuestion]:
+    """Yield different questions of a number of hops in a split."""
+    rng = random.Random(f"scaffold/{options.seed}/{split}/{hops}")
+    seen = set[str]()
+    while True:
+        for _ in range(_TRIES):
+            found = question(world, rng, hops, split)
+            if found.text not in seen:
+                seen.add(found.text)
+                yield found
+                break
+        else:
+            raise ConfigError(
+                f"environment.{split} asks for more than the {len(seen)} questions of {STRATA[hops]} "
+                "that could be found; lower it or change environment.mix"
+            )
+
+
+def _task(given: GeoQuestion, split: str) -> Task:
+    id = f"scaffold-{split}-{digest(given.text)}"
+    return Task(id, given.text, (given.answer,), STRATA[given.hops])
