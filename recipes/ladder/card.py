@@ -11,18 +11,10 @@ from cotune.run.json_files import write_atomic, write_json_atomic
 from cotune.worlds.ladder import RUNGS
 from cotune.worlds.ladder_rules import REMEDIES, STYLE, Lack
 from recipes.cards import identity, introduction, markdown_table, share
-from recipes.ladder.measure import (
-    LIMITS,
-    TEMPERATURE,
-    WAYS,
-    Figure,
-    bank,
-    figure,
-    instructed,
-    policy,
-)
+from recipes.ladder.measure import BENCH, LIMITS, WAYS
 from recipes.ladder.phrases import INITIAL
 from recipes.ladder.pretrain import Recipe
+from recipes.measuring import TEMPERATURE, Figure, read_bank
 
 PROBLEMS = 60
 PACKAGES = ("torch", "transformers", "tokenizers")
@@ -36,7 +28,7 @@ def sections() -> dict[str, tuple[str, ...]]:
         "rules: written order": REMEDIES[Lack.WRITTEN_ORDER],
         "rules: style": STYLE,
     }
-    return {**bank(), **rules}
+    return {**read_bank(BENCH.bank), **rules}
 
 
 def write_card(
@@ -56,12 +48,12 @@ def write_card(
         "limits": asdict(LIMITS),
     }  # fmt: skip
     card["figures"] = []
-    coordinator = policy(folder)
+    coordinator = BENCH.policy(folder)
     for greedy in (False, True):
-        found = {"none": figure(coordinator, [INITIAL], 24 * problems, greedy)}
+        found = {"none": BENCH.figure(coordinator, [INITIAL], 24 * problems, greedy)}
         for name, lines in sections().items():
-            found[name] = figure(
-                coordinator, [instructed(s, i) for i, s in enumerate(lines)], problems, greedy
+            found[name] = BENCH.figure(
+                coordinator, [BENCH.instructed(s, i) for i, s in enumerate(lines)], problems, greedy
             )
         card["figures"] += [_row(name, one, greedy) for name, one in found.items()]
         for name, one in found.items():
@@ -76,7 +68,7 @@ def _row(name: str, found: Figure, greedy: bool) -> dict[str, Any]:
         "greedy": greedy,
         **share("accuracy", found.score, found.n),
         "ways": {way: round(value, 4) for way, value in found.ways.items()},
-        "by_stratum": {rung: round(value, 4) for rung, value in found.by_rung.items()},
+        "by_stratum": {rung: round(value, 4) for rung, value in found.by_stratum.items()},
     }
 
 

@@ -12,9 +12,6 @@ qualifies if
 """
 
 import argparse
-import json
-import math
-import subprocess
 import sys
 from pathlib import Path
 
@@ -22,37 +19,12 @@ import torch
 
 from cotune.policy.policy_files import policy_path
 from cotune.worlds.ladder import WRITTEN
-from recipes.ladder.measure import Figure, bank, by_section, figure, instructed, policy
+from recipes.ladder.measure import BENCH
 from recipes.ladder.phrases import INITIAL
+from recipes.measuring import read_bank
+from recipes.qualifying import UNDER, apart, show, train
 
 RUN_FILE = Path(__file__).parents[2] / "configs" / "ladder-inspo.yaml"
-
-
-def standard_error(a: Figure, b: Figure) -> float:
-    """Return the standard error of the difference of two shares."""
-    return math.sqrt(sum(f.score * (1 - f.score) / f.n for f in (a, b)))
-
-
-def apart(a: Figure, b: Figure) -> float:
-    """Return how many standard errors the first score is above the second."""
-    return (a.score - b.score) / max(standard_error(a, b), 1e-9)
-
-
-def train(folder: Path, out: Path, instruction: str, seed: int, changes: list[str]) -> Path:
-    """Train by static GRPO under an instruction; return the folder of the last policy that is kept."""
-    fields = [
-        f"policy.path={folder}", f"output={out}", f"seed={seed}", "strategy={kind: static}",
-        f"instruction.text={json.dumps(instruction)}", *changes,
-    ]  # fmt: skip
-    sets = [part for field in fields for part in ("--set", field)]
-    subprocess.run([sys.executable, "-m", "cotune", "train", str(RUN_FILE), *sets], check=True)
-    return out / "best"
-
-
-def show(title: str, found: dict[str, Figure]) -> None:
-    print(f"\n{title}")
-    for name, one in found.items():
-        print(one.line(name), flush=True)
 
 
 def main() -> None:
@@ -67,7 +39,7 @@ def main() -> None:
     torch.set_num_threads(1)
     checks: dict[str, bool] = {}
     folder = given.policy
-    scores = before = by_section(policy(folder), given.problems)
+    scores = before = BENCH.by_section(BENCH.policy(folder), given.problems)
     show("initial policy, sampled", before)
     for number, way in enumerate(WRITTEN):
         lead = min(apart(scores[way], scores[other]) for other in WRITTEN if other is not way)
@@ -75,20 +47,21 @@ def main() -> None:
         checks[f"{way} is best {when} by {lead:.1f} standard errors"] = lead > 2
         if way is WRITTEN[-1]:
             break
-        request = instructed(bank()[way][0], 0)
-        under = figure(policy(folder), [request], 4000)
+        request = BENCH.instructed(read_bank(BENCH.bank)[way][0], 0)
+        under = BENCH.figure(BENCH.policy(folder), [request], UNDER)
         print(under.line(f"under {request!r}"))
         rest = WRITTEN[number + 1 :]
         found = max(under.ways[later] for later in rest)
         names = " or ".join(rest)
         checks[f"{names} is {found:.3%} of the rollouts under {way}"] = found < 0.001
         out = given.out / way.replace(" ", "-")
-        folder = train(folder, out, request, given.seed + number, given.set)
-        scores = by_section(policy(folder), given.problems)
+        folder = train(RUN_FILE, folder, out, request, given.seed + number, given.set)
+        scores = BENCH.by_section(BENCH.policy(folder), given.problems)
         show(f"after static GRPO under {request!r}", scores)
     out = given.out / "static"
-    static = by_section(
-        policy(train(given.policy, out, INITIAL, given.seed, given.set)), given.problems
+    static = BENCH.by_section(
+        BENCH.policy(train(RUN_FILE, given.policy, out, INITIAL, given.seed, given.set)),
+        given.problems,
     )
     show("after static GRPO under the initial instruction", static)
     opposite = apart(before["initial"], before["opposite"])

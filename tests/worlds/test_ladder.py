@@ -28,8 +28,9 @@ from cotune.worlds.ladder import (
 )
 from cotune.worlds.ladder_rules import REMEDIES, STYLE, Lack, lacks
 from cotune.worlds.rules_llm import RulesLLM
-from recipes.ladder.measure import bank
+from recipes.ladder.measure import BENCH
 from recipes.ladder.phrases import INITIAL, all_sentences
+from recipes.measuring import read_bank
 
 MIXED = Problem(RUNGS[3], 59, (6, -8, -9, 8, -7), "What is 59 + 6 - 8 - 9 + 8 - 7?")
 OVER = Problem(RUNGS[4], 88, (4, -8, -8, 9, -6), "What is 88 + 4 - 8 - 8 + 9 - 6?")
@@ -106,7 +107,7 @@ def test_splits_are_disjoint_and_mixed_as_said() -> None:
 
 def test_recipe_bank_and_rules_share_no_sentence() -> None:
     recipe = all_sentences()
-    held_out = {line for lines in bank().values() for line in lines}
+    held_out = {line for lines in read_bank(BENCH.bank).values() for line in lines}
     rules = {s for options in REMEDIES.values() for s in options} | set(STYLE)
     assert len(held_out) == 100
     assert not recipe & held_out
