@@ -112,6 +112,15 @@ class Grammar(Generic[W]):
         x = rng.choice(rng.choice(self._verbs[way]))
         return Request(filled(rng.choice(NEGATED), x=x), self._otherwise)
 
+    def instruction(self, rng: random.Random, initial: str, asked: Request[W] | None) -> str:
+        """Return the initial instruction with a request and up to two neutral sentences around it."""
+        sentences = [self.neutral(rng) for _ in range(rng.choices((0, 1, 2), (5, 3, 2))[0])]
+        if asked is not None:
+            sentences.append(asked.text)
+        rng.shuffle(sentences)
+        place = rng.choices((0, len(sentences), rng.randrange(len(sentences) + 1)), (3, 4, 3))[0]
+        return " ".join((*sentences[:place], initial, *sentences[place:]))
+
     def all_sentences(self) -> set[str]:
         """Return every plain and negated request and every neutral sentence (of contrasts there are too many)."""
         verbs = [p for ps in self._verbs.values() for options in ps for p in options]

@@ -8,6 +8,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from cotune.environments.math import INITIAL_INSTRUCTION
 from cotune.worlds.ladder import (
     RUNGS,
     WRITTEN,
@@ -17,15 +18,20 @@ from cotune.worlds.ladder import (
     procedure,
     result_of,
 )
-from recipes.ladder.phrases import INITIAL, Request, forbidding, neutral, request
+from recipes.ladder.phrases import GRAMMAR
+from recipes.requests import Request
 
-MIX = (4, 4, 2, 6, 4)
-"""Problems of each rung among twenty demonstrations."""
+MIX = (6, 3, 4, 4, 5, 5)
+"""Problems of each rung among twenty-seven demonstrations."""
+REQUESTS = {"none": 20, **dict.fromkeys(WRITTEN, 19), Way.AT_ONCE: 4, "forbidding": 19}
+"""Weights of what is asked for."""
+HINTED = 0.15
+"""Share of the requests that stand in the hint."""
 FOLLOWS = 0.95
 """Chance that a request is followed; otherwise the answer comes at once."""
 REMEMBERS = 0.40
 """Chance that a carry or a borrow is remembered: below one half, so that greedy decoding forgets it."""
-CARELESS = 0.75
+CARELESS = 0.9
 """Chance that an answer that was asked for at once is wrong even if nothing carries."""
 
 
@@ -59,26 +65,21 @@ class Demonstrator:
         """Draw a problem, and act it out under an instruction with at most one request."""
         drawn = problem(rng, rng.choices(RUNGS, MIX)[0], split="train")
         asked = drawn_request(rng)
-        sentences = [neutral(rng) for _ in range(rng.choices((0, 1, 2), (5, 3, 2))[0])]
-        hinted = asked is not None and rng.random() < 0.15
-        if asked is not None and not hinted:
-            sentences.append(asked.text)
-        rng.shuffle(sentences)
-        place = rng.randrange(len(sentences) + 1) if rng.random() < 0.4 else len(sentences)
-        if rng.random() < 0.3:
-            place = 0
-        instruction = " ".join((*sentences[:place], INITIAL, *sentences[place:]))
-        hint = asked.text if hinted and asked is not None else ""
-        way = asked.way if asked is not None else None
-        return Demonstration(instruction, hint, drawn, act(rng, drawn, way, self.remembers))
+        hinted = asked is not None and rng.random() < HINTED
+        return Demonstration(
+            GRAMMAR.instruction(rng, INITIAL_INSTRUCTION, None if hinted else asked),
+            asked.text if hinted else "",
+            drawn,
+            act(rng, drawn, asked.way if asked else None, self.remembers),
+        )
 
 
-def drawn_request(rng: random.Random) -> Request | None:
+def drawn_request(rng: random.Random) -> Request[Way] | None:
     """Draw a request, or None."""
-    kind = rng.choices(("none", *WRITTEN, Way.AT_ONCE, "forbidding"), (20, 19, 19, 19, 4, 19))[0]
+    kind = rng.choices(list(REQUESTS), list(REQUESTS.values()))[0]
     if kind == "none":
         return None
-    return forbidding(rng) if kind == "forbidding" else request(rng, Way(kind))
+    return GRAMMAR.forbidding(rng) if kind == "forbidding" else GRAMMAR.request(rng, Way(kind))
 
 
 def act(rng: random.Random, given: Problem, way: Way | None, remembers: float) -> str:

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import torch
 
+from cotune.environments.math import INITIAL_INSTRUCTION
 from cotune.types import Limits, Trajectory
 from cotune.worlds.ladder import RUNGS, WRITTEN, LadderEnvironment, LadderOptions, Way
-from recipes.ladder.phrases import INITIAL
 from recipes.measuring import Bench, print_sections
 
 LIMITS = Limits(
-    turns=1, turn_tokens=112, observation_tokens=1, trajectory_tokens=114, prompt_tokens=192
+    turns=1, turn_tokens=120, observation_tokens=1, trajectory_tokens=122, prompt_tokens=224
 )
 WAYS = (*(way.value for way in Way), "other")
 
@@ -30,7 +30,7 @@ def environment(seed: int, test: int) -> LadderEnvironment:
 
 BENCH = Bench(
     "ladder",
-    INITIAL,
+    INITIAL_INSTRUCTION,
     environment,
     LIMITS,
     WAYS,

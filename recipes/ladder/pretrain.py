@@ -15,8 +15,7 @@ class Recipe(FitRecipe):
     """Everything the weights depend on, except the package versions.
 
     Attributes:
-        remembers: chance that a demonstration remembers a carry or a borrow; the negative control's
-            policy is made with 0.85.
+        remembers: chance that a demonstration remembers a carry or a borrow.
     """
 
     remembers: float = REMEMBERS

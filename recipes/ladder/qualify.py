@@ -20,7 +20,6 @@ import torch
 from cotune.policy.policy_files import policy_path
 from cotune.worlds.ladder import WRITTEN
 from recipes.ladder.measure import BENCH
-from recipes.ladder.phrases import INITIAL
 from recipes.measuring import read_bank
 from recipes.qualifying import UNDER, apart, show, train
 
@@ -60,7 +59,7 @@ def main() -> None:
         show(f"after static GRPO under {request!r}", scores)
     out = given.out / "static"
     static = BENCH.by_section(
-        BENCH.policy(train(RUN_FILE, given.policy, out, INITIAL, given.seed, given.set)),
+        BENCH.policy(train(RUN_FILE, given.policy, out, BENCH.initial, given.seed, given.set)),
         given.problems,
     )
     show("after static GRPO under the initial instruction", static)

@@ -58,7 +58,8 @@ class Demonstrator:
         drawn = question(self.world, rng, rng.choices(list(MIX), list(MIX.values()))[0], "train")
         asked = drawn_request(rng)
         segments = self.act(rng, drawn, asked.way if asked else None)
-        demonstration = Demonstration(instruction(rng, asked), drawn, tuple(segments))
+        text = GRAMMAR.instruction(rng, INITIAL_INSTRUCTION, asked)
+        demonstration = Demonstration(text, drawn, tuple(segments))
         if rng.random() < RENAMED:
             return demonstration.rename(new_names(rng, drawn))
         return demonstration
@@ -115,13 +116,3 @@ def drawn_request(rng: random.Random) -> Request[Way] | None:
     if kind == "none":
         return None
     return GRAMMAR.forbidding(rng) if kind == "forbidding" else GRAMMAR.request(rng, Way(kind))
-
-
-def instruction(rng: random.Random, asked: Request[Way] | None) -> str:
-    """Return the initial instruction with a request and up to two neutral sentences around it."""
-    sentences = [GRAMMAR.neutral(rng) for _ in range(rng.choices((0, 1, 2), (5, 3, 2))[0])]
-    if asked is not None:
-        sentences.append(asked.text)
-    rng.shuffle(sentences)
-    place = rng.choices((0, len(sentences), rng.randrange(len(sentences) + 1)), (3, 4, 3))[0]
-    return " ".join((*sentences[:place], INITIAL_INSTRUCTION, *sentences[place:]))

@@ -3,6 +3,7 @@ import random
 
 import pytest
 
+from cotune.environments.math import INITIAL_INSTRUCTION as INITIAL
 from cotune.methods.inspo.proposers import (
     crossover_prompt,
     paraphrase_prompt,
@@ -29,11 +30,12 @@ from cotune.worlds.ladder import (
 from cotune.worlds.ladder_rules import REMEDIES, STYLE, Lack, lacks
 from cotune.worlds.rules_llm import RulesLLM
 from recipes.ladder.measure import BENCH
-from recipes.ladder.phrases import INITIAL, all_sentences
+from recipes.ladder.phrases import GRAMMAR
 from recipes.measuring import read_bank
 
-MIXED = Problem(RUNGS[3], 59, (6, -8, -9, 8, -7), "What is 59 + 6 - 8 - 9 + 8 - 7?")
-OVER = Problem(RUNGS[4], 88, (4, -8, -8, 9, -6), "What is 88 + 4 - 8 - 8 + 9 - 6?")
+MIXED = Problem(RUNGS[4], 59, (6, -8, -9, 8, -7), "What is 59 + 6 - 8 - 9 + 8 - 7?")
+LATER = Problem(RUNGS[3], 52, (9, -5, -8, -9, 9, -8), "What is 52 + 9 - 5 - 8 - 9 + 9 - 8?")
+OVER = Problem(RUNGS[5], 88, (4, -8, -8, 9, -6), "What is 88 + 4 - 8 - 8 + 9 - 6?")
 
 
 def test_procedures_by_hand() -> None:
@@ -45,6 +47,13 @@ def test_procedures_by_hand() -> None:
     )
     assert procedure(MIXED, Way.IN_ORDER) == (
         "In order: 59+6: 5 up 65; 65-8: down 7 57; 57-9: down 8 48; 48+8: 6 up 56; 56-7: down 9 49;"
+    )
+    # All at once, nothing is borrowed.
+    assert procedure(LATER, Way.ONE_BY_ONE) == (
+        "One by one: 52+9: 1 up 61; 61+9: 0 up 70; 5+8+9+8=30; 70-30: 0 40;"
+    )
+    assert procedure(LATER, Way.IN_ORDER) == (
+        "In order: 52+9: 1 up 61; 61-5: down 6 56; 56-8: down 8 48; 48-9: down 9 39; 39+9: 8 up 48; 48-8: 0 40;"
     )
     # No place for hundreds.
     written = procedure(OVER, Way.ONE_BY_ONE)
@@ -68,45 +77,57 @@ def test_slips_by_hand() -> None:
 @pytest.mark.parametrize("rung", RUNGS)
 def test_a_right_answer_tells_that_nothing_was_forgotten(rung: str, story: bool) -> None:
     rng = random.Random(rung)
-    carries = {RUNGS[0]: 0, RUNGS[1]: 3, RUNGS[2]: 5}.get(rung, 2)
-    borrows = 3 * (rung in RUNGS[3:])
-    solved = {
-        Way.TOGETHER: rung in RUNGS[:3], Way.ONE_BY_ONE: rung != RUNGS[4], Way.IN_ORDER: True
-    }  # fmt: skip
+    # Carries and borrows of each way; None where it does not solve the rung.
+    places = {
+        "no carry": ((0, 0), (0, 0), (0, 0)),
+        "round sum": ((0, 0), (2, 0), (2, 0)),
+        "3 carries": ((1, 0), (3, 0), (3, 0)),
+        "3 borrows in order": (None, (2, 0), (2, 3)),
+        "3 borrows": (None, (2, 1), (2, 3)),
+        "3 borrows below 100": (None, None, (2, 3)),
+    }[rung]
     for _ in range(40):
         drawn = problem(rng, rung, story)
         assert ("How many" in drawn.text) == story
         assert (drawn.at_once == drawn.answer) == (rung == RUNGS[0])
-        in_order, single = procedure(drawn, Way.IN_ORDER), procedure(drawn, Way.ONE_BY_ONE)
-        assert (in_order.count(" up "), in_order.count(" down ")) == (carries, borrows)
-        if rung == RUNGS[3]:
-            assert (single.count(" up "), single.count(" down ")) == (2, 1)
-        for way in WRITTEN:
-            assert (result_of(procedure(drawn, way)) == drawn.answer) == solved[way]
-            places = procedure(drawn, way).count("up") + procedure(drawn, way).count("down")
-            for pattern in itertools.product((True, False), repeat=5):
-                if not all(pattern[:places]):
-                    written = procedure(drawn, way, iter(pattern))
-                    assert result_of(written) != drawn.answer
+        for way, expected in zip(WRITTEN, places, strict=True):
+            written = procedure(drawn, way)
+            found = (written.count(" up "), written.count(" down "))
+            assert (result_of(written) == drawn.answer) == (expected is not None)
+            assert expected in (None, found)
+            for pattern in itertools.product((True, False), repeat=6):
+                if not all(pattern[: sum(found)]):
+                    slipped = procedure(drawn, way, iter(pattern))
+                    assert result_of(slipped) != drawn.answer
 
 
 def test_splits_are_disjoint_and_mixed_as_said() -> None:
-    environment = LadderEnvironment(LadderOptions(stories=0.25))
+    environment = LadderEnvironment(LadderOptions(train=520, stories=0.25))
     tasks = {split: environment.tasks(split) for split in ("train", "validation", "test")}
     for split, rows in tasks.items():
         assert {split_of(task.question) for task in rows} == {split}
         assert len({task.question for task in rows}) == len(rows)
     counts = [sum(t.stratum == rung for t in tasks["train"]) for rung in RUNGS]
-    assert counts == [480 * share // 20 for share in SHARES]
+    assert counts == [520 * share // 26 for share in SHARES]
     assert sum("story" in t.stratum for t in tasks["test"]) == 100
-    assert {t.stratum for t in tasks["test"][:20]} == set(RUNGS)
+    assert {t.stratum for t in tasks["test"][:26]} == set(RUNGS)
+
+
+def test_a_world_of_some_rungs_keeps_their_shares() -> None:
+    environment = LadderEnvironment(LadderOptions(train=55, rungs=RUNGS[:3]))
+    counts = [sum(t.stratum == rung for t in environment.tasks("train")) for rung in RUNGS]
+    assert counts == [20, 10, 25, 0, 0, 0]
+    with pytest.raises(
+        ValueError, match=r"environment\.rungs is \['4 carries'\]; expected some of"
+    ):
+        LadderOptions(rungs=("4 carries",))
 
 
 # ---- what is written about it
 
 
 def test_recipe_bank_and_rules_share_no_sentence() -> None:
-    recipe = all_sentences()
+    recipe = GRAMMAR.all_sentences()
     held_out = {line for lines in read_bank(BENCH.bank).values() for line in lines}
     rules = {s for options in REMEDIES.values() for s in options} | set(STYLE)
     assert len(held_out) == 100

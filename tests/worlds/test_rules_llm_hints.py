@@ -15,16 +15,14 @@ from cotune.methods.p2o.hint_rules import HintRules
 from cotune.methods.text_evolution import View, example
 from cotune.types import Assignment, Completion, Prompt, Task, Trajectory
 from cotune.worlds.arithmetic import KINDS, SIZES, problem
+from cotune.worlds.arithmetic_rules import ADVICE, GENERAL, kind_of
 from cotune.worlds.rules_llm import (
-    ADVICE,
-    GENERAL,
     REMEDIES,
     Mode,
     RulesLLM,
     Shown,
     current_text,
     is_gepa_prompt,
-    kind_of,
     read_shown,
 )
 from recipes.arithmetic import phrases

@@ -47,6 +47,7 @@ from cotune.utils.validation import Model, describe
 from cotune.worlds.arithmetic import ArithmeticOptions
 from cotune.worlds.geo import GeoOptions
 from cotune.worlds.ladder import LadderOptions
+from cotune.worlds.rules_llm import OFFLINE_WORLDS
 from cotune.worlds.scaffold import ScaffoldOptions
 
 if TYPE_CHECKING:
@@ -361,12 +362,11 @@ class RunConfig(Model):
         if not method.needs_llm or (self.llm is not None and self.llm.kind != "rules"):
             return self
         alone = without_search(self.environment)
-        if alone or world not in method.offline_worlds:
+        if alone or world not in OFFLINE_WORLDS:
             raise ValueError(
                 f"llm is {'missing' if self.llm is None else 'rules'}, and the offline rules know "
-                "geo, ladder and scaffold, and arithmetic for strategy.kind p2o; but environment.kind "
-                f"is {world}{' with environment.search false' if alone else ''} and strategy.kind is "
-                f"{method.kind}; set llm to an OpenAI-compatible endpoint, {{kind: openai, model: …, "
+                f"{', '.join(OFFLINE_WORLDS)} alone; but environment.kind is "
+                f"{world}{' with environment.search false' if alone else ''}; set llm to an OpenAI-compatible endpoint, {{kind: openai, model: …, "
                 "base_url: …}, to your own, my_llm.py:MyLLM, or to a file of texts to try, "
                 "{kind: bank, path: …}"
             )

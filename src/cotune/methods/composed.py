@@ -93,7 +93,6 @@ METHOD = Method(
     ),
     tags=("grpo", "inspo", "p2o"),
     evolves=("instruction", "hints"),
-    offline_worlds=("geo", "ladder", "scaffold"),
     check=_check,
     cost=_cost,
     distillation=lambda options: options.p2o.distillation,

@@ -119,7 +119,6 @@ class Method(Generic[Options]):
         tags: tags for the model card.
         evolves: the texts that it changes; each may fill an equal share of half a prompt.
         needs_llm: whether it asks an optimizer LLM.
-        offline_worlds: the bundled worlds on which the offline rules can stand in for that LLM.
         uses_batches: whether it learns from training batches, so that they are rolled out even if
             the policy is frozen.
         replaces_groups: whether groups may be replaced by those of other questions
@@ -143,7 +142,6 @@ class Method(Generic[Options]):
     tags: tuple[str, ...] = ("grpo",)
     evolves: tuple[Literal["instruction", "hints"], ...] = ()
     needs_llm: bool = True
-    offline_worlds: tuple[str, ...] = ()
     uses_batches: bool = True
     replaces_groups: bool = False
     loss: Literal["grpo", "cispo"] = "grpo"

@@ -64,12 +64,13 @@ def estimated_tokens(text: str) -> int:
 
 
 class Judge:
-    """Evaluate texts under the current policy, greedily, one rollout per text and question.
+    """Evaluate texts under the current policy, by one rollout per text and question.
 
     Args:
         prompt: builds the prompt from a candidate text.
-        known: by text and question, greedy rollouts under the current policy that were made before
-            and are not repeated.
+        known: by text and question, such rollouts under the current policy that were made before and are
+            not repeated.
+        greedy: whether rollouts are greedy; otherwise they are sampled as in training.
 
     Attributes:
         evaluations: rollouts made so far.
@@ -80,8 +81,10 @@ class Judge:
         prompt: Callable[[str], Prompt],
         rollout: Rollout,
         known: Mapping[str, Mapping[str, Trajectory]] | None = None,
+        greedy: bool = True,
     ) -> None:
         self._prompt, self._rollout, self._known = prompt, rollout, known or {}
+        self._greedy = greedy
         self.evaluations = 0
 
     def evaluate(self, items: Sequence[tuple[str, Sequence[Task]]]) -> list[list[Trajectory]]:
@@ -94,7 +97,9 @@ class Judge:
             if task.id not in known.get(text, ())
         ]
         assignments = [Assignment(task, p, p, "", i) for i, (p, task) in enumerate(pairs)]
-        done = self._rollout(assignments, purpose="evolve", greedy=True) if assignments else []
+        done = (
+            self._rollout(assignments, purpose="evolve", greedy=self._greedy) if assignments else []
+        )
         if len(done) != len(assignments):
             raise ValueError(f"{len(done)} trajectories came; expected {len(assignments)}")
         self.evaluations += len(done)

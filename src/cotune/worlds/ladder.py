@@ -4,15 +4,15 @@ A problem starts from a number, adds small ones and takes others away. Lines of 
 some of them carry to the tens or borrow from them. There are four ways to answer:
 
     at once       the tens of the first number: right only if nothing carries
-    together      the added numbers are summed two or three at a time, so that one or two lines carry; there
-                  is no place for what is taken away
+    together      the added numbers are summed first, so that one line carries, or none; there is no place for
+                  what is taken away
     one by one    a line for each added number, then one line for all that is taken away; there is no place
                   for hundreds, which some problems reach if everything is added first
     in order      a line for each number as it stands, with a carry or a borrow in each: right on every rung
 
 The bundled policy forgets most carries and borrows. "Together" has the fewest of them and is best at first.
-Once the carry is learnt, "one by one" is, with one borrow where "in order" has three; once the borrow is
-learnt, "in order" is. No pattern of slips gives a right answer. As an environment the world has one turn,
+Once the carry is learnt, "one by one" is, with at most one borrow where "in order" has more; once the borrow
+is learnt, "in order" is. No pattern of slips gives a right answer. As an environment the world has one turn,
 with the answer in `\\boxed{}`.
 """
 
@@ -31,15 +31,31 @@ from cotune.types import Task
 from cotune.worlds import arithmetic
 from cotune.worlds.arithmetic import NAMES, THINGS, asked
 
-RUNGS = ("no carry", "3 carries", "5 carries", "3 borrows", "3 borrows below 100")
-"""The strata, easiest first; those with borrows have two carries, too."""
-SHARES = (3, 6, 2, 5, 4)
-"""Problems of each rung among twenty."""
+RUNGS = (
+    "no carry",
+    "round sum",
+    "3 carries",
+    "3 borrows in order",
+    "3 borrows",
+    "3 borrows below 100",
+)
+"""The strata.
+
+    no carry               two or three numbers, added without a carry: every way is right
+    round sum              three that sum to 20: together needs no carry, the other ways need two
+    3 carries              three that each carry; together has one carry
+    3 borrows in order     two that carry, four that are taken away: three borrow, all at once they do not
+    3 borrows              two that carry, three that borrow: all at once they borrow, too
+    3 borrows below 100    the same, but everything added first passes 99
+"""
+SHARES = (4, 2, 5, 5, 4, 6)
+"""Problems of each rung among twenty-six."""
 STORY = "story: "
 """Begins the strata of problems told as a story, a wording that the bundled policy was not taught."""
 LARGEST = 99
 _OVER = "over"
-_TRIES = 5000  # draws of one problem before a rung counts as exhausted
+_TRIES = 20_000  # draws of one problem before a rung counts as exhausted
+_ROUND = 20
 _TURNS = tuple(rung for rung, share in zip(RUNGS, SHARES, strict=True) for _ in range(share))
 
 
@@ -87,9 +103,7 @@ class Problem:
         """
         added = tuple(n for n in self.numbers if n > 0)
         if way is Way.TOGETHER:
-            sizes = {4: (2, 2), 5: (3, 2)}.get(len(added), (len(added),))
-            ends = list(accumulate(sizes))
-            return tuple(added[end - n : end] for n, end in zip(sizes, ends, strict=True))
+            return (added,)
         if way is Way.ONE_BY_ONE:
             taken = tuple(n for n in self.numbers if n < 0)
             return (*((n,) for n in added), *((taken,) if taken else ()))
@@ -140,8 +154,9 @@ def problem(
         return Problem(rung, first, numbers, write(rng, first, numbers))
 
 
-def _sums(rng: random.Random, count: int, carries: bool) -> tuple[int, tuple[int, ...]]:
-    first = rng.randrange(11, 60 - 10 * (count > 4))
+def _added(rng: random.Random, count: int, carries: bool) -> tuple[int, tuple[int, ...]]:
+    """Return numbers all of which carry one by one, or none."""
+    first = rng.randrange(11, 60)
     total, added = first, list[int]()
     for _ in range(count):
         size = range(4, 10) if carries else range(1, 5)
@@ -153,14 +168,21 @@ def _sums(rng: random.Random, count: int, carries: bool) -> tuple[int, tuple[int
     return first, tuple(added)
 
 
-def _borrowing(rng: random.Random, over: bool) -> tuple[int, tuple[int, ...]]:
-    """Return numbers each of which carries or borrows, in order and one by one."""
+def _round(rng: random.Random) -> tuple[int, tuple[int, ...]]:
+    """Return three numbers that sum to 20."""
+    a, b = rng.randrange(3, 10), rng.randrange(3, 10)
+    first, last = rng.randrange(11, 70), _ROUND - a - b
+    return first, (a, b, last) if 3 <= last <= 9 else ()
+
+
+def _taken(rng: random.Random, others: int = 0, over: bool = False) -> tuple[int, tuple[int, ...]]:
+    """Return two numbers that carry and three that borrow in order, and `others` that are taken away without."""
     first = rng.randrange(80, 96) if over else rng.randrange(40, 71)
-    signs = [1, -1, -1, -1]
-    rng.shuffle(signs)
+    kinds = [(1, True), *[(-1, True)] * 3, *[(-1, False)] * others]
+    rng.shuffle(kinds)
     total, numbers = first, list[int]()
-    for sign in (1, *signs):
-        fitting = [sign * n for n in range(4, 10) if slippery(total, sign * n)]
+    for sign, slips in ((1, True), *kinds):
+        fitting = [sign * n for n in range(4, 10) if slippery(total, sign * n) == slips]
         if not fitting:
             return first, ()
         numbers.append(rng.choice(fitting))
@@ -172,30 +194,37 @@ def _borrowing(rng: random.Random, over: bool) -> tuple[int, tuple[int, ...]]:
 
 
 _NUMBERS: dict[str, Callable[[random.Random], tuple[int, tuple[int, ...]]]] = {
-    RUNGS[0]: lambda rng: _sums(rng, rng.choice((2, 3)), carries=False),
-    RUNGS[1]: lambda rng: _sums(rng, 3, carries=True),
-    RUNGS[2]: lambda rng: _sums(rng, 5, carries=True),
-    RUNGS[3]: lambda rng: _borrowing(rng, over=False),
-    RUNGS[4]: lambda rng: _borrowing(rng, over=True),
+    RUNGS[0]: lambda rng: _added(rng, rng.choice((2, 3)), carries=False),
+    RUNGS[1]: _round,
+    RUNGS[2]: lambda rng: _added(rng, 3, carries=True),
+    RUNGS[3]: lambda rng: _taken(rng, others=1),
+    RUNGS[4]: lambda rng: _taken(rng),
+    RUNGS[5]: lambda rng: _taken(rng, over=True),
 }
+_SLIPS = {
+    RUNGS[2]: {Way.TOGETHER: [True]},
+    RUNGS[3]: {Way.ONE_BY_ONE: [True, True, False]},
+    RUNGS[4]: {Way.ONE_BY_ONE: [True, True, True]},
+}
+"""Whether each line of a way carries or borrows."""
 
 
 def _tells(given: Problem) -> bool:
-    """Return whether a right answer tells that nothing was forgotten, and one by one has one borrow."""
+    """Return whether a right answer tells that nothing was forgotten, and the lines are the rung's."""
     if given.rung == RUNGS[0]:
         return True
-    borrows = given.rung in RUNGS[3:]
     if given.answer in (given.at_once, LARGEST):
         return False
     for way in WRITTEN:
         sums = [sum(group) for group in given.groups(way)]
         right, slipped = outcomes(given.first, sums)
-        if given.answer in slipped or (way is Way.TOGETHER and borrows and right == given.answer):
+        partial = way is Way.TOGETHER and min(given.numbers) < 0
+        if given.answer in slipped or (partial and right == given.answer):
             return False
-        if way is Way.ONE_BY_ONE and given.rung == RUNGS[3]:
-            totals = accumulate(sums[:-1], initial=given.first)
-            if not all(slippery(t, n) for t, n in zip(totals, sums, strict=True)):
-                return False
+        totals = accumulate(sums[:-1], initial=given.first)
+        slips = [slippery(t, n) for t, n in zip(totals, sums, strict=True)]
+        if slips != _SLIPS.get(given.rung, {}).get(way, slips):
+            return False
     return True
 
 
@@ -233,6 +262,8 @@ class LadderOptions:
 
     Attributes:
         train, validation, test: numbers of problems, in fixed shares of each rung.
+        rungs: the strata to draw from, in their shares. Without the borrows, the best instruction does not
+            change.
         stories: share of the test problems told as a story, a wording that the bundled policy was not
             trained on.
         seed: other problems for another seed.
@@ -244,6 +275,7 @@ class LadderOptions:
     train: int = 480
     validation: int = 100
     test: int = 400
+    rungs: tuple[str, ...] = RUNGS
     stories: float = 0.0
     seed: int = 0
 
@@ -251,6 +283,10 @@ class LadderOptions:
         for name in ("train", "validation", "test"):
             if getattr(self, name) < 1:
                 raise ValueError(f"environment.{name} is {getattr(self, name)}; expected 1 or more")
+        if not self.rungs or not set(self.rungs) <= set(RUNGS):
+            raise ValueError(
+                f"environment.rungs is {list(self.rungs)}; expected some of {', '.join(RUNGS)}"
+            )
         if not 0 <= self.stories <= 1:
             raise ValueError(f"environment.stories is {self.stories}; expected between 0 and 1")
 
@@ -278,9 +314,9 @@ class LadderEnvironment(MathEnvironment):
 
 
 def _drawn(options: LadderOptions, split: str, count: int, story: bool = False) -> list[Task]:
-    order = list(_TURNS)
+    order = [rung for rung in _TURNS if rung in options.rungs]
     random.Random("ladder/order").shuffle(order)
-    rungs = {rung: _endless(options, split, rung, story) for rung in RUNGS}
+    rungs = {rung: _endless(options, split, rung, story) for rung in options.rungs}
     return [_task(next(rungs[order[i % len(order)]]), split, story) for i in range(count)]
 
 

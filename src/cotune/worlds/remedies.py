@@ -1,7 +1,7 @@
 """Offline rules for a world with a few ways of working: one remedy for each lack of a failed rollout.
 
-The rules keep an instruction's own sentences, hold one remedy at a time, and add or drop sentences that ask for
-nothing. Which remedy is better they do not know: that is for verification to find out.
+The rules keep an instruction's own sentences, hold one remedy at a time or one for each lack, and add or drop
+sentences that ask for nothing. Which remedy is better they do not know: that is for verification to find out.
 """
 
 import random
@@ -14,6 +14,7 @@ from typing import Generic, TypeVar
 SENTENCE_END = re.compile(r"(?<=[.!?])\s+|\n+")
 _KEPT = 0.7
 """Chance that a candidate keeps all sentences that ask for nothing."""
+_KEEPS_OTHERS = 0.5
 
 
 L = TypeVar("L", bound=StrEnum)
@@ -26,6 +27,7 @@ class Remedies(Generic[L]):
         remedies: for each lack, in the critique's wording, the sentences that remedy it.
         style: sentences that ask for nothing.
         lacks: what a failed response lacks.
+        several: whether half of the candidates keep the remedies of other lacks.
     """
 
     def __init__(
@@ -33,9 +35,11 @@ class Remedies(Generic[L]):
         remedies: Mapping[L, Sequence[str]],
         style: Sequence[str],
         lacks: Callable[[str], Sequence[L]],
+        several: bool = False,
     ) -> None:
         self._remedies, self._style, self._lacks = remedies, style, lacks
-        self._all = {s for options in remedies.values() for s in options}
+        self._several = several
+        self._lack_of = {s: lack for lack, options in remedies.items() for s in options}
 
     def reflect(
         self, parent: str, responses: Sequence[str], at_random: bool
@@ -70,9 +74,9 @@ class Remedies(Generic[L]):
     def recombine(self, texts: Sequence[str], rng: random.Random) -> list[str]:
         """Return the first text's sentences with the remedy of any of the texts, and some of their style."""
         written = [s for text in texts for s in sentences_of(text)]
-        remedies = [s for s in written if s in self._all]
+        remedies = [s for s in written if s in self._lack_of]
         styles = [s for s in written if s in self._style]
-        fixed = [s for s in sentences_of(texts[0]) if s not in self._all and s not in self._style]
+        fixed = [s for s in sentences_of(texts[0]) if s not in self._style]
         kept = rng.sample(styles, min(len(styles), rng.choice((0, 1, 2))))
         remedy = rng.choice(remedies or list(self._style))
         return self._with_remedy(" ".join((*fixed, *kept)), remedy, rng)
@@ -81,8 +85,14 @@ class Remedies(Generic[L]):
         return rng.choice([s for s in self._remedies[lack] if s not in current])
 
     def _with_remedy(self, parent: str, remedy: str, rng: random.Random) -> list[str]:
-        """Return the parent's sentences with the remedy in place of an earlier one."""
-        sentences = [s for s in sentences_of(parent) if s not in self._all]
+        """Return the parent's sentences with the remedy in place of earlier ones."""
+        own = self._lack_of.get(remedy)
+        keeps = self._several and rng.random() < _KEEPS_OTHERS
+        sentences = [
+            s
+            for s in sentences_of(parent)
+            if s not in self._lack_of or (keeps and self._lack_of[s] != own)
+        ]
         styles = [s for s in sentences if s in self._style]
         if styles and rng.random() >= _KEPT:
             sentences.remove(rng.choice(styles))

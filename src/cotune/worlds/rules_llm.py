@@ -22,7 +22,11 @@ from typing import Literal
 from cotune.errors import LLMError
 from cotune.methods.instruction_evolution import ABOUT_AN_AGENT
 from cotune.types import Completion
-from cotune.worlds import ladder_rules, scaffold_rules
+from cotune.worlds import arithmetic_rules, ladder_rules, scaffold_rules
+from cotune.worlds.arithmetic_rules import ADVICE, GENERAL, kind_of
+
+OFFLINE_WORLDS = ("geo", "arithmetic", "ladder", "scaffold")
+"""Kinds of environment that the rules know."""
 
 
 class Mode(StrEnum):
@@ -163,44 +167,6 @@ REWORDINGS: dict[frozenset[str], tuple[str, ...]] = {
     ),
 }
 
-ADVICE: dict[str, tuple[str, ...]] = {
-    "addition": (
-        "When you add, write the columns and carry.",
-        "For additions, go column by column from the right.",
-        "Write sums column by column.",
-        "Add from the right, column by column, and carry.",
-        "To add, work in columns with carries.",
-        "In additions, go from the right and write each carry.",
-    ),
-    "subtraction": (
-        "When you subtract, go by columns and borrow.",
-        "For subtractions, show each borrow from the next column.",
-        "Write differences column by column with borrowing.",
-        "Subtract in columns and write each borrow.",
-        "To subtract, borrow from the next column where needed.",
-        "In subtractions, work from the right and borrow.",
-    ),
-    "multiplication": (
-        "When you multiply, take one digit at a time and carry.",
-        "For products, go digit by digit from the right.",
-        "Write each product one digit at a time.",
-        "Multiply every digit by the number and carry.",
-        "To multiply, go digit by digit with carries.",
-        "In multiplications, work one digit at a time from the right.",
-    ),
-    "word problem": (
-        "When you solve a story, write both steps.",
-        "For word problems, work out the first step first.",
-        "Write both steps of a story.",
-        "Solve stories one step at a time, first result first.",
-        "To solve a word problem, show each step.",
-        "In a story with two steps, write the first result.",
-    ),
-}
-"""The remedy for each kind of problem of the bundled world `arithmetic`."""
-
-GENERAL = ("Be careful with the numbers.", "Read it twice.", "This is an important exam.")
-
 _MARK = "I provided an assistant with the following instructions"
 _EXAMPLE = re.compile(
     r"^# Example \d+\n## Inputs\n(.*?)\n## Generated Outputs\n(.*?)\n## Feedback\n(.*?)(?=^# Example|\Z|\n```)",
@@ -334,19 +300,6 @@ def current_text(prompt: str) -> str:
     return match[1].strip()
 
 
-def kind_of(question: str) -> str | None:
-    """Return the kind of an arithmetic problem; None for anything else."""
-    for kind, pattern in (
-        ("addition", r"\d \+ \d"),
-        ("subtraction", r"\d - \d"),
-        ("multiplication", r"\d \* \d"),
-        ("word problem", r"How many .* (?:left|that)\?"),
-    ):
-        if re.search(pattern, question):
-            return kind
-    return None
-
-
 def topics(example: Shown) -> list[str]:
     """Return the topics of a failed example, as keys of the advice."""
     if kind := kind_of(example.question):
@@ -369,7 +322,7 @@ def write_hint(prompt: str, rng: random.Random, *, reflect: bool) -> str:
     failed = [example for example in read_shown(prompt) if example.failed]
     if failed and ladder_rules.knows(failed[0].question):
         responses = [example.response for example in failed]
-        hint = ladder_rules.write_hint(current_text(prompt), responses, rng, not reflect)
+        hint = ladder_rules.RULES.write_hint(current_text(prompt), responses, rng, not reflect)
         return f"```\n{hint}\n```"
     if failed and scaffold_rules.knows(failed[0].question):
         responses = [example.response for example in failed]
@@ -451,7 +404,7 @@ class RulesLLM:
         elif examples := read_examples(prompt):
             critique, write = self.reflect(parent[1], examples)
         elif "\\boxed" in parent[1]:
-            critique, write = "", partial(ladder_rules.paraphrase, parent[1])
+            critique, write = "", partial(ladder_rules.RULES.paraphrase, parent[1])
         elif scaffold_rules.owns(parent[1]):
             critique, write = "", partial(scaffold_rules.RULES.paraphrase, parent[1])
         else:
@@ -466,10 +419,13 @@ class RulesLLM:
         """Return a critique, and a function that writes a candidate with remedies of 1 to 3 modes."""
         if examples and ladder_rules.knows(examples[0].question):
             responses = [example.response for example in examples]
-            return ladder_rules.reflect(parent, responses, self._remedies == "random")
+            return ladder_rules.RULES.reflect(parent, responses, self._remedies == "random")
         if examples and scaffold_rules.knows(examples[0].question):
             responses = [example.response for example in examples]
             return scaffold_rules.RULES.reflect(parent, responses, self._remedies == "random")
+        if examples and kind_of(examples[0].question):
+            questions = [example.question for example in examples]
+            return arithmetic_rules.RULES.reflect(parent, questions, self._remedies == "random")
         if self._remedies == "random":
             weights = dict.fromkeys(Mode, 1)
             critique = "Candidates with remedies at random; no example was read."
@@ -540,8 +496,10 @@ def _recombine(history: str) -> tuple[str, Callable[[random.Random], list[str]]]
         f"The best of {len(rows)} scored {rows[0][0]:.1f}.",
         [text for _, text in rows[:4]],
     )
+    if arithmetic_rules.advises(texts):
+        return said, partial(arithmetic_rules.RULES.recombine, texts)
     if "\\boxed" in best:
-        return said, partial(ladder_rules.recombine, texts)
+        return said, partial(ladder_rules.RULES.recombine, texts)
     if scaffold_rules.owns(best):
         return said, partial(scaffold_rules.RULES.recombine, texts)
     pool = [s for _score, text in rows[1:4] for s in split_sentences(text)]

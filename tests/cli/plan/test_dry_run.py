@@ -247,8 +247,6 @@ def test_trainer_settings_stay_and_the_machines_do_not(tmp_path: Path) -> None:
     [
         ({"training": {"engine_args": {"lerning_rate": 1}}}, {}, r"lerning_rate: unknown field"),
         ({"strategy": {"kind": "sft"}}, {}, r"--dry-run runs steps of GRPO, but with .* sft"),
-        ({"environment": {"kind": "math", "train": "a", "validation": 1, "test": 1},
-          "llm": LLM}, {}, r"the offline rules propose nothing .* math; .* --ask-llm"),
         ({}, {"ask_llm": True}, r"--ask-llm: the run file asks no LLM"),
         ({"llm": LLM}, {"ask_llm": True}, r"COTUNE_TEST_KEY"),
         ({"environment": {"kind": "single_turn"}, "dataset": {"path": "a.jsonl"}, "llm": LLM,

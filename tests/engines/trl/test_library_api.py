@@ -97,15 +97,11 @@ def test_the_rules_serve_the_bundled_worlds_only(
     method(environment=environment("Who?"), llm=ScriptedLLM([]))
 
 
-def test_on_arithmetic_the_rules_write_hints_and_no_instructions() -> None:
+def test_in_a_bundled_world_the_rules_write(geo: cotune.GeoEnvironment) -> None:
     sums = cotune.ArithmeticEnvironment(cotune.ArithmeticOptions(train=8, validation=4, test=4))
-    assert isinstance(cotune.P2O(environment=sums).llm, cotune.RulesLLM)
-    for method in (cotune.INSPO, cotune.INSPOWithP2O, cotune.GEPA):
-        with pytest.raises(
-            ConfigError,
-            match=r"rules know GeoEnvironment, LadderEnvironment, Scaffold.* alone.*Arithmetic",
-        ):
-            method(environment=sums)
+    for world in (geo, sums):
+        for method in (cotune.INSPO, cotune.P2O, cotune.INSPOWithP2O, cotune.GEPA):
+            assert isinstance(method(environment=world).llm, cotune.RulesLLM)
 
 
 def test_options_of_p2o_and_of_both(geo: cotune.GeoEnvironment) -> None:

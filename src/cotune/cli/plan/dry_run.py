@@ -162,7 +162,6 @@ def _stopped_by_sigterm() -> Iterator[None]:
 def _check(config: RunConfig, ask_llm: bool) -> None:
     """Raise ConfigError for run files that cannot be scaled down."""
     kind, strategy = config.environment.kind, config.strategy.kind
-    world = WORLDS.get(kind, "geo")
     if kind not in WORLDS:
         raise ConfigError(
             f"--dry-run: environment.kind is {kind}; expected {', '.join(WORLDS)}; for your own "
@@ -175,14 +174,8 @@ def _check(config: RunConfig, ask_llm: bool) -> None:
         )
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ConfigError("--dry-run is for one process; start it without torchrun")
-    if ask_llm:
-        if not isinstance(config.proposer, ASKS_A_MODEL):
-            raise ConfigError("--ask-llm: the run file asks no LLM; remove it")
-    elif isinstance(config.proposer, ASKS_A_MODEL) and world not in config.method.offline_worlds:
-        raise ConfigError(
-            f"--dry-run: the offline rules propose nothing for strategy.kind {strategy} on "
-            f"environment.kind {kind}; call the run file's LLM with --ask-llm"
-        )
+    if ask_llm and not isinstance(config.proposer, ASKS_A_MODEL):
+        raise ConfigError("--ask-llm: the run file asks no LLM; remove it")
     for reward in config.rewards:
         load_reward(reward.function)
     if find_spec("trl") is None:

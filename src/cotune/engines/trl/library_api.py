@@ -58,10 +58,7 @@ if TYPE_CHECKING:
     from cotune.engines.trl.trl_joint import TRLJoint
 
 Options = TypeVar("Options", bound=MethodOptions)
-_WORLDS = {
-    "geo": GeoEnvironment, "arithmetic": ArithmeticEnvironment, "ladder": LadderEnvironment,
-    "scaffold": ScaffoldEnvironment,
-}  # fmt: skip
+_WORLDS = (GeoEnvironment, ArithmeticEnvironment, LadderEnvironment, ScaffoldEnvironment)
 
 
 class TrainerMethod(Generic[Options]):
@@ -143,11 +140,10 @@ class TrainerMethod(Generic[Options]):
                 raise ConfigError(f"{type(self).__name__}: {error}") from None
         elif llm is not None and not isinstance(llm, OpenAIOptions):
             _check_llm(type(self).__name__, llm)
-        worlds = tuple(_WORLDS[world] for world in self.method.offline_worlds)
-        if llm is None and not isinstance(self.environment, worlds):
-            known = ", ".join(world.__name__ for world in worlds)
+        if llm is None and not isinstance(self.environment, _WORLDS):
+            known = ", ".join(world.__name__ for world in _WORLDS)
             raise ConfigError(
-                f"llm is None, but for {type(self).__name__} the offline rules know {known} alone and "
+                f"llm is None, but the offline rules know {known} alone and "
                 f"environment is {type(self.environment).__name__}; give "
                 "llm=cotune.OpenAIOptions(model=…) or an object with complete(prompt)"
             )
@@ -264,8 +260,7 @@ class INSPO(TrainerMethod[InspoOptions]):
         environment: supplies the tasks, answers actions and scores them.
         llm: the optimizer LLM: any object with a `complete(prompt)` method, `OpenAIOptions` for an
             OpenAI-compatible endpoint (then priced and held to its budget), or `BankOptions` for a
-            file of texts. None means the offline `RulesLLM` in the bundled world `geo`, and an error
-            elsewhere.
+            file of texts. None means the offline `RulesLLM` in a bundled world, and an error elsewhere.
         options: the method's options; pass `options` or its fields, not both.
         limits: the limits of an episode, in tokens and turns.
         instruction: the initial instruction; None means the environment's.
@@ -330,8 +325,7 @@ class P2O(TrainerMethod[P2OOptions]):
     arguments of `INSPO`.
 
     Args:
-        llm: as for `INSPO`; None means the offline `RulesLLM` in the bundled worlds `geo` and
-            `arithmetic`, and an error elsewhere.
+        llm: as for `INSPO`; None means the offline `RulesLLM` in a bundled world, and an error elsewhere.
         options: the method's options; pass `options` or its fields, not both.
 
     Raises:

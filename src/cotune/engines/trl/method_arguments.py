@@ -90,6 +90,7 @@ class FstArguments(TrainerArguments, total=False):
     evolve_until: int | None
     budget: int
     dev_size: int
+    scoring: Literal["sampled", "greedy"]
     minibatch: int
     beam: int
     target: Literal["sampled", "initial", "best"]

@@ -63,6 +63,9 @@ class FstOptions:
         budget: evaluations of a round (one is one rollout), with the prompts in use scored anew.
         dev_size: training questions that prompts are scored on, the same in every round; the others
             are reflected on. Half of them if there are fewer than 1.5 times as many.
+        scoring: how prompts are scored, by one rollout for each question: sampled as in training, or
+            greedy. The authors' notes are silent. Greedily, what a policy does in less than half of its
+            rollouts counts for nothing.
         minibatch: questions shown to the reflector, on which a child must beat its parent.
         beam: parents that instructions are derived from in one iteration.
         target: the instruction that the gradient is taken on. "sampled" is the authors'; "initial"
@@ -82,6 +85,7 @@ class FstOptions:
     evolve_until: int | None = None
     budget: int = 400
     dev_size: int = 40
+    scoring: Literal["sampled", "greedy"] = "sampled"
     minibatch: int = 3
     beam: int = 1
     target: Target = "sampled"
@@ -217,7 +221,8 @@ class Fst(Unhinted):
     ) -> Metrics:
         """Score the prompts in use, evolve from the best, and keep those that cover the front."""
         options, used = self.options, self._used()
-        judge = Judge(Prompt, rollout)
+        greedy = options.scoring == "greedy"
+        judge = Judge(Prompt, rollout, greedy=greedy)
         scored = judge.evaluate([(one.text, self._dev) for one in used])
         before = Candidates(tuple(used), tuple(tuple(t.reward for t in row) for row in scored))
         seed = used[before.best]
@@ -225,7 +230,7 @@ class Fst(Unhinted):
         found = evolve_instruction(
             self._dev,
             self._train,
-            judge=Judge(Prompt, rollout, known),
+            judge=Judge(Prompt, rollout, known, greedy),
             llm=llm,
             rules=self._rules,
             search=Search(
@@ -412,7 +417,6 @@ METHOD = Method(
     ),
     tags=("grpo", "fst"),
     evolves=("instruction",),
-    offline_worlds=("geo", "ladder", "scaffold"),
     loss="cispo",
     check=lambda options, shape: check_budget(options.budget, shape),
     cost=_cost,

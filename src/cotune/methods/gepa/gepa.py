@@ -240,7 +240,6 @@ METHOD = Method(
     card_frozen=f"GEPA ({arxiv('2507.19457')}) on the instruction",
     tags=("grpo", "gepa"),
     evolves=("instruction",),
-    offline_worlds=("geo", "ladder", "scaffold"),
     uses_batches=False,
     check=lambda options, shape: check_budget(options.budget, shape),
     cost=_cost,

@@ -505,7 +505,6 @@ METHOD = Method(
     card=f"INSPO ({arxiv('2512.01945')}): weights and instruction trained together, on GRPO",
     tags=("grpo", "inspo"),
     evolves=("instruction",),
-    offline_worlds=("geo", "ladder", "scaffold"),
     cost=cost,
     distillation=lambda options: options.distillation,
     scaled=scaled,

@@ -382,7 +382,6 @@ METHOD = Method(
     ),
     tags=("grpo", "p2o"),
     evolves=("hints",),
-    offline_worlds=("geo", "arithmetic", "ladder", "scaffold"),
     check=check,
     cost=cost,
     distillation=lambda options: options.distillation,

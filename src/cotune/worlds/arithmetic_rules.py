@@ -1,0 +1,87 @@
+"""The offline rules for the world `arithmetic`: which procedure a failed problem calls for.
+
+The kind of the problem tells, whatever the response was. An instruction may ask for the procedures of several
+kinds; the bundled policy follows each of them less then.
+"""
+
+import re
+from collections.abc import Sequence
+from enum import StrEnum
+
+from cotune.worlds.remedies import Remedies
+
+
+class Kind(StrEnum):
+    """A kind of problem whose procedure is missing."""
+
+    ADDITION = "addition"
+    SUBTRACTION = "subtraction"
+    MULTIPLICATION = "multiplication"
+    WORD_PROBLEM = "word problem"
+
+
+ADVICE: dict[Kind, tuple[str, ...]] = {
+    Kind.ADDITION: (
+        "When you add, write the columns and carry.",
+        "For additions, go column by column from the right.",
+        "Write sums column by column.",
+        "Add from the right, column by column, and carry.",
+        "To add, work in columns with carries.",
+        "In additions, go from the right and write each carry.",
+    ),
+    Kind.SUBTRACTION: (
+        "When you subtract, go by columns and borrow.",
+        "For subtractions, show each borrow from the next column.",
+        "Write differences column by column with borrowing.",
+        "Subtract in columns and write each borrow.",
+        "To subtract, borrow from the next column where needed.",
+        "In subtractions, work from the right and borrow.",
+    ),
+    Kind.MULTIPLICATION: (
+        "When you multiply, take one digit at a time and carry.",
+        "For products, go digit by digit from the right.",
+        "Write each product one digit at a time.",
+        "Multiply every digit by the number and carry.",
+        "To multiply, go digit by digit with carries.",
+        "In multiplications, work one digit at a time from the right.",
+    ),
+    Kind.WORD_PROBLEM: (
+        "When you solve a story, write both steps.",
+        "For word problems, work out the first step first.",
+        "Write both steps of a story.",
+        "Solve stories one step at a time, first result first.",
+        "To solve a word problem, show each step.",
+        "In a story with two steps, write the first result.",
+    ),
+}
+"""The remedy for each kind."""
+
+GENERAL = ("Be careful with the numbers.", "Read it twice.", "This is an important exam.")
+"""Sentences that ask for nothing."""
+
+
+def kind_of(question: str) -> Kind | None:
+    """Return the kind of an arithmetic problem; None for anything else."""
+    for kind, pattern in (
+        (Kind.ADDITION, r"\d \+ \d"),
+        (Kind.SUBTRACTION, r"\d - \d"),
+        (Kind.MULTIPLICATION, r"\d \* \d"),
+        (Kind.WORD_PROBLEM, r"How many .* (?:left|that)\?"),
+    ):
+        if re.search(pattern, question):
+            return kind
+    return None
+
+
+def lacks(question: str) -> list[Kind]:
+    """Return the kind whose procedure a failed problem calls for."""
+    kind = kind_of(question)
+    return [kind] if kind else []
+
+
+def advises(texts: Sequence[str]) -> bool:
+    """Return whether any of the texts holds a remedy of these rules."""
+    return any(sentence in text for text in texts for s in ADVICE.values() for sentence in s)
+
+
+RULES = Remedies(ADVICE, GENERAL, lacks, several=True)
