@@ -24,7 +24,7 @@ from typing import Any
 from cotune.config.run_file import RunConfig
 from cotune.errors import ConfigError
 from cotune.policy.options import LoraOptions
-from cotune.policy.policy_files import cached_folder, policy_path
+from cotune.policy.policy_files import cached_folder, check_path, known_path
 from cotune.types import Limits
 
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -126,15 +126,18 @@ def read_shape(raw: Mapping[str, Any]) -> Shape:
 
 
 def find_config(path: str) -> dict[str, Any] | None:
-    """Return a policy's config.json, from its folder or from the hub's cache.
+    """Return a policy's config.json, from its folder, its GGUF header or the hub's cache.
 
     The papers' models are also listed in `known_shapes.json`, so they need not be downloaded.
     Return None for an unknown policy.
     """
     try:
-        folder = Path(policy_path(path))
+        known = known_path(path)
+        if known is None:
+            return _config_in_header(path)
     except ConfigError:
         return None
+    folder = Path(known)
     if not (folder / "config.json").is_file():
         cached = cached_folder(path)
         if cached is None:
@@ -145,6 +148,18 @@ def find_config(path: str) -> dict[str, Any] | None:
     except (OSError, ValueError):
         return None
     return found if isinstance(found, dict) else None
+
+
+def _config_in_header(path: str) -> dict[str, Any] | None:
+    """Return the config.json that converting a GGUF file will write, as far as it is read here."""
+    from cotune.policy.gguf_conversion import gguf_config, saved_dtype
+
+    file = check_path(path)
+    return (
+        None
+        if file is None
+        else {**gguf_config(path, file).to_dict(), "dtype": saved_dtype(path, file)}
+    )
 
 
 def _known_config(name: str) -> dict[str, Any] | None:
