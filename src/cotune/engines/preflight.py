@@ -81,6 +81,7 @@ _SERVER_S = 10.0  # a dense index on a CPU is slow
 _FIRST_CALL_S, _FIRST_CALL_RETRIES = 30.0, 1
 OPTIONAL = {
     "peft": "LoRA",
+    "gguf": "GGUF files as policies",
     "vllm": "sampling with vLLM",
     "verifiers": "environments of verifiers",
     "fastapi": "serving a retriever",
@@ -389,7 +390,7 @@ class Preflight:
 
 def wrong(field: str, error: Exception) -> Finding:
     """Return a ConfigError as a finding: the error, and the fix after its last semicolon."""
-    text = re.sub(rf"^{re.escape(field)}(\.path)?:? ", "", one_line(str(error)))
+    text = re.sub(rf"^{re.escape(field)}((\.path)?:)? ", "", one_line(str(error)))
     what, _, fix = text.rpartition("; ")
     found = what or text
     found = found if found.startswith(f"{field}.") else f"{field}: {found}"
