@@ -25,6 +25,7 @@ from cotune.config.run_file import RunConfig
 from cotune.errors import ConfigError
 from cotune.policy.options import LoraOptions
 from cotune.policy.policy_files import cached_folder, check_path, known_path
+from cotune.policy.precision import weights_dtype
 from cotune.types import Limits
 
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -304,13 +305,19 @@ def memory_of(config: RunConfig, shape: Shape, *, on_cpu: bool = False) -> Memor
     """Estimate the memory of a single training process from the run file and its `engine_args`.
 
     Args:
-        on_cpu: whether it trains without a GPU: without autocast and gradient checkpointing.
+        on_cpu: whether it trains without a GPU: without gradient checkpointing, and as a rule without
+            autocast.
     """
     policy, training, limits = config.policy, config.training, config.limits
-    dtype = shape.dtype if policy.dtype == "auto" else policy.dtype
+    dtype = weights_dtype(policy, training.precision) if on_cpu else policy.dtype
+    dtype = shape.dtype if dtype == "auto" else dtype
     size = _BYTES.get(dtype, FULL)
     args = training.engine_args
-    mixed = not on_cpu and (args.get("bf16") is not False or bool(args.get("fp16")))
+    if on_cpu:
+        mixed = training.precision == "bf16" and policy.lora is None
+    else:
+        single = args.get("bf16") is False or training.precision == "fp32"
+        mixed = not single or bool(args.get("fp16"))
     kl = training.kl > 0 and not config.method.supervised  # fine-tuning has no KL term
     longest = limits.prompt_tokens + limits.trajectory_tokens
 
@@ -326,7 +333,7 @@ def memory_of(config: RunConfig, shape: Shape, *, on_cpu: bool = False) -> Memor
         + _PER_INTERMEDIATE * shape.intermediate
         + _PER_KEY * shape.key_width
     )
-    if on_cpu:
+    if on_cpu and not mixed:
         layer = layer * size // HALF  # the figures are those of autocast
     if args.get("gradient_checkpointing", not on_cpu):
         activations = tokens * (shape.layers * shape.hidden * size + layer)
@@ -366,7 +373,7 @@ def cpu_memory(config: RunConfig, shape: Shape) -> int:
     found = memory_of(config, shape, on_cpu=True)
     work = (found.cache or 0) + (found.sampling_work or 0) + found.activations + found.head
     work += _TILE_COPIES * _TILE * FULL  # temporaries, which a GPU's fused kernels do without
-    return _LIBRARIES + found.held + found.weights + found.gradients + work
+    return _LIBRARIES + found.held + found.weights + found.copies + found.gradients + work
 
 
 def _sampling(rows: int, limits: Limits, shape: Shape, size: int, mixed: bool) -> tuple[int, int]:

@@ -314,9 +314,9 @@ class Preflight:
 
     def _policy(self) -> list[Finding]:
         path = known_path(self.config.policy.path)
-        if path is not None and (self.starting or self._loads):
-            if not Path(path).is_dir() and not cached_folder(path):
-                only_local(path)  # raises if the hub does not have it either
+        loads = self.starting or self._loads
+        if loads and path is not None and not Path(path).is_dir() and not cached_folder(path):
+            only_local(path)  # raises if the hub does not have it either
         return policy(self.config.policy)
 
     def _disk(self) -> list[Finding]:
