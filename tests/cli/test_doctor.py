@@ -137,7 +137,7 @@ def test_a_policy_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert f"{name} is neither a folder nor in the cache" in said
     assert f"hf download {name}" in said
     said = lacking(policy(config(tmp_path, policy={"path": "./none"})))
-    assert said.startswith("policy: ")
+    assert said.startswith("policy.path is './none', and there is no such folder")
     assert "there is no such folder" in said
     said = lacking(policy(config(tmp_path, policy={"path": "a//b::c"})))
     assert "neither a folder nor in the cache" in said

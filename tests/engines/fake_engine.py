@@ -93,6 +93,9 @@ class Fake:
     def memory(self, config: RunConfig, processes: int = 1) -> MemoryEstimate:
         return MemoryEstimate("Memory of the fake", [("nothing", 1, 1)], 1, 1, (1, 3), ["A note."])
 
+    def cpu_time(self, config: RunConfig, planned: Mapping[str, int]) -> None:
+        return None
+
     def measure(
         self, config: RunConfig, run: RunDir, journal: Journal, setup: Preflight, steps: int
     ) -> Measured:

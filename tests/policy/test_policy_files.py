@@ -13,7 +13,7 @@ from huggingface_hub import constants
 
 from cotune.errors import ConfigError
 from cotune.policy.local_policy import load, load_tokenizer
-from cotune.policy.policy_files import only_local, policy_path
+from cotune.policy.policy_files import only_local
 from tests.policy.bigram import save
 from tests.policy.tiny import CHAT_TEMPLATE
 
@@ -125,17 +125,3 @@ def test_a_hub_that_answers_is_left_to_the_loader(
         monkeypatch.setattr(constants, "ENDPOINT", address)
         assert not only_local("org/model")
     assert len(asked) == 1
-
-
-@pytest.mark.parametrize("given", ["m.gguf", "folder", "org/model-GGUF", "./gone/m.GGUF"])
-def test_gguf_is_refused_with_the_way_to_convert_it(
-    given: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "folder").mkdir()
-    for file in ("m.gguf", "folder/q4.gguf"):
-        (tmp_path / file).write_bytes(b"GGUF")
-    with pytest.raises(ConfigError, match=r"which is GGUF: .*; name the model .*gguf_file="):
-        policy_path(given)
-    (tmp_path / "folder" / "model.safetensors").touch()
-    assert policy_path("folder") == "folder"

@@ -268,3 +268,14 @@ def test_a_stop_string_is_found_within_a_turn_only_and_in_any_token() -> None:
     assert pieces.completes([1, 2])  # completed in the middle of a token
     assert pieces.completes([4, 1, 3, 0, 2])  # over tokens that show nothing
     assert not pieces.completes([4, 2])
+
+
+def test_a_frozen_head_in_bfloat16_is_given_the_last_states_alone() -> None:
+    tokenizer = tiny_tokenizer()
+    model = tiny_model(tokenizer).to(torch.bfloat16).requires_grad_(False)  # pyright: ignore[reportArgumentType]
+    seen: list[torch.Tensor] = []
+    model.lm_head.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
+    sampler = CachedSampler(opens(model), HFCodec(tokenizer), 0)
+    sampler.open(Sampling()).generate([SampleRequest(i, (4, 5, 6 + i), 2) for i in range(3)])
+    assert [tuple(states.shape[:2]) for states in seen] == [(3, 1), (3, 1)]
+    assert all(states.is_contiguous() for states in seen)

@@ -13,6 +13,7 @@ from cotune.environments.environment_options import (
 )
 from cotune.environments.math import MathOptions, hub_name
 from cotune.llm.own import OwnLLMOptions
+from cotune.policy.policy_files import is_local
 
 
 def quiet_libraries(config: RunConfig) -> None:
@@ -37,7 +38,7 @@ def allow_hub() -> None:
 def _may_fetch(config: RunConfig) -> bool:
     """Return whether a run may need the Hugging Face hub for its policy, data or user code."""
     policy, dataset, options = config.policy.path, config.dataset, config.environment
-    local = policy.startswith("bundled:") or Path(policy).is_dir()
+    local = is_local(policy)
     of_hub = dataset is not None and dataset.name is not None and not Path(dataset.name).is_dir()
     if isinstance(options, MathOptions):
         named = (options.train, options.validation, options.test)

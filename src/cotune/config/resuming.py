@@ -13,8 +13,10 @@ from cotune.run.run_dir import RunDir
 _FIXED = (
     "policy", "dataset", "environment", "rewards", "instruction", "limits", "strategy", "seed",
 )  # fmt: skip
-# Changing these changes a step: which questions it takes, and how many optimizer steps it makes.
-_FIXED_IN_TRAINING = ("engine", "questions_per_step", "group_size", "mini_batches", "frozen")
+# Changing these changes a step: its questions, its optimizer steps, or its arithmetic.
+_FIXED_IN_TRAINING = (
+    "engine", "questions_per_step", "group_size", "mini_batches", "frozen", "precision",
+)  # fmt: skip
 _FREE = "name, threads, environment.retriever, llm, evaluation, logging and training"
 # May hold a key or a token: stored as a hash, and only the names are reported.
 _SILENT = ("llm", "training.engine_args")

@@ -38,6 +38,7 @@ from cotune.llm.own import OwnLLMOptions
 from cotune.methods.method import Method, MethodOptions, RunShape
 from cotune.methods.registry import BUILT_IN, GROUP, method_of
 from cotune.policy.options import PolicyConfig
+from cotune.policy.precision import Precision
 from cotune.rewards.reward_options import RewardConfig
 from cotune.types import Limits
 from cotune.utils.importing import ENVIRONMENTS, import_from, registered
@@ -112,6 +113,10 @@ class TrainingConfig(Model):
     """Rollout batches between checkpoints; 0 is off (an interrupted run then starts over)."""
     keep_checkpoints: int = Field(default=2, ge=1)
     """Number of checkpoints to keep; older ones are deleted."""
+    precision: Precision = "auto"
+    """The type that is computed in. auto: bfloat16 on a GPU; without one the weights' own type, which
+    is the checkpoint's if policy.dtype is auto and the CPU has native bfloat16, and else float32. bf16:
+    under autocast, or without a GPU with policy.lora on weights in bfloat16."""
     frozen: bool = False
     """Whether the policy is frozen: batches are rolled out if a method evolves by them, but there
     are no optimizer steps. With strategy.kind static or gepa there are no batches at all."""
@@ -289,6 +294,21 @@ class RunConfig(Model):
             required = ANSWER_TAGS
         if text is not None and (problem := missing_texts(text, required)):
             raise ValueError(f"instruction {problem}")
+        return self
+
+    @model_validator(mode="after")
+    def _computes_in_one_type(self) -> "RunConfig":
+        precision, args = self.training.precision, self.training.engine_args
+        if precision == "fp32" and self.policy.dtype not in ("auto", "float32"):
+            raise ValueError(
+                f"training.precision is fp32, but policy.dtype is {self.policy.dtype}; expected policy.dtype "
+                "auto or float32, or precision auto"
+            )
+        if precision != "auto" and (named := [name for name in ("bf16", "fp16") if name in args]):
+            raise ValueError(
+                f"training.precision is {precision}, and training.engine_args.{named[0]} says it again; "
+                "remove one of them"
+            )
         return self
 
     @model_validator(mode="after")

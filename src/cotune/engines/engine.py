@@ -21,6 +21,7 @@ from cotune.run.run_dir import RunDir
 from cotune.utils.packages import ENGINES, installed
 
 if TYPE_CHECKING:
+    from cotune.engines.cpu_time import CpuTime
     from cotune.engines.evaluation import Outcome
     from cotune.engines.memory import MemoryEstimate
     from cotune.engines.preflight import Check, Finding, Preflight
@@ -163,6 +164,18 @@ class Engine(Protocol):
         Raises:
             ValueError: the memory is unknown; the message says why in one line.
             ConfigError: a field of the run file cannot be read.
+        """
+        ...
+
+    def cpu_time(self, config: RunConfig, planned: Mapping[str, int]) -> "CpuTime | None":
+        """Estimate how long a run takes here; None if there is a GPU, or the engine needs one.
+
+        Args:
+            config: the run file.
+            planned: the most rollouts by purpose.
+
+        Raises:
+            ValueError: the time is unknown; the message says why in one line.
         """
         ...
 

@@ -24,7 +24,8 @@ from typing import Any
 from cotune.config.run_file import RunConfig
 from cotune.errors import ConfigError
 from cotune.policy.options import LoraOptions
-from cotune.policy.policy_files import cached_folder, policy_path
+from cotune.policy.policy_files import cached_folder, check_path, known_path
+from cotune.policy.precision import weights_dtype
 from cotune.types import Limits
 
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -126,15 +127,18 @@ def read_shape(raw: Mapping[str, Any]) -> Shape:
 
 
 def find_config(path: str) -> dict[str, Any] | None:
-    """Return a policy's config.json, from its folder or from the hub's cache.
+    """Return a policy's config.json, from its folder, its GGUF header or the hub's cache.
 
     The papers' models are also listed in `known_shapes.json`, so they need not be downloaded.
     Return None for an unknown policy.
     """
     try:
-        folder = Path(policy_path(path))
+        known = known_path(path)
+        if known is None:
+            return _config_in_header(path)
     except ConfigError:
         return None
+    folder = Path(known)
     if not (folder / "config.json").is_file():
         cached = cached_folder(path)
         if cached is None:
@@ -145,6 +149,18 @@ def find_config(path: str) -> dict[str, Any] | None:
     except (OSError, ValueError):
         return None
     return found if isinstance(found, dict) else None
+
+
+def _config_in_header(path: str) -> dict[str, Any] | None:
+    """Return the config.json that converting a GGUF file will write, as far as it is read here."""
+    from cotune.policy.gguf_conversion import gguf_config, saved_dtype
+
+    file = check_path(path)
+    return (
+        None
+        if file is None
+        else {**gguf_config(path, file).to_dict(), "dtype": saved_dtype(path, file)}
+    )
 
 
 def _known_config(name: str) -> dict[str, Any] | None:
@@ -289,13 +305,19 @@ def memory_of(config: RunConfig, shape: Shape, *, on_cpu: bool = False) -> Memor
     """Estimate the memory of a single training process from the run file and its `engine_args`.
 
     Args:
-        on_cpu: whether it trains without a GPU: without autocast and gradient checkpointing.
+        on_cpu: whether it trains without a GPU: without gradient checkpointing, and as a rule without
+            autocast.
     """
     policy, training, limits = config.policy, config.training, config.limits
-    dtype = shape.dtype if policy.dtype == "auto" else policy.dtype
+    dtype = weights_dtype(policy, training.precision) if on_cpu else policy.dtype
+    dtype = shape.dtype if dtype == "auto" else dtype
     size = _BYTES.get(dtype, FULL)
     args = training.engine_args
-    mixed = not on_cpu and (args.get("bf16") is not False or bool(args.get("fp16")))
+    if on_cpu:
+        mixed = training.precision == "bf16" and policy.lora is None
+    else:
+        single = args.get("bf16") is False or training.precision == "fp32"
+        mixed = not single or bool(args.get("fp16"))
     kl = training.kl > 0 and not config.method.supervised  # fine-tuning has no KL term
     longest = limits.prompt_tokens + limits.trajectory_tokens
 
@@ -311,7 +333,7 @@ def memory_of(config: RunConfig, shape: Shape, *, on_cpu: bool = False) -> Memor
         + _PER_INTERMEDIATE * shape.intermediate
         + _PER_KEY * shape.key_width
     )
-    if on_cpu:
+    if on_cpu and not mixed:
         layer = layer * size // HALF  # the figures are those of autocast
     if args.get("gradient_checkpointing", not on_cpu):
         activations = tokens * (shape.layers * shape.hidden * size + layer)
@@ -351,7 +373,7 @@ def cpu_memory(config: RunConfig, shape: Shape) -> int:
     found = memory_of(config, shape, on_cpu=True)
     work = (found.cache or 0) + (found.sampling_work or 0) + found.activations + found.head
     work += _TILE_COPIES * _TILE * FULL  # temporaries, which a GPU's fused kernels do without
-    return _LIBRARIES + found.held + found.weights + found.gradients + work
+    return _LIBRARIES + found.held + found.weights + found.copies + found.gradients + work
 
 
 def _sampling(rows: int, limits: Limits, shape: Shape, size: int, mixed: bool) -> tuple[int, int]:

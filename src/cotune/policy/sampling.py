@@ -358,9 +358,20 @@ class CachedSession:
             position_ids=positions,
             past_key_values=cache,
             use_cache=True,
-            logits_to_keep=1,
+            logits_to_keep=self._last_of(width),
         ).logits[:, -1]
         return Rows.of(rows.names, (fed + lengths).tolist(), mask, cache), logits
+
+    def _last_of(self, width: int) -> int | torch.Tensor:
+        """Return what makes the head compute the last of `width` positions alone.
+
+        An index copies the last states. Of the slice that a number stands for, torch multiplies each row
+        alone if the head is frozen, as under adapters, which in bfloat16 on a CPU takes longer than all
+        layers.
+        """
+        if self._model.dtype == torch.float32:
+            return 1
+        return torch.tensor([width - 1], device=self._model.device)
 
 
 def draw(

@@ -12,6 +12,8 @@ from cotune.config.build import describe_llm
 from cotune.config.cost import Plan, plan_run
 from cotune.config.run_file import RunConfig, load_config
 from cotune.engines.engine import engine_of
+from cotune.errors import ConfigError
+from cotune.experiments.report.pages import duration
 from cotune.llm.client import OpenAIOptions
 from cotune.utils.progress import begin
 from cotune.utils.tables import plain_table
@@ -46,7 +48,35 @@ def plan(path: Path, console: Console, assignments: Sequence[str] = (), processe
         )
     with step_progress(console):
         begin("estimating the memory")
-        show_memory(config, console, processes)
+        show_memory(_at_once(config, planned), console, processes)
+        if processes == 1:
+            begin("timing this CPU")
+            show_time(config, planned, console)
+
+
+def _at_once(config: RunConfig, planned: Plan) -> RunConfig:
+    """Return the run file with `rows_per_call` lowered to the most rollouts that there are at once."""
+    most = max(1, *planned.rollouts.values())
+    rows = min(config.training.rows_per_call, most)
+    training = config.training.model_copy(update={"rows_per_call": rows})
+    return config.model_copy(update={"training": training})
+
+
+def show_time(config: RunConfig, planned: Plan, console: Console) -> None:
+    """Print how long the run takes at most on this CPU, if that is what it trains on."""
+    try:
+        found = engine_of(config).cpu_time(config, planned.rollouts)
+    except (ConfigError, ValueError) as error:
+        console.print(f"time: unknown, {error}", markup=False)
+        return
+    if found is None:
+        return
+    console.print(
+        f"Time on this CPU ({found.threads} threads), projected from its speed now, at most "
+        f"{duration(found.rollouts + found.updates)}: rollouts {duration(found.rollouts)}, updates "
+        f"{duration(found.updates)}. cotune plan --steps measures it.",
+        highlight=False,
+    )
 
 
 def plan_prompt(path: Path, console: Console, assignments: Sequence[str] = ()) -> None:

@@ -22,6 +22,7 @@ from cotune.policy.codec import HFCodec, use_template
 from cotune.policy.local_policy import load
 from cotune.policy.options import PolicyConfig
 from cotune.policy.policy_files import policy_path
+from cotune.policy.precision import Precision, autocast, weights_dtype
 from cotune.policy.tool_templates import check_tools
 from cotune.protocols import Environment
 from cotune.rewards.functions import RewardFunctions
@@ -69,7 +70,7 @@ def prepare(config: RunConfig, folder: Path, checked: Preflight | None = None) -
         steps = config.training.steps * config.training.optimizer_steps
         rewards.trainer_state = TrainerState(max_steps=steps)
     begin("loading the policy")
-    model, tokenizer = load_policy(config.policy)
+    model, tokenizer = load_policy(config.policy, config.training.precision)
     codec = HFCodec(tokenizer, config.policy.template_args)
     check_tools(environment, codec, tokenizer)  # may set the tokenizer's template
     check_installed(config.logging.report_to)
@@ -85,7 +86,9 @@ def prepare(config: RunConfig, folder: Path, checked: Preflight | None = None) -
     return Setup(model, tokenizer, environment, args, adapter, rewards)
 
 
-def load_policy(options: PolicyConfig) -> tuple[Any, PreTrainedTokenizerBase]:
+def load_policy(
+    options: PolicyConfig, precision: Precision = "auto"
+) -> tuple[Any, PreTrainedTokenizerBase]:
     """Load model and tokenizer with `from_pretrained`; raise ConfigError on failure."""
     path = policy_path(options.path)
     if is_adapter_folder(path):
@@ -93,7 +96,7 @@ def load_policy(options: PolicyConfig) -> tuple[Any, PreTrainedTokenizerBase]:
             f"policy.path: {path!r} holds an adapter, but training starts from whole weights; merge it "
             "into its base (cotune export RUN_FOLDER --format merged) and name that folder"
         )
-    model, tokenizer = load(path, options.dtype)
+    model, tokenizer = load(path, weights_dtype(options, precision))
     use_template(tokenizer, options.chat_template)
     return model, tokenizer
 
@@ -164,8 +167,11 @@ def shared_args(config: RunConfig, folder: Path) -> dict[str, Any]:
         "disable_tqdm": True,
         "ddp_find_unused_parameters": False,
     }
+    casts = autocast(config.policy, training.precision)
+    if casts is not None:
+        values["bf16"] = casts
     if not torch.cuda.is_available():
-        values |= {"use_cpu": True, "bf16": False, "gradient_checkpointing": False}
+        values |= {"use_cpu": True, "gradient_checkpointing": False}
     return values
 
 

@@ -22,6 +22,7 @@ from cotune.utils.progress import begin
 from cotune.utils.text import one_line, size
 
 if TYPE_CHECKING:
+    from cotune.engines.cpu_time import CpuTime
     from cotune.engines.engine import Measured
     from cotune.engines.trl.run_file_setup import Setup
     from cotune.engines.undamaged import Chosen
@@ -124,6 +125,15 @@ class TRL:
         from cotune.engines.trl.memory_sharding import estimate
 
         return estimate(config, processes)
+
+    def cpu_time(self, config: RunConfig, planned: Mapping[str, int]) -> "CpuTime | None":
+        import torch
+
+        if torch.cuda.is_available() or config.method.supervised:
+            return None
+        from cotune.engines.cpu_time import cpu_time
+
+        return cpu_time(config, planned)
 
     def measure(
         self, config: RunConfig, run: RunDir, journal: Journal, setup: "Setup", steps: int

@@ -104,6 +104,9 @@ class VeRL:
 
         return estimate(config)
 
+    def cpu_time(self, config: RunConfig, planned: Mapping[str, int]) -> None:
+        return None
+
     def measure(
         self, config: RunConfig, run: RunDir, journal: Journal, setup: "VerlSetup", steps: int
     ) -> "Measured":

@@ -34,6 +34,7 @@ def run_policy(
     import torch
 
     from cotune.policy.local_policy import local_coordinator
+    from cotune.policy.precision import weights_dtype
 
     if config.threads is not None:
         torch.set_num_threads(config.threads)
@@ -44,7 +45,7 @@ def run_policy(
         environment,
         instruction,
         RolloutSettings(config.limits, sampled, config.seed, training.rows_per_call),
-        dtype=policy.dtype,
+        dtype=weights_dtype(policy, training.precision),
         # The run folder may come from another machine, with the local base in another place.
         base=start if best else None,
         template_args=policy.template_args,

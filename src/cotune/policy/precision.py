@@ -1,0 +1,53 @@
+"""The type that a policy computes in without a GPU: `training.precision`.
+
+Without a GPU a policy computes in the type of its weights, so the rule is about how they are loaded.
+Bfloat16 pays on CPUs that multiply it natively; others emulate it, many times slower than float32.
+"""
+
+from functools import cache
+from typing import Literal
+
+from cotune.policy.options import PolicyConfig
+
+Precision = Literal["auto", "fp32", "bf16"]
+_NATIVE = ("avx512_bf16", "amx_bf16", "bf16")  # names of x86 and of ARM
+
+
+@cache
+def native_bfloat16() -> bool:
+    """Return whether this machine's CPU multiplies bfloat16 natively, as far as torch says."""
+    import torch
+
+    capabilities = getattr(torch.cpu, "get_capabilities", dict)()
+    return any(capabilities.get(name) for name in _NATIVE)
+
+
+def weights_dtype(policy: PolicyConfig, precision: Precision) -> str:
+    """Return the type to load a policy's weights in: as `policy.dtype`, with "auto" resolved.
+
+    "auto" stays the checkpoint's on a GPU. Without one it is float32 for `fp32`, and for `auto` where
+    the CPU has no native bfloat16; and bfloat16 for `bf16`, if the weights are frozen under adapters.
+    """
+    if policy.dtype != "auto":
+        return policy.dtype
+    if precision == "fp32":
+        return "float32"
+    import torch
+
+    if torch.cuda.is_available():
+        return "auto"
+    if precision == "bf16":
+        return "auto" if policy.lora is None else "bfloat16"
+    return "auto" if native_bfloat16() else "float32"
+
+
+def autocast(policy: PolicyConfig, precision: Precision) -> bool | None:
+    """Return whether the trainer computes under autocast to bfloat16; None for its own default.
+
+    Without a GPU only for `bf16` with trained weights: frozen ones are loaded in bfloat16.
+    """
+    import torch
+
+    if torch.cuda.is_available():
+        return None if precision == "auto" else precision == "bf16"
+    return precision == "bf16" and policy.lora is None

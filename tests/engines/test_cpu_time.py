@@ -1,0 +1,59 @@
+"""The time of a run without a GPU, projected from a layer and the head."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from cotune.config.run_file import parse_config
+from cotune.engines import cpu_time as module
+from cotune.engines.cpu_time import cpu_time
+from tests.run_files import tiny
+
+
+def config(tmp_path: Path, **training: Any) -> Any:
+    limits = {
+        "prompt_tokens": 100, "turns": 2, "turn_tokens": 30, "trajectory_tokens": 50,
+    }  # fmt: skip
+    return parse_config(tiny(tmp_path / "run", {"limits": limits, "training": training}), "test")
+
+
+def test_the_projection_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # One layer and the head take (2, 0.5, 0.25) seconds, each layer (1, 0.25, 0.125) of them.
+    def timed(config: Any, raw: Any, dtype: str, layers: int, rows: int) -> tuple[float, ...]:
+        assert rows == 10
+        return 1.0 + layers, 0.25 + 0.25 * layers, 0.125 + 0.125 * layers
+
+    monkeypatch.setattr(module, "_timed", timed)
+    given = config(tmp_path, rows_per_call=10)
+    layers = module.read_shape(module.find_config(given.policy.path) or {}).layers
+    found = cpu_time(given, {"train": 25, "evaluate": 10})
+    token, fed, learnt = 1.0 + layers, 0.25 + 0.25 * layers, 0.125 + 0.125 * layers
+    # Three calls and one, of 50 tokens (two turns of 30 would be more than a trajectory).
+    assert found.rollouts == pytest.approx(4 * 50 * token + 35 * 100 * fed)
+    assert found.updates == pytest.approx(25 * 150 * learnt)
+    frozen = cpu_time(
+        config(tmp_path, rows_per_call=10, frozen=True), {"train": 25, "evaluate": 10}
+    )
+    assert frozen.updates == 0
+
+
+def test_a_policy_is_timed_without_touching_the_random_state(tmp_path: Path) -> None:
+    before, threads = torch.get_rng_state(), torch.get_num_threads()
+    found = cpu_time(config(tmp_path), {"train": 8})
+    assert 0 < found.rollouts < 600
+    assert 0 < found.updates < 600
+    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.get_num_threads() == threads
+
+
+def test_policies_that_cannot_be_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_LARGEST", 10)
+    with pytest.raises(ValueError, match="parameters; cotune plan --steps times it"):
+        cpu_time(config(tmp_path), {"train": 8})
+    elsewhere = config(tmp_path).model_copy(
+        update={"policy": config(tmp_path).policy.model_copy(update={"path": "org/unknown"})}
+    )
+    with pytest.raises(ValueError, match="org/unknown is not on this machine"):
+        cpu_time(elsewhere, {"train": 8})

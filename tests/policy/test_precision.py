@@ -1,0 +1,92 @@
+"""The type that a policy is loaded and trained in without a GPU."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from cotune.config.run_file import RunConfig, parse_config
+from cotune.engines.memory import memory_of, shape_of
+from cotune.engines.trl.run_file_setup import grpo_config, load_policy
+from cotune.errors import ConfigError
+from cotune.policy import precision
+from cotune.policy.options import PolicyConfig
+from cotune.policy.precision import autocast, native_bfloat16, weights_dtype
+from tests.run_files import tiny
+
+LORA = {"lora": {"rank": 2}}
+
+
+@pytest.mark.parametrize(
+    ("policy", "asked", "native", "expected"),
+    [
+        ({}, "auto", True, ("auto", False)),
+        ({}, "auto", False, ("float32", False)),
+        ({"dtype": "bfloat16"}, "auto", False, ("bfloat16", False)),
+        ({}, "fp32", True, ("float32", False)),
+        ({}, "bf16", True, ("auto", True)),
+        (LORA, "bf16", True, ("bfloat16", False)),
+        (LORA | {"dtype": "float32"}, "bf16", True, ("float32", False)),
+        (LORA, "auto", True, ("auto", False)),
+    ],
+)
+def test_without_a_gpu(
+    policy: dict[str, Any],
+    asked: Any,
+    native: bool,
+    expected: tuple[str, bool],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(precision, "native_bfloat16", lambda: native)
+    options = PolicyConfig.model_validate(policy)
+    assert (weights_dtype(options, asked), autocast(options, asked)) == expected
+
+
+def test_a_gpu_keeps_the_trainers_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    options = PolicyConfig()
+    assert (weights_dtype(options, "auto"), autocast(options, "auto")) == ("auto", None)
+    assert (weights_dtype(options, "fp32"), autocast(options, "fp32")) == ("float32", False)
+    assert autocast(options, "bf16") is True
+
+
+def test_the_processor_says_what_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    for names, native in (({"avx512_bf16": True}, True), ({"avx512_f": True}, False), ({}, False)):
+        native_bfloat16.cache_clear()
+        monkeypatch.setattr(torch.cpu, "get_capabilities", lambda names=names: names, raising=False)
+        assert native_bfloat16() is native
+    native_bfloat16.cache_clear()
+
+
+def run_file(tmp_path: Path, **sections: Any) -> RunConfig:
+    return parse_config(tiny(tmp_path / "run", sections), "test")
+
+
+def test_the_bundled_policies_stay_in_float32(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    config = run_file(tmp_path)
+    model, _ = load_policy(config.policy, config.training.precision)
+    assert model.dtype == torch.float32
+    assert grpo_config(config, tmp_path).bf16 is False
+
+
+def test_bf16_trains_float32_weights_under_autocast(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    config = run_file(tmp_path, training={"precision": "bf16"})
+    assert grpo_config(config, tmp_path).bf16 is True
+    shape = shape_of(config.policy.path)
+    assert memory_of(config, shape, on_cpu=True).copies == 2 * shape.parameters
+    assert memory_of(run_file(tmp_path), shape, on_cpu=True).copies == 0
+
+
+def test_contradictions_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"is fp32, but policy\.dtype is bfloat16; expected"):
+        run_file(tmp_path, training={"precision": "fp32"}, policy={"dtype": "bfloat16"})
+    with pytest.raises(ConfigError, match=r"engine_args\.bf16 says it again; remove one"):
+        run_file(tmp_path, training={"precision": "bf16", "engine_args": {"bf16": True}})
