@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from cotune.engines.trl.joint_trainer import JointTrainer
     from cotune.engines.trl.library_api import FST, GEPA, INSPO, P2O, INSPOWithP2O, Static
     from cotune.environments.base import PromptFormat, SingleTurnEnvironment, TaskEnvironment
+    from cotune.environments.reasoning_gym import ReasoningGymEnvironment, ReasoningGymOptions
     from cotune.environments.search import SearchEnvironment, SearchOptions, search_environment
     from cotune.environments.tools import ToolEnvironment
     from cotune.environments.trl_factory import from_trl
@@ -90,6 +91,8 @@ __all__ = [
     "Prompt",
     "PromptFormat",
     "Response",
+    "ReasoningGymEnvironment",
+    "ReasoningGymOptions",
     "RetrievalError",
     "Retriever",
     "RewardFunctions",
@@ -141,6 +144,10 @@ _HOME = {
         "PromptFormat",
         "SingleTurnEnvironment",
         "TaskEnvironment",
+    ),
+    "environments.reasoning_gym": (
+        "ReasoningGymEnvironment",
+        "ReasoningGymOptions",
     ),
     "data.dataset": (
         "DatasetConfig",

@@ -9,6 +9,7 @@ from cotune.data.dataset import DatasetConfig
 from cotune.environments.base import TaskEnvironment
 from cotune.environments.environment_options import InstructionConfig, own_environment
 from cotune.environments.math import MathOptions, math_environment
+from cotune.environments.reasoning_gym import ReasoningGymEnvironment, ReasoningGymOptions
 from cotune.environments.search import SearchOptions, search_environment
 from cotune.errors import ConfigError
 from cotune.llm.bank import BankLLM, BankOptions
@@ -43,6 +44,8 @@ def build_environment(
         environment = ScaffoldEnvironment(options)
     elif isinstance(options, MathOptions):
         environment = math_environment(options)
+    elif isinstance(options, ReasoningGymOptions):
+        environment = ReasoningGymEnvironment(options)
     elif isinstance(options, SearchOptions):
         environment = search_environment(options)
     else:

@@ -29,6 +29,7 @@ from cotune.environments.environment_options import (
     environment_section,
 )
 from cotune.environments.math import REQUIRED, MathOptions
+from cotune.environments.reasoning_gym import ReasoningGymOptions
 from cotune.environments.search import SearchOptions
 from cotune.environments.tag_protocol import ANSWER_TAGS, CALL_TAGS
 from cotune.errors import ConfigError
@@ -167,6 +168,7 @@ Environment = Annotated[
     | ScaffoldOptions
     | SearchOptions
     | MathOptions
+    | ReasoningGymOptions
     | OwnEnvironment,
     Field(discriminator="kind"),
 ]
@@ -178,6 +180,7 @@ KINDS = frozenset(
         "scaffold",
         "search",
         "math",
+        "reasoning-gym",
         "single_turn",
         "tools",
         "trl",
@@ -188,7 +191,7 @@ KINDS = frozenset(
 """The kinds of environments."""
 REQUIRED_TEXTS = {
     "geo": CALL_TAGS, "search": CALL_TAGS, "scaffold": CALL_TAGS, "math": REQUIRED,
-    "arithmetic": REQUIRED, "ladder": REQUIRED,
+    "arithmetic": REQUIRED, "ladder": REQUIRED, "reasoning-gym": ANSWER_TAGS,
 }  # fmt: skip
 """The texts that an instruction must contain, by kind of environment."""
 

@@ -253,6 +253,9 @@ def _source(options: EnvironmentOptions, dataset: DatasetConfig | None) -> Marku
         given = (options.train, options.validation, options.test)
         files = [inline(file.name) for file in given if isinstance(file, Path)]
         return Markup("The files " if len(files) > 1 else "The file ") + Markup(", ").join(files)
+    if options.kind == "reasoning-gym":
+        names = Markup(", ").join(inline(task.name) for task in options.tasks)
+        return Markup("Questions that reasoning-gym generates: ") + names
     if options.kind == "verifiers":
         name = options.environment
         name = Path(name).name if ".py" in name else name
