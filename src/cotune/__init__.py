@@ -51,6 +51,8 @@ if TYPE_CHECKING:
     from cotune.worlds.ladder import LadderEnvironment, LadderOptions
     from cotune.worlds.rules_llm import RulesLLM
     from cotune.worlds.scaffold import ScaffoldEnvironment, ScaffoldOptions
+    from cotune.worlds.short_answers.arith import ArithEnvironment, ArithOptions
+    from cotune.worlds.short_answers.extract3 import Extract3Environment, Extract3Options
 
 __all__ = [
     "FST",
@@ -59,6 +61,8 @@ __all__ = [
     "LLM",
     "P2O",
     "Action",
+    "ArithEnvironment",
+    "ArithOptions",
     "ArithmeticEnvironment",
     "ArithmeticOptions",
     "BankOptions",
@@ -74,6 +78,8 @@ __all__ = [
     "EngineError",
     "Environment",
     "EvolutionError",
+    "Extract3Environment",
+    "Extract3Options",
     "FstOptions",
     "GeoEnvironment",
     "GeoOptions",
@@ -90,9 +96,9 @@ __all__ = [
     "P2OOptions",
     "Prompt",
     "PromptFormat",
-    "Response",
     "ReasoningGymEnvironment",
     "ReasoningGymOptions",
+    "Response",
     "RetrievalError",
     "Retriever",
     "RewardFunctions",
@@ -161,6 +167,14 @@ _HOME = {
     "worlds.ladder": (
         "LadderEnvironment",
         "LadderOptions",
+    ),
+    "worlds.short_answers.arith": (
+        "ArithEnvironment",
+        "ArithOptions",
+    ),
+    "worlds.short_answers.extract3": (
+        "Extract3Environment",
+        "Extract3Options",
     ),
     "worlds.scaffold": (
         "ScaffoldEnvironment",

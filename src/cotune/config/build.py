@@ -24,6 +24,8 @@ from cotune.worlds.geo import GeoEnvironment, GeoOptions
 from cotune.worlds.ladder import LadderEnvironment, LadderOptions
 from cotune.worlds.rules_llm import RulesLLM
 from cotune.worlds.scaffold import ScaffoldEnvironment, ScaffoldOptions
+from cotune.worlds.short_answers.arith import ArithEnvironment, ArithOptions
+from cotune.worlds.short_answers.extract3 import Extract3Environment, Extract3Options
 
 
 def build_environment(
@@ -42,6 +44,10 @@ def build_environment(
         environment = LadderEnvironment(options)
     elif isinstance(options, ScaffoldOptions):
         environment = ScaffoldEnvironment(options)
+    elif isinstance(options, Extract3Options):
+        environment = Extract3Environment(options)
+    elif isinstance(options, ArithOptions):
+        environment = ArithEnvironment(options)
     elif isinstance(options, MathOptions):
         environment = math_environment(options)
     elif isinstance(options, ReasoningGymOptions):

@@ -49,6 +49,8 @@ from cotune.worlds.arithmetic import ArithmeticOptions
 from cotune.worlds.geo import GeoOptions
 from cotune.worlds.ladder import LadderOptions
 from cotune.worlds.scaffold import ScaffoldOptions
+from cotune.worlds.short_answers.arith import ArithOptions
+from cotune.worlds.short_answers.extract3 import Extract3Options
 
 if TYPE_CHECKING:
     EngineName = str
@@ -166,6 +168,8 @@ Environment = Annotated[
     | ArithmeticOptions
     | LadderOptions
     | ScaffoldOptions
+    | Extract3Options
+    | ArithOptions
     | SearchOptions
     | MathOptions
     | ReasoningGymOptions
@@ -178,6 +182,8 @@ KINDS = frozenset(
         "arithmetic",
         "ladder",
         "scaffold",
+        "extract3",
+        "arith",
         "search",
         "math",
         "reasoning-gym",
@@ -367,7 +373,7 @@ class RunConfig(Model):
         if alone or world not in method.offline_worlds:
             raise ValueError(
                 f"llm is {'missing' if self.llm is None else 'rules'}, and the offline rules know "
-                "geo, ladder and scaffold, and arithmetic for strategy.kind p2o; but environment.kind "
+                "geo, ladder, scaffold, extract3 and arith, and arithmetic for strategy.kind p2o; but environment.kind "
                 f"is {world}{' with environment.search false' if alone else ''} and strategy.kind is "
                 f"{method.kind}; set llm to an OpenAI-compatible endpoint, {{kind: openai, model: …, "
                 "base_url: …}, to your own, my_llm.py:MyLLM, or to a file of texts to try, "

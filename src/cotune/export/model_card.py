@@ -249,6 +249,8 @@ def _source(options: EnvironmentOptions, dataset: DatasetConfig | None) -> Marku
         return Markup(f"cotune's bundled world `{options.kind}` (facts from GeoNames, CC BY 4.0)")
     if options.kind == "arithmetic" or options.kind == "ladder":
         return Markup("cotune's bundled world ") + inline(options.kind)
+    if options.kind == "extract3" or options.kind == "arith":
+        return Markup("cotune's generated task ") + inline(options.kind)
     if options.kind == "search" or options.kind == "math":
         given = (options.train, options.validation, options.test)
         files = [inline(file.name) for file in given if isinstance(file, Path)]

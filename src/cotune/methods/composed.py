@@ -93,7 +93,7 @@ METHOD = Method(
     ),
     tags=("grpo", "inspo", "p2o"),
     evolves=("instruction", "hints"),
-    offline_worlds=("geo", "ladder", "scaffold"),
+    offline_worlds=("geo", "ladder", "scaffold", "extract3", "arith"),
     check=_check,
     cost=_cost,
     distillation=lambda options: options.p2o.distillation,

@@ -23,6 +23,7 @@ from cotune.errors import LLMError
 from cotune.methods.instruction_evolution import ABOUT_AN_AGENT
 from cotune.types import Completion
 from cotune.worlds import ladder_rules, scaffold_rules
+from cotune.worlds.short_answers.bank_rules import rules_for_instruction, rules_for_question
 
 
 class Mode(StrEnum):
@@ -367,6 +368,10 @@ def write_hint(prompt: str, rng: random.Random, *, reflect: bool) -> str:
         LLMError: the prompt shows no example that failed.
     """
     failed = [example for example in read_shown(prompt) if example.failed]
+    if failed and (rules := rules_for_question(failed[0].question)) is not None:
+        questions = [example.question for example in failed]
+        hint = rules.write_hint(current_text(prompt), questions, rng, not reflect)
+        return f"```\n{hint}\n```"
     if failed and ladder_rules.knows(failed[0].question):
         responses = [example.response for example in failed]
         hint = ladder_rules.write_hint(current_text(prompt), responses, rng, not reflect)
@@ -450,6 +455,8 @@ class RulesLLM:
             critique, write = _recombine(history[1] if history else "")
         elif examples := read_examples(prompt):
             critique, write = self.reflect(parent[1], examples)
+        elif (rules := rules_for_instruction(parent[1])) is not None:
+            critique, write = "", rules.paraphrase(parent[1])
         elif "\\boxed" in parent[1]:
             critique, write = "", partial(ladder_rules.paraphrase, parent[1])
         elif scaffold_rules.owns(parent[1]):
@@ -464,6 +471,9 @@ class RulesLLM:
         self, parent: str, examples: Sequence[Example]
     ) -> tuple[str, Callable[[random.Random], list[str]]]:
         """Return a critique, and a function that writes a candidate with remedies of 1 to 3 modes."""
+        if examples and (rules := rules_for_question(examples[0].question)) is not None:
+            failed = [(example.question, example.response) for example in examples]
+            return rules.reflect(parent, failed, self._remedies == "random")
         if examples and ladder_rules.knows(examples[0].question):
             responses = [example.response for example in examples]
             return ladder_rules.reflect(parent, responses, self._remedies == "random")
@@ -540,6 +550,8 @@ def _recombine(history: str) -> tuple[str, Callable[[random.Random], list[str]]]
         f"The best of {len(rows)} scored {rows[0][0]:.1f}.",
         [text for _, text in rows[:4]],
     )
+    if (rules := rules_for_instruction(*texts)) is not None:
+        return said, rules.recombine(texts)
     if "\\boxed" in best:
         return said, partial(ladder_rules.recombine, texts)
     if scaffold_rules.owns(best):

@@ -42,6 +42,8 @@ from cotune.worlds.geo import GeoEnvironment
 from cotune.worlds.ladder import LadderEnvironment
 from cotune.worlds.rules_llm import RulesLLM
 from cotune.worlds.scaffold import ScaffoldEnvironment
+from cotune.worlds.short_answers.arith import ArithEnvironment
+from cotune.worlds.short_answers.extract3 import Extract3Environment
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -60,7 +62,7 @@ if TYPE_CHECKING:
 Options = TypeVar("Options", bound=MethodOptions)
 _WORLDS = {
     "geo": GeoEnvironment, "arithmetic": ArithmeticEnvironment, "ladder": LadderEnvironment,
-    "scaffold": ScaffoldEnvironment,
+    "scaffold": ScaffoldEnvironment, "extract3": Extract3Environment, "arith": ArithEnvironment,
 }  # fmt: skip
 
 

@@ -412,7 +412,7 @@ METHOD = Method(
     ),
     tags=("grpo", "fst"),
     evolves=("instruction",),
-    offline_worlds=("geo", "ladder", "scaffold"),
+    offline_worlds=("geo", "ladder", "scaffold", "extract3", "arith"),
     loss="cispo",
     check=lambda options, shape: check_budget(options.budget, shape),
     cost=_cost,

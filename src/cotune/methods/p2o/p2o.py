@@ -382,7 +382,7 @@ METHOD = Method(
     ),
     tags=("grpo", "p2o"),
     evolves=("hints",),
-    offline_worlds=("geo", "arithmetic", "ladder", "scaffold"),
+    offline_worlds=("geo", "arithmetic", "ladder", "scaffold", "extract3", "arith"),
     check=check,
     cost=cost,
     distillation=lambda options: options.distillation,
