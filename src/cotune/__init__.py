@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from cotune.engines.trl.joint_trainer import JointTrainer
     from cotune.engines.trl.library_api import FST, GEPA, INSPO, P2O, INSPOWithP2O, Static
     from cotune.environments.base import PromptFormat, SingleTurnEnvironment, TaskEnvironment
+    from cotune.environments.reasoning_gym import ReasoningGymEnvironment, ReasoningGymOptions
     from cotune.environments.search import SearchEnvironment, SearchOptions, search_environment
     from cotune.environments.tools import ToolEnvironment
     from cotune.environments.trl_factory import from_trl
@@ -50,6 +51,8 @@ if TYPE_CHECKING:
     from cotune.worlds.ladder import LadderEnvironment, LadderOptions
     from cotune.worlds.rules_llm import RulesLLM
     from cotune.worlds.scaffold import ScaffoldEnvironment, ScaffoldOptions
+    from cotune.worlds.short_answers.arith import ArithEnvironment, ArithOptions
+    from cotune.worlds.short_answers.extract3 import Extract3Environment, Extract3Options
 
 __all__ = [
     "FST",
@@ -58,6 +61,8 @@ __all__ = [
     "LLM",
     "P2O",
     "Action",
+    "ArithEnvironment",
+    "ArithOptions",
     "ArithmeticEnvironment",
     "ArithmeticOptions",
     "BankOptions",
@@ -73,6 +78,8 @@ __all__ = [
     "EngineError",
     "Environment",
     "EvolutionError",
+    "Extract3Environment",
+    "Extract3Options",
     "FstOptions",
     "GeoEnvironment",
     "GeoOptions",
@@ -89,6 +96,8 @@ __all__ = [
     "P2OOptions",
     "Prompt",
     "PromptFormat",
+    "ReasoningGymEnvironment",
+    "ReasoningGymOptions",
     "Response",
     "RetrievalError",
     "Retriever",
@@ -142,6 +151,10 @@ _HOME = {
         "SingleTurnEnvironment",
         "TaskEnvironment",
     ),
+    "environments.reasoning_gym": (
+        "ReasoningGymEnvironment",
+        "ReasoningGymOptions",
+    ),
     "data.dataset": (
         "DatasetConfig",
         "read_dataset",
@@ -154,6 +167,14 @@ _HOME = {
     "worlds.ladder": (
         "LadderEnvironment",
         "LadderOptions",
+    ),
+    "worlds.short_answers.arith": (
+        "ArithEnvironment",
+        "ArithOptions",
+    ),
+    "worlds.short_answers.extract3": (
+        "Extract3Environment",
+        "Extract3Options",
     ),
     "worlds.scaffold": (
         "ScaffoldEnvironment",

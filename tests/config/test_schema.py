@@ -58,6 +58,10 @@ FINE: dict[str, dict[str, Any]] = {
         "environment": {"kind": "tools", "tools": ["a:b", {"function": "a:c", "seconds": 2}]},
         "dataset": {"name": "x"}, "rewards": ["exact_match"], "strategy": {"kind": "static"},
     },
+    "generated questions by name": {
+        "environment": {"kind": "reasoning-gym", "tasks": ["gcd", {"name": "lcm", "difficulty": [0, 1]}]},
+        "strategy": {"kind": "static"},
+    },
     "both methods": {"strategy": {"kind": "inspo+p2o", "inspo": {"parents": 1}, "p2o": {}}},
     "an endpoint": {"llm": {"kind": "openai", "model": "m", "base_url": None}},
     "no LLM": {"llm": None},

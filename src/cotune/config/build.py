@@ -9,6 +9,7 @@ from cotune.data.dataset import DatasetConfig
 from cotune.environments.base import TaskEnvironment
 from cotune.environments.environment_options import InstructionConfig, own_environment
 from cotune.environments.math import MathOptions, math_environment
+from cotune.environments.reasoning_gym import ReasoningGymEnvironment, ReasoningGymOptions
 from cotune.environments.search import SearchOptions, search_environment
 from cotune.errors import ConfigError
 from cotune.llm.bank import BankLLM, BankOptions
@@ -23,6 +24,8 @@ from cotune.worlds.geo import GeoEnvironment, GeoOptions
 from cotune.worlds.ladder import LadderEnvironment, LadderOptions
 from cotune.worlds.rules_llm import RulesLLM
 from cotune.worlds.scaffold import ScaffoldEnvironment, ScaffoldOptions
+from cotune.worlds.short_answers.arith import ArithEnvironment, ArithOptions
+from cotune.worlds.short_answers.extract3 import Extract3Environment, Extract3Options
 
 
 def build_environment(
@@ -41,8 +44,14 @@ def build_environment(
         environment = LadderEnvironment(options)
     elif isinstance(options, ScaffoldOptions):
         environment = ScaffoldEnvironment(options)
+    elif isinstance(options, Extract3Options):
+        environment = Extract3Environment(options)
+    elif isinstance(options, ArithOptions):
+        environment = ArithEnvironment(options)
     elif isinstance(options, MathOptions):
         environment = math_environment(options)
+    elif isinstance(options, ReasoningGymOptions):
+        environment = ReasoningGymEnvironment(options)
     elif isinstance(options, SearchOptions):
         environment = search_environment(options)
     else:

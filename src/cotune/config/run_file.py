@@ -29,6 +29,7 @@ from cotune.environments.environment_options import (
     environment_section,
 )
 from cotune.environments.math import REQUIRED, MathOptions
+from cotune.environments.reasoning_gym import ReasoningGymOptions
 from cotune.environments.search import SearchOptions
 from cotune.environments.tag_protocol import ANSWER_TAGS, CALL_TAGS
 from cotune.errors import ConfigError
@@ -50,6 +51,8 @@ from cotune.worlds.geo import GeoOptions
 from cotune.worlds.ladder import LadderOptions
 from cotune.worlds.rules_llm import OFFLINE_WORLDS
 from cotune.worlds.scaffold import ScaffoldOptions
+from cotune.worlds.short_answers.arith import ArithOptions
+from cotune.worlds.short_answers.extract3 import Extract3Options
 
 if TYPE_CHECKING:
     EngineName = str
@@ -171,8 +174,11 @@ Environment = Annotated[
     | ArithmeticOptions
     | LadderOptions
     | ScaffoldOptions
+    | Extract3Options
+    | ArithOptions
     | SearchOptions
     | MathOptions
+    | ReasoningGymOptions
     | OwnEnvironment,
     Field(discriminator="kind"),
 ]
@@ -182,8 +188,11 @@ KINDS = frozenset(
         "arithmetic",
         "ladder",
         "scaffold",
+        "extract3",
+        "arith",
         "search",
         "math",
+        "reasoning-gym",
         "single_turn",
         "tools",
         "trl",
@@ -194,7 +203,7 @@ KINDS = frozenset(
 """The kinds of environments."""
 REQUIRED_TEXTS = {
     "geo": CALL_TAGS, "search": CALL_TAGS, "scaffold": CALL_TAGS, "math": REQUIRED,
-    "arithmetic": REQUIRED, "ladder": REQUIRED,
+    "arithmetic": REQUIRED, "ladder": REQUIRED, "reasoning-gym": ANSWER_TAGS,
 }  # fmt: skip
 """The texts that an instruction must contain, by kind of environment."""
 

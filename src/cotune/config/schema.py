@@ -10,13 +10,14 @@ from pydantic import BaseModel
 
 from cotune.config.run_file import RunConfig
 from cotune.environments.environment_options import InstructionConfig, ToolConfig
+from cotune.environments.reasoning_gym import GymTask
 from cotune.methods.registry import GROUP
 from cotune.rewards.reward_options import RewardConfig
 from cotune.utils.importing import ENVIRONMENTS, registered
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 # Sections that a run file may give as a text: see their validators.
-_TEXT_ALONE = (InstructionConfig, RewardConfig, ToolConfig)
+_TEXT_ALONE = (InstructionConfig, RewardConfig, ToolConfig, GymTask)
 _ENTRY = re.compile(r"(?P<names>\w+(?:, \w+)*): ")
 
 

@@ -84,6 +84,7 @@ OPTIONAL = {
     "gguf": "GGUF files as policies",
     "vllm": "sampling with vLLM",
     "verifiers": "environments of verifiers",
+    "reasoning-gym": "its generated questions",
     "fastapi": "serving a retriever",
     "sentence-transformers": "dense retrieval",
     "faiss-cpu": "dense retrieval",
@@ -92,6 +93,8 @@ OPTIONAL = {
     "tensorboard": "reporting to TensorBoard",
 }
 """Packages that some run files need, each with its purpose."""
+_KINDS = ("verifiers", "reasoning-gym")
+"""Kinds of environments that need the package, and cotune's extra, of the same name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -601,7 +604,7 @@ def packages(config: RunConfig) -> list[Finding]:
     asked = {
         "peft": "policy.lora" if config.policy.lora is not None else "",
         "vllm": "training.engine_args.use_vllm" if args.get("use_vllm") and samples else "",
-        "verifiers": "environment.kind" if config.environment.kind == "verifiers" else "",
+        **{kind: "environment.kind" for kind in _KINDS if config.environment.kind == kind},
         **{name: "training.engine_args.report_to" for name in trackers if name in OPTIONAL},
         **dict.fromkeys(config.logging.report_to, "logging.report_to"),
     }
@@ -609,7 +612,9 @@ def packages(config: RunConfig) -> list[Finding]:
         Finding(True, f"{name}: installed, as {field} asks")
         if installed(name)
         else Finding(
-            False, f"{name} is not installed, but {field} asks for it", f"pip install {name}"
+            False,
+            f"{name} is not installed, but {field} asks for it",
+            f"pip install 'cotune[{name}]'" if name in _KINDS else f"pip install {name}",
         )
         for name, field in asked.items()
         if field

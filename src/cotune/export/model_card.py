@@ -260,10 +260,15 @@ def _source(options: EnvironmentOptions, dataset: DatasetConfig | None) -> Marku
         return Markup(f"cotune's bundled world `{options.kind}` (facts from GeoNames, CC BY 4.0)")
     if options.kind == "arithmetic" or options.kind == "ladder":
         return Markup("cotune's bundled world ") + inline(options.kind)
+    if options.kind == "extract3" or options.kind == "arith":
+        return Markup("cotune's generated task ") + inline(options.kind)
     if options.kind == "search" or options.kind == "math":
         given = (options.train, options.validation, options.test)
         files = [inline(file.name) for file in given if isinstance(file, Path)]
         return Markup("The files " if len(files) > 1 else "The file ") + Markup(", ").join(files)
+    if options.kind == "reasoning-gym":
+        names = Markup(", ").join(inline(task.name) for task in options.tasks)
+        return Markup("Questions that reasoning-gym generates: ") + names
     if options.kind == "verifiers":
         name = options.environment
         name = Path(name).name if ".py" in name else name

@@ -24,8 +24,9 @@ from cotune.methods.instruction_evolution import ABOUT_AN_AGENT
 from cotune.types import Completion
 from cotune.worlds import arithmetic_rules, ladder_rules, scaffold_rules
 from cotune.worlds.arithmetic_rules import ADVICE, GENERAL, kind_of
+from cotune.worlds.short_answers.bank_rules import rules_for_instruction, rules_for_question
 
-OFFLINE_WORLDS = ("geo", "arithmetic", "ladder", "scaffold")
+OFFLINE_WORLDS = ("geo", "arithmetic", "ladder", "scaffold", "extract3", "arith")
 """Kinds of environment that the rules know."""
 
 
@@ -320,6 +321,10 @@ def write_hint(prompt: str, rng: random.Random, *, reflect: bool) -> str:
         LLMError: the prompt shows no example that failed.
     """
     failed = [example for example in read_shown(prompt) if example.failed]
+    if failed and (rules := rules_for_question(failed[0].question)) is not None:
+        questions = [example.question for example in failed]
+        hint = rules.write_hint(current_text(prompt), questions, rng, not reflect)
+        return f"```\n{hint}\n```"
     if failed and ladder_rules.knows(failed[0].question):
         responses = [example.response for example in failed]
         hint = ladder_rules.RULES.write_hint(current_text(prompt), responses, rng, not reflect)
@@ -403,6 +408,8 @@ class RulesLLM:
             critique, write = _recombine(history[1] if history else "")
         elif examples := read_examples(prompt):
             critique, write = self.reflect(parent[1], examples)
+        elif (rules := rules_for_instruction(parent[1])) is not None:
+            critique, write = "", rules.paraphrase(parent[1])
         elif "\\boxed" in parent[1]:
             critique, write = "", partial(ladder_rules.RULES.paraphrase, parent[1])
         elif scaffold_rules.owns(parent[1]):
@@ -417,6 +424,9 @@ class RulesLLM:
         self, parent: str, examples: Sequence[Example]
     ) -> tuple[str, Callable[[random.Random], list[str]]]:
         """Return a critique, and a function that writes a candidate with remedies of 1 to 3 modes."""
+        if examples and (rules := rules_for_question(examples[0].question)) is not None:
+            failed = [(example.question, example.response) for example in examples]
+            return rules.reflect(parent, failed, self._remedies == "random")
         if examples and ladder_rules.knows(examples[0].question):
             responses = [example.response for example in examples]
             return ladder_rules.RULES.reflect(parent, responses, self._remedies == "random")
@@ -496,6 +506,8 @@ def _recombine(history: str) -> tuple[str, Callable[[random.Random], list[str]]]
         f"The best of {len(rows)} scored {rows[0][0]:.1f}.",
         [text for _, text in rows[:4]],
     )
+    if (rules := rules_for_instruction(*texts)) is not None:
+        return said, rules.recombine(texts)
     if arithmetic_rules.advises(texts):
         return said, partial(arithmetic_rules.RULES.recombine, texts)
     if "\\boxed" in best:

@@ -42,6 +42,8 @@ from cotune.worlds.geo import GeoEnvironment
 from cotune.worlds.ladder import LadderEnvironment
 from cotune.worlds.rules_llm import RulesLLM
 from cotune.worlds.scaffold import ScaffoldEnvironment
+from cotune.worlds.short_answers.arith import ArithEnvironment
+from cotune.worlds.short_answers.extract3 import Extract3Environment
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -58,7 +60,14 @@ if TYPE_CHECKING:
     from cotune.engines.trl.trl_joint import TRLJoint
 
 Options = TypeVar("Options", bound=MethodOptions)
-_WORLDS = (GeoEnvironment, ArithmeticEnvironment, LadderEnvironment, ScaffoldEnvironment)
+_WORLDS = (
+    GeoEnvironment,
+    ArithmeticEnvironment,
+    LadderEnvironment,
+    ScaffoldEnvironment,
+    Extract3Environment,
+    ArithEnvironment,
+)
 
 
 class TrainerMethod(Generic[Options]):

@@ -1,0 +1,95 @@
+"""Splits by what a question is about: a hash of a name or of a pair of numbers."""
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from cotune.data.splits import digest, sha
+from cotune.errors import ConfigError
+from cotune.types import Task
+
+SHARES = {"train": 0.6, "validation": 0.2, "test": 0.2}
+_TRIES = 2000  # draws of one question before there are no more
+
+Drawn = tuple[str, str]
+"""A question and its answer."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sizes:
+    """The numbers of questions that a run uses.
+
+    Attributes:
+        train, validation, test: numbers of questions, in equal shares of each stratum.
+        seed: other questions for another seed; what a split's questions are about stays the same.
+    """
+
+    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
+
+    train: int = 2000
+    validation: int = 300
+    test: int = 300
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in SHARES:
+            if getattr(self, name) < 1:
+                raise ValueError(f"environment.{name} is {getattr(self, name)}; expected 1 or more")
+
+
+def split_of(content: str) -> str:
+    """Return the split of a content, by a hash of its text."""
+    place = int(sha(content)[:16], 16) / 16**16
+    for split, share in SHARES.items():
+        if place < share:
+            return split
+        place -= share
+    return "test"
+
+
+def drawn_tasks(
+    world: str,
+    sizes: Sizes,
+    strata: Sequence[str],
+    draw: Callable[[random.Random, str, str], Drawn],
+) -> dict[str, list[Task]]:
+    """Return tasks by split, each question once and the strata in turn.
+
+    Args:
+        world: the kind of environment, part of ids.
+        draw: (generator, stratum, split) to a question on that split's content.
+
+    Raises:
+        ConfigError: a split asks for more questions of a stratum than were found.
+    """
+    tasks: dict[str, list[Task]] = {}
+    for split in SHARES:
+        streams = [_endless(world, sizes.seed, split, stratum, draw) for stratum in strata]
+        count = int(getattr(sizes, split))
+        tasks[split] = [next(streams[i % len(streams)]) for i in range(count)]
+    return tasks
+
+
+def _endless(
+    world: str,
+    seed: int,
+    split: str,
+    stratum: str,
+    draw: Callable[[random.Random, str, str], Drawn],
+) -> Iterator[Task]:
+    rng = random.Random(f"{world}/{seed}/{split}/{stratum}")
+    seen = set[str]()
+    while True:
+        for _ in range(_TRIES):
+            question, answer = draw(rng, stratum, split)
+            if question not in seen:
+                seen.add(question)
+                id = f"{world}-{split}-{digest(question)}"
+                yield Task(id, question, (answer,), stratum)
+                break
+        else:
+            raise ConfigError(
+                f"environment.{split} asks for more than the {len(seen)} questions on {stratum} that "
+                "could be found; lower it"
+            )

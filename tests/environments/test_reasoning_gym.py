@@ -1,0 +1,343 @@
+"""Questions and verifiers of reasoning-gym, and the audit of which of its tasks may be trained on."""
+
+import ast
+import inspect
+import json
+import random
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cotune.config.run_file import parse_config
+from cotune.engines.preflight import packages
+from cotune.environments import reasoning_gym as module
+from cotune.environments.reasoning_gym import (
+    REFUSED,
+    ReasoningGymEnvironment,
+    ReasoningGymOptions,
+    last_answer,
+)
+from cotune.errors import ConfigError
+from cotune.rollout.episode import new_episodes, run_episodes
+from cotune.testing import CharacterCodec, ScriptedSampler
+from cotune.types import Assignment, Limits, Prompt, Sampling, Task, Trajectory
+
+SMALL = {"train": 12, "validation": 6, "test": 9}
+CODEC = CharacterCodec()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def factory() -> Any:
+    return pytest.importorskip("reasoning_gym.factory")
+
+
+def options(*tasks: Any, **fields: Any) -> ReasoningGymOptions:
+    return ReasoningGymOptions.model_validate({"tasks": tasks, **SMALL, **fields})
+
+
+def environment(*tasks: Any, **fields: Any) -> ReasoningGymEnvironment:
+    return ReasoningGymEnvironment(options(*tasks, **fields))
+
+
+def rolled_out(env: ReasoningGymEnvironment, task: Task, reply: str) -> Trajectory:
+    """The scored episode of a policy that writes `reply`."""
+    prompt = Prompt(env.initial_instruction)
+    limits = Limits(turns=1, turn_tokens=400, prompt_tokens=4000, trajectory_tokens=402)
+    episodes = new_episodes([Assignment(task, prompt, prompt, "i0", 0)], env, CODEC, limits, 0)
+    session = ScriptedSampler(CODEC, lambda row, turn, text: reply).open(Sampling())
+    return run_episodes(episodes, env, session)[0]
+
+
+def reward(env: ReasoningGymEnvironment, task: Task, reply: str) -> float:
+    return rolled_out(env, task, reply).reward
+
+
+# ---- questions
+
+
+def test_splits_have_their_sizes_and_share_no_question() -> None:
+    env = environment("chain_sum", "leg_counting", difficulty=[0, 2])
+    splits = {split: env.tasks(split) for split in SMALL}
+    assert {split: len(tasks) for split, tasks in splits.items()} == SMALL
+    texts = [task.question for tasks in splits.values() for task in tasks]
+    assert len(set(texts)) == len(texts)
+    assert len({task.id for tasks in splits.values() for task in tasks}) == len(texts)
+    assert Counter(task.stratum for task in splits["train"]) == dict.fromkeys(
+        ("chain_sum level 0", "chain_sum level 2", "leg_counting level 0", "leg_counting level 2"),
+        3,
+    )
+
+
+def test_a_question_is_in_one_split_where_there_are_few_of_them() -> None:
+    # coin_flip asks about few numbers of flips and of heads: its seeds repeat texts.
+    few = {"train": 120, "validation": 40, "test": 40}
+    env = environment("coin_flip", **few)
+    texts = [task.question for split in few for task in env.tasks(split)]
+    assert len(set(texts)) == len(texts) == 200
+    with pytest.raises(
+        ConfigError, match=r"^environment.train asks for 900 .*coin_flip level 4, and \d diff"
+    ):
+        environment("coin_flip", difficulty=4, train=900, validation=4, test=4)
+
+
+def test_held_out_questions_depend_on_the_seed_and_not_on_the_training_questions() -> None:
+    first, more = environment("chain_sum"), environment("chain_sum", train=30)
+    assert first.tasks("test") == more.tasks("test")
+    assert first.tasks("validation") == more.tasks("validation")
+    assert list(first.tasks("train")) == list(more.tasks("train"))[:12]
+    other = environment("chain_sum", seed=1)
+    assert {t.id for t in first.tasks("train")}.isdisjoint(t.id for t in other.tasks("train"))
+
+
+def test_seeds_of_splits_are_disjoint() -> None:
+    (stratum,) = module._strata(options("chain_sum"))
+    seeds = {
+        split: set(range((d := stratum.dataset(split, 500)).seed, d.seed + len(d)))
+        for split in SMALL
+    }
+    assert all(len(found) > 500 for found in seeds.values())
+    assert not seeds["train"] & seeds["test"]
+    assert not seeds["train"] & seeds["validation"]
+    assert not seeds["test"] & seeds["validation"]
+
+
+def test_questions_are_the_same_in_another_process() -> None:
+    code = (
+        "from cotune.environments.reasoning_gym import *\n"
+        "o = ReasoningGymOptions(tasks=['family_relationships', 'letter_jumble'], train=12, "
+        "validation=6, test=9)\n"
+        "print([t.id for t in ReasoningGymEnvironment(o).tasks('train')])"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True,
+        env={"PYTHONHASHSEED": "77", "PATH": ""},
+    )  # fmt: skip
+    own = environment("family_relationships", "letter_jumble")
+    assert found.stdout.strip() == str([task.id for task in own.tasks("train")])
+
+
+def test_generating_leaves_the_process_s_draws_alone() -> None:
+    random.seed(5)
+    expected = random.random()
+    random.seed(5)
+    environment("arc_1d", "rearc", train=4, validation=2, test=2)
+    assert random.random() == expected
+
+
+def test_a_level_leaves_out_the_easier_ones_and_config_replaces_its_fields() -> None:
+    def terms(env: ReasoningGymEnvironment) -> set[int]:
+        return {task.columns["metadata"]["num_terms"] for task in env.tasks("train")}
+
+    assert min(terms(environment("chain_sum", difficulty=5))) > 4
+    fixed = {"name": "chain_sum", "config": {"min_terms": 3, "max_terms": 3}, "difficulty": 5}
+    assert terms(environment(fixed)) == {3}
+
+
+# ---- scores
+
+
+def test_the_last_answer_between_tags_counts() -> None:
+    env = environment("chain_sum")
+    task = env.tasks("train")[0]
+    right = task.answers[0]
+    assert reward(env, task, f"It is <answer>{right}</answer>.") == 1
+    assert reward(env, task, f"<answer>1234567</answer> no: <answer> {right} </answer>") == 1
+    assert reward(env, task, f"<answer>{right}</answer> no: <answer>1234567</answer>") == 0
+    assert reward(env, task, f"{right}") == 0
+    assert rolled_out(env, task, right).answer is None
+    assert env.reference(task) == f"<answer>{right}</answer>"
+
+
+def test_partial_credit_is_an_option() -> None:
+    env = environment("leg_counting")
+    task = env.tasks("train")[0]
+    listed = f"<answer>{task.answers[0]} or something else</answer>"
+    found = rolled_out(env, task, listed)
+    assert found.reward == 0
+    assert 0 < found.parts["verifier"] < 1
+    assert 0 < reward(environment("leg_counting", partial_credit=True), task, listed) < 1
+
+
+def test_a_verifier_that_raises_scores_0_and_is_counted() -> None:
+    env = environment("prime_factorization")
+    task = env.tasks("train")[0]
+    found = rolled_out(env, task, "<answer>two times three</answer>")
+    assert (found.reward, found.parts["verifier_failed"]) == (0, 1)
+    right = rolled_out(env, task, env.reference(task))
+    assert (right.reward, right.parts["verifier_failed"]) == (1, 0)
+
+
+@pytest.mark.parametrize(
+    ("score", "partial", "expected"),
+    [
+        (7.0, True, 1.0),
+        (-1.0, True, 0.0),
+        (float("nan"), True, 0.0),
+        (0.3, True, 0.3),
+        (0.99, False, 0.0),
+    ],
+)
+def test_scores_are_between_0_and_1(score: float, partial: bool, expected: float) -> None:
+    env = environment("chain_sum", partial_credit=partial)
+    task = env.tasks("train")[0]
+
+    class Verifier:
+        def score_answer(self, answer: str, entry: Any) -> float:
+            return score
+
+    env._verifiers[task.stratum] = Verifier()
+    found = rolled_out(env, task, "<answer>1</answer>")
+    assert found.reward == expected
+    assert found.parts["verifier_failed"] == (score != score)
+
+
+@given(st.text(alphabet="<>/answer 7", max_size=60))
+def test_an_answer_holds_no_closing_tag(text: str) -> None:
+    found = last_answer(text)
+    assert found is None or (found and "</answer>" not in found and found in text)
+
+
+# ---- the run file
+
+
+@pytest.mark.parametrize(
+    ("tasks", "fields", "said"),
+    [
+        (["chain_sums"], {}, r"no task 'chain_sums' \(did you mean chain_sum\?\)"),
+        (["zzzz"], {}, r"no task 'zzzz'; expected one of its 90 names"),
+        (["chain_sum"], {"difficulty": 11}, "difficulty is 11, but chain_sum has the levels 0 to 10"),
+        (["caesar_cipher"], {"difficulty": 3}, r"refuses caesar_cipher at difficulty 3 \(Asser"),
+        ([{"name": "gsm_symbolic", "difficulty": 0}], {}, "gsm_symbolic has no curriculum"),
+        ([{"name": "chain_sum", "config": {"min_term": 3}}], {}, r"'min_term' \(did you mean min_terms"),
+        ([{"name": "chain_sum", "config": {"min_terms": -3}}], {}, "reasoning-gym refuses chain_sum"),
+    ],
+)  # fmt: skip
+def test_mistakes_are_said_in_one_line(tasks: list[Any], fields: Any, said: str) -> None:
+    with pytest.raises(ConfigError, match=said) as caught:
+        environment(*tasks, **fields)
+    assert str(caught.value).startswith("environment.")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        (
+            {"tasks": ["n_queens"]},
+            "n_queens is refused: its verifier evaluates the answer as Python",
+        ),
+        (
+            {"tasks": ["word_ladder"]},
+            "word_ladder is refused: its questions differ from one process",
+        ),
+        ({"tasks": ["gcd", "gcd"]}, "environment.tasks names gcd twice"),
+        ({"tasks": []}, "environment.tasks"),
+        ({"tasks": [{"name": "gcd", "config": {"seed": 1}}]}, "config of gcd sets seed"),
+        ({"tasks": ["gcd"], "size": 5}, "environment.size: unknown field"),
+        ({"tasks": ["gcd"], "test": 0}, "environment.test"),
+        ({"tasks": ["gcd"], "initial_instruction": "Solve."}, "names no <answer>, </answer>"),
+    ],
+)
+def test_the_run_file_is_checked_without_the_package(fields: dict[str, Any], said: str) -> None:
+    raw = {
+        "output": "runs/x", "strategy": {"kind": "static"},
+        "environment": {"kind": "reasoning-gym", **fields},
+    }  # fmt: skip
+    with pytest.raises(ConfigError, match=said):
+        parse_config(raw, "run.yaml")
+
+
+def test_a_missing_package_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "installed", lambda name: None)
+    with pytest.raises(ConfigError, match=r"not installed: pip install 'cotune\[reasoning-gym\]'$"):
+        environment("gcd")
+    monkeypatch.setattr("cotune.engines.preflight.installed", lambda name: None)
+    raw = {"kind": "reasoning-gym", "tasks": ["gcd"]}
+    config = parse_config(
+        {"output": "runs/x", "strategy": {"kind": "static"}, "environment": raw}, "run.yaml"
+    )
+    (finding,) = packages(config)
+    assert finding.text.endswith(
+        "environment.kind asks for it; pip install 'cotune[reasoning-gym]'"
+    )
+
+
+# ---- the audit
+
+
+def _called(function: ast.AST) -> Iterator[str]:
+    for node in ast.walk(function):
+        if isinstance(node, ast.Call):
+            if isinstance(node.func, ast.Name):
+                yield node.func.id
+            elif isinstance(node.func, ast.Attribute):
+                yield node.func.attr
+
+
+def _runs_code(dataset: type) -> bool:
+    """Whether a verifier can reach eval, exec or sympy's parser, which evaluates, in its module."""
+    source = inspect.getsource(sys.modules[dataset.__module__])
+    functions: dict[str, list[ast.AST]] = {}
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.FunctionDef):
+            functions.setdefault(node.name, []).append(node)
+    todo, seen = ["score_answer"], set[str]()
+    while todo:
+        name = todo.pop()
+        if name in {"eval", "exec", "compile", "parse_expr", "sympify"} - functions.keys():
+            return True
+        if name not in seen:
+            seen.add(name)
+            todo += [called for f in functions.get(name, []) for called in _called(f)]
+    return False
+
+
+def test_tasks_whose_verifier_runs_code_are_refused(factory: Any) -> None:
+    found = {name for name, (dataset, _) in factory.DATASETS.items() if _runs_code(dataset)}
+    refused = {name for name, reason in REFUSED.items() if "Python code" in reason}
+    # These two evaluate what the package itself has generated, and not the answer.
+    assert found == refused | {"number_sorting", "bitwise_arithmetic"}
+    assert set(REFUSED) <= factory.DATASETS.keys() | {"composite"}
+
+
+@pytest.mark.slow
+def test_every_other_task_is_reproducible_and_accepts_its_own_answer(
+    factory: Any, tmp_path: Path
+) -> None:
+    names = sorted(factory.DATASETS.keys() - REFUSED.keys())
+    code = (
+        "import sys, json, hashlib\n"
+        "from reasoning_gym.factory import create_dataset\n"
+        "print(chr(10) + json.dumps({n: hashlib.sha1(repr([(d[i]['question'], d[i]['answer']) for d in "
+        "[create_dataset(n, seed=9, size=50)] for i in range(3)]).encode()).hexdigest() "
+        "for n in sys.argv[1:]}))"
+    )
+    hashes = [
+        json.loads(
+            subprocess.run(
+                [sys.executable, "-c", code, *names], capture_output=True, text=True, check=True,
+                env={"PYTHONHASHSEED": seed, "PATH": "", "HOME": str(tmp_path)},
+            ).stdout.splitlines()[-1]
+        )
+        for seed in ("1", "2")
+    ]  # fmt: skip
+    assert [name for name in names if hashes[0][name] != hashes[1][name]] == []
+    wrong: list[str] = []
+    for name in names:
+        env = environment(name, train=2, validation=1, test=1)
+        task = env.tasks("train")[0]
+        if not task.answers:
+            continue
+        before = repr(task.columns)
+        if env._verified(task, last_answer(env.reference(task))) != (1.0, False):
+            wrong.append(name)
+        if env._verified(task, "zzz qqq")[0] == 1 or repr(task.columns) != before:
+            wrong.append(f"{name} by a wrong answer")
+    assert wrong == []
