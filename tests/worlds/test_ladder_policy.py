@@ -56,10 +56,11 @@ def test_requests_are_followed_by_meaning(card: dict[str, Any]) -> None:
     assert together["interval"][0] > single["interval"][1]
     assert together["interval"][0] > in_order["interval"][1]
     assert apart(*(Figure(row["accuracy"], row["n"], {}, {}) for row in (single, none))) > 2
-    assert opposite["interval"][1] < none["interval"][0]
+    assert apart(*(Figure(row["accuracy"], row["n"], {}, {}) for row in (none, opposite))) > 2
     assert abs(row_of(card, "off-topic")["accuracy"] - none["accuracy"]) < 0.03
-    # There is no place for what is taken away, and then none for hundreds.
-    assert max(together["by_stratum"][rung] for rung in RUNGS[3:]) < 0.01
+    # There is no place for what is taken away, and then none for hundreds; 5 % of the requests are taken
+    # for another way.
+    assert max(together["by_stratum"][rung] for rung in RUNGS[3:]) < 0.02
     assert single["by_stratum"][RUNGS[5]] < 0.01
 
 
