@@ -18,7 +18,8 @@ from cotune.run.json_files import write_atomic, write_json_atomic
 from cotune.run.scores import Score, score_trajectories
 from cotune.types import Assignment, Limits, Prompt, Task, Trajectory
 from cotune.worlds.arithmetic import ArithmeticEnvironment, ArithmeticOptions
-from cotune.worlds.rules_llm import ADVICE
+from cotune.worlds.arithmetic_rules import ADVICE
+from cotune.worlds.arithmetic_rules import Kind as Advised
 from recipes.arithmetic.demonstrations import rates
 from recipes.arithmetic.phrases import INITIAL, PROCEDURES, SENTENCES, Kind, sentence
 from recipes.arithmetic.pretrain import Recipe
@@ -65,7 +66,9 @@ class HintKind:
         kinds = list(self.asked(Kind(task.stratum.split(" ", 1)[1]), rng).elements())
         rng.shuffle(kinds)
         unseen = self.wording == "unseen"
-        return " ".join(rng.choice(ADVICE[k]) if unseen else sentence(rng, k) for k in kinds)
+        return " ".join(
+            rng.choice(ADVICE[Advised(k)]) if unseen else sentence(rng, k) for k in kinds
+        )
 
 
 ROWS: tuple[HintKind, ...] = (

@@ -68,7 +68,7 @@ class Demonstrator:
         hinted = asked is not None and rng.random() < HINTED
         return Demonstration(
             GRAMMAR.instruction(rng, INITIAL_INSTRUCTION, None if hinted else asked),
-            asked.text if hinted else "",
+            asked.text if asked is not None and hinted else "",
             drawn,
             act(rng, drawn, asked.way if asked else None, self.remembers),
         )

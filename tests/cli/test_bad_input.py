@@ -88,10 +88,6 @@ CASES: dict[str, tuple[dict[str, Any], list[str]]] = {
         },
         ["strategy: inspo.target is 'initial'", "p2o.distillation.ratio is 'off'"],
     ),
-    "rules that write no instructions for a world": (
-        {"environment": {"kind": "arithmetic"}},
-        ["llm is missing", "environment.kind is arithmetic and strategy.kind is inspo", "set llm"],
-    ),
     "instruction without a box": (
         {
             "environment": {"kind": "arithmetic"},

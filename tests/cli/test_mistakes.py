@@ -75,7 +75,7 @@ LIGHT: dict[str, tuple[str, list[str]]] = {
     ),
     "no such run file to examine": ("doctor nope.yaml", ["nope.yaml: No such file or directory"]),
     "GGUF for a policy": (
-        "train run.yaml --set policy.path=gguf", ["which is GGUF", "gguf_file='q4.gguf'"]
+        "train run.yaml --set policy.path=gguf", ["policy.path is 'gguf'", "does not begin with GGUF's magic bytes"]
     ),
     "a policy without its tokenizer": (
         "train run.yaml --set policy.path=./bare", ["cannot load './bare': it has no tokenizer"]
