@@ -108,20 +108,21 @@ def test_rules_serve_bundled_worlds_only() -> None:
         ("inspo", "geo", True),
         ("p2o", "geo", True),
         ("gepa", "geo", True),
-        ("gepa", "arithmetic", False),
+        ("gepa", "arithmetic", True),
         ("gepa", "math", False),
         ("inspo+p2o", "geo", True),
         ("p2o", "arithmetic", True),
         ("static", "arithmetic", True),
-        ("inspo", "arithmetic", False),
-        ("inspo+p2o", "arithmetic", False),
+        ("inspo", "arithmetic", True),
+        ("inspo+p2o", "arithmetic", True),
+        ("inspo", "math", False),
         ("p2o", "math", False),
         ("static", "math", True),
         ("sft", "math", True),
     ],
 )
 @pytest.mark.parametrize("llm", [None, {"kind": "rules"}])
-def test_rules_write_what_the_world_and_the_method_need(
+def test_rules_write_what_the_world_needs(
     method: str, world: str, served: bool, llm: dict[str, Any] | None
 ) -> None:
     files = dict.fromkeys(("train", "validation", "test"), "x") if world == "math" else {}
@@ -133,7 +134,7 @@ def test_rules_write_what_the_world_and_the_method_need(
     with pytest.raises(ConfigError, match=r"llm is .* set llm to an OpenAI-compatible") as caught:
         parse_config(LEAST | raw, "test")
     said = str(caught.value)
-    assert f"environment.kind is {world} and strategy.kind is {method}" in said
+    assert f"environment.kind is {world}; set llm" in said
     assert "{kind: openai, model: …, base_url: …}, to your own" in said
     assert said.endswith(" {kind: bank, path: …}")
     endpoint = {"llm": {"kind": "openai", "model": "m"}}
@@ -233,7 +234,7 @@ def test_without_search_the_answers_tags_are_enough(kind: str) -> None:
         parse_config(LEAST | alone | {"instruction": "Write <answer>."}, "test")
     # The offline rules advise how to search.
     for method in ("inspo", "p2o"):
-        with pytest.raises(ConfigError, match=rf"{kind} with environment.search false and .*llm"):
+        with pytest.raises(ConfigError, match=rf"{kind} with environment.search false; set llm"):
             parse_config(LEAST | alone | {"strategy": {"kind": method}}, "test")
 
 

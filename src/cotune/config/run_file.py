@@ -393,11 +393,11 @@ class RunConfig(Model):
         alone = without_search(self.environment)
         if alone or world not in OFFLINE_WORLDS:
             raise ValueError(
-                f"llm is {'missing' if self.llm is None else 'rules'}, and the offline rules know "
-                f"{', '.join(OFFLINE_WORLDS)} alone; but environment.kind is "
-                f"{world}{' with environment.search false' if alone else ''}; set llm to an OpenAI-compatible endpoint, {{kind: openai, model: …, "
-                "base_url: …}, to your own, my_llm.py:MyLLM, or to a file of texts to try, "
-                "{kind: bank, path: …}"
+                f"llm is {'missing' if self.llm is None else 'rules'}, and the offline rules know only "
+                f"{', '.join(OFFLINE_WORLDS[:-1])} and {OFFLINE_WORLDS[-1]}; environment.kind is {world}"
+                f"{' with environment.search false' if alone else ''}; set llm to an "
+                "OpenAI-compatible endpoint, {kind: openai, model: …, base_url: …}, to your own, "
+                "my_llm.py:MyLLM, or to a file of texts to try, {kind: bank, path: …}"
             )
         return self
 

@@ -126,8 +126,8 @@ def _model(config: RunConfig, raw: Mapping[str, Any], dtype: str, layers: int) -
 
     text = dict(raw.get("text_config") or raw)
     text["num_hidden_layers"] = layers
-    if text.get("layer_types"):
-        text["layer_types"] = text["layer_types"][:layers]
+    if kinds := text.get("layer_types"):  # a list with an entry for each layer
+        text["layer_types"] = [kinds[index % len(kinds)] for index in range(layers)]
     loaded = weights_dtype(config.policy, config.training.precision)
     resolved = getattr(torch, dtype if loaded == "auto" else loaded)
     shaped: Any = AutoConfig.for_model(**text)

@@ -296,9 +296,7 @@ def test_the_rules_are_the_default_proposer(name: str) -> None:
     raw = {"output": "runs/x", "environment": name}
     for kind in ("inspo", "p2o", "fst", "gepa", "inspo+p2o"):
         assert parse_config({**raw, "strategy": {"kind": kind}}, "run.yaml").proposer is not None
-    with pytest.raises(
-        ConfigError, match="offline rules know geo, ladder, scaffold, extract3 and arith"
-    ):
+    with pytest.raises(ConfigError, match=r"offline rules know only geo, .* extract3 and arith; "):
         parse_config(
             {
                 **raw,
