@@ -87,7 +87,8 @@ class Strategy(Protocol):
     instruction that `standings()` returns, and the `HintStanding` of each hint in
     `hint_standings()`. With an attribute `checks_uplift` that is true, policies are also scored on
     validation under the initial instruction, and that is kept in place of `best_prompt()` unless
-    `best_prompt()` scores higher.
+    `best_prompt()` scores higher. With a method `settle(instruction_id)`, the first `rivals` of its
+    `choice()` are scored on validation at the end of a run, and it is told which one to put first.
     """
 
     @property

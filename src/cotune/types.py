@@ -117,6 +117,7 @@ class Choice:
         rollouts: number of rollouts in which it was observed.
         runner_up: the next by weight; None if there is no other.
         too_close: whether the two cannot be told apart (`too_close_to_call`).
+        rivals: all that cannot be told apart from it, best first.
     """
 
     instruction: Instruction
@@ -125,6 +126,7 @@ class Choice:
     rollouts: int
     runner_up: Instruction | None
     too_close: bool
+    rivals: tuple[Instruction, ...] = ()
 
 
 # ---- what a strategy decides

@@ -30,9 +30,13 @@ def test_rollouts_of_a_plan() -> None:
 
 def test_rollouts_of_a_plan_with_validation() -> None:
     # Validation of 3 after steps 2 and, at the end, 3; no test before.
-    changes = {"evaluation": {"every": 2, "before": False}}
+    changes = {"evaluation": {"every": 2, "before": False, "contenders": 1}}
     found = plan_run(config_with(**changes)).rollouts
     assert found["evaluate"] == 2 * 3 + 2 * 6
+    # At the end two more instructions, of a population of three or more.
+    two = {"evaluation": {"every": 2, "before": False}}
+    assert plan_run(config_with(strategy={"population_size": 3}, **two)).rollouts["evaluate"] == 24
+    assert plan_run(config_with(strategy={"population_size": 2}, **two)).rollouts["evaluate"] == 21
     # With mixed groups, under the initial instruction, too.
     mixed = tiny(Path("out"))["strategy"] | {"groups": "mixed"}
     found = plan_run(config_with(strategy=mixed, **changes)).rollouts

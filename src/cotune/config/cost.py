@@ -66,6 +66,8 @@ def plan_run(config: RunConfig) -> Plan:
     if config.evaluation.every:
         evaluations = math.ceil(max(1, steps) / config.evaluation.every)
         found["evaluate"] += evaluations * cost.validations * sizes["validation"]
+        rivals = min(config.evaluation.contenders - 1, cost.rivals)
+        found["evaluate"] += rivals * sizes["validation"]
     price = None
     if isinstance(config.proposer, OpenAIOptions) and cost.proposals:
         limits = config.limits

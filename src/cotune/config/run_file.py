@@ -157,6 +157,9 @@ class EvaluationConfig(Model):
     """Steps between evaluations on the validation split; the best policy is kept. 0: only the end."""
     before: bool = True
     """Whether the test split is also evaluated before training."""
+    contenders: int = Field(default=3, ge=1)
+    """Best instructions that are scored on validation at the end if the method cannot tell them apart; 1
+    takes its first. Needs `every`."""
 
 
 class LoggingConfig(Model):

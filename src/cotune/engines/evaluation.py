@@ -100,7 +100,7 @@ class RunEvaluation:
         score: Score | None = None
         plain: Score | None = None
         if self._options.every:
-            score, plain = on_rank_zero(lambda: self._during(joint))
+            score, plain = on_rank_zero(lambda: self._during(joint, last=True))
         step = on_rank_zero(lambda: self._offer(joint, score, plain))
         last = None
         if self._last and step != joint.batches:
@@ -130,19 +130,41 @@ class RunEvaluation:
             last,
         )
 
-    def _during(self, joint: TrainingRun) -> tuple[Score, Score | None]:
+    def _during(self, joint: TrainingRun, last: bool = False) -> tuple[Score, Score | None]:
         """Score the policy on validation; on rank 0, whose strategy alone knows its best prompt.
 
         If the strategy moves its gain into the initial instruction, also under that, so that the policy
         into which it has moved is kept; None if it is the best instruction itself.
         """
         score = self._measure(joint, "validation", "during")
+        if last:
+            score = self._settled(joint, score)
         strategy, initial = joint.coordinator.strategy, self._initial(joint)
         if not getattr(strategy, "checks_uplift", False):
             return score, None
         if strategy.best_prompt().instruction == initial.instruction:
             return score, None
         return score, self._measure(joint, "validation", "uplift", initial, "i0")
+
+    def _settled(self, joint: TrainingRun, score: Score) -> Score:
+        """Score the instructions that the strategy cannot tell from its best, and settle on the best.
+
+        Args:
+            score: that of the strategy's best.
+
+        Returns:
+            The score of the one that is settled on; ties keep the strategy's.
+        """
+        strategy, best = joint.coordinator.strategy, choice_of(joint)
+        settle = getattr(strategy, "settle", None)
+        if settle is None or best is None:
+            return score
+        for one in best.rivals[: self._options.contenders - 1]:
+            found = self._measure(joint, "validation", "contender", Prompt(one.text), one.id)
+            if found.em > score.em:
+                settle(one.id)
+                score = found
+        return score
 
     def _offer(self, joint: TrainingRun, score: Score | None, plain: Score | None) -> int:
         """Keep the last policy if it is the best; return the step of the one that is kept."""
@@ -228,7 +250,8 @@ class RunEvaluation:
                 by_stratum={name: list(value) for name, value in score.by_stratum.items()},
             )
             journal.trajectories(step, f"evaluate_{when}", trajectories)
-            self._report(joint, {_SCORES[when]: score.em})
+            if when in _SCORES:
+                self._report(joint, {_SCORES[when]: score.em})
         return score
 
     def _initial(self, joint: TrainingRun) -> Prompt:

@@ -74,7 +74,7 @@ def _check(options: ComposedOptions, shape: RunShape) -> None:
 def _cost(options: ComposedOptions, shape: RunShape) -> Cost:
     a, b = inspo.cost(options.inspo, shape), p2o.cost(options.p2o, shape)
     rollouts, proposals = {**a.rollouts, **b.rollouts}, a.proposals + b.proposals
-    return Cost(a.phases + b.phases, rollouts, proposals, a.validations)
+    return Cost(a.phases + b.phases, rollouts, proposals, a.validations, a.rivals)
 
 
 def _scaled(options: ComposedOptions) -> ComposedOptions:

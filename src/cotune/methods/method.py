@@ -97,12 +97,14 @@ class Cost:
         rollouts: number of rollouts by purpose.
         proposals: the calls of the optimizer LLM.
         validations: how often a policy is scored on validation; 2 if under the initial instruction, too.
+        rivals: how many instructions validation may have to tell from the best one at the end.
     """
 
     phases: int = 0
     rollouts: Mapping[Purpose, int] = field(default_factory=dict[Purpose, int])
     proposals: tuple[Proposals, ...] = ()
     validations: int = 1
+    rivals: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -124,7 +124,7 @@ def test_one_statement_says_which_pair_is_kept_and_why(
     run.ledger.begin_attempt(None)
     raw = tiny(tmp_path / "run", {"strategy": {"kind": "static"}, "evaluation": {"every": 1}})
     config = parse_config(raw, "test")
-    validation = iter((Score(0.75, 8, {}), Score(0.5, 8, {})))
+    validation = iter((Score(0.75, 8, {}), Score(0.5, 8, {}), Score(0.25, 8, {})))
 
     measured: list[tuple[str, str]] = []
 
@@ -227,6 +227,51 @@ def test_a_method_may_have_its_instruction_checked_against_the_initial_one(
     if checks:
         other = "initial instruction scores 0.500" if ships else "instruction i1 scores 0.750"
         assert other in event["text"]
+
+
+@pytest.mark.parametrize(
+    ("windows", "contenders", "scores", "kept"),
+    [
+        (([0.5, 0.7], [0.5, 0.75]), 2, {"i0": 0.75, "i1": 0.5}, "i0"),
+        (([0.5, 0.7], [0.5, 0.75]), 1, {"i1": 0.5}, "i1"),
+        (([0.5, 0.7], [0.5, 0.75]), 2, {"i0": 0.5, "i1": 0.5}, "i1"),
+        (CLEAR, 2, {"i1": 0.5}, "i1"),
+    ],
+    ids=["too close", "off", "tie", "clear"],
+)
+def test_validation_decides_between_instructions_that_are_too_close(
+    windows: Any, contenders: int, scores: dict[str, float], kept: str, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    strategy = Inspo(InspoOptions(population_size=1), Context(instruction=TEXTS[0]))
+    strategy.load_state_dict(inspo_state(windows))
+    run = start(tmp_path, strategy)
+    run.joint.bind(run.trainer)
+    run.ledger.begin_attempt(None)
+    run.joint.batches = 2
+    chosen = {"strategy": {"kind": "static"}, "evaluation": {"every": 1, "contenders": contenders}}
+    config = parse_config(tiny(tmp_path / "run", chosen), "test")
+    scored: dict[str, float] = {}
+
+    def measure(
+        self: RunEvaluation, joint: Any, split: str, when: str, prompt: Any = None, id: str = ""
+    ) -> Score:
+        if split == "test":
+            return Score(0.25, 8, {})
+        identity = id or strategy.best_instruction_id()
+        assert identity not in scored
+        scored[identity] = scores[identity]
+        return Score(scored[identity], 8, {})
+
+    monkeypatch.setattr(RunEvaluation, "_measure", measure)
+    best = TRLBest(run.folder.best_path, tiny_tokenizer())
+    outcome = RunEvaluation(
+        config.evaluation, config.instruction, run.folder, best, report_scores
+    ).finish(run.joint)
+    assert scored == scores
+    assert (outcome.instruction_id, outcome.instruction) == (kept, TEXTS[int(kept[1])])
+    assert outcome.kept is not None
+    assert (outcome.kept.em, outcome.kept.leader) == (scores[kept], kept)
 
 
 def test_the_strategy_of_rank_zero_says_what_is_validated(

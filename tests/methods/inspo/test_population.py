@@ -112,6 +112,20 @@ def test_best_names_its_evidence():
     assert best.runner_up.id == "i1"
 
 
+def test_rivals_are_those_that_cannot_be_told_from_the_best():
+    p = population(0.0, 0.0, 0.0, 0.0)
+    for value in (0.5, 0.7):
+        p.observe({"i0": [value], "i1": [value - 0.1], "i2": [0.0], "i3": [value - 0.05]})
+    best, settled = p.best(), p.best("i1")
+    assert best is not None
+    assert settled is not None
+    assert best.instruction.id == "i0"
+    assert [one.id for one in best.rivals] == ["i3", "i1"]
+    assert settled.instruction.id == "i1"
+    assert settled.weight == pytest.approx(0.5)
+    assert [one.id for one in settled.rivals] == ["i0", "i3"]
+
+
 def test_before_any_is_observed_there_is_no_best():
     assert population(0.3, 0.9).best() is None
 

@@ -172,6 +172,7 @@ class Fst(Unhinted):
         self._prompts = ["i0"]  # in use, the best first
         self._means: dict[str, float] = {}  # last mean dev score by id
         self._rows: dict[str, tuple[float, ...]] = {}  # dev scores of the prompts in use
+        self._settled: str | None = None  # the best prompt on validation, at a run's end
         self._rounds = 0
         self._observed: Counter[str] = Counter()  # training rollouts by id
         self._steps: Counter[str] = Counter()  # steps with such rollouts by id
@@ -303,7 +304,7 @@ class Fst(Unhinted):
         self, trajectories: Sequence[Trajectory], progress: Progress, record: Recorder
     ) -> Metrics:
         """Count rollouts by prompt and record the "population" event; rewards change no prompt."""
-        self._batch = len(trajectories)
+        self._batch, self._settled = len(trajectories), None
         seen = Counter(t.assignment.instruction_id for t in trajectories)
         self._observed += seen
         self._steps.update(seen.keys())
@@ -333,14 +334,19 @@ class Fst(Unhinted):
 
     def choice(self) -> Choice:
         """Return the prompt with the highest mean in the last round; the initial one before any."""
-        first, *others = self._used()
+        first, *others = sorted(self._used(), key=lambda one: one.id != self._settled)
         if first.id not in self._rows:
             return Choice(first, 0.0, 0, 0, None, False)
         row = self._rows[first.id]
+        rivals = tuple(one for one in others if too_close_to_call(row, self._rows[one.id]))
         second = others[0] if others else None
-        close = second is not None and too_close_to_call(row, self._rows[second.id])
         weight, rollouts = self._means[first.id], self._observed[first.id]
-        return Choice(first, weight, self._steps[first.id], rollouts, second, close)
+        return Choice(
+            first, weight, self._steps[first.id], rollouts, second, second in rivals, rivals
+        )
+
+    def settle(self, instruction_id: str) -> None:
+        self._settled = instruction_id
 
     def best_prompt(self) -> Prompt:
         return Prompt(self.choice().instruction.text)
@@ -397,7 +403,9 @@ def _cost(options: FstOptions, shape: RunShape) -> Cost:
     calls = rounds * math.ceil(options.budget / options.minibatch)
     shown = Proposals(calls, options.max_instruction_chars, options.minibatch)
     validations = 2 if options.target == "initial" else 1
-    return Cost(rounds, {"evolve": rounds * options.budget}, (shown,), validations)
+    return Cost(
+        rounds, {"evolve": rounds * options.budget}, (shown,), validations, options.prompts - 1
+    )
 
 
 def _scaled(options: FstOptions) -> FstOptions:

@@ -175,6 +175,7 @@ class Inspo(Unhinted):
         self._rewards: tuple[float, float] | None = None  # the lowest and the highest observed
         self._phases_run = 0  # the step whose due phases ran last
         self._batch = 0  # rollouts of the last batch, and the expected size of the next one
+        self._settled: str | None = None  # the best instruction on validation, at a run's end
 
     @property
     def distillation(self) -> Distillation:
@@ -331,6 +332,7 @@ class Inspo(Unhinted):
         self, trajectories: Sequence[Trajectory], progress: Progress, record: Recorder
     ) -> Metrics:
         """Update Eq. 6 and the replay buffer. Hinted rollouts say nothing about an instruction."""
+        self._settled = None
         own = [t for t in trajectories if not t.assignment.sampled.hint]
         # Mixed groups still sample under the initial instruction after it was pruned.
         gone = {self._lineage[0].id} - {member.id for member in self.population.members}
@@ -391,9 +393,13 @@ class Inspo(Unhinted):
     def choice(self) -> Choice:
         """Return I* = argmax w_j among the observed instructions, and the evidence for it.
 
-        Before any is observed it is the initial instruction.
+        Before any is observed it is the initial instruction. After `settle` it is the one given there.
         """
-        return self.population.best() or Choice(self._lineage[0], 0.0, 0, 0, None, False)
+        best = self.population.best(self._settled)
+        return best or Choice(self._lineage[0], 0.0, 0, 0, None, False)
+
+    def settle(self, instruction_id: str) -> None:
+        self._settled = instruction_id
 
     def best_prompt(self) -> Prompt:
         return Prompt(self.choice().instruction.text)
@@ -484,7 +490,9 @@ def cost(options: InspoOptions, shape: RunShape) -> Cost:
     failures = options.failures_per_reflection if options.proposer == "reflection" else 0
     proposals = Proposals((1 + phases) * rounds, shown * options.max_instruction_chars, failures)
     verify: dict[Purpose, int] = {"verify": phases * rounds * rows} if options.verify else {}
-    return Cost(phases, verify, (proposals,), 1 + _checks_uplift(options))
+    return Cost(
+        phases, verify, (proposals,), 1 + _checks_uplift(options), options.population_size - 1
+    )
 
 
 def scaled(options: InspoOptions) -> InspoOptions:

@@ -142,23 +142,28 @@ class Population:
             member.start = 0.0
             member.window.clear()
 
-    def best(self) -> Choice | None:
+    def best(self, settled: str | None = None) -> Choice | None:
         """Return argmax w_j among those observed; ties go to the oldest. None before any is.
 
         The start weight of a newcomer is a guess that only orders sampling.
+
+        Args:
+            settled: the id of the one that goes first, whatever its weight.
         """
-        ranked = self._observed()
+        ranked = sorted(self._observed(), key=lambda m: m.id != settled)
         if not ranked:
             return None
         first, *others = ranked
         assert first.observed is not None
+        rivals = [m for m in others if too_close_to_call(first.window, m.window)]
         return Choice(
             first.instruction,
             first.observed,
             first.steps,
             first.rollouts,
             others[0].instruction if others else None,
-            bool(others) and too_close_to_call(first.window, others[0].window),
+            bool(others) and others[0] in rivals,
+            tuple(m.instruction for m in rivals),
         )
 
     def _observed(self) -> list[Member]:

@@ -279,6 +279,10 @@ class P2O:
     def choice(self) -> Choice | None:
         return getattr(self.base, "choice", lambda: None)()
 
+    def settle(self, instruction_id: str) -> None:
+        if settle := getattr(self.base, "settle", None):
+            settle(instruction_id)
+
     def standings(self) -> list[Standing]:
         return getattr(self.base, "standings", list[Standing])()
 
