@@ -255,6 +255,10 @@ class P2O:
         self._hard.observe(self._judged(trajectories))
         return metrics
 
+    def requests(self, progress: Progress) -> Sequence[str]:
+        """Return the base's; those for hints are made of rollouts of the phase itself."""
+        return getattr(self.base, "requests", lambda _: [])(progress)
+
     def _judged(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
         """Return the rollouts that decide whether a question is hard."""
         if self.options.judged_on == "all":
