@@ -38,7 +38,8 @@ class Endpoint:
 
     def __init__(self, at_once: int = 4) -> None:
         self.at_once, self._rules = at_once, RulesLLM(3)
-        self.open, self.failing = threading.Event(), list[Exception]()
+        self.open = threading.Event()
+        self.failing: Exception | None = None
         self.asked, self.waiting = list[str](), set[str]()
         self._changed = threading.Condition()
 
@@ -51,8 +52,8 @@ class Endpoint:
         with self._changed:
             self.waiting.remove(prompt)
             self._changed.notify_all()
-        if self.failing:
-            raise self.failing[0]
+        if self.failing is not None:
+            raise self.failing
         return self._rules.complete(prompt)
 
     def until(self, calls: int) -> None:
@@ -171,7 +172,8 @@ def test_a_run_does_not_depend_on_how_fast_the_endpoint_is(
     # An LLM that is asked when the answer is due, as any was before.
     waits = fast(tmp_path / "waits", at_once=0, **given)
     one, two = runs
-    assert len(one.coordinator.strategy.instructions()) > 4  # something was accepted
+    born = [row for row in one.learnt() if row["kind"] == "instruction_born"]
+    assert any(row["born"] > 1 for row in born)  # something was accepted
     assert one.learnt() == two.learnt() == waits.learnt()
     assert one.metrics == two.metrics == waits.metrics
     assert one.coordinator.state_dict() == two.coordinator.state_dict()
@@ -242,14 +244,14 @@ def test_errors_of_a_call_are_those_of_a_call_that_was_waited_for(
     life = Life(tmp_path / "run", endpoint, inspo())
     for step in range(1, 5):
         if step == 4:
-            endpoint.failing = [LLMError("HTTP status 503")]
+            endpoint.failing = LLMError("HTTP status 503")
         life.finish_step(step, life.evolve(step))
     life.finish_step(5, life.evolve(5))
     failed = [row for row in life.learnt() if row["kind"] == "proposal_failed"]
     assert failed == [{"step": 5, "kind": "proposal_failed", "reason": "LLMError: HTTP status 503"}]
     for step in range(6, 8):
         life.finish_step(step, life.evolve(step))
-    endpoint.failing = [BudgetError("spent")]
+    endpoint.failing = BudgetError("spent")
     life.finish_step(8, life.evolve(8))
     life.evolve(9)
     (ended,) = [row for row in life.learnt() if row["kind"] == "proposals_ended"]
@@ -265,7 +267,7 @@ def test_errors_that_end_a_run_end_it_where_the_answer_is_due(tmp_path: Path, at
         life = Life(folder, endpoint, inspo(evolve_every=2, evolve_until=5, prune_every=0))
         for step in range(1, 3):
             if step == 2:
-                endpoint.failing = [failing]
+                endpoint.failing = failing
             life.finish_step(step, life.evolve(step))
         return life
 
