@@ -18,6 +18,10 @@ INITIAL = (
 )
 
 
+WAITING = frozenset({"llm/waited_seconds", "llm/hidden_seconds"})
+"""Metrics that say how long an LLM took, which differs from run to run."""
+
+
 def make_tasks(count: int) -> list[Task]:
     """Two-hop questions, each with one answer of its own."""
     return [

@@ -64,6 +64,9 @@ class LLM(Protocol):
     `origin`, which then is the origin of its proposals. `advice` says what to do if all proposals fail,
     where `llm.optional` cannot be set. With `state_dict` and `load_state_dict` it
     has a state that is saved with the run; LLMs that are metered have none.
+
+    With `at_once`, the number of calls it takes at a time, `complete` may be called from other threads
+    and while the policy trains, before the answer is due. Without it no call begins earlier than that.
     """
 
     def complete(self, prompt: str) -> Completion:
@@ -89,6 +92,10 @@ class Strategy(Protocol):
     validation under the initial instruction, and that is kept in place of `best_prompt()` unless
     `best_prompt()` scores higher. With a method `settle(instruction_id)`, the first `rivals` of its
     `choice()` are scored on validation at the end of a run, and it is told which one to put first.
+
+    `requests(progress)`, if it has that, returns prompts that `evolve_if_due` will put to the LLM at the
+    step after `progress.step`, as far as they are known after `observe`. They are put to it while the
+    policy trains. It changes no state, and a prompt that is wrong or missing changes no result.
     """
 
     @property

@@ -14,10 +14,11 @@ import cotune
 from cotune.engines.trl.trl_joint import JointCallback
 from cotune.errors import ConfigError
 from cotune.run.ledger import Ledger
+from tests.helpers import WAITING
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "own_trainer.py"
 # What a step's numbers hold that another machine minute changes.
-TIMES = ("time", "attempt", "step_time", "train_runtime")
+TIMES = ("time", "attempt", "step_time", "train_runtime", *WAITING)
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,15 @@ from cotune.methods.composed import (
 )
 from cotune.methods.method import Context
 from cotune.methods.p2o.hints import HintOptions
-from cotune.types import Assignment, Distillation, Instruction, Progress, Prompt, Trajectory
+from cotune.types import (
+    Assignment,
+    Completion,
+    Distillation,
+    Instruction,
+    Progress,
+    Prompt,
+    Trajectory,
+)
 from cotune.worlds.rules_llm import REMEDIES, Mode, RulesLLM
 from tests.helpers import INITIAL, Events, ScriptedRollout, make_tasks, make_trajectory
 
@@ -128,6 +136,23 @@ def test_hints_are_evolved_under_the_best_instruction_after_its_own_evolution():
     assert best.hint == ""
     born = {row["id"]: row for row in run.events.of("instruction_born")}
     assert born[run.strategy.best_instruction_id()]["text"] == best.instruction
+
+
+def test_what_is_asked_ahead_is_what_the_population_then_asks():
+    run = Run(strategy())
+    run.steps([1, 2])
+    assert list(run.strategy.requests(Progress(1, 0, 20))) == []  # nothing is due at its end
+    ahead = run.strategy.requests(Progress(2, 0, 20))
+    asked: list[str] = []
+
+    class Noted(RulesLLM):
+        def complete(self, prompt: str) -> Completion:
+            asked.append(prompt)
+            return super().complete(prompt)
+
+    run.strategy.evolve_if_due(Progress(3, 1, 20), run.policy, Noted(0), run.events)
+    assert ahead
+    assert asked[0] == ahead[0]
 
 
 def test_verification_of_the_same_step_is_no_longer_left_for_hints():

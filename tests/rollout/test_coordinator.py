@@ -3,6 +3,7 @@
 import queue
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -94,11 +95,11 @@ class Diary:
     def evolution_log(self, step: int) -> EvolutionLog:
         return EvolutionLog()
 
-    def last_entry(self) -> int:
-        return len(self.lines)
+    def booking(self, step: int | None = None) -> AbstractContextManager[list[int]]:
+        return nullcontext([])
 
-    def adopt(self, after: int, last: int) -> None:
-        self.lines.append(("adopt", after, last))
+    def adopt(self, rows: Sequence[int]) -> None:
+        self.lines.append(("adopt", rows))
 
 
 class Told(StaticStrategy):

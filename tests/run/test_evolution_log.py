@@ -38,7 +38,7 @@ from cotune.types import (
     Turn,
 )
 from cotune.utils.progress import listening
-from tests.helpers import make_tasks, one_step
+from tests.helpers import WAITING, make_tasks, one_step
 from tests.rollout.test_coordinator import Yes, on_two_ranks, reply
 
 TASKS = make_tasks(4)
@@ -256,7 +256,8 @@ def attempt(
             comm=comm,
         )
         try:
-            result = one_step(coordinator, TASKS, 2, Progress(step=5, epoch=0, total_steps=9))
+            rollouts, metrics = one_step(coordinator, TASKS, 2, Progress(5, 0, total_steps=9))
+            result = rollouts, {k: v for k, v in metrics.items() if k not in WAITING}
         except (Killed, EvolutionError) as ended:
             result = ended
         return Attempt(run, ledger.totals(), trail, world.asked, result)

@@ -72,29 +72,52 @@ def test_a_resume_far_back_drops_rows_of_all_earlier_attempts() -> None:
 
 def test_rows_whose_results_are_used_again_are_committed_and_paid_once() -> None:
     ledger = Ledger(":memory:")
-    assert ledger.last_entry() == 0
     ledger.begin_attempt(None)
     ledger.set_step(3)
     ledger.add_rollouts("train", 1, 1)
-    before = ledger.last_entry()
-    ledger.add_rollouts("verify", 4, 40, 2.0)
-    call(ledger, 5.0, error="HTTP status 500")  # a try and its retry: one reply
-    call(ledger, 5.0)
-    last = ledger.last_entry()
-    assert (before, last) == (1, 4)
+    with ledger.booking() as rows:
+        ledger.add_rollouts("verify", 4, 40, 2.0)
+        call(ledger, 5.0, error="HTTP status 500")  # a try and its retry: one reply
+        call(ledger, 5.0)
+    assert rows == [2, 3, 4]
     ledger.add_rollouts("verify", 9, 90)
     for _ in range(2):  # cut off and taken up twice
         ledger.begin_attempt(2)
         ledger.set_step(3)
-        ledger.adopt(before, last)
+        ledger.adopt(rows)
     totals = ledger.totals()
     assert (totals.rollouts["train"], totals.rollouts["verify"]) == (0, 4)
     assert (totals.generated_tokens["verify"], totals.seconds["verify"]) == (40, 2.0)
     assert (totals.llm_calls, totals.llm_failed, totals.money) == (2, 1, 10.0)
     ledger.begin_attempt(2)
     ledger.set_step(4)
-    ledger.adopt(before, last)  # of another step: none of its rows
+    ledger.adopt(rows)  # of another step: none of its rows
     assert ledger.totals().rollouts["verify"] == 0
+
+
+def test_rows_of_another_thread_are_not_booked_and_a_step_holds_for_one_thread() -> None:
+    ledger = Ledger(":memory:")
+    ledger.begin_attempt(None)
+    ledger.set_step(3)
+    begun, over = threading.Event(), threading.Event()
+
+    def ahead() -> None:
+        with ledger.booking(4) as rows:
+            begun.set()
+            assert over.wait(10)
+            call(ledger, 1.0)
+        booked.extend(rows)
+
+    booked: list[int] = []
+    thread = threading.Thread(target=ahead)
+    thread.start()
+    assert begun.wait(10)
+    with ledger.booking() as mine:
+        ledger.add_rollouts("train", 1, 1)
+        over.set()
+        thread.join()
+    assert (mine, booked) == ([1], [2])
+    assert [row.step for row in ledger.rows()] == [3, 4]
 
 
 ENTRIES = st.lists(

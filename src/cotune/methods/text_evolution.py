@@ -20,7 +20,7 @@ from typing import Any, Protocol
 
 from cotune.errors import BudgetError, LLMError
 from cotune.methods.instruction_rules import CUT_OFF, shorten_middle
-from cotune.methods.llm_health import reads_prompts
+from cotune.methods.llm_health import ask_ahead, reads_prompts
 from cotune.protocols import LLM, Recorder, Rollout
 from cotune.types import Assignment, Prompt, StopReason, Task, Trajectory
 
@@ -218,14 +218,26 @@ class Reflector(ABC):
         self.reasons: list[str] = []
         self.spent = ""
 
-    def propose(self, parent: str, rollouts: Sequence[Trajectory]) -> str | None:
-        """Return a valid text; None if the call failed or the reply breaks the contract.
+    def propose(self, jobs: Sequence[tuple[str, Sequence[Trajectory]]]) -> list[str | None]:
+        """Return a valid text for each parent with rollouts under it, as an answer to a call of its own.
 
-        A failed call and a reply that was cut off are recorded as "proposal_failed".
+        It is None if the call failed or the reply breaks the contract. A failed call and a reply that
+        was cut off are recorded as "proposal_failed".
         """
+        prompts = [
+            fitting_prompt(lambda shown, parent=parent: self._prompt(parent, shown), ts, self.view)
+            for parent, ts in jobs
+        ]
+        if not self.spent:
+            ask_ahead(self._llm, prompts)
+        return [
+            self._proposed(prompt, parent, ts)
+            for prompt, (parent, ts) in zip(prompts, jobs, strict=True)
+        ]
+
+    def _proposed(self, prompt: str, parent: str, rollouts: Sequence[Trajectory]) -> str | None:
         if self.spent:
             return None
-        prompt = fitting_prompt(lambda shown: self._prompt(parent, shown), rollouts, self.view)
         self.asked += 1
         try:
             reply = self._llm.complete(prompt)
@@ -506,10 +518,12 @@ class _Reflection:
         if self.failure is not None:
             raise self.failure
         try:
-            proposed = [
-                self.reflector.propose(candidate[_PART], [row[_ROLLOUT] for row in dataset[_PART]])
-                for candidate, dataset, _ in jobs
-            ]
+            proposed = self.reflector.propose(
+                [
+                    (candidate[_PART], [row[_ROLLOUT] for row in dataset[_PART]])
+                    for candidate, dataset, _ in jobs
+                ]
+            )
         except BaseException as error:
             self.failure = error
             raise

@@ -1,7 +1,7 @@
 """A saved policy loaded into this process, for evaluation outside a run."""
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -157,8 +157,8 @@ class _Unmetered:
     ) -> None:
         pass
 
-    def last_entry(self) -> int:
-        return 0
+    def booking(self, step: int | None = None) -> contextlib.AbstractContextManager[list[int]]:
+        return contextlib.nullcontext([])
 
-    def adopt(self, after: int, last: int) -> None:
+    def adopt(self, rows: Sequence[int]) -> None:
         pass

@@ -16,6 +16,7 @@ from cotune.protocols import LLM, Codec, Comm, Environment, Rewards, Sampler, St
 from cotune.rollout.episode import new_episodes, run_episodes
 from cotune.rollout.metrics import trajectory_metrics
 from cotune.rollout.resampling import Resampling, resampled
+from cotune.run.calls_ahead import CallsAhead
 from cotune.run.evolution_log import EvolutionLog, LoggedPhase, llm_state, restore_llm
 from cotune.run.journal import Journal, Meter
 from cotune.types import Assignment, Limits, Progress, Prompt, Purpose, Sampling, Task, Trajectory
@@ -121,6 +122,7 @@ class Coordinator:
         self.comm: Comm = comm or SingleProcess()
         self.gather: Callable[[], Any] = lambda: None
         self.step = 0
+        self._llm_calls = CallsAhead(llm, meter)
         self._roll_out_here = roll_out or self._in_lock_step
         self._leads = False  # rank 0 is inside a phase and the others serve
         self._calls: Counter[Purpose] = Counter()
@@ -136,7 +138,8 @@ class Coordinator:
         """
 
         def work() -> dict[str, float]:
-            self.step, self._calls = progress.step, Counter()
+            self.step = self._llm_calls.step = progress.step
+            self._calls = Counter()
             self.meter.set_step(progress.step)
             log = self.journal.evolution_log(progress.step)
             phase = self.logged(log)
@@ -145,8 +148,10 @@ class Coordinator:
             except EvolutionError:
                 log.delete()  # a resume that recalls the same replies would fail again
                 raise
+            finally:
+                self._llm_calls.drop()
             phase.close()
-            return dict(metrics)
+            return {**metrics, **self._llm_calls.metrics()}
 
         return self.on_rank_zero(work)
 
@@ -209,7 +214,7 @@ class Coordinator:
     def observe(
         self, trajectories: Sequence[Trajectory], group_size: int, progress: Progress
     ) -> dict[str, float]:
-        """Show a step's rollouts to the strategy and journal them.
+        """Show a step's rollouts to the strategy and journal them; begin the LLM calls that follow.
 
         Returns:
             the strategy's metrics and the batch's.
@@ -219,6 +224,9 @@ class Coordinator:
             metrics = dict(self.strategy.observe(trajectories, progress, self._record))
             metrics.update(trajectory_metrics(trajectories, group_size))
             self.journal.trajectories(progress.step, "train", trajectories)
+            if (requests := getattr(self.strategy, "requests", None)) is not None:
+                self._llm_calls.step = progress.step + 1
+                self._llm_calls.begin(requests(progress))
             return metrics
 
         return self.on_rank_zero(work)
@@ -250,8 +258,19 @@ class Coordinator:
     def logged(self, log: EvolutionLog, what: str = "evolution") -> LoggedPhase:
         """Return rollouts and LLM calls that replay a log, then run live; rank 0 only."""
         return LoggedPhase(
-            log, self._roll_out, self.next_sampling, self.llm, self.meter, self._record, what
+            log,
+            self._roll_out,
+            self.next_sampling,
+            self.llm,
+            self.meter,
+            self._record,
+            what,
+            self._llm_calls,
         )
+
+    def finish_calls(self) -> None:
+        """Wait for the LLM calls that nobody needed, so that the ledger has what they cost."""
+        self._llm_calls.finish()
 
     def gather_here(self) -> Any:
         """Call `gather` on all ranks and return rank 0's result; for use in a phase on rank 0."""
@@ -289,6 +308,7 @@ class Coordinator:
                 f"of cotune reads {STATE_SCHEMA}: resume with the version that wrote it"
             )
         self.step = int(state["step"])
+        self._llm_calls.drop()
         self.strategy.load_state_dict(state["strategy"])
         if "llm" in state:
             restore_llm(self.llm, state["llm"])

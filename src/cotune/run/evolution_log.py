@@ -18,6 +18,7 @@ from typing import Any, Protocol, cast
 
 from cotune.errors import LLMError
 from cotune.protocols import LLM, Recorder, State
+from cotune.run.calls_ahead import Bookings, CallsAhead
 from cotune.run.json_files import Row, append_durably, exact_line
 from cotune.types import (
     Assignment,
@@ -31,7 +32,7 @@ from cotune.types import (
 )
 from cotune.utils.progress import report
 
-_FORMAT = 2  # part of every key, so a log in another format matches nothing
+_FORMAT = 3  # part of every key, so a log in another format matches nothing
 _FILE = re.compile(r"step-(\d{6,})\.jsonl")
 
 
@@ -147,15 +148,11 @@ class EvolutionLogs:
             self.go_on_from(-1)
 
 
-class Entries(Protocol):
+class Entries(Bookings, Protocol):
     """The part of a ledger that a resumed phase needs."""
 
-    def last_entry(self) -> int:
-        """Return the number of the latest entry; 0 before the first."""
-        ...
-
-    def adopt(self, after: int, last: int) -> None:
-        """Count an earlier attempt's entries with numbers in (after, last] in this attempt."""
+    def adopt(self, rows: Sequence[int]) -> None:
+        """Count an earlier attempt's rows with these numbers in this attempt."""
         ...
 
 
@@ -171,6 +168,7 @@ class LoggedPhase:
         entries: where both are counted.
         record: called with a notice about answers that were used again.
         what: the phase's name in that notice.
+        calls: the LLM's calls that may have begun before the phase.
     """
 
     def __init__(
@@ -182,9 +180,11 @@ class LoggedPhase:
         entries: Entries,
         record: Recorder,
         what: str = "evolution",
+        calls: CallsAhead | None = None,
     ) -> None:
         self._log, self._entries, self._record, self._what = log, entries, record, what
         self._roll_out, self._next_sampling, self._llm = roll_out, next_sampling, llm
+        self._calls = calls or CallsAhead(llm, entries)
         self._live_calls = 0
         self.optional = bool(getattr(llm, "optional", False))
         self.origin = str(getattr(llm, "origin", ""))
@@ -200,9 +200,9 @@ class LoggedPhase:
         if row is not None:
             pairs = zip(assignments, row["trajectories"], strict=True)
             return [trajectory_from(fields, assignment) for assignment, fields in pairs]
-        before = self._entries.last_entry()
-        trajectories = self._roll_out(assignments, purpose, sampling)
-        self._note(key, before, trajectories=[trajectory_fields(t) for t in trajectories])
+        with self._entries.booking() as rows:
+            trajectories = self._roll_out(assignments, purpose, sampling)
+        self._note(key, rows, trajectories=[trajectory_fields(t) for t in trajectories])
         return trajectories
 
     def complete(self, prompt: str) -> Completion:
@@ -218,18 +218,25 @@ class LoggedPhase:
             self._record("notice", text=completion.notice)
         return completion
 
+    def ahead(self, prompts: Sequence[str]) -> None:
+        """Begin calls whose answers will be due in this phase; none whose answers may be recorded."""
+        if not self._log.recalling:
+            self._calls.begin(prompts)
+
     def _asked(self, key: str, prompt: str) -> Row:
         """Ask the LLM; return its answer as the log has it."""
-        before = self._entries.last_entry()
         self._live_calls += 1
         report("llm", self._live_calls - 1, self._live_calls)  # how many there will be is unknown
-        try:
-            answer: Row = {"completion": asdict(self._llm.complete(prompt))}
-        except LLMError as error:
-            answer = {"error": str(error)}
+        taken = self._calls.take(prompt)
+        if isinstance(taken.completion, Completion):
+            answer: Row = {"completion": asdict(taken.completion)}
+        elif isinstance(taken.completion, LLMError):
+            answer = {"error": str(taken.completion)}
+        else:
+            raise taken.completion
         if (state := llm_state(self._llm)) is not None:
             answer["llm"] = state
-        self._note(key, before, **answer)
+        self._note(key, taken.rows, **answer)
         return answer
 
     def close(self) -> None:
@@ -240,7 +247,7 @@ class LoggedPhase:
         recalling = self._log.recalling
         row = self._log.recall(key)
         if row is not None:
-            self._entries.adopt(*row["entries"])
+            self._entries.adopt(row["entries"])
         elif recalling and (self._log.recalled or self._log.dropped):
             rest = "; the rest fits other questions and is dropped" if self._log.dropped else ""
             recalled = f"{self._log.recalled} answers of the {self._what}"
@@ -248,8 +255,8 @@ class LoggedPhase:
             self._record("notice", text=text + rest)
         return row
 
-    def _note(self, key: str, before: int, **answer: object) -> None:
-        self._log.note({"key": key, "entries": [before, self._entries.last_entry()], **answer})
+    def _note(self, key: str, rows: Sequence[int], **answer: object) -> None:
+        self._log.note({"key": key, "entries": rows, **answer})
 
 
 def llm_state(llm: LLM) -> State | None:

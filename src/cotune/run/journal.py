@@ -132,6 +132,8 @@ class RunJournal:
             shown.append(f"best weight {values.get('inspo/best_weight', 0):.2f}")
         if "hinted_share" in values:
             shown.append(f"under hints {values['hinted_share']:.0%}")
+        if (waited := values.get("llm/waited_seconds", 0)) >= 1:
+            shown.append(f"waited {waited:.0f} s for the LLM")
         total = int(values.get("total_steps", self._total))
         if left := self._time_left.after(step, total):
             shown.append(left)

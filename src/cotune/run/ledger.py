@@ -9,7 +9,7 @@ committed rows; money is the sum of all rows, since a resume does not refund any
 import math
 import sqlite3
 import threading
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from os import PathLike
@@ -124,6 +124,7 @@ class Ledger:
         self._lock = threading.RLock()
         self.attempt = 0
         self.step = 0
+        self._of_thread = threading.local()  # what `booking` has set there
         try:
             # Autocommit; several statements that belong together get an explicit transaction.
             self._db = sqlite3.connect(
@@ -186,6 +187,20 @@ class Ledger:
             raise ValueError(f"step is {step}, expected >= 0")
         self.step = step
 
+    @contextmanager
+    def booking(self, step: int | None = None) -> Generator[list[int]]:
+        """Yield a list that gets the number of every row that this thread writes within the block.
+
+        Args:
+            step: the step that they are written under; None is the ledger's at that time.
+        """
+        rows: list[int] = []
+        self._of_thread.booked = rows, step
+        try:
+            yield rows
+        finally:
+            del self._of_thread.booked
+
     def add_rollouts(
         self, purpose: Purpose, rollouts: int, generated_tokens: int, seconds: float = 0.0
     ) -> None:
@@ -194,10 +209,8 @@ class Ledger:
             raise ValueError(f"purpose is {purpose!r}, expected one of {', '.join(PURPOSES)}")
         _check(rollouts=rollouts, generated_tokens=generated_tokens, seconds=seconds)
         with self._lock:
-            self._db.execute(
-                "INSERT INTO entries (attempt, step, kind, rollouts, generated_tokens, seconds)"
-                " VALUES (?, ?, ?, ?, ?, ?)",
-                (self._begun(), self.step, purpose, rollouts, generated_tokens, seconds),
+            self._insert(
+                kind=purpose, rollouts=rollouts, generated_tokens=generated_tokens, seconds=seconds
             )
 
     def reserve(self, worst_case: float, limit: float | None, model: str = "") -> int:
@@ -221,12 +234,18 @@ class Ledger:
                     f"reserved that exceeds the budget of {limit:.6g}: raise llm.budget or lower "
                     "llm.max_tokens"
                 )
-            cursor = self._db.execute(
-                "INSERT INTO entries (attempt, step, kind, model, state, money)"
-                " VALUES (?, ?, ?, ?, 'open', ?)",
-                (self._begun(), self.step, LLM_CALL, model, worst_case),
-            )
+            return self._insert(kind=LLM_CALL, model=model, state="open", money=worst_case)
+
+    def _insert(self, **values: str | float) -> int:
+        """Write a row under this attempt and the step of `booking`; return its number."""
+        rows, step = getattr(self._of_thread, "booked", ([], None))
+        row = {"attempt": self._begun(), "step": self.step if step is None else step, **values}
+        cursor = self._db.execute(
+            f"INSERT INTO entries ({', '.join(row)}) VALUES ({', '.join('?' * len(row))})",
+            tuple(row.values()),
+        )
         assert cursor.lastrowid is not None  # an INSERT sets it
+        rows.append(cursor.lastrowid)
         return cursor.lastrowid
 
     def settle(
@@ -274,20 +293,15 @@ class Ledger:
                  row.estimated, row.money, row.error, row.seconds),
             )  # fmt: skip
 
-    def last_entry(self) -> int:
-        """Return the number of the latest row; 0 in an empty ledger."""
-        with self._lock:
-            return int(self._one("SELECT COALESCE(MAX(id), 0) FROM entries")[0])
-
-    def adopt(self, after: int, last: int) -> None:
-        """Move this step's rows with numbers in (after, last] into this attempt.
+    def adopt(self, rows: Sequence[int]) -> None:
+        """Move this step's rows with these numbers into this attempt.
 
         Their results are used again, so they are committed again, once.
         """
         with self._lock:
-            self._db.execute(
-                "UPDATE entries SET attempt = ? WHERE id > ? AND id <= ? AND step = ?",
-                (self._begun(), after, last, self.step),
+            self._db.executemany(
+                "UPDATE entries SET attempt = ? WHERE id = ? AND step = ?",
+                [(self._begun(), row, self.step) for row in rows],
             )
 
     def totals(self) -> Totals:

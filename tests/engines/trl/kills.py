@@ -11,6 +11,7 @@ import yaml
 from cotune.run.ledger import Ledger
 from cotune.run.run_dir import RunDir
 from tests.forked import run_module
+from tests.helpers import WAITING
 from tests.policy.tiny import small_policy
 
 KILLED_RUN = "tests.engines.trl.killed_run"
@@ -53,7 +54,7 @@ RUN: dict[str, Any] = {
     "evaluation": {"every": 4, "before": True},
 }
 
-OF_ONE_ATTEMPT = {"time", "attempt", "step_time"}
+OF_ONE_ATTEMPT = {"time", "attempt", "step_time", *WAITING}
 """Fields that say when something was, or in which attempt."""
 ABOUT_THE_ATTEMPT = {"run_started", "resumed", "saved", "cut_back", "notice", "run_finished"}
 """Events about attempts, not about what was learnt."""

@@ -16,6 +16,7 @@ from cotune.run.ledger import Ledger
 from cotune.types import Completion, Trajectory
 from cotune.worlds.rules_llm import is_gepa_prompt
 from tests.engines.trl.setup import Remembered, config
+from tests.helpers import WAITING
 from tests.policy.tiny import Letters, tiny_model, tiny_tokenizer
 
 LIMITS = cotune.Limits(
@@ -151,7 +152,7 @@ def begin(
     return LibraryTraining(joint, trainer, args)
 
 
-TIMES = {"time", "attempt", "step_time"}
+TIMES = {"time", "attempt", "step_time", *WAITING}
 
 
 def figures(training: LibraryTraining) -> list[dict[str, Any]]:

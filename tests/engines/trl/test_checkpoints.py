@@ -25,9 +25,10 @@ from cotune.run.manifest import MANIFEST, hashes
 from cotune.run.run_dir import RunDir
 from cotune.types import Progress
 from tests.engines.trl.setup import Counting, Run, start
+from tests.helpers import WAITING
 
 SAVING = {"save_strategy": "steps", "save_steps": 1, "save_total_limit": 2}
-TIME_LIKE = {"step_time", "time", "attempt"}
+TIME_LIKE = {"step_time", "time", "attempt", *WAITING}
 
 
 def whole_pair(folder: Path, step: int) -> Path:

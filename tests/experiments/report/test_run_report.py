@@ -394,6 +394,25 @@ def test_results_and_costs_hold_the_numbers(evolved: RunDir) -> None:
     assert rows["Time"] == "5 min 22 s"
 
 
+def test_the_wait_for_the_llm_is_summed_over_steps(tmp_path: Path) -> None:
+    run = RunDir.create(tmp_path / "run", {})
+    waits = {1: (90.0, 0.0), 2: None, 3: (0.25, 40.0)}
+    for step, wait in waits.items():
+        metrics = {"reward": 0.5}
+        if wait is not None:
+            metrics |= {"llm/waited_seconds": wait[0], "llm/hidden_seconds": wait[1]}
+        for _ in range(2):  # mini-batches repeat the batch's
+            run.metrics(step, metrics)
+    rows = {what: value for _, what, value in costs(read_run(run.path))}
+    assert rows["waited for"] == "1 min 30 s"
+    assert rows["under way during other work"] == "40 s"
+    unasked = RunDir.create(tmp_path / "unasked", {})
+    unasked.metrics(1, {"reward": 0.5})
+    assert not {"waited for", "under way during other work"} & {
+        what for _, what, _ in costs(read_run(unasked.path))
+    }
+
+
 def test_formats() -> None:
     assert (percent(0.1234), percent(None)) == ("12.3\u202f%", "–")
     assert (points(0.105), points(-0.02)) == ("+10.5", "−2.0")

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, cast
 
@@ -117,12 +118,12 @@ class LibraryRun:
         if self._ledger is not None:
             self._ledger.add_rollouts(purpose, rollouts, generated_tokens, seconds)
 
-    def last_entry(self) -> int:
-        return 0 if self._ledger is None else self._ledger.last_entry()
+    def booking(self, step: int | None = None) -> AbstractContextManager[list[int]]:
+        return nullcontext([]) if self._ledger is None else self._ledger.booking(step)
 
-    def adopt(self, after: int, last: int) -> None:
+    def adopt(self, rows: Sequence[int]) -> None:
         if self._ledger is not None:
-            self._ledger.adopt(after, last)
+            self._ledger.adopt(rows)
 
     # ---- LLM account
 
@@ -265,6 +266,7 @@ class _LibraryCallback(TrainerCallback):
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         coordinator = self._joint.coordinator
         if coordinator.comm.rank == 0:
+            coordinator.finish_calls()
             strategy = coordinator.strategy
             self._run.finish(
                 self._joint.batches,

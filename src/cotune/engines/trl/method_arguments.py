@@ -56,6 +56,7 @@ class InspoArguments(TrainerArguments, total=False):
     verify: bool
     failures_per_reflection: int
     candidates: int
+    proposals_at_once: int
     proposer: Literal["reflection", "paraphrase", "history", "crossover"]
     groups: Literal["own", "mixed", "population"]
     target: Literal["sampled", "initial", "best"]

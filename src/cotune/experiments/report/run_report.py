@@ -178,11 +178,19 @@ def costs(run: RecordedRun) -> list[tuple[str, str, str]]:
         ("", "Rollouts of evaluations, not counted above", count(by_purpose.get("evaluate"))),
         ("", "Generated tokens", count(run.result.get("generated_tokens"))),
         ("", "LLM calls", count(run.result.get("llm_calls"))),
+        ("part", "waited for", _sum_of_steps(run, "llm/waited_seconds")),
+        ("part", "under way during other work", _sum_of_steps(run, "llm/hidden_seconds")),
         ("", "Phases without a useful proposal", count(run.result.get("failed_phases") or None)),
         ("", "Money", money(run.result.get("money"))),
         ("", "Time", duration(run.result.get("seconds"))),
     ]
     return [row for row in rows if row[2] != NONE]
+
+
+def _sum_of_steps(run: RecordedRun, key: str) -> str:
+    """Return the sum over steps of a metric in seconds."""
+    found = [value for _, value in run.values(key)]
+    return duration(sum(found)) if found else NONE
 
 
 def _shipped(run: RecordedRun) -> Row | None:

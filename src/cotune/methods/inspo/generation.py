@@ -1,8 +1,9 @@
 """The generate-and-verify loop that writes new instructions (INSPO, Algorithm 1, lines 18-22)."""
 
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING
 
@@ -18,7 +19,7 @@ from cotune.methods.inspo.proposers import (
 from cotune.methods.inspo.replay import Experience, ReplayBuffer
 from cotune.methods.inspo.verification import Candidate, Race, accept, verify
 from cotune.methods.instruction_rules import InstructionRules
-from cotune.methods.llm_health import reads_prompts
+from cotune.methods.llm_health import ask_ahead, reads_prompts
 from cotune.protocols import LLM, Recorder, Rollout, State
 from cotune.types import Instruction, Task
 
@@ -57,6 +58,9 @@ class _Request:
     prompt: str
     provenance: tuple[str, ...]
     tasks: tuple[Task, ...] = ()
+
+
+_Drawn = tuple[_Request | None, Instruction, random.Random]
 
 
 class Generator:
@@ -121,12 +125,10 @@ class Generator:
         tried = [parent.text for parent in parents]
         source = getattr(llm, "origin", "") or origin or proposer
         rounds = proposed = verified = paid = saved = 0
+        verifies, reads = rollout is not None, reads_prompts(llm)
+        draw = partial(self._draw, parents, proposer, step, history, verifies and reads)
         while len(accepted) < wanted and rounds < self._options.verification_rounds:
-            rng = random.Random(f"inspo/{self._seed}/generate/{step}/{rounds}")
-            parent = rng.choice(parents)
-            verifies = rollout is not None
-            reads = reads_prompts(llm)
-            request = self._request(proposer, parent, history, rounds + 1, rng, verifies and reads)
+            request, parent, rng = draw(rounds)
             if request is not None and not reads:
                 request = replace(request, provenance=parent.shown)
             shown = request.provenance if request else parent.shown
@@ -136,6 +138,7 @@ class Generator:
             if request is None or wanting:
                 record("notice", text=f"{wanting} before step {step}")
                 break
+            ask_ahead(llm, self._prompts(draw, rounds))
             rounds += 1
             proposal = self._proposals.ask(request.prompt, llm, record, self._options.candidates)
             if proposal is None:
@@ -160,6 +163,50 @@ class Generator:
         if rounds:
             self._proposals.end_phase(llm, record, last)
         return Generation(tuple(accepted), rounds, proposed, verified, saved)
+
+    def requests(
+        self,
+        parents: Sequence[Instruction],
+        proposer: ProposerKind,
+        *,
+        step: int,
+        history: Sequence[tuple[Instruction, float]] = (),
+        affordable: int | None = None,
+    ) -> list[str]:
+        """Return the prompts that a phase before `step` will begin with; see `generate`."""
+        verifies = self._options.verify
+        draw = partial(self._draw, parents, proposer, step, history, verifies)
+        request, _, rng = draw(0)
+        shown = request.provenance if request else ()
+        tasks = self._replay.recent_tasks(self._options.verification_tasks, rng, shown)
+        if self._wanting(request, tasks if verifies else None, affordable):
+            return []
+        return self._prompts(draw, 0)
+
+    def _prompts(self, draw: Callable[[int], _Drawn], first: int) -> list[str]:
+        """Return the prompts of the rounds that are asked about together, from the round `first` on."""
+        last = min(first + self._options.proposals_at_once, self._options.verification_rounds)
+        return [request.prompt for n in range(first, last) if (request := draw(n)[0]) is not None]
+
+    def _draw(
+        self,
+        parents: Sequence[Instruction],
+        proposer: ProposerKind,
+        step: int,
+        history: Sequence[tuple[Instruction, float]],
+        sparing: bool,
+        number: int,
+    ) -> _Drawn:
+        """Return a round's request, the parent drawn for it, and the generator of its further draws.
+
+        They do not depend on earlier rounds, so several rounds can be asked about together.
+
+        Args:
+            number: of the round, from 0.
+        """
+        rng = random.Random(f"inspo/{self._seed}/generate/{step}/{number}")
+        parent = rng.choice(parents)
+        return self._request(proposer, parent, history, number + 1, rng, sparing), parent, rng
 
     def _wanting(
         self, request: _Request | None, verified_on: Sequence[Task] | None, left: int | None

@@ -60,6 +60,8 @@ class InspoOptions:
         verify: False lets candidates that meet the contract join without any rollout.
         failures_per_reflection: failed rollouts shown to the reflection proposer.
         candidates: instructions requested per proposal.
+        proposals_at_once: rounds of a phase that the LLM is asked about together, if it takes several
+            calls at a time. What a run does is the same; a reply that turns out not to be needed is paid for.
         proposer: who writes candidates at an evolution, from failures ("reflection", the paper's), the
             parent alone, the best instructions with their scores ("history"), or the parent and
             another one with their scores ("crossover", E-SPL's).
@@ -97,6 +99,7 @@ class InspoOptions:
     verify: bool = True
     failures_per_reflection: int = 4
     candidates: int = 6
+    proposals_at_once: int = 2
     proposer: ProposerKind = "reflection"
     groups: Groups = "own"
     target: Target = "sampled"
@@ -114,6 +117,7 @@ class InspoOptions:
             "verification_block",
             "verification_rounds",
             "failures_per_reflection",
+            "proposals_at_once",
             "buffer_size",
         )
         least |= dict.fromkeys((*ones, "max_instruction_chars"), 1)
@@ -270,6 +274,20 @@ class Inspo(Unhinted):
         size = len(self.population)
         record("evolution", parents=[p.id for p in parents], population=size, **count)
         return {f"inspo/evolution_{name}": float(value) for name, value in count.items()}
+
+    def requests(self, progress: Progress) -> list[str]:
+        """Return the prompts that the evolution at the end of this step begins with, after `observe`."""
+        step, left, options = progress.step, progress.rollouts_left, self.options
+        due = _due(step, options.evolve_every, options.evolve_until)
+        if not due or step >= progress.total_steps:
+            return []
+        return self._generator.requests(
+            [parent.instruction for parent in self.population.top(options.parents)],
+            options.proposer,
+            step=step + 1,
+            history=self._history(),
+            affordable=None if left is None else left - 2 * self._batch,
+        )
 
     def _history(self) -> list[tuple[Instruction, float]]:
         """Return the best instructions so far with their last observed scores, worst first."""

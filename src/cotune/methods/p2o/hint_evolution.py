@@ -268,7 +268,7 @@ def reflect_once(phase: HintSearch) -> HintPool:
         done = judge.evaluate([("", next(minibatches)) for _ in range(wanted)])
         solved_at = phase.reflector.view.solved_at
         open_ones = [ts for ts in done if any(t.reward < solved_at for t in ts)]
-        new = [phase.reflector.propose("", ts) for ts in open_ones]
+        new = phase.reflector.propose([("", ts) for ts in open_ones])
         valid = [hint for hint in new if hint is not None]
         barren = 0 if valid else barren + 1
         hints += valid

@@ -1,7 +1,7 @@
 """P²O: joint policy and prompt optimisation (arXiv 2603.21877), Algorithm 1."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal
 
@@ -254,6 +254,11 @@ class P2O:
         self._batch = len(trajectories)
         self._hard.observe(self._judged(trajectories))
         return metrics
+
+    def requests(self, progress: Progress) -> Sequence[str]:
+        """Return the base's; those for hints are made of rollouts of the phase itself."""
+        requests: Callable[[Progress], Sequence[str]] | None = getattr(self.base, "requests", None)
+        return () if requests is None else requests(progress)
 
     def _judged(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
         """Return the rollouts that decide whether a question is hard."""
