@@ -17,10 +17,10 @@ from typing import Any, Protocol
 
 from cotune.types import (
     Action,
+    AnyDistillation,
     Assignment,
     Calls,
     Completion,
-    Distillation,
     Metrics,
     Progress,
     Prompt,
@@ -88,11 +88,14 @@ class Strategy(Protocol):
     `hint_standings()`. With an attribute `checks_uplift` that is true, policies are also scored on
     validation under the initial instruction, and that is kept in place of `best_prompt()` unless
     `best_prompt()` scores higher.
+
+    With a method `retry(trajectories, group_size, progress, rollout)` it may roll groups out once more
+    after `observe`; it returns the batch to train on, of the same size, and metrics.
     """
 
     @property
-    def distillation(self) -> Distillation:
-        """Return the options for rollouts whose sampled and trained prompts differ."""
+    def distillation(self) -> AnyDistillation:
+        """Return how rollouts under one prompt teach the policy under another."""
         ...
 
     def evolve_if_due(
