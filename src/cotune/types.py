@@ -12,7 +12,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, cast
 
 # ---- questions and prompts
 
@@ -267,7 +267,9 @@ class _ByKind:
         from pydantic_core import core_schema
 
         def with_kind(value: Any) -> Any:
-            return {"kind": "substitution", **value} if isinstance(value, Mapping) else value
+            if not isinstance(value, Mapping):
+                return value
+            return {"kind": "substitution", **cast("Mapping[str, Any]", value)}
 
         union = handler.generate_schema(Annotated[source, Field(discriminator="kind")])
         return core_schema.no_info_before_validator_function(with_kind, union)

@@ -253,9 +253,15 @@ def test_groups_are_replaced_for_the_static_strategy_alone(method: str) -> None:
 
 WRONG_DISTILLATION = [
     ({"kind": "klx"}, ".kind: 'klx' is unknown; expected one of 'substitution', 'kl', 'filtered'"),
-    ({"kind": "kl", "ratio": "masked"}, ".ratio: is no field of strategy.distillation.kind kl, but"),
+    (
+        {"kind": "kl", "ratio": "masked"},
+        ".ratio: is no field of strategy.distillation.kind kl, but",
+    ),
     ({"weight": 1.0}, ".weight: is no field of strategy.distillation.kind substitution, but"),
-    ({"kind": "kl", "wieght": 1}, ".wieght: unknown field (did you mean strategy.distillation.weight"),
+    (
+        {"kind": "kl", "wieght": 1},
+        ".wieght: unknown field (did you mean strategy.distillation.weight",
+    ),
     ({"kind": "kl", "weight": -1}, ".weight is -1.0; expected more than 0"),
     ({"kind": "filtered", "tokens": 3}, ".tokens: expected 'sampled' or 'top_k'; got 3"),
     ({"ratio": "x"}, ".ratio: expected 'original', 'hint', 'masked',"),

@@ -95,9 +95,9 @@ def _split(loc: tuple[int | str, ...], known: list[Path]) -> tuple[Path, str]:
     """Return the path of a problem, and the innermost section with a kind as "SECTION.kind KIND"."""
     path, kind_of, kinded = Path(), "", None
     for part in (str(part) for part in loc if part != "[key]"):
-        inserted = (*path, "kind") in known and kinded != path
-        # A section may have a field "kind" that selects nothing: what comes next is then a field.
-        if inserted and (len(path) == 1 or (*path, part) not in known):
+        kinds = known.count((*path, "kind")) if kinded != path else 0
+        # Below the first level a field "kind" may select nothing: what comes next is then a field.
+        if kinds and (len(path) == 1 or (kinds > 1 and (*path, part) not in known)):
             kind_of, kinded = f"{'.'.join(path)}.kind {part}", path
         else:
             path = (*path, part)

@@ -191,8 +191,11 @@ def test_a_hint_is_read_by_the_teacher_alone(tmp_path: Path) -> None:
 
 def test_without_a_teachers_rollouts_it_is_grpo(tmp_path: Path) -> None:
     class Untaught(Taught):
-        def assign(self, *given: Any) -> list[Assignment]:
-            return [replace(a, teacher=None) for a in super().assign(*given)]
+        def assign(
+            self, tasks: Sequence[Task], group_size: int, progress: Progress
+        ) -> list[Assignment]:
+            found = super().assign(tasks, group_size, progress)
+            return [replace(a, teacher=None) for a in found]
 
     spy = Spy()
     spy.run = prepared(tmp_path, KLDistillation(**KL))

@@ -60,7 +60,7 @@ class InspoArguments(TrainerArguments, total=False):
     groups: Literal["own", "mixed", "population"]
     target: Literal["sampled", "initial", "best"]
     credit: Literal["raw", "centred", "uplift", "pairwise"]
-    distillation: Distillation
+    distillation: Distillation | KLDistillation | FilteredDistillation
     new_weight: Literal["parent+delta", "zero"]
     failure_below: float
     buffer_size: int
@@ -94,7 +94,7 @@ class FstArguments(TrainerArguments, total=False):
     minibatch: int
     beam: int
     target: Literal["sampled", "initial", "best"]
-    distillation: Distillation
+    distillation: Distillation | KLDistillation | FilteredDistillation
     show_answers: bool
     solved_at: float
     reflection_tokens: int

@@ -182,11 +182,14 @@ def batch_weights(
         statistics: collects the ratios.
     """
     weights = np.zeros(trained_logprobs.shape)
-    substitutes = isinstance(settings, Distillation) and compares_contexts(settings)
     for row, trajectory in enumerate(trajectories):
         own = np.flatnonzero(trajectory.mask)
         weights[row, own] = 1.0
-        if substitutes and is_distilled(trajectory):
+        if (
+            isinstance(settings, Distillation)
+            and compares_contexts(settings)
+            and is_distilled(trajectory)
+        ):
             sampled = np.array(trajectory.logprobs)[own]
             ratios = context_ratios(trained_logprobs[row, own], sampled)
             weights[row, own] = token_weights(ratios, settings, float(advantages[row]))

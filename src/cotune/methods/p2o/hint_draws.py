@@ -15,7 +15,10 @@ from cotune.types import Task
 Given = Literal["own", "other", "random", "none"]
 FixedHints = Mapping[str, Sequence[str]]
 """Hints by the stratum of the questions they are for; "" is for all other strata."""
-_WORDS = ["lorem", "ipsum", "dolor", "sit", "amet", "consectetur", "adipiscing", "elit", "sed", "do", "eiusmod", "tempor", "incididunt", "ut", "labore", "et", "dolore", "magna", "aliqua", "enim", "ad", "minim", "veniam", "quis", "nostrud", "exercitation", "ullamco", "laboris"]
+_WORDS = (
+    "lorem", "ipsum", "dolor", "sit", "amet", "consectetur", "adipiscing", "elit", "sed", "do",
+    "eiusmod", "tempor", "incididunt", "ut", "labore", "et", "dolore", "magna", "aliqua", "enim",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
