@@ -218,8 +218,8 @@ class TeacherOptions:
 class KLDistillation(TeacherOptions):
     """GRPO on rollouts under x, and a gated KL(p_t ‖ q_t) at each of their tokens.
 
-    KL, teacher and tokens are those of OPCD (arXiv 2602.12275), which has no GRPO; the gate, its slope
-    and the weight those of SDAR (arXiv 2605.15155).
+    The KL is that of OPCD (arXiv 2602.12275), which has no GRPO; the gate is that of SDAR
+    (arXiv 2605.15155), its slope and the weight those of public implementations.
 
     Attributes:
         weight: λ, the factor of the KL. OPCD, which has no other loss, would have 1.

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 # of rows (the loss is then scaled back), or a fixed count.
 _BY_ROWS = ("grpo", "dr_grpo")
 _BY_FIXED_COUNT = ("dapo", "cispo")
+_FED = ("prompt_mask", "completion_mask")
 # Callbacks receive an event when a trainer is ready, but not its class.
 _IN_THE_MAKING: ContextVar["JointTrainer | None"] = ContextVar("in_the_making", default=None)
 
@@ -211,8 +212,8 @@ class JointTrainer(GRPOTrainer):
         settings = cast(TeacherDistillation, joint.coordinator.strategy.distillation)
         total = len(inputs["advantages"])
         rows = inputs["teacher_prompt_mask"].any(1).nonzero()[:, 0]
-        self._metrics["train"]["distil/share"].append(len(rows) / total)
         if not len(rows):
+            self._log_teacher([0.0, total, 0.0, 0.0, 0.0, 0.0, 0.0], joint)
             return 0.0
         taught = with_rows(inputs, rows)
         prompts = {name: taught[f"teacher_{name}"] for name in ("prompt_ids", "prompt_mask")}
@@ -224,14 +225,25 @@ class JointTrainer(GRPOTrainer):
             ours = completion_logits(self.accelerator.unwrap_model(model), plain, self.temperature)
         own = plain["completion_mask"] * plain.get("tool_mask", 1)
         found = token_losses(ours, theirs, plain["completion_ids"], settings)
-        tokens = read["prompt_mask"].sum() + plain["prompt_mask"].sum()
-        tokens = tokens + 2 * plain["completion_mask"].sum()
-        for name, values in (("loss", found.losses), ("gap", found.gaps), ("gate", found.gates)):
-            mean = (values.detach() * own).sum() / own.sum().clamp(min=1)
-            self._metrics["train"][f"distil/{name}"].append(mean.item())
-        self._metrics["train"]["distil/tokens"].append(float(tokens))
+        fed = [batch[name].sum() for batch in (read, plain) for name in _FED]
+        means = (found.losses.detach(), found.gaps, found.gates)
+        sums = [(values * own).sum() for values in means]
+        self._log_teacher(
+            [len(rows), total, float(sum(fed)), *map(float, (own.sum(), *sums))], joint
+        )
         share = len(rows) / total / self.current_gradient_accumulation_steps
         return settings.weight * share * mean_over_rollouts(found.losses, own)
+
+    def _log_teacher(self, counts: list[float], joint: "TRLJoint") -> None:
+        """Log the counts of all ranks: rows taught, rows, tokens fed, own tokens, and sums over these."""
+        everyone = zip(*joint.coordinator.comm.gather(counts), strict=True)
+        rows, total, fed, own, *sums = map(sum, everyone)
+        metrics = {"share": rows / total}
+        if rows:
+            means = [value / max(1, own) for value in sums]
+            metrics |= {"tokens": fed, **dict(zip(("loss", "gap", "gate"), means, strict=True))}
+        for name, value in metrics.items():
+            self._metrics["train"][f"distil/{name}"].append(value)
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         if self.teacher is not None and self.args.should_save:
