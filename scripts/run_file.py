@@ -215,8 +215,9 @@ def _classes(annotation: Any) -> Iterator[type]:
 def kind_of(section: type) -> str:
     """Return the value of `kind` that selects a section, or "" if it has none."""
     for field in fields_of(section):
-        if field.name == "kind" and field.default is not None:
-            return field.default
+        if field.name == "kind":
+            # A kind without a default has to be named, and is the only one of its class.
+            return field.default or str(get_args(field.annotation)[0])
     return ""
 
 

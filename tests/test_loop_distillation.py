@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 import torch
 
-from cotune.loop import completion_logprobs, policy_loss
+from cotune.loop import completion_logprobs, policy_loss, teacher_loss
 from cotune.policy.codec import HFCodec
 from cotune.policy.sampling import CachedSampler, GenerateSampler
 from cotune.rollout.episode import new_episodes, run_episodes
 from cotune.types import (
     Assignment,
     Distillation,
+    KLDistillation,
     Limits,
     Prompt,
     Sampling,
@@ -161,3 +162,21 @@ def test_logprobs_of_sampling_are_those_of_a_forward_pass_under_the_hint(
     torch.testing.assert_close(sampled * mask, under_hint * mask, atol=1e-4, rtol=0)
     without, _ = completion_logprobs(model, batch, temperature or 1.0)
     assert ((sampled - without) * mask).abs().max() > 0.1
+
+
+@pytest.mark.parametrize("temperature", [1.0, 2.0])
+def test_a_teacher_reads_the_rollout_under_its_own_prompt(temperature: float) -> None:
+    """Prompt 5 is the teacher's of the first rollout; the second has none, and counts as 0."""
+    model: Any = TableModel({key: chances for key, chances in CHANCES.items() if key != 4})
+    with torch.no_grad():
+        model.logit *= temperature
+    batch = [replace(BATCH[0], teacher_prompt_ids=(5,)), replace(BATCH[0], prompt_ids=(5,))]
+    settings = KLDistillation(kind="kl", weight=3.0, gate_slope=1.0)
+    loss = teacher_loss(model, model, batch, settings, temperature)
+    # p / q is ½ at both tokens, so that the gate is ⅔.
+    assert loss.item() == pytest.approx(3 / 2 * -2 / 3 * math.log(2), abs=1e-6)
+    loss.backward()
+    each = 3 / 2 * -2 / 3 * math.log(2) / 2 / temperature
+    torch.testing.assert_close(model.logit.grad[0], torch.tensor([each * 0.9, each * 0.6]))
+    assert model.logit.grad[1].tolist() == [0.0, 0.0]
+    assert teacher_loss(model, model, batch[1:], settings).item() == 0

@@ -11,8 +11,14 @@ import torch
 from transformers import PreTrainedModel
 
 from cotune.methods.p2o.context_distillation import batch_weights, old_logprobs
+from cotune.methods.teacher_kl import (
+    TeacherDistillation,
+    has_teacher,
+    mean_over_rollouts,
+    token_losses,
+)
 from cotune.rollout.coordinator import Coordinator
-from cotune.types import Distillation, Progress, Task, Trajectory
+from cotune.types import AnyDistillation, Distillation, Progress, Task, Trajectory
 
 
 @dataclass(frozen=True)
@@ -69,11 +75,16 @@ def train(
         trajectories, resampled = coordinator.resample(trajectories, group_size, progress)
         # 4. The strategy credits its prompts with the rewards.
         metrics |= resampled | coordinator.observe(trajectories, group_size, progress)
-        # 5. GRPO updates the weights.
+        # 5. Groups that all failed may be rolled out once more, under hints.
+        trajectories, retried = coordinator.retry(trajectories, group_size, progress)
+        metrics |= retried
+        # 6. GRPO updates the weights, and a teacher if there is one.
         distillation = coordinator.strategy.distillation
         loss = policy_loss(
             model, trajectories, group_size, settings.clip, temperature, distillation
         )
+        if not isinstance(distillation, Distillation):
+            loss = loss + teacher_loss(model, model, trajectories, distillation, temperature)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), settings.max_grad_norm)
         optimizer.step()
@@ -88,7 +99,7 @@ def policy_loss(
     group_size: int,
     clip: float,
     temperature: float = 1.0,
-    distillation: Distillation | None = None,
+    distillation: AnyDistillation | None = None,
 ) -> torch.Tensor:
     """Return GRPO's loss of a batch that has not been updated on yet.
 
@@ -115,6 +126,37 @@ def policy_loss(
     old = torch.from_numpy(old_logprobs(trajectories, before, distillation))
     by_token = (advantages[:, None] * torch.from_numpy(weights)).to(logprobs)
     return grpo_loss(logprobs, old.to(logprobs), by_token, mask, clip)
+
+
+def teacher_loss(
+    model: PreTrainedModel,
+    teacher: PreTrainedModel,
+    trajectories: Sequence[Trajectory],
+    distillation: TeacherDistillation,
+    temperature: float = 1.0,
+) -> torch.Tensor:
+    """Return λ times the distillation loss of a batch: the mean over rollouts of token means.
+
+    Rollouts without a teacher count as 0.
+
+    Args:
+        model: the policy.
+        teacher: the same, its average or its first weights; reads rollouts under the teacher's prompt.
+        trajectories: (B,).
+        distillation: λ, gate and tokens.
+        temperature: softmax temperature at which the rollouts were sampled.
+    """
+    taught = [t for t in trajectories if has_teacher(t)]
+    if not taught:
+        return torch.zeros(())
+    logits, ids, mask = completion_logits(model, [(t.prompt_ids, t) for t in taught], temperature)
+    with torch.no_grad():
+        theirs, _, _ = completion_logits(
+            teacher, [(t.teacher_prompt_ids, t) for t in taught], temperature
+        )
+    losses = token_losses(logits, theirs, ids, distillation).losses
+    share = len(taught) / len(trajectories)
+    return distillation.weight * share * mean_over_rollouts(losses, mask)
 
 
 def group_advantages(rewards: torch.Tensor, group_size: int) -> torch.Tensor:
@@ -170,13 +212,37 @@ def completion_logprobs(
     Returns:
         logprobs and mask, both (B, C), padded on the right with 0.
     """
-    rows = [(t.prompt_ids, t.completion_ids) for t in trajectories]
-    width_p = max(len(p) for p, _ in rows)
-    width_c = max(len(c) for _, c in rows)
-    ids = torch.zeros(len(rows), width_p + width_c, dtype=torch.long)
+    logits, ids, mask = completion_logits(
+        model, [(t.prompt_ids, t) for t in trajectories], temperature
+    )
+    chosen = torch.log_softmax(logits, -1).gather(-1, ids[..., None])[..., 0]
+    written = torch.zeros_like(mask)
+    for row, trajectory in enumerate(trajectories):
+        written[row, : len(trajectory.completion_ids)] = 1
+    return chosen * written, mask
+
+
+def completion_logits(
+    model: PreTrainedModel,
+    rollouts: Sequence[tuple[Sequence[int], Trajectory]],
+    temperature: float = 1.0,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return a model's logits at every completion token, the tokens, and the loss mask.
+
+    Args:
+        rollouts: each with the prompt that the model reads before its completion.
+
+    Returns:
+        logits divided by the temperature, (B, C, V); tokens and mask, (B, C), padded on the right
+        with 0.
+    """
+    width_p = max(len(prompt) for prompt, _ in rollouts)
+    width_c = max(len(t.completion_ids) for _, t in rollouts)
+    ids = torch.zeros(len(rollouts), width_p + width_c, dtype=torch.long)
     attention = torch.zeros_like(ids)
-    mask = torch.zeros(len(rows), width_c)
-    for i, ((prompt, completion), trajectory) in enumerate(zip(rows, trajectories, strict=True)):
+    mask = torch.zeros(len(rollouts), width_c)
+    for i, (prompt, trajectory) in enumerate(rollouts):
+        completion = trajectory.completion_ids
         start = width_p - len(prompt)
         ids[i, start : width_p + len(completion)] = torch.tensor([*prompt, *completion])
         attention[i, start : width_p + len(completion)] = 1
@@ -188,6 +254,5 @@ def completion_logprobs(
         position_ids=positions.to(model.device),
         logits_to_keep=width_c + 1,
     ).logits[:, :-1]
-    logprobs = torch.log_softmax(logits.float() / temperature, -1)
-    chosen = logprobs.gather(-1, ids[:, width_p:, None].to(model.device))[..., 0]
-    return chosen * attention[:, width_p:].to(model.device), mask.to(model.device)
+    here = model.device
+    return logits.float() / temperature, ids[:, width_p:].to(here), mask.to(here)

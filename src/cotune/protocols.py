@@ -17,10 +17,10 @@ from typing import Any, Protocol
 
 from cotune.types import (
     Action,
+    AnyDistillation,
     Assignment,
     Calls,
     Completion,
-    Distillation,
     Metrics,
     Progress,
     Prompt,
@@ -96,11 +96,14 @@ class Strategy(Protocol):
     `requests(progress)`, if it has that, returns prompts that `evolve_if_due` will put to the LLM at the
     step after `progress.step`, as far as they are known after `observe`. They are put to it while the
     policy trains. It changes no state, and a prompt that is wrong or missing changes no result.
+
+    With a method `retry(trajectories, group_size, progress, rollout)` it may roll groups out once more
+    after `observe`; it returns the batch to train on, of the same size, and metrics.
     """
 
     @property
-    def distillation(self) -> Distillation:
-        """Return the options for rollouts whose sampled and trained prompts differ."""
+    def distillation(self) -> AnyDistillation:
+        """Return how rollouts under one prompt teach the policy under another."""
         ...
 
     def evolve_if_due(

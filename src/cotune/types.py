@@ -8,10 +8,11 @@ Letters in shapes: B rows of a batch, G rollouts of a group, T tokens, P prompt 
 tokens, V entries of the vocabulary.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, cast
 
 # ---- questions and prompts
 
@@ -144,6 +145,8 @@ class Assignment:
         instruction_id: the instruction that it is sampled under, and that is credited with the reward.
         group: index of the rollout's group in its batch; a group shares the task and is the unit
             over which advantages are normalised.
+        teacher: the prompt under which a teacher reads the rollout, for `KLDistillation`; None
+            without a teacher.
     """
 
     task: Task
@@ -151,6 +154,7 @@ class Assignment:
     trained: Prompt
     instruction_id: str
     group: int
+    teacher: Prompt | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,6 +179,7 @@ class Distillation:
 
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
+    kind: Literal["substitution"] = "substitution"
     ratio: Literal["original", "hint", "masked", "masked_signed", "off"] = "original"
     low: float = 0.01
     high: float = 10.0
@@ -184,6 +189,101 @@ class Distillation:
     def __post_init__(self) -> None:
         if not 0 <= self.low < self.high:
             raise ValueError(f"low is {self.low} and high {self.high}; expected 0 <= low < high")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TeacherOptions:
+    """Options of a loss that pulls p_t = π_θ(· | x, y_<t) towards a teacher q_t = π(· | x̃, y_<t).
+
+    Attributes:
+        weight: λ, the factor of the loss, which is added to GRPO's.
+        tokens: what two distributions are compared by: the token that the rollout has ("sampled"), or
+            the `top_k` likeliest tokens with one more for all others ("top_k"). "sampled" needs no
+            further memory, "top_k" has less variance.
+        top_k: number of these tokens.
+    """
+
+    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
+
+    weight: float = 1.0
+    tokens: Literal["sampled", "top_k"] = "top_k"
+    top_k: int = 64
+
+    def __post_init__(self) -> None:
+        if not 0 < self.weight < math.inf:
+            raise ValueError(f"weight is {self.weight}; expected more than 0")
+        if self.top_k < 1:
+            raise ValueError(f"top_k is {self.top_k}; expected 1 or more")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KLDistillation(TeacherOptions):
+    """GRPO on rollouts under x, and a gated KL(p_t ‖ q_t) at each of their tokens.
+
+    The KL is that of OPCD (arXiv 2602.12275), which has no GRPO; the gate is that of SDAR
+    (arXiv 2605.15155), its slope and the weight those of public implementations.
+
+    Attributes:
+        weight: λ, the factor of the KL. OPCD, which has no other loss, would have 1.
+        gate: the factor of a token: 1 ("none"), or σ(gate_slope · (log q_t(y_t) − log p_t(y_t))), which
+            softens the loss where the teacher finds the token less likely than the policy does.
+        gate_slope: α of the gate.
+        teacher: whose distribution q_t is: the "live" policy's, its average over steps ("ema"), or the
+            initial policy's ("base").
+        ema_decay: how much of the average a step keeps.
+    """
+
+    kind: Literal["kl"]
+    weight: float = 0.01
+    tokens: Literal["sampled", "top_k"] = "sampled"
+    gate: Literal["none", "sigmoid"] = "sigmoid"
+    gate_slope: float = 5.0
+    teacher: Literal["live", "ema", "base"] = "live"
+    ema_decay: float = 0.99
+
+    def __post_init__(self) -> None:
+        TeacherOptions.__post_init__(self)
+        if not 0 < self.gate_slope < math.inf:
+            raise ValueError(f"gate_slope is {self.gate_slope}; expected more than 0")
+        if not 0 <= self.ema_decay < 1:
+            raise ValueError(f"ema_decay is {self.ema_decay}; expected 0 <= ema_decay < 1")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FilteredDistillation(TeacherOptions):
+    """GRPO on rollouts under x; where all of a group fail, KL(q_t ‖ p_t) on successes under x̃.
+
+    HDPO's (arXiv 2603.23871). The group is rolled out once more under x̃; its successes take the places
+    of failures that had no advantage. The teacher is the live policy under x̃. The notes that we worked
+    from do not say which divergence HDPO has, or λ.
+    """
+
+    kind: Literal["filtered"]
+
+
+class _ByKind:
+    """Validate a union of options by its `kind`; without one it is "substitution"."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
+        from pydantic import Field  # only run files need pydantic
+        from pydantic_core import core_schema
+
+        def with_kind(value: Any) -> Any:
+            if not isinstance(value, Mapping):
+                return value
+            return {"kind": "substitution", **cast("Mapping[str, Any]", value)}
+
+        union = handler.generate_schema(Annotated[source, Field(discriminator="kind")])
+        return core_schema.no_info_before_validator_function(with_kind, union)
+
+    def __get_pydantic_json_schema__(self, schema: Any, handler: Any) -> Any:
+        found = handler(schema)
+        del found["discriminator"]  # an OpenAPI keyword
+        return found
+
+
+AnyDistillation = Annotated[Distillation | KLDistillation | FilteredDistillation, _ByKind()]
+"""How a rollout under one prompt teaches the policy under another."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,6 +401,7 @@ class Trajectory:
         parts: the value of each reward function before weighting, by name; empty without any.
         row: its position in the rollout call.
         feedback: what reward functions said about it; "" if they said nothing.
+        teacher_prompt_ids: tokens of the prompt that its teacher reads it under; () without a teacher.
         logged: metrics that reward functions logged for the batch it was scored in, by name.
     """
 
@@ -318,6 +419,7 @@ class Trajectory:
     row: int = 0
     logged: Mapping[str, float] = field(default_factory=dict[str, float], hash=False)
     feedback: str = ""
+    teacher_prompt_ids: tuple[int, ...] = ()
 
     @property
     def task(self) -> Task:

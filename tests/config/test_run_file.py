@@ -251,6 +251,36 @@ def test_groups_are_replaced_for_the_static_strategy_alone(method: str) -> None:
         parse_config(LEAST | {"training": {"resample_rounds": -1}}, "test")
 
 
+WRONG_DISTILLATION = [
+    ({"kind": "klx"}, ".kind: 'klx' is unknown; expected one of 'substitution', 'kl', 'filtered'"),
+    (
+        {"kind": "kl", "ratio": "masked"},
+        ".ratio: is no field of strategy.distillation.kind kl, but",
+    ),
+    ({"weight": 1.0}, ".weight: is no field of strategy.distillation.kind substitution, but"),
+    (
+        {"kind": "kl", "wieght": 1},
+        ".wieght: unknown field (did you mean strategy.distillation.weight",
+    ),
+    ({"kind": "kl", "weight": -1}, ".weight is -1.0; expected more than 0"),
+    ({"kind": "filtered", "tokens": 3}, ".tokens: expected 'sampled' or 'top_k'; got 3"),
+    ({"ratio": "x"}, ".ratio: expected 'original', 'hint', 'masked',"),
+    (3, ": expected fields below it, such as kind, ratio, low; got 3"),
+]
+
+
+@pytest.mark.parametrize(("distillation", "said"), WRONG_DISTILLATION)
+def test_what_is_wrong_with_a_kind_of_distillation_is_said(distillation: Any, said: str) -> None:
+    strategy = {"kind": "p2o", "distillation": distillation}
+    with pytest.raises(ConfigError) as caught:
+        parse_config(LEAST | {"strategy": strategy}, "test")
+    assert str(caught.value).startswith(f"test: strategy.distillation{said}")
+    both = {"kind": "inspo+p2o", "p2o": {"distillation": distillation}}
+    with pytest.raises(ConfigError) as caught:
+        parse_config(LEAST | {"strategy": both}, "test")
+    assert str(caught.value).startswith("test: strategy.p2o.distillation")
+
+
 def test_p2o_and_both_methods_from_plain_data() -> None:
     p2o = {"hints": {"beam": 4}, "distillation": {"ratio": "hint"}, "hinted_per_group": "half"}
     options = P2OOptions(

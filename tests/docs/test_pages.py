@@ -23,7 +23,7 @@ from cotune.methods.p2o.hints import HintOptions
 from cotune.methods.p2o.p2o import P2OOptions
 from cotune.methods.sft import SFTOptions
 from cotune.run.ledger import Ledger
-from cotune.types import Distillation
+from cotune.types import Distillation, FilteredDistillation, KLDistillation
 from tests.docs.sources import DOCS, ROOT, blocks, pages
 
 PAGES = {path.relative_to(DOCS).as_posix(): path for path in pages()}
@@ -132,6 +132,8 @@ def test_the_ledger_is_read_as_shown(
         ("concepts/p2o.md", P2OOptions),
         ("concepts/p2o.md", HintOptions),
         ("concepts/p2o.md", Distillation),
+        ("concepts/p2o.md", KLDistillation),
+        ("concepts/p2o.md", FilteredDistillation),
         ("concepts/composed.md", ComposedOptions),
         ("concepts/gepa.md", GepaOptions),
         ("concepts/sft.md", SFTOptions),

@@ -60,8 +60,8 @@ def documented_metrics() -> set[str]:
 
 def column(field: str) -> Iterable[str]:
     """Return the columns of `trajectories_frame` for a field of the file."""
-    if field == "trained":
-        return ("trained_instruction", "trained_hint")
+    if field in ("trained", "teacher"):
+        return (f"{field}_instruction", f"{field}_hint")
     if field.startswith("turns."):
         return ()
     first, _, rest = field.partition(".")

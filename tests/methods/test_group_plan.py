@@ -2,8 +2,8 @@ from typing import Any
 
 import pytest
 
-from cotune.methods.group_plan import planned, spread
-from cotune.types import Instruction, Prompt
+from cotune.methods.group_plan import check_target, planned, spread
+from cotune.types import FilteredDistillation, Instruction, KLDistillation, Prompt
 from tests.helpers import make_tasks
 
 FIRST, A, B, C = (Instruction(f"i{n}", f"Text {n}.") for n in range(4))
@@ -34,6 +34,40 @@ def test_what_a_group_is_sampled_under(
     on_one = planned(TASK, 7, size, groups, drawn, FIRST, B)
     assert [row.sampled for row in on_one] == [row.sampled for row in rows]
     assert {row.trained for row in on_one} == {Prompt("Text 2.")}
+
+
+@pytest.mark.parametrize(("size", "taught"), [(4, [2, 3]), (5, [3, 4]), (1, [])])
+def test_a_teacher_reads_the_rollouts_under_the_initial_instruction(
+    size: int, taught: list[int]
+) -> None:
+    rows = planned(TASK, 7, size, "mixed", [A], FIRST, None, taught=True)
+    plain = planned(TASK, 7, size, "mixed", [A], FIRST, None)
+    assert [i for i, row in enumerate(rows) if row.teacher] == taught
+    assert {row.teacher for row in rows} <= {None, Prompt("Text 1.")}
+    assert [(r.sampled, r.trained) for r in rows] == [(r.sampled, r.trained) for r in plain]
+    # The initial instruction has nothing to teach itself.
+    own = planned(TASK, 7, size, "mixed", [FIRST], FIRST, None, taught=True)
+    assert not any(row.teacher for row in own)
+
+
+KL, FILTERED = KLDistillation(kind="kl"), FilteredDistillation(kind="filtered")
+
+
+@pytest.mark.parametrize(
+    ("target", "distillation", "groups", "said"),
+    [
+        ("initial", KL, "mixed", "groups is 'mixed' and target 'initial'; expected INSPO's groups"),
+        ("sampled", KL, "own", "groups is 'own' and target 'sampled'; expected INSPO's groups"),
+        ("sampled", KL, "population", "groups is 'population' and target"),
+        ("sampled", FILTERED, "mixed", "kind is 'filtered', which rolls out under hints, and this"),
+    ],
+)
+def test_instructions_teach_in_mixed_groups_alone(
+    target: Any, distillation: Any, groups: Any, said: str
+) -> None:
+    check_target("sampled", KL, "mixed")
+    with pytest.raises(ValueError, match=said):
+        check_target(target, distillation, groups)
 
 
 def test_a_spread_gives_every_instruction_a_share() -> None:

@@ -46,9 +46,17 @@ class ComposedOptions:
     def __post_init__(self) -> None:
         if self.inspo.distillation != Distillation():
             raise ValueError("inspo.distillation: is not read here; set p2o.distillation")
-        if self.inspo.target != "sampled" and self.p2o.distillation.ratio == "off":
+        distillation, target = self.p2o.distillation, self.inspo.target
+        if not isinstance(distillation, Distillation):
+            if target != "sampled":
+                raise ValueError(
+                    f"p2o.distillation.kind is {distillation.kind!r}, for rollouts that are trained on their "
+                    f"own instruction, but inspo.target is {target!r}; expected inspo: {{groups: own, "
+                    "target: sampled, credit: centred}, or kind substitution"
+                )
+        elif target != "sampled" and distillation.ratio == "off":
             raise ValueError(
-                f"inspo.target is {self.inspo.target!r}, but p2o.distillation.ratio is 'off', no "
+                f"inspo.target is {target!r}, but p2o.distillation.ratio is 'off', no "
                 "distillation; expected another ratio, or inspo.target 'sampled'"
             )
 

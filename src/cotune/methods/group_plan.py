@@ -7,6 +7,9 @@
                 initial     on the initial instruction, so that the gain moves into the weights
                 best        on the best instruction so far
 
+With `KLDistillation` each rollout of a mixed group is trained on its own prompt, and those under the
+initial instruction have the drawn one's policy as their teacher.
+
 One advantage is computed over the whole group, so rollouts under different instructions are compared
 with each other. P²O adds hints to the rollouts under a drawn instruction.
 """
@@ -14,18 +17,39 @@ with each other. P²O adds hints to the rollouts under a drawn instruction.
 from collections.abc import Sequence
 from typing import Literal
 
-from cotune.types import Assignment, Distillation, Instruction, Prompt, Task
+from cotune.types import (
+    AnyDistillation,
+    Assignment,
+    Distillation,
+    Instruction,
+    KLDistillation,
+    Prompt,
+    Task,
+)
 
 Groups = Literal["own", "mixed", "population"]
 Target = Literal["sampled", "initial", "best"]
 
 
-def check_target(target: Target, distillation: Distillation) -> None:
-    """Raise ValueError if target and distillation contradict each other.
+def check_target(target: Target, distillation: AnyDistillation, groups: Groups) -> None:
+    """Raise ValueError if target, distillation and groups contradict each other.
 
     Args:
         distillation: of a method without hints.
     """
+    if isinstance(distillation, KLDistillation):
+        if groups != "mixed" or target != "sampled":
+            raise ValueError(
+                "distillation.kind is 'kl', which teaches rollouts under the initial instruction, but groups "
+                f"is {groups!r} and target {target!r}; expected INSPO's groups 'mixed' with target 'sampled', "
+                "or kind 'substitution'"
+            )
+        return
+    if not isinstance(distillation, Distillation):
+        raise ValueError(
+            f"distillation.kind is {distillation.kind!r}, which rolls out under hints, and this method has "
+            "none; expected 'substitution' or 'kl'"
+        )
     if target == "sampled" and distillation != Distillation():
         raise ValueError(
             "distillation is set, but target is 'sampled', so that nothing is distilled; expected target "
@@ -66,6 +90,7 @@ def planned(
     drawn: Sequence[Instruction],
     initial: Instruction,
     trained: Instruction | None,
+    taught: bool = False,
 ) -> list[Assignment]:
     """Return the assignments of one group.
 
@@ -77,11 +102,16 @@ def planned(
         drawn: the drawn instructions; one, or for "population" up to `size`.
         initial: the initial instruction.
         trained: the instruction that the gradient is taken on; None is each rollout's own.
+        taught: whether a teacher under the drawn instruction reads the rollouts under the initial one.
     """
     count = drawn_count(groups, size)
     under = [*spread(drawn, count), *[initial] * (size - count)]
     target = None if trained is None else Prompt(trained.text)
+    teacher = Prompt(drawn[0].text) if taught and drawn[0] != initial else None
     return [
-        Assignment(task, prompt := Prompt(one.text), target or prompt, one.id, group)
-        for one in under
-    ]
+        Assignment(
+            task, prompt := Prompt(one.text), target or prompt, one.id, group,
+            teacher if i >= count else None,
+        )
+        for i, one in enumerate(under)
+    ]  # fmt: skip

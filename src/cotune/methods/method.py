@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Generic, Literal, Protocol, TypeVar
 
 from cotune.protocols import Strategy
-from cotune.types import Distillation, Purpose, Task
+from cotune.types import AnyDistillation, Distillation, Purpose, Task
 
 CISPO_CAP = 5.0
 """Bound of the importance ratio in CISPO's loss; ScaleRL's (arXiv 2510.13786)."""
@@ -150,7 +150,7 @@ class Method(Generic[Options]):
     supervised: bool = False
     check: Callable[[Options, RunShape], None] = lambda options, shape: None
     cost: Callable[[Options, RunShape], Cost] = lambda options, shape: Cost()
-    distillation: Callable[[Options], Distillation] = lambda options: Distillation()
+    distillation: Callable[[Options], AnyDistillation] = lambda options: Distillation()
     scaled: Callable[[Options], Options] = lambda options: options
 
     @property

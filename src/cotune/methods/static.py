@@ -7,7 +7,16 @@ from typing import ClassVar, Literal
 from cotune.errors import ConfigError
 from cotune.methods.method import Method
 from cotune.protocols import LLM, Recorder, Rollout, State
-from cotune.types import Assignment, Distillation, Metrics, Progress, Prompt, Task, Trajectory
+from cotune.types import (
+    AnyDistillation,
+    Assignment,
+    Distillation,
+    Metrics,
+    Progress,
+    Prompt,
+    Task,
+    Trajectory,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,7 +31,7 @@ class Unhinted:
     """Base class of strategies without hints: every rollout is trained on its sampling prompt."""
 
     @property
-    def distillation(self) -> Distillation:
+    def distillation(self) -> AnyDistillation:
         """Return the settings that weigh no token, since nothing is distilled."""
         return Distillation(ratio="original")
 

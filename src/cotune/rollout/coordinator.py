@@ -1,4 +1,4 @@
-"""The phases of a training step that every engine shares: evolve, assign, roll out, observe.
+"""The phases of a training step that every engine shares: evolve, assign, roll out, observe, retry.
 
 The strategy and the LLM live on rank 0. During a phase the other ranks serve rank 0: they roll out
 their share of each batch until rank 0 reports that the phase is done or has failed.
@@ -81,7 +81,7 @@ class RolloutFailed(EngineError):
 class Coordinator:
     """Run the phases of a training step, in any number of processes.
 
-    A step calls `evolve`, `assign`, `rollout`, `resample` and `observe` in this order
+    A step calls `evolve`, `assign`, `rollout`, `resample`, `observe` and `retry` in this order
     (`cotune.loop.train` shows it); an engine updates the weights in between. Every rank calls every
     phase: rank 0 does the work, the others serve its rollouts, and all return the same result. On
     rank 0 a phase may call another phase.
@@ -230,6 +230,22 @@ class Coordinator:
             return metrics
 
         return self.on_rank_zero(work)
+
+    def retry(
+        self, trajectories: Sequence[Trajectory], group_size: int, progress: Progress
+    ) -> tuple[list[Trajectory], dict[str, float]]:
+        """Let a strategy with a method `retry` roll groups out once more, after `observe`.
+
+        Args:
+            progress: of the step, with the rollouts that are left after its batch.
+
+        Returns:
+            the batch to train on, of the same size, and metrics.
+        """
+        retry = getattr(self.strategy, "retry", None)
+        if retry is None:
+            return list(trajectories), {}
+        return self.on_rank_zero(lambda: retry(trajectories, group_size, progress, self.rollout))
 
     def evaluate(
         self, tasks: Sequence[Task], prompt: Prompt | None = None, instruction_id: str = ""

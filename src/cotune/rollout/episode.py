@@ -23,6 +23,7 @@ from cotune.types import (
     Assignment,
     Calls,
     Limits,
+    Prompt,
     Response,
     SampleRequest,
     StopReason,
@@ -44,6 +45,7 @@ class Episode:
         context_tokens: tokens that the policy can attend to, prompt included; None is unlimited.
         tools: JSON schemas of the tools that the policy may call through its chat template.
         stop: strings that end a turn, to tell such a turn from one that was cut off.
+        teacher_prompt_ids: rendered prompt of a teacher; () without one.
 
     Raises:
         ConfigError: the prompt is longer than `limits.prompt_tokens`, or leaves no room to write.
@@ -60,8 +62,9 @@ class Episode:
         context_tokens: int | None = None,
         tools: Sequence[Mapping[str, Any]] = (),
         stop: Sequence[str] = (),
+        teacher_prompt_ids: Sequence[int] = (),
     ) -> None:
-        longest = max(len(sampled_prompt_ids), len(prompt_ids))
+        longest = max(len(sampled_prompt_ids), len(prompt_ids), len(teacher_prompt_ids))
         if longest > limits.prompt_tokens:
             raise ConfigError(
                 f"the prompt of task {assignment.task.id} has {longest} tokens, but "
@@ -78,6 +81,7 @@ class Episode:
         self.stop_reason: StopReason | None = None
         self._sampled_prompt_ids = tuple(sampled_prompt_ids)
         self._prompt_ids = tuple(prompt_ids)
+        self._teacher_prompt_ids = tuple(teacher_prompt_ids)
         self._limits, self._codec, self._tools = limits, codec, tools
         in_context = sys.maxsize if context_tokens is None else context_tokens - longest
         # Own and observed tokens that fit. One place stays free for a closing EOS.
@@ -163,6 +167,7 @@ class Episode:
             turns=tuple(self._turns),
             stop=self.stop_reason,
             row=self.row,
+            teacher_prompt_ids=self._teacher_prompt_ids,
         )
 
     def _append_messages(self, messages: Sequence[Mapping[str, str]]) -> str:
@@ -279,8 +284,7 @@ def placed_episodes(
     else:
         begun = [assignment for assignment, _, _ in placed]
 
-    def render(assignment: Assignment, trained: bool) -> list[int]:
-        prompt = assignment.trained if trained else assignment.sampled
+    def render(assignment: Assignment, prompt: Prompt) -> list[int]:
         key = (assignment.task.id, assignment.task.question, prompt.instruction, prompt.hint)
         if key not in rendered:
             rendered[key] = codec.render(environment.messages(assignment.task, prompt), tools)
@@ -290,13 +294,14 @@ def placed_episodes(
         Episode(
             row,
             assignment,
-            render(assignment, trained=False),
-            render(assignment, trained=True),
+            render(assignment, assignment.sampled),
+            render(assignment, assignment.trained),
             limits,
             codec,
             context_tokens,
             tools,
             environment.stop,
+            () if assignment.teacher is None else render(assignment, assignment.teacher),
         )
         for assignment, (_, row, _) in zip(begun, placed, strict=True)
     ]

@@ -96,8 +96,8 @@ INSTRUCTIONS = _columns(
 TRAJECTORIES = _columns(
     "step attempt: int64; purpose task_id question: string; answers: object; "
     "stratum instruction: string; group: int64; sampled_instruction sampled_hint "
-    "trained_instruction trained_hint: string; turns: object; stop answer: string; "
-    "reward: float64; reward_parts: object; feedback: string; prompt_tokens completion_tokens "
+    "trained_instruction trained_hint teacher_instruction teacher_hint: string; turns: object; "
+    "stop answer: string; reward: float64; reward_parts: object; feedback: string; prompt_tokens completion_tokens "
     "generated_tokens: int64; prompt_ids trained_prompt_ids completion_ids mask: object"
 )
 COSTS = _columns(
@@ -215,6 +215,7 @@ def _without(row: Row, columns: Columns) -> Row:
 def _flat(row: Row) -> Row:
     """Return a stored rollout with the columns of `TRAJECTORIES`."""
     task, sampled, trained = row["task"], row["sampled"], row["trained"] or {}
+    teacher = row.get("teacher", {})
     return {
         **row,
         "task_id": task["id"],
@@ -223,6 +224,8 @@ def _flat(row: Row) -> Row:
         "sampled_hint": sampled["hint"],
         "trained_instruction": trained.get("instruction"),
         "trained_hint": trained.get("hint"),
+        "teacher_instruction": teacher.get("instruction"),
+        "teacher_hint": teacher.get("hint"),
     }
 
 

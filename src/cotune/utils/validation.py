@@ -51,7 +51,7 @@ def _describe(problem: dict[str, Any], known: list[Path]) -> str:
         if secret and not _FIELD_NAME.fullmatch(path[-1]):
             return f"{path[0]}: holds an unknown field, whose name is not shown as it may be a key; remove it"
         if path in known and len(problem["loc"]) > len(path):
-            kind_of = f"{path[0]}.kind {problem['loc'][1]}"
+            kind_of = _split(problem["loc"], known)[1]
             return f"{field}: is no field of {kind_of}, but of another kind; remove it"
         named = hide_secrets(field, guess=True)
         return f"{named}: unknown field{_suggestion(path, known)}; remove it or correct its name"
@@ -87,11 +87,21 @@ def _own_message(path: Path, message: str, known: list[Path]) -> str:
 
 
 def _path(loc: tuple[int | str, ...], known: list[Path]) -> Path:
-    """Return the path of a problem, without the kind that pydantic inserts after a section."""
-    parts = tuple(str(part) for part in loc if part != "[key]")
-    if len(parts) > 1 and (parts[0], "kind") in known:
-        return (parts[0], *parts[2:])
-    return parts
+    """Return the path of a problem, without the kinds that pydantic inserts after a section."""
+    return _split(loc, known)[0]
+
+
+def _split(loc: tuple[int | str, ...], known: list[Path]) -> tuple[Path, str]:
+    """Return the path of a problem, and the innermost section with a kind as "SECTION.kind KIND"."""
+    path, kind_of, kinded = Path(), "", None
+    for part in (str(part) for part in loc if part != "[key]"):
+        kinds = known.count((*path, "kind")) if kinded != path else 0
+        # Below the first level a field "kind" may select nothing: what comes next is then a field.
+        if kinds and (len(path) == 1 or (kinds > 1 and (*path, part) not in known)):
+            kind_of, kinded = f"{'.'.join(path)}.kind {part}", path
+        else:
+            path = (*path, part)
+    return path, kind_of
 
 
 def _suggestion(path: Path, known: list[Path]) -> str:

@@ -15,7 +15,15 @@ import torch.distributed as dist
 
 from cotune.engines.trl.joint_trainer import JointTrainer
 from cotune.methods.static import StaticStrategy
-from cotune.types import Assignment, Distillation, Progress, Prompt, Task
+from cotune.types import (
+    AnyDistillation,
+    Assignment,
+    Distillation,
+    KLDistillation,
+    Progress,
+    Prompt,
+    Task,
+)
 from tests.engines.trl.setup import HINT, start
 from tests.engines.trl.two_ranks import SIZES, fingerprint
 
@@ -24,31 +32,34 @@ HINTED_ROWS = {"both": (0, 1, 3), "first": (1, 2)}
 MODES = {
     "masked": Distillation(ratio="masked", low=0.3, high=3.0),
     "hint": Distillation(ratio="hint", drop_failed=True),
+    "kl": KLDistillation(kind="kl", weight=0.5, gate_slope=1.0),
 }
 
 
 class HintedRows(StaticStrategy):
     """Hints some rows of every batch."""
 
-    def __init__(self, rows: Sequence[int], distillation: Distillation) -> None:
+    def __init__(self, rows: Sequence[int], distillation: AnyDistillation) -> None:
         super().__init__("abc de. ")
         self._rows, self._distillation = rows, distillation
 
     @property
-    def distillation(self) -> Distillation:
+    def distillation(self) -> AnyDistillation:
         return self._distillation
 
     def assign(
         self, tasks: Sequence[Task], group_size: int, progress: Progress
     ) -> list[Assignment]:
-        plain = Prompt("abc de. ")
+        plain, hinted = Prompt("abc de. "), Prompt("abc de. ", HINT)
+        taught = isinstance(self._distillation, KLDistillation)
         return [
             Assignment(
                 tasks[row // group_size],
-                Prompt("abc de. ", HINT) if row in self._rows else plain,
+                hinted if row in self._rows and not taught else plain,
                 plain,
                 "i0",
                 row // group_size,
+                hinted if row in self._rows and taught else None,
             )
             for row in range(len(tasks) * group_size)
         ]
@@ -68,7 +79,11 @@ def train(folder: Path, checkpoints: Path, **changes: Any) -> dict[str, Any]:
             run = start(folder / where / mode, strategy, trainer_class=JointTrainer, **sizes)
             run.trainer.train()
             logged = [
-                {k: v for k, v in row.items() if k.startswith(("p2o/", "hinted", "zero_adv"))}
+                {
+                    k: v
+                    for k, v in row.items()
+                    if k.startswith(("p2o/", "distil/", "hinted", "zero_adv"))
+                }
                 for row in run.folder.read_metrics()
             ]
             found[f"{where}/{mode}"] = {

@@ -47,6 +47,17 @@ WRONG = [
 ]
 
 
+@pytest.mark.parametrize("kind", ["kl", "filtered"])
+def test_a_teacher_is_refused(kind: str, tmp_path: Path) -> None:
+    strategy = {"kind": "p2o", "distillation": {"kind": kind}}
+    with pytest.raises(ConfigError) as caught:
+        Preflight(config(tmp_path, {"strategy": strategy})).missing_here()
+    assert str(caught.value) == (
+        f"strategy.distillation.kind {kind} is not supported by training.engine verl, whose public "
+        "hooks have no teacher; set kind: substitution, or training.engine: trl"
+    )
+
+
 @pytest.mark.parametrize(("training", "message"), WRONG)
 def test_training_and_doctor_say_the_same(
     training: dict[str, Any], message: str, tmp_path: Path

@@ -27,7 +27,7 @@ def test_there_are_the_papers_and_a_quick_one() -> None:
     assert {file.stem for file in FILES} == {
         "quick", "inspo-table1-geo", "inspo-fig3-geo", "p2o-table-arithmetic", "composed-geo",
         "tuning-geo", "tuning-arithmetic", "p2o-transfer-arithmetic", "joint-arithmetic", "ladder", "ladder-arms",
-        "ladder-ablations", "ladder-tune", "ladder-control", "scaffold", "scaffold-tune",
+        "ladder-ablations", "ladder-tune", "ladder-control", "scaffold", "scaffold-tune", "distillation-arithmetic",
     }  # fmt: skip
 
 

@@ -14,7 +14,15 @@ from cotune.methods.method import Context
 from cotune.protocols import Strategy
 from cotune.run.lineage import best_member
 from cotune.testing import ScriptedLLM
-from cotune.types import Assignment, Completion, Distillation, Progress, Prompt, Trajectory
+from cotune.types import (
+    Assignment,
+    Completion,
+    Distillation,
+    KLDistillation,
+    Progress,
+    Prompt,
+    Trajectory,
+)
 from cotune.worlds.rules_llm import REMEDIES, Mode, RulesLLM
 from tests.helpers import INITIAL, Events, ScriptedRollout, make_tasks, make_trajectory, run
 
@@ -174,6 +182,25 @@ def test_mixed_groups_credit_the_uplift_and_outlive_the_initial_instruction():
     assert {row.trained for row in rows} == {rows[0].sampled}
     strategy.observe([make_trajectory(row, 0.5) for row in rows], Progress(2, 0, 9), Events())
     assert strategy.choice().weight == 0.0
+
+
+def test_a_drawn_instruction_teaches_the_initial_one():
+    strategy = inspo(population_size=4, groups="mixed", distillation=KLDistillation(kind="kl"))
+    strategy.evolve_if_due(
+        Progress(1, 0, 9), ScriptedRollout(chance), ScriptedLLM([REWRITES]), Events()
+    )
+    rows = strategy.assign(TASKS, 4, Progress(1, 0, 9))
+    taught = 0
+    for first in range(0, len(rows), 4):
+        drawn, _, plain, other = rows[first : first + 4]
+        assert all(row.trained == row.sampled for row in (drawn, plain, other))
+        assert plain.sampled == Prompt(INITIAL)
+        assert drawn.teacher is None
+        teacher = None if drawn.instruction_id == "i0" else drawn.sampled
+        assert plain.teacher == other.teacher == teacher
+        taught += teacher is not None
+    assert 0 < taught < len(TASKS)
+    assert strategy.checks_uplift  # the initial instruction may be best
 
 
 # ---- phases

@@ -14,10 +14,12 @@ from trl import GRPOConfig, GRPOTrainer
 from trl.import_utils import is_vllm_available
 
 from cotune.engines.trl.grpo_fields import REFUSED
-from cotune.engines.trl.sharding import check_sharding
+from cotune.engines.trl.sharding import check_sharding, sharding_of
 from cotune.errors import ConfigError, EngineError
 from cotune.methods.p2o.context_distillation import masks, weighs
+from cotune.methods.teacher_kl import teaches
 from cotune.protocols import Strategy
+from cotune.types import Distillation
 
 if TYPE_CHECKING:
     from transformers import TrainingArguments
@@ -182,7 +184,11 @@ def _keeping(args: GRPOConfig) -> list[tuple[bool, str]]:
 def check_strategy(args: GRPOConfig, strategy: Strategy) -> None:
     """Raise ConfigError if the loss does not support the strategy's weights."""
     settings = strategy.distillation
-    if masks(settings) and args.importance_sampling_level == "sequence":
+    if (
+        isinstance(settings, Distillation)
+        and masks(settings)
+        and args.importance_sampling_level == "sequence"
+    ):
         raise ConfigError(
             f"GRPOConfig.importance_sampling_level is 'sequence', but distillation.ratio {settings.ratio!r} "
             "leaves single tokens out, which the ratio of a sequence holds all the same: set "
@@ -193,12 +199,28 @@ def check_strategy(args: GRPOConfig, strategy: Strategy) -> None:
 def check_weighing(strategy: Strategy) -> None:
     """Raise ConfigError if a plain GRPOTrainer could not train on the strategy's rollouts."""
     settings = strategy.distillation
+    if not isinstance(settings, Distillation):
+        raise ConfigError(
+            f"GRPOTrainer alone has no teacher, as distillation kind: {settings.kind} asks: use "
+            "cotune.JointTrainer in its place (its arguments are the same), or kind: substitution"
+        )
     if weighs(settings):
         asked = "drop_failed" if settings.drop_failed else f"ratio: {settings.ratio}"
         raise ConfigError(
             "GRPOTrainer alone does not weigh tokens that were sampled under another prompt, as "
             f"distillation {asked} asks: use cotune.JointTrainer in its place (its arguments are the "
             "same), or distillation ratio: original without drop_failed"
+        )
+
+
+def check_teacher(trainer: GRPOTrainer, strategy: Strategy) -> None:
+    """Raise ConfigError if the weights of a teacher would be sharded over processes."""
+    settings, sharding = strategy.distillation, sharding_of(trainer)
+    if teaches(settings) and sharding != "none":
+        raise ConfigError(
+            f"distillation.kind is {settings.kind!r}, whose teacher reads rollouts with whole weights, but "
+            f"they or their gradients are sharded ({sharding}); train without FSDP and DeepSpeed, or set "
+            "kind: substitution"
         )
 
 

@@ -1,18 +1,23 @@
-"""GRPOTrainer with context distillation, which skips work that cannot change the gradient."""
+"""GRPOTrainer with distillation, which skips work that cannot change the gradient."""
 
 from contextvars import ContextVar
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from trl import GRPOTrainer
 
+from cotune.engines.trl.teacher import Teacher, completion_logits
 from cotune.methods.p2o.context_distillation import (
     RatioStatistics,
     batch_weights,
     compares_contexts,
     is_distilled,
     old_logprobs,
+    ratio_of,
 )
+from cotune.methods.teacher_kl import TeacherDistillation, mean_over_rollouts, token_losses
+from cotune.types import Distillation
 
 if TYPE_CHECKING:
     from cotune.engines.trl.trl_joint import TRLJoint
@@ -21,6 +26,7 @@ if TYPE_CHECKING:
 # of rows (the loss is then scaled back), or a fixed count.
 _BY_ROWS = ("grpo", "dr_grpo")
 _BY_FIXED_COUNT = ("dapo", "cispo")
+_FED = ("prompt_mask", "completion_mask")
 # Callbacks receive an event when a trainer is ready, but not its class.
 _IN_THE_MAKING: ContextVar["JointTrainer | None"] = ContextVar("in_the_making", default=None)
 
@@ -29,7 +35,8 @@ class JointTrainer(GRPOTrainer):
     """Train on one prompt with rollouts sampled under another (P²O Eq. 4).
 
     Each token's weight from `cotune.methods.p2o.context_distillation` multiplies its advantage, so the loss
-    keeps its denominator and its KL term.
+    keeps its denominator and its KL term. With a teacher (`cotune.methods.teacher_kl`) its loss is added,
+    for which the rollouts that it reads are fed once more to the policy and once to the teacher.
 
     Rollouts with zero advantage are left out, as is padding that a micro-batch does not need.
 
@@ -43,9 +50,11 @@ class JointTrainer(GRPOTrainer):
 
     Attributes:
         joint: the run whose rollouts are trained on; set by `TRLJoint`'s callbacks or its `bind`.
+        teacher: the teacher of its distillation; None without one.
     """
 
     joint: "TRLJoint | None" = None
+    teacher: Teacher | None = None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         token = _IN_THE_MAKING.set(self)
@@ -55,6 +64,12 @@ class JointTrainer(GRPOTrainer):
             _IN_THE_MAKING.reset(token)
         if self.joint is not None:
             self.joint.bind(self)
+
+    def follow(self, joint: "TRLJoint") -> None:
+        """Train on the rollouts of a run, from before a checkpoint is loaded."""
+        self.joint, settings = joint, joint.coordinator.strategy.distillation
+        if self.teacher is None and not isinstance(settings, Distillation):
+            self.teacher = Teacher(settings, joint.unwrapped)
 
     @staticmethod
     def in_the_making() -> "JointTrainer | None":
@@ -70,7 +85,26 @@ class JointTrainer(GRPOTrainer):
             output["advantages"][joint.flat_rows] = 0.0
             if joint.reweighs:
                 self._distil(output, joint)
+            if self.teacher is not None:
+                self.teacher.follow(joint.unwrapped)
+                self._add_teacher_prompts(output, joint)
         return output
+
+    def _add_teacher_prompts(self, output: dict[str, Any], joint: "TRLJoint") -> None:
+        """Add `teacher_prompt_ids` and `teacher_prompt_mask`, (B, P), empty in rows without a teacher."""
+        prompts = [t.teacher_prompt_ids for t in joint.last_rollouts]
+        width = max(1, *map(len, prompts))
+        ids = torch.zeros(len(prompts), width, dtype=torch.long)
+        mask = torch.zeros_like(ids)
+        for row, prompt in enumerate(prompts):
+            if prompt:
+                ids[row, -len(prompt) :] = torch.tensor(prompt)
+                mask[row, -len(prompt) :] = 1
+        device = self.accelerator.device
+        output["teacher_prompt_ids"], output["teacher_prompt_mask"] = (
+            ids.to(device),
+            mask.to(device),
+        )
 
     def _distil(self, output: dict[str, Any], joint: "TRLJoint") -> None:
         """Weight the advantages per token, to (B, C), and fill in log π_old where it is x̃'s.
@@ -79,7 +113,7 @@ class JointTrainer(GRPOTrainer):
         """
         settings, rollouts = joint.coordinator.strategy.distillation, joint.last_rollouts
         distilled = [row for row, t in enumerate(rollouts) if is_distilled(t)]
-        fills_old = settings.ratio == "hint" and bool(distilled)
+        fills_old = ratio_of(settings) == "hint" and bool(distilled)
         logprobs, tokens = output.get("old_per_token_logps"), 0
         if logprobs is None:
             wanted = distilled if compares_contexts(settings) else []
@@ -156,7 +190,7 @@ class JointTrainer(GRPOTrainer):
     ) -> Any:
         if not self.model.training:  # pyright: ignore[reportOptionalMemberAccess, reportAttributeAccessIssue]
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
-        scale = 1.0
+        scale, everything = 1.0, inputs
         if self._passes_over_zero_advantages():
             rows = len(inputs["advantages"])
             kept = informative_rows(inputs["advantages"])
@@ -168,7 +202,60 @@ class JointTrainer(GRPOTrainer):
         loss = super().compute_loss(
             model, without_padding(inputs), return_outputs, num_items_in_batch
         )
-        return loss * scale
+        if self.teacher is None or "teacher_prompt_ids" not in inputs:
+            return loss * scale
+        return loss * scale + self._teacher_loss(model, everything, self.teacher)
+
+    def _teacher_loss(self, model: Any, inputs: dict[str, Any], teacher: Teacher) -> Any:
+        """Return this micro-batch's share of the teacher's loss, and log what it compares."""
+        joint = cast("TRLJoint", self.joint)
+        settings = cast(TeacherDistillation, joint.coordinator.strategy.distillation)
+        total = len(inputs["advantages"])
+        rows = inputs["teacher_prompt_mask"].any(1).nonzero()[:, 0]
+        if not len(rows):
+            self._log_teacher([0.0, total, 0.0, 0.0, 0.0, 0.0, 0.0], joint)
+            return 0.0
+        taught = with_rows(inputs, rows)
+        prompts = {name: taught[f"teacher_{name}"] for name in ("prompt_ids", "prompt_mask")}
+        read, plain = without_padding({**taught, **prompts}), without_padding(taught)
+        with self.accelerator.autocast():
+            with torch.no_grad(), joint.policy() as policy, teacher.reading(policy) as reader:
+                theirs = completion_logits(reader, read, self.temperature)
+            # Unwrapped: DDP expects equally many forward passes of all processes.
+            ours = completion_logits(self.accelerator.unwrap_model(model), plain, self.temperature)
+        own = plain["completion_mask"] * plain.get("tool_mask", 1)
+        found = token_losses(ours, theirs, plain["completion_ids"], settings)
+        fed = [batch[name].sum() for batch in (read, plain) for name in _FED]
+        means = (found.losses.detach(), found.gaps, found.gates)
+        sums = [(values * own).sum() for values in means]
+        self._log_teacher(
+            [len(rows), total, float(sum(fed)), *map(float, (own.sum(), *sums))], joint
+        )
+        share = len(rows) / total / self.current_gradient_accumulation_steps
+        return settings.weight * share * mean_over_rollouts(found.losses, own)
+
+    def _log_teacher(self, counts: list[float], joint: "TRLJoint") -> None:
+        """Log the counts of all ranks: rows taught, rows, tokens fed, own tokens, and sums over these."""
+        everyone = zip(*joint.coordinator.comm.gather(counts), strict=True)
+        rows, total, fed, own, *sums = map(sum, everyone)
+        metrics = {"share": rows / total}
+        if rows:
+            means = [value / max(1, own) for value in sums]
+            metrics |= {"tokens": fed, **dict(zip(("loss", "gap", "gate"), means, strict=True))}
+        for name, value in metrics.items():
+            self._metrics["train"][f"distil/{name}"].append(value)
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        if self.teacher is not None and self.args.should_save:
+            # First of all: a checkpoint is complete once the trainer has written its own files.
+            folder = Path(self._get_output_dir(trial)) / f"checkpoint-{self.state.global_step}"
+            self.teacher.save(folder)
+        super()._save_checkpoint(model, trial)
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        super()._load_from_checkpoint(resume_from_checkpoint, model)
+        if self.teacher is not None:
+            self.teacher.load(Path(resume_from_checkpoint))
 
     def _most_of_all_ranks(self, count: int) -> int:
         if self.accelerator.num_processes == 1:

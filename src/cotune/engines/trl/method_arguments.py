@@ -15,7 +15,7 @@ from cotune.methods.p2o.p2o import P2OOptions
 from cotune.methods.static import StaticOptions
 from cotune.protocols import LLM, Environment
 from cotune.rewards.functions import GivenRewards
-from cotune.types import Distillation, Limits
+from cotune.types import Distillation, FilteredDistillation, KLDistillation, Limits
 
 
 class TrainerArguments(TypedDict, total=False):
@@ -61,7 +61,7 @@ class InspoArguments(TrainerArguments, total=False):
     groups: Literal["own", "mixed", "population"]
     target: Literal["sampled", "initial", "best"]
     credit: Literal["raw", "centred", "uplift", "pairwise"]
-    distillation: Distillation
+    distillation: Distillation | KLDistillation | FilteredDistillation
     new_weight: Literal["parent+delta", "zero"]
     failure_below: float
     buffer_size: int
@@ -95,7 +95,7 @@ class FstArguments(TrainerArguments, total=False):
     minibatch: int
     beam: int
     target: Literal["sampled", "initial", "best"]
-    distillation: Distillation
+    distillation: Distillation | KLDistillation | FilteredDistillation
     show_answers: bool
     solved_at: float
     reflection_tokens: int
@@ -109,11 +109,13 @@ class P2OArguments(TrainerArguments, total=False):
     successes_below: int
     solved_at: float
     hints: HintOptions
-    distillation: Distillation
+    distillation: Distillation | KLDistillation | FilteredDistillation
     hinted_per_group: Literal["all", "all_but_one", "half"]
     same_hint: bool
     judged_on: Literal["all", "plain"]
     screen: bool
+    fixed_hints: dict[str, list[str]] | None
+    given: Literal["own", "other", "random", "none"]
 
 
 class ComposedArguments(TrainerArguments, total=False):

@@ -36,6 +36,7 @@ from cotune.engines.trl.checkpoints import drop_orphans, load_state
 from cotune.engines.trl.checks import (
     check_args,
     check_strategy,
+    check_teacher,
     check_trainer,
     check_trl,
     check_weighing,
@@ -149,6 +150,7 @@ class TRLJoint(Joint, TRLRun[GRPOTrainer]):
             ConfigError: the trainer would not train on the rollouts.
         """
         check_trainer(trainer)
+        check_teacher(trainer, self.parts.strategy)
         if self._loaded is not None:
             check_spread(self._loaded, trainer)
         if not isinstance(trainer, JointTrainer):
@@ -159,7 +161,7 @@ class TRLJoint(Joint, TRLRun[GRPOTrainer]):
             self.coordinator.comm = TorchComm()
         self._trainer = trainer
         if isinstance(trainer, JointTrainer):
-            trainer.joint = self
+            trainer.follow(self)
         self.coordinator.settings = replace(
             self.coordinator.settings, context_tokens=self._context_tokens()
         )
@@ -282,6 +284,8 @@ class TRLJoint(Joint, TRLRun[GRPOTrainer]):
         trajectories = coordinator.rollout(assignments)
         trajectories, resampled = coordinator.resample(trajectories, group, progress)
         metrics |= resampled | coordinator.observe(trajectories, group, progress)
+        trajectories, retried = coordinator.retry(trajectories, group, self.progress(step))
+        metrics |= retried
         self.reweighs = reweighs(trajectories, coordinator.strategy.distillation)
         self.batches = step
         self.metrics = metrics

@@ -5,7 +5,7 @@ from typing import Any
 
 from cotune.config.run_file import RunConfig
 from cotune.errors import ConfigError
-from cotune.types import Distillation
+from cotune.types import AnyDistillation, Distillation
 from cotune.utils.text import flat
 
 # Keys that a run file sets elsewhere, or that this engine depends on.
@@ -51,6 +51,20 @@ _OURS = {
 }
 SCHEDULES = {"cosine": "cosine", "constant": "constant", "constant_with_warmup": "constant"}
 """veRL's name of each schedule."""
+
+
+def substitution(distillation: AnyDistillation) -> Distillation:
+    """Return the options of context distillation.
+
+    Raises:
+        ConfigError: they are of another kind.
+    """
+    if isinstance(distillation, Distillation):
+        return distillation
+    raise ConfigError(
+        f"strategy.distillation.kind {distillation.kind} is not supported by training.engine verl, whose "
+        "public hooks have no teacher; set kind: substitution, or training.engine: trl"
+    )
 
 
 def checked_arguments(config: RunConfig, distillation: Distillation) -> dict[str, Any]:

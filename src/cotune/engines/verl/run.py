@@ -27,6 +27,7 @@ from cotune.engines.evaluation import Outcome, RunEvaluation
 from cotune.engines.joint import run_parts
 from cotune.engines.preflight import Preflight
 from cotune.engines.undamaged import Chosen
+from cotune.engines.verl.arguments import substitution
 from cotune.engines.verl.checkpoints import VerlBest, choose_checkpoint, drop_later, load_state
 from cotune.engines.verl.cluster import check_cluster, check_copy, on_cluster
 from cotune.engines.verl.hooks import VerlJoint
@@ -80,7 +81,8 @@ def prepare(checked: Preflight, folder: Path) -> VerlSetup:
         limits=config.limits,
         tokens=worker.codec,
     )
-    return VerlSetup(worker, _checked(config, folder, worker, strategy.distillation))
+    distillation = substitution(strategy.distillation)
+    return VerlSetup(worker, _checked(config, folder, worker, distillation))
 
 
 def _checked(

@@ -281,6 +281,23 @@ METHODS: dict[str, Method] = {
     "drop-failed": _ablation(
         "p2o", "failed hinted dropped", "successes alone", distillation={"drop_failed": True}
     ),
+    "kl": _ablation(
+        "p2o", "KL to the hinted policy", "plain rollouts, a gated KL to the policy under the hint",
+        distillation={"kind": "kl"},
+    ),
+    "kl-ungated": _ablation(
+        "p2o", "KL without a gate", "plain rollouts, a KL to the policy under the hint",
+        distillation={"kind": "kl", "gate": "none"},
+    ),
+    "filtered": _ablation(
+        "p2o", "filtered distillation", "hinted successes where all plain rollouts failed",
+        distillation={"kind": "filtered"},
+    ),
+    "other-hints": _ablation("p2o", "other questions' hints", "a control", given="other"),
+    "random-text": _ablation(
+        "p2o", "random text", "a control: as long as the hint", given="random"
+    ),
+    "no-hints": _ablation("p2o", "no hints", "a control at the same cost", given="none"),
     "one-hint": _ablation("p2o", "one hint per group", "no mixing of hints", same_hint=True),
     "single-turn": _ablation(
         "p2o", "single-turn reflection", "no evolution", hints={"reflection": "single_turn"}

@@ -194,7 +194,8 @@ class Row:
         return {
             name: {"here": here, "paper": paper[name]}
             for name, here in flat(asdict(strategy)).items()
-            if here != paper[name] and isinstance(here, int | float) and not isinstance(here, bool)
+            if name in paper and here != paper[name]  # fixed hints have names of their own
+            if isinstance(here, int | float) and not isinstance(here, bool)
         }
 
     def _raw(

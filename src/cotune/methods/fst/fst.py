@@ -37,6 +37,7 @@ from cotune.methods.text_evolution import (
 )
 from cotune.protocols import LLM, Recorder, Rollout, State
 from cotune.types import (
+    AnyDistillation,
     Assignment,
     Choice,
     Distillation,
@@ -89,7 +90,7 @@ class FstOptions:
     minibatch: int = 3
     beam: int = 1
     target: Target = "sampled"
-    distillation: Distillation = field(default_factory=Distillation)
+    distillation: AnyDistillation = field(default_factory=Distillation)
     show_answers: bool = False
     solved_at: float = SOLVED_AT
     reflection_tokens: int = REFLECTION_TOKENS
@@ -102,7 +103,7 @@ class FstOptions:
                 raise ValueError(f"{name} is {getattr(self, name)}; expected 1 or more")
         if self.evolve_until is not None and self.evolve_until < 0:
             raise ValueError(f"evolve_until is {self.evolve_until}; expected 0 or more, or null")
-        check_target(self.target, self.distillation)
+        check_target(self.target, self.distillation, "population")
 
     def least_budget(self, dev: int) -> int:
         """Return the least evaluations with which a round can propose anything, on `dev` questions."""
@@ -181,7 +182,7 @@ class Fst(Unhinted):
         self._batch = 0  # rollouts of the last batch
 
     @property
-    def distillation(self) -> Distillation:
+    def distillation(self) -> AnyDistillation:
         return self.options.distillation
 
     @property

@@ -20,10 +20,12 @@ from cotune.methods.method import Context, Cost, Method, Proposals, RunShape, ar
 from cotune.methods.static import Unhinted
 from cotune.protocols import LLM, Recorder, Rollout, State
 from cotune.types import (
+    AnyDistillation,
     Assignment,
     Choice,
     Distillation,
     Instruction,
+    KLDistillation,
     Metrics,
     Progress,
     Prompt,
@@ -73,7 +75,9 @@ class InspoOptions:
             mean, so that an instruction is not credited for easy questions; "uplift" subtracts the
             mean of the same group's rollouts under the initial instruction; "pairwise" is the share
             of the same group's rollouts under other instructions that a rollout beats.
-        distillation: how rollouts that are trained on another instruction are weighed.
+        distillation: how rollouts that are trained on another instruction are weighed; or, with mixed
+            groups, the KL that teaches rollouts under the initial instruction what the policy would
+            write under the drawn one.
         new_weight: a newcomer starts at its parent's weight plus the gain of its verification
             ("parent+delta"), or all weights are reset to 0 ("zero", as printed in Algorithm 1).
         failure_below: a reward below it makes a rollout a failure to reflect on.
@@ -104,7 +108,7 @@ class InspoOptions:
     groups: Groups = "own"
     target: Target = "sampled"
     credit: Credit = "raw"
-    distillation: Distillation = field(default_factory=Distillation)
+    distillation: AnyDistillation = field(default_factory=Distillation)
     new_weight: Literal["parent+delta", "zero"] = "parent+delta"
     failure_below: float = 0.5
     buffer_size: int = 4096
@@ -144,7 +148,7 @@ class InspoOptions:
                 "credit is 'pairwise', but with groups 'own' a group has one instruction; expected "
                 "groups 'mixed' or 'population', or another credit"
             )
-        check_target(self.target, self.distillation)
+        check_target(self.target, self.distillation, self.groups)
         if self.parents > self.population_size:
             raise ValueError(
                 f"parents is {self.parents}; expected at most population_size, "
@@ -182,7 +186,7 @@ class Inspo(Unhinted):
         self._settled: str | None = None  # the best instruction on validation, at a run's end
 
     @property
-    def distillation(self) -> Distillation:
+    def distillation(self) -> AnyDistillation:
         return self.options.distillation
 
     @property
@@ -342,8 +346,9 @@ class Inspo(Unhinted):
                 keys = [f"{key}/{rollout}" for rollout in range(group_size)]
             drawn = [self.population.draw(one) for one in keys]
             assignments += planned(
-                task, group, group_size, options.groups, drawn, initial, trained[options.target]
-            )
+                task, group, group_size, options.groups, drawn, initial, trained[options.target],
+                taught=isinstance(options.distillation, KLDistillation),
+            )  # fmt: skip
         return assignments
 
     def observe(

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from cotune.types import Distillation, Trajectory
+from cotune.types import AnyDistillation, Distillation, Trajectory
 
 Floats = NDArray[np.float64]
 
@@ -30,27 +30,37 @@ def is_distilled(trajectory: Trajectory) -> bool:
     return trajectory.sampled_prompt_ids != trajectory.prompt_ids
 
 
-def is_dropped(trajectory: Trajectory, settings: Distillation) -> bool:
+def ratio_of(settings: AnyDistillation) -> str:
+    """Return `ratio`; "original", which weighs nothing, with a teacher in place of substitution."""
+    return settings.ratio if isinstance(settings, Distillation) else "original"
+
+
+def drops_failed(settings: AnyDistillation) -> bool:
+    """Return whether failed rollouts under a hint have no weight in the loss."""
+    return isinstance(settings, Distillation) and settings.drop_failed
+
+
+def is_dropped(trajectory: Trajectory, settings: AnyDistillation) -> bool:
     """Return whether `drop_failed` drops the rollout: it is hinted and its reward is 0 or less."""
-    return settings.drop_failed and is_hinted(trajectory) and trajectory.reward <= 0
+    return drops_failed(settings) and is_hinted(trajectory) and trajectory.reward <= 0
 
 
-def masks(settings: Distillation) -> bool:
+def masks(settings: AnyDistillation) -> bool:
     """Return whether tokens are left out by their context ratio."""
-    return settings.ratio in ("masked", "masked_signed")
+    return ratio_of(settings) in ("masked", "masked_signed")
 
 
-def compares_contexts(settings: Distillation) -> bool:
+def compares_contexts(settings: AnyDistillation) -> bool:
     """Return whether the loss needs log-probabilities under both prompts."""
-    return masks(settings) or settings.ratio == "hint"
+    return masks(settings) or ratio_of(settings) == "hint"
 
 
-def weighs(settings: Distillation) -> bool:
+def weighs(settings: AnyDistillation) -> bool:
     """Return whether the loss of distilled rollouts can differ from plain GRPO's on their trained prompts."""
-    return compares_contexts(settings) or settings.drop_failed
+    return compares_contexts(settings) or drops_failed(settings)
 
 
-def reweighs(trajectories: Iterable[Trajectory], settings: Distillation) -> bool:
+def reweighs(trajectories: Iterable[Trajectory], settings: AnyDistillation) -> bool:
     """Return whether the loss of these rollouts differs from plain GRPO's on their trained prompts."""
     compares = compares_contexts(settings)
     return any((compares and is_distilled(t)) or is_dropped(t, settings) for t in trajectories)
@@ -156,7 +166,7 @@ def batch_weights(
     trajectories: Sequence[Trajectory],
     trained_logprobs: Floats,
     advantages: Sequence[float] | Floats,
-    settings: Distillation,
+    settings: AnyDistillation,
     statistics: RatioStatistics | None = None,
 ) -> Floats:
     """Return the factor of each token's advantage, (B, C); zero for tokens the policy did not write.
@@ -175,7 +185,11 @@ def batch_weights(
     for row, trajectory in enumerate(trajectories):
         own = np.flatnonzero(trajectory.mask)
         weights[row, own] = 1.0
-        if compares_contexts(settings) and is_distilled(trajectory):
+        if (
+            isinstance(settings, Distillation)
+            and compares_contexts(settings)
+            and is_distilled(trajectory)
+        ):
             sampled = np.array(trajectory.logprobs)[own]
             ratios = context_ratios(trained_logprobs[row, own], sampled)
             weights[row, own] = token_weights(ratios, settings, float(advantages[row]))
@@ -187,7 +201,7 @@ def batch_weights(
 
 
 def old_logprobs(
-    trajectories: Sequence[Trajectory], trained_logprobs: Floats, settings: Distillation
+    trajectories: Sequence[Trajectory], trained_logprobs: Floats, settings: AnyDistillation
 ) -> Floats:
     """Return log π_old of the importance ratio, (B, C): on x̃ for distilled rollouts if `hint`.
 
@@ -197,7 +211,7 @@ def old_logprobs(
         settings: the mode; in all but `hint` the result is `trained_logprobs`.
     """
     denominators = np.array(trained_logprobs, dtype=np.float64)
-    if settings.ratio == "hint":
+    if ratio_of(settings) == "hint":
         for row, trajectory in enumerate(trajectories):
             if is_distilled(trajectory):
                 sampled = np.array(trajectory.logprobs)

@@ -8,17 +8,21 @@ from typing import ClassVar, Literal
 from cotune.methods.group_plan import Groups, drawn_count
 from cotune.methods.method import Context, Cost, Method, Proposals, RunShape, arxiv
 from cotune.methods.p2o.hard_samples import HardSamples
+from cotune.methods.p2o.hint_draws import Given, HintDraws
 from cotune.methods.p2o.hint_evolution import HintEvolution
 from cotune.methods.p2o.hint_rules import HintRules
-from cotune.methods.p2o.hints import HintOptions, HintPool, assign_hints, covering, withheld
+from cotune.methods.p2o.hints import HintOptions, HintPool, covering, withheld
 from cotune.methods.static import StaticStrategy
 from cotune.methods.text_evolution import SOLVED_AT, Judge, dev_count, least_budget
 from cotune.protocols import LLM, Recorder, Rollout, State, Strategy
 from cotune.types import (
+    AnyDistillation,
     Assignment,
     Choice,
     Distillation,
+    FilteredDistillation,
     HintStanding,
+    KLDistillation,
     Metrics,
     Progress,
     Prompt,
@@ -38,7 +42,9 @@ class P2OOptions:
             the next one.
         solved_at: the least reward of a success, in mining and for hints.
         hints: the evolution of hints at the end of an epoch.
-        distillation: how rollouts under a hint are trained on without it.
+        distillation: how hints teach the policy: rollouts under a hint are trained on without it
+            ("substitution", P²O's), or a teacher that sees the hint pulls the policy to what it would
+            write ("kl", "filtered").
         hinted_per_group: how many rollouts of a hard question's group see a hint. "all" is the
             paper's; with the others the group compares rollouts with and without one. Of a mixed
             group (`methods.group_plan`), it is of the half under the drawn instruction.
@@ -49,6 +55,10 @@ class P2OOptions:
         screen: whether questions that the epoch found hard are tried once more before a phase,
             greedily under the best instruction. Those that it solves are not hard; if it solves more
             than half of them, the phase is skipped. The phase reuses these rollouts.
+        fixed_hints: hints by the stratum of the questions they are for ("" for all other strata). They
+            stay as they are, and no hints evolve; comparisons of what hints teach need the same ones.
+        given: the hints that hard questions get. "own" is the method; the others are controls: those of
+            "other" questions, "random" text of the same length, or "none", at the same cost.
     """
 
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
@@ -56,16 +66,21 @@ class P2OOptions:
     successes_below: int = 2
     solved_at: float = SOLVED_AT
     hints: HintOptions = field(default_factory=HintOptions)
-    distillation: Distillation = field(default_factory=Distillation)
+    distillation: AnyDistillation = field(default_factory=Distillation)
     hinted_per_group: Literal["all", "all_but_one", "half"] = "all"
     same_hint: bool = False
     judged_on: Literal["all", "plain"] = "all"
     screen: bool = False
+    fixed_hints: dict[str, list[str]] | None = None
+    given: Given = "own"
 
     def __post_init__(self) -> None:
         if self.successes_below < 1:
             raise ValueError(f"successes_below is {self.successes_below}; expected at least 1")
-        if self.judged_on == "plain" and self.hinted_per_group == "all":
+        if self.fixed_hints is not None and not any(self.fixed_hints.values()):
+            raise ValueError("fixed_hints has no hint; expected some, or null to evolve them")
+        substitutes = isinstance(self.distillation, Distillation)
+        if self.judged_on == "plain" and self.hinted_per_group == "all" and substitutes:
             raise ValueError(
                 "judged_on is 'plain', but with hinted_per_group 'all' no rollout is; expected "
                 "hinted_per_group 'all_but_one' or 'half'"
@@ -78,8 +93,8 @@ class P2OOptions:
         return max(1, drawn - plain)
 
     def judged(self, group_size: int, groups: Groups = "own") -> int:
-        """Return how many of a group's rollouts judge a question with hints."""
-        if self.judged_on == "all":
+        """Return how many of a group's rollouts judge a question with hints; with a teacher all are plain."""
+        if self.judged_on == "all" or not isinstance(self.distillation, Distillation):
             return group_size
         return group_size - self.hinted(group_size, groups)
 
@@ -129,7 +144,7 @@ class P2O:
         self._batch = 0  # rollouts of the last batch
 
     @property
-    def distillation(self) -> Distillation:
+    def distillation(self) -> AnyDistillation:
         return self.options.distillation
 
     @property
@@ -172,6 +187,8 @@ class P2O:
             "solved_by_hint": trend.solved_by_hint,
         }
         record("hard_samples", epoch=progress.epoch, seen=trend.seen, **counts)
+        if self.options.fixed_hints is not None:
+            return {f"p2o/{name}": float(value) for name, value in counts.items()}
         hard = [self._tasks[task_id] for task_id in trend.hard]
         # Reserve one batch: hints evolved after the last batch would never be used.
         left = None if progress.rollouts_left is None else progress.rollouts_left - self._batch
@@ -234,17 +251,21 @@ class P2O:
 
     def _hints(self, task_ids: Sequence[str], count: int) -> dict[str, tuple[str, ...]]:
         """Draw `count` hints for each of the questions that is hard (Algorithm 2)."""
-        if self._pool is None:
-            return {}
-        hard = set(self._hard.hard)
-        ids = [task_id for task_id in task_ids if task_id in hard]
+        options, hard = self.options, {id: self._tasks[id] for id in self._hard.hard}
+        tasks = [hard[task_id] for task_id in task_ids if task_id in hard]
+        draws = HintDraws(options.given, options.same_hint, self._pool, options.fixed_hints)
         key = f"p2o/{self.seed}/assign/{self._epoch}"
-        return assign_hints(self._pool, ids, count, key, self.options.same_hint)
+        return draws.draw(tasks, list(hard.values()), count, key)
 
     def _under_hint(self, assignment: Assignment, hint: str) -> Assignment:
-        sampled = Prompt(assignment.sampled.instruction, hint)
-        off = self.options.distillation.ratio == "off"
-        return replace(assignment, sampled=sampled, trained=sampled if off else assignment.trained)
+        distillation = self.options.distillation
+        hinted = Prompt(assignment.sampled.instruction, hint)
+        if isinstance(distillation, KLDistillation):
+            return replace(assignment, teacher=hinted)
+        if isinstance(distillation, FilteredDistillation):
+            return assignment  # `retry` gives it a hint, if the group fails
+        off = distillation.ratio == "off"
+        return replace(assignment, sampled=hinted, trained=hinted if off else assignment.trained)
 
     def observe(
         self, trajectories: Sequence[Trajectory], progress: Progress, record: Recorder
@@ -259,6 +280,50 @@ class P2O:
         """Return the base's; those for hints are made of rollouts of the phase itself."""
         requests: Callable[[Progress], Sequence[str]] | None = getattr(self.base, "requests", None)
         return () if requests is None else requests(progress)
+
+    def retry(
+        self,
+        trajectories: Sequence[Trajectory],
+        group_size: int,
+        progress: Progress,
+        rollout: Rollout,
+    ) -> tuple[list[Trajectory], dict[str, float]]:
+        """Roll hard questions out under hints where all of a group failed; keep the successes (HDPO).
+
+        A success takes the place of a failure, with its reward: like all of its group, it has no
+        advantage, and teaches by the tokens that it would get under its hint. Groups with a gradient
+        of their own stay as they are, and so do groups that the rollout budget does not cover.
+        """
+        batch, hinted = list(trajectories), self.options.hinted(group_size, self._groups)
+        if not isinstance(self.options.distillation, FilteredDistillation):
+            return batch, {}
+        solved_at, left = self.options.solved_at, progress.rollouts_left
+        firsts = [
+            first
+            for first in range(0, len(batch), group_size)
+            if len({t.reward for t in batch[first : first + group_size]}) == 1
+            and batch[first].reward < solved_at
+        ]
+        hints = self._hints([batch[first].task.id for first in firsts], hinted)
+        firsts = [first for first in firsts if batch[first].task.id in hints]
+        if left is not None:
+            firsts = firsts[: max(0, left) // hinted]
+        rows = [(first + k, k) for first in firsts for k in range(hinted)]
+        asked = [
+            replace(a, sampled=Prompt(a.sampled.instruction, hints[a.task.id][k]))
+            for a, k in ((batch[row].assignment, k) for row, k in rows)
+        ]
+        retried = rollout(asked, purpose="train") if asked else []
+        kept = 0
+        for (row, _), found in zip(rows, retried, strict=True):
+            if found.reward >= solved_at:
+                kept += 1
+                batch[row] = replace(
+                    found,
+                    reward=batch[row].reward,
+                    teacher_prompt_ids=found.sampled_prompt_ids,
+                )
+        return batch, {"distil/retried": float(len(rows)), "distil/kept": float(kept)}
 
     def _judged(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
         """Return the rollouts that decide whether a question is hard."""
@@ -353,7 +418,7 @@ def cost(options: P2OOptions, shape: RunShape) -> Cost:
     """Bound the rollouts and calls of hint evolution: a phase at each epoch's end before a step."""
     hints = options.hints
     phases = 0
-    if shape.questions >= hints.hard_set_min_count:
+    if shape.questions >= hints.hard_set_min_count and options.fixed_hints is None:
         # An epoch may be shorter than a step.
         epochs = (shape.steps - 1) * shape.questions_per_step // shape.questions
         phases = min(shape.steps - 1, epochs)

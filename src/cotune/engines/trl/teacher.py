@@ -1,0 +1,105 @@
+"""The teacher of a run on TRL: the live policy, its average over steps, or the initial policy."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from copy import deepcopy
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from accelerate.utils import is_peft_model
+from safetensors.torch import load_model, save_model
+from transformers import PreTrainedModel
+
+from cotune.errors import ConfigError
+from cotune.methods.teacher_kl import TeacherDistillation
+from cotune.types import KLDistillation
+
+FILE = "teacher.safetensors"
+"""The averaged weights, in the trainer's half of a checkpoint."""
+
+
+class Teacher:
+    """Provide the weights that read rollouts under the teacher's prompt.
+
+    Args:
+        settings: which weights they are.
+        policy: the initial policy, before a checkpoint is loaded into it. It is copied for "ema" and
+            "base"; a policy with an adapter is its own base without it.
+    """
+
+    def __init__(self, settings: TeacherDistillation, policy: PreTrainedModel) -> None:
+        kind = settings.teacher if isinstance(settings, KLDistillation) else "live"
+        self._without_adapter = kind == "base" and is_peft_model(policy)
+        copies = kind == "ema" or (kind == "base" and not self._without_adapter)
+        self._copy = _copied(policy) if copies else None
+        self._keep = settings.ema_decay if isinstance(settings, KLDistillation) else 0.0
+        self._averages = kind == "ema"
+
+    def follow(self, policy: PreTrainedModel) -> None:
+        """Move an average towards the policy: θ' ← d θ' + (1 − d) θ. Call once before each batch."""
+        if not self._averages:
+            return
+        pairs = zip(self._weights.parameters(), policy.parameters(), strict=True)
+        with torch.no_grad():
+            for average, weight in pairs:
+                average.lerp_(weight.to(average.dtype), 1 - self._keep)
+
+    @contextmanager
+    def reading(self, policy: PreTrainedModel) -> Iterator[PreTrainedModel]:
+        """Yield the teacher, given the current policy in evaluation mode."""
+        if self._copy is not None:
+            yield self._copy
+        elif self._without_adapter:
+            with cast(Any, policy).disable_adapter():
+                yield policy
+        else:
+            yield policy
+
+    def save(self, folder: Path) -> None:
+        """Write an average into a checkpoint; other teachers follow from the policy."""
+        if self._averages:
+            folder.mkdir(parents=True, exist_ok=True)
+            save_model(self._weights, str(folder / FILE))
+
+    def load(self, folder: Path) -> None:
+        """Load the average that `save` wrote.
+
+        Raises:
+            ConfigError: the checkpoint has none.
+        """
+        if not self._averages:
+            return
+        if not (folder / FILE).is_file():
+            raise ConfigError(f"{folder}: has no {FILE}, which distillation.teacher 'ema' needs")
+        load_model(self._weights, folder / FILE)
+
+    @property
+    def _weights(self) -> PreTrainedModel:
+        assert self._copy is not None
+        return self._copy
+
+
+def _copied(policy: PreTrainedModel) -> PreTrainedModel:
+    """Return a frozen copy in evaluation mode."""
+    copied = deepcopy(policy).requires_grad_(False).eval()
+    for model in (copied, cast(Any, copied).get_base_model() if is_peft_model(copied) else copied):
+        # TRL's patched `forward` is bound to the policy, also in a copy.
+        model.__dict__.pop("forward", None)
+    return copied
+
+
+def completion_logits(model: Any, batch: dict[str, Any], temperature: float) -> torch.Tensor:
+    """Return logits at every completion token, divided by the temperature, (B, C, V).
+
+    Args:
+        batch: prompt_ids and prompt_mask (B, P), completion_ids and completion_mask (B, C).
+    """
+    width = batch["completion_ids"].shape[1]
+    logits = model(
+        input_ids=torch.cat([batch["prompt_ids"], batch["completion_ids"]], 1),
+        attention_mask=torch.cat([batch["prompt_mask"], batch["completion_mask"]], 1),
+        use_cache=False,
+        logits_to_keep=width + 1,
+    ).logits
+    return logits[:, -width - 1 : -1].float() / temperature
