@@ -188,7 +188,7 @@ def test_rollouts_of_a_run_have_the_documented_fields(run: RunReader) -> None:
         name.partition(".")[0] if name.startswith("trained.") else name
         for name in fields_of(stored)
     }
-    assert flat | {"reward_parts", "feedback"} == documented("## trajectories/").keys()
+    assert flat | {"reward_parts", "feedback", "teacher"} == documented("## trajectories/").keys()
 
 
 @pytest.mark.slow

@@ -220,7 +220,7 @@ def test_every_name_that_a_run_logs_is_documented(tmp_path: Path) -> None:
     assert [(e.step, e.value) for e in events.Scalars("eval/em")] == [
         (row["trained"], pytest.approx(row["em"]))
         for row in run.read_events()
-        if row["kind"] == "evaluated" and row["split"] == "validation"
+        if row["kind"] == "evaluated" and row["when"] == "during"
     ]
     summary = run.read_summary()
     assert summary is not None
