@@ -435,7 +435,7 @@ def demo_p2o(output: DemoFolder = Path("runs/demo-p2o"), seed: DemoSeed = 0) -> 
 
 @_command(_SUITES, "demo-real --seed 1", "demo-real")
 def demo_real(output: DemoFolder = Path("runs/demo-real"), seed: DemoSeed = 0) -> None:
-    """Train SmolLM2, a small pretrained model, with GRPO and with INSPO; takes a quarter of an hour."""
+    """Train SmolLM2, a small pretrained model, with GRPO and with INSPO; takes minutes."""
     from cotune.experiments.compare import running
 
     running.demo("demo-real", output, seed, _console())
