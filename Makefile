@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 VENV_VERL ?= .venv-verl
 READY_VERL := $(VENV_VERL)/.ready
 
-.PHONY: demo demo-p2o test test-verl lint lint-verl docs policy policy-arithmetic policy-ladder policy-scaffold clean
+.PHONY: demo demo-p2o demo-real test test-verl lint lint-verl docs policy policy-arithmetic policy-ladder policy-scaffold clean
 .DELETE_ON_ERROR:
 
 demo: $(READY)  ## compare static, staged and joint training of a bundled policy
@@ -14,6 +14,9 @@ demo: $(READY)  ## compare static, staged and joint training of a bundled policy
 
 demo-p2o: $(READY)  ## train the bundled policy with P²O and without, and compare
 	$(BIN)/cotune demo-p2o
+
+demo-real: $(READY)  ## train SmolLM2, a small pretrained model, with GRPO and with INSPO
+	$(BIN)/cotune demo-real
 
 test: $(READY)  ## the whole suite, slow tests included
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m "not verl"

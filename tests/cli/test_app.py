@@ -73,7 +73,7 @@ def test_help_names_every_command() -> None:
     assert shown.returncode == 0
     for command in (
         "train", "resume", "evaluate", "plan", "doctor", "schema", "instructions", "report",
-        "demo", "demo-p2o", "--install-completion", "--show-completion",
+        "demo", "demo-p2o", "demo-real", "--install-completion", "--show-completion",
     ):  # fmt: skip
         assert command in shown.stdout
 

