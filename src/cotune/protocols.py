@@ -90,12 +90,13 @@ class Strategy(Protocol):
     instruction that `standings()` returns, and the `HintStanding` of each hint in
     `hint_standings()`. With an attribute `checks_uplift` that is true, policies are also scored on
     validation under the initial instruction, and that is kept in place of `best_prompt()` unless
-    `best_prompt()` scores higher. With a method `settle(instruction_id)`, the first `rivals` of its
-    `choice()` are scored on validation at the end of a run, and it is told which one to put first.
+    `best_prompt()` scores higher. If it has a method `settle(instruction_id)`, the leading
+    `rivals` of its `choice()` are scored on validation at the end of a run. If one of them scores
+    higher, `settle` makes it the choice.
 
-    `requests(progress)`, if it has that, returns prompts that `evolve_if_due` will put to the LLM at the
-    step after `progress.step`, as far as they are known after `observe`. They are put to it while the
-    policy trains. It changes no state, and a prompt that is wrong or missing changes no result.
+    `requests(progress)`, if it has that, returns the prompts that `evolve_if_due` will send to the LLM at the
+    step after `progress.step`, as far as they are known after `observe`. They are sent while the policy
+    trains. It changes no state, and a wrong or missing prompt changes no result.
 
     With a method `retry(trajectories, group_size, progress, rollout)` it may roll groups out once more
     after `observe`; it returns the batch to train on, of the same size, and metrics.

@@ -22,7 +22,7 @@ _REPEATS = 2
 
 @dataclass(frozen=True, slots=True)
 class CpuTime:
-    """How long a run takes at most without a GPU, in seconds.
+    """Longest projected time of a run without a GPU, in seconds.
 
     Attributes:
         rollouts: sampling, every turn to its last token.

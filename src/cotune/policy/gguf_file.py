@@ -24,7 +24,7 @@ _CONTROL = 3  # a token's type in GGUF: control tokens, such as <|im_end|>
 
 @dataclass(frozen=True, slots=True)
 class GgufHeader:
-    """What a GGUF file says of its model.
+    """Metadata of a GGUF file's model.
 
     Attributes:
         license: a license identifier; "" if it gives none.
@@ -77,7 +77,7 @@ def gguf_file(path: str) -> Path | None:
 
 
 def read_header(path: str, file: Path) -> GgufHeader:
-    """Read what a GGUF file says of its model; its weights are not read.
+    """Read the metadata of a GGUF file's model, without its weights.
 
     Args:
         path: `policy.path`, for messages.

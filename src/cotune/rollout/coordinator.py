@@ -285,7 +285,7 @@ class Coordinator:
         )
 
     def finish_calls(self) -> None:
-        """Wait for the LLM calls that nobody needed, so that the ledger has what they cost."""
+        """Wait for the LLM calls whose answers were not used, so that the ledger has their cost."""
         self._llm_calls.finish()
 
     def gather_here(self) -> Any:

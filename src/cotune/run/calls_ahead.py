@@ -46,9 +46,9 @@ class Answer:
 class CallsAhead:
     """The calls of one LLM: begun ahead, or made when their answer is due.
 
-    A call that has begun is made, whether its answer is taken or not. No saved state holds answers: a
-    run that is killed before it takes one asks again. Threads are daemons, so that none keeps a
-    program that ends.
+    A call that has begun is completed even if its answer is never taken. No saved state holds answers: a
+    run that is killed before it takes one asks again. Threads are daemons, so they never keep a finished
+    program alive.
 
     Args:
         llm: asked ahead only if it has `at_once`, the number of calls it takes at a time; with 1
@@ -122,7 +122,7 @@ class CallsAhead:
     def _answer(self, answer: Future[Answer], prompt: str, step: int | None) -> None:
         try:
             answer.set_result(self._made(prompt, step))
-        except BaseException as error:  # noqa: BLE001 - or nobody would ever be answered
+        except BaseException as error:  # noqa: BLE001 - the waiting thread must get it
             answer.set_exception(error)
 
     def _made(self, prompt: str, step: int | None) -> Answer:

@@ -416,7 +416,7 @@ class Inspo(Unhinted):
     def choice(self) -> Choice:
         """Return I* = argmax w_j among the observed instructions, and the evidence for it.
 
-        Before any is observed it is the initial instruction. After `settle` it is the one given there.
+        Before any is observed it is the initial instruction. After `settle` it is the one named there.
         """
         best = self.population.best(self._settled)
         return best or Choice(self._lineage[0], 0.0, 0, 0, None, False)

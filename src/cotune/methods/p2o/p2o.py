@@ -277,7 +277,7 @@ class P2O:
         return metrics
 
     def requests(self, progress: Progress) -> Sequence[str]:
-        """Return the base's; those for hints are made of rollouts of the phase itself."""
+        """Return the base strategy's requests; those for hints need rollouts of the phase itself."""
         requests: Callable[[Progress], Sequence[str]] | None = getattr(self.base, "requests", None)
         return () if requests is None else requests(progress)
 
