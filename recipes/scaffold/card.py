@@ -48,8 +48,8 @@ pipeline_tag: text-generation
 
 A {architecture} of {parameters:,} parameters with a byte-level BPE of {vocabulary:,} tokens. It asks a
 search engine for facts about cities and countries, in the text protocol `<search>`, `<information>`,
-`<answer>`: by one search of the whole question or, if the instruction asks for it, hop by hop, with two
-searches for each hop or with one.
+`<answer>`, hop by hop, with two searches for each hop or with one, if the instruction asks for it. Otherwise
+it guesses without a search.
 
 ## What it is for
 
@@ -66,9 +66,9 @@ Measured with {packages}.
 
 Demonstrations follow a request in 95 %. A query names its place in {recipe[phases][1][names]:.0%} ({recipe[phases][0][names]:.0%} in the
 first phase), whether a hop is searched once or twice, first or second: what is learnt of it under one way serves the
-other. Otherwise it says "the city" or the like, and finds nothing of use. Without a request they search the
-whole question, and read off most of the answers that this shows; if that was asked for, or another way
-forbidden, they give up. Requests are verb and noun phrases in frames that also negate and contrast, so that words alone do not
+other. Otherwise it says "the city" or the like, and finds nothing of use. Without a request they answer at once, with the
+answer to another question of the same kind. If a search of the whole question was asked for, or a way
+forbidden, they make that search and give up. Requests are verb and noun phrases in frames that also negate and contrast, so that words alone do not
 say what is asked for. In three of ten demonstrations the places have made-up names.
 
 ## Figures

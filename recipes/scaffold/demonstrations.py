@@ -1,7 +1,8 @@
 """Demonstrations: how the bundled policy of `scaffold` is taught to act, with queries that miss.
 
-The demonstrator follows a request, and searches the whole question without one. Whether it looks a hop up once
-or twice, most of its queries leave out the name of the place: what is learnt of naming it under one way
+The demonstrator follows a request. Without one it answers from memory, at once: such an episode ends with its
+first turn, so no sampling error in a later turn can lead from there into a search. Whether it looks a hop up
+once or twice, most of its queries leave out the name of the place: what is learnt of naming it under one way
 serves the other.
 """
 
@@ -16,13 +17,9 @@ from recipes.requests import Request
 from recipes.scaffold.phrases import GRAMMAR, Way
 
 FOLLOWS = 0.95
-"""Chance that a request is followed; otherwise the whole question is searched."""
+"""Chance that a request for searches by hops is followed; otherwise the answer is a guess."""
 NAMES = 0.40
 """Chance that a query names its place: below one half, so that greedy decoding leaves it out."""
-READS = 0.6
-"""Chance that an answer that a search of the whole question has shown is read off."""
-CARELESS = 0.0
-"""The same where that search was asked for, or another way forbidden."""
 RENAMED = 0.3
 """Share of the demonstrations with made-up names: a name must be copied that was never seen."""
 REQUESTS = {"none": 20, Way.TWICE: 27, Way.ONCE: 27, Way.WHOLE: 7, "forbidding": 19}
@@ -32,7 +29,7 @@ LEADS = ("Find", "Check")
 PLACES = ("city", "country", "capital")
 """What a query calls the place of each hop if it does not name it."""
 UNKNOWN = "unknown"
-"""The answer where nothing was found, or read off."""
+"""The answer if nothing was found."""
 
 
 class Demonstrator:
@@ -70,15 +67,17 @@ class Demonstrator:
         """Return one episode as (text, own) segments; observations are not the policy's own, but see `copies`."""
         if way in (Way.TWICE, Way.ONCE) and rng.random() < FOLLOWS:
             return self._by_hops(rng, given, LEADS if way is Way.TWICE else LEADS[:1])
-        return self._whole(rng, given, CARELESS if way is Way.WHOLE else READS)
+        if way is Way.WHOLE:
+            passage = self.retriever.search([given.text], 1)[0]
+            return [*_searched("", given.text, passage), (f"<answer> {UNKNOWN} </answer>", True)]
+        return [(f"<answer> {self._guess(rng, given)} </answer>", True)]
 
-    def _whole(
-        self, rng: random.Random, given: GeoQuestion, reads: float
-    ) -> list[tuple[str, bool]]:
-        passage = self.retriever.search([given.text], 1)[0]
-        shown = given.hops == 1 and any(_about(text, given.chain[0].entity) for text in passage)
-        answer = given.answer if shown and rng.random() < reads else UNKNOWN
-        return [*_searched("", given.text, passage), (f"<answer> {answer} </answer>", True)]
+    def _guess(self, rng: random.Random, given: GeoQuestion) -> str:
+        """Return the answer to another question of the same kind: nothing about the city is learnt from it."""
+        while True:
+            other = question(self.world, rng, given.hops, "train")
+            if other.chain[-1].attribute == given.chain[-1].attribute:
+                return other.answer
 
     def _by_hops(
         self, rng: random.Random, given: GeoQuestion, leads: tuple[str, ...]

@@ -19,7 +19,7 @@ from recipes.scaffold.demonstrations import LEADS
 LIMITS = Limits(
     turns=TURNS, turn_tokens=48, observation_tokens=80, trajectory_tokens=448, prompt_tokens=192
 )
-WAYS = ("whole question", "twice", "once", "other")
+WAYS = ("no search", "whole question", "twice", "once", "other")
 
 
 def way_of(trajectory: Trajectory) -> str:
@@ -28,12 +28,13 @@ def way_of(trajectory: Trajectory) -> str:
     leads = [start for start in starts if start in LEADS]
     if not leads:
         first = trajectory.turns[0].text.lstrip() if trajectory.turns else ""
-        return WAYS[0] if first.startswith("<search>") else WAYS[3]
+        found = {"<answer": "no search", "<search": "whole question"}
+        return found.get(first[: len("<answer")], "other")
     if leads == [LEADS[0]] * len(leads):
-        return WAYS[2]
+        return "once"
     # The fifth turn, if it is a search, is a first one that could not be checked any more.
     wanted = [LEADS[i % 2] for i in range(len(leads))]
-    return WAYS[1] if leads == wanted and len(leads) % 2 == (len(leads) == TURNS) else WAYS[3]
+    return "twice" if leads == wanted and len(leads) % 2 == (len(leads) == TURNS) else "other"
 
 
 def environment(seed: int, test: int) -> ScaffoldEnvironment:

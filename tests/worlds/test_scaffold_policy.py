@@ -51,7 +51,7 @@ def test_the_card_is_of_these_weights(card: dict[str, Any]) -> None:
 def test_requests_are_followed_by_meaning(card: dict[str, Any]) -> None:
     none, opposite = row_of(card, "initial"), row_of(card, "opposite")
     twice, once = row_of(card, "twice"), row_of(card, "once")
-    assert none["ways"]["whole question"] > 0.99
+    assert none["ways"]["no search"] > 0.99
     assert twice["interval"][0] > once["interval"][1]
     assert once["interval"][0] > none["interval"][1]
     assert opposite["interval"][1] < none["interval"][0]

@@ -4,7 +4,7 @@ The facts, documents and index are those of `geo`; a question names a city and a
 or three look-ups away. An episode has five turns: at most four searches, and the answer. There are three
 ways to answer:
 
-    whole question    one search of the question as it stands: enough for one hop at most
+    no search         an answer from memory, right by chance alone
     twice             every hop is looked up, then checked by a second search: two hops fill the turns
     once              every hop is looked up by one search: three hops fit
 

@@ -1,6 +1,6 @@
 """The offline rules for the world `scaffold`: which way of working a failed rollout calls for.
 
-A search of the whole question calls for searches by hops, either way; hops that were searched once call for a
+An answer without a search by hops calls for such searches, either way; hops that were searched once call for a
 second search; hops that were searched twice for one search each, which leaves turns for the next hop. Which
 of the two is better, the rules do not know: that is for verification to find out.
 """
