@@ -15,6 +15,8 @@ from cotune.errors import ConfigError
 from cotune.llm.bank import BankLLM, BankOptions
 from cotune.llm.client import MeteredLLM, NoLLM, OpenAIClient
 from cotune.llm.own import OwnLLMOptions, own_llm
+from cotune.policy.local_llm import LocalLLM, LocalOptions
+from cotune.policy.options import PolicyConfig
 from cotune.protocols import LLM, Codec, Environment
 from cotune.rewards.functions import RewardFunctions, WeightedReward
 from cotune.rewards.reward_options import RewardConfig
@@ -111,15 +113,18 @@ def build_rewards(rewards: Sequence[RewardConfig]) -> RewardFunctions | None:
     )
 
 
-def build_llm(options: LLMConfig | None, seed: int, ledger: Ledger) -> LLM:
+def build_llm(
+    options: LLMConfig | None, seed: int, ledger: Ledger, policy: PolicyConfig | None = None
+) -> LLM:
     """Return a metered LLM; without options, one that raises when called.
 
     A bank is not metered: no model is asked.
 
     Args:
         options: `RunConfig.proposer`.
-        seed: seed of the offline rules, and of a bank in random order.
+        seed: seed of the offline rules, of a bank in random order and of a local model's draws.
         ledger: charged for every call.
+        policy: the run's, for a local model that is the policy itself.
 
     Raises:
         ConfigError: the key is not set, or a bank or an object of the user's cannot be loaded.
@@ -131,6 +136,9 @@ def build_llm(options: LLMConfig | None, seed: int, ledger: Ledger) -> LLM:
         return MeteredLLM(rules, ledger, model="rules", identity=options.describe())
     if isinstance(options, BankOptions):
         return BankLLM(options, seed)
+    if isinstance(options, LocalOptions):
+        model = options.model(policy or PolicyConfig())
+        return MeteredLLM(LocalLLM(options, model, seed), ledger, options.public_name)
     if isinstance(options, OwnLLMOptions):
         own, name = own_llm(options), options.describe()
         identity = getattr(own, "identity", name)

@@ -38,6 +38,7 @@ from cotune.llm.client import OpenAIOptions
 from cotune.llm.own import OwnLLMOptions
 from cotune.methods.method import Method, MethodOptions, RunShape
 from cotune.methods.registry import BUILT_IN, GROUP, method_of
+from cotune.policy.local_llm import LocalOptions
 from cotune.policy.options import PolicyConfig
 from cotune.policy.precision import Precision
 from cotune.rewards.reward_options import RewardConfig
@@ -248,7 +249,8 @@ if TYPE_CHECKING:
 else:
     StrategyConfig = Annotated[_union(_CLASSES), WrapValidator(_validated), WrapSerializer(_dumped)]
 LLMConfig = Annotated[
-    RulesConfig | OpenAIOptions | BankOptions | OwnLLMOptions, Field(discriminator="kind")
+    RulesConfig | OpenAIOptions | BankOptions | LocalOptions | OwnLLMOptions,
+    Field(discriminator="kind"),
 ]
 _UNIONS = {"environment": Environment, "llm": LLMConfig}
 ASKS_A_MODEL = (OpenAIOptions, OwnLLMOptions)
@@ -391,6 +393,11 @@ class RunConfig(Model):
         method, world = self.method, self.environment.kind
         if isinstance(self.llm, BankOptions):
             check_bank(self.llm, method)
+        if isinstance(self.llm, LocalOptions) and self.training.engine != "trl":
+            raise ValueError(
+                f"llm.kind is local, but with training.engine {self.training.engine} the GPUs are its workers'; serve "
+                "the model (vllm serve MODEL) and set llm to {kind: openai, model: MODEL, base_url: …}"
+            )
         if not method.needs_llm or (self.llm is not None and self.llm.kind != "rules"):
             return self
         alone = without_search(self.environment)

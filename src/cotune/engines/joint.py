@@ -73,7 +73,9 @@ def run_parts(
         ),
         environment=environment,
         # The others never ask, and making one's own LLM may load a model.
-        llm=NoLLM() if world().rank else build_llm(config.proposer, config.seed, ledger),
+        llm=NoLLM()
+        if world().rank
+        else build_llm(config.proposer, config.seed, ledger, config.policy),
         journal=journal,
         meter=ledger,
         limits=config.limits,

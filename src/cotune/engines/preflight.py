@@ -49,6 +49,7 @@ from cotune.llm.bank import BankLLM, BankOptions
 from cotune.llm.client import OPENAI_URL, OpenAIClient, OpenAIOptions
 from cotune.llm.own import OwnLLMOptions, check_own, imported
 from cotune.policy.gguf_file import read_header
+from cotune.policy.local_llm import LocalOptions, as_llm, naming_llm
 from cotune.policy.options import PolicyConfig
 from cotune.policy.policy_files import (
     cached_folder,
@@ -630,6 +631,12 @@ def llm(options: LLMConfig | None) -> list[Finding]:
     if isinstance(options, BankOptions):
         BankLLM(options)
         return [Finding(True, f"llm: {options.describe()}")]
+    if isinstance(options, LocalOptions):
+        if options.path is None:
+            return [Finding(True, f"llm: {options.describe()}")]
+        with naming_llm():
+            found = policy(PolicyConfig(path=options.path))
+        return [replace(f, what=as_llm(f.what), fix=as_llm(f.fix)) for f in found]
     if isinstance(options, OwnLLMOptions):
         imported(options)
         return [Finding(True, f"llm: {options.object} can be imported")]

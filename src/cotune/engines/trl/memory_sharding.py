@@ -19,6 +19,7 @@ from cotune.engines.memory import (
     shape_of,
 )
 from cotune.errors import ConfigError
+from cotune.policy.local_llm import LocalOptions
 from cotune.policy.update_rounding import rounding_notice
 from cotune.utils.text import size
 
@@ -117,6 +118,12 @@ def _notes(config: RunConfig, shape: Shape, memory: Memory, processes: int) -> l
         notes.append(
             "notice: sampling needs more than a GPU of 80 GB has; lower training.rows_per_call, the "
             "rollouts that are sampled together, which changes no result"
+        )
+    if isinstance(config.proposer, LocalOptions):
+        proposing = shape_of(config.proposer.model(config.policy).path).parameters
+        notes.append(
+            f"The LLM that proposes is loaded beside the policy: {proposing:,} parameters more, and the cache of "
+            "one reply."
         )
     if not torch.cuda.is_available():
         taken = size(cpu_memory(config, shape))
