@@ -116,11 +116,12 @@ def run(
     steps: range,
     tasks: Sequence[Task],
     group_size: int = 3,
+    total: int = 100,
 ) -> list[Metrics]:
     """The loop's strategy half: evolve, assign, roll out, observe."""
     metrics: list[Metrics] = []
     for step in steps:
-        progress = Progress(step, 0, 100)
+        progress = Progress(step, 0, total)
         evolved = strategy.evolve_if_due(progress, rollout, llm, record)
         trajectories = rollout(strategy.assign(tasks, group_size, progress), purpose="train")
         metrics.append({**evolved, **strategy.observe(trajectories, progress, record)})

@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 
 from cotune.methods.group_plan import check_target, planned, spread
-from cotune.types import FilteredDistillation, Instruction, KLDistillation, Prompt
+from cotune.types import Distillation, FilteredDistillation, Instruction, KLDistillation, Prompt
 from tests.helpers import make_tasks
 
 FIRST, A, B, C = (Instruction(f"i{n}", f"Text {n}.") for n in range(4))
@@ -66,6 +66,9 @@ def test_instructions_teach_in_mixed_groups_alone(
     target: Any, distillation: Any, groups: Any, said: str
 ) -> None:
     check_target("sampled", KL, "mixed")
+    check_target("sampled", KL, "own", distil_steps=2)
+    with pytest.raises(ValueError, match="distil_steps is 2, a last stage that distils by KL, but"):
+        check_target("sampled", Distillation(), "own", distil_steps=2)
     with pytest.raises(ValueError, match=said):
         check_target(target, distillation, groups)
 

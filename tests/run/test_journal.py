@@ -38,6 +38,16 @@ def test_steps_without_any_gradient_are_pointed_out_once(tmp_path: Path) -> None
     assert out.getvalue().count("nothing is learnt") == 1
 
 
+def test_a_teacher_is_a_gradient_too(tmp_path: Path) -> None:
+    out = io.StringIO()
+    journal = RunJournal(RunDir.create(tmp_path / "run", {}), Console(file=out, width=200), 9, 0)
+    for step in range(1, 6):
+        told = {"zero_advantage_share": 1.0, "distil/share": 1.0, "distil/loss": 0.25}
+        journal.metrics(step, told)
+    assert "nothing is learnt" not in out.getvalue()
+    assert "distillation loss 0.250" in out.getvalue()
+
+
 HOSTILE = "\x1b[2J\x1b]0;owned\x07a\x9b31mb\x7f\u202ec\ud83d\rd \x00e\tf\ng"
 
 

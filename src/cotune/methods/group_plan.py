@@ -8,7 +8,8 @@
                 best        on the best instruction so far
 
 With `KLDistillation` each rollout of a mixed group is trained on its own prompt, and those under the
-initial instruction have the drawn one's policy as their teacher.
+initial instruction have the drawn one's policy as their teacher. A last stage (`distil_steps`) ends a run
+with groups under the initial instruction alone, whose teacher is the policy under the best one.
 
 One advantage is computed over the whole group, so rollouts under different instructions are compared
 with each other. P²O adds hints to the rollouts under a drawn instruction.
@@ -23,6 +24,7 @@ from cotune.types import (
     Distillation,
     Instruction,
     KLDistillation,
+    Progress,
     Prompt,
     Task,
 )
@@ -31,20 +33,28 @@ Groups = Literal["own", "mixed", "population"]
 Target = Literal["sampled", "initial", "best"]
 
 
-def check_target(target: Target, distillation: AnyDistillation, groups: Groups) -> None:
+def check_target(
+    target: Target, distillation: AnyDistillation, groups: Groups, distil_steps: int = 0
+) -> None:
     """Raise ValueError if target, distillation and groups contradict each other.
 
     Args:
         distillation: of a method without hints.
+        distil_steps: batches of the last stage.
     """
     if isinstance(distillation, KLDistillation):
-        if groups != "mixed" or target != "sampled":
+        if (groups != "mixed" and not distil_steps) or target != "sampled":
             raise ValueError(
                 "distillation.kind is 'kl', which teaches rollouts under the initial instruction, but groups "
-                f"is {groups!r} and target {target!r}; expected INSPO's groups 'mixed' with target 'sampled', "
-                "or kind 'substitution'"
+                f"is {groups!r} and target {target!r}; expected INSPO's groups 'mixed' or distil_steps above "
+                "0, with target 'sampled', or kind 'substitution'"
             )
         return
+    if distil_steps:
+        raise ValueError(
+            f"distil_steps is {distil_steps}, a last stage that distils by KL, but distillation.kind is "
+            f"{distillation.kind!r}; expected 'kl', or distil_steps 0"
+        )
     if not isinstance(distillation, Distillation):
         raise ValueError(
             f"distillation.kind is {distillation.kind!r}, which rolls out under hints, and this method has "
@@ -67,6 +77,20 @@ def check_target(target: Target, distillation: AnyDistillation, groups: Groups) 
         )
 
 
+def in_last_stage(progress: Progress, batch: int, steps: int) -> bool:
+    """Return whether the batch of a step is one of the run's last `steps`.
+
+    Args:
+        progress: of the step.
+        batch: rollouts of a batch, which tell how many the run's budget still pays for.
+        steps: batches of the stage.
+    """
+    left = progress.total_steps - progress.step + 1
+    if progress.rollouts_left is not None and batch:
+        left = min(left, progress.rollouts_left // batch)
+    return left <= steps
+
+
 def drawn_count(groups: Groups, size: int) -> int:
     """Return how many rollouts of a group are sampled under drawn instructions; the first ones are."""
     return size - size // 2 if groups == "mixed" else size
@@ -80,6 +104,18 @@ def spread(drawn: Sequence[Instruction], size: int) -> list[Instruction]:
     'aaabb'
     """
     return [drawn[i * len(drawn) // size] for i in range(size)]
+
+
+def taught_group(
+    task: Task, group: int, size: int, initial: Instruction, best: Instruction
+) -> list[Assignment]:
+    """Return a group of the last stage: under the initial instruction, taught by the best one.
+
+    Args:
+        task, group, size: as of `planned`.
+    """
+    plain, teacher = Prompt(initial.text), None if best == initial else Prompt(best.text)
+    return [Assignment(task, plain, plain, initial.id, group, teacher) for _ in range(size)]
 
 
 def planned(

@@ -132,6 +132,8 @@ class RunJournal:
             shown.append(f"best weight {values.get('inspo/best_weight', 0):.2f}")
         if "hinted_share" in values:
             shown.append(f"under hints {values['hinted_share']:.0%}")
+        if values.get("distil/share", 0) > 0:
+            shown.append(f"distillation loss {values.get('distil/loss', 0):.3f}")
         if (waited := values.get("llm/waited_seconds", 0)) >= 1:
             shown.append(f"waited {waited:.0f} s for the LLM")
         total = int(values.get("total_steps", self._total))
@@ -144,7 +146,8 @@ class RunJournal:
         if notice and not self._said_truncated:
             self._said_truncated = True
             self._say(f"[yellow]{notice}[/]")
-        self._without_gradient = self._without_gradient + 1 if equal == 1 else 0
+        taught = values.get("distil/share", 0) > 0  # a teacher's loss has a gradient all the same
+        self._without_gradient = self._without_gradient + 1 if equal == 1 and not taught else 0
         if self._without_gradient == _WARNED_AFTER:
             self._console.print(
                 f"  [yellow]the rewards of every group were equal in {_WARNED_AFTER} steps in a row: "

@@ -203,6 +203,43 @@ def test_a_drawn_instruction_teaches_the_initial_one():
     assert strategy.checks_uplift  # the initial instruction may be best
 
 
+def test_the_last_stage_teaches_the_initial_instruction_by_the_best_and_evolves_nothing():
+    strategy, events = inspo(distil_steps=2, distillation=KLDistillation(kind="kl")), Events()
+    rollout, llm = ScriptedRollout(chance), RulesLLM(0)
+    # Ten steps; an evolution falls due at the ends of 4 and 8, and 9 and 10 are the last stage.
+    run(strategy, rollout, llm, events, range(1, 9), TASKS, total=10)
+    weights = {member.id: member.weight for member in strategy.population.members}
+    best = strategy.best_prompt()
+    assert best.instruction != INITIAL
+    for step in (9, 10):
+        before = len(events.rows)
+        run(strategy, rollout, llm, events, range(step, step + 1), TASKS, total=10)
+        assert {kind for kind, _ in events.rows[before:]} == {"population"}
+        rows = strategy.assign(TASKS, 4, Progress(step, 0, 10))
+        assert {(r.sampled, r.trained, r.teacher) for r in rows} == {
+            (Prompt(INITIAL), Prompt(INITIAL), best)
+        }
+        assert {r.instruction_id for r in rows} == {"i0"}
+    # Rollouts under the initial instruction are no evidence about the others.
+    assert {member.id: member.weight for member in strategy.population.members} == weights
+    assert strategy.checks_uplift
+
+
+def test_the_last_stage_begins_when_the_budget_pays_for_no_more():
+    strategy = inspo(distil_steps=2, distillation=KLDistillation(kind="kl"), verification_tasks=4)
+    events, rollout, llm = Events(), ScriptedRollout(chance), RulesLLM(0)
+    run(strategy, rollout, llm, events, range(1, 5), TASKS)
+    batch = 4 * len(TASKS)
+    for left, taught in ((3 * batch, False), (3 * batch - 1, True), (batch, True)):
+        rows = strategy.assign(TASKS, 4, Progress(5, 0, 99, left))
+        assert any(r.teacher for r in rows) == taught
+    # An evolution leaves enough for this batch and the last stage.
+    left = 3 * 3 * len(TASKS)
+    strategy.evolve_if_due(Progress(5, 0, 99, left + 4), rollout, llm, events)
+    assert events.of("evolution")[-1]["verified"] == 0
+    assert not [purpose for purpose, _ in rollout.calls if purpose == "verify"]
+
+
 # ---- phases
 
 

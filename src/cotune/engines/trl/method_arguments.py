@@ -62,6 +62,7 @@ class InspoArguments(TrainerArguments, total=False):
     target: Literal["sampled", "initial", "best"]
     credit: Literal["raw", "centred", "uplift", "pairwise"]
     distillation: Distillation | KLDistillation | FilteredDistillation
+    distil_steps: int
     new_weight: Literal["parent+delta", "zero"]
     failure_below: float
     buffer_size: int

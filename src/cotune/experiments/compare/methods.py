@@ -115,6 +115,11 @@ def _variant(strategy: str, label: str, about: str, **proposer: Any) -> Method:
 
 
 _MIXED = {"groups": "mixed", "target": "initial", "credit": "uplift"}
+_LAST_STAGE = {
+    "distil_steps": 8,
+    "distillation": {"kind": "kl", "weight": 1.0, "gate": "none", "tokens": "top_k"},
+}
+"""OPCD's loss, which has no gate, in a run's last batches."""
 
 METHODS: dict[str, Method] = {
     "direct": _inference("direct", "Direct", "the question alone, without tools"),
@@ -181,6 +186,12 @@ METHODS: dict[str, Method] = {
         group="ours",
         about="half of each group under the initial instruction, all trained on it",
         stages=(Stage(strategy="inspo", changes={"strategy": _MIXED}),),
+    ),
+    "inspo-distilled": Method(
+        label="INSPO, distilled at the end",
+        group="ours",
+        about="its last batches move the best instruction's gain into the weights, by KL",
+        stages=(Stage(strategy="inspo", changes={"strategy": _LAST_STAGE}),),
     ),
     "fst-distill": Method(
         label="FST-distill",

@@ -7,7 +7,14 @@ from dataclasses import asdict, dataclass, field, replace
 from statistics import fmean
 from typing import ClassVar, Literal
 
-from cotune.methods.group_plan import Groups, Target, check_target, planned
+from cotune.methods.group_plan import (
+    Groups,
+    Target,
+    check_target,
+    in_last_stage,
+    planned,
+    taught_group,
+)
 from cotune.methods.inspo.credit import Credit, QuestionMeans, pairwise_wins, uplifts
 from cotune.methods.inspo.generation import Generator
 from cotune.methods.inspo.population import Member, Population
@@ -77,7 +84,10 @@ class InspoOptions:
             of the same group's rollouts under other instructions that a rollout beats.
         distillation: how rollouts that are trained on another instruction are weighed; or, with mixed
             groups, the KL that teaches rollouts under the initial instruction what the policy would
-            write under the drawn one.
+            write under the drawn one; or the KL of the last stage.
+        distil_steps: the run's last batches, which distil the best instruction into the weights: rollouts
+            are under the initial instruction, and the KL of `distillation` pulls them to what the policy
+            would write under the best one (OPCD, arXiv 2602.12275). Nothing evolves in them. 0 is none.
         new_weight: a newcomer starts at its parent's weight plus the gain of its verification
             ("parent+delta"), or all weights are reset to 0 ("zero", as printed in Algorithm 1).
         failure_below: a reward below it makes a rollout a failure to reflect on.
@@ -109,13 +119,14 @@ class InspoOptions:
     target: Target = "sampled"
     credit: Credit = "raw"
     distillation: AnyDistillation = field(default_factory=Distillation)
+    distil_steps: int = 0
     new_weight: Literal["parent+delta", "zero"] = "parent+delta"
     failure_below: float = 0.5
     buffer_size: int = 4096
     max_instruction_chars: int = 4000
 
     def __post_init__(self) -> None:
-        least = {"prune_every": 0, "evolve_every": 0, "evolve_until": 0}
+        least = {"prune_every": 0, "evolve_every": 0, "evolve_until": 0, "distil_steps": 0}
         ones = ("population_size", "parents", "window", "verification_tasks", "candidates")
         ones += (
             "verification_block",
@@ -148,7 +159,7 @@ class InspoOptions:
                 "credit is 'pairwise', but with groups 'own' a group has one instruction; expected "
                 "groups 'mixed' or 'population', or another credit"
             )
-        check_target(self.target, self.distillation, self.groups)
+        check_target(self.target, self.distillation, self.groups, self.distil_steps)
         if self.parents > self.population_size:
             raise ValueError(
                 f"parents is {self.parents}; expected at most population_size, "
@@ -184,6 +195,7 @@ class Inspo(Unhinted):
         self._phases_run = 0  # the step whose due phases ran last
         self._batch = 0  # rollouts of the last batch, and the expected size of the next one
         self._settled: str | None = None  # the best instruction on validation, at a run's end
+        self._distilling = False  # whether the batch is one of the last stage
 
     @property
     def distillation(self) -> AnyDistillation:
@@ -215,6 +227,8 @@ class Inspo(Unhinted):
             later = any(_due(step, options.evolve_every, options.evolve_until) for step in evolves)
             metrics |= self._initialise(llm, record, last=not later)
         prune_until = options.evolve_until if options.prune_until is None else options.prune_until
+        if self._distils(progress, self._batch):
+            return metrics
         if _due(ended, options.prune_every, prune_until):
             metrics |= self._prune(record)
         if _due(ended, options.evolve_every, options.evolve_until):
@@ -260,7 +274,9 @@ class Inspo(Unhinted):
             rollout=rollout if self.options.verify else None,
             record=record,
             history=self._history(),
-            affordable=None if left is None else left - self._batch,
+            affordable=None
+            if left is None
+            else left - self._batch * (1 + self.options.distil_steps),
         )
         if new.accepted:
             # Before the weights are reset: a newcomer starts from its parent's weight.
@@ -283,14 +299,17 @@ class Inspo(Unhinted):
         """Return the prompts that the evolution at the end of this step begins with, after `observe`."""
         step, left, options = progress.step, progress.rollouts_left, self.options
         due = _due(step, options.evolve_every, options.evolve_until)
-        if not due or step >= progress.total_steps:
+        after = replace(
+            progress, step=step + 1, rollouts_left=None if left is None else left - self._batch
+        )
+        if not due or step >= progress.total_steps or self._distils(after, self._batch):
             return []
         return self._generator.requests(
             [parent.instruction for parent in self.population.top(options.parents)],
             options.proposer,
             step=step + 1,
             history=self._history(),
-            affordable=None if left is None else left - 2 * self._batch,
+            affordable=None if left is None else left - self._batch * (2 + options.distil_steps),
         )
 
     def _history(self) -> list[tuple[Instruction, float]]:
@@ -337,6 +356,14 @@ class Inspo(Unhinted):
     ) -> list[Assignment]:
         """Draw instructions by Eq. 4: one per question, or with `groups: population` one per rollout."""
         options, initial = self.options, self._lineage[0]
+        self._distilling = self._distils(progress, len(tasks) * group_size)
+        if self._distilling:
+            best = self.choice().instruction
+            taught = (
+                taught_group(task, group, group_size, initial, best)
+                for group, task in enumerate(tasks)
+            )
+            return [assignment for group in taught for assignment in group]
         trained = {"sampled": None, "initial": initial, "best": self.choice().instruction}
         assignments: list[Assignment] = []
         for group, task in enumerate(tasks):
@@ -356,6 +383,9 @@ class Inspo(Unhinted):
     ) -> Metrics:
         """Update Eq. 6 and the replay buffer. Hinted rollouts say nothing about an instruction."""
         self._settled = None
+        self._batch = len(trajectories)
+        if self._distilling:
+            return self._report(trajectories, record)
         own = [t for t in trajectories if not t.assignment.sampled.hint]
         # Mixed groups still sample under the initial instruction after it was pruned.
         gone = {self._lineage[0].id} - {member.id for member in self.population.members}
@@ -371,8 +401,12 @@ class Inspo(Unhinted):
             seen = [*(self._rewards or ()), *(t.reward for t in own)]
             self._rewards = (min(seen), max(seen))
         self._replay.add(own, progress.step)
-        self._batch = len(trajectories)
         return self._report(trajectories, record)
+
+    def _distils(self, progress: Progress, batch: int) -> bool:
+        """Return whether the batch of a step belongs to the last stage."""
+        steps = self.options.distil_steps
+        return steps > 0 and in_last_stage(progress, batch, steps)
 
     def _credits(self, trajectories: Sequence[Trajectory]) -> Sequence[float | None]:
         """Return the credit of each rollout; None if it says nothing about its instruction."""
@@ -500,7 +534,7 @@ def _record_gone(members: Sequence[Member], cause: str, record: Recorder) -> Non
 
 
 def _checks_uplift(options: InspoOptions) -> bool:
-    return options.groups == "mixed" or options.target == "initial"
+    return options.groups == "mixed" or options.target == "initial" or options.distil_steps > 0
 
 
 def cost(options: InspoOptions, shape: RunShape) -> Cost:
