@@ -46,8 +46,8 @@ def check_target(
         if (groups != "mixed" and not distil_steps) or target != "sampled":
             raise ValueError(
                 "distillation.kind is 'kl', which teaches rollouts under the initial instruction, but groups "
-                f"is {groups!r} and target {target!r}; expected INSPO's groups 'mixed' or distil_steps above "
-                "0, with target 'sampled', or kind 'substitution'"
+                f"is {groups!r} and target {target!r}; expected INSPO's groups 'mixed', or distil_steps "
+                "above 0, with target 'sampled', or kind 'substitution'"
             )
         return
     if distil_steps:
@@ -106,16 +106,16 @@ def spread(drawn: Sequence[Instruction], size: int) -> list[Instruction]:
     return [drawn[i * len(drawn) // size] for i in range(size)]
 
 
-def taught_group(
-    task: Task, group: int, size: int, initial: Instruction, best: Instruction
+def taught_groups(
+    tasks: Sequence[Task], size: int, initial: Instruction, best: Instruction
 ) -> list[Assignment]:
-    """Return a group of the last stage: under the initial instruction, taught by the best one.
-
-    Args:
-        task, group, size: as of `planned`.
-    """
+    """Return a batch of the last stage: under the initial instruction, taught by the best one."""
     plain, teacher = Prompt(initial.text), None if best == initial else Prompt(best.text)
-    return [Assignment(task, plain, plain, initial.id, group, teacher) for _ in range(size)]
+    return [
+        Assignment(task, plain, plain, initial.id, group, teacher)
+        for group, task in enumerate(tasks)
+        for _ in range(size)
+    ]
 
 
 def planned(

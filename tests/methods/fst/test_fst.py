@@ -7,7 +7,7 @@ from cotune.errors import ConfigError, EvolutionError
 from cotune.methods.fst.fst import METHOD, Fst, FstOptions, covering_prompts
 from cotune.methods.method import Context, RunShape
 from cotune.testing import ScriptedLLM
-from cotune.types import Distillation, Progress, Prompt
+from cotune.types import Distillation, KLDistillation, Progress, Prompt
 from cotune.worlds.rules_llm import REMEDIES, Mode, RulesLLM
 from tests.helpers import (
     INITIAL,
@@ -70,6 +70,20 @@ def test_a_prompt_is_scored_on_questions_that_no_reflection_shows():
     shown = {one for s in strategy.standings() for one in s.instruction.shown}
     assert shown
     assert not shown & dev
+
+
+def test_the_last_stage_teaches_the_initial_instruction_by_the_best_prompt():
+    strategy = fst(distil_steps=3, distillation=KLDistillation(kind="kl"))
+    events, policy = Events(), ScriptedRollout(chance)
+    run(strategy, policy, RulesLLM(3), events, range(1, 8), TASKS, total=9)
+    assert len(events.of("gepa_phase")) == 2  # before steps 1 and 4; 7 belongs to the last stage
+    best = strategy.best_prompt()
+    assert chance(best.instruction) == 0.9
+    for step, taught in ((6, False), (7, True), (9, True)):
+        rows = strategy.assign(TASKS, 4, Progress(step, 0, 9))
+        assert {r.teacher for r in rows} == {best if taught else None}
+        assert ({r.sampled for r in rows} == {Prompt(INITIAL)}) == taught
+    assert strategy.checks_uplift
 
 
 def test_groups_are_spread_over_the_prompts_and_trained_on_what_they_saw():

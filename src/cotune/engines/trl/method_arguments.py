@@ -97,6 +97,7 @@ class FstArguments(TrainerArguments, total=False):
     beam: int
     target: Literal["sampled", "initial", "best"]
     distillation: Distillation | KLDistillation | FilteredDistillation
+    distil_steps: int
     show_answers: bool
     solved_at: float
     reflection_tokens: int

@@ -13,7 +13,13 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import ClassVar, Literal
 
 from cotune.errors import ConfigError
-from cotune.methods.group_plan import Target, check_target, planned
+from cotune.methods.group_plan import (
+    Target,
+    check_target,
+    in_last_stage,
+    planned,
+    taught_groups,
+)
 from cotune.methods.instruction_evolution import (
     Candidates,
     check_budget,
@@ -71,7 +77,11 @@ class FstOptions:
         beam: parents that instructions are derived from in one iteration.
         target: the instruction that the gradient is taken on. "sampled" is the authors'; "initial"
             distils the prompts into the weights, which they leave open.
-        distillation: how rollouts that are trained on another instruction are weighed.
+        distillation: how rollouts that are trained on another instruction are weighed; or the KL of the
+            last stage.
+        distil_steps: the run's last batches, which distil the best prompt into the weights: rollouts are
+            under the initial instruction, and the KL of `distillation` pulls them to what the policy would
+            write under the best prompt (OPCD, arXiv 2602.12275). No round runs in them. 0 is none.
         show_answers: whether the reflector is shown the ground truth.
         solved_at: the least reward of a success, as the reflector is told.
         reflection_tokens: the most tokens of a reflection prompt, by an estimate that is rather too
@@ -91,6 +101,7 @@ class FstOptions:
     beam: int = 1
     target: Target = "sampled"
     distillation: AnyDistillation = field(default_factory=Distillation)
+    distil_steps: int = 0
     show_answers: bool = False
     solved_at: float = SOLVED_AT
     reflection_tokens: int = REFLECTION_TOKENS
@@ -103,7 +114,9 @@ class FstOptions:
                 raise ValueError(f"{name} is {getattr(self, name)}; expected 1 or more")
         if self.evolve_until is not None and self.evolve_until < 0:
             raise ValueError(f"evolve_until is {self.evolve_until}; expected 0 or more, or null")
-        check_target(self.target, self.distillation, "population")
+        if self.distil_steps < 0:
+            raise ValueError(f"distil_steps is {self.distil_steps}; expected 0 or more")
+        check_target(self.target, self.distillation, "population", self.distil_steps)
 
     def least_budget(self, dev: int) -> int:
         """Return the least evaluations with which a round can propose anything, on `dev` questions."""
@@ -187,7 +200,7 @@ class Fst(Unhinted):
 
     @property
     def checks_uplift(self) -> bool:
-        return self.options.target == "initial"
+        return self.options.target == "initial" or self.options.distil_steps > 0
 
     # ---- fast weights
 
@@ -205,14 +218,15 @@ class Fst(Unhinted):
         if not self._evolved_before:
             record_born(self._lineage[0], record)
         self._evolved_before = step
-        if not options.is_due(step):
+        if not options.is_due(step) or self._distils(progress, self._batch):
             return {}
         left = progress.rollouts_left
-        if left is not None and options.budget > left - self._batch:
+        rest = None if left is None else left - self._batch * (1 + options.distil_steps)
+        if rest is not None and options.budget > rest:
             record(
                 "notice",
-                text=f"a round of {options.budget} evaluations is more than the "
-                f"{max(0, left - self._batch)} that rollout_budget leaves for one: no prompts are evolved",
+                text=f"a round of {options.budget} evaluations is more than the {max(0, rest)} that "
+                "rollout_budget leaves for one: no prompts are evolved",
             )
             return {}
         later = any(map(options.is_due, range(step + 1, progress.total_steps + 1)))
@@ -292,6 +306,8 @@ class Fst(Unhinted):
     ) -> list[Assignment]:
         """Spread each question's group over the prompts, in an order drawn for the group."""
         used, initial = self._used(), self._lineage[0]
+        if self._distils(progress, len(tasks) * group_size):
+            return taught_groups(tasks, group_size, initial, used[0])
         trained = {"sampled": None, "initial": initial, "best": used[0]}[self.options.target]
         assignments: list[Assignment] = []
         for group, task in enumerate(tasks):
@@ -300,6 +316,11 @@ class Fst(Unhinted):
             drawn = order.sample(used, min(len(used), group_size))
             assignments += planned(task, group, group_size, "population", drawn, initial, trained)
         return assignments
+
+    def _distils(self, progress: Progress, batch: int) -> bool:
+        """Return whether the batch of a step belongs to the last stage."""
+        steps = self.options.distil_steps
+        return steps > 0 and in_last_stage(progress, batch, steps)
 
     def observe(
         self, trajectories: Sequence[Trajectory], progress: Progress, record: Recorder

@@ -13,7 +13,7 @@ from cotune.methods.group_plan import (
     check_target,
     in_last_stage,
     planned,
-    taught_group,
+    taught_groups,
 )
 from cotune.methods.inspo.credit import Credit, QuestionMeans, pairwise_wins, uplifts
 from cotune.methods.inspo.generation import Generator
@@ -358,12 +358,7 @@ class Inspo(Unhinted):
         options, initial = self.options, self._lineage[0]
         self._distilling = self._distils(progress, len(tasks) * group_size)
         if self._distilling:
-            best = self.choice().instruction
-            taught = (
-                taught_group(task, group, group_size, initial, best)
-                for group, task in enumerate(tasks)
-            )
-            return [assignment for group in taught for assignment in group]
+            return taught_groups(tasks, group_size, initial, self.choice().instruction)
         trained = {"sampled": None, "initial": initial, "best": self.choice().instruction}
         assignments: list[Assignment] = []
         for group, task in enumerate(tasks):
