@@ -67,8 +67,10 @@ def test_instructions_teach_in_mixed_groups_alone(
 ) -> None:
     check_target("sampled", KL, "mixed")
     check_target("sampled", KL, "own", distil_steps=2)
-    with pytest.raises(ValueError, match="distil_steps is 2, a last stage that distils by KL, but"):
-        check_target("sampled", Distillation(), "own", distil_steps=2)
+    check_target("sampled", FILTERED, "population", distil_steps=2)
+    for target_, given in (("sampled", Distillation()), ("initial", FILTERED)):
+        with pytest.raises(ValueError, match="distil_steps is 2, a last stage"):
+            check_target(target_, given, "own", distil_steps=2)  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match=said):
         check_target(target, distillation, groups)
 

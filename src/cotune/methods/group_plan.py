@@ -8,25 +8,28 @@
                 best        on the best instruction so far
 
 With `KLDistillation` each rollout of a mixed group is trained on its own prompt, and those under the
-initial instruction have the drawn one's policy as their teacher. A last stage (`distil_steps`) ends a run
-with groups under the initial instruction alone, whose teacher is the policy under the best one.
+initial instruction have the drawn one's policy as their teacher. A last stage (`distil_steps`) ends a run:
+the policy under the best instruction is the teacher of the policy under the initial one, in every group.
 
 One advantage is computed over the whole group, so rollouts under different instructions are compared
 with each other. P²O adds hints to the rollouts under a drawn instruction.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Literal
 
 from cotune.types import (
     AnyDistillation,
     Assignment,
     Distillation,
+    FilteredDistillation,
     Instruction,
     KLDistillation,
     Progress,
     Prompt,
     Task,
+    Trajectory,
 )
 
 Groups = Literal["own", "mixed", "population"]
@@ -42,23 +45,29 @@ def check_target(
         distillation: of a method without hints.
         distil_steps: batches of the last stage.
     """
-    if isinstance(distillation, KLDistillation):
-        if (groups != "mixed" and not distil_steps) or target != "sampled":
+    if distil_steps and not isinstance(distillation, Distillation):
+        if target != "sampled":
             raise ValueError(
-                "distillation.kind is 'kl', which teaches rollouts under the initial instruction, but groups "
-                f"is {groups!r} and target {target!r}; expected INSPO's groups 'mixed', or distil_steps "
-                "above 0, with target 'sampled', or kind 'substitution'"
+                f"distil_steps is {distil_steps}, a last stage that distils, but target is {target!r}, which distils "
+                "all along; expected target 'sampled', or distil_steps 0"
             )
         return
     if distil_steps:
         raise ValueError(
-            f"distil_steps is {distil_steps}, a last stage that distils by KL, but distillation.kind is "
-            f"{distillation.kind!r}; expected 'kl', or distil_steps 0"
+            f"distil_steps is {distil_steps}, a last stage with a teacher, but distillation.kind is "
+            f"{distillation.kind!r}; expected 'filtered' or 'kl', or distil_steps 0"
         )
+    if isinstance(distillation, KLDistillation):
+        if groups != "mixed" or target != "sampled":
+            raise ValueError(
+                "distillation.kind is 'kl', which teaches rollouts under the initial instruction, but groups "
+                f"is {groups!r} and target {target!r}; expected INSPO's groups 'mixed', with target 'sampled', or kind 'substitution'"
+            )
+        return
     if not isinstance(distillation, Distillation):
         raise ValueError(
             f"distillation.kind is {distillation.kind!r}, which rolls out under hints, and this method has "
-            "none; expected 'substitution' or 'kl'"
+            "none; expected 'substitution' or 'kl', or distil_steps above 0"
         )
     if target == "sampled" and distillation != Distillation():
         raise ValueError(
@@ -107,15 +116,31 @@ def spread(drawn: Sequence[Instruction], size: int) -> list[Instruction]:
 
 
 def taught_groups(
-    tasks: Sequence[Task], size: int, initial: Instruction, best: Instruction
+    tasks: Sequence[Task],
+    size: int,
+    initial: Instruction,
+    best: Instruction,
+    distillation: AnyDistillation,
 ) -> list[Assignment]:
-    """Return a batch of the last stage: under the initial instruction, taught by the best one."""
-    plain, teacher = Prompt(initial.text), None if best == initial else Prompt(best.text)
+    """Return a batch of the last stage: trained on the initial instruction, taught by the best one.
+
+    It is sampled under the instruction whose rollouts the loss is taken on: the initial one for
+    `KLDistillation`, the best one for `FilteredDistillation`. Only the latter can teach what the policy
+    never does under the initial instruction: KL(p ‖ q) has no gradient where p is certain.
+    """
+    plain, teacher = Prompt(initial.text), Prompt(best.text)
+    under = best if isinstance(distillation, FilteredDistillation) else initial
+    sampled = Prompt(under.text)
     return [
-        Assignment(task, plain, plain, initial.id, group, teacher)
+        Assignment(task, sampled, plain, under.id, group, None if best == initial else teacher)
         for group, task in enumerate(tasks)
         for _ in range(size)
     ]
+
+
+def successes_teach(trajectories: Sequence[Trajectory], least: float) -> list[Trajectory]:
+    """Return a batch in which no rollout below a reward has a teacher (`FilteredDistillation`)."""
+    return [t if t.reward >= least else replace(t, teacher_prompt_ids=()) for t in trajectories]
 
 
 def planned(

@@ -18,6 +18,7 @@ from cotune.types import (
     Assignment,
     Completion,
     Distillation,
+    FilteredDistillation,
     KLDistillation,
     Progress,
     Prompt,
@@ -223,6 +224,24 @@ def test_the_last_stage_teaches_the_initial_instruction_by_the_best_and_evolves_
     # Rollouts under the initial instruction are no evidence about the others.
     assert {member.id: member.weight for member in strategy.population.members} == weights
     assert strategy.checks_uplift
+
+
+def test_the_last_stage_can_be_sampled_under_the_best_whose_successes_teach():
+    strategy = inspo(distil_steps=1, distillation=FilteredDistillation(kind="filtered"))
+    run(strategy, ScriptedRollout(chance), RulesLLM(0), Events(), range(1, 9), TASKS, total=9)
+    best, progress = strategy.best_prompt(), Progress(9, 0, 9)
+    assert best.instruction != INITIAL
+    rows = strategy.assign(TASKS, 2, progress)
+    assert {(r.sampled, r.trained, r.teacher) for r in rows} == {(best, Prompt(INITIAL), best)}
+    rewards = [1.0, 0.0, 0.4, 0.5] * (len(rows) // 4)
+    batch = [
+        replace(make_trajectory(row, reward), teacher_prompt_ids=(1, 2))
+        for row, reward in zip(rows, rewards, strict=True)
+    ]
+    strategy.observe(batch, progress, Events())
+    trained, _ = strategy.retry(batch, 2, progress, ScriptedRollout(chance))
+    assert [bool(t.teacher_prompt_ids) for t in trained] == [r >= 0.5 for r in rewards]
+    assert [replace(t, teacher_prompt_ids=(1, 2)) for t in trained] == batch
 
 
 def test_the_last_stage_begins_when_the_budget_pays_for_no_more():

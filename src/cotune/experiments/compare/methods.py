@@ -115,11 +115,7 @@ def _variant(strategy: str, label: str, about: str, **proposer: Any) -> Method:
 
 
 _MIXED = {"groups": "mixed", "target": "initial", "credit": "uplift"}
-_LAST_STAGE = {
-    "distil_steps": 8,
-    "distillation": {"kind": "kl", "weight": 1.0, "gate": "none", "tokens": "top_k"},
-}
-"""OPCD's loss, which has no gate, in a run's last batches."""
+_LAST_STAGE = {"distil_steps": 8, "distillation": {"kind": "filtered"}}
 
 METHODS: dict[str, Method] = {
     "direct": _inference("direct", "Direct", "the question alone, without tools"),
@@ -190,7 +186,7 @@ METHODS: dict[str, Method] = {
     "inspo-distilled": Method(
         label="INSPO, distilled at the end",
         group="ours",
-        about="its last batches move the best instruction's gain into the weights, by KL",
+        about="its last batches move the best instruction's gain into the weights",
         stages=(Stage(strategy="inspo", changes={"strategy": _LAST_STAGE}),),
     ),
     "fst-distill": Method(

@@ -18,6 +18,7 @@ from cotune.methods.group_plan import (
     check_target,
     in_last_stage,
     planned,
+    successes_teach,
     taught_groups,
 )
 from cotune.methods.instruction_evolution import (
@@ -47,6 +48,7 @@ from cotune.types import (
     Assignment,
     Choice,
     Distillation,
+    FilteredDistillation,
     Instruction,
     Metrics,
     Progress,
@@ -77,11 +79,10 @@ class FstOptions:
         beam: parents that instructions are derived from in one iteration.
         target: the instruction that the gradient is taken on. "sampled" is the authors'; "initial"
             distils the prompts into the weights, which they leave open.
-        distillation: how rollouts that are trained on another instruction are weighed; or the KL of the
-            last stage.
-        distil_steps: the run's last batches, which distil the best prompt into the weights: rollouts are
-            under the initial instruction, and the KL of `distillation` pulls them to what the policy would
-            write under the best prompt (OPCD, arXiv 2602.12275). No round runs in them. 0 is none.
+        distillation: how rollouts that are trained on another instruction are weighed; or the loss of
+            the last stage.
+        distil_steps: the run's last batches, which distil the best prompt into the weights as INSPO's do.
+            No round runs in them. 0 is none.
         show_answers: whether the reflector is shown the ground truth.
         solved_at: the least reward of a success, as the reflector is told.
         reflection_tokens: the most tokens of a reflection prompt, by an estimate that is rather too
@@ -193,6 +194,7 @@ class Fst(Unhinted):
         self._health = LLMHealth()
         self._evolved_before = 0  # the step before which evolution was last considered
         self._batch = 0  # rollouts of the last batch
+        self._distilling = False  # whether the batch is one of the last stage
 
     @property
     def distillation(self) -> AnyDistillation:
@@ -306,8 +308,9 @@ class Fst(Unhinted):
     ) -> list[Assignment]:
         """Spread each question's group over the prompts, in an order drawn for the group."""
         used, initial = self._used(), self._lineage[0]
-        if self._distils(progress, len(tasks) * group_size):
-            return taught_groups(tasks, group_size, initial, used[0])
+        self._distilling = self._distils(progress, len(tasks) * group_size)
+        if self._distilling:
+            return taught_groups(tasks, group_size, initial, used[0], self.distillation)
         trained = {"sampled": None, "initial": initial, "best": used[0]}[self.options.target]
         assignments: list[Assignment] = []
         for group, task in enumerate(tasks):
@@ -316,6 +319,18 @@ class Fst(Unhinted):
             drawn = order.sample(used, min(len(used), group_size))
             assignments += planned(task, group, group_size, "population", drawn, initial, trained)
         return assignments
+
+    def retry(
+        self,
+        trajectories: Sequence[Trajectory],
+        group_size: int,
+        progress: Progress,
+        rollout: Rollout,
+    ) -> tuple[list[Trajectory], Metrics]:
+        """Leave the last stage's teacher to successes, if `distillation` is filtered; roll out nothing."""
+        if not (self._distilling and isinstance(self.distillation, FilteredDistillation)):
+            return list(trajectories), {}
+        return successes_teach(trajectories, self.options.solved_at), {}
 
     def _distils(self, progress: Progress, batch: int) -> bool:
         """Return whether the batch of a step belongs to the last stage."""

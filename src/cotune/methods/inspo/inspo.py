@@ -13,6 +13,7 @@ from cotune.methods.group_plan import (
     check_target,
     in_last_stage,
     planned,
+    successes_teach,
     taught_groups,
 )
 from cotune.methods.inspo.credit import Credit, QuestionMeans, pairwise_wins, uplifts
@@ -31,6 +32,7 @@ from cotune.types import (
     Assignment,
     Choice,
     Distillation,
+    FilteredDistillation,
     Instruction,
     KLDistillation,
     Metrics,
@@ -84,10 +86,11 @@ class InspoOptions:
             of the same group's rollouts under other instructions that a rollout beats.
         distillation: how rollouts that are trained on another instruction are weighed; or, with mixed
             groups, the KL that teaches rollouts under the initial instruction what the policy would
-            write under the drawn one; or the KL of the last stage.
-        distil_steps: the run's last batches, which distil the best instruction into the weights: rollouts
-            are under the initial instruction, and the KL of `distillation` pulls them to what the policy
-            would write under the best one (OPCD, arXiv 2602.12275). Nothing evolves in them. 0 is none.
+            write under the drawn one; or the loss of the last stage.
+        distil_steps: the run's last batches, which distil the best instruction into the weights. With
+            `distillation` "filtered" they are sampled under it, and the policy under the initial one learns
+            the distribution of successes; with "kl" they are sampled under the initial one (OPCD,
+            arXiv 2602.12275). Nothing evolves in them. 0 is none.
         new_weight: a newcomer starts at its parent's weight plus the gain of its verification
             ("parent+delta"), or all weights are reset to 0 ("zero", as printed in Algorithm 1).
         failure_below: a reward below it makes a rollout a failure to reflect on.
@@ -358,7 +361,9 @@ class Inspo(Unhinted):
         options, initial = self.options, self._lineage[0]
         self._distilling = self._distils(progress, len(tasks) * group_size)
         if self._distilling:
-            return taught_groups(tasks, group_size, initial, self.choice().instruction)
+            return taught_groups(
+                tasks, group_size, initial, self.choice().instruction, options.distillation
+            )
         trained = {"sampled": None, "initial": initial, "best": self.choice().instruction}
         assignments: list[Assignment] = []
         for group, task in enumerate(tasks):
@@ -397,6 +402,18 @@ class Inspo(Unhinted):
             self._rewards = (min(seen), max(seen))
         self._replay.add(own, progress.step)
         return self._report(trajectories, record)
+
+    def retry(
+        self,
+        trajectories: Sequence[Trajectory],
+        group_size: int,
+        progress: Progress,
+        rollout: Rollout,
+    ) -> tuple[list[Trajectory], Metrics]:
+        """Leave the last stage's teacher to successes, if `distillation` is filtered; roll out nothing."""
+        if not (self._distilling and isinstance(self.distillation, FilteredDistillation)):
+            return list(trajectories), {}
+        return successes_teach(trajectories, self.options.failure_below), {}
 
     def _distils(self, progress: Progress, batch: int) -> bool:
         """Return whether the batch of a step belongs to the last stage."""
