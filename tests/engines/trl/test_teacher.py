@@ -14,6 +14,7 @@ from cotune.engines.trl.joint_trainer import JointTrainer
 from cotune.engines.trl.teacher import FILE
 from cotune.errors import ConfigError
 from cotune.loop import policy_loss, teacher_loss
+from cotune.methods.group_plan import successes_teach
 from cotune.methods.static import StaticStrategy
 from cotune.protocols import Rollout
 from cotune.types import (
@@ -77,6 +78,25 @@ class Taught(StaticStrategy):
         return batch, {}
 
 
+class LastStage(Taught):
+    """All rollouts are under the hint and trained without it; successes have a teacher."""
+
+    def assign(
+        self, tasks: Sequence[Task], group_size: int, progress: Progress
+    ) -> list[Assignment]:
+        plain = super().assign(tasks, group_size, progress)
+        return [replace(a, sampled=self._hinted, teacher=self._hinted) for a in plain]
+
+    def retry(
+        self,
+        trajectories: Sequence[Trajectory],
+        group_size: int,
+        progress: Progress,
+        rollout: Rollout,
+    ) -> tuple[list[Trajectory], dict[str, float]]:
+        return successes_teach(trajectories, 0.5), {}
+
+
 def taught(row: int) -> bool:
     return row < 4 or 4 < row < 8
 
@@ -126,9 +146,10 @@ def prepared(folder: Path, distillation: AnyDistillation, **changes: Any) -> Any
     environment = EveryOther(GeoOptions(train=3, validation=1, test=1))
     values = {"per_device_train_batch_size": 12, "max_steps": 1, "temperature": TEMPERATURE}
     trainer_class = changes.pop("trainer_class", JointTrainer)
+    strategy = changes.pop("strategy", Taught)
     return start(
         folder,
-        Taught(environment.initial_instruction, distillation),
+        strategy(environment.initial_instruction, distillation),
         environment,
         (AutoModelForCausalLM.from_pretrained(path), AutoTokenizer.from_pretrained(path)),
         LIMITS,
@@ -177,6 +198,18 @@ def test_loss_and_gradient_are_the_loops(mode: str, tmp_path: Path) -> None:
         assert (row["distil/gate"] == 1) == (mode not in ("sigmoid", "top k", "ema"))
         assert row["distil/gap"] != 0
         assert row["distil/tokens"] > 0
+
+
+def test_rollouts_that_have_advantages_can_teach_too(tmp_path: Path) -> None:
+    settings = FilteredDistillation(kind="filtered", top_k=8)
+    spy = trained(tmp_path, settings, strategy=LastStage, **ACCUMULATED)
+    batch = spy.run.joint.last_rollouts
+    assert {bool(t.teacher_prompt_ids) for t in batch} == {True, False}
+    assert all(bool(t.teacher_prompt_ids) == (t.reward >= 0.5) for t in batch)
+    assert all(t.prompt_ids != t.sampled_prompt_ids for t in batch)
+    assert spy.run.logged("loss") == pytest.approx(spy.losses, abs=1e-4)
+    for got, expected in spy.pairs:
+        torch.testing.assert_close(got, expected, atol=2e-5, rtol=1e-3)
 
 
 def test_a_hint_is_read_by_the_teacher_alone(tmp_path: Path) -> None:
