@@ -32,8 +32,8 @@ class Recipe(FitRecipe):
     """Everything the weights depend on, except the package versions."""
 
     phases: tuple[Phase, ...] = (
-        Phase(1200, 1.0, 0.8, True),
-        Phase(400, 0.5, NAMES, False),
+        Phase(1600, 1.0, 0.8, True),
+        Phase(1600, 0.5, NAMES, False),
     )
     context: int = 768
 
