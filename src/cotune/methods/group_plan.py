@@ -45,29 +45,25 @@ def check_target(
         distillation: of a method without hints.
         distil_steps: batches of the last stage.
     """
-    if distil_steps and not isinstance(distillation, Distillation):
-        if target != "sampled":
+    if isinstance(distillation, KLDistillation):
+        if target != "sampled" or (groups != "mixed" and not distil_steps):
             raise ValueError(
-                f"distil_steps is {distil_steps}, a last stage that distils, but target is {target!r}, which distils "
-                "all along; expected target 'sampled', or distil_steps 0"
+                "distillation.kind is 'kl', which teaches rollouts under the initial instruction, but groups "
+                f"is {groups!r} and target {target!r}; expected target 'sampled' with INSPO's groups 'mixed' "
+                "or distil_steps above 0, or kind 'substitution'"
+            )
+        return
+    if isinstance(distillation, FilteredDistillation):
+        if not distil_steps:
+            raise ValueError(
+                "distillation.kind is 'filtered', which rolls out under hints, and this method has none; "
+                "expected 'substitution' or 'kl', or distil_steps above 0"
             )
         return
     if distil_steps:
         raise ValueError(
             f"distil_steps is {distil_steps}, a last stage with a teacher, but distillation.kind is "
             f"{distillation.kind!r}; expected 'filtered' or 'kl', or distil_steps 0"
-        )
-    if isinstance(distillation, KLDistillation):
-        if groups != "mixed" or target != "sampled":
-            raise ValueError(
-                "distillation.kind is 'kl', which teaches rollouts under the initial instruction, but groups "
-                f"is {groups!r} and target {target!r}; expected INSPO's groups 'mixed', with target 'sampled', or kind 'substitution'"
-            )
-        return
-    if not isinstance(distillation, Distillation):
-        raise ValueError(
-            f"distillation.kind is {distillation.kind!r}, which rolls out under hints, and this method has "
-            "none; expected 'substitution' or 'kl', or distil_steps above 0"
         )
     if target == "sampled" and distillation != Distillation():
         raise ValueError(
