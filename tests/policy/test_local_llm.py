@@ -23,7 +23,7 @@ ASKED = "3 5 + 4 8 ="
 
 def llm(seed: int = 0, **fields: Any) -> LocalLLM:
     options = LocalOptions(**{"max_tokens": 40, **fields})
-    return LocalLLM(options, options.model(WORLD), seed)
+    return LocalLLM(options, options.as_policy(WORLD), seed)
 
 
 def test_a_greedy_reply_is_what_transformers_generates() -> None:
@@ -70,6 +70,6 @@ def test_errors_name_the_field_of_the_llm(tmp_path: Path) -> None:
     assert not found.ok
     assert found.what.startswith("llm.path: cannot load")
     with pytest.raises(ConfigError, match=r"^llm\.path: cannot load"):
-        LocalLLM(options, options.model(WORLD), 0).complete("")
+        LocalLLM(options, options.as_policy(WORLD), 0).complete("")
     with pytest.raises(ConfigError, match=r"llm\.kind is local, but with training\.engine verl"):
         load_config(RUN, {"llm": "local"}, ["training.engine=verl"])

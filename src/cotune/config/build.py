@@ -137,7 +137,7 @@ def build_llm(
     if isinstance(options, BankOptions):
         return BankLLM(options, seed)
     if isinstance(options, LocalOptions):
-        model = options.model(policy or PolicyConfig())
+        model = options.as_policy(policy or PolicyConfig())
         return MeteredLLM(LocalLLM(options, model, seed), ledger, options.public_name)
     if isinstance(options, OwnLLMOptions):
         own, name = own_llm(options), options.describe()

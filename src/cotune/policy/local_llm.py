@@ -56,7 +56,7 @@ class LocalOptions:
         """Return the model's name, without the folders above it."""
         return "the policy before training" if self.path is None else self.path.split("/")[-1]
 
-    def model(self, policy: PolicyConfig) -> PolicyConfig:
+    def as_policy(self, policy: PolicyConfig) -> PolicyConfig:
         """Return which model is loaded, and with which chat template.
 
         Args:
@@ -88,7 +88,7 @@ class LocalLLM:
 
     Args:
         options: `llm:` of the run file.
-        model: which model; see `LocalOptions.model`.
+        model: which model; see `LocalOptions.as_policy`.
         seed: seed of the draws.
     """
 

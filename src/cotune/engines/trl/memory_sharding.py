@@ -120,7 +120,7 @@ def _notes(config: RunConfig, shape: Shape, memory: Memory, processes: int) -> l
             "rollouts that are sampled together, which changes no result"
         )
     if isinstance(config.proposer, LocalOptions):
-        proposing = shape_of(config.proposer.model(config.policy).path).parameters
+        proposing = shape_of(config.proposer.as_policy(config.policy).path).parameters
         notes.append(
             f"The LLM that proposes is loaded beside the policy: {proposing:,} parameters more, and the cache of "
             "one reply."
