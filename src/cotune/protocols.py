@@ -90,7 +90,8 @@ class Strategy(Protocol):
     instruction that `standings()` returns, and the `HintStanding` of each hint in
     `hint_standings()`. With an attribute `checks_uplift` that is true, policies are also scored on
     validation under the initial instruction, and that is kept in place of `best_prompt()` unless
-    `best_prompt()` scores higher. If it has a method `settle(instruction_id)`, the leading
+    `best_prompt()` scores higher. With an attribute `keeps_last` that is true, the policy of the last step
+    is kept, whatever earlier ones score. If it has a method `settle(instruction_id)`, the leading
     `rivals` of its `choice()` are scored on validation at the end of a run. If one of them scores
     higher, `settle` makes it the choice.
 

@@ -56,7 +56,12 @@ KL, FILTERED = KLDistillation(kind="kl"), FilteredDistillation(kind="filtered")
 @pytest.mark.parametrize(
     ("target", "distillation", "groups", "said"),
     [
-        ("initial", KL, "mixed", "groups is 'mixed' and target 'initial'; expected target 'sampled'"),
+        (
+            "initial",
+            KL,
+            "mixed",
+            "groups is 'mixed' and target 'initial'; expected target 'sampled'",
+        ),
         ("sampled", KL, "own", "groups is 'own' and target 'sampled'; expected target 'sampled'"),
         ("sampled", KL, "population", "groups is 'population' and target"),
         ("sampled", FILTERED, "mixed", "kind is 'filtered', which rolls out under hints, and this"),

@@ -89,7 +89,8 @@ class RunEvaluation:
         every = self._options.every
         if every and trained and trained % every == 0:
             score, plain = self._during(joint)
-            self._best.offer(joint, score, trained, plain)
+            if not getattr(joint.coordinator.strategy, "keeps_last", False):
+                self._best.offer(joint, score, trained, plain)
 
     def finish(self, joint: TrainingRun) -> Outcome:
         """Score the reported policy: the best on validation, or the last one without validation."""

@@ -304,6 +304,30 @@ def test_the_strategy_of_rank_zero_says_what_is_validated(
         ).finish(run.joint)
 
 
+@pytest.mark.parametrize("last_stage", [False, True])
+def test_the_last_policy_is_kept_if_the_method_ends_by_a_stage_of_its_own(
+    last_stage: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = start(tmp_path, strategy := Counting())
+    monkeypatch.setattr(strategy, "keeps_last", last_stage, raising=False)
+    config = parse_config(tiny(tmp_path / "run", {"evaluation": {"every": 1}}), "test")
+    run.joint.bind(run.trainer)
+    run.ledger.begin_attempt(None)
+    best = TRLBest(run.folder.best_path, tiny_tokenizer())
+    evaluation = RunEvaluation(
+        config.evaluation, config.instruction, run.folder, best, report_scores
+    )
+    scores = iter([0.9, *[0.5] * 5])  # the first policy is better on validation than the last
+    monkeypatch.setattr(RunEvaluation, "_measure", lambda *_: Score(next(scores), 8, {}))
+    run.joint.batches = 1
+    evaluation(run.joint, 1)
+    run.joint.batches = 2
+    evaluation.finish(run.joint)
+    record = read_best(run.folder.best_path)
+    assert record is not None
+    assert (record.step, record.em) == ((2, 0.5) if last_stage else (1, 0.9))
+
+
 def test_without_validation_a_run_that_went_further_is_reported_by_its_last_policy(
     tmp_path: Path,
 ) -> None:

@@ -224,6 +224,8 @@ def test_the_last_stage_teaches_the_initial_instruction_by_the_best_and_evolves_
     # Rollouts under the initial instruction are no evidence about the others.
     assert {member.id: member.weight for member in strategy.population.members} == weights
     assert strategy.checks_uplift
+    assert strategy.keeps_last
+    assert not inspo().keeps_last
 
 
 def test_the_last_stage_can_be_sampled_under_the_best_whose_successes_teach():

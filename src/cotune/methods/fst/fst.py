@@ -204,6 +204,10 @@ class Fst(Unhinted):
     def checks_uplift(self) -> bool:
         return self.options.target == "initial" or self.options.distil_steps > 0
 
+    @property
+    def keeps_last(self) -> bool:
+        return self.options.distil_steps > 0  # before the last stage a policy is not finished
+
     # ---- fast weights
 
     def evolve_if_due(

@@ -208,6 +208,10 @@ class Inspo(Unhinted):
     def checks_uplift(self) -> bool:
         return _checks_uplift(self.options)
 
+    @property
+    def keeps_last(self) -> bool:
+        return self.options.distil_steps > 0  # before the last stage a policy is not finished
+
     # ---- Algorithm 1, lines 2, 10-13 and 16-24
 
     def evolve_if_due(
