@@ -8,6 +8,7 @@ import pytest
 from cotune.config.build import build_llm
 from cotune.config.run_file import load_config
 from cotune.engines import preflight
+from cotune.engines.engine import engine_of
 from cotune.errors import ConfigError, LLMError
 from cotune.policy.codec import HFCodec
 from cotune.policy.local_llm import LocalLLM, LocalOptions
@@ -71,5 +72,11 @@ def test_errors_name_the_field_of_the_llm(tmp_path: Path) -> None:
     assert found.what.startswith("llm.path: cannot load")
     with pytest.raises(ConfigError, match=r"^llm\.path: cannot load"):
         LocalLLM(options, options.as_policy(WORLD), 0).complete("")
+
+
+def test_on_verl_it_is_refused(tmp_path: Path) -> None:
+    sets = ["training.engine=verl", f"output={tmp_path / 'run'}"]
+    config = load_config(RUN, {"llm": "local"}, sets)
+    (check,) = engine_of(config).check(preflight.Preflight(config))
     with pytest.raises(ConfigError, match=r"llm\.kind is local, but with training\.engine verl"):
-        load_config(RUN, {"llm": "local"}, ["training.engine=verl"])
+        check.look()

@@ -393,11 +393,6 @@ class RunConfig(Model):
         method, world = self.method, self.environment.kind
         if isinstance(self.llm, BankOptions):
             check_bank(self.llm, method)
-        if isinstance(self.llm, LocalOptions) and self.training.engine != "trl":
-            raise ValueError(
-                f"llm.kind is local, but with training.engine {self.training.engine} the GPUs are its workers'; serve "
-                "the model (vllm serve MODEL) and set llm to {kind: openai, model: MODEL, base_url: …}"
-            )
         if not method.needs_llm or (self.llm is not None and self.llm.kind != "rules"):
             return self
         alone = without_search(self.environment)
