@@ -105,11 +105,13 @@ class LocalLLM:
         from cotune.policy.policy_files import policy_path
         from cotune.policy.sampling import policy_sampler
 
-        with contextlib.nullcontext() if self._options.path is None else naming_llm():
+        naming = contextlib.nullcontext() if self._options.path is None else naming_llm()
+        # Loading may draw numbers, and a resumed run loads at another time.
+        with naming, torch.random.fork_rng():
             model, tokenizer = load(policy_path(self._model.path), self._model.dtype)
+            use_template(tokenizer, self._model.chat_template)
+            codec = HFCodec(tokenizer, self._model.template_args)
         model.eval().to("cuda" if torch.cuda.is_available() else "cpu")
-        use_template(tokenizer, self._model.chat_template)
-        codec = HFCodec(tokenizer, self._model.template_args)
         sampler = policy_sampler(lambda: contextlib.nullcontext(model), codec, tokenizer)
         context = getattr(model.config.get_text_config(), "max_position_embeddings", None)
         return codec, sampler, context
