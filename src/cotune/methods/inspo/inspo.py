@@ -573,7 +573,7 @@ def scaled(options: InspoOptions) -> InspoOptions:
     most = {
         "population_size": 3, "parents": 3, "prune_every": 1, "evolve_every": 1, "evolve_until": 2,
         "verification_tasks": 2, "verification_rounds": 2, "failures_per_reflection": 2,
-        "candidates": 3,
+        "candidates": 3, "distil_steps": 1,
     }  # fmt: skip
     return replace(options, **{name: min(getattr(options, name), n) for name, n in most.items()})
 
