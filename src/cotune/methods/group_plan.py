@@ -8,15 +8,13 @@
                 best        on the best instruction so far
 
 With `KLDistillation` each rollout of a mixed group is trained on its own prompt, and those under the
-initial instruction have the drawn one's policy as their teacher. A last stage (`distil_steps`) ends a run:
-the policy under the best instruction is the teacher of the policy under the initial one, in every group.
+initial instruction have the drawn one's policy as their teacher. A last stage (`methods.last_stage`) has plans of its own.
 
 One advantage is computed over the whole group, so rollouts under different instructions are compared
 with each other. P²O adds hints to the rollouts under a drawn instruction.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Literal
 
 from cotune.types import (
@@ -26,10 +24,8 @@ from cotune.types import (
     FilteredDistillation,
     Instruction,
     KLDistillation,
-    Progress,
     Prompt,
     Task,
-    Trajectory,
 )
 
 Groups = Literal["own", "mixed", "population"]
@@ -82,20 +78,6 @@ def check_target(
         )
 
 
-def in_last_stage(progress: Progress, batch: int, steps: int) -> bool:
-    """Return whether the batch of a step is one of the run's last `steps`.
-
-    Args:
-        progress: of the step.
-        batch: rollouts of a batch, which tell how many the run's budget still pays for.
-        steps: batches of the stage.
-    """
-    left = progress.total_steps - progress.step + 1
-    if progress.rollouts_left is not None and batch:
-        left = min(left, progress.rollouts_left // batch)
-    return left <= steps
-
-
 def drawn_count(groups: Groups, size: int) -> int:
     """Return how many rollouts of a group are sampled under drawn instructions; the first ones are."""
     return size - size // 2 if groups == "mixed" else size
@@ -109,34 +91,6 @@ def spread(drawn: Sequence[Instruction], size: int) -> list[Instruction]:
     'aaabb'
     """
     return [drawn[i * len(drawn) // size] for i in range(size)]
-
-
-def taught_groups(
-    tasks: Sequence[Task],
-    size: int,
-    initial: Instruction,
-    best: Instruction,
-    distillation: AnyDistillation,
-) -> list[Assignment]:
-    """Return a batch of the last stage: trained on the initial instruction, taught by the best one.
-
-    It is sampled under the instruction whose rollouts the loss is taken on: the initial one for
-    `KLDistillation`, the best one for `FilteredDistillation`. Only the latter can teach what the policy
-    never does under the initial instruction: KL(p ‖ q) has no gradient where p is certain.
-    """
-    plain, teacher = Prompt(initial.text), Prompt(best.text)
-    under = best if isinstance(distillation, FilteredDistillation) else initial
-    sampled = Prompt(under.text)
-    return [
-        Assignment(task, sampled, plain, under.id, group, None if best == initial else teacher)
-        for group, task in enumerate(tasks)
-        for _ in range(size)
-    ]
-
-
-def successes_teach(trajectories: Sequence[Trajectory], least: float) -> list[Trajectory]:
-    """Return a batch in which no rollout below a reward has a teacher (`FilteredDistillation`)."""
-    return [t if t.reward >= least else replace(t, teacher_prompt_ids=()) for t in trajectories]
 
 
 def planned(

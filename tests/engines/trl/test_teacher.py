@@ -14,7 +14,7 @@ from cotune.engines.trl.joint_trainer import JointTrainer
 from cotune.engines.trl.teacher import FILE
 from cotune.errors import ConfigError
 from cotune.loop import policy_loss, teacher_loss
-from cotune.methods.group_plan import successes_teach
+from cotune.methods.last_stage import successes_teach
 from cotune.methods.static import StaticStrategy
 from cotune.protocols import Rollout
 from cotune.types import (

@@ -16,10 +16,7 @@ from cotune.errors import ConfigError
 from cotune.methods.group_plan import (
     Target,
     check_target,
-    in_last_stage,
     planned,
-    successes_teach,
-    taught_groups,
 )
 from cotune.methods.instruction_evolution import (
     Candidates,
@@ -28,9 +25,9 @@ from cotune.methods.instruction_evolution import (
     record_born,
 )
 from cotune.methods.instruction_rules import InstructionRules, check_same_initial
+from cotune.methods.last_stage import LastStage, taught_groups
 from cotune.methods.llm_health import LLMHealth
 from cotune.methods.method import Context, Cost, Method, Proposals, RunShape, arxiv
-from cotune.methods.static import Unhinted
 from cotune.methods.text_evolution import (
     REFLECTION_TOKENS,
     SOLVED_AT,
@@ -48,7 +45,6 @@ from cotune.types import (
     Assignment,
     Choice,
     Distillation,
-    FilteredDistillation,
     Instruction,
     Metrics,
     Progress,
@@ -156,7 +152,7 @@ def covering_prompts(scores: Sequence[Sequence[float]], count: int) -> list[int]
     return chosen
 
 
-class Fst(Unhinted):
+class Fst(LastStage):
     """Run FST around an engine's policy update.
 
     Assumptions where the authors' notes are silent: the first round runs before the first step. A
@@ -167,6 +163,7 @@ class Fst(Unhinted):
     """
 
     def __init__(self, options: FstOptions, context: Context) -> None:
+        super().__init__(options.distil_steps, options.distillation, options.solved_at)
         self.options, self.seed = options, context.seed
         self._rules = InstructionRules.of(context, options.max_instruction_chars)
         if len(context.tasks) < 2:
@@ -194,19 +191,10 @@ class Fst(Unhinted):
         self._health = LLMHealth()
         self._evolved_before = 0  # the step before which evolution was last considered
         self._batch = 0  # rollouts of the last batch
-        self._distilling = False  # whether the batch is one of the last stage
-
-    @property
-    def distillation(self) -> AnyDistillation:
-        return self.options.distillation
 
     @property
     def checks_uplift(self) -> bool:
         return self.options.target == "initial" or self.options.distil_steps > 0
-
-    @property
-    def keeps_last(self) -> bool:
-        return self.options.distil_steps > 0  # before the last stage a policy is not finished
 
     # ---- fast weights
 
@@ -323,23 +311,6 @@ class Fst(Unhinted):
             drawn = order.sample(used, min(len(used), group_size))
             assignments += planned(task, group, group_size, "population", drawn, initial, trained)
         return assignments
-
-    def retry(
-        self,
-        trajectories: Sequence[Trajectory],
-        group_size: int,
-        progress: Progress,
-        rollout: Rollout,
-    ) -> tuple[list[Trajectory], Metrics]:
-        """Leave the last stage's teacher to successes, if `distillation` is filtered; roll out nothing."""
-        if not (self._distilling and isinstance(self.distillation, FilteredDistillation)):
-            return list(trajectories), {}
-        return successes_teach(trajectories, self.options.solved_at), {}
-
-    def _distils(self, progress: Progress, batch: int) -> bool:
-        """Return whether the batch of a step belongs to the last stage."""
-        steps = self.options.distil_steps
-        return steps > 0 and in_last_stage(progress, batch, steps)
 
     def observe(
         self, trajectories: Sequence[Trajectory], progress: Progress, record: Recorder

@@ -11,10 +11,7 @@ from cotune.methods.group_plan import (
     Groups,
     Target,
     check_target,
-    in_last_stage,
     planned,
-    successes_teach,
-    taught_groups,
 )
 from cotune.methods.inspo.credit import Credit, QuestionMeans, pairwise_wins, uplifts
 from cotune.methods.inspo.generation import Generator
@@ -24,15 +21,14 @@ from cotune.methods.inspo.replay import ReplayBuffer
 from cotune.methods.inspo.verification import Candidate, Verification
 from cotune.methods.instruction_evolution import record_born
 from cotune.methods.instruction_rules import InstructionRules, check_same_initial
+from cotune.methods.last_stage import LastStage, taught_groups
 from cotune.methods.method import Context, Cost, Method, Proposals, RunShape, arxiv
-from cotune.methods.static import Unhinted
 from cotune.protocols import LLM, Recorder, Rollout, State
 from cotune.types import (
     AnyDistillation,
     Assignment,
     Choice,
     Distillation,
-    FilteredDistillation,
     Instruction,
     KLDistillation,
     Metrics,
@@ -170,7 +166,7 @@ class InspoOptions:
             )
 
 
-class Inspo(Unhinted):
+class Inspo(LastStage):
     """Run Algorithm 1 of INSPO around an engine's policy update.
 
     Assumptions where the paper is silent: one instruction per question, shared by its group (other
@@ -185,6 +181,7 @@ class Inspo(Unhinted):
     """
 
     def __init__(self, options: InspoOptions, context: Context) -> None:
+        super().__init__(options.distil_steps, options.distillation, options.failure_below)
         self.options, self.seed = options, context.seed
         rules = InstructionRules.of(context, options.max_instruction_chars)
         self.population = Population(options.window, options.selection_temperature)
@@ -198,19 +195,10 @@ class Inspo(Unhinted):
         self._phases_run = 0  # the step whose due phases ran last
         self._batch = 0  # rollouts of the last batch, and the expected size of the next one
         self._settled: str | None = None  # the best instruction on validation, at a run's end
-        self._distilling = False  # whether the batch is one of the last stage
-
-    @property
-    def distillation(self) -> AnyDistillation:
-        return self.options.distillation
 
     @property
     def checks_uplift(self) -> bool:
         return _checks_uplift(self.options)
-
-    @property
-    def keeps_last(self) -> bool:
-        return self.options.distil_steps > 0  # before the last stage a policy is not finished
 
     # ---- Algorithm 1, lines 2, 10-13 and 16-24
 
@@ -406,23 +394,6 @@ class Inspo(Unhinted):
             self._rewards = (min(seen), max(seen))
         self._replay.add(own, progress.step)
         return self._report(trajectories, record)
-
-    def retry(
-        self,
-        trajectories: Sequence[Trajectory],
-        group_size: int,
-        progress: Progress,
-        rollout: Rollout,
-    ) -> tuple[list[Trajectory], Metrics]:
-        """Leave the last stage's teacher to successes, if `distillation` is filtered; roll out nothing."""
-        if not (self._distilling and isinstance(self.distillation, FilteredDistillation)):
-            return list(trajectories), {}
-        return successes_teach(trajectories, self.options.failure_below), {}
-
-    def _distils(self, progress: Progress, batch: int) -> bool:
-        """Return whether the batch of a step belongs to the last stage."""
-        steps = self.options.distil_steps
-        return steps > 0 and in_last_stage(progress, batch, steps)
 
     def _credits(self, trajectories: Sequence[Trajectory]) -> Sequence[float | None]:
         """Return the credit of each rollout; None if it says nothing about its instruction."""

@@ -1,0 +1,103 @@
+"""The last stage: a run's last batches move the best instruction's gain into the weights.
+
+The policy under the best instruction is the teacher of the policy under the initial one, in every group.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from cotune.methods.static import Unhinted
+from cotune.protocols import Rollout
+from cotune.types import (
+    AnyDistillation,
+    Assignment,
+    FilteredDistillation,
+    Instruction,
+    Metrics,
+    Progress,
+    Prompt,
+    Task,
+    Trajectory,
+)
+
+
+class LastStage(Unhinted):
+    """Base class of strategies whose run may end with a last stage.
+
+    Args:
+        steps: batches of the stage; 0 is none.
+        distillation: of the whole run.
+        solved_at: the least reward of a success.
+    """
+
+    def __init__(self, steps: int, distillation: AnyDistillation, solved_at: float) -> None:
+        self._stage_steps, self._distillation, self._solved_at = steps, distillation, solved_at
+        self._distilling = False  # whether the batch is one of the stage
+
+    @property
+    def distillation(self) -> AnyDistillation:
+        return self._distillation
+
+    @property
+    def keeps_last(self) -> bool:
+        return self._stage_steps > 0  # before the stage a policy is not finished
+
+    def _distils(self, progress: Progress, batch: int) -> bool:
+        """Return whether the batch of a step belongs to the stage."""
+        return in_last_stage(progress, batch, self._stage_steps)
+
+    def retry(
+        self,
+        trajectories: Sequence[Trajectory],
+        group_size: int,
+        progress: Progress,
+        rollout: Rollout,
+    ) -> tuple[list[Trajectory], Metrics]:
+        """Leave the teacher to successes, if `distillation` is filtered; roll out nothing."""
+        if not (self._distilling and isinstance(self._distillation, FilteredDistillation)):
+            return list(trajectories), {}
+        return successes_teach(trajectories, self._solved_at), {}
+
+
+def in_last_stage(progress: Progress, batch: int, steps: int) -> bool:
+    """Return whether the batch of a step is one of the run's last `steps`.
+
+    Args:
+        progress: of the step.
+        batch: rollouts of a batch, which tell how many the run's budget still pays for.
+        steps: batches of the stage.
+    """
+    if not steps:
+        return False
+    left = progress.total_steps - progress.step + 1
+    if progress.rollouts_left is not None and batch:
+        left = min(left, progress.rollouts_left // batch)
+    return left <= steps
+
+
+def taught_groups(
+    tasks: Sequence[Task],
+    size: int,
+    initial: Instruction,
+    best: Instruction,
+    distillation: AnyDistillation,
+) -> list[Assignment]:
+    """Return a batch of the last stage: trained on the initial instruction, taught by the best one.
+
+    It is sampled under the instruction whose rollouts the loss is taken on: the initial one for
+    `KLDistillation`, the best one for `FilteredDistillation`. Only the latter can teach what the policy
+    never does under the initial instruction: KL(p ‖ q) has no gradient where p is certain.
+    """
+    plain, teacher = Prompt(initial.text), Prompt(best.text)
+    under = best if isinstance(distillation, FilteredDistillation) else initial
+    sampled = Prompt(under.text)
+    return [
+        Assignment(task, sampled, plain, under.id, group, None if best == initial else teacher)
+        for group, task in enumerate(tasks)
+        for _ in range(size)
+    ]
+
+
+def successes_teach(trajectories: Sequence[Trajectory], least: float) -> list[Trajectory]:
+    """Return a batch in which no rollout below a reward has a teacher (`FilteredDistillation`)."""
+    return [t if t.reward >= least else replace(t, teacher_prompt_ids=()) for t in trajectories]
