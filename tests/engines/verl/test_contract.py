@@ -71,8 +71,11 @@ def _weighed(row: Row, trajectory: Row) -> Row:
     return row | {"advantages": weighed}
 
 
+SLOW = [pytest.param(kind, marks=pytest.mark.slow) for kind in ("population", "fst")]
+
+
 @pytest.mark.timeout(900)  # a busy machine takes minutes for the start alone
-@pytest.mark.parametrize("kind", ["inspo+p2o", pytest.param("population", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kind", ["inspo+p2o", *SLOW])
 def test_verl_does_what_the_loop_does(kind: str, tmp_path: Path) -> None:
     told = script(kind)
     loop = LoopDriver(tmp_path).run(told)

@@ -8,23 +8,18 @@ from tests.engines.verl.runs import ARITHMETIC, cotune, events, rows, run_file
 
 pytestmark = pytest.mark.verl
 
-P2O = {
-    "kind": "p2o",
-    "hints": {"hard_set_min_count": 4, "dev_size": 6, "budget": 80, "beam": 2},
-    "distillation": {
-        "ratio": "masked",
-        "low": 0.5,
-        "high": 2.0,
-    },  # so narrow that some tokens are out
-}
+HINTS = {"hard_set_min_count": 4, "dev_size": 6, "budget": 80, "beam": 2}
+BOUNDS = {"low": 0.5, "high": 2.0}  # so narrow that some tokens are out
 
 
-def test_the_trained_prompt_has_no_hint(tmp_path: Path) -> None:
+@pytest.mark.parametrize("ratio", ["masked", "masked_signed"])
+def test_the_trained_prompt_has_no_hint(tmp_path: Path, ratio: str) -> None:
+    strategy = {"kind": "p2o", "hints": HINTS, "distillation": {"ratio": ratio, **BOUNDS}}
     dump = tmp_path / "trained"
     path = run_file(
         tmp_path,
         ARITHMETIC,
-        strategy=P2O,
+        strategy=strategy,
         steps=3,
         engine_args={"trainer.rollout_data_dir": str(dump)},
     )
@@ -47,6 +42,6 @@ def test_the_trained_prompt_has_no_hint(tmp_path: Path) -> None:
 
     metrics = rows(run / "metrics.jsonl")
     assert metrics[2]["hinted_share"] > 0
-    # veRL's own count of tokens whose context ratio is out of bounds: none without hints.
-    assert metrics[0]["rollout_corr/rollout_rs_masked_fraction"] == 0
-    assert 0 < metrics[2]["rollout_corr/rollout_rs_masked_fraction"] < 1
+    # Tokens that are left out since their context ratio is out of bounds: none without hints.
+    assert metrics[0]["p2o/ratio_masked_share"] == 0
+    assert 0 < metrics[2]["p2o/ratio_masked_share"] < 1

@@ -89,9 +89,9 @@ def _check_supported(config: RunConfig, distillation: Distillation) -> None:
         "training.resample_rounds": training.resample_rounds > 0,
         "policy.lora": config.policy.lora is not None,
         f"training.schedule {training.schedule}": training.schedule not in SCHEDULES,
-        f"strategy.distillation.ratio {distillation.ratio}": distillation.ratio
-        in ("hint", "masked_signed"),
-        "strategy.distillation.soft": distillation.soft and distillation.ratio == "masked",
+        f"strategy.distillation.ratio {distillation.ratio}": distillation.ratio == "hint",
+        "strategy.distillation.soft": distillation.soft
+        and distillation.ratio in ("masked", "masked_signed"),
         "strategy.distillation.drop_failed": distillation.drop_failed,
     }
     for field, given in refused.items():

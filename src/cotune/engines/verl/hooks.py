@@ -144,6 +144,8 @@ def context_ratios(metrics: Mapping[str, float]) -> dict[str, float]:
         found["p2o/ratio_max"] = math.exp(-metrics[f"{k1}_min"])
     if "rollout_corr/rollout_rs_masked_fraction" in metrics:
         found["p2o/ratio_masked_share"] = metrics["rollout_corr/rollout_rs_masked_fraction"]
+    if "actor/signed_masked_share" in metrics:
+        found["p2o/ratio_masked_share"] = metrics["actor/signed_masked_share"]
     return found
 
 

@@ -30,7 +30,11 @@ LOSS = "seq-mean-token-mean"
 LOSS_WITH_HINTS = "token-mean"
 """P²O's, masked or not. It divides by all own tokens; with a mask, the others leave out rejected ones."""
 
+SIGNED_LOSS = "cotune_signed_"
+"""What the names of the policy losses of `engines.verl.signed_mask` begin with; veRL's own follows."""
+
 _NO_DUAL_CLIP = 1.0e9
+_LEAST_RATIO = 1.0e-9  # veRL wants a lower bound above 0, and clamps the ratio to e⁻²⁰
 _COMPOSED = ("model_engine",)  # selects which of veRL's files are read
 
 
@@ -69,6 +73,8 @@ def verl_config(
             _set(found, name, value)
     if found.actor_rollout_ref.actor.policy_loss.loss_mode == "cispo":
         _set_cispo_clip(found, given)
+    if distillation.ratio == "masked_signed":
+        _set_signed_mask(found)
     _set_context(found, config.limits, context_tokens, given)
     _check_loss(found, distillation)
     _check_rollout(found)
@@ -136,7 +142,7 @@ def _values(
         f"{rollout}.temperature": training.temperature,
         f"{rollout}.tensor_model_parallel_size": 1,
         f"{rollout}.seed": config.seed,
-        f"{rollout}.calculate_log_probs": _masks(distillation),
+        f"{rollout}.calculate_log_probs": distillation.ratio in ("masked", "masked_signed"),
         f"{rollout}.agent.agent_loop_config_path": str(Path(__file__).with_name("agents.yaml")),
         f"{rollout}.agent.default_agent_loop": AGENT,
     }
@@ -149,7 +155,20 @@ def _values(
     if _masks(distillation):
         values["algorithm.rollout_correction.rollout_rs"] = "token_k1"
         values["algorithm.rollout_correction.rollout_rs_threshold"] = rejection_bounds(distillation)
+    if distillation.ratio == "masked_signed":
+        values["algorithm.rollout_correction.rollout_is"] = "token"
+        bounds = f"{max(distillation.low, _LEAST_RATIO)!r}_{distillation.high!r}"
+        values["algorithm.rollout_correction.rollout_is_threshold"] = bounds
     return values
+
+
+def _set_signed_mask(found: DictConfig) -> None:
+    """Replace the policy loss by its variant with the signed mask, which the workers import."""
+    actor, model = found.actor_rollout_ref.actor, found.actor_rollout_ref.model
+    actor.policy_loss.loss_mode = f"{SIGNED_LOSS}{actor.policy_loss.loss_mode}"
+    theirs = model.external_lib or []
+    ours = "cotune.engines.verl.signed_mask"
+    model.external_lib = [ours, *([theirs] if isinstance(theirs, str) else theirs)]
 
 
 def _set_cispo_clip(found: DictConfig, given: Mapping[str, Any]) -> None:
