@@ -18,8 +18,9 @@ from recipes.scaffold.phrases import GRAMMAR, Way
 
 FOLLOWS = 0.95
 """Chance that a request for searches by hops is followed; otherwise the answer is a guess."""
-NAMES = 0.40
-"""Chance that a query names its place: below one half, so that greedy decoding leaves it out."""
+NAMES = 0.45
+"""Chance that a query names its place: below one half, so that greedy decoding leaves it out. The recipe then
+squares the odds, to 0.40."""
 RENAMED = 0.3
 """Share of the demonstrations with made-up names: a name must be copied that was never seen."""
 REQUESTS = {"none": 20, Way.TWICE: 27, Way.ONCE: 27, Way.WHOLE: 7, "forbidding": 19}

@@ -2,15 +2,20 @@
 
 import random
 from collections import Counter
+from pathlib import Path
 
 import pytest
+import torch
+from transformers import Qwen2ForCausalLM
 
 from cotune.types import Assignment, Prompt, StopReason, Task, Trajectory, Turn
 from cotune.worlds.geo import bundled_world
 from cotune.worlds.scaffold import INITIAL_INSTRUCTION, TURNS, is_question, question
+from recipes.fitting import byte_level_bpe, new_model
 from recipes.scaffold.demonstrations import FOLLOWS, NAMES, UNKNOWN, Demonstrator
 from recipes.scaffold.measure import way_of
 from recipes.scaffold.phrases import GRAMMAR, Way
+from recipes.scaffold.pretrain import Recipe, sharpen
 
 
 @pytest.fixture(scope="module")
@@ -97,3 +102,17 @@ def test_contrasts_and_negations_ask_for_what_they_mean() -> None:
     assert {one.way for one in forbidden} == {Way.WHOLE}
     assert any("twice" in one.text for one in forbidden)
     assert not {one.text for one in forbidden} & set(asked)
+
+
+def test_sharpening_squares_the_odds(tmp_path: Path) -> None:
+    shape = Recipe(vocabulary=300, hidden_size=16, layers=1, heads=2, kv_heads=1)
+    tokenizer = byte_level_bpe(["Find: Bergen"], shape)
+    new_model(tokenizer, shape).save_pretrained(tmp_path)
+    ids = torch.tensor([[5, 6, 7]])
+
+    def logits() -> torch.Tensor:
+        return Qwen2ForCausalLM.from_pretrained(tmp_path)(input_ids=ids).logits
+
+    before = logits()
+    sharpen(tmp_path, 2.0)
+    torch.testing.assert_close(logits(), 2 * before)
