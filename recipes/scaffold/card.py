@@ -71,6 +71,9 @@ answer to another question of the same kind. If a search of the whole question w
 forbidden, they make that search and give up. Requests are verb and noun phrases in frames that also negate and contrast, so that words alone do not
 say what is asked for. In three of ten demonstrations the places have made-up names.
 
+At the end all logits are multiplied by {recipe[sharpness]:g}, which squares the odds of every token. Without this the policy
+skipped a check in one of 250 rollouts, by chance, and GRPO learnt that instead of needing another instruction.
+
 ## Figures
 
 {measured[questions]} test questions for each request, {measured[plain]:,} under the initial instruction, at temperature
