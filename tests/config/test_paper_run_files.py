@@ -14,6 +14,8 @@ from rich.console import Console
 from cotune.cli.plan.plan import plan
 from cotune.config.cost import plan_run
 from cotune.config.run_file import RunConfig, dump_config, load_config
+from cotune.engines.engine import engine_of
+from cotune.engines.gpu_time import Layout
 from cotune.engines.memory import find_config, read_shape
 from cotune.engines.trl.memory_sharding import memory_over
 from cotune.engines.verl.memory import verl_memory
@@ -196,6 +198,81 @@ def test_the_command_shows_money_and_memory(
     assert "sharded over 8 GPUs by FSDP" in text
     assert "The rollout engine takes 60% of a GPU" in text
     assert ("stopped at the budget of 100.00" in text) == (name == "p2o-deepscaler-qwen3-4b-verl")
+
+
+QUESTIONS = {"inspo": "169115,500,51713", "p2o": "5000,500,500"}
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_the_hours_without_the_data(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the command prints is what docs/how-to/papers.md and the file's comment say."""
+    import huggingface_hub.constants
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    processes, questions = 8 if name.endswith("-trl") else 1, QUESTIONS[name.split("-")[0]]
+    asked = f"{'--processes 8 ' if processes == 8 else ''}--questions {questions}"
+    assert f"#   cotune plan configs/{name}.yaml {asked}\n" in (FOLDER / f"{name}.yaml").read_text()
+
+    out = io.StringIO()
+    console = Console(file=out, width=200)
+    plan(FOLDER / f"{name}.yaml", console, (), processes, questions, gpu_price=2.5)
+    text = out.getvalue()
+    assert "Hours on 8 × h100 of 80 GB, projected, not measured" in text
+    assert "notice: an h100" not in text
+    rows = {
+        cells[0].strip(): [cell.strip() for cell in cells[1:]]
+        for line in text[text.index("Hours on") :].splitlines()
+        if len(cells := line.split("│")) == 3
+    }
+    assert rows.keys() >= {"rollouts: train", "updates", "price, at 2.5 a GPU hour"}
+    page = (FOLDER.parent / "docs" / "how-to" / "papers.md").read_text()
+    (said,) = (line for line in page.splitlines() if line.startswith(f"| `{name}.yaml` | 8"))
+    figures = [*rows["in all"], rows["GPU hours"][1], rows["price, at 2.5 a GPU hour"][1]]
+    assert [cell.strip(" $") for cell in said.split("|")[4:8]] == figures
+
+
+@pytest.mark.parametrize("given", ["5000", "5000,500", "5000,500,-1", "a,b,c"])
+def test_questions_are_three_numbers(given: str) -> None:
+    with pytest.raises(ConfigError, match=r"--questions is .*; expected three numbers"):
+        plan(FOLDER / "p2o-deepmath-qwen3-4b-verl.yaml", Console(), (), 1, given)
+
+
+def test_missing_data_names_the_option(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=r"no file data/.*--questions TRAIN,VALIDATION,TEST"):
+        plan(FOLDER / "inspo-qwen2.5-3b-trl.yaml", Console())
+
+
+def test_a_gpu_that_is_not_known_or_too_small() -> None:
+    file, out = FOLDER / "inspo-qwen2.5-3b-trl.yaml", io.StringIO()
+    with pytest.raises(ConfigError, match="--gpu is b300; expected a100, h100, h200, rtx4090"):
+        plan(file, Console(), (), 8, "9,9,9", "b300")
+    plan(file, Console(file=out, width=200), (), 8, "9,9,9", "rtx4090")
+    assert "notice: an rtx4090 of 24 GB does not hold the 37.7 GiB above" in out.getvalue()
+
+
+def test_where_runs_train_and_sample() -> None:
+    verl = "inspo-qwen2.5-7b-verl"
+    assert layout(read(verl)) == Layout(8, 0.6, 1)
+    wide = (
+        "training.engine_args={trainer: {nnodes: 2}, actor_rollout_ref.rollout: "
+        "{gpu_memory_utilization: 0.5, tensor_model_parallel_size: 2}}"
+    )
+    assert layout(read(verl, wide)) == Layout(16, 0.5, 2)
+    trl = "inspo-qwen2.5-3b-trl"
+    assert layout(read(trl), 8) == Layout(8)
+    vllm = "training.engine_args={use_vllm: true, vllm_tensor_parallel_size: 2}"
+    assert layout(read(trl, vllm), 4) == Layout(4, 0.3, 2)
+    served = "training.engine_args={use_vllm: true, vllm_mode: server}"
+    with pytest.raises(ValueError, match="on GPUs that the run file does not name"):
+        layout(read(trl, served))
+
+
+def layout(config: RunConfig, processes: int = 1) -> Layout:
+    return engine_of(config).layout(config, processes)
 
 
 @pytest.mark.parametrize("name", ALL)

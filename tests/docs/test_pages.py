@@ -160,6 +160,7 @@ def test_defaults_in_the_tables_are_the_defaults(page: str, options: Any) -> Non
         if name not in {field.name for field in fields(options)} or name == "prune_until":
             continue
         default = getattr(options(), name)
+        default = list(default) if isinstance(default, tuple) else default
         assert yaml.safe_load(cell.strip("*` ")) == default, name
         compared += 1
     assert compared >= 3

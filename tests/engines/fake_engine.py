@@ -11,6 +11,7 @@ from rich.console import Console
 from cotune.config.run_file import RunConfig
 from cotune.engines.engine import Conclude, Measured, newest_numbered
 from cotune.engines.evaluation import Outcome
+from cotune.engines.gpu_time import Layout
 from cotune.engines.memory import MemoryEstimate
 from cotune.engines.preflight import Check, Finding, Preflight
 from cotune.engines.undamaged import Chosen
@@ -95,6 +96,9 @@ class Fake:
 
     def cpu_time(self, config: RunConfig, planned: Mapping[str, int]) -> None:
         return None
+
+    def layout(self, config: RunConfig, processes: int = 1) -> Layout:
+        return Layout(processes)
 
     def measure(
         self, config: RunConfig, run: RunDir, journal: Journal, setup: Preflight, steps: int

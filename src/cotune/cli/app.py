@@ -242,15 +242,19 @@ def plan(
     run_file: RunFile,
     steps: options.PlanSteps = None,
     processes: options.PlanProcesses = 1,
+    questions: options.PlanQuestions = None,
+    gpu: options.PlanGpu = None,
+    gpu_price: options.PlanGpuPrice = None,
     set_: Overrides = None,
 ) -> None:
-    """Estimate a run's rollouts, cost and memory without running it."""
+    """Estimate a run's rollouts, cost, memory and time without running it."""
     from cotune.cli.plan.plan import plan as plan_
     from cotune.cli.plan.plan import plan_prompt
 
     console = _console()
-    plan_(run_file, console, set_ or (), processes)
-    plan_prompt(run_file, console, set_ or ())
+    plan_(run_file, console, set_ or (), processes, questions, gpu, gpu_price)
+    if questions is None:
+        plan_prompt(run_file, console, set_ or ())
     if steps is not None:
         from cotune.cli.plan.measured_plan import plan_by_steps
 

@@ -202,6 +202,26 @@ PlanProcesses = Annotated[
     typer.Option(
         "--processes",
         min=1,
-        help="Number of processes that FSDP or DeepSpeed will shard over, for the memory estimate.",
+        help="Number of processes, each on one GPU, that train; veRL's run files say it themselves.",
     ),
+]
+PlanQuestions = Annotated[
+    str | None,
+    typer.Option(
+        "--questions",
+        metavar="TRAIN,VALIDATION,TEST",
+        help="Plan for this many questions instead of reading the data.",
+    ),
+]
+PlanGpu = Annotated[
+    str | None,
+    typer.Option(
+        "--gpu",
+        metavar="a100|h100|h200|rtx4090",
+        help="Project the time on this GPU. Default: h100, for runs that cannot be timed on this CPU.",
+    ),
+]
+PlanGpuPrice = Annotated[
+    float | None,
+    typer.Option("--gpu-price", min=0, help="Price of an hour of one GPU."),
 ]

@@ -44,13 +44,16 @@ class Plan:
     steps: int = 0
 
 
-def plan_run(config: RunConfig) -> Plan:
+def plan_run(config: RunConfig, sizes: Mapping[str, int] | None = None) -> Plan:
     """Return the most that training to the last step can spend, every round and phase in full.
+
+    Args:
+        sizes: the questions of each split; None reads the data.
 
     Raises:
         ConfigError: a question file cannot be read.
     """
-    training, sizes = config.training, split_sizes(config)
+    training, sizes = config.training, sizes or split_sizes(config)
     if isinstance(config.strategy, SFTOptions):
         return _plan_fit(config, config.strategy, sizes)
     batch = training.questions_per_step * training.group_size * (1 + training.resample_rounds)

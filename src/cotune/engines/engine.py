@@ -23,6 +23,7 @@ from cotune.utils.packages import ENGINES, installed
 if TYPE_CHECKING:
     from cotune.engines.cpu_time import CpuTime
     from cotune.engines.evaluation import Outcome
+    from cotune.engines.gpu_time import Layout
     from cotune.engines.memory import MemoryEstimate
     from cotune.engines.preflight import Check, Finding, Preflight
     from cotune.engines.undamaged import Chosen
@@ -176,6 +177,19 @@ class Engine(Protocol):
 
         Raises:
             ValueError: the time is unknown; the message says why in one line.
+        """
+        ...
+
+    def layout(self, config: RunConfig, processes: int = 1) -> "Layout":
+        """Return which GPUs train and sample, to project the time of a run.
+
+        Args:
+            config: the run file.
+            processes: how many processes train, if the run file does not say.
+
+        Raises:
+            ValueError: the time of this layout cannot be projected; the message says why in one line.
+            ConfigError: a field of the run file cannot be read.
         """
         ...
 

@@ -220,6 +220,7 @@ def test_models_of_the_papers_are_known_without_being_here(
         "Qwen/Qwen2.5-7B": 7_615_616_512,
         "Qwen/Qwen3-0.6B": P_06B,
         "Qwen/Qwen3-4B": 4_022_468_096,
+        "Qwen/Qwen3-8B": 8_190_735_360,
     }.items():
         raw = find_config(name)
         assert raw is not None

@@ -559,6 +559,31 @@ def test_a_run_with_few_questions_keeps_some_to_verify_on(count):
         assert any(f"instead of {count} questions before step" in text for text in notices)
 
 
+class Doubling(ScriptedRollout):
+    def _one(self, assignment: Assignment, key: str) -> Trajectory:
+        found = super()._one(assignment, key)
+        return replace(found, reward=2 * found.reward)
+
+
+@pytest.mark.parametrize("high", [1.0, 2.0])
+def test_exact_verifies_in_full_where_rewards_leave_its_bounds(high):
+    changes = {"verification": "exact", "verification_block": 2, "verification_bounds": (0.0, high)}
+    strategy, events = inspo(**changes, verification_rounds=1), Events()
+    llm = ScriptedLLM([REWRITES, reply("Look at each name before you answer.")])
+    run(strategy, Doubling(chance), llm, events, range(1, 8), TASKS)
+    told = "rewards were from 0 to 2, outside strategy.verification_bounds [0, 1]"
+    notices = [event["text"] for event in events.of("notice")]
+    assert any(told in text for text in notices) == (high == 1.0)
+
+
+@pytest.mark.parametrize("bounds", [[1, 0], [0, 0], [0, float("inf")], [float("nan"), 1]])
+def test_bounds_are_a_range(bounds):
+    adapter = TypeAdapter(InspoOptions)
+    assert adapter.validate_python({"verification_bounds": [-1, 5]}).verification_bounds == (-1, 5)
+    with pytest.raises(ValidationError, match="expected the lowest and the highest reward"):
+        adapter.validate_python({"verification_bounds": bounds})
+
+
 def test_a_state_from_before_provenance_can_be_loaded():
     strategy = inspo()
     run(strategy, ScriptedRollout(chance), RulesLLM(0), Events(), range(1, 7), TASKS)

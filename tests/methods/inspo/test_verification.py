@@ -119,3 +119,28 @@ def test_exact_goes_on_while_a_rejection_could_change() -> None:
     # Rewards outside the bounds: nothing is certain.
     wide = Race("exact", block=10, bounds=(0.0, 0.5))
     assert sum(raced(wide, ["bad", "even"], vacancies=2)[1]) == 120
+
+
+def test_a_late_reward_outside_the_bounds_lets_the_stopped_go_on() -> None:
+    """ "late" is stopped after 30 of 40 questions; then another's reward shows that it could still win."""
+    tasks = make_tasks(40)
+    index = {task.id: i for i, task in enumerate(tasks)}
+
+    def reward(text: str, i: int) -> float:
+        if text == "text late":
+            return 9.0 if i >= 30 else 0.0
+        return 2.0 if text == "text even" and i == 39 else float(i % 2)
+
+    def rollout(assignments: Sequence[Assignment], **_: object) -> list[Trajectory]:
+        return [
+            make_trajectory(a, reward(str(a.sampled.instruction), index[a.task.id]))
+            for a in assignments
+        ]
+
+    parent, drafts = Instruction("i3", "parent"), [candidate("late"), candidate("even")]
+    race = Race("exact", block=10)
+    found, paid = verify(drafts, parent, tasks, rollout, race, 2)
+    full, once = verify(drafts, parent, tasks, rollout, Race(), 2)
+    assert found == full
+    assert paid == once == 120
+    assert [c.gain > 0 for c in found] == [True, True]

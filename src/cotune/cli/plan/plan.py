@@ -1,17 +1,20 @@
 """`cotune plan`: show the most that a run can spend."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rich.console import Console
 from rich.markup import escape
 
 from cotune.cli.library_settings import quiet_libraries
+from cotune.cli.plan.gpu_hours import show_gpu_hours
 from cotune.cli.step_progress import step_progress
 from cotune.config.build import describe_llm
-from cotune.config.cost import Plan, plan_run
+from cotune.config.cost import Plan, plan_run, split_sizes
 from cotune.config.run_file import RunConfig, load_config
+from cotune.data.splits import SPLITS
 from cotune.engines.engine import engine_of
+from cotune.engines.gpu_time import GPUS
 from cotune.errors import ConfigError
 from cotune.experiments.report.pages import duration
 from cotune.llm.client import OpenAIOptions
@@ -20,14 +23,32 @@ from cotune.utils.tables import plain_table
 from cotune.utils.text import size
 
 
-def plan(path: Path, console: Console, assignments: Sequence[str] = (), processes: int = 1) -> None:
-    """Print the most that a run can spend, before it spends anything."""
+def plan(
+    path: Path,
+    console: Console,
+    assignments: Sequence[str] = (),
+    processes: int = 1,
+    questions: str | None = None,
+    gpu: str | None = None,
+    gpu_price: float | None = None,
+) -> None:
+    """Print the most that a run can spend, before it spends anything.
+
+    Args:
+        assignments: fields to set, as with --set.
+        processes: how many processes train, if the run file does not say.
+        questions: "TRAIN,VALIDATION,TEST": plan for this many, and do not read the data.
+        gpu: project the time on this GPU; None projects it only if this CPU cannot be timed.
+        gpu_price: the price of an hour of one GPU.
+    """
+    if gpu is not None and gpu not in GPUS:
+        raise ConfigError(f"--gpu is {gpu}; expected {', '.join(GPUS)}")
     config = load_config(path, assignments=assignments)
     quiet_libraries(config)
     title = f"{escape(config.name)}: what it spends at most"
     table = plain_table(title, [""], ["rollouts", "generated tokens"])
     per_rollout = config.limits.turns * config.limits.turn_tokens
-    planned = plan_run(config)
+    planned = plan_run(config, _sizes(config, questions))
     for purpose, count in planned.rollouts.items():
         table.add_row(purpose, f"{count:,}", f"{count * per_rollout:,}")
     console.print(table)
@@ -48,10 +69,35 @@ def plan(path: Path, console: Console, assignments: Sequence[str] = (), processe
         )
     with step_progress(console):
         begin("estimating the memory")
-        show_memory(_at_once(config, planned), console, processes)
-        if processes == 1:
+        needed = show_memory(_at_once(config, planned), console, processes)
+        if gpu is None and processes == 1:
             begin("timing this CPU")
-            show_time(config, planned, console)
+            if show_time(config, planned, console):
+                return
+        if gpu is None and (needed is None or config.method.supervised):
+            return  # there is nothing to project from
+        show_gpu_hours(config, planned, console, processes, gpu or "h100", gpu_price, needed)
+
+
+def _sizes(config: RunConfig, questions: str | None) -> Mapping[str, int]:
+    """Return the questions of each split, as given or counted.
+
+    Raises:
+        ConfigError: `questions` is not three numbers, or the data cannot be read.
+    """
+    if questions is None:
+        try:
+            return split_sizes(config)
+        except ConfigError as error:
+            raise ConfigError(
+                f"{error}; or plan without the data: --questions TRAIN,VALIDATION,TEST"
+            ) from error
+    parts = questions.split(",")
+    if len(parts) != len(SPLITS) or not all(part.strip().isdecimal() for part in parts):
+        raise ConfigError(
+            f"--questions is {questions}; expected three numbers, as in --questions 5000,500,500"
+        )
+    return dict(zip(SPLITS, map(int, parts), strict=True))
 
 
 def _at_once(config: RunConfig, planned: Plan) -> RunConfig:
@@ -62,21 +108,22 @@ def _at_once(config: RunConfig, planned: Plan) -> RunConfig:
     return config.model_copy(update={"training": training})
 
 
-def show_time(config: RunConfig, planned: Plan, console: Console) -> None:
-    """Print how long the run takes at most on this CPU, if that is what it trains on."""
+def show_time(config: RunConfig, planned: Plan, console: Console) -> bool:
+    """Print how long the run takes at most on this CPU; return whether this CPU can train it."""
     try:
         found = engine_of(config).cpu_time(config, planned.rollouts)
     except (ConfigError, ValueError) as error:
-        console.print(f"time: unknown, {error}", markup=False)
-        return
+        console.print(f"time on this CPU: unknown, {error}", markup=False)
+        return False
     if found is None:
-        return
+        return False
     console.print(
         f"Time on this CPU ({found.threads} threads), projected from its speed now, at most "
         f"{duration(found.rollouts + found.updates)}: rollouts {duration(found.rollouts)}, updates "
         f"{duration(found.updates)}. cotune plan --steps measures it.",
         highlight=False,
     )
+    return True
 
 
 def plan_prompt(path: Path, console: Console, assignments: Sequence[str] = ()) -> None:
@@ -97,8 +144,8 @@ def _price(config: RunConfig, planned: Plan) -> str:
     return text
 
 
-def show_memory(config: RunConfig, console: Console, processes: int = 1) -> None:
-    """Print the maximum memory per GPU, or why it is unknown.
+def show_memory(config: RunConfig, console: Console, processes: int = 1) -> int | None:
+    """Print the maximum memory per GPU in bytes and return it; None if it is unknown, for a reason printed.
 
     Args:
         processes: how many processes FSDP2 or DeepSpeed shards over, if the run file asks for it.
@@ -107,7 +154,7 @@ def show_memory(config: RunConfig, console: Console, processes: int = 1) -> None
         found = engine_of(config).memory(config, processes)
     except ValueError as error:
         console.print(f"memory: unknown, {error}", markup=False)
-        return
+        return None
     table = plain_table(found.title, [""], ["sampling", "training"])
     for name, sampled, trained in found.rows:
         if sampled or trained:
@@ -117,6 +164,7 @@ def show_memory(config: RunConfig, console: Console, processes: int = 1) -> None
     console.print(table)
     for note in found.notes:
         console.print(note, markup=False, highlight=False)
+    return max(found.sampling or 0, found.training)
 
 
 def _cell(count: int | None) -> str:

@@ -93,7 +93,7 @@ def estimate(config: RunConfig, processes: int = 1) -> MemoryEstimate:
     memory = memory_over(config, shape, processes)
     return memory.estimate(
         config,
-        "Memory of a GPU, estimated, at most",
+        "Memory of a GPU, projected, at most",
         _notes(config, shape, memory, processes),
         saved=memory_of(config, shape).saved,
     )

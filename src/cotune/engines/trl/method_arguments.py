@@ -53,6 +53,7 @@ class InspoArguments(TrainerArguments, total=False):
     verification: Literal["full", "exact", "racing"]
     verification_block: int
     verification_error: float
+    verification_bounds: tuple[float, float]
     verify: bool
     failures_per_reflection: int
     candidates: int

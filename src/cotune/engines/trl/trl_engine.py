@@ -24,6 +24,7 @@ from cotune.utils.text import one_line, size
 if TYPE_CHECKING:
     from cotune.engines.cpu_time import CpuTime
     from cotune.engines.engine import Measured
+    from cotune.engines.gpu_time import Layout
     from cotune.engines.trl.run_file_setup import Setup
     from cotune.engines.undamaged import Chosen
 
@@ -134,6 +135,17 @@ class TRL:
         from cotune.engines.cpu_time import cpu_time
 
         return cpu_time(config, planned)
+
+    def layout(self, config: RunConfig, processes: int = 1) -> "Layout":
+        from cotune.engines.gpu_time import Layout
+
+        args = config.training.engine_args
+        if not args.get("use_vllm"):
+            return Layout(processes)
+        if args.get("vllm_mode") == "server":
+            raise ValueError("vLLM's server samples, on GPUs that the run file does not name")
+        share = args.get("vllm_gpu_memory_utilization", 0.3)
+        return Layout(processes, float(share), int(args.get("vllm_tensor_parallel_size", 1)))
 
     def measure(
         self, config: RunConfig, run: RunDir, journal: Journal, setup: "Setup", steps: int

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from cotune.config.run_file import RunConfig
+from cotune.engines.gpu_time import Layout
 from cotune.engines.memory import HALF, Memory, MemoryEstimate, Shape, memory_of, shape_of
 from cotune.errors import ConfigError
 from cotune.utils.text import flat, size
@@ -59,13 +60,9 @@ def verl_memory(config: RunConfig, shape: Shape) -> VerlMemory:
     Raises:
         ConfigError: a key of `engine_args` that the projection uses is not a number.
     """
-    given = flat(config.training.engine_args)
-    args = {name.replace("+", ""): value for name, value in given.items()}
-    asked = {name: _number(args, name, value) for name, value in _DEFAULTS.items()}
+    asked, layout = _asked(config), layout_of(config)
     sharded = int(asked["actor_rollout_ref.actor.fsdp_config.fsdp_size"])
-    gpus = int(asked["trainer.n_gpus_per_node"] * asked["trainer.nnodes"])
-    shards = max(1, sharded if sharded > 0 else gpus)
-    split = max(1, int(asked[f"{_ROLLOUT}.tensor_model_parallel_size"]))
+    shards, split = (sharded if sharded > 0 else layout.gpus), layout.split
     longest = config.limits.prompt_tokens + config.limits.trajectory_tokens
     layer = sum(inputs * outputs for _, inputs, outputs in shape.linear) // shape.layers
     whole = memory_of(config, shape)
@@ -88,6 +85,27 @@ def verl_memory(config: RunConfig, shape: Shape) -> VerlMemory:
         engine_weights=shape.parameters * HALF // split,
         rollout_cache=longest * shape.layers * shape.key_width * 2 * HALF // split,
     )
+
+
+def layout_of(config: RunConfig) -> Layout:
+    """Return the GPUs that train, and the rollout engine's share of each.
+
+    Raises:
+        ConfigError: a key of `engine_args` that is used here is not a number.
+    """
+    asked = _asked(config)
+    return Layout(
+        gpus=max(1, int(asked["trainer.n_gpus_per_node"] * asked["trainer.nnodes"])),
+        share=asked[f"{_ROLLOUT}.gpu_memory_utilization"],
+        split=max(1, int(asked[f"{_ROLLOUT}.tensor_model_parallel_size"])),
+    )
+
+
+def _asked(config: RunConfig) -> dict[str, float]:
+    """Return the numbers of `engine_args` that the projections use, or veRL's defaults."""
+    given = flat(config.training.engine_args)
+    args = {name.replace("+", ""): value for name, value in given.items()}
+    return {name: _number(args, name, value) for name, value in _DEFAULTS.items()}
 
 
 def _number(args: Mapping[str, Any], name: str, default: float) -> float:

@@ -22,6 +22,7 @@ from cotune.utils.packages import installed
 
 if TYPE_CHECKING:
     from cotune.engines.engine import Measured
+    from cotune.engines.gpu_time import Layout
     from cotune.engines.undamaged import Chosen
     from cotune.engines.verl.run import VerlSetup
 
@@ -107,6 +108,11 @@ class VeRL:
 
     def cpu_time(self, config: RunConfig, planned: Mapping[str, int]) -> None:
         return None
+
+    def layout(self, config: RunConfig, processes: int = 1) -> "Layout":
+        from cotune.engines.verl.memory import layout_of
+
+        return layout_of(config)
 
     def measure(
         self, config: RunConfig, run: RunDir, journal: Journal, setup: "VerlSetup", steps: int

@@ -85,7 +85,10 @@ class Generator:
         self._seed, self._description = seed, description
         self._proposals = Proposals()
         self._race = Race(
-            options.verification, options.verification_block, options.verification_error
+            options.verification,
+            options.verification_block,
+            options.verification_error,
+            options.verification_bounds,
         )
 
     def generate(
@@ -122,6 +125,7 @@ class Generator:
             EvolutionError: all proposals of two phases in a row failed, or of the only one.
         """
         accepted: list[Candidate] = []
+        race = self._race
         tried = [parent.text for parent in parents]
         source = getattr(llm, "origin", "") or origin or proposer
         rounds = proposed = verified = paid = saved = 0
@@ -150,8 +154,9 @@ class Generator:
             if rollout is not None and candidates:
                 if not verified:
                     self._notice_if_few(len(tasks), step, record)
+                    race = self._race_before(step, record)
                 candidates, spent = verify(
-                    candidates, parent, tasks, rollout, self._race, wanted - len(accepted)
+                    candidates, parent, tasks, rollout, race, wanted - len(accepted)
                 )
                 verified += len(candidates)
                 paid += spent
@@ -241,6 +246,19 @@ class Generator:
                 text=f"verification on {left} instead of {wanted} questions before step {step}: "
                 "the authors of the candidates were shown the others",
             )
+
+    def _race_before(self, step: int, record: Recorder) -> Race:
+        """Return the race, or none if training had rewards outside its bounds, with a notice."""
+        if not self._race.refuted(self._replay.rewards()):
+            return self._race
+        low, high = self._race.bounds
+        rewards = self._replay.rewards()
+        record(
+            "notice",
+            text=f"candidates are verified in full before step {step}: rewards were from {min(rewards):g} to "
+            f"{max(rewards):g}, outside strategy.verification_bounds [{low:g}, {high:g}]",
+        )
+        return Race()
 
     def _request(
         self,

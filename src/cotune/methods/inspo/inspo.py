@@ -60,10 +60,12 @@ class InspoOptions:
             author, or an ancestor's, was shown.
         verification_rounds: most generate-and-verify rounds per phase.
         verification: how far a candidate is verified: on all questions ("full", the paper's), until its
-            rejection cannot change any more ("exact", for rewards between 0 and 1), or until a paired test
-            against its parent decides ("racing").
+            rejection cannot change any more ("exact"), or until a paired test against its parent decides
+            ("racing").
         verification_block: questions between two looks, if not "full".
         verification_error: chance that racing errs for a candidate that equals its parent.
+        verification_bounds: the lowest and the highest reward, for "exact". If training had one outside,
+            candidates are verified in full, with a notice.
         verify: False lets candidates that meet the contract join without any rollout.
         failures_per_reflection: failed rollouts shown to the reflection proposer.
         candidates: instructions requested per proposal.
@@ -109,6 +111,7 @@ class InspoOptions:
     verification: Verification = "full"
     verification_block: int = 8
     verification_error: float = 0.05
+    verification_bounds: tuple[float, float] = (0.0, 1.0)
     verify: bool = True
     failures_per_reflection: int = 4
     candidates: int = 6
@@ -147,6 +150,11 @@ class InspoOptions:
         if not 0 < self.verification_error < 1:
             raise ValueError(
                 f"verification_error is {self.verification_error}; expected between 0 and 1"
+            )
+        low, high = self.verification_bounds
+        if not -math.inf < low < high < math.inf:
+            raise ValueError(
+                f"verification_bounds is [{low:g}, {high:g}]; expected the lowest and the highest reward"
             )
         if self.credit == "uplift" and self.groups != "mixed":
             raise ValueError(

@@ -93,6 +93,10 @@ class ReplayBuffer:
                 new_left -= new
         return list(chosen.values())
 
+    def rewards(self) -> list[float]:
+        """Return the reward of every stored rollout."""
+        return [e.reward for e in self._experiences]
+
     def tasks(self) -> list[Task]:
         """Return every stored question once, in order of first appearance."""
         return list({e.task.id: e.task for e in self._experiences}.values())

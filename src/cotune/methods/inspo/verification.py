@@ -1,8 +1,9 @@
 """Verification of proposed instructions by the current policy (INSPO, section 3.2, "Verify")."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from statistics import NormalDist, fmean
 from typing import Literal
 
@@ -52,13 +53,18 @@ class Race:
             for every candidate that is left, above it.
         block: questions between two looks.
         error: chance that the test errs for a candidate that equals its parent, over all looks.
-        bounds: the lowest and the highest reward; for "exact".
+        bounds: the lowest and the highest reward; for "exact", which stops nobody once one is outside.
     """
 
     kind: Verification = "full"
     block: int = 8
     error: float = 0.05
     bounds: tuple[float, float] = (0.0, 1.0)
+
+    def refuted(self, rewards: Iterable[float]) -> bool:
+        """Return whether rewards outside the bounds leave "exact" nothing that is certain."""
+        low, high = self.bounds
+        return self.kind == "exact" and any(not low <= reward <= high for reward in rewards)
 
 
 def verify(
@@ -96,6 +102,15 @@ def verify(
             left = _undecided(left, rewards, rewards[parent.id], remaining, looks, race, vacancies)
         if not left:
             break
+    if race.refuted(chain.from_iterable(rewards.values())):
+        # A reward came that the bounds rule out: who was stopped may not have been beaten.
+        for candidate in candidates:
+            asked = tasks[len(rewards[candidate.id]) :]
+            found = (
+                _rewards([(candidate.id, candidate.text)], asked, paid, rollout) if asked else {}
+            )
+            rewards[candidate.id] += found.get(candidate.id, [])
+            paid += len(asked)
     scored: list[Candidate] = []
     for candidate in candidates:
         own = rewards[candidate.id]
@@ -133,8 +148,8 @@ def _undecided(
     gains = {c.id: [a - b for a, b in zip(rewards[c.id], base, strict=True)] for c in left}
     if race.kind == "exact":
         low, high = race.bounds
-        if any(not low <= reward <= high for row in (*rewards.values(), base) for reward in row):
-            return list(left)  # the bounds are not these rewards'
+        if race.refuted(chain(base, *rewards.values())):
+            return list(left)
         return [c for c in left if sum(gains[c.id]) + remaining * (high - low) >= 0]
     error = race.error / looks
     going = [c for c in left if chance_of_less(gains[c.id]) > error]
