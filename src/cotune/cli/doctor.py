@@ -19,6 +19,7 @@ from cotune.config.run_file import load_config
 from cotune.engines.engine import engine_named
 from cotune.engines.preflight import OPTIONAL, Finding, Preflight, required, wrong
 from cotune.errors import ConfigError
+from cotune.utils.importing import uncollected
 from cotune.utils.packages import ENGINES, installed
 from cotune.utils.progress import begin
 from cotune.utils.text import hide_secrets, size
@@ -34,7 +35,7 @@ def show(
         verbose: list all checks.
     """
     well, more = True, 0
-    with step_progress(console):
+    with step_progress(console), uncollected():
         for finding in examine(run_file, assignments):
             well &= finding.ok
             if finding.ok and not (finding.key or verbose):

@@ -23,6 +23,7 @@ from cotune.run.ledger import Ledger
 from cotune.run.locks import run_locked
 from cotune.run.run_dir import RunDir
 from cotune.run.truncation import truncation_notice
+from cotune.utils.importing import uncollected
 from cotune.utils.text import one_line
 
 if TYPE_CHECKING:
@@ -36,8 +37,10 @@ def train(
     config = load_config(path, assignments=assignments)
     shown = Console(quiet=True) if quiet else console
     with _stoppable(config.output, config), step_progress(shown):
-        checked = passed(config)
-        setup = checked.engine.prepare(checked, RunDir(config.output, attempt=1).checkpoints_path)
+        with uncollected():
+            checked = passed(config)
+            folder = RunDir(config.output, attempt=1).checkpoints_path
+            setup = checked.engine.prepare(checked, folder)
         with run_locked(config.output, new=True):
             run = _created(config)
             _book(checked, run)
@@ -58,8 +61,9 @@ def resume(
     config = resumed_config(run, was, assignments, step)
     shown = Console(quiet=True) if quiet else console
     with _stoppable(folder, config), run_locked(folder), step_progress(shown):
-        checked = passed(config, new=False)
-        setup = checked.engine.prepare(checked, run.checkpoints_path)
+        with uncollected():
+            checked = passed(config, new=False)
+            setup = checked.engine.prepare(checked, run.checkpoints_path)
         chosen = checked.engine.choose(run, setup)
         _book(checked, run)
         if assignments:

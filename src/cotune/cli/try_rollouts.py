@@ -29,6 +29,7 @@ from cotune.policy.policy_files import cached_folder, policy_path
 from cotune.run.scores import score_trajectories
 from cotune.run.truncation import truncation_fix, truncation_metrics, truncation_summary
 from cotune.types import Assignment, Prompt, Trajectory
+from cotune.utils.importing import uncollected
 
 if TYPE_CHECKING:
     from cotune.policy.codec import HFCodec
@@ -64,7 +65,9 @@ def try_run(
     quiet_libraries(config)
     with step_progress(console):
         checked = Preflight(config, new=False, loads=True)
-        _show_missing(checked.missing_here("environment.retriever"), console)
+        with uncollected():
+            missing = checked.missing_here("environment.retriever")
+        _show_missing(missing, console)
         trajectories, codec = _rolled_out(checked, count, split, greedy)
     console.print(LEGEND)
     shown = ""

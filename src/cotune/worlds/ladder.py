@@ -20,6 +20,7 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cache
 from itertools import accumulate
 from typing import ClassVar, Literal
 
@@ -146,9 +147,10 @@ def problem(
     """Draw a problem of a rung, of a split if one is given."""
     while True:
         first, numbers = _NUMBERS[rung](rng)
-        if split is not None and _split_of_numbers(first, numbers) != split:
+        # Most draws end here: the cheapest test comes first.
+        if not numbers or (split is not None and _split_of_numbers(first, numbers) != split):
             continue
-        if not numbers or not _tells(Problem(rung, first, numbers, "")):
+        if not _tells(Problem(rung, first, numbers, "")):
             continue
         write = _story if story else _asked
         return Problem(rung, first, numbers, write(rng, first, numbers))
@@ -182,7 +184,7 @@ def _taken(rng: random.Random, others: int = 0, over: bool = False) -> tuple[int
     rng.shuffle(kinds)
     total, numbers = first, list[int]()
     for sign, slips in ((1, True), *kinds):
-        fitting = [sign * n for n in range(4, 10) if slippery(total, sign * n) == slips]
+        fitting = _fitting(total % 10, sign, slips)
         if not fitting:
             return first, ()
         numbers.append(rng.choice(fitting))
@@ -191,6 +193,12 @@ def _taken(rng: random.Random, others: int = 0, over: bool = False) -> tuple[int
             return first, ()
     added = first + sum(n for n in numbers if n > 0)
     return first, tuple(numbers) if (added > LARGEST) == over else ()
+
+
+@cache
+def _fitting(digit: int, sign: int, slips: bool) -> tuple[int, ...]:
+    """Return the numbers that carry or borrow after a total's last digit, or those that do not."""
+    return tuple(sign * n for n in range(4, 10) if slippery(digit, sign * n) == slips)
 
 
 _NUMBERS: dict[str, Callable[[random.Random], tuple[int, tuple[int, ...]]]] = {

@@ -6,8 +6,9 @@ at most ten words. So a list of all values, or the passage itself, is wrong.
 
 import random
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -74,22 +75,6 @@ QUESTIONS: Mapping[str, tuple[str, ...]] = {
 }
 STRATA = tuple(QUESTIONS)
 _WORD = re.compile(r"[^\W_]+")
-_ALL_CLAUSES = "|".join(
-    re.escape(clause).replace(r"\{v\}", "(?:" + "|".join(VALUES[kind]) + ")")
-    for kind, clauses in CLAUSES.items()
-    for clause in clauses
-)
-_FORMS = {
-    kind: [
-        re.compile(
-            re.escape(wording)
-            .replace(r"\{n\}", f"(?P<name>{'|'.join(NAMES)})")
-            .replace(r"\{c\}", f"(?:{_ALL_CLAUSES})")
-        )
-        for wording in wordings
-    ]
-    for kind, wordings in QUESTIONS.items()
-}
 
 
 def reward(reply: str, right: str, wrong: Collection[str]) -> float:
@@ -134,10 +119,31 @@ def type_of(question: str) -> str | None:
     return _parsed(question)[0]
 
 
+@cache
+def _forms() -> Mapping[str, Sequence[re.Pattern[str]]]:
+    """Return the patterns of questions by stratum; compiling them takes longer than most imports."""
+    clauses = "|".join(
+        re.escape(clause).replace(r"\{v\}", "(?:" + "|".join(VALUES[kind]) + ")")
+        for kind, clauses in CLAUSES.items()
+        for clause in clauses
+    )
+    return {
+        kind: [
+            re.compile(
+                re.escape(wording)
+                .replace(r"\{n\}", f"(?P<name>{'|'.join(NAMES)})")
+                .replace(r"\{c\}", f"(?:{clauses})")
+            )
+            for wording in wordings
+        ]
+        for kind, wordings in QUESTIONS.items()
+    }
+
+
 def _parsed(question: str) -> tuple[str | None, str]:
     """Return the stratum and the name that the question's last line gives; (None, "") for others."""
     last = question.rstrip().rpartition("\n")[2]
-    for kind, forms in _FORMS.items():
+    for kind, forms in _forms().items():
         for form in forms:
             if found := form.fullmatch(last):
                 return kind, found.groupdict().get("name") or ""
