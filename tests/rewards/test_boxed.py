@@ -238,38 +238,31 @@ def test_a_late_answer_scores_zero_and_the_rest_is_done_anew():
     ]
 
 
-class Clock(threading.local):
-    """Seconds that have passed in this thread."""
-
-    now = 0.0
-
-
 class Slow:
     """In place of a worker: seconds that an answer takes are its text; keeps what it was given."""
 
     ended = False
 
-    def __init__(self, clock: Clock) -> None:
-        self.clock, self.asked = clock, list[tuple[str, float]]()
+    def __init__(self) -> None:
+        self.asked = list[tuple[str, float]]()
 
-    def compare(self, answer: str, truths: tuple[str, ...], seconds: float) -> Verdict | None:
+    def compare(
+        self, answer: str, truths: tuple[str, ...], seconds: float
+    ) -> tuple[Verdict, float]:
         time.sleep(0.001)  # so that other workers begin answers meanwhile
         self.asked.append((answer, seconds))
         needed = float(answer.replace("^2", ""))
-        self.clock.now += min(needed, seconds)
-        return Verdict(1.0) if needed <= seconds else None
+        return (Verdict(1.0), needed) if needed <= seconds else (boxed._LATE, seconds + 1)
 
 
-def slow_workers(monkeypatch: pytest.MonkeyPatch, count: int) -> tuple[BoxedReward, list[Slow]]:
-    clock = Clock()
-    monkeypatch.setattr(boxed.time, "monotonic", lambda: clock.now)
-    own, found = BoxedReward(5.0), [Slow(clock) for _ in range(count)]
+def slow_workers(count: int) -> tuple[BoxedReward, list[Slow]]:
+    own, found = BoxedReward(5.0), [Slow() for _ in range(count)]
     own._workers = [*found]  # type: ignore[list-item]
     return own, found
 
 
-def test_answers_that_take_long_wait_and_a_batch_has_one_limit(monkeypatch: pytest.MonkeyPatch):
-    own, (worker,) = slow_workers(monkeypatch, 1)
+def test_answers_that_take_long_wait_and_a_batch_has_one_limit():
+    own, (worker,) = slow_workers(1)
     slow = [f"{60 + i}.5" for i in range(20)]
     answers = ["2.5", *slow, "0.1", "2.5"]
     found = own.judge([(answer, ["x"]) for answer in answers])
@@ -291,12 +284,12 @@ def test_answers_that_take_long_wait_and_a_batch_has_one_limit(monkeypatch: pyte
     assert worker.asked == [("60", 5.0)]
 
 
-def test_rewards_do_not_depend_on_the_number_of_workers(monkeypatch: pytest.MonkeyPatch):
+def test_rewards_do_not_depend_on_the_number_of_workers():
     # Typical ones, slow ones and ones that never end; the limit of 42 s cuts the last of them off.
     answers = [str({0: 2, 1: 60}.get(i % 10, 0.01) + i / 1000) for i in range(60)]
     found: list[list[Verdict]] = []
     for count in (1, 2, 4):
-        own, _ = slow_workers(monkeypatch, count)
+        own, _ = slow_workers(count)
         found.append(own.judge([(answer, ["x"]) for answer in answers]))
     assert found[0] == found[1] == found[2]
     assert {v.reason for v in found[0]} == {

@@ -13,7 +13,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 import weakref
 from collections import deque
 from collections.abc import Sequence
@@ -29,7 +28,7 @@ MAX_CHARACTERS = 1000
 """Longer answers score 0 without being compared."""
 
 _START_SECONDS = 60.0
-_BUSY = 4
+_BUSY = 10
 """A worker ends itself after an answer's CPU seconds; so many times as long and 5 s more by the clock
 is the end of one that does not."""
 _MOST_WORKERS = 4
@@ -40,7 +39,7 @@ _FEW = 4
 _QUICK_SECONDS = 0.5
 """Time limit of an answer while others wait; a typical one takes 15 ms."""
 _RESTART_SECONDS = 1.0
-"""What a new worker costs, after an answer that took too long."""
+"""What a new worker costs, after an answer that took too long or crashed its own."""
 _BATCH_LIMIT = 6
 """Time for a batch, in limits of a single answer …"""
 _SHARE_SECONDS = 0.2
@@ -121,14 +120,14 @@ class BoxedReward:
 
     Equal texts and plain integers ("1,024" is 1024) are compared here. Other answers go to worker
     processes, started when first needed and kept: a second to start, about 15 ms an answer. An answer
-    that takes too long, or crashes its worker, scores 0, and a new worker continues. Threads may
+    that takes too long (in CPU seconds, so that a busy machine fails none), or crashes its worker, scores 0, and a new worker continues. Threads may
     share it; they take turns.
 
     In a batch, equal answers to the same question are compared once, and up to four workers share the
     others, one for every 16. If there are more than four, every answer first gets half a second, those
     with the fewest powers, factorials and the like before the others; those that need longer then get
     `seconds` each. All of that has one limit: six times `seconds` and 0.2 s an answer, summed over the
-    workers, where one that takes too long costs a second more, for a new worker. When it is spent no further answer is compared, and those left score 0. So answers that
+    workers, and a second for each new worker that an answer needed. When it is spent no further answer is compared, and those left score 0. So answers that
     never end cannot hold up a run, and the rewards do not depend on the number of workers.
 
     Args:
@@ -216,7 +215,7 @@ class BoxedReward:
         """Compare each answer for at most `seconds`, until together they have taken `limit` seconds.
 
         Returns:
-            the verdicts, and the seconds that are left.
+            the verdicts, and the CPU seconds that are left.
         """
         found: list[tuple[Verdict, float] | None] = [None] * len(questions)
         waiting = deque(range(len(questions)))
@@ -229,14 +228,8 @@ class BoxedReward:
                     i = waiting.popleft()  # safe in several threads
                 except IndexError:
                     return
-                worker = self._worker(slot)
-                begun = time.monotonic()
-                verdict = worker.compare(*questions[i], seconds)
-                took = time.monotonic() - begun
-                if verdict is None:
-                    took = seconds + _RESTART_SECONDS
-                found[i] = verdict or _LATE, took
-                spent += took
+                found[i] = one = self._worker(slot).compare(*questions[i], seconds)
+                spent += one[1]
 
         if workers == 1:
             work(0)
@@ -293,17 +286,18 @@ class _Worker:
         # Also true in a fork of the process that started it: two processes cannot share the pipe.
         return self._process.poll() is not None
 
-    def compare(self, answer: str, truths: Sequence[str], seconds: float) -> Verdict | None:
-        """Return the verdict on an answer; None if it took too long, which ends the worker."""
+    def compare(self, answer: str, truths: Sequence[str], seconds: float) -> tuple[Verdict, float]:
+        """Return the verdict on an answer, and the CPU seconds that it took.
+
+        `_LATE` if it took more than `seconds`, which ends the worker.
+        """
         question = json.dumps({"answer": answer, "truths": truths, "seconds": seconds})
         reply = self._exchange(question + "\n", _BUSY * seconds + 5)
         if reply is not None:
-            return Verdict(float(reply["equal"]))
-        return (
-            None
-            if self._late.is_set() or self._process.returncode in _ALARM
-            else Verdict(0.0, f"no verdict: {self._fault()}")
-        )
+            return Verdict(float(reply["equal"])), reply["seconds"]
+        if self._late.is_set() or self._process.returncode in _ALARM:
+            return _LATE, seconds + _RESTART_SECONDS
+        return Verdict(0.0, f"no verdict: {self._fault()}"), _RESTART_SECONDS
 
     def _exchange(self, line: str, seconds: float) -> dict[str, Any] | None:
         """Send a line and read one; None if the worker crashed or was killed for being late.

@@ -1,9 +1,9 @@
 """Compare answers mathematically; `boxed.BoxedReward` starts it as a separate process.
 
 It reads and writes JSON lines: first it writes {"ready": true} or {"error": …}, then
-{"equal": true | false} for each {"answer": …, "truths": […], "seconds": …} that it reads. It ends when
-its input ends, when a comparison takes more than its CPU seconds, and on any error. It imports nothing
-of cotune, so that it can be run by its path.
+{"equal": true | false, "seconds": …} for each {"answer": …, "truths": […], "seconds": …} that it reads:
+the CPU seconds that a comparison took, and that it may take. It ends when its input ends, when a
+comparison takes longer, and on any error. It imports nothing of cotune, so that it can be run by its path.
 """
 
 import importlib
@@ -11,6 +11,7 @@ import json
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
@@ -41,9 +42,10 @@ def main() -> None:
     for line in sys.stdin:
         pair = json.loads(line)
         set_alarm(pair["seconds"])
+        begun = time.process_time()
         verdict = equal(pair["answer"], pair["truths"])
         set_alarm(0)
-        reply(equal=verdict)
+        reply(equal=verdict, seconds=time.process_time() - begun)
 
 
 def comparison() -> Callable[[str, Sequence[str]], bool]:
