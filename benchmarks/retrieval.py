@@ -1,24 +1,29 @@
 """Measure the cost of an index on disk, and of a server compared with the same index in process.
 
     python benchmarks/retrieval.py --passages 18000 200000
+    python benchmarks/retrieval.py --world
     python benchmarks/retrieval.py --index dense --model MODEL --passages 18000
 
 Passages have about 100 words (`--words`) drawn by Zipf's law, like those of Search-R1's Wikipedia dump;
-queries are six words of a passage. For each size an index is built in a separate process, then searched
-alternately in this process and through `cotune serve-retriever` and `RemoteRetriever` on loopback, with
-batches of 512 queries, top 3. Rates are medians; compare only those of the same run.
+queries are six words of a passage. `--world` takes the corpus and the questions of the bundled world
+`geo` instead. For each size an index is built in a separate process, then searched, top 3, alternately in
+this process and through `cotune serve-retriever` and `RemoteRetriever` on loopback: in batches of 512
+(`--batch`), in batches of 32, and one by one by 16 clients at once. All questions differ.
+
+Rates are questions per CPU second of the process that searches: this one, or the server, whose threads
+share one core at most. So they do not depend on the clients, nor on what else the machine does.
 """
 
 import argparse
+import asyncio
 import json
 import os
 import platform
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
 
@@ -27,8 +32,10 @@ import numpy as np
 from cotune.retrieval.dense import EncoderOptions
 from cotune.retrieval.index import IndexOptions, build_index, open_index
 from cotune.retrieval.remote import RemoteOptions, RemoteRetriever
+from cotune.worlds.geo import STRATA, GeoWorld
 
 _VOCABULARY, _TOP_K = 200_000, 3
+_SMALL, _CLIENTS = 32, 16
 
 
 def write_corpus(path: Path, count: int, length: int) -> None:
@@ -38,6 +45,15 @@ def write_corpus(path: Path, count: int, length: int) -> None:
             words = [f"w{w}" for w in np.minimum(draw.zipf(1.3, length), _VOCABULARY)]
             text = f'"{words[0]} {words[1]} {i}"\n{" ".join(words)}'
             file.write(json.dumps({"id": str(i), "contents": text}) + "\n")
+
+
+def write_world(path: Path, count: int) -> list[str]:
+    """Write the corpus of the world `geo`; return so many of its questions."""
+    world = GeoWorld()
+    with path.open("w", encoding="utf-8") as file:
+        for title, text in zip(world.titles, world.documents, strict=True):
+            file.write(json.dumps({"title": title, "text": text}) + "\n")
+    return [q.text for q in world.questions(count, "train", dict.fromkeys(STRATA, 1.0), seed=3)]
 
 
 def batches(path: Path, count: int, size: int) -> list[list[str]]:
@@ -75,22 +91,41 @@ def memory(pid: int) -> dict[str, float]:
     return {name: int(rows[name].split()[0]) / 2**10 for name in ("RssAnon", "RssFile")}
 
 
-def rate(search: Callable[[list[str]], object], queries: list[str]) -> float:
-    started = time.perf_counter()
-    search(queries)
-    return len(queries) / (time.perf_counter() - started)
+def server_seconds(pid: int) -> float:
+    """Return a process's CPU seconds so far, in user and system mode."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def measure(
-    count: int, options: IndexOptions, length: int, repeats: int, batch: int, folder: Path
-) -> str:
-    corpus, index = folder / "corpus.jsonl", folder / "index"
-    write_corpus(corpus, count, length)
+def one_by_one(remote: RemoteRetriever, queries: Sequence[str]) -> None:
+    """Ask each question alone, by so many clients at once, each after the reply to its last one."""
+    waiting = iter(queries)
+
+    async def client() -> None:
+        for query in waiting:
+            await remote.asearch([query], _TOP_K)
+
+    async def clients() -> None:
+        await asyncio.gather(*(client() for _ in range(_CLIENTS)))
+
+    asyncio.run(clients())
+
+
+def in_batches(search: Callable[[list[str], int], object], queries: list[str], size: int) -> None:
+    for start in range(0, len(queries), size):
+        search(queries[start : start + size], _TOP_K)
+
+
+def measure(corpus: Path, rows: list[list[str]], options: IndexOptions) -> str:
+    """Return a row of the table; the first batch of queries warms up."""
+    index, batch = corpus.with_name("index"), len(rows[0])
     seconds, peak = build(corpus, index, options)
     disk = sum(path.stat().st_size for path in index.rglob("*") if path.is_file()) / 2**20
     arguments = ["--corpus", corpus, "--folder", index, "--port", "0", "--index", options.kind]
     if options.kind == "dense":
         arguments += ["--model", options.encoder.model]
+    elif options.language is not None:
+        arguments += ["--language", options.language]
     command = [sys.executable, "-m", "cotune", "serve-retriever", *map(str, arguments)]
     server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
@@ -100,40 +135,53 @@ def measure(
         start = memory(server.pid)
         inside = open_index(index, corpus, options)
         remote = RemoteRetriever(RemoteOptions(url=url, batch_size=batch, timeout_s=600))
-        rows = batches(corpus, repeats + 1, batch)
-        if inside.search(rows[0], _TOP_K) != remote.search(rows[0], _TOP_K):  # and warms both up
+        if inside.search(rows[0], _TOP_K) != remote.search(rows[0], _TOP_K):
             raise SystemExit("server and process disagree")
-        pairs = [
-            (
-                rate(lambda q: inside.search(q, _TOP_K), some),
-                rate(lambda q: remote.search(q, _TOP_K), some),
-            )
-            for some in rows[1:]
+        ways: list[tuple[Callable[[], float], Callable[[list[str]], None]]] = [
+            (time.process_time, lambda some: in_batches(inside.search, some, _SMALL)),
+            *(
+                (lambda: server_seconds(server.pid), ask)
+                for ask in (
+                    lambda some: in_batches(remote.search, some, batch),
+                    lambda some: in_batches(remote.search, some, _SMALL),
+                    lambda some: one_by_one(remote, some),
+                )
+            ),
         ]
+        spent = [0.0] * len(ways)
+        for some in rows[1:]:
+            for way, (clock, ask) in enumerate(ways):
+                begun = clock()
+                ask(some)
+                spent[way] += clock() - begun
         after = memory(server.pid)
     finally:
         server.terminate()
         server.wait()
-    here, there = (statistics.median(column) for column in zip(*pairs, strict=True))
-    ratio = statistics.median(b / a for a, b in pairs)
     size = corpus.stat().st_size / 2**20
+    rates = " | ".join(f"{batch * (len(rows) - 1) / used:.0f}" for used in spent)
     return (
-        f"| {options.kind} | {count} | {size:.0f} | {seconds:.0f} | {peak:.0f} | {disk:.0f} | "
+        f"| {options.kind} | {len(inside)} | {size:.0f} | {seconds:.0f} | {peak:.0f} | {disk:.0f} | "
         f"{start['RssAnon']:.0f} / {start['RssFile']:.0f} | "
-        f"{after['RssAnon']:.0f} / {after['RssFile']:.0f} | {here:.0f} | {there:.0f} | {ratio:.2f} |"
+        f"{after['RssAnon']:.0f} / {after['RssFile']:.0f} | {rates} |"
     )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--passages", type=int, nargs="+", default=[18_000, 200_000])
+    parser.add_argument("--world", action="store_true", help="the corpus of the world geo instead")
     parser.add_argument("--words", type=int, default=100, help="words of a passage, at least six")
     parser.add_argument("--index", choices=["bm25", "dense"], default="bm25")
     parser.add_argument("--model", default="intfloat/e5-base-v2")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--batch", type=int, default=512)
     args = parser.parse_args()
-    options = IndexOptions(kind=args.index, encoder=EncoderOptions(model=args.model))
+    # The world's names are indexed as they are, as in a run.
+    language = "none" if args.world and args.index == "bm25" else None
+    options = IndexOptions(
+        kind=args.index, language=language, encoder=EncoderOptions(model=args.model)
+    )
     used = ["bm25s", "fastapi", "uvicorn", "httpx"]
     used += ["sentence-transformers", "faiss-cpu", "torch"] if args.index == "dense" else []
     versions = ", ".join(f"{name} {version(name)}" for name in used)
@@ -142,13 +190,20 @@ def main() -> None:
     )
     print(
         "| index | passages | corpus MiB | build CPU s | build peak MiB | index MiB | server MiB, "
-        "own / mapped | after searching | in process, queries/s | server, queries/s | ratio |"
+        f"own / mapped | after searching | in process, by {_SMALL} | server, by {args.batch} | "
+        f"by {_SMALL} | one by one, {_CLIENTS} clients |"
     )
-    print("| --- |" + " ---: |" * 10, flush=True)
-    for count in args.passages:
+    print("| --- |" + " ---: |" * 11, flush=True)
+    for count in [0] if args.world else args.passages:
         with tempfile.TemporaryDirectory() as folder:
-            row = measure(count, options, args.words, args.repeats, args.batch, Path(folder))
-            print(row, flush=True)
+            corpus = Path(folder, "corpus.jsonl")
+            if args.world:
+                queries = write_world(corpus, (args.repeats + 1) * args.batch)
+                rows = [queries[i :: args.repeats + 1] for i in range(args.repeats + 1)]
+            else:
+                write_corpus(corpus, count, args.words)
+                rows = batches(corpus, args.repeats + 1, args.batch)
+            print(measure(corpus, rows, options), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,14 @@
+from pathlib import Path
 from typing import get_args
 
+import bm25s
 import pytest
 
-from cotune.data.corpus import Language
+from cotune.data.corpus import Language, read_corpus
 from cotune.retrieval import bm25
-from cotune.retrieval.bm25 import BM25Retriever
+from cotune.retrieval.bm25 import BM25Ranker, BM25Retriever, write_bm25
 from cotune.worlds.geo import GeoQuestion, bundled_world
+from tests.retrieval.corpora import queries, write_corpus
 
 MIX = {1: 1.0, 2: 1.0, 3: 1.0}
 
@@ -74,6 +77,20 @@ def test_what_is_remembered_stays_bounded(monkeypatch: pytest.MonkeyPatch) -> No
         found = retriever.search([f"fox {n}" for n in range(start, start + 4)], 1)
         assert found == [["red fox"]] * 4
         assert len(retriever._memo) <= 5
+
+
+@pytest.mark.parametrize("top_k", [1, 3, 40])
+def test_the_ranking_is_that_of_bm25s_ties_included(tmp_path: Path, top_k: int):
+    passages = read_corpus(write_corpus(tmp_path / "c.jsonl", 1000))
+    write_bm25([text for _, text in passages], tmp_path / "index", "none")
+    library = bm25s.BM25.load(tmp_path / "index", show_progress=False)
+    asked = ["red fox", "owl", *queries(100), "number7", "number7 number7"]
+    # Two words find several passages of equal score, a rare one fewer passages than are asked for.
+    words = [[w for w in text.split() if w in library.vocab_dict] for text in asked]
+    rows, scores = library.retrieve(words, k=top_k, show_progress=False)
+    found = BM25Ranker(tmp_path / "index", "none").rank(asked, top_k)
+    pairs = zip(rows.tolist(), scores.tolist(), strict=True)
+    assert found == [list(zip(*pair, strict=True)) for pair in pairs]
 
 
 def test_what_is_indexed_may_differ_from_what_is_shown():

@@ -112,7 +112,7 @@ class MathOptions:
             of the remaining ones; validation and test files stay complete.
         limit: train on so many problems, drawn by `seed`; null: all. Held-out problems stay.
         seed: seed of that draw; the order of the file does not matter.
-        seconds: time limit for comparing one answer; beyond it the answer scores 0.
+        seconds: CPU time limit for comparing one answer; beyond it the answer scores 0.
         plain_integers: a ground truth that is a plain integer equals only plain integers, so that
             boxing "12*13" does not answer 156.
         initial_instruction: the instruction that training starts from.

@@ -9,12 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import bm25s
+import numpy as np
 import Stemmer
+from bm25s.selection import topk
 
 from cotune.data.corpus import Language
 
 _REMEMBERED = 2**17
 """The most answers that a retriever remembers: policies keep writing new queries."""
+_GROUPED = 64
+"""Passages in a group, of whose best scores the least score worth sorting is taken."""
 
 
 class BM25Retriever:
@@ -82,6 +86,9 @@ class BM25Ranker:
     def __init__(self, folder: Path, language: Language) -> None:
         # allow_pickle=False: an index from elsewhere must not run code.
         self._index = bm25s.BM25.load(folder, mmap=True, allow_pickle=False, show_progress=False)
+        # Plain views of the same memory: slicing a memmap takes longer than scoring a rare term.
+        arrays = {k: np.asarray(self._index.scores[k]) for k in ("data", "indices", "indptr")}
+        self._index.scores.update(arrays)
         self._language: Language = language
         self.count = int(self._index.scores["num_docs"])
 
@@ -119,9 +126,25 @@ def _rank(
     words = bm25s.tokenize(queries, **_analysis(language), return_ids=False)
     vocabulary = index.vocab_dict
     known = [[str(word) for word in row if word in vocabulary] for row in words]
-    asked = [row for row in known if row]
-    if not asked:
-        return [[] for _ in queries]
-    rows, scores = index.retrieve(asked, k=top_k, show_progress=False)
-    found = iter(zip(rows.tolist(), scores.tolist(), strict=True))
-    return [list(zip(*next(found), strict=True)) if row else [] for row in known]
+    return [_best(index.get_scores(row), top_k) if row else [] for row in known]
+
+
+def _best(scores: Any, top_k: int) -> list[tuple[int, float]]:
+    """Return rows and scores of the `top_k` highest scores, best first.
+
+    These are the rows, ties included, that `retrieve` of bm25s returns. Its selection over all passages
+    is slow where many scores are equal, as the zeros are. So only scores that can be among the
+    `top_k + 1` highest are sorted; if those differ, no other order is possible.
+    """
+    groups = len(scores) // _GROUPED
+    if groups > top_k:
+        highest = scores[: groups * _GROUPED].reshape(_GROUPED, groups).max(axis=0)
+        least = np.partition(highest, -top_k - 1)[-top_k - 1]
+        if least > 0:
+            rows = np.flatnonzero(scores >= least)
+            rows = rows[np.argsort(scores[rows])[: -top_k - 2 : -1]]
+            found = scores[rows]
+            if (found[1:] < found[:-1]).all():
+                return list(zip(rows.tolist(), found.tolist(), strict=True))[:top_k]
+    found, rows = topk(scores, top_k)
+    return list(zip(rows.tolist(), found.tolist(), strict=True))

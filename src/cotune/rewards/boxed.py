@@ -9,10 +9,10 @@ they take too long.
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import threading
-import time
 import weakref
 from collections import deque
 from collections.abc import Sequence
@@ -28,18 +28,25 @@ MAX_CHARACTERS = 1000
 """Longer answers score 0 without being compared."""
 
 _START_SECONDS = 60.0
+_BUSY = 10
+"""A worker ends itself after an answer's CPU seconds; so many times as long and 5 s more by the clock
+is the end of one that does not."""
 _MOST_WORKERS = 4
 _PER_WORKER = 16
 """Answers for which one more worker is started, which takes about as long as comparing twice as many."""
+_FEW = 4
+"""Answers of a batch up to which each has all its time at once."""
 _QUICK_SECONDS = 0.5
 """Time limit of an answer while others wait; a typical one takes 15 ms."""
-_COLD_SECONDS = 0.5
-"""Further time for a worker's first answer, for which its libraries prepare their parsers."""
-_MOST_LATE = 64
-"""Answers of a batch that may exceed it; after so many, those that wait are not compared."""
-_COSTLY = re.compile(r"\^|\*\*|!|\\binom|\\prod|\\sum|\\int")
+_RESTART_SECONDS = 1.0
+"""What a new worker costs, after an answer that took too long or crashed its own."""
 _BATCH_LIMIT = 6
-"""Time for all answers of a batch that exceed it, in limits of a single answer."""
+"""Time for a batch, in limits of a single answer …"""
+_SHARE_SECONDS = 0.2
+"""… and so much more for each of its answers, so that a large batch of typical ones is never cut off."""
+_ALARM = {-signal.SIGPROF} if hasattr(signal, "SIGPROF") else set[int]()
+"""The status of a worker that ended itself."""
+_COSTLY = re.compile(r"\^|\*\*|!|\\binom|\\prod|\\sum|\\int")
 _WORKER = Path(__file__).with_name("math_worker.py")
 _BOX = re.compile(r"\\boxed\s*\{")
 # Also matches escaped characters, so that the braces of \{ and \} do not count.
@@ -102,6 +109,8 @@ class Verdict:
     reason: str = ""
 
 
+_LATE = Verdict(0.0, "no verdict: it took too long")
+_NOT_COMPARED = Verdict(0.0, "no verdict: the time for the batch was up")
 _Question = tuple[str, tuple[str, ...]]
 """An answer and the ground truths that only math-verify can compare it with."""
 
@@ -110,18 +119,19 @@ class BoxedReward:
     """1 if an answer equals one of the ground truths mathematically, by math-verify; else 0.
 
     Equal texts and plain integers ("1,024" is 1024) are compared here. Other answers go to worker
-    processes, started when first needed and kept: 0.5 s to start, about 15 ms an answer. An answer
-    that takes too long, or crashes its worker, scores 0, and a new worker continues. Threads may
+    processes, started when first needed and kept: a second to start, about 15 ms an answer. An answer
+    that takes too long (in CPU seconds, so that a busy machine fails none), or crashes its worker, scores 0, and a new worker continues. Threads may
     share it; they take turns.
 
-    In a batch, equal answers to the same question are compared once. If it is large, every answer
-    first gets half a second, those with the fewest powers, factorials and the like before the
-    others; those that need longer then get `seconds` each, together at most six times as long. Once
-    64 needed longer, no further ones are begun. So many answers that never end cannot hold up a
-    run: what was not compared scores 0.
+    In a batch, equal answers to the same question are compared once, and up to four workers share the
+    others, one for every 16. If there are more than four, every answer first gets half a second, those
+    with the fewest powers, factorials and the like before the others; those that need longer then get
+    `seconds` each. All of that has one limit: six times `seconds` and 0.2 s an answer, summed over the
+    workers, and a second for each new worker that an answer needed. When it is spent no further answer is compared, and those left score 0. So answers that
+    never end cannot hold up a run, and the rewards do not depend on the number of workers.
 
     Args:
-        seconds: time limit for one answer, with all its ground truths.
+        seconds: CPU time limit for one answer, with all its ground truths.
         plain_integers: a ground truth that is a plain integer equals only plain integers.
             Otherwise 12 \\times 13 equals 156, and a policy may learn to box the question.
 
@@ -185,77 +195,72 @@ class BoxedReward:
         return (own, tuple(unsettled)) if unsettled else Verdict(0.0)
 
     def _compared(self, questions: Sequence[_Question]) -> list[Verdict]:
-        most = len(self._workers)
+        few, most = len(questions) <= _FEW, len(self._workers)
+        first = self._seconds if few else min(_QUICK_SECONDS, self._seconds)
+        limit = _BATCH_LIMIT * self._seconds + _SHARE_SECONDS * len(questions)
+        workers = min(most, -(-len(questions) // _PER_WORKER))
         with self._lock:
-            if len(questions) <= most:
-                first, workers = self._seconds, 1
-            else:
-                first = min(_QUICK_SECONDS, self._seconds)
-                workers = min(most, -(-len(questions) // _PER_WORKER))
-            found, begun = self._passed(questions, first, workers)
-            # Those that were not begun come before those that are known to be slow.
-            late = sorted((i for i, v in enumerate(found) if v is None), key=lambda i: i in begun)
+            found, left = self._passed(questions, first, workers, limit)
+            late = [i for i, verdict in enumerate(found) if verdict is _LATE]
             if late and first < self._seconds:
                 again = [questions[i] for i in late]
-                until = time.monotonic() + _BATCH_LIMIT * self._seconds
-                verdicts, _ = self._passed(again, self._seconds, min(most, len(late)), until)
+                verdicts, _ = self._passed(again, self._seconds, min(most, len(late)), left)
                 for i, verdict in zip(late, verdicts, strict=True):
                     found[i] = verdict
-        return [verdict or Verdict(0.0, "no verdict: it took too long") for verdict in found]
+        return found
 
     def _passed(
-        self,
-        questions: Sequence[_Question],
-        seconds: float,
-        workers: int,
-        until: float = float("inf"),
-    ) -> tuple[list[Verdict | None], set[int]]:
-        """Compare each answer for at most `seconds`, beginning none after `until`.
+        self, questions: Sequence[_Question], seconds: float, workers: int, limit: float
+    ) -> tuple[list[Verdict], float]:
+        """Compare each answer for at most `seconds`, until together they have taken `limit` seconds.
 
         Returns:
-            the verdicts, None if there is none; and the positions of the answers that were begun.
+            the verdicts, and the CPU seconds that are left.
         """
-        found: list[Verdict | None] = [None] * len(questions)
-        begun = set[int]()
+        found: list[tuple[Verdict, float] | None] = [None] * len(questions)
         waiting = deque(range(len(questions)))
-        late = 0
+        spent = 0.0
 
         def work(slot: int) -> None:
-            nonlocal late
-            while time.monotonic() < until and late < _MOST_LATE:
+            nonlocal spent
+            while spent < limit:
                 try:
                     i = waiting.popleft()  # safe in several threads
                 except IndexError:
                     return
-                begun.add(i)
-                found[i] = self._worker(slot).compare(*questions[i], seconds)
-                late += found[i] is None
+                found[i] = one = self._worker(slot).compare(*questions[i], seconds)
+                spent += one[1]
 
         if workers == 1:
             work(0)
-            return found, begun
-        with ThreadPoolExecutor(workers) as pool:
-            try:
-                list(pool.map(work, range(workers)))
-            finally:  # after an error or Ctrl-C no other answer is begun
-                waiting.clear()
-        return found, begun
+        elif workers > 1:
+            with ThreadPoolExecutor(workers) as pool:
+                try:
+                    list(pool.map(work, range(workers)))
+                finally:  # after an error or Ctrl-C no other answer is begun
+                    waiting.clear()
+        # Several workers begin answers that one alone would not have come to: those do not count.
+        verdicts: list[Verdict] = []
+        for one in found:
+            verdict, took = one if one and limit > 0 else (_NOT_COMPARED, 0.0)
+            limit -= took
+            verdicts.append(verdict)
+        return verdicts, limit
 
     def _worker(self, slot: int) -> "_Worker":
         worker = self._workers[slot]
         if worker is None or worker.ended:
-            worker = self._workers[slot] = _Worker(self._seconds)
+            worker = self._workers[slot] = _Worker()
         return worker
 
 
 class _Worker:
     """A process of `math_worker`, which compares one answer at a time."""
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self) -> None:
         # By path with -P, so that no file of this folder or the user's shadows a library's module.
-        command = [sys.executable, "-P", str(_WORKER), str(seconds)]
+        command = [sys.executable, "-P", str(_WORKER)]
         self._late = threading.Event()
-        self._cold = _COLD_SECONDS
         try:
             self._process = subprocess.Popen(
                 command,
@@ -281,14 +286,18 @@ class _Worker:
         # Also true in a fork of the process that started it: two processes cannot share the pipe.
         return self._process.poll() is not None
 
-    def compare(self, answer: str, truths: Sequence[str], seconds: float) -> Verdict | None:
-        """Return the verdict on an answer; None if it took too long, which ends the worker."""
-        question = json.dumps({"answer": answer, "truths": truths})
-        allowed, self._cold = seconds + self._cold, 0.0
-        reply = self._exchange(question + "\n", allowed)
+    def compare(self, answer: str, truths: Sequence[str], seconds: float) -> tuple[Verdict, float]:
+        """Return the verdict on an answer, and the CPU seconds that it took.
+
+        `_LATE` if it took more than `seconds`, which ends the worker.
+        """
+        question = json.dumps({"answer": answer, "truths": truths, "seconds": seconds})
+        reply = self._exchange(question + "\n", _BUSY * seconds + 5)
         if reply is not None:
-            return Verdict(float(reply["equal"]))
-        return None if self._late.is_set() else Verdict(0.0, f"no verdict: {self._fault()}")
+            return Verdict(float(reply["equal"])), reply["seconds"]
+        if self._late.is_set() or self._process.returncode in _ALARM:
+            return _LATE, seconds + _RESTART_SECONDS
+        return Verdict(0.0, f"no verdict: {self._fault()}"), _RESTART_SECONDS
 
     def _exchange(self, line: str, seconds: float) -> dict[str, Any] | None:
         """Send a line and read one; None if the worker crashed or was killed for being late.

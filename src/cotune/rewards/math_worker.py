@@ -1,9 +1,9 @@
 """Compare answers mathematically; `boxed.BoxedReward` starts it as a separate process.
 
 It reads and writes JSON lines: first it writes {"ready": true} or {"error": …}, then
-{"equal": true | false} for each {"answer": …, "truths": […]} that it reads. It ends when its input
-ends, when a comparison takes longer than the seconds given as its argument, and on any error. It
-imports nothing of cotune, so that it can be run by its path.
+{"equal": true | false, "seconds": …} for each {"answer": …, "truths": […], "seconds": …} that it reads:
+the CPU seconds that a comparison took, and that it may take. It ends when its input ends, when a
+comparison takes longer, and on any error. It imports nothing of cotune, so that it can be run by its path.
 """
 
 import importlib
@@ -11,6 +11,7 @@ import json
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
@@ -19,7 +20,6 @@ MEMORY_BYTES = 2**30
 
 
 def main() -> None:
-    seconds = float(sys.argv[1])
     # Ctrl-C goes to the whole process group; the parent handles it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # Libraries may print to stdout, which must not be taken for a reply.
@@ -32,17 +32,20 @@ def main() -> None:
 
     try:
         equal = comparison()
+        # The libraries prepare their parsers, which no answer should wait for.
+        equal("x^2+2x+1", [r"(x+\frac{1}{2}\sqrt{4})^2"])
     except ImportError as error:
         reply(error=f"{type(error).__name__}: {error}")
         return
     limit_memory()
     reply(ready=True)
     for line in sys.stdin:
-        set_alarm(seconds)
         pair = json.loads(line)
+        set_alarm(pair["seconds"])
+        begun = time.process_time()
         verdict = equal(pair["answer"], pair["truths"])
         set_alarm(0)
-        reply(equal=verdict)
+        reply(equal=verdict, seconds=time.process_time() - begun)
 
 
 def comparison() -> Callable[[str, Sequence[str]], bool]:
@@ -84,12 +87,12 @@ def limit_memory() -> None:
 
 
 def set_alarm(seconds: float) -> None:
-    """Let the kernel end this process a second after 1.5 times `seconds`, even inside C code; 0 is never.
+    """Let the kernel end this process after so many CPU seconds, even inside C code; 0 is never.
 
-    The parent, if it is alive, ends this process earlier.
+    CPU seconds, so that a busy machine fails no answer.
     """
-    if hasattr(signal, "setitimer"):
-        signal.setitimer(signal.ITIMER_REAL, 1.5 * seconds + 1 if seconds else 0)
+    if hasattr(signal, "setitimer"):  # on Windows the parent alone ends this process
+        signal.setitimer(signal.ITIMER_PROF, seconds)
 
 
 if __name__ == "__main__":
