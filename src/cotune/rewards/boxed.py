@@ -120,15 +120,16 @@ class BoxedReward:
 
     Equal texts and plain integers ("1,024" is 1024) are compared here. Other answers go to worker
     processes, started when first needed and kept: a second to start, about 15 ms an answer. An answer
-    that takes too long (in CPU seconds, so that a busy machine fails none), or crashes its worker, scores 0, and a new worker continues. Threads may
-    share it; they take turns.
+    that takes too long (in CPU seconds, so that a busy machine fails none), or crashes its worker,
+    scores 0, and a new worker continues. Threads may share it; they take turns.
 
     In a batch, equal answers to the same question are compared once, and up to four workers share the
     others, one for every 16. If there are more than four, every answer first gets half a second, those
     with the fewest powers, factorials and the like before the others; those that need longer then get
     `seconds` each. All of that has one limit: six times `seconds` and 0.2 s an answer, summed over the
-    workers, and a second for each new worker that an answer needed. When it is spent no further answer is compared, and those left score 0. So answers that
-    never end cannot hold up a run, and the rewards do not depend on the number of workers.
+    workers, and a second for each new worker that an answer needed. When it is spent no further answer
+    is compared, and those left score 0. So answers that never end cannot hold up a run, and the rewards
+    do not depend on the number of workers.
 
     Args:
         seconds: CPU time limit for one answer, with all its ground truths.
