@@ -120,7 +120,7 @@ def show_time(config: RunConfig, planned: Plan, console: Console) -> bool:
     console.print(
         f"Time on this CPU ({found.threads} threads), projected from its speed now, at most "
         f"{duration(found.rollouts + found.updates)}: rollouts {duration(found.rollouts)}, updates "
-        f"{duration(found.updates)}. cotune plan --steps measures it.",
+        f"{duration(found.updates)}. cotune plan --steps measures it, --gpu h100 projects it for such a GPU.",
         highlight=False,
     )
     return True
