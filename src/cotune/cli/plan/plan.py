@@ -38,7 +38,7 @@ def plan(
         assignments: fields to set, as with --set.
         processes: how many processes train, if the run file does not say.
         questions: "TRAIN,VALIDATION,TEST": plan for this many, and do not read the data.
-        gpu: project the time on this GPU; None projects it only if this CPU cannot be timed.
+        gpu: project the time on this GPU; None projects it only if there is a price or this CPU cannot be timed.
         gpu_price: the price of an hour of one GPU.
     """
     if gpu is not None and gpu not in GPUS:
@@ -70,7 +70,7 @@ def plan(
     with step_progress(console):
         begin("estimating the memory")
         needed = show_memory(_at_once(config, planned), console, processes)
-        if gpu is None and processes == 1:
+        if gpu is None and gpu_price is None and processes == 1:
             begin("timing this CPU")
             if show_time(config, planned, console):
                 return
