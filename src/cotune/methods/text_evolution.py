@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from statistics import fmean, variance
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from cotune.errors import BudgetError, LLMError
 from cotune.methods.instruction_rules import CUT_OFF, shorten_middle
@@ -26,6 +26,8 @@ from cotune.types import Assignment, Prompt, StopReason, Task, Trajectory
 
 SOLVED_AT = 0.5
 """A rollout whose reward reaches this is a success; the paper's rewards are 0 and 1."""
+Scoring = Literal["greedy", "sampled"]
+"""How a text is scored, by one rollout per question: greedily, or sampled as in training."""
 PLACEHOLDERS = ("<curr_param>", "<side_info>")
 """Placeholders of gepa's reflection prompt; in a parent text they would be filled in."""
 REFLECTION_TOKENS = 30_720
@@ -70,7 +72,7 @@ class Judge:
         prompt: builds the prompt from a candidate text.
         known: by text and question, such rollouts under the current policy that were made before and are
             not repeated.
-        greedy: whether rollouts are greedy; otherwise they are sampled as in training.
+        scoring: whether rollouts are greedy, or sampled as in training.
 
     Attributes:
         evaluations: rollouts made so far.
@@ -81,10 +83,10 @@ class Judge:
         prompt: Callable[[str], Prompt],
         rollout: Rollout,
         known: Mapping[str, Mapping[str, Trajectory]] | None = None,
-        greedy: bool = True,
+        scoring: Scoring = "greedy",
     ) -> None:
         self._prompt, self._rollout, self._known = prompt, rollout, known or {}
-        self._greedy = greedy
+        self._greedy = scoring == "greedy"
         self.evaluations = 0
 
     def evaluate(self, items: Sequence[tuple[str, Sequence[Task]]]) -> list[list[Trajectory]]:

@@ -36,12 +36,13 @@ class Policy:
 
     solves: Callable[[Task, str], bool] = by_keyword
     calls: list[list[Assignment]] = field(default_factory=list[list[Assignment]])
+    greedy: bool = True  # how all rollouts are expected to be asked for
 
     def __call__(
         self, assignments: Sequence[Assignment], *, purpose: str, greedy: bool = False
     ) -> list[Trajectory]:
         assert purpose == "evolve"
-        assert greedy
+        assert greedy == self.greedy
         self.calls.append(list(assignments))
         return [self._one(a) for a in assignments]
 

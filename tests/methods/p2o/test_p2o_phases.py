@@ -11,6 +11,7 @@ from cotune.errors import EvolutionError, LLMError
 from cotune.methods.method import Context
 from cotune.methods.p2o.hints import HintPool
 from cotune.methods.p2o.p2o import P2O, P2OOptions
+from cotune.methods.text_evolution import Scoring
 from cotune.types import Assignment, Progress
 from tests.methods.p2o.hint_fakes import SMALL, Author, leaking, one_keyword_each, raising
 from tests.methods.p2o.p2o_run import (
@@ -236,3 +237,14 @@ def test_draws_are_keyed_by_the_seed_and_the_epoch():
     # The same hints and the same hard questions, but another epoch.
     one.strategy.load_state_dict({**one.strategy.state_dict(), "epoch": 7})
     assert hints(one.batch(7)) != first
+
+
+@pytest.mark.parametrize("scoring", ["greedy", "sampled"])
+def test_a_screen_and_its_phase_roll_out_as_the_scoring_says(scoring: Scoring):
+    run = Run(screen=True, hints=replace(SMALL, scoring=scoring))
+    run.policy.greedy = scoring == "greedy"
+    run.batch(epoch=0)
+    run.batch(epoch=1)
+    screen, *phase = run.policy.calls
+    assert [a.sampled for a in screen] == [PLAIN] * len(HARD)
+    assert any(a.sampled.hint for call in phase for a in call)

@@ -93,7 +93,7 @@ class FstArguments(TrainerArguments, total=False):
     evolve_until: int | None
     budget: int
     dev_size: int
-    scoring: Literal["sampled", "greedy"]
+    scoring: Literal["greedy", "sampled"]
     minibatch: int
     beam: int
     target: Literal["sampled", "initial", "best"]

@@ -32,6 +32,7 @@ from cotune.methods.text_evolution import (
     REFLECTION_TOKENS,
     SOLVED_AT,
     Judge,
+    Scoring,
     Search,
     View,
     dev_count,
@@ -93,7 +94,7 @@ class FstOptions:
     evolve_until: int | None = None
     budget: int = 400
     dev_size: int = 40
-    scoring: Literal["sampled", "greedy"] = "sampled"
+    scoring: Scoring = "sampled"
     minibatch: int = 3
     beam: int = 1
     target: Target = "sampled"
@@ -231,8 +232,7 @@ class Fst(LastStage):
     ) -> Metrics:
         """Score the prompts in use, evolve from the best, and keep those that cover the front."""
         options, used = self.options, self._used()
-        greedy = options.scoring == "greedy"
-        judge = Judge(Prompt, rollout, greedy=greedy)
+        judge = Judge(Prompt, rollout, scoring=options.scoring)
         scored = judge.evaluate([(one.text, self._dev) for one in used])
         before = Candidates(tuple(used), tuple(tuple(t.reward for t in row) for row in scored))
         seed = used[before.best]
@@ -240,7 +240,7 @@ class Fst(LastStage):
         found = evolve_instruction(
             self._dev,
             self._train,
-            judge=Judge(Prompt, rollout, known, greedy),
+            judge=Judge(Prompt, rollout, known, options.scoring),
             llm=llm,
             rules=self._rules,
             search=Search(

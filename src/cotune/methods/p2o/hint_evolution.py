@@ -157,7 +157,7 @@ def evolve_hints(
         phase: the phase's number, for the events.
         description: the environment, described to the reflector.
         solved_at: the least reward of a success.
-        known: greedy rollouts without a hint that were already made, by question.
+        known: rollouts without a hint that were already made as `options.scoring` wants them, by question.
 
     Raises:
         ValueError: there are fewer than two hard questions.
@@ -176,7 +176,7 @@ def evolve_hints(
         budget=budget,
         reflection=options.reflection,
     )
-    judge = Judge(lambda hint: Prompt(instruction, hint), rollout, {"": known})
+    judge = Judge(lambda hint: Prompt(instruction, hint), rollout, {"": known}, options.scoring)
     view = View(
         show_answers=options.show_answers, solved_at=solved_at, tokens=options.reflection_tokens
     )
@@ -336,7 +336,7 @@ class HintEvolution:
             hard: the hard questions.
             step: the step before which this happens; keys the draws.
             affordable: evaluations that the run can still afford; None for no limit.
-            known: a screen's greedy rollouts of hard questions without a hint, by question. Those
+            known: a screen's rollouts of hard questions without a hint, by question. Those
                 that it solved are left out; the others are not rolled out again.
             before: the pool so far.
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import ClassVar, Literal
 
-from cotune.methods.text_evolution import REFLECTION_TOKENS, SOLVED_AT
+from cotune.methods.text_evolution import REFLECTION_TOKENS, SOLVED_AT, Scoring
 from cotune.protocols import State
 
 
@@ -22,6 +22,9 @@ class HintOptions:
         dev_size: hard questions that hints are scored on; the others are reflected on.
         budget: evaluations of a phase (one is one rollout); None is `auto_budget`.
         candidates: number of candidates that `auto_budget` assumes.
+        scoring: how a hint is scored, by one rollout for each question: greedy as in the paper, or sampled
+            as in training. Greedily, what a policy does in less than half of its rollouts counts for
+            nothing, so that a policy that seldom succeeds finds no hint.
         beam: W, parents that hints are derived from in one iteration.
         minibatch: questions shown to the reflector, on which a child must beat its parent.
         show_answers: whether the reflector is shown the ground truth. The authors show it; hints
@@ -43,6 +46,7 @@ class HintOptions:
     dev_size: int = 300
     budget: int | None = None
     candidates: int = 72
+    scoring: Scoring = "greedy"
     beam: int = 16
     minibatch: int = 3
     show_answers: bool = False
@@ -86,7 +90,7 @@ class HintPool:
     Attributes:
         texts: the hints; the first is empty and leaves a question unchanged.
         dev: ids of the questions they were scored on.
-        scores: rewards, hints × dev; greedy, one rollout each, under the policy of that time.
+        scores: rewards, hints × dev; one rollout each, under the policy of that time.
         shown: by hint, the ids of the questions that it or an ancestor was derived from. They may
             carry their answers, so it is never used on them. Empty for all if unknown.
         solved_at: the least reward of a success.

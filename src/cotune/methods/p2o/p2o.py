@@ -53,7 +53,7 @@ class P2OOptions:
             in the paper are all hinted; or the "plain" ones, so that it keeps its hints until it
             is solved without them.
         screen: whether questions that the epoch found hard are tried once more before a phase,
-            greedily under the best instruction. Those that it solves are not hard; if it solves more
+            under the best instruction, as `hints.scoring` says. Those that it solves are not hard; if it solves more
             than half of them, the phase is skipped. The phase reuses these rollouts.
         fixed_hints: hints by the stratum of the questions they are for ("" for all other strata). They
             stay as they are, and no hints evolve; comparisons of what hints teach need the same ones.
@@ -216,7 +216,7 @@ class P2O:
     def _screen(
         self, hard: Sequence[Task], rollout: Rollout, affordable: int | None
     ) -> dict[str, Trajectory]:
-        """Try hard questions greedily under the best instruction; return the rollouts by question.
+        """Try hard questions under the best instruction; return the rollouts by question.
 
         None are made if the phase would be skipped: too few questions, or too few rollouts.
         """
@@ -230,7 +230,7 @@ class P2O:
         if affordable is not None and len(hard) + cost > affordable:
             return {}
         instruction = self.base.best_prompt().instruction
-        judge = Judge(lambda hint: Prompt(instruction, hint), rollout)
+        judge = Judge(lambda hint: Prompt(instruction, hint), rollout, scoring=hints.scoring)
         return {t.task.id: t for t in judge.evaluate([("", hard)])[0]}
 
     # ---- Phase 1
