@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import random
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 from cotune.policy.local_policy import load
 from cotune.policy.policy_files import policy_path
 from cotune.run.scores import wilson
-from cotune.worlds.ladder import RUNGS, WRITTEN
+from cotune.worlds.ladder import RUNGS, WRITTEN, Way, problem, procedure, result_of
 from recipes.cards import read_card
 from recipes.ladder.card import describe, readme
 from recipes.ladder.measure import BENCH
@@ -36,6 +37,24 @@ def test_size() -> None:
     model, tokenizer = load(FOLDER)
     assert 1_000_000 <= sum(p.numel() for p in model.parameters()) <= 1_300_000
     assert len(tokenizer) == model.config.vocab_size
+
+
+def test_within_80_tokens_no_way_fits_every_rung() -> None:
+    _, tokenizer = load(FOLDER)
+    rng = random.Random(0)
+    fails: dict[Way, set[str]] = {way: set() for way in WRITTEN}
+    for rung in RUNGS:
+        for drawn in (problem(rng, rung) for _ in range(20)):
+            for way in WRITTEN:
+                written = procedure(drawn, way)
+                reply = tokenizer(f"{written} \\boxed{{{result_of(written)}}}")["input_ids"]
+                if result_of(written) != drawn.answer or len(reply) >= 80:
+                    fails[way].add(rung)
+    assert fails == {
+        Way.TOGETHER: set(RUNGS[3:]),
+        Way.ONE_BY_ONE: {"3 borrows below 100"},
+        Way.IN_ORDER: {"3 borrows in order"},
+    }
 
 
 def test_the_card_is_of_these_weights(card: dict[str, Any]) -> None:
