@@ -27,7 +27,7 @@ def test_there_are_the_papers_and_a_quick_one() -> None:
         "quick", "inspo-table1-geo", "inspo-fig3-geo", "p2o-table-arithmetic", "composed-geo",
         "tuning-geo", "tuning-arithmetic", "p2o-transfer-arithmetic", "joint-arithmetic", "ladder", "ladder-arms",
         "ladder-ablations", "ladder-tune", "ladder-control", "scaffold", "scaffold-tune", "distillation-arithmetic",
-        "joint-arithmetic-tune", "ladder-limit-tune", "smollm2-arith",
+        "joint-arithmetic-tune", "ladder-limit", "ladder-limit-tune", "smollm2-arith",
     }  # fmt: skip
 
 
