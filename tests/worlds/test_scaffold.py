@@ -3,7 +3,7 @@ from collections import Counter
 
 import pytest
 
-from cotune.environments.tag_protocol import render_information
+from cotune.environments.tag_protocol import ANSWER_TAGS, render_information
 from cotune.methods.inspo.proposers import (
     crossover_prompt,
     paraphrase_prompt,
@@ -16,6 +16,7 @@ from cotune.worlds.geo import STRATA, bundled_world, split_of
 from cotune.worlds.ladder_rules import REMEDIES as LADDER
 from cotune.worlds.rules_llm import RulesLLM
 from cotune.worlds.scaffold import (
+    ANSWER_INSTRUCTION,
     INITIAL_INSTRUCTION,
     TURNS,
     ScaffoldEnvironment,
@@ -69,6 +70,16 @@ def test_the_fifth_turn_is_the_last(environment: ScaffoldEnvironment) -> None:
     (ended,) = environment.respond([Action(task, (Turn(text),) * (TURNS - 1), text, False)])
     assert ended.done
     assert not ended.observation
+
+
+def test_without_search_the_same_questions_are_answered_at_once(
+    environment: ScaffoldEnvironment,
+) -> None:
+    alone = ScaffoldEnvironment(ScaffoldOptions(train=60, validation=20, test=40, search=False))
+    assert alone.tasks("train") == environment.tasks("train")
+    assert (alone.initial_instruction, alone.required) == (ANSWER_INSTRUCTION, ANSWER_TAGS)
+    action = Action(alone.tasks("train")[0], (), "<search> Oslo </search>", False)
+    assert [e.respond([action])[0].action for e in (environment, alone)] == ["search", "invalid"]
 
 
 @pytest.mark.parametrize(

@@ -37,6 +37,8 @@ INITIAL_INSTRUCTION = (
     "Answer the question. Search by <search> query </search>. Put the answer inside <answer> and "
     "</answer>."
 )
+ANSWER_INSTRUCTION = "Answer the question. Put the answer inside <answer> and </answer>."
+"""The initial instruction without a search engine."""
 TURNS = 5
 """Turns of an episode: four searches and the answer."""
 MIX = {1: 5.0, 2: 7.0, 3: 8.0}
@@ -79,6 +81,7 @@ class ScaffoldOptions:
             cities are disjoint.
         mix: the weight of each number of hops.
         seed: other questions for another seed; the cities of each split stay the same.
+        search: false removes the search engine, as in `GeoOptions`.
     """
 
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
@@ -89,6 +92,7 @@ class ScaffoldOptions:
     test: int = 400
     mix: dict[int, float] = field(default_factory=lambda: dict(MIX))
     seed: int = 0
+    search: bool = True
 
     def __post_init__(self) -> None:
         for name in ("train", "validation", "test"):
@@ -111,7 +115,13 @@ class ScaffoldEnvironment(SearchEnvironment):
             split: _drawn(self.world, options, split, getattr(options, split))
             for split in ("train", "validation", "test")
         }
-        super().__init__(tasks, retriever, INITIAL_INSTRUCTION, exact_match, top_k=1)
+        super().__init__(
+            tasks,
+            retriever if options.search else None,
+            INITIAL_INSTRUCTION if options.search else ANSWER_INSTRUCTION,
+            exact_match,
+            top_k=1,
+        )
         self.description = ""  # the offline rules propose here; they read INSPO's prompts alone
 
     def respond(self, actions: Sequence[Action]) -> list[Response]:

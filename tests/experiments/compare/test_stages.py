@@ -160,8 +160,10 @@ def test_random_proposals_are_of_the_suites_own_bank(tmp_path: Path, order: str)
     assert rules == RulesConfig(remedies="random")
 
 
-def test_tools_are_taken_away_where_there_are_any(tmp_path: Path) -> None:
-    config = row(tmp_path, "grpo-no-tools").config(0, (), {})
+@pytest.mark.parametrize("world", ["geo", "scaffold"])
+def test_tools_are_taken_away_where_there_are_any(tmp_path: Path, world: str) -> None:
+    one = row(tmp_path, "grpo-no-tools", set={"environment": {"kind": world}})
+    config = one.config(0, (), {})
     assert not config.environment.search  # pyright: ignore[reportAttributeAccessIssue]
     assert config.limits.turns == 1
     with pytest.raises(ConfigError, match=r"with tools, and environment\.kind is arithmetic"):

@@ -394,7 +394,7 @@ def _without_tools(raw: Mapping[str, Any]) -> dict[str, Any]:
     """Return the changes that take the tools from an environment and leave its questions."""
     given = raw.get("environment", "single_turn")
     kind = given.get("kind") if isinstance(given, Mapping) else given
-    if kind in ("geo", "search"):
+    if kind in ("geo", "scaffold", "search"):
         # An instruction of the suite would mention the search engine.
         environment: dict[str, Any] = {"kind": kind, "search": False}
         if kind == "search":
