@@ -47,11 +47,13 @@ class Policy:
 
     calls: list[list[Assignment]] = field(default_factory=list[list[Assignment]])
     shares: dict[int, float] = field(default_factory=dict[int, float])
+    greedy: set[bool] = field(default_factory=set[bool])
 
     def __call__(
         self, assignments: Sequence[Assignment], *, purpose: str, greedy: bool = False
     ) -> list[Trajectory]:
-        assert (purpose, greedy) == ("evolve", True)
+        assert purpose == "evolve"
+        self.greedy.add(greedy)
         self.calls.append(list(assignments))
         return [self.one(a) for a in assignments]
 
@@ -114,6 +116,11 @@ def test_the_best_on_dev_is_kept_and_everything_is_sampled_under_it():
     assert (told["id"], told["weight"], told["observed_rollouts"]) == (
         strategy.best_instruction_id(), max(means), 10,
     )  # fmt: skip
+
+
+def test_instructions_are_scored_as_the_scoring_says():
+    assert searched()[1].greedy == {True}
+    assert searched(options=replace(SMALL, scoring="sampled"))[1].greedy == {False}
 
 
 def test_the_lineage_is_recorded_with_critiques_and_scores():

@@ -76,6 +76,7 @@ class GepaArguments(TrainerArguments, total=False):
     options: GepaOptions | None
     budget: int
     dev_size: int
+    scoring: Literal["greedy", "sampled"]
     minibatch: int
     beam: int
     show_answers: bool

@@ -162,7 +162,7 @@ class _BaselineRun:
         if self.agent and self.endpoint is not None and (environment.tools or kind in _STATEFUL):
             raise ConfigError(
                 f"environment.kind is {kind}, whose tools are called through a chat template; agent "
-                "with --model expects geo, search, math or another without tools"
+                "with --model expects geo, scaffold, search, math or another without tools"
             )
         form = AnswerForm("") if self.agent else answer_form(environment, instruction, kind)
         run_checks.check_instruction(environment, instruction)

@@ -19,6 +19,7 @@ from cotune.methods.text_evolution import (
     REFLECTION_TOKENS,
     SOLVED_AT,
     Judge,
+    Scoring,
     Search,
     View,
     dev_count,
@@ -40,6 +41,8 @@ class GepaOptions:
         budget: evaluations (one is one rollout), all before the first training batch.
         dev_size: training questions that instructions are scored on; the others are reflected on.
             Half of the training questions if there are fewer than 1.5 times as many.
+        scoring: how instructions are scored, by one rollout for each question: greedy, or sampled as in
+            training.
         minibatch: questions shown to the reflector, on which a child must beat its parent.
         beam: parents that instructions are derived from in one iteration, drawn from the Pareto
             front.
@@ -54,6 +57,7 @@ class GepaOptions:
     kind: Literal["gepa"] = "gepa"
     budget: int = 6000
     dev_size: int = 300
+    scoring: Scoring = "greedy"
     minibatch: int = 3
     beam: int = 1
     show_answers: bool = False
@@ -120,7 +124,7 @@ class Gepa(StaticStrategy):
         self._found = found = evolve_instruction(
             dev,
             train,
-            judge=Judge(Prompt, rollout),
+            judge=Judge(Prompt, rollout, scoring=options.scoring),
             llm=llm,
             rules=self._rules,
             search=Search(
