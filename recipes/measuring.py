@@ -23,7 +23,7 @@ PLAIN = 24
 
 @dataclass(frozen=True)
 class Bench:
-    """What the measurement of a world needs.
+    """The parts that the measurement of a world needs.
 
     Attributes:
         world: its name.
@@ -106,7 +106,7 @@ def read_bank(path: Path) -> dict[str, tuple[str, ...]]:
 
 @dataclass(frozen=True)
 class Figure:
-    """What a set of rollouts shows.
+    """The figures of a set of rollouts.
 
     Attributes:
         score: share of right answers.

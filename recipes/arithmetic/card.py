@@ -247,7 +247,7 @@ leaves out tokens that are more than a hundred times less likely without the hin
 Accuracy on {measured[problems]} test problems, as many of each kind, half of them long, one rollout each at temperature
 {measured[temperature]} (ten times as many without a hint). Hints ask for the problem's own procedure, for those of other kinds,
 or for an answer at once. "recipe" draws sentences from the recipe, "unseen" from those that the offline LLM
-writes, none of which is in the recipe. The last columns are the shares of responses and of demonstrations that
+writes, which are not in the recipe. The last columns are the shares of responses and of demonstrations that
 write a procedure.
 
 {table}

@@ -13,7 +13,7 @@ from cotune.worlds.arithmetic import KINDS, Problem, problem, split_of
 from recipes.arithmetic.phrases import INITIAL, Kind, sample_hint
 
 LOOK = "Let me see."
-"""How half of all thinking starts, and some that leads nowhere."""
+"""The start of half of all thinking, and of some that leads nowhere."""
 
 
 @dataclass(frozen=True)

@@ -250,7 +250,7 @@ Facts about {data[countries]} countries and {cities:,} cities from [GeoNames](ht
 
 Exact match on {measured[questions]} questions about test cities, as many of each number of hops, one rollout each at
 temperature {measured[temperature]}, BM25 over all {data[documents]:,} documents, at most {measured[limits][turns]} turns of {measured[limits][turn_tokens]} tokens. "recipe" draws the added
-sentences from the recipe, "unseen" from those that the offline LLM writes, none of which is in
+sentences from the recipe, "unseen" from those that the offline LLM writes, which are not in
 the recipe. The last column is the share of demonstrations under such sentences that look up one
 entity at a time.
 

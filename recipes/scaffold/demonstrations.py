@@ -26,9 +26,9 @@ RENAMED = 0.3
 REQUESTS = {"none": 20, Way.TWICE: 27, Way.ONCE: 27, Way.WHOLE: 7, "forbidding": 19}
 """Weights of what an instruction asks for."""
 LEADS = ("Find", "Check")
-"""What a turn begins with: the first search of a hop, and the second."""
+"""The first word of a turn: for the first search of a hop, and for the second."""
 PLACES = ("city", "country", "capital")
-"""What a query calls the place of each hop if it does not name it."""
+"""The words of a query for the place of each hop if it does not name it."""
 UNKNOWN = "unknown"
 """The answer if nothing was found."""
 

@@ -168,7 +168,7 @@ def group_advantages(rewards: torch.Tensor, group_size: int) -> torch.Tensor:
         rewards: (B,), group after group.
 
     Returns:
-        (B,); exactly zero in a group whose rewards are all equal, hence in a group of one.
+        (B,); exactly zero in a group whose rewards are all equal, and so in a group of one.
     """
     if group_size == 1:
         return torch.zeros_like(rewards)

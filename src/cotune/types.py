@@ -161,7 +161,7 @@ class Assignment:
 class Distillation:
     """Options of training on one prompt with rollouts sampled under another (P²O, arXiv 2603.21877, Eq. 4).
 
-    The other prompt x̃ has a hint that x, which is trained on, has not, or another instruction.
+    The other prompt x̃ has a hint that x, which is trained on, does not have, or another instruction.
     π_old(ỹ|x) and π_old(ỹ|x̃) are the probabilities of a token under the two; their quotient is the
     context ratio.
 
@@ -283,7 +283,7 @@ class _ByKind:
 
 
 AnyDistillation = Annotated[Distillation | KLDistillation | FilteredDistillation, _ByKind()]
-"""How a rollout under one prompt teaches the policy under another."""
+"""A way in which a rollout under one prompt teaches the policy under another."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,7 +306,7 @@ class Progress:
 
 Metrics = Mapping[str, float]
 Purpose = str
-"""What rollouts are made for: "train", "verify", "evolve" or "evaluate"."""
+"""The purpose of rollouts: "train", "verify", "evolve" or "evaluate"."""
 
 
 # ---- a rollout
@@ -343,7 +343,7 @@ class Limits:
 
 
 class StopReason(StrEnum):
-    """Why an episode ended."""
+    """The reason why an episode ended."""
 
     ANSWERED = "answered"
     TURN_LIMIT = "turn limit"

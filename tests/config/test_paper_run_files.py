@@ -251,7 +251,7 @@ def test_a_gpu_that_is_not_known_or_too_small() -> None:
     with pytest.raises(ConfigError, match="--gpu is b300; expected a100, h100, h200, rtx4090"):
         plan(file, Console(), (), 8, "9,9,9", "b300")
     plan(file, Console(file=out, width=200), (), 8, "9,9,9", "rtx4090")
-    assert "notice: an rtx4090 of 24 GB does not hold the 37.7 GiB above" in out.getvalue()
+    assert "notice: one rtx4090 of 24 GB does not hold the 37.7 GiB above" in out.getvalue()
 
 
 def test_where_runs_train_and_sample() -> None:

@@ -137,7 +137,7 @@ def test_math_schemas(
 def test_the_hub_is_asked_for_what_the_registry_says(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[str, str | None, str]] = []
 
-    def hub(name: str, subset: str | None, split: str, field: str, mend: str) -> list[Row]:
+    def hub(name: str, subset: str | None, split: str, field: str, fix: str) -> list[Row]:
         asked.append((name, subset, split))
         return [(f"{field}, row 1", {"id": "a", "question": "q", "golden_answers": ["x"]})]
 

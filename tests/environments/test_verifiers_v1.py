@@ -51,7 +51,7 @@ class Sums(vf.Taskset[Sum, Config]):
 
 
 class InProcess(vf.Harness[vf.HarnessConfig]):
-    """A chat loop with one tool; a program as others are, but for its process."""
+    """A chat loop with one tool; a program like the others, except for its process."""
 
     APPENDS_SYSTEM_PROMPT = True
     NEEDS_CONTAINER = EXECUTES_CODE = False

@@ -80,17 +80,39 @@ def test_what_is_remembered_stays_bounded(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.parametrize("top_k", [1, 3, 40])
-def test_the_ranking_is_that_of_bm25s_ties_included(tmp_path: Path, top_k: int):
+def test_the_ranking_is_that_of_bm25s_with_ties_by_row(tmp_path: Path, top_k: int):
     passages = read_corpus(write_corpus(tmp_path / "c.jsonl", 1000))
     write_bm25([text for _, text in passages], tmp_path / "index", "none")
     library = bm25s.BM25.load(tmp_path / "index", show_progress=False)
     asked = ["red fox", "owl", *queries(100), "number7", "number7 number7"]
     # Two words find several passages of equal score, a rare one fewer passages than are asked for.
     words = [[w for w in text.split() if w in library.vocab_dict] for text in asked]
-    rows, scores = library.retrieve(words, k=top_k, show_progress=False)
     found = BM25Ranker(tmp_path / "index", "none").rank(asked, top_k)
-    pairs = zip(rows.tolist(), scores.tolist(), strict=True)
-    assert found == [list(zip(*pair, strict=True)) for pair in pairs]
+    for row, pairs in zip(words, found, strict=True):
+        scores = library.get_scores(row).tolist()
+        best = sorted(range(len(scores)), key=lambda i: (-scores[i], i))[:top_k]
+        assert pairs == [(i, scores[i]) for i in best]
+
+
+@pytest.mark.parametrize(
+    ("passages", "top_k", "found"),
+    [
+        # The one without "owl" is the shortest and best; the cut is among the other three.
+        (["owl fox", "whale", "owl fox", "fox", "owl fox"], 2, [3, 0]),
+        (["owl fox", "whale", "owl fox", "fox", "owl fox"], 3, [3, 0, 2]),
+        # Too few have the word: the first rows without it follow.
+        (["whale", "owl", "fox", "owl", "whale"], 3, [2, 0, 1]),
+        # Enough rows for groups, as in a large corpus: 1000 equal ones after 200 others, one better.
+        (["whale"] * 200 + ["owl fox"] * 1000 + ["fox"], 4, [1200, 200, 201, 202]),
+        (["whale"] * 1000 + ["fox"] * 2, 4, [1000, 1001, 0, 1]),
+    ],
+)
+def test_of_equal_scores_the_lower_row_comes_first(
+    tmp_path: Path, passages: list[str], top_k: int, found: list[int]
+):
+    write_bm25(passages, tmp_path, "none")
+    ranked = BM25Ranker(tmp_path, "none").rank(["fox"], top_k)
+    assert [row for row, _ in ranked[0]] == found
 
 
 def test_what_is_indexed_may_differ_from_what_is_shown():

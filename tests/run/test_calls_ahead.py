@@ -72,7 +72,7 @@ def test_with_one_call_at_a_time_each_waits_for_the_one_before() -> None:
 
     llm = Endpoint(1, before)
     calls = CallsAhead(llm, ledger())
-    calls.begin(["a", "b"])  # of which only the first begins
+    calls.begin(["a", "b"])  # only the first begins
     calls.drop()
     calls.begin(["b"])
     assert entered.wait(SECONDS)

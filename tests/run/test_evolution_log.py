@@ -189,7 +189,7 @@ class Evolving(StaticStrategy):
 
 
 class Endpoint:
-    """An LLM whose second reply of a phase fails, unless it is mended."""
+    """An LLM whose second reply of a phase fails, unless it is repaired."""
 
     def __init__(self, world: World, texts: Sequence[str]) -> None:
         self._world, self._texts = world, texts
@@ -288,7 +288,7 @@ def test_a_phase_cut_off_anywhere_goes_on_as_if_it_had_not_been(
     assert pieces[-1].trail == unbroken.trail
     assert learnt(pieces[-1].run) == learnt(unbroken.run)
     assert counted(pieces[-1].totals) == counted(unbroken.totals)
-    # Nothing twice, but for a failure that nothing came after (and the training rollouts).
+    # Nothing twice, except a failure that nothing came after (and the training rollouts).
     asked = [what for piece in pieces for what in piece.asked]
     once = [what for what in asked if what != unbroken.asked[-1]]
     fails_first = first == 4
@@ -335,8 +335,8 @@ def test_a_phase_that_ended_the_run_is_asked_anew(tmp_path: Path) -> None:
     ended = attempt(tmp_path / "run", texts=("one", "two", "give up"))
     assert isinstance(ended.result, EvolutionError)
     assert not list(tmp_path.rglob("step-*.jsonl"))
-    mended = attempt(tmp_path / "run")
-    assert mended.asked == attempt(tmp_path / "fresh").asked
+    repaired = attempt(tmp_path / "run")
+    assert repaired.asked == attempt(tmp_path / "fresh").asked
 
 
 def test_a_whole_phase_is_used_again_and_is_gone_after_the_next_checkpoint(tmp_path: Path) -> None:

@@ -197,11 +197,11 @@ def test_paraphrases_are_diverse_and_remedy_nothing():
     candidates = parse_candidates(RulesLLM(0).complete(paraphrase_prompt(INITIAL, 6)).text)
     assert len(candidates) == 6
     assert all(added_modes(c) == set() for c in candidates)
-    rules, lawful = InstructionRules(INITIAL), [INITIAL]
+    rules, valid = InstructionRules(INITIAL), [INITIAL]
     for candidate in candidates:
-        if rules.check(candidate, INITIAL, lawful, []) is None:
-            lawful.append(candidate)
-    assert len(lawful) >= 6
+        if rules.check(candidate, INITIAL, valid, []) is None:
+            valid.append(candidate)
+    assert len(valid) >= 6
 
 
 def test_history_recombines_the_best():

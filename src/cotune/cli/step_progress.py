@@ -79,7 +79,7 @@ class _Steps:
 
     @property
     def total(self) -> int:
-        """Return the size of the current work; 0 for a stage, of which nothing is counted."""
+        """Return the size of the current work; 0 for a stage, in which nothing is counted."""
         return self._current[2]
 
     @property

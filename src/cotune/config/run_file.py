@@ -122,10 +122,10 @@ class TrainingConfig(Model):
     is the checkpoint's if policy.dtype is auto and the CPU has native bfloat16, and else float32. bf16:
     under autocast, or without a GPU with policy.lora on weights in bfloat16."""
     frozen: bool = False
-    """Whether the policy is frozen: batches are rolled out if a method evolves by them, but there
-    are no optimizer steps. With strategy.kind static or gepa there are no batches at all."""
+    """Freeze the policy: batches are rolled out if a method evolves by them, but there are no
+    optimizer steps. With strategy.kind static or gepa there are no batches at all."""
     single_gpu: bool = False
-    """Whether one process that sees several GPUs may train on the first and leave the others idle."""
+    """Let one process that sees several GPUs train on the first and leave the others idle."""
     engine_args: dict[str, Any] = Field(default_factory=dict[str, Any])
     """Passed on unchanged; overrides the fields above. Fields of GRPOConfig, or with engine verl keys
     of its configuration such as actor_rollout_ref.rollout.gpu_memory_utilization."""
@@ -157,7 +157,7 @@ class EvaluationConfig(Model):
     every: int = Field(default=100, ge=0)
     """Steps between evaluations on the validation split; the best policy is kept. 0: only the end."""
     before: bool = True
-    """Whether the test split is also evaluated before training."""
+    """Also evaluate the test split before training."""
     contenders: int = Field(default=3, ge=1)
     """Best instructions that are scored on validation at the end if the method cannot tell them apart; 1
     takes its first. Needs `every`."""

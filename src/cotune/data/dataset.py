@@ -69,8 +69,8 @@ class DatasetConfig(Model):
     limit: int | None = Field(default=None, ge=1)
     """Train on only the first questions that are not held out; null: on all."""
     drop_too_long: bool = False
-    """Whether questions whose prompts need more than `limits.prompt_tokens` are left out, of every
-    split, with a count. Otherwise such a question is an error."""
+    """Leave out questions whose prompts need more than `limits.prompt_tokens`, in every split, with a
+    count. Otherwise such a question is an error."""
 
     @field_validator("columns", mode="before")
     @classmethod

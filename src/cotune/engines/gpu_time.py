@@ -6,7 +6,7 @@
     a decoding step  the weights and the caches of the rows read once, or the rows' FLOPs if these take longer
     a prompt         a forward pass over the prompt and the observations
 
-Each is divided by a utilisation, of which the lowest and the highest are taken. A trainer that samples in
+Each is divided by a utilisation, once by a low and once by a high one. A trainer that samples in
 its own process takes at least the time to launch its kernels. Not counted: rewards, searches, the LLM,
 exchanging weights and gradients, checkpoints.
 """
@@ -45,7 +45,7 @@ GPUS: Mapping[str, Gpu] = {
 
 @dataclass(frozen=True, slots=True)
 class Efficiency:
-    """How much of a GPU a run uses.
+    """The utilisation of a GPU by a run.
 
     Attributes:
         compute: share of the peak FLOP/s in updates and prompts.
@@ -69,7 +69,7 @@ FAST = Efficiency(0.4, 0.6, 0.6e-3)
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Where a run trains and samples.
+    """The GPUs that a run trains and samples on.
 
     Attributes:
         gpus: GPUs that train, and sample.

@@ -92,8 +92,8 @@ class ReasoningGymOptions(Model):
     seed: int = Field(default=0, ge=0)
     """Other questions for another seed."""
     partial_credit: bool = False
-    """Whether a verifier's scores between 0 and 1 are rewards. Many tasks give some to answers that hold
-    the right one among others, or to any text; false: only the full score is rewarded, with 1."""
+    """Take a verifier's scores between 0 and 1 as rewards. Many tasks give some to answers that hold the
+    right one among others, or to any text; false: only the full score is rewarded, with 1."""
     initial_instruction: str = INITIAL_INSTRUCTION
     """Used if the run file's `instruction` has no text."""
 

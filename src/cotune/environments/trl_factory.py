@@ -40,7 +40,7 @@ class _Instance:
     broken: bool = False
     seed: int = 0
     failure: str = ""
-    """Why `reset` failed, for the episode that it was reset for."""
+    """The reason why `reset` failed, for the episode that it was reset for."""
 
     def job(self, function: Callable[..., Any], seconds: float, **kwargs: Any) -> Job:
         return Job(function, seconds, kwargs=kwargs, worker=self.worker)

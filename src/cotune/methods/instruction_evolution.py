@@ -120,7 +120,7 @@ def evolve_instruction(
         budget=search.budget,
         asked=reflector.asked,
         proposed=reflector.proposed,
-        lawful=reflector.valid,
+        valid=reflector.valid,
         accepted=len(found.texts) - 1,
         initial_dev_score=candidates.mean(0),
         best_dev_score=candidates.mean(candidates.best),

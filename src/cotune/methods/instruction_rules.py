@@ -157,7 +157,7 @@ class InstructionRules:
 # ---- shared by the prompts of all proposers
 
 CUT_OFF = "the reply was cut off at its token limit: raise llm.max_tokens"
-"""Why a reply of the LLM is rejected; what it holds may be a draft, or half a text."""
+"""The reason for rejecting such a reply: what it holds may be a draft, or half a text."""
 
 
 def surroundings(description: str) -> str:

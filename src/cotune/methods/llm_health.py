@@ -40,7 +40,7 @@ class LLMHealth:
         self._causes = list(dict.fromkeys([*self._causes, *reasons]))[:_MOST_CAUSES]
 
     def succeeded(self) -> None:
-        """End a phase in which the LLM was of use."""
+        """End a phase in which the LLM was useful."""
         self._failed, self._causes, self._ended = 0, [], False
 
     def ended(self, reason: str, record: Recorder) -> None:

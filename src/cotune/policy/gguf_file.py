@@ -16,7 +16,7 @@ from cotune.utils.packages import installed
 from cotune.utils.text import one_line
 
 PACKAGE = "package:"
-"""What `policy.path` begins with if the file is in an installed Python package."""
+"""The start of `policy.path` if the file is in an installed Python package."""
 _MAGIC = b"GGUF"
 _PACKAGE_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?")
 _CONTROL = 3  # a token's type in GGUF: control tokens, such as <|im_end|>

@@ -53,7 +53,7 @@ class StopFinder:
             self._candidate[token] = any(c in text for c in self._last)
         if not self._candidate[token]:
             return False
-        # A token may add no visible character, hence twice the stop's length.
+        # A token may add no visible character, so twice the stop's length.
         tail = self._codec.decode(list(ids[-2 * self._longest - 2 :]))
         return any(text in tail for text in self._stop)
 

@@ -11,14 +11,13 @@ from typing import Any
 import bm25s
 import numpy as np
 import Stemmer
-from bm25s.selection import topk
 
 from cotune.data.corpus import Language
 
 _REMEMBERED = 2**17
 """The most answers that a retriever remembers: policies keep writing new queries."""
 _GROUPED = 64
-"""Passages in a group, of whose best scores the least score worth sorting is taken."""
+"""Passages in a group; the highest score of each group tells which scores are worth sorting."""
 
 
 class BM25Retriever:
@@ -55,7 +54,7 @@ class BM25Retriever:
         self._memo: dict[tuple[str, int], tuple[str, ...]] = {}
 
     def search(self, queries: Sequence[str], top_k: int) -> list[list[str]]:
-        """Return the `top_k` best passages of each query, best first.
+        """Return the `top_k` best passages of each query, best first, of equal ones the earlier.
 
         A query that shares no term with the corpus gets an empty list.
         """
@@ -93,7 +92,10 @@ class BM25Ranker:
         self.count = int(self._index.scores["num_docs"])
 
     def rank(self, queries: Sequence[str], top_k: int) -> list[list[tuple[int, float]]]:
-        """Return row and score of the `top_k` best passages of each query, best first."""
+        """Return row and score of the `top_k` best passages of each query, best first.
+
+        Of equal scores the lower row comes first, also at the cut: runs do not depend on the processor.
+        """
         return _rank(self._index, list(queries), min(top_k, self.count), self._language)
 
 
@@ -130,21 +132,20 @@ def _rank(
 
 
 def _best(scores: Any, top_k: int) -> list[tuple[int, float]]:
-    """Return rows and scores of the `top_k` highest scores, best first.
+    """Return rows and scores of the `top_k` highest scores, best first, of equal ones the lower row.
 
-    These are the rows, ties included, that `retrieve` of bm25s returns. Its selection over all passages
-    is slow where many scores are equal, as the zeros are. So only scores that can be among the
-    `top_k + 1` highest are sorted; if those differ, no other order is possible.
+    Which of several equal scores a partition selects, and so `retrieve` of bm25s, depends on the
+    processor. So it only finds a score that at least `top_k` rows reach, and a stable sort of these
+    rows selects. It is taken over groups: it is slow where many scores are equal, as the zeros are.
     """
     groups = len(scores) // _GROUPED
+    highest = scores
     if groups > top_k:
         highest = scores[: groups * _GROUPED].reshape(_GROUPED, groups).max(axis=0)
-        least = np.partition(highest, -top_k - 1)[-top_k - 1]
-        if least > 0:
-            rows = np.flatnonzero(scores >= least)
-            rows = rows[np.argsort(scores[rows])[: -top_k - 2 : -1]]
-            found = scores[rows]
-            if (found[1:] < found[:-1]).all():
-                return list(zip(rows.tolist(), found.tolist(), strict=True))[:top_k]
-    found, rows = topk(scores, top_k)
-    return list(zip(rows.tolist(), found.tolist(), strict=True))
+    least = np.partition(highest, -top_k)[-top_k]
+    if least > 0:
+        rows = np.flatnonzero(scores >= least)
+    else:  # and the first rows, in case too few score above zero
+        rows = np.union1d(np.flatnonzero(scores), np.arange(top_k))
+    rows = rows[np.argsort(-scores[rows], kind="stable")[:top_k]]
+    return list(zip(rows.tolist(), scores[rows].tolist(), strict=True))

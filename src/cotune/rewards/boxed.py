@@ -39,7 +39,7 @@ _FEW = 4
 _QUICK_SECONDS = 0.5
 """Time limit of an answer while others wait; a typical one takes 15 ms."""
 _RESTART_SECONDS = 1.0
-"""What a new worker costs, after an answer that took too long or crashed its own."""
+"""The cost of a new worker, after an answer that took too long or crashed its own."""
 _BATCH_LIMIT = 6
 """Time for a batch, in limits of a single answer …"""
 _SHARE_SECONDS = 0.2

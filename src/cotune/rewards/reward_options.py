@@ -16,8 +16,8 @@ class RewardConfig(Model):
     weight: float = 1.0
     """The weight of its values in the sum."""
     messages: bool | None = None
-    """Whether prompts and completions are chat messages (true) or texts (false); null follows the
-    form of the data's questions, and gives messages if there are tools."""
+    """Pass prompts and completions as chat messages (true) or as texts (false); null follows the form
+    of the data's questions, and passes messages if there are tools."""
 
     @model_validator(mode="before")
     @classmethod

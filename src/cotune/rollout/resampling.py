@@ -1,6 +1,6 @@
 """DAPO's dynamic sampling (arXiv 2503.14476, Section 3.2): a batch full of groups with a gradient.
 
-A group whose rewards are all equal has no advantage, hence no gradient. It is replaced by a group
+A group whose rewards are all equal has no advantage, so no gradient. It is replaced by a group
 of another question, whose rollouts count like all others.
 """
 

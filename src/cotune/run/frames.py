@@ -73,14 +73,14 @@ EVENTS: Mapping[str, Columns] = {
         "observed_steps observed_rollouts: Int64; leader text: string",
         "gepa_phase": "dev train budget: Int64",
         "gepa_progress": "evaluations budget instructions: Int64; best_dev_score: float64",
-        "gepa_phase_ended": "evaluations budget asked proposed lawful accepted: Int64; "
+        "gepa_phase_ended": "evaluations budget asked proposed valid accepted: Int64; "
         "initial_dev_score best_dev_score: float64",
         "hard_samples": "epoch seen hard newly_hard graduated solved_by_hint: Int64",
         "hint_phase": "phase hard dev train budget: Int64; reflection: string",
         "hint_progress": "evaluations budget hints: Int64; best_mean_dev_score: float64",
         "hint_accepted": "text parent: string; mean_dev_score: float64",
         "hint_rejected": "reason text parent: string",
-        "hint_phase_ended": "phase evaluations budget asked proposed lawful accepted "
+        "hint_phase_ended": "phase evaluations budget asked proposed valid accepted "
         "covering: Int64; covering_texts: object; solved_without solved_by_cover: float64; "
         "solved: object",
         "context_ratios": "log10_from log10_to: float64; counts: object",

@@ -1,4 +1,4 @@
-"""Files that survive a kill: atomic replacement, and JSON lines of which only finished ones count."""
+"""Files that survive a kill: atomic replacement, and JSON lines whose unfinished end is ignored."""
 
 import json
 import math

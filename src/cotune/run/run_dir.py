@@ -354,7 +354,7 @@ class RunDir:
     def _cut(self, path: Path, step: int, extra: Sequence[Row]) -> None:
         if not path.exists() and not extra:
             return
-        # The lines that stay are not written anew: a checkpoint may have committed to their bytes.
+        # The lines that stay are not rewritten: a checkpoint may have committed to their bytes.
         lines = zip(complete_lines(path), read_jsonl(path), strict=True)
         kept = [line + b"\n" for line, row in lines if row["step"] <= step]
         write_atomic(path, b"".join((*kept, *(json_line(row, path.name) for row in extra))))

@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
-# C0 and C1 controls (of which ESC and CSI begin what a terminal acts on), marks that turn the
+# C0 and C1 controls (ESC and CSI begin sequences that a terminal acts on), marks that turn the
 # direction of a line, and lone surrogates, which no terminal can be sent.
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 

@@ -99,7 +99,8 @@ class GeoWorld:
         self.countries = _countries(raw_countries.values())
         names = {code: row["name"] for code, row in raw_countries.items()}
         self.cities = _cities(cache.get_cities().values(), names, self.countries)
-        self.titles = [*self.countries, *self.cities]
+        # Of equal scores a search takes the first; countries there would distract the bundled policy.
+        self.titles = [*self.cities, *self.countries]
         self.documents = [self.document(title) for title in self.titles]
         self.pools: dict[str, list[str]] = {split: [] for split in SPLITS}
         for city in self.cities:

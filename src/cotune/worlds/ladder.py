@@ -157,7 +157,7 @@ def problem(
 
 
 def _added(rng: random.Random, count: int, carries: bool) -> tuple[int, tuple[int, ...]]:
-    """Return numbers all of which carry one by one, or none."""
+    """Return numbers that all carry one by one, or of which none does."""
     first = rng.randrange(11, 60)
     total, added = first, list[int]()
     for _ in range(count):
@@ -214,7 +214,7 @@ _SLIPS = {
     RUNGS[3]: {Way.ONE_BY_ONE: [True, True, False]},
     RUNGS[4]: {Way.ONE_BY_ONE: [True, True, True]},
 }
-"""Whether each line of a way carries or borrows."""
+"""The lines of a way: true if one carries or borrows."""
 
 
 def _tells(given: Problem) -> bool:

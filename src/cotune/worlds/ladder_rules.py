@@ -76,7 +76,7 @@ _DONE = (
     ("One by one:", Lack.LINE_PER_NUMBER),
     ("In order:", Lack.WRITTEN_ORDER),
 )
-"""What a response has seen to, by its title."""
+"""The lack that a response does not have, by its title."""
 
 
 def knows(question: str) -> bool:

@@ -132,7 +132,7 @@ class ScaffoldEnvironment(SearchEnvironment):
 
 
 def _drawn(world: GeoWorld, options: ScaffoldOptions, split: str, count: int) -> list[Task]:
-    """Return tasks with exact counts by hops, every prefix of which has about the same mix."""
+    """Return tasks with exact counts by hops; every prefix has about the same mix."""
     drawn: list[list[Task]] = []
     for hops, n in shares(count, options.mix).items():
         rows = _endless(world, options, split, hops)

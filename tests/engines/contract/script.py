@@ -239,7 +239,7 @@ def _rules(task: Task, number: int) -> list[Rule]:
 
 
 def _replies() -> tuple[Rule, ...]:
-    """To INSPO's prompts candidates, a lawful and an unlawful one each; to gepa's, a hint."""
+    """To INSPO's prompts candidates, a valid and an invalid one each; to gepa's, a hint."""
     first = GeoEnvironment(GeoOptions(train=1, validation=1, test=1)).initial_instruction
     styles = ("Be brief.", "Take a deep breath.", "Read the question twice before you begin.")
     instructions = [

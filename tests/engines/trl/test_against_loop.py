@@ -21,7 +21,7 @@ HINT = "Zanzibar: first make a plan."
 
 
 class UnevenGeo(GeoEnvironment):
-    """The bundled world with a reward that any policy's rollouts differ in, but for some tasks'."""
+    """The bundled world with a reward that any policy's rollouts differ in, except some tasks'."""
 
     def __init__(self, train: int, flat: int) -> None:
         super().__init__(GeoOptions(train=train, validation=1, test=1))

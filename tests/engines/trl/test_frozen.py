@@ -154,7 +154,7 @@ def test_a_search_that_is_killed_is_paid_once(tmp_path: Path) -> None:
         for name in ("unbroken", "broken")
     ]
     again = calls[1] - calls[0]
-    # But for the call that was cut.
+    # Except the call that was cut.
     assert [line.split()[0] for line in again.elements()] == ["evolve"]
     assert not calls[0] - calls[1]
     assert learnt(broken) == learnt(unbroken)

@@ -16,7 +16,7 @@ from tests.experiments.compare.folders import Processes, finish, suite_file
 from tests.experiments.evaluate.measured import quadrants
 
 PAID = {"train": 32, "verify": 8, "evaluate": 9}
-LAWFUL = "<search> </search> <answer> </answer> <think> </think> <information> </information>"
+VALID = "<search> </search> <answer> </answer> <think> </think> <information> </information>"
 HALF, ALL = (1.0, 0.0, 1.0, 0.0), (1.0, 1.0, 1.0, 1.0)
 
 
@@ -77,7 +77,7 @@ def test_quadrants_are_means_over_seeds(tmp_path: Path, monkeypatch: pytest.Monk
             )
         else:
             paid, figures = {"train": 36, "evaluate": 6}, {"em_n": 4}
-            finish(config, HALF, paid, instruction=LAWFUL, figures=figures)
+            finish(config, HALF, paid, instruction=VALID, figures=figures)
         return 0
 
     rows = summary_of(
@@ -298,7 +298,7 @@ def test_a_row_in_hindsight_says_what_its_instruction_cost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def outcome(config: RunConfig, _: Any) -> int:
-        finish(config, HALF, {"train": 40}, instruction=LAWFUL)
+        finish(config, HALF, {"train": 40}, instruction=VALID)
         return 0
 
     methods = ["search-r1", "inspo", "hindsight"]

@@ -86,7 +86,7 @@ def test_a_phase_is_read_back_with_its_cover_and_its_failures(run: RunDir) -> No
     assert all(parent is not None and parent < n for n, parent in parents.items() if n)
     failed = found.ended["asked"] - found.ended["proposed"]
     assert found.failed == [("LLMError: the endpoint said <i>no</i>", failed)]
-    rejected = found.ended["proposed"] - found.ended["lawful"]
+    rejected = found.ended["proposed"] - found.ended["valid"]
     assert sum(n for _, n in found.reasons) == len(found.rejected) == rejected > 0
 
 

@@ -273,7 +273,7 @@ def test_no_text_of_a_model_becomes_markup_or_template(tmp_path: Path) -> None:
     run.event("hint_rejected", 2, text=evil(), parent=evil(), reason=evil())
     run.event("proposal_failed", 2, reason=evil())
     run.event("hint_phase_ended", 2, phase=1, evaluations=9, budget=9, asked=4, proposed=3,
-              lawful=2, accepted=2, covering=1, covering_texts=[EVIL], solved_without=0.0,
+              valid=2, accepted=2, covering=1, covering_texts=[EVIL], solved_without=0.0,
               solved_by_cover=0.5)  # fmt: skip
     run.event("population", 1, members=[{"id": evil(), "weight": 0.5, "probability": 1.0}])
     run.event("evaluated", 1, split=evil(), prompt=EVIL, em=0.5, n=2, when="during",

@@ -54,7 +54,7 @@ def test_hints_for_both_kinds_end_up_in_the_cover():
     assert ended["covering"] == 2
     assert ended["covering_texts"] == cover
     assert ended["evaluations"] == result.evaluations == policy.evaluations
-    assert ended["lawful"] == ended["proposed"] == ended["asked"] == len(author.prompts)
+    assert ended["valid"] == ended["proposed"] == ended["asked"] == len(author.prompts)
     born = record.of("hint_accepted")
     assert tuple(event["text"] for event in born) == result.pool.texts[1:]
     assert {event["parent"] for event in born} <= set(result.pool.texts)

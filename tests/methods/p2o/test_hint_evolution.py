@@ -54,7 +54,7 @@ def test_the_run_goes_on_with_what_it_has_and_a_second_failed_phase_is_an_error(
     assert policy.evaluations == 2 * 12 + 8
     assert len(record.of(event)) == 8
     assert all(reason in rejected["reason"] for rejected in record.of(event))
-    assert record.of("hint_phase_ended")[0]["lawful"] == 0
+    assert record.of("hint_phase_ended")[0]["valid"] == 0
     saved = json.loads(json.dumps(evolution.state_dict()))
     evolution = HintEvolution(HintRules(), replace(SMALL, reflection=reflection), seed=1)
     evolution.load_state_dict(saved)

@@ -14,7 +14,7 @@ TASKS = [
     Task("d", "Where is it?", ("Ouagadougou",)),
 ]
 INSTRUCTION = "Solve the problem and put the answer, such as 999, in a box at the end."
-LAWFUL = "Work from right to left and write every carry above its column."
+VALID = "Work from right to left and write every carry above its column."
 
 
 def check(text: str, parent: str = "", others: tuple[str, ...] = (), **rules: object) -> str | None:
@@ -24,7 +24,7 @@ def check(text: str, parent: str = "", others: tuple[str, ...] = (), **rules: ob
 @pytest.mark.parametrize(
     "text",
     [
-        LAWFUL,
+        VALID,
         "Carry.",  # two words from nothing are no copy of it
         "Think inside <think> and </think> first.",
         "The sum of 8 and 5 is 13; of 85 nothing is said.",  # two digits are not judged
@@ -33,7 +33,7 @@ def check(text: str, parent: str = "", others: tuple[str, ...] = (), **rules: ob
         "Put the answer, such as 999, in a box.",  # the instruction's own words
     ],
 )
-def test_lawful(text: str):
+def test_valid(text: str):
     assert check(text) is None
 
 
@@ -54,7 +54,7 @@ def test_lawful(text: str):
         ("Always ADD the tens of 48, and 37.", "quotes the solution of a hard question"),
     ],
 )
-def test_unlawful(text: str, reason: str):
+def test_invalid(text: str, reason: str):
     found = check(text)
     assert found is not None
     assert reason in found
@@ -67,12 +67,10 @@ def test_quoted_run_is_named():
 
 
 def test_near_copies_of_parent_and_of_those_tried():
-    near = LAWFUL.replace("every", "each")
-    assert check(near, parent=LAWFUL) == "near copy of one alive or tried"
-    assert (
-        check(near, others=("Another one entirely.", LAWFUL)) == "near copy of one alive or tried"
-    )
-    assert check(f"{LAWFUL} Then check it once more.", parent=LAWFUL) is None
+    near = VALID.replace("every", "each")
+    assert check(near, parent=VALID) == "near copy of one alive or tried"
+    assert check(near, others=("Another one entirely.", VALID)) == "near copy of one alive or tried"
+    assert check(f"{VALID} Then check it once more.", parent=VALID) is None
 
 
 def test_what_the_parent_holds_is_no_leak():

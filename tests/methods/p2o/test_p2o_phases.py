@@ -167,7 +167,7 @@ def test_a_bad_reflector_costs_one_phase_and_two_in_a_row_the_run(name: str):
     assert run.events.of(kind)
     assert all(reason in row["reason"] for row in run.events.of(kind))
     (ended,) = run.events.of("hint_phase_ended")
-    assert (ended["lawful"], ended["accepted"]) == (0, 0)
+    assert (ended["valid"], ended["accepted"]) == (0, 0)
     assert ended["asked"] == 8
     assert ended["proposed"] == (0 if name == "errs" else 8)
     # The count of failed phases is part of the state.
@@ -186,7 +186,7 @@ def test_hints_outlive_a_phase_that_brings_none():
     run.llm = Author(one_keyword_each)
     assert hinted_ids(run.batch(3)) == {t.id for t in HARD}
     phases = run.events.of("hint_phase_ended")
-    assert [row["lawful"] > 0 for row in phases] == [True, False, True]
+    assert [row["valid"] > 0 for row in phases] == [True, False, True]
     for row in phases:
         texts = [hint["text"] for hint in row["solved"]]
         assert texts[0] == ""

@@ -71,7 +71,7 @@ def show_gpu_hours(
     )
     if needed is not None and needed + _LIBRARIES > gpu.memory:
         console.print(
-            f"notice: an {card} does not hold the {size(needed)} above and 3 GiB for CUDA; see --gpu, "
+            f"notice: one {card} does not hold the {size(needed)} above and 3 GiB for CUDA; see --gpu, "
             "--processes and training.rows_per_call",
             markup=False,
             highlight=False,

@@ -5,6 +5,7 @@ from typing import Any
 
 from cotune.config.run_file import RunConfig
 from cotune.errors import ConfigError
+from cotune.methods.p2o.context_distillation import masks
 from cotune.types import AnyDistillation, Distillation
 from cotune.utils.text import flat
 
@@ -90,8 +91,7 @@ def _check_supported(config: RunConfig, distillation: Distillation) -> None:
         "policy.lora": config.policy.lora is not None,
         f"training.schedule {training.schedule}": training.schedule not in SCHEDULES,
         f"strategy.distillation.ratio {distillation.ratio}": distillation.ratio == "hint",
-        "strategy.distillation.soft": distillation.soft
-        and distillation.ratio in ("masked", "masked_signed"),
+        "strategy.distillation.soft": distillation.soft and masks(distillation),
         "strategy.distillation.drop_failed": distillation.drop_failed,
     }
     for field, given in refused.items():

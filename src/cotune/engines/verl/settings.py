@@ -17,6 +17,7 @@ from cotune.config.run_file import RunConfig, TrainingConfig
 from cotune.engines.verl.arguments import SCHEDULES, checked_arguments
 from cotune.errors import ConfigError
 from cotune.methods.method import CISPO_CAP
+from cotune.methods.p2o.context_distillation import masks
 from cotune.policy.policy_files import policy_path
 from cotune.types import Distillation, Limits
 from cotune.utils.text import one_line
@@ -31,7 +32,7 @@ LOSS_WITH_HINTS = "token-mean"
 """P²O's, masked or not. It divides by all own tokens; with a mask, the others leave out rejected ones."""
 
 SIGNED_LOSS = "cotune_signed_"
-"""What the names of the policy losses of `engines.verl.signed_mask` begin with; veRL's own follows."""
+"""The prefix of the policy losses of `engines.verl.signed_mask`; the name of veRL's own follows."""
 
 _NO_DUAL_CLIP = 1.0e9
 _LEAST_RATIO = 1.0e-9  # veRL wants a lower bound above 0, and clamps the ratio to e⁻²⁰
@@ -142,7 +143,7 @@ def _values(
         f"{rollout}.temperature": training.temperature,
         f"{rollout}.tensor_model_parallel_size": 1,
         f"{rollout}.seed": config.seed,
-        f"{rollout}.calculate_log_probs": distillation.ratio in ("masked", "masked_signed"),
+        f"{rollout}.calculate_log_probs": masks(distillation),
         f"{rollout}.agent.agent_loop_config_path": str(Path(__file__).with_name("agents.yaml")),
         f"{rollout}.agent.default_agent_loop": AGENT,
     }
@@ -152,7 +153,7 @@ def _values(
         values[f"{actor}.policy_loss.loss_mode"] = "cispo"
     if stops:
         values[f"{rollout}.skip_tokenizer_init"] = False
-    if _masks(distillation):
+    if _rejects(distillation):
         values["algorithm.rollout_correction.rollout_rs"] = "token_k1"
         values["algorithm.rollout_correction.rollout_rs_threshold"] = rejection_bounds(distillation)
     if distillation.ratio == "masked_signed":
@@ -214,11 +215,12 @@ def rejection_bounds(distillation: Distillation) -> str:
 
 def _loss(config: RunConfig, distillation: Distillation) -> str:
     hinted = "hints" in config.method.evolves
-    by_token = hinted or _masks(distillation) or config.method.loss == "cispo"
+    by_token = hinted or _rejects(distillation) or config.method.loss == "cispo"
     return LOSS_WITH_HINTS if by_token else LOSS
 
 
-def _masks(distillation: Distillation) -> bool:
+def _rejects(distillation: Distillation) -> bool:
+    """Return whether veRL's rejection leaves tokens out; the signed mask is part of the loss."""
     return distillation.ratio == "masked"
 
 
@@ -241,7 +243,7 @@ def _set(found: DictConfig, name: str, value: Any) -> None:
 
 def _check_loss(found: DictConfig, distillation: Distillation) -> None:
     mode = found.actor_rollout_ref.actor.loss_agg_mode
-    if _masks(distillation) and mode != LOSS_WITH_HINTS:
+    if _rejects(distillation) and mode != LOSS_WITH_HINTS:
         raise ConfigError(
             f"training.engine_args.actor_rollout_ref.actor.loss_agg_mode is {mode}, which divides by "
             f"the tokens that the context ratio leaves; expected {LOSS_WITH_HINTS}, or "

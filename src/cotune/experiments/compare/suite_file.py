@@ -119,7 +119,7 @@ class SuiteConfig(Model):
     name: str
     """The suite's name on the console and in the report."""
     caption: str = ""
-    """What the result is evidence of, shown under the table."""
+    """A text under the table that says what the result is evidence of."""
     output: Path
     """The folder of all its runs."""
     base: Path | dict[str, Any]
@@ -140,7 +140,7 @@ class SuiteConfig(Model):
     tolerance: float = Field(default=0.05, ge=0, lt=1)
     """The allowed deviation from the compute class, as a share."""
     unequal: Literal["refuse", "flag"] = "refuse"
-    """How to treat a method that used more or fewer rollouts: leave its scores out and say why, or
+    """The treatment of a method that used more or fewer rollouts: leave its scores out and say why, or
     show and flag them."""
     baseline: str
     """The row that gains are measured against."""

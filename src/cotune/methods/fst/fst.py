@@ -66,7 +66,7 @@ class FstOptions:
         prompts: K, prompts in use after a round at most; the authors' 4 or 8.
         evolve_every: T, steps from one round to the next; the first is before step 1.
         evolve_until: no round after this step; null is no end.
-        budget: evaluations of a round (one is one rollout), with the prompts in use scored anew.
+        budget: evaluations of a round (one is one rollout), with the prompts in use scored again.
         dev_size: training questions that prompts are scored on, the same in every round; the others
             are reflected on. Half of them if there are fewer than 1.5 times as many.
         scoring: how prompts are scored, by one rollout for each question: sampled as in training, or
@@ -157,7 +157,7 @@ class Fst(LastStage):
     """Run FST around an engine's policy update.
 
     Assumptions where the authors' notes are silent: the first round runs before the first step. A
-    round scores the prompts in use anew, under the current policy, and evolves from the best of them;
+    round scores the prompts in use again, under the current policy, and evolves from the best of them;
     the others stay candidates for the cover. Every round uses the same dev questions, which no
     reflection shows, so no prompt is scored on a question that its author saw. The best prompt is the
     one with the highest mean in the last round.

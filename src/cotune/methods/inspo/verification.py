@@ -45,7 +45,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Race:
-    """When a candidate stops being verified before it has answered all questions.
+    """The rule that ends a candidate's verification before it has answered all questions.
 
     Attributes:
         kind: "full" never (the paper's); "exact" when it will be rejected whatever the rewards still to
@@ -53,7 +53,7 @@ class Race:
             for every candidate that is left, above it.
         block: questions between two looks.
         error: chance that the test errs for a candidate that equals its parent, over all looks.
-        bounds: the lowest and the highest reward; for "exact", which stops nobody once one is outside.
+        bounds: the lowest and the highest reward; for "exact", which stops no candidate once one is outside.
     """
 
     kind: Verification = "full"

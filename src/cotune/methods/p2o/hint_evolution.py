@@ -191,7 +191,7 @@ def evolve_hints(
         budget=budget,
         asked=reflector.asked,
         proposed=reflector.proposed,
-        lawful=reflector.valid,
+        valid=reflector.valid,
         accepted=result.accepted,
         covering=len(cover),
         covering_texts=[pool.texts[hint] for hint in cover],

@@ -104,7 +104,7 @@ def _server() -> str:
     assert server.stdout is not None
     assert server.stdout.readline() == "ready\n", f"the process that forks ended: {server.wait()}"
     atexit.register(shutil.rmtree, folder)
-    atexit.register(server.communicate)  # closes its input, upon which it ends
+    atexit.register(server.communicate)  # closes its input, so that it ends
     return folder
 
 
