@@ -27,7 +27,7 @@ from cotune.types import Assignment, Prompt, StopReason, Task, Trajectory
 SOLVED_AT = 0.5
 """A rollout whose reward reaches this is a success; the paper's rewards are 0 and 1."""
 Scoring = Literal["greedy", "sampled"]
-"""How a text is scored, by one rollout per question: greedily, or sampled as in training."""
+"""The way a text is scored, by one rollout per question: greedily, or sampled as in training."""
 PLACEHOLDERS = ("<curr_param>", "<side_info>")
 """Placeholders of gepa's reflection prompt; in a parent text they would be filled in."""
 REFLECTION_TOKENS = 30_720
