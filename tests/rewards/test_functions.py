@@ -439,7 +439,10 @@ def test_a_function_for_messages_on_texts_is_told_how_to_get_them() -> None:
         return [float(len(c[0]["content"])) for c in completions]
 
     text = error_of(formatted)
-    assert "it takes chat messages, but gets texts: set messages: true" in text
+    assert (
+        "it gets texts: fix the function or, if it takes chat messages, set messages: true for it"
+        in text
+    )
     found = scored(WeightedReward(function=formatted, messages=True))
     assert found[0].reward == 3.0
 
@@ -450,7 +453,10 @@ def test_a_function_for_texts_on_messages_is_told_how_to_get_them() -> None:
 
     rows = [rollout(0, columns=CHAT, context=(("system", "s"),))]
     text = error_of(counted, rollouts=rows)
-    assert "it takes texts, but gets chat messages: set messages: false" in text
+    assert (
+        "it gets chat messages: fix the function or, if it takes texts, set messages: false for it"
+        in text
+    )
 
 
 @pytest.mark.parametrize(

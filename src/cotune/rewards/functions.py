@@ -509,16 +509,15 @@ def _fails(
 
 
 def _fix(reward: Loaded, batch: Batch) -> str:
-    """Return the fix: another form of completions, if the function works only with that."""
+    """Return the fix, with another form of completions if the function raises nothing under that."""
     is_text = isinstance(batch.arguments(reward.messages)["completions"][0], str)
     rows = [i for i, t in enumerate(batch.trajectories) if t.own_text.strip()][:_COMPARED]
     never = all(_fails(reward, batch.one(i), Exception) for i in rows)
     if not (rows and never) or _fails(reward, batch, Exception, messages=is_text):
         return "fix the function"
     takes, gets = ("chat messages", "texts") if is_text else ("texts", "chat messages")
-    return (
-        f"it takes {takes}, but gets {gets}: set messages: {str(is_text).lower()} for it in rewards"
-    )
+    form = f"messages: {str(is_text).lower()}"
+    return f"it gets {gets}: fix the function or, if it takes {takes}, set {form} for it in rewards"
 
 
 def _scored(name: str, value: Any, id: str) -> Scored:
