@@ -38,6 +38,19 @@ def test_steps_without_any_gradient_are_pointed_out_once(tmp_path: Path) -> None
     assert out.getvalue().count("nothing is learnt") == 1
 
 
+def test_mini_batches_of_a_step_are_one_line_and_one_step(tmp_path: Path) -> None:
+    out = io.StringIO()
+    run = RunDir.create(tmp_path / "run", {})
+    journal = RunJournal(run, Console(file=out, width=200), 9, 0)
+    for step in (1, 1, 2, 2):
+        journal.metrics(step, {"zero_advantage_share": 1.0})
+    assert [out.getvalue().count(f"step {step}/9") for step in (1, 2)] == [1, 1]
+    assert "nothing is learnt" not in out.getvalue()
+    journal.metrics(3, {"zero_advantage_share": 1.0})
+    assert "nothing is learnt" in out.getvalue()
+    assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == 5
+
+
 def test_a_teacher_is_a_gradient_too(tmp_path: Path) -> None:
     out = io.StringIO()
     journal = RunJournal(RunDir.create(tmp_path / "run", {}), Console(file=out, width=200), 9, 0)

@@ -107,6 +107,7 @@ class RunJournal:
         self._time_left = TimeLeft()
         self._without_gradient = 0  # steps in a row
         self._said_truncated = False
+        self._shown_step: int | None = None
 
     def event(self, kind: str, step: int, /, **fields: object) -> None:
         self._run.event(kind, step, **fields)
@@ -116,6 +117,9 @@ class RunJournal:
 
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
         self._run.metrics(step, values)
+        if step == self._shown_step:
+            return  # a further optimizer step on the same rollouts (training.mini_batches)
+        self._shown_step = step
         equal = values.get("zero_advantage_share", 0)
         shown = [
             f"reward {values.get('reward_mean', 0):.2f}",
