@@ -37,6 +37,34 @@ LEAST: dict[str, Any] = {
 }
 
 
+def test_a_field_given_twice_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    text = (
+        "output: out\nenvironment: {kind: geo}\nstrategy: {kind: static}\ntraining:\n  steps: 3\n"
+    )
+    file.write_text(text + "  steps: 4\n")
+    with pytest.raises(ConfigError, match=r"run.yaml, line 6: steps is given twice; remove one"):
+        load_config(file)
+    file.write_text("x: &x {steps: 3}\ny: &y {<<: *x, steps: 4}\n" + text + "  <<: *y\n")
+    with pytest.raises(
+        ConfigError, match="x: unknown field"
+    ):  # overriding what is merged is no repetition
+        load_config(file)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "says"),
+    [
+        ("rewards", "r.py:exact", "test: rewards: expected a list; got 'r.py:exact'"),
+        ("output", None, "test: output: expected a path; got None"),
+    ],
+)
+def test_types_have_plain_names(field: str, value: object, says: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_config(LEAST | {field: value}, "test")
+    assert str(caught.value) == says
+
+
 def test_defaults_are_the_papers() -> None:
     config = parse_config(LEAST | {"strategy": {"kind": "inspo"}}, "test")
     training = config.training

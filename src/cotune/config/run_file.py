@@ -507,10 +507,25 @@ def dump_config(config: RunConfig) -> dict[str, Any]:
     return config.model_dump(mode="json")
 
 
+class _Loader(yaml.SafeLoader):
+    """A safe loader that refuses a field given twice, where YAML keeps the last one in silence."""
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        node = super().compose_mapping_node(anchor)
+        given: set[tuple[str, str]] = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode):
+                if (key.tag, key.value) in given:
+                    problem = f"{key.value} is given twice; remove one"
+                    raise yaml.MarkedYAMLError(problem=problem, problem_mark=key.start_mark)
+                given.add((key.tag, key.value))
+        return node
+
+
 def read_fields(path: Path, what: str, such_as: str) -> dict[str, Any]:
     """Read a YAML file of fields, whose names are not checked; ConfigError if it is none."""
     try:
-        raw = yaml.safe_load(path.read_text(encoding="utf-8"))
+        raw = yaml.load(path.read_text(encoding="utf-8"), _Loader)
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror or error}; expected {what}") from error
     except UnicodeDecodeError as error:

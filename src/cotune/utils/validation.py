@@ -72,6 +72,10 @@ def _describe(problem: dict[str, Any], known: list[Path]) -> str:
         return f"{field}: is empty; name at least {context['min_length']}"
     if kind == "value_error":
         return _own_message(path, hide_secrets(str(context["error"]), guess=True), known)
+    if kind == "tuple_type":
+        return f"{field}: expected a list{came}"
+    if kind == "path_type":
+        return f"{field}: expected a path{came}"
     message = problem["msg"].replace("Input should be", "expected", 1)
     # pydantic's addition about text ("…, unable to parse string as an integer").
     message = message.partition(", unable to parse")[0]
