@@ -65,11 +65,12 @@ def test_a_run_file_asks_its_own_policy_and_counts_the_call(tmp_path: Path) -> N
 
 
 def test_errors_name_the_field_of_the_llm(tmp_path: Path) -> None:
-    (tmp_path / "empty").mkdir()
-    options = LocalOptions(path=str(tmp_path / "empty"))
+    folder = tmp_path / "policy.d"
+    folder.mkdir()
+    options = LocalOptions(path=str(folder))
     (found,) = preflight.llm(options)
     assert not found.ok
-    assert found.what.startswith("llm.path: cannot load")
+    assert found.what.startswith(f"llm.path: cannot load '{folder}'")
     with pytest.raises(ConfigError, match=r"^llm\.path: cannot load"):
         LocalLLM(options, options.as_policy(WORLD), 0).complete("")
 

@@ -22,7 +22,7 @@ from cotune.methods.sft import SFTOptions, optimizer_steps
 
 # The fixed part of a proposer's prompt: our wording and the environment's description.
 _FIXED_CHARS = 2000 + DESCRIPTION_CHARS
-_CHARS_PER_TOKEN = 4
+CHARS_PER_TOKEN = 4
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,7 @@ class Plan:
         rollouts: number of rollouts by purpose.
         calls: calls of the optimizer LLM.
         price: cost of these calls in the run file's currency; None if they are free.
+        unretried: the same without retries, at `CHARS_PER_TOKEN` in place of a token per byte.
         rows: rows for supervised fine-tuning; None for other runs.
         steps: rollout batches, or optimizer steps of supervised fine-tuning.
     """
@@ -40,6 +41,7 @@ class Plan:
     rollouts: Mapping[str, int]
     calls: int
     price: float | None
+    unretried: float = 0.0
     rows: int | None = None
     steps: int = 0
 
@@ -71,17 +73,16 @@ def plan_run(config: RunConfig, sizes: Mapping[str, int] | None = None) -> Plan:
         found["evaluate"] += evaluations * cost.validations * sizes["validation"]
         rivals = min(config.evaluation.contenders - 1, cost.rivals)
         found["evaluate"] += rivals * sizes["validation"]
-    price = None
-    if isinstance(config.proposer, OpenAIOptions) and cost.proposals:
-        limits = config.limits
-        episode = _CHARS_PER_TOKEN * (limits.prompt_tokens + limits.trajectory_tokens)
-        price = sum(
-            worst_case_price(
-                config.proposer, _FIXED_CHARS + p.text_chars + p.episodes * episode, p.count
-            )
-            for p in cost.proposals
-        )
-    return Plan(found, sum(p.count for p in cost.proposals), price, steps=training.steps)
+    price, unretried, llm = None, 0.0, config.proposer
+    if isinstance(llm, OpenAIOptions) and cost.proposals:
+        limits, price = config.limits, 0.0
+        episode = CHARS_PER_TOKEN * (limits.prompt_tokens + limits.trajectory_tokens)
+        for p in cost.proposals:
+            chars = _FIXED_CHARS + p.text_chars + p.episodes * episode
+            price += worst_case_price(llm, chars, p.count)
+            unretried += p.count * llm.price(chars // CHARS_PER_TOKEN, llm.max_tokens)
+    calls = sum(p.count for p in cost.proposals)
+    return Plan(found, calls, price, unretried, steps=training.steps)
 
 
 def _plan_fit(config: RunConfig, options: SFTOptions, sizes: Mapping[str, int]) -> Plan:
@@ -98,7 +99,7 @@ def _plan_fit(config: RunConfig, options: SFTOptions, sizes: Mapping[str, int]) 
         "evaluate": (1 + config.evaluation.before) * sizes["test"]
         + (math.ceil(steps / every) * sizes["validation"] if every else 0),
     }
-    return Plan(found, 0, None, rows, steps)
+    return Plan(found, 0, None, rows=rows, steps=steps)
 
 
 def rollouts_sampled(training: TrainingConfig, options: SFTOptions, tasks: int) -> int:

@@ -155,7 +155,8 @@ class EvaluationConfig(Model):
     """Greedy evaluation on questions that are never trained on."""
 
     every: int = Field(default=100, ge=0)
-    """Steps between evaluations on the validation split; the best policy is kept. 0: only the end."""
+    """Steps between evaluations on the validation split; the best policy is kept, and the end
+    checks its instruction. 0: none, the last policy is kept."""
     before: bool = True
     """Also evaluate the test split before training."""
     contenders: int = Field(default=3, ge=1)

@@ -56,82 +56,24 @@ _SCORES = {
 }
 
 
-class RunEvaluation:
-    """Evaluate before, during and after training; keep the best policy.
+class Validation:
+    """Score instructions with the current policy, and choose between them on validation.
 
     Args:
-        options: when to evaluate.
+        options: how many of the best instructions are scored at the end.
         instruction: the initial one.
-        run: the run folder.
-        best: keeps the best policy on validation.
         report: receives every score under its tracker name.
-        last: whether the last policy is scored, too, where an earlier one is kept. Fine-tuning can
-            destroy a policy after its best step.
     """
 
     def __init__(
         self,
         options: EvaluationConfig,
         instruction: InstructionConfig,
-        run: RunDir,
-        best: BestPolicy,
         report: Callable[[Any, Mapping[str, float]], None],
-        last: bool = False,
     ) -> None:
-        self._last = last
-        self._options, self._instruction = options, instruction
-        self._run, self._best, self._report = run, best, report
+        self._options, self._instruction, self._report = options, instruction, report
 
-    def __call__(self, joint: TrainingRun, trained: int) -> None:
-        """Evaluate if due; the hook before a step's rollouts, on rank 0."""
-        if trained == 0 and self._options.before:
-            self._measure(joint, "test", "before", self._initial(joint), "i0")
-        every = self._options.every
-        if every and trained and trained % every == 0:
-            score, plain = self._during(joint)
-            if not getattr(joint.coordinator.strategy, "keeps_last", False):
-                self._best.offer(joint, score, trained, plain)
-
-    def finish(self, joint: TrainingRun) -> Outcome:
-        """Score the reported policy: the best on validation, or the last one without validation."""
-        joint.begin_closing()
-        if joint.ended_early and joint.coordinator.comm.rank == 0:
-            joint.parts.journal.event("notice", joint.coordinator.step, text=joint.ended_early)
-        on_rank_zero = joint.coordinator.on_rank_zero
-        score: Score | None = None
-        plain: Score | None = None
-        if self._options.every:
-            score, plain = on_rank_zero(lambda: self._during(joint, last=True))
-        step = on_rank_zero(lambda: self._offer(joint, score, plain))
-        last = None
-        if self._last and step != joint.batches:
-            last = self._measure(joint, "test", "last")
-        self._best.restore(joint)
-        kept: BestRecord = on_rank_zero(lambda: self._conclude(joint, score))
-        text = kept.instruction
-        after = self._measure(joint, "test", "after", Prompt(text), kept.instruction_id)
-        initial = self._initial(joint)
-        tested = after
-        if text != initial.instruction:
-            tested = self._measure(joint, "test", "plain", initial, "i0")
-        hinted = None
-        if kept.hint:
-            prompt = Prompt(text, kept.hint)
-            hinted = self._measure(joint, "test", "hinted", prompt, kept.instruction_id)
-        return Outcome(
-            self._before(),
-            after,
-            tested,
-            text,
-            kept.instruction_id,
-            joint.batches,
-            hinted,
-            kept,
-            joint.ended_early,
-            last,
-        )
-
-    def _during(self, joint: TrainingRun, last: bool = False) -> tuple[Score, Score | None]:
+    def during(self, joint: TrainingRun, last: bool = False) -> tuple[Score, Score | None]:
         """Score the policy on validation; on rank 0, whose strategy alone knows its best prompt.
 
         If the strategy moves its gain into the initial instruction, also under that, so that the policy
@@ -166,6 +108,119 @@ class RunEvaluation:
                 settle(one.id)
                 score = found
         return score
+
+    def _measure(
+        self,
+        joint: TrainingRun,
+        split: str,
+        when: str,
+        prompt: Prompt | None = None,
+        instruction_id: str = "",
+    ) -> Score:
+        tasks = joint.parts.environment.tasks(split)
+        trajectories = joint.coordinator.evaluate(tasks, prompt, instruction_id)
+        score = score_trajectories(
+            trajectories, measure_of(joint.parts.environment, joint.parts.rewards)
+        )
+        if joint.coordinator.comm.rank == 0:
+            # Record under the following step, so that a resume drops these lines and writes them
+            # again.
+            step, journal = joint.coordinator.step, joint.parts.journal
+            journal.event(
+                "evaluated",
+                step,
+                trained=joint.batches,
+                split=split,
+                when=when,
+                prompt=_PROMPTS.get(when, "best"),
+                instruction_id=trajectories[0].assignment.instruction_id,
+                em=score.em,
+                n=score.n,
+                measure=score.measure,
+                by_stratum={name: list(value) for name, value in score.by_stratum.items()},
+            )
+            journal.trajectories(step, f"evaluate_{when}", trajectories)
+            if when in _SCORES:
+                self._report(joint, {_SCORES[when]: score.em})
+        return score
+
+    def _initial(self, joint: TrainingRun) -> Prompt:
+        return Prompt(initial_instruction(self._instruction, joint.parts.environment))
+
+
+class RunEvaluation(Validation):
+    """Evaluate before, during and after training; keep the best policy.
+
+    Args:
+        options: when to evaluate.
+        instruction: the initial one.
+        run: the run folder.
+        best: keeps the best policy on validation.
+        report: receives every score under its tracker name.
+        last: whether the last policy is scored, too, where an earlier one is kept. Fine-tuning can
+            destroy a policy after its best step.
+    """
+
+    def __init__(
+        self,
+        options: EvaluationConfig,
+        instruction: InstructionConfig,
+        run: RunDir,
+        best: BestPolicy,
+        report: Callable[[Any, Mapping[str, float]], None],
+        last: bool = False,
+    ) -> None:
+        super().__init__(options, instruction, report)
+        self._run, self._best, self._last = run, best, last
+
+    def __call__(self, joint: TrainingRun, trained: int) -> None:
+        """Evaluate if due; the hook before a step's rollouts, on rank 0."""
+        if trained == 0 and self._options.before:
+            self._measure(joint, "test", "before", self._initial(joint), "i0")
+        every = self._options.every
+        if every and trained and trained % every == 0:
+            score, plain = self.during(joint)
+            if not getattr(joint.coordinator.strategy, "keeps_last", False):
+                self._best.offer(joint, score, trained, plain)
+
+    def finish(self, joint: TrainingRun) -> Outcome:
+        """Score the reported policy: the best on validation, or the last one without validation."""
+        joint.begin_closing()
+        if joint.ended_early and joint.coordinator.comm.rank == 0:
+            joint.parts.journal.event("notice", joint.coordinator.step, text=joint.ended_early)
+        on_rank_zero = joint.coordinator.on_rank_zero
+        score: Score | None = None
+        plain: Score | None = None
+        if self._options.every:
+            score, plain = on_rank_zero(lambda: self.during(joint, last=True))
+        step = on_rank_zero(lambda: self._offer(joint, score, plain))
+        last = None
+        if self._last and step != joint.batches:
+            last = self._measure(joint, "test", "last")
+        self._best.restore(joint)
+        kept: BestRecord = on_rank_zero(lambda: self._conclude(joint, score))
+        text = kept.instruction
+        after = self._measure(joint, "test", "after", Prompt(text), kept.instruction_id)
+        initial = self._initial(joint)
+        tested = after
+        if text != initial.instruction:
+            tested = self._measure(joint, "test", "plain", initial, "i0")
+        hinted = None
+        if kept.hint:
+            prompt = Prompt(text, kept.hint)
+            hinted = self._measure(joint, "test", "hinted", prompt, kept.instruction_id)
+        return Outcome(
+            self._before(),
+            after,
+            tested,
+            text,
+            kept.instruction_id,
+            joint.batches,
+            hinted,
+            kept,
+            joint.ended_early,
+            last,
+        )
 
     def _offer(self, joint: TrainingRun, score: Score | None, plain: Score | None) -> int:
         """Keep the last policy if it is the best; return the step of the one that is kept."""
@@ -219,44 +274,6 @@ class RunEvaluation:
             runner_up=best.runner_up.id if best.runner_up else None,
             too_close_to_call=best.too_close,
         )
-
-    def _measure(
-        self,
-        joint: TrainingRun,
-        split: str,
-        when: str,
-        prompt: Prompt | None = None,
-        instruction_id: str = "",
-    ) -> Score:
-        tasks = joint.parts.environment.tasks(split)
-        trajectories = joint.coordinator.evaluate(tasks, prompt, instruction_id)
-        score = score_trajectories(
-            trajectories, measure_of(joint.parts.environment, joint.parts.rewards)
-        )
-        if joint.coordinator.comm.rank == 0:
-            # Record under the following step, so that a resume drops these lines and writes them
-            # again.
-            step, journal = joint.coordinator.step, joint.parts.journal
-            journal.event(
-                "evaluated",
-                step,
-                trained=joint.batches,
-                split=split,
-                when=when,
-                prompt=_PROMPTS.get(when, "best"),
-                instruction_id=trajectories[0].assignment.instruction_id,
-                em=score.em,
-                n=score.n,
-                measure=score.measure,
-                by_stratum={name: list(value) for name, value in score.by_stratum.items()},
-            )
-            journal.trajectories(step, f"evaluate_{when}", trajectories)
-            if when in _SCORES:
-                self._report(joint, {_SCORES[when]: score.em})
-        return score
-
-    def _initial(self, joint: TrainingRun) -> Prompt:
-        return Prompt(initial_instruction(self._instruction, joint.parts.environment))
 
     def _before(self) -> Score | None:
         """Return the score before training, including one from an interrupted attempt."""

@@ -6,6 +6,7 @@ no key.
 
 import contextlib
 import hashlib
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -68,8 +69,8 @@ class LocalOptions:
 
 
 def as_llm(text: str) -> str:
-    """Return a message about `policy` as one about `llm`."""
-    return text.replace("policy.", "llm.").replace("policy:", "llm:")
+    """Return a message about `policy` as one about `llm`; file names in it stay."""
+    return re.sub(r"(?<!\S)policy(?=[.:])", "llm", text)
 
 
 @contextlib.contextmanager

@@ -234,7 +234,7 @@ class Coordinator:
     def retry(
         self, trajectories: Sequence[Trajectory], group_size: int, progress: Progress
     ) -> tuple[list[Trajectory], dict[str, float]]:
-        """Let a strategy with a method `retry` roll groups out once more, after `observe`.
+        """Let a strategy with a method `retry` roll groups out once more, after `observe`; journal that.
 
         Args:
             progress: of the step, with the rollouts that are left after its batch.
@@ -245,7 +245,15 @@ class Coordinator:
         retry = getattr(self.strategy, "retry", None)
         if retry is None:
             return list(trajectories), {}
-        return self.on_rank_zero(lambda: retry(trajectories, group_size, progress, self.rollout))
+
+        def again(
+            assignments: Sequence[Assignment], *, purpose: Purpose, greedy: bool = False
+        ) -> list[Trajectory]:
+            found = self.rollout(assignments, purpose=purpose, greedy=greedy)
+            self.journal.trajectories(progress.step, "retry", found)
+            return found
+
+        return self.on_rank_zero(lambda: retry(trajectories, group_size, progress, again))
 
     def evaluate(
         self, tasks: Sequence[Task], prompt: Prompt | None = None, instruction_id: str = ""

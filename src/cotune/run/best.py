@@ -109,7 +109,7 @@ class BestRecord:
         if self.validated is None:
             return f"Kept: {pair}"
         if not self.validated:
-            return f"Kept: {pair}, the last one, as nothing was evaluated on validation"
+            return f"Kept: {pair}, the last one, not checked: nothing was evaluated on validation"
         text = f"Kept: {pair}, the best on validation with {self.measure} {self.em:.3f}"
         if self.interval is not None:
             text += f" (95 %: {self.interval[0]:.3f} to {self.interval[1]:.3f})"

@@ -49,7 +49,7 @@ EVENTS: Mapping[str, Columns] = {
     for kind, declared in {
         "run_started": "config strategy: string",
         "saved": "",
-        "run_finished": "instruction_id instruction: string",
+        "run_finished": "instruction_id instruction: string; em: float64",
         "resumed": "from_step: Int64; changed: object",
         "cut_back": "",
         "evaluated": "split when prompt instruction_id: string; trained: Int64; em: float64; "

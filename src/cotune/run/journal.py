@@ -161,7 +161,7 @@ class RunJournal:
 
     def trajectories(self, step: int, purpose: str, trajectories: Sequence[Trajectory]) -> None:
         due = self._every > 0 and (step % self._every == 0 or step in (1, self._total))
-        if purpose != "train" or due:
+        if due or purpose not in ("train", "retry"):
             self._run.trajectories(step, purpose, trajectories)
 
     def cut_back(self, step: int) -> None:

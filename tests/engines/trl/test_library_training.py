@@ -13,10 +13,12 @@ from transformers import TrainerCallback, TrainerControl
 from trl import GRPOConfig, GRPOTrainer
 
 import cotune
+from cotune.engines.evaluation import Validation
 from cotune.engines.trl.checkpoints import load_state
 from cotune.engines.trl.library_api import TrainerMethod
 from cotune.engines.trl.trl_joint import was_cut
 from cotune.errors import ConfigError
+from cotune.run.scores import Score
 from tests.engines.trl.library_runs import (
     LIMITS,
     METHODS,
@@ -156,9 +158,17 @@ def test_the_trainers_evaluation_is_counted_and_changes_nothing(
         if "eval_reward" in row
     }
     assert list(scores) == [0, 2, 4, 6]
-    # Two questions of validation; their groups hold copies of one greedy rollout.
-    assert seen.spent() == unseen.spent() | {"evaluate": 4 * 2}
+    # Two questions of validation; their groups hold copies of one greedy rollout. At the end they
+    # choose between instructions, if the method has several.
     events = seen.events("evaluated")
+    chosen = [e for e in events if e["step"] > STEPS]
+    assert seen.spent() == unseen.spent() | {"evaluate": (4 + len(chosen)) * 2}
+    (finished,) = seen.events("run_finished")
+    best = max((e["em"] for e in chosen), default=None)
+    assert (finished["em"], best is None) == (best, name == "p2o")
+    assert finished["instruction_id"] == seen.strategy.best_instruction_id()
+    assert unseen.events("run_finished")[0]["em"] is None
+    events = [e for e in events if e["step"] <= STEPS]
     assert [(e["trained"], e["split"], e["n"]) for e in events] == [
         (step, "validation", 2) for step in scores
     ]
@@ -166,12 +176,27 @@ def test_the_trainers_evaluation_is_counted_and_changes_nothing(
     assert [e["when"] for e in events] == ["before", "during", "during", "during"]
 
     again = seen.trainer.evaluate(eval_dataset=seen.joint.eval_dataset("test"))
-    assert seen.spent()["evaluate"] == 4 * 2 + 2
+    assert seen.spent()["evaluate"] == (4 + len(chosen)) * 2 + 2
     last = seen.events("evaluated")[-1]
     assert (last["split"], last["when"], last["em"]) == ("test", "after", again["eval_reward"])
     assert last["instruction_id"] == seen.strategy.best_instruction_id()
     (row, *_) = seen.run.read_trajectories(STEPS, "evaluate_after")
     assert row["sampled"]["hint"] == ""
+
+
+def test_the_initial_instruction_is_kept_if_validation_finds_no_uplift(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "cotune")
+    scores = Score(0.5, 8, {}, "mean reward"), Score(0.5, 8, {}, "mean reward")
+    monkeypatch.setattr(Validation, "during", lambda *_, **__: scores)
+    training = begin(tmp_path, "inspo", evaluates=True, eval_strategy="no", max_steps=1)
+    monkeypatch.setattr(training.strategy, "best_instruction_id", lambda: "i4")
+    training.trainer.train()
+    (finished,) = training.events("run_finished")
+    assert (finished["instruction_id"], finished["em"]) == ("i0", 0.5)
+    assert finished["instruction"] == Even.initial_instruction
+    assert "best instruction i0, mean reward 0.500 on validation" in caplog.text
 
 
 def shares() -> TrainerMethod[Any]:

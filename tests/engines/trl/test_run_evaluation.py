@@ -345,8 +345,8 @@ def test_without_validation_a_run_that_went_further_is_reported_by_its_last_poli
     assert record is not None
     assert (record.step, record.trained) == (4, 4)
     assert record.statement().endswith(
-        "the policy of step 4 of 4 with instruction i0, the last one, as nothing was evaluated on "
-        "validation"
+        "the policy of step 4 of 4 with instruction i0, the last one, not checked: nothing was "
+        "evaluated on validation"
     )
     # That a budget ended it is told, and kept in the summary.
     ended = "training ended after step 4 of 9: training.rollout_budget is spent"

@@ -10,7 +10,7 @@ from cotune.cli.library_settings import quiet_libraries
 from cotune.cli.plan.gpu_hours import show_gpu_hours
 from cotune.cli.step_progress import step_progress
 from cotune.config.build import describe_llm
-from cotune.config.cost import Plan, plan_run, split_sizes
+from cotune.config.cost import CHARS_PER_TOKEN, Plan, plan_run, split_sizes
 from cotune.config.run_file import RunConfig, load_config
 from cotune.data.splits import SPLITS
 from cotune.engines.engine import engine_of
@@ -56,6 +56,12 @@ def plan(
         f"proposer: {describe_llm(config.proposer)}; at most {planned.calls:,} proposals{_price(config, planned)}",
         markup=False,
     )
+    if planned.price:
+        console.print(
+            f"Without retries, at {CHARS_PER_TOKEN} characters a token, they cost at most {planned.unretried:.2f}: "
+            "the other bound retries every call, and a byte is a token.",
+            highlight=False,
+        )
     console.print(
         f"Tokens are upper bounds: {config.limits.turns} turns of {config.limits.turn_tokens} each."
     )

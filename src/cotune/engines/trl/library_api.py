@@ -162,7 +162,8 @@ class TrainerMethod(Generic[Options]):
         """Return a GRPOTrainer's `dataset`, `rollout_func`, `reward_funcs` and `callbacks`.
 
         `trainer.train()` starts a run folder, and `trainer.train(resume_from_checkpoint=True)`
-        resumes it. With `eval_dataset=joint.eval_dataset("validation")` the trainer also evaluates.
+        resumes it. With `eval_dataset=joint.eval_dataset("validation")` the trainer also evaluates, and
+        at the end the best instruction, in the run folder's `best/instruction.txt`, is chosen there.
         If several processes train, each of them must call this method.
 
         Args:

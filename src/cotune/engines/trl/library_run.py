@@ -12,11 +12,15 @@ from transformers import PreTrainedTokenizerBase, TrainerCallback, TrainerState
 from trl import GRPOConfig
 
 from cotune.config.run_checks import check_context, check_prompts, check_rewards, check_told
+from cotune.config.run_file import EvaluationConfig
+from cotune.engines.best_policy import choice_of
+from cotune.engines.evaluation import Validation
 from cotune.engines.joint import Parts
 from cotune.engines.trl.checkpoints import drop_torn
 from cotune.engines.trl.checks import check_args, check_trl, steps_per_batch
 from cotune.engines.trl.library_api import TrainerMethod
 from cotune.engines.trl.trl_joint import TRLJoint
+from cotune.environments.environment_options import InstructionConfig
 from cotune.errors import ConfigError
 from cotune.methods.method import RunShape
 from cotune.policy.codec import HFCodec
@@ -27,6 +31,7 @@ from cotune.run.journal import Journal, RunJournal, SilentJournal, describe_even
 from cotune.run.json_files import plain, write_atomic
 from cotune.run.ledger import Ledger
 from cotune.run.run_dir import RunDir
+from cotune.run.scores import Score
 from cotune.types import Purpose, Trajectory
 from cotune.utils.processes import launched_rank
 
@@ -68,16 +73,26 @@ class LibraryRun:
         self._ledger = Ledger(run.ledger_path)
         return self._ledger.begin_attempt(resumed_from)
 
-    def finish(self, step: int, instruction_id: str, instruction: str) -> None:
-        """Finish the run: write its best instruction to best/instruction.txt."""
+    def finish(
+        self, step: int, instruction_id: str, instruction: str, score: Score | None = None
+    ) -> None:
+        """Finish the run: write its best instruction to best/instruction.txt.
+
+        Args:
+            score: the instruction's on validation; None if it was not checked there.
+        """
         best = RunDir(self._folder, attempt=1).best_path
         best.mkdir(exist_ok=True)
         write_atomic(best / "instruction.txt", instruction + "\n")
-        self.event("run_finished", step, instruction_id=instruction_id, instruction=instruction)
+        em = None if score is None else score.em
+        self.event(
+            "run_finished", step, instruction_id=instruction_id, instruction=instruction, em=em
+        )
         _log.info(
-            "step %d: trained; best instruction %s, run folder %s",
+            "step %d: trained; best instruction %s, %s; run folder %s",
             step,
             instruction_id,
+            f"{score.measure} {em:.3f} on validation" if score else "not checked on validation",
             self._folder,
         )
 
@@ -228,7 +243,8 @@ def joint_run(
         rewards=method.rewards,
     )
     joint = TRLJoint(parts, tokenizer, args)
-    joint.callbacks.append(_LibraryCallback(joint, run))
+    instruction = InstructionConfig(text=method.instruction)
+    joint.callbacks.append(_LibraryCallback(joint, run, instruction))
     return joint
 
 
@@ -256,20 +272,26 @@ def _config(
 class _LibraryCallback(TrainerCallback):
     """Check limits against the model on construction of the trainer; close the run at the end."""
 
-    def __init__(self, joint: TRLJoint, run: LibraryRun) -> None:
-        self._joint, self._run = joint, run
+    def __init__(self, joint: TRLJoint, run: LibraryRun, instruction: InstructionConfig) -> None:
+        self._joint, self._run, self._instruction = joint, run, instruction
 
     def on_init_end(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
         context = getattr(model.config.get_text_config(), "max_position_embeddings", None)
         check_context(context, self._joint.parts.limits)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        coordinator = self._joint.coordinator
-        if coordinator.comm.rank == 0:
-            coordinator.finish_calls()
-            strategy = coordinator.strategy
-            self._run.finish(
-                self._joint.batches,
-                strategy.best_instruction_id(),
-                strategy.best_prompt().instruction,
-            )
+        self._joint.begin_closing()
+        self._joint.coordinator.on_rank_zero(self._finish)
+
+    def _finish(self) -> None:
+        """Choose the instruction on validation, if the trainer evaluates there; on rank 0."""
+        joint, strategy = self._joint, self._joint.coordinator.strategy
+        score: Score | None = None
+        plain: Score | None = None
+        if "validation" in joint.splits.values() and choice_of(joint) is not None:
+            validation = Validation(EvaluationConfig(), self._instruction, lambda *_: None)
+            score, plain = validation.during(joint, last=True)
+        best = strategy.best_instruction_id(), strategy.best_prompt().instruction
+        if score and plain and plain.em >= score.em:
+            best, score = ("i0", cast(str, self._instruction.text)), plain
+        self._run.finish(joint.batches, *best, score)

@@ -304,6 +304,8 @@ class TRLJoint(Joint, TRLRun[GRPOTrainer]):
     def eval_dataset(self, split: str = "validation") -> Dataset:
         """Return a dataset for GRPOTrainer's own evaluation.
 
+        With "validation", the end of training also chooses the best instruction there.
+
         Raises:
             ConfigError: a task of the split has the id of a training task; the trainer identifies
                 tasks by id alone.

@@ -188,7 +188,7 @@ def some_evaluated(run: RunDir) -> tuple[list[Rollout], tuple[str, int] | None]:
     Returns:
         The rollouts, and the file they are from with the number it holds; None if there is none.
     """
-    files = [file for file in run.trajectory_files() if file[1] != "train"]
+    files = [file for file in run.trajectory_files() if file[1].startswith("evaluate")]
     if not files:
         return [], None
     rank = {"evaluate_after": 3, "evaluate_during": 2, "evaluate": 2}
