@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from cotune.policy.adapters import lora_config
+from cotune.policy.adapters import compute_as_base, lora_config
 from cotune.policy.codec import HFCodec
 from cotune.policy.local_policy import load
 from cotune.policy.options import LoraOptions
@@ -44,7 +44,8 @@ def main() -> None:
         if args.lora:
             from peft import get_peft_model
 
-            model = get_peft_model(model, lora_config(LoraOptions(rank=args.lora), model))
+            adapters = lora_config(LoraOptions(rank=args.lora), model)
+            model = compute_as_base(get_peft_model(model, adapters))
         torch.manual_seed(0)
         ids = torch.randint(0, len(tokenizer), (args.rows, PROMPT + NEW))
         sampled = best(lambda m=model, t=tokenizer, i=ids: sample(m, t, i), args.repeats)

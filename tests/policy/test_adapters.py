@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from peft import PeftModel, get_peft_model
+from peft.tuners.lora import Linear
 from safetensors.torch import load_file
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
@@ -15,6 +16,7 @@ from cotune.errors import ConfigError
 from cotune.policy.adapters import (
     adapter_base,
     check_peft,
+    compute_as_base,
     is_adapter_folder,
     load_weights,
     lora_config,
@@ -42,6 +44,19 @@ def adapted(
         if "lora_B" in name:
             torch.nn.init.normal_(parameter.data, std=0.3)
     return peft.eval()
+
+
+def test_an_adapter_is_computed_in_the_type_of_its_base_with_weights_in_float32() -> None:
+    model = tiny_model(tiny_tokenizer(), layers=1).to(torch.bfloat16)
+    peft = compute_as_base(get_peft_model(model, lora_config(OPTIONS, model)))
+    layer = next(m for m in peft.modules() if isinstance(m, Linear))
+    a, b = layer.lora_A["default"].weight, layer.lora_B["default"].weight
+    torch.nn.init.normal_(b.data, std=0.3)
+    x = torch.randn(3, a.shape[1], dtype=torch.bfloat16)
+    plus = x @ a.to(torch.bfloat16).T @ b.to(torch.bfloat16).T * 2.0  # alpha / rank
+    torch.testing.assert_close(layer(x), layer.base_layer(x) + plus, rtol=0, atol=0)
+    layer(x).sum().backward()
+    assert {w.dtype for w in (a, b, a.grad, b.grad)} == {torch.float32}
 
 
 def logits(model: Any) -> torch.Tensor:

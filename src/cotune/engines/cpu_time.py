@@ -133,12 +133,12 @@ def _model(config: RunConfig, raw: Mapping[str, Any], dtype: str, layers: int) -
     shaped: Any = AutoConfig.for_model(**text)
     model: Any = AutoModelForCausalLM.from_config(shaped, dtype=resolved)
     if config.policy.lora is not None:
-        from cotune.policy.adapters import lora_config
+        from cotune.policy.adapters import compute_as_base, lora_config
 
         adapters = lora_config(config.policy.lora, model)
         from peft import get_peft_model
 
-        model = get_peft_model(model, adapters)
+        model = compute_as_base(get_peft_model(model, adapters))
     return model, int(shaped.vocab_size)
 
 

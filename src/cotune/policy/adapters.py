@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
+import torch.nn.functional as F
 from accelerate.utils import is_peft_model
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
@@ -72,6 +73,32 @@ def _check_target(name: str, model: Any) -> None:
     )
 
 
+class _InTypeOfInput(torch.nn.Linear):
+    """A linear layer that reads its weights in the type of its input."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        bias = None if self.bias is None else self.bias.to(input.dtype)
+        return F.linear(input, self.weight.to(input.dtype), bias)
+
+
+def compute_as_base(model: Any) -> Any:
+    """Compute LoRA adapters in the type of the layers that they are on; return the model, changed in place.
+
+    peft converts the input of each adapter to float32, the type of its weights, where no autocast
+    undoes it: on a CPU. With a base in bfloat16 that is slow. Weights and gradients stay in float32.
+    """
+    if torch.cuda.is_available() or not is_peft_model(model):
+        return model
+    from peft.tuners.lora import Linear
+
+    for layer in model.modules():
+        if isinstance(layer, Linear) and not layer.lora_variant:
+            layer.cast_input_dtype_enabled = False
+            for part in (*layer.lora_A.values(), *layer.lora_B.values()):
+                part.__class__ = _InTypeOfInput
+    return model
+
+
 def is_adapter_folder(path: str | Path) -> bool:
     """Return whether a folder holds an adapter instead of a model's weights."""
     return (Path(path) / _CONFIG).is_file()
@@ -98,7 +125,7 @@ def with_adapter(model: Any, path: str | Path) -> Any:
     check_peft(str(path))
     from peft import PeftModel
 
-    return PeftModel.from_pretrained(model, str(path))
+    return compute_as_base(PeftModel.from_pretrained(model, str(path)))
 
 
 def merged(model: Any) -> Any:

@@ -13,8 +13,11 @@ from cotune.cli import app as cli
 from cotune.config.run_file import RunConfig
 from cotune.environments.base import SingleTurnEnvironment
 from cotune.errors import ConfigError
-from cotune.experiments.evaluate.question_sets import question_sets
+from cotune.experiments.evaluate.question_sets import QuestionSet, metrics_of, question_sets
+from cotune.rewards.functions import RewardFunctions
+from cotune.rewards.reward_options import RewardConfig
 from cotune.run.run_dir import RunDir
+from cotune.types import Task
 from cotune.worlds.arithmetic import INITIAL_INSTRUCTION as SOLVE
 from cotune.worlds.geo import INITIAL_INSTRUCTION as SEARCH
 from tests.experiments.evaluate.folders import ARITHMETIC, BETTER, GEO, finished
@@ -124,6 +127,28 @@ def search_r1_file(config: RunConfig, path: Path) -> Path:
     ]  # fmt: skip
     parquet.write_table(pa.Table.from_pylist(rows), path)
     return path
+
+
+@pytest.mark.parametrize(
+    ("own", "source", "names"),
+    [
+        (False, "run", ["reward", "f1"]),
+        (True, "run", ["reward"]),
+        (True, "qa.parquet", ["reward", "exact_match", "f1"]),
+    ],
+)
+def test_answers_are_not_compared_behind_ones_own_reward(
+    own: bool, source: str, names: list[str]
+) -> None:
+    def last_number(completions: list[str], **_: object) -> list[float]:
+        return [1.0 for _ in completions]
+
+    tasks = [Task("a", "What is 1 + 1?", ("2",))]
+    environment = SingleTurnEnvironment({"test": tasks}, "Answer.")
+    rewards = RewardFunctions([last_number if own else "exact_match"])
+    named = [RewardConfig(function="mine.py:last_number" if own else "exact_match")]
+    questions = QuestionSet("test", "the test split", source, environment, rewards, tasks)
+    assert list(metrics_of(named, questions, [])) == names
 
 
 def test_a_qa_benchmark_with_the_runs_search_engine(

@@ -17,6 +17,7 @@ from cotune.methods.p2o.context_distillation import (
     ratio_of,
 )
 from cotune.methods.teacher_kl import TeacherDistillation, mean_over_rollouts, token_losses
+from cotune.policy.adapters import compute_as_base
 from cotune.types import Distillation
 
 if TYPE_CHECKING:
@@ -62,6 +63,7 @@ class JointTrainer(GRPOTrainer):
             super().__init__(*args, **kwargs)
         finally:
             _IN_THE_MAKING.reset(token)
+        compute_as_base(self.model)
         if self.joint is not None:
             self.joint.bind(self)
 

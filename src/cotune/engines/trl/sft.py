@@ -43,6 +43,7 @@ from cotune.engines.trl.trl_run import CheckpointCallback, TRLRun
 from cotune.engines.undamaged import Chosen
 from cotune.errors import ConfigError, EngineError
 from cotune.methods.sft import SFTOptions, TrainingRow, optimizer_steps
+from cotune.policy.adapters import compute_as_base
 from cotune.policy.codec import HFCodec
 from cotune.policy.sampling import policy_sampler
 from cotune.protocols import State
@@ -261,6 +262,7 @@ def build_trainer(
         peft_config=setup.adapter,
         callbacks=[callback],
     )
+    compute_as_base(trainer.model)
     for shown in (PrinterCallback, ProgressCallback):
         trainer.remove_callback(shown)
     return trainer

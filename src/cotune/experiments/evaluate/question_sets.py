@@ -13,6 +13,7 @@ from cotune.environments.search import SearchEnvironment
 from cotune.errors import ConfigError
 from cotune.experiments.evaluate.metrics import METRICS, is_boxed
 from cotune.protocols import Environment
+from cotune.rewards import REWARDS
 from cotune.rewards.functions import RewardFunctions
 from cotune.rewards.reward_options import RewardConfig
 from cotune.run.scores import EXACT_MATCH, measure_of
@@ -140,6 +141,8 @@ def metrics_of(
         # For words in a box (a QA benchmark), the reward is the same.
         if measure != EXACT_MATCH:
             names.append("boxed")
+    elif questions.source == "run" and any(reward.function not in REWARDS for reward in rewards):
+        pass  # the user's own function may read the answer in another form
     elif without is None and _short(questions):
         names += ["f1"] if measure == EXACT_MATCH else ["exact_match", "f1"]
     return {name: titles[name] for name in dict.fromkeys(names)}
