@@ -15,7 +15,8 @@ from cotune.cli.plan.plan import plan
 from cotune.cli.train import _stoppable
 from cotune.config.run_file import parse_config
 from cotune.engines import run_summary
-from cotune.errors import Stopped
+from cotune.errors import RetrievalError, Stopped
+from cotune.run.run_dir import RunDir
 from cotune.run.scores import Score
 from tests.forked import run_module
 from tests.run_files import tiny, write
@@ -103,6 +104,21 @@ def test_a_stop_before_the_folder_says_so(tmp_path: Path) -> None:
         _stoppable(tmp_path / "out", parse_config(tiny(tmp_path / "out"), "test")),  # pyright: ignore[reportPrivateUsage]
     ):
         raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(
+    ("steps", "says"), [(0, "judge is down"), (1, "judge is down; then go on")]
+)
+def test_a_failure_under_way_says_how_to_go_on(tmp_path: Path, steps: int, says: str) -> None:
+    run = RunDir.create(tmp_path / "out", {})
+    for step in range(steps):
+        run.metrics(step + 1, {"reward_mean": 0.5})
+    with (
+        pytest.raises(RetrievalError) as caught,
+        _stoppable(run.path, parse_config(tiny(run.path), "test")),  # pyright: ignore[reportPrivateUsage]
+    ):
+        raise RetrievalError("judge is down")
+    assert str(caught.value) == (f"{says}: cotune resume {run.path}" if steps else says)
 
 
 def test_of_several_trainings_into_one_folder_exactly_one_runs(tmp_path: Path) -> None:

@@ -71,7 +71,7 @@ def outcome_lines(trajectory: Trajectory) -> list[str]:
     limit = trajectory.truncated_by
     ended = f"truncated by {limit_name(limit)}" if limit else f"stopped: {trajectory.stop}"
     lines.append(
-        f"{ended} after {len(trajectory.turns)} turns, "
+        f"{ended} after {len(trajectory.turns)} turn{'s' * (len(trajectory.turns) != 1)}, "
         f"{trajectory.generated_tokens} tokens written of {len(trajectory.completion_ids)}"
     )
     given = "none" if trajectory.answer is None else one_line(trajectory.answer)[:200]

@@ -15,7 +15,7 @@ from cotune.config.run_file import RunConfig, dump_config, load_config
 from cotune.engines.engine import engine_of
 from cotune.engines.preflight import Preflight
 from cotune.engines.run_summary import write_run_summary
-from cotune.errors import ConfigError, EvolutionError, Stopped
+from cotune.errors import ConfigError, CotuneError, EvolutionError, Stopped
 from cotune.protocols import Environment
 from cotune.run.full_disk import full_disk_told
 from cotune.run.journal import Journal, score_table
@@ -153,7 +153,7 @@ def conclude(
 
 @contextmanager
 def _stoppable(folder: Path, config: RunConfig) -> Generator[None]:
-    """Turn Ctrl-C, a full disk and a useless LLM into one line that says how to resume."""
+    """Turn Ctrl-C, a full disk, a useless LLM and failures under way into one line that says how to resume."""
 
     def again() -> str:
         return f"cotune resume {folder}" if RunDir.is_run(folder) else "start again"
@@ -167,6 +167,12 @@ def _stoppable(folder: Path, config: RunConfig) -> Generator[None]:
         raise Stopped("stopped before anything was written") from None
     except EvolutionError as error:
         raise EvolutionError(f"{error}; {_without_proposals(folder, config)}") from error
+    except CotuneError as error:
+        if "cotune resume" in str(error) or not RunDir.is_run(folder):
+            raise
+        if not RunDir.open(folder).read_metrics():
+            raise
+        raise type(error)(f"{error}; then go on: cotune resume {folder}") from error
 
 
 def _without_proposals(folder: Path, config: RunConfig) -> str:

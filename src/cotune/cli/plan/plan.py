@@ -63,7 +63,7 @@ def plan(
             highlight=False,
         )
     console.print(
-        f"Tokens are upper bounds: {config.limits.turns} turns of {config.limits.turn_tokens} each."
+        f"Tokens are upper bounds: turns of {config.limits.turn_tokens}, {config.limits.turns} to a rollout."
     )
     if planned.rows is not None:
         console.print(f"SFT: at most {planned.rows:,} rows, {planned.steps:,} optimizer steps.")
