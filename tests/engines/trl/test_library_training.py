@@ -366,6 +366,9 @@ def test_a_trainer_with_other_arguments_is_refused(tmp_path: Path) -> None:
     trainer = made_with(tmp_path / "b", reward_funcs=[no_reward, no_reward])
     with pytest.raises(ConfigError, match=r"given 2 reward functions.*joint\.reward_funcs as it"):
         trainer.train()
+    with pytest.raises(ConfigError, match=r"give it callbacks=joint\.callbacks"):
+        made_with(tmp_path / "c", callbacks=[]).train()
+    assert not list((tmp_path / "c").rglob("cotune"))
 
 
 def test_a_question_that_could_never_graduate_is_refused(tmp_path: Path) -> None:
