@@ -13,7 +13,7 @@ from cotune.run.best import BestRecord, read_best
     [
         (
             {"validated": False, "trained": 4},
-            "Kept: the policy of step 4 of 4 with instruction i2, the last one, as nothing was "
+            "Kept: the policy of step 4 of 4 with instruction i2, the last one, not checked: nothing was "
             "evaluated on validation",
         ),
         (

@@ -168,11 +168,17 @@ def _stoppable(folder: Path, config: RunConfig) -> Generator[None]:
     except EvolutionError as error:
         raise EvolutionError(f"{error}; {_without_proposals(folder, config)}") from error
     except CotuneError as error:
-        if "cotune resume" in str(error) or not RunDir.is_run(folder):
-            raise
-        if not RunDir.open(folder).read_metrics():
+        if "cotune resume" in str(error) or not _under_way(folder):
             raise
         raise type(error)(f"{error}; then go on: cotune resume {folder}") from error
+
+
+def _under_way(folder: Path) -> bool:
+    """Return whether a folder holds a run that has trained."""
+    try:
+        return RunDir.is_run(folder) and bool(RunDir.open(folder).read_metrics())
+    except (OSError, CotuneError):
+        return False
 
 
 def _without_proposals(folder: Path, config: RunConfig) -> str:

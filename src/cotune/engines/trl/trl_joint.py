@@ -150,16 +150,16 @@ class TRLJoint(Joint, TRLRun[GRPOTrainer]):
             ConfigError: the trainer would not train on the rollouts.
         """
         check_trainer(trainer)
-        if not any(isinstance(one, JointCallback) for one in trainer.callback_handler.callbacks):
-            raise ConfigError(
-                "GRPOTrainer was given no joint.callbacks, which start, save and resume the run: give it "
-                "callbacks=joint.callbacks"
-            )
         check_teacher(trainer, self.parts.strategy)
         if self._loaded is not None:
             check_spread(self._loaded, trainer)
         if not isinstance(trainer, JointTrainer):
             check_weighing(self.parts.strategy)
+        if not any(isinstance(one, JointCallback) for one in trainer.callback_handler.callbacks):
+            raise ConfigError(
+                "GRPOTrainer was given no joint.callbacks, which start, save and resume the run: give it "
+                "callbacks=joint.callbacks"
+            )
         # With one training process, a colocated vLLM initializes its own process group.
         several = dist.is_initialized() and dist.get_world_size() > 1
         if several and self.coordinator.comm.size == 1:
