@@ -5,7 +5,8 @@
 
 All arms train the policy of examples/three_tools, or another under its chat template, at learning
 rate 0, so that they sample from the same distribution; they alternate in one process. "TRL" is
-GRPOTrainer with `tools=`; "cotune" is the same trainer with cotune's rollout_func, and "JointTrainer" also skips rollouts without advantage.
+GRPOTrainer with `tools=`; "cotune" is the same trainer with cotune's rollout_func, and
+"JointTrainer" also skips rollouts without advantage.
 
 cotune answers a malformed call with an error that the policy can act on, where TRL ends the rollout.
 Such a text is long for this policy's tokenizer and would widen each batch, so observations are cut to

@@ -137,7 +137,7 @@ def search_r1_file(config: RunConfig, path: Path) -> Path:
         (True, "qa.parquet", ["reward", "exact_match", "f1"]),
     ],
 )
-def test_answers_are_not_compared_behind_ones_own_reward(
+def test_answers_are_not_compared_beside_ones_own_reward(
     own: bool, source: str, names: list[str]
 ) -> None:
     def last_number(completions: list[str], **_: object) -> list[float]:

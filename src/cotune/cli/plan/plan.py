@@ -59,11 +59,11 @@ def plan(
     if planned.price:
         console.print(
             f"Without retries, at {CHARS_PER_TOKEN} characters a token, they cost at most {planned.unretried:.2f}: "
-            "the other bound retries every call, and a byte is a token.",
+            "the other bound counts every retry, and a token per byte.",
             highlight=False,
         )
     console.print(
-        f"Tokens are upper bounds: turns of {config.limits.turn_tokens}, {config.limits.turns} to a rollout."
+        f"Tokens are upper bounds: {config.limits.turns} × {config.limits.turn_tokens} in a rollout."
     )
     if planned.rows is not None:
         console.print(f"SFT: at most {planned.rows:,} rows, {planned.steps:,} optimizer steps.")

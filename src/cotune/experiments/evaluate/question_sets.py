@@ -136,14 +136,14 @@ def metrics_of(
     if wanted:
         return {name: titles[name] for name in wanted}
     names = ["reward"]
+    # The user's own function may read the answer in another form.
+    reads_answers = questions.source == "run" and any(r.function not in REWARDS for r in rewards)
     by_box = any(reward.function == "boxed" for reward in rewards)
     if without is None and (is_boxed(environment) or by_box):
         # For words in a box (a QA benchmark), the reward is the same.
         if measure != EXACT_MATCH:
             names.append("boxed")
-    elif questions.source == "run" and any(reward.function not in REWARDS for reward in rewards):
-        pass  # the user's own function may read the answer in another form
-    elif without is None and _short(questions):
+    elif without is None and not reads_answers and _short(questions):
         names += ["f1"] if measure == EXACT_MATCH else ["exact_match", "f1"]
     return {name: titles[name] for name in dict.fromkeys(names)}
 
