@@ -350,6 +350,21 @@ def test_an_unknown_field_comes_before_what_it_makes_missing() -> None:
         parse_config(raw, "test")
 
 
+@pytest.mark.parametrize(
+    ("change", "says", "kind"),
+    [
+        ({"environment": {}}, "environment.kind: missing; expected one of: ", "geo"),
+        ({"strategy": None}, "strategy: missing; expected strategy.kind, one of: ", "inspo"),
+    ],
+)
+def test_a_section_without_its_kind_is_told_the_kinds(change: Any, says: str, kind: str) -> None:
+    raw = {name: value for name, value in (LEAST | change).items() if value is not None}
+    with pytest.raises(ConfigError) as caught:
+        parse_config(raw, "test")
+    assert str(caught.value).startswith(f"test: {says}")
+    assert kind in str(caught.value).split("one of: ")[1].split(", ")
+
+
 def test_the_cause_of_an_error_holds_no_values() -> None:
     raw = LEAST | {"llm": {"kind": "openai", "model": "m", "api_key_env": "sk-secret"}}
     with pytest.raises(ConfigError) as caught:

@@ -31,6 +31,7 @@ from cotune.config.run_checks import (
     check_splits,
     check_tokens,
     check_told,
+    warn_of_repeats,
 )
 from cotune.config.run_file import Environment as EnvironmentOptions
 from cotune.config.run_file import LLMConfig, RunConfig
@@ -351,6 +352,8 @@ class Preflight:
         config, environment = self.config, self.environment
         check_instruction(environment, self.instruction, config.strategy.kind)
         check_splits(environment, validates=bool(config.evaluation.every))
+        if config.has_batches and not config.method.supervised:
+            warn_of_repeats(environment, config.training.questions_per_step)
         check_rewards(self.rewards, environment, self.instruction, SPLITS)
         if getattr(config.environment, "retriever", None) is None:
             check_retriever(environment)  # a user's own environment

@@ -276,8 +276,7 @@ def _describe_search(kind: str, fields: Mapping[str, object]) -> str:
     if kind == "gepa_progress":
         found = count("instructions")
         return f"GEPA: {evaluations}, {found} instructions, best {score('best_dev_score')} on dev"
-    valid = count("valid") or count("lawful")  # the name in older run folders
-    rejected, failed = count("proposed") - valid, count("asked") - count("proposed")
+    rejected, failed = count("proposed") - count("valid"), count("asked") - count("proposed")
     accepted = (
         f"{count('accepted')} of {count('asked')} proposals accepted ({rejected} rejected, "
         f"{failed} failed)"

@@ -39,6 +39,10 @@ def describe(error: ValidationError, model: type[BaseModel]) -> str:
     # An unknown field explains a missing one, so it goes first.
     first = min(problems, key=lambda problem: problem["type"] not in _UNKNOWN)
     text = _describe(cast(dict[str, Any], first), list(_fields(model)))
+    if first["type"] in ("missing", "union_tag_not_found") and (
+        kinds := _kinds(model, first["loc"])
+    ):
+        text += f": {', '.join(kinds)}"
     more = len(problems) - 1
     return f"{text} (and {more} more)" if more else text
 
@@ -55,10 +59,12 @@ def _describe(problem: dict[str, Any], known: list[Path]) -> str:
             return f"{field}: is no field of {kind_of}, but of another kind; remove it"
         named = hide_secrets(field, guess=True)
         return f"{named}: unknown field{_suggestion(path, known)}; remove it or correct its name"
+    if kind == "missing" and (*path, "kind") in known:
+        return f"{field}: missing; expected {field}.kind, one of"
     if kind == "missing":
         return f"{field}: missing; it has no default"
     if kind == "union_tag_not_found":
-        return f"{field}.kind: missing; it says which kind of {field} this is"
+        return f"{field}.kind: missing; expected one of"
     if kind == "union_tag_invalid":
         came = "" if secret else f"{_short(context['tag'])} is unknown; "
         kinds = re.findall(r"'([^']+)'", str(context["expected_tags"]))
@@ -135,6 +141,13 @@ def _classes(annotation: Any) -> Iterator[type]:
         yield annotation
     for part in get_args(annotation):
         yield from _classes(part)
+
+
+def _kinds(model: type[BaseModel], loc: tuple[int | str, ...]) -> list[str]:
+    """Return the kinds that a section of the run file can have; none if it has no kinds."""
+    section = get_type_hints(model).get(str(loc[0])) if len(loc) == 1 else None
+    found = (get_args(get_type_hints(options).get("kind")) for options in _classes(section))
+    return [kind for kinds in found for kind in kinds]
 
 
 def _short(value: object) -> str:
