@@ -17,6 +17,7 @@ from cotune.rewards.boxed import last_boxed
 from cotune.types import Prompt, Task
 from cotune.worlds.arithmetic import KINDS, problem, split_of
 from recipes.arithmetic.demonstrations import LOOK, UNPROMPTED, Demonstrator, Rates, act, rates
+from recipes.arithmetic.measure import BENCH
 from recipes.arithmetic.phrases import (
     INITIAL,
     PATTERNS,
@@ -28,6 +29,7 @@ from recipes.arithmetic.phrases import (
 )
 from recipes.arithmetic.pretrain import Recipe, rows
 from recipes.fitting import encode, micro_batches, new_model, token_losses
+from recipes.measuring import read_bank
 from tests.forked import run_module
 from tests.recipes.small_fit import RECIPE
 
@@ -56,6 +58,12 @@ def test_every_sentence_belongs_to_one_kind() -> None:
     assert all(s.endswith(".") and s.count(".") == 1 and not set("{}|") & set(s) for s in kinds)
     assert {k: len(v) for k, v in SENTENCES.items()} == {k: len(v) for k, v in PATTERNS.items()}
     assert set(SENTENCES) == set(Kind)
+
+
+def test_recipe_and_bank_share_no_sentence() -> None:
+    held_out = [line for lines in read_bank(BENCH.bank).values() for line in lines]
+    assert len(held_out) == len(set(held_out)) == 60
+    assert not all_sentences() & set(held_out)
 
 
 def test_the_procedures_of_kinds_are_asked_for_in_words_of_their_own() -> None:
