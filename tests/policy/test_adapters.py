@@ -159,6 +159,16 @@ def test_an_adapter_is_loaded_on_the_base_that_it_names(folder: Path) -> None:
     assert not torch.allclose(logits(model), logits(plain), atol=1e-2)
 
 
+def test_an_adapter_without_a_tokenizer_has_its_bases(folder: Path, base: Path) -> None:
+    tiny_tokenizer().save_pretrained(base)
+    for file in folder.iterdir():
+        if not file.name.startswith("adapter_"):
+            file.unlink()
+    model, tokenizer = load(folder)
+    assert tokenizer.get_vocab() == tiny_tokenizer().get_vocab()
+    torch.testing.assert_close(logits(model), logits(adapted()))
+
+
 def test_merged_it_is_a_plain_model_that_says_the_same(folder: Path, tmp_path: Path) -> None:
     model, _ = load(folder, merge=True)
     assert type(model).__name__ == "Qwen3ForCausalLM"

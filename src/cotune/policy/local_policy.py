@@ -33,7 +33,8 @@ def load(
     A chat template that carries an instruction is replaced by the model's own.
 
     Args:
-        path: a Hugging Face name or folder; may be an adapter's folder.
+        path: a Hugging Face name or folder; may be an adapter's folder. One without a tokenizer gets
+            the base's.
         dtype: type of the weights; "auto" is the checkpoint's (for an adapter, the base's).
         base: the model to load an adapter on; None is the base that it names.
         merge: merge an adapter into the weights; otherwise the model is a `PeftModel`.
@@ -46,7 +47,8 @@ def load(
         check_peft(f"policy {str(path)!r}")
         at = base or adapter_base(path)
     of = f", the base of {str(path)!r}" if adapter else ""
-    tokenizer = load_tokenizer(path)
+    own_tokenizer = (Path(path) / "tokenizer_config.json").is_file()  # peft alone saves none
+    tokenizer = load_tokenizer(at if adapter and not own_tokenizer else path)
     local = only_local(at, of)
     try:
         model = AutoModelForCausalLM.from_pretrained(at, dtype=dtype, local_files_only=local)
