@@ -1,7 +1,7 @@
-"""Fit a policy on demonstrations; shared by the recipes.
+"""Fit a bundled policy from scratch on demonstrations; shared by the worlds' recipes.
 
-The loss is on the tokens that the demonstrator wrote itself; prompts and observations are context. A bundled
-policy is a Qwen2 of about one million parameters, fitted from scratch: Muon for matrices, AdamW for the rest.
+A Qwen2 of about one million parameters, trained on the tokens that the demonstrator wrote itself
+(prompts and observations are context only). Matrices are optimised by Muon, the rest by AdamW.
 """
 
 import random
@@ -50,24 +50,11 @@ class FitPhase:
 
 
 @dataclass(frozen=True, kw_only=True)
-class BatchRecipe:
-    """How demonstrations are drawn and batched.
-
-    Attributes:
-        batch: demonstrations of an update, over all workers.
-        micro_batches: parts that a worker's share of them is computed in.
-    """
-
-    seed: int = 0
-    batch: int = 32
-    micro_batches: int = 4
-
-
-@dataclass(frozen=True, kw_only=True)
-class FitRecipe(BatchRecipe):
+class FitRecipe:
     """Shape and optimisation; everything the weights depend on except the demonstrations and the
     package versions."""
 
+    seed: int = 0
     vocabulary: int = 2048
     tokenizer_demonstrations: int = 6000
     hidden_size: int = 128
@@ -75,6 +62,8 @@ class FitRecipe(BatchRecipe):
     heads: int = 4
     kv_heads: int = 2
     phases: tuple[FitPhase, ...] = ()
+    batch: int = 32
+    micro_batches: int = 4
     muon_lr: float = 0.012
     adamw_lr: float = 2.5e-3
     warm_up: int = 50
@@ -165,14 +154,14 @@ def encode_chat(
     return [*ids, eos], [*labels, eos]
 
 
-def stream_rng(recipe: BatchRecipe, phase: int, rank: int, workers: int) -> random.Random:
+def stream_rng(recipe: FitRecipe, phase: int, rank: int, workers: int) -> random.Random:
     """Return the random generator of one worker in one phase."""
     late = f"/{phase}" if phase else ""
     return random.Random(f"{recipe.seed}/{rank}/{workers}{late}")
 
 
 def micro_batches(
-    rows: Iterator[Row], tokenizer: PreTrainedTokenizerFast, recipe: BatchRecipe, workers: int
+    rows: Iterator[Row], tokenizer: PreTrainedTokenizerFast, recipe: FitRecipe, workers: int
 ) -> Iterator[list[MicroBatch]]:
     """Yield one worker's share of every batch in rows of similar length, endlessly."""
     pad = cast(int, tokenizer.pad_token_id)
@@ -209,12 +198,12 @@ def new_model(tokenizer: PreTrainedTokenizerFast, recipe: FitRecipe) -> Qwen2For
     return Qwen2ForCausalLM(config)
 
 
-def token_losses(model: Any, ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+def token_losses(model: Qwen2ForCausalLM, ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     """Return the cross entropy of labelled tokens, (labelled,); others get no logits."""
     targets = labels[:, 1:]
     wanted = targets != -100
     hidden = model.model(input_ids=ids).last_hidden_state[:, :-1][wanted]
-    return F.cross_entropy(model.lm_head(hidden).float(), targets[wanted], reduction="none")
+    return F.cross_entropy(model.lm_head(hidden), targets[wanted], reduction="none")
 
 
 def fit(
@@ -263,7 +252,7 @@ def _work(
     for step in range(1, phase.steps + 1):
         for optimizer, base in zip(optimizers, bases, strict=True):
             optimizer.param_groups[0]["lr"] = (
-                base * phase.scale * schedule(step, phase.steps, recipe.warm_up)
+                base * phase.scale * _schedule(step, phase.steps, recipe.warm_up)
             )
         recent = (0.98 * recent if step > 1 else 0.0) + _step(model, optimizers, next(shares)) * (
             0.02 if step > 1 else 1.0
@@ -275,7 +264,7 @@ def _work(
     dist.destroy_process_group()
 
 
-def schedule(step: int, steps: int, warm_up: int) -> float:
+def _schedule(step: int, steps: int, warm_up: int) -> float:
     """Return the learning-rate factor: linear warm-up, then linear decay to 2 %."""
     return min(1.0, step / warm_up) * max(0.02, 1 - step / steps)
 
@@ -297,23 +286,7 @@ def _step(
     optimizers: list[torch.optim.Optimizer],
     share: list[MicroBatch],
 ) -> float:
-    loss = add_up_gradients(model, list(model.parameters()), share)
-    for optimizer in optimizers:
-        optimizer.step()
-        optimizer.zero_grad()
-    return loss
-
-
-def add_up_gradients(
-    model: Any, parameters: Sequence[torch.nn.Parameter], share: list[MicroBatch]
-) -> float:
-    """Leave every worker the clipped gradient of the mean loss over all workers' labelled tokens; return the loss.
-
-    Args:
-        model: a causal language model with `model` and `lm_head`.
-        parameters: what is trained.
-        share: this worker's share of the batch.
-    """
+    """Update on the mean loss over the labelled tokens of all workers, and return it."""
     count = torch.tensor(float(sum(int((labels[:, 1:] != -100).sum()) for _, labels in share)))
     dist.all_reduce(count)
     total = torch.zeros(())
@@ -322,10 +295,13 @@ def add_up_gradients(
         loss.backward()
         total += loss.detach()
     dist.all_reduce(total)
-    gradients = [p.grad for p in parameters if p.grad is not None]
+    gradients = [p.grad for p in model.parameters() if p.grad is not None]
     flat = torch.cat([g.flatten() for g in gradients])
     dist.all_reduce(flat)
     for gradient, piece in zip(gradients, flat.split([g.numel() for g in gradients]), strict=True):
         gradient.copy_(piece.view_as(gradient))
-    torch.nn.utils.clip_grad_norm_(parameters, 1.0)
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    for optimizer in optimizers:
+        optimizer.step()
+        optimizer.zero_grad()
     return float(total)

@@ -11,8 +11,6 @@ from pathlib import Path
 from statistics import fmean
 
 from cotune.policy.local_policy import local_coordinator
-from cotune.policy.options import PolicyConfig
-from cotune.policy.precision import weights_dtype
 from cotune.protocols import Environment
 from cotune.rollout.coordinator import Coordinator, RolloutSettings
 from cotune.run.scores import wilson
@@ -36,7 +34,6 @@ class Bench:
         way_of: the way of a rollout, one of `ways`.
         strata: of the test questions, in the order of the tables.
         bank: the file of requests.
-        temperature: that answers are sampled at.
     """
 
     world: str
@@ -47,14 +44,11 @@ class Bench:
     way_of: Callable[[Trajectory], str]
     strata: tuple[str, ...]
     bank: Path
-    temperature: float = TEMPERATURE
 
     def policy(self, folder: Path, seed: int = 0, test: int = 400) -> Coordinator:
         """Return a coordinator that samples from the policy in a folder, on test questions."""
-        settings = RolloutSettings(self.limits, self.temperature, seed)
-        dtype = weights_dtype(PolicyConfig(path=str(folder)), "auto")
-        environment = self.environment(seed, test)
-        return local_coordinator(folder, environment, self.initial, settings, dtype=dtype)
+        settings = RolloutSettings(self.limits, TEMPERATURE, seed)
+        return local_coordinator(folder, self.environment(seed, test), self.initial, settings)
 
     def instructed(self, sentence: str, index: int) -> str:
         """Put a request before or after the initial instruction, in turn."""

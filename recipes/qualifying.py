@@ -14,7 +14,6 @@ from pathlib import Path
 
 import torch
 
-from cotune.policy.adapters import is_adapter_folder
 from cotune.policy.policy_files import policy_path
 from recipes.measuring import Bench, Figure, read_bank
 
@@ -63,23 +62,14 @@ def checks(
 def train(
     run_file: Path, folder: Path, out: Path, instruction: str, seed: int, changes: list[str]
 ) -> Path:
-    """Train by static GRPO under an instruction; return the folder of the last policy that is kept.
-
-    An adapter is merged into the weights that it was trained on.
-    """
+    """Train by static GRPO under an instruction; return the folder of the last policy that is kept."""
     fields = [
         f"policy.path={folder}", f"output={out}", f"seed={seed}", "strategy={kind: static}",
         f"instruction.text={json.dumps(instruction)}", *changes,
     ]  # fmt: skip
     sets = [part for field in fields for part in ("--set", field)]
     subprocess.run([sys.executable, "-m", "cotune", "train", str(run_file), *sets], check=True)
-    best = out / "best"
-    if not is_adapter_folder(best):
-        return best
-    whole = out / "merged"
-    export = ["export", str(out), "--format", "merged", "--output", str(whole)]
-    subprocess.run([sys.executable, "-m", "cotune", *export], check=True)
-    return whole
+    return out / "best"
 
 
 def show(title: str, found: Sections) -> None:

@@ -13,18 +13,15 @@ qualifies if
 
 import argparse
 import sys
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 
 import torch
 
-from cotune.config.run_file import load_config
 from cotune.policy.policy_files import policy_path
 from cotune.worlds.ladder import WRITTEN
 from recipes.ladder.measure import BENCH
-from recipes.measuring import Bench, read_bank
-from recipes.qualifying import UNDER, Sections, apart, show, train
+from recipes.measuring import read_bank
+from recipes.qualifying import UNDER, apart, show, train
 
 RUN_FILE = Path(__file__).parents[2] / "configs" / "ladder-inspo.yaml"
 
@@ -33,65 +30,50 @@ def main() -> None:
     """Run the check and print its figures; exit with 1 if the world does not qualify."""
     parser = argparse.ArgumentParser(prog="python -m recipes.ladder.qualify", description=__doc__)
     parser.add_argument("--policy", type=Path, default=Path(policy_path("bundled:ladder")))
-    parser.add_argument("--run-file", type=Path, default=RUN_FILE, help="of the training runs")
     parser.add_argument("--out", type=Path, default=Path("runs/qualify-ladder"))
     parser.add_argument("--problems", type=int, default=60, help="for each request of the bank")
-    parser.add_argument("--under", type=int, default=UNDER, help="rollouts that look for the ways")
     parser.add_argument("--seed", type=int, default=100, help="not one of a suite's")
     parser.add_argument("--set", action="append", default=[], help="a field of the training run")
     given = parser.parse_args()
     torch.set_num_threads(1)
-    temperature = load_config(given.run_file).training.temperature
-    bench = replace(BENCH, temperature=temperature)
-    with ThreadPoolExecutor(1) as beside:  # trains while this process samples
-        checks = _check(bench, given, beside)
-    print()
-    for text, holds in checks.items():
-        print("yes" if holds else "NO ", text)
-    sys.exit(not all(checks.values()))
-
-
-def _check(bench: Bench, given: argparse.Namespace, beside: Executor) -> dict[str, bool]:
-    """Return what must hold, in words with the figures, and whether it does."""
-
-    def trained(name: str, folder: Path, instruction: str, seed: int) -> Future[Path]:
-        rest = (folder, given.out / name, instruction, seed, given.set)
-        return beside.submit(train, given.run_file, *rest)
-
-    alone = trained("static", given.policy, bench.initial, given.seed)
     checks: dict[str, bool] = {}
     folder = given.policy
-
-    def scored(title: str, folder: Path) -> Sections:
-        found = bench.by_section(bench.policy(folder), given.problems)
-        show(title, found)
-        return found
-
-    scores = before = scored("initial policy, sampled", folder)
+    scores = before = BENCH.by_section(BENCH.policy(folder), given.problems)
+    show("initial policy, sampled", before)
     for number, way in enumerate(WRITTEN):
         lead = min(apart(scores[way], scores[other]) for other in WRITTEN if other is not way)
         when = f"after {number} times GRPO" if number else "at first"
         checks[f"{way} is best {when} by {lead:.1f} standard errors"] = lead > 2
         if way is WRITTEN[-1]:
             break
-        request = bench.instructed(read_bank(bench.bank)[way][0], 0)
-        next_policy = trained(way.replace(" ", "-"), folder, request, given.seed + number)
-        under = bench.figure(bench.policy(folder), [request], given.under)
-        print(under.line(f"under {request!r}"), flush=True)
+        request = BENCH.instructed(read_bank(BENCH.bank)[way][0], 0)
+        under = BENCH.figure(BENCH.policy(folder), [request], UNDER)
+        print(under.line(f"under {request!r}"))
         rest = WRITTEN[number + 1 :]
         found = max(under.ways[later] for later in rest)
         names = " or ".join(rest)
         checks[f"{names} is {found:.3%} of the rollouts under {way}"] = found < 0.001
-        folder = next_policy.result()
-        scores = scored(f"after static GRPO under {request!r}", folder)
-    static = scored("after static GRPO under the initial instruction", alone.result())
+        out = given.out / way.replace(" ", "-")
+        folder = train(RUN_FILE, folder, out, request, given.seed + number, given.set)
+        scores = BENCH.by_section(BENCH.policy(folder), given.problems)
+        show(f"after static GRPO under {request!r}", scores)
+    out = given.out / "static"
+    static = BENCH.by_section(
+        BENCH.policy(train(RUN_FILE, given.policy, out, BENCH.initial, given.seed, given.set)),
+        given.problems,
+    )
+    show("after static GRPO under the initial instruction", static)
     opposite = apart(before["initial"], before["opposite"])
     topic = apart(before["initial"], before["off-topic"])
-    return checks | {
+    checks |= {
         f"opposites are {opposite:.1f} standard errors below the initial instruction": opposite > 2,
         f"off-topic is within 2: {topic:.1f}": abs(topic) <= 2,
         f"static GRPO ends at {static['initial'].score:.3f}": static["initial"].score < 0.5,
     }
+    print()
+    for text, holds in checks.items():
+        print("yes" if holds else "NO ", text)
+    sys.exit(not all(checks.values()))
 
 
 if __name__ == "__main__":

@@ -119,9 +119,10 @@ class _Bar(_Steps):
 
 
 class Lines(_Steps):
-    """A line for each stage and, until the first step has ended, each kind of work as it begins.
+    """A line for each stage and kind of work as it begins, until the first step has ended.
 
-    After that a line of what the current step does, at most every half a minute.
+    What has begun before has a line at most every half a minute; after the first step, so does what the
+    current step does, and each stage has a line.
 
     Args:
         write: prints a line.
@@ -144,7 +145,8 @@ class Lines(_Steps):
         begins = self._begun is not None and self.description not in self._begun
         if self._begun is not None:
             self._begun.add(self.description)
-        if self.total and not begins and self._clock() - self._last < _BETWEEN_LINES:
+        again = self.total or self._begun is not None
+        if again and not begins and self._clock() - self._last < _BETWEEN_LINES:
             return
         self._last = self._clock()
         more = f"; {self.more}" if self.more else ""
