@@ -4,12 +4,14 @@
     python benchmarks/long_run.py --steps 1000 --method inspo
 
 Trains the bundled policy of `arithmetic` on tiny batches, so that what is done once a step weighs as
-much as it can; INSPO evolves every five steps. Compares the first tenth of the steps with the last one
-and lists the largest files of the run folder. Then times writing the report and, if there is Chromium,
+much as it can; INSPO evolves every five steps. Compares the first tenth of the steps with the last one,
+also in memory once the C library has given back what is free (`malloc_trim`), and lists the largest files of
+the run folder. Then times writing the report and, if there is Chromium,
 opening it: what that takes in CPU seconds beyond an empty page. Linux only.
 """
 
 import argparse
+import ctypes
 import os
 import resource
 import shutil
@@ -46,17 +48,32 @@ METHODS = {
 }
 
 
+def resident() -> float:
+    """Return the resident memory of this process in MiB."""
+    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
 class ClockedJournal(RunJournal):
-    """Note the CPU seconds and the resident memory of this process at each step's metrics."""
+    """Note the CPU seconds and the resident memory of this process at each step's metrics.
+
+    Attributes:
+        marks: by step: CPU seconds, and MiB before memory is trimmed.
+        trimmed: MiB after `malloc_trim`, at the end of each tenth of the steps.
+    """
 
     def __init__(self, run: RunDir, steps: int) -> None:
         super().__init__(run, Console(quiet=True), steps, trajectories_every=10)
-        self.marks: list[tuple[float, int]] = []
+        self.marks: list[tuple[float, float]] = []
+        self.trimmed: list[float] = []
+        self._tenth = steps // 10
 
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
         super().metrics(step, values)
-        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
-        self.marks.append((time.process_time(), pages * os.sysconf("SC_PAGE_SIZE")))
+        self.marks.append((time.process_time(), resident()))
+        if step % self._tenth == 0:
+            ctypes.CDLL("libc.so.6").malloc_trim(0)
+            self.trimmed.append(resident())
 
 
 def run_file(method: str, steps: int, folder: Path) -> RunConfig:
@@ -113,18 +130,18 @@ def opening(page: Path) -> float:
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
-def show_steps(marks: list[tuple[float, int]], tenth: int) -> None:
+def show_steps(journal: ClockedJournal, tenth: int) -> None:
     """Compare the steps of a run's beginning, without the first ten, with those of its end."""
-    first, last = marks[10 : 11 + tenth], marks[-1 - tenth :]
+    first, last = journal.marks[10 : 11 + tenth], journal.marks[-1 - tenth :]
     for what, part in (("first", first), ("last", last)):
         seconds = (part[-1][0] - part[0][0]) / tenth
         median = statistics.median(b[0] - a[0] for a, b in pairwise(part))
-        memory = part[-1][1] / 2**20
         print(
             f"{what} {tenth} steps: {1000 * seconds:.1f} CPU ms a step, median {1000 * median:.1f}; "
-            f"{memory:.0f} MiB at the end",
+            f"{part[-1][1]:.0f} MiB at the end",
             flush=True,
         )
+    print("trimmed, by tenth:", ", ".join(f"{m:.0f}" for m in journal.trimmed), "MiB", flush=True)
 
 
 def main() -> None:
@@ -144,7 +161,7 @@ def main() -> None:
         setup = prepare(config, run.checkpoints_path)
         outcome = train(config, run, journal, setup=setup)
         conclude(config, run, journal, outcome, setup.environment, Console(quiet=True))
-        show_steps(journal.marks, args.steps // 10)
+        show_steps(journal, args.steps // 10)
         begun = time.process_time()
         report = write_report(run.path)
         print(f"writing the report: {time.process_time() - begun:.2f} CPU s")
