@@ -210,6 +210,7 @@ def evaluate(
     policy: options.WhichPolicy = "best",
     quadrants: options.Quadrants = False,
     since: options.Since = None,
+    initial_of: options.InitialOf = None,
     as_json: options.AsJSON = False,
     output: options.OutputFile = None,
     set_: Overrides = None,
@@ -225,14 +226,16 @@ def evaluate(
     from cotune.cli.trust import check_trusted
     from cotune.experiments.evaluate.evaluating import parse_options
 
-    quadrants = quadrants or since is not None
+    quadrants = quadrants or since is not None or bool(initial_of)
     asked = parse_options(
         split=split, benchmarks=benchmark or (), samples=samples or ("4" if quadrants else "0"),
         temperature=temperature, metrics=metric or (), limit=limit, policy=policy,
     )  # fmt: skip
     check_trusted(run_folder, trust)
     if quadrants:
-        evaluate_quadrants(run_folder, _console(), asked, since, as_json, output, set_ or ())
+        evaluate_quadrants(
+            run_folder, _console(), asked, since, initial_of or (), as_json, output, set_ or ()
+        )
         return
     evaluate_(run_folder, _console(), asked, as_json=as_json, output=output, assignments=set_ or ())
 

@@ -121,6 +121,14 @@ Since = Annotated[
         "initial policy and instruction are compared with.",
     ),
 ]
+InitialOf = Annotated[
+    list[Path] | None,
+    typer.Option(
+        metavar="RUN",
+        help="With --quadrants: take the initial policy's scores from this run's quadrants, if it began with "
+        "the same policy and they were scored in the same way. Can be repeated.",
+    ),
+]
 AsJSON = Annotated[
     bool, typer.Option("--json", metavar="", help="Print only the figures, as JSON.")
 ]

@@ -58,6 +58,7 @@ def evaluate_quadrants(
     console: Console,
     options: "EvaluationOptions",
     since: Path | None,
+    initial_of: Sequence[Path],
     as_json: bool,
     output: Path | None,
     assignments: Sequence[str],
@@ -66,6 +67,7 @@ def evaluate_quadrants(
 
     Args:
         since: the folder of the first of several runs that went on from each other; None for one.
+        initial_of: folders of runs whose quadrants may have the initial policy's scores.
     """
     from cotune.experiments.evaluate.quadrant_evaluation import check_options, evaluate_quadrants
     from cotune.experiments.evaluate.quadrant_table import show
@@ -78,7 +80,8 @@ def evaluate_quadrants(
     shown = Console(quiet=True) if as_json else console
     with step_progress(shown):
         begin("reading the questions")
-        quadrants = evaluate_quadrants(config, run, options, first)
+        others = [RunDir.open(folder) for folder in initial_of]
+        quadrants = evaluate_quadrants(config, run, options, first, others)
     with full_disk_told(run.path):
         quadrants.write(run.path)
     text = json.dumps(plain(content(quadrants), "quadrants"), indent=2) + "\n"

@@ -32,6 +32,11 @@ def suite_file(folder: Path, **changes: Any) -> Path:
     return file
 
 
+def value_of(words: Sequence[str], option: str) -> str | None:
+    """The value of an option of a command; None without it."""
+    return words[words.index(option) + 1] if option in words else None
+
+
 def trajectory(task: Task, reward: float, prompt: Prompt) -> Trajectory:
     return Trajectory(
         Assignment(task, prompt, prompt, "i0", 0), (1,), (1,), (2,), (1,), (0.0,), (),

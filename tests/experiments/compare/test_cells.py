@@ -12,7 +12,7 @@ from cotune.experiments.compare.stages import rows_of
 from cotune.experiments.compare.suite_file import load_suite
 from cotune.experiments.evaluate.quadrants import relative
 from cotune.run.run_dir import RunDir
-from tests.experiments.compare.folders import Processes, finish, suite_file
+from tests.experiments.compare.folders import Processes, finish, suite_file, value_of
 from tests.experiments.evaluate.measured import quadrants
 
 REWARDS = (1.0, 0.0, 1.0, 0.0)
@@ -222,9 +222,13 @@ def scored(config: RunConfig, words: tuple[str, ...]) -> int:
     if words[0] != "evaluate":
         finish(config, REWARDS, {"train": 16}, instruction=TEXT, figures={"em_n": 4})
         return 0
-    folder, samples = Path(words[1]), int(words[words.index("--samples") + 1])
-    since = relative(Path(words[-1]), folder) if "--since" in words else ""
-    quadrants(samples=samples, since=since).write(folder)
+    folder, samples, first = (
+        Path(words[1]),
+        value_of(words, "--samples"),
+        value_of(words, "--since"),
+    )
+    since = relative(Path(first), folder) if first else ""
+    quadrants(samples=int(samples or 0), since=since).write(folder)
     return 0
 
 
@@ -249,7 +253,7 @@ def test_the_last_stage_has_its_quadrants_scored_once(
     options = ("--trust", "--quadrants", "--samples", "2")
     assert scoring == [
         ("evaluate", first, *options),
-        ("evaluate", last, *options, "--since", prompt),
+        ("evaluate", last, *options, "--since", prompt, "--initial-of", first),
     ]
     # A baseline has none.
     assert [words[0] for words in processes.started[-2:]] == ["evaluate", "baseline"]
@@ -289,7 +293,15 @@ def test_a_row_under_another_one_s_instruction_is_compared_with_where_that_began
     (words,) = [
         w for w in processes.started if w[:2] == ("evaluate", str(out / "hindsight/seed-1/train"))
     ]
-    assert words[-2:] == ("--since", str(out / "inspo/seed-1/train"))
+    since = words.index("--since") + 1
+    assert words[since] == str(out / "inspo/seed-1/train")
+    scored_before = [str(out / f"{name}/seed-1/train") for name in ("search-r1", "inspo")]
+    assert words[since + 1 :] == (
+        "--initial-of",
+        scored_before[0],
+        "--initial-of",
+        scored_before[1],
+    )
     found = cells[2].quadrants()
     assert found is not None
     assert found.since == "../../../inspo/seed-1/train"

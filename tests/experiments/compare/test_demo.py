@@ -20,7 +20,7 @@ from cotune.experiments.compare.suite_file import load_suite
 from cotune.experiments.compare.suite_table import best_prompts, suite_tables
 from cotune.policy import gguf_file
 from cotune.run.run_dir import RunDir
-from tests.experiments.compare.folders import HALF, Processes, finish, suite_file
+from tests.experiments.compare.folders import HALF, Processes, finish, suite_file, value_of
 from tests.experiments.evaluate.measured import quadrants
 from tests.experiments.report.pages import printed
 from tests.experiments.report.suite_pages import STRATA, method, summary
@@ -50,7 +50,7 @@ def run(name: str, folder: Path, seed: int = 0) -> str:
 def good(config: RunConfig, words: tuple[str, ...]) -> int:
     """A finished run, or its quadrants."""
     if words[0] == "evaluate":
-        quadrants(samples=int(words[-1])).write(Path(words[1]))
+        quadrants(samples=int(value_of(words, "--samples") or 0)).write(Path(words[1]))
         return 0
     rollouts = {"train": config.training.rollout_budget or 0}
     strata = ("long a", "short a", "long b", "short b")

@@ -12,7 +12,7 @@ from cotune.experiments.compare.stages import Setting, rows_of
 from cotune.experiments.compare.suite_file import SuiteConfig, load_suite
 from cotune.experiments.compare.suite_table import suite_markdown
 from cotune.experiments.evaluate.quadrants import relative
-from tests.experiments.compare.folders import Processes, finish, suite_file
+from tests.experiments.compare.folders import Processes, finish, suite_file, value_of
 from tests.experiments.evaluate.measured import quadrants
 
 PAID = {"train": 32, "verify": 8, "evaluate": 9}
@@ -71,7 +71,8 @@ def test_quadrants_are_means_over_seeds(tmp_path: Path, monkeypatch: pytest.Monk
             strata = tuple(f"{1 + i // 2} hop" for i in range(4))
             worse = {"trained_plain": {"greedy": (0.0,) * 4, "sampled": (0.25,) * 4}}
             rewards = {**quadrants().rewards, **(worse if folder.parent.name == "seed-1" else {})}
-            since = relative(Path(words[-1]), Path(words[1])) if "--since" in words else ""
+            first = value_of(words, "--since")
+            since = relative(Path(first), Path(words[1])) if first else ""
             quadrants(rewards=rewards, since=since, strata=strata, rollouts=48).write(
                 Path(words[1])
             )

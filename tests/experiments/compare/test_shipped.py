@@ -25,7 +25,7 @@ def shown(work: object) -> str:
 def test_there_are_the_papers_and_a_quick_one() -> None:
     assert {file.stem for file in FILES} == {
         "quick", "inspo-table1", "p2o-table-arithmetic", "tuning-arithmetic", "p2o-transfer-arithmetic",
-        "joint-arithmetic", "joint-arithmetic-tune", "distillation-arithmetic", "ladder", "ladder-arms",
+        "joint-arithmetic", "joint-arithmetic-tune", "distillation-arithmetic", "distillation-ladder", "ladder", "ladder-arms",
         "ladder-ablations", "ladder-tune", "ladder-control", "ladder-limit", "ladder-limit-tune", "scaffold",
         "scaffold-tune", "smollm2-arith",
     }  # fmt: skip

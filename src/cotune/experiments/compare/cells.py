@@ -77,8 +77,13 @@ class Cell:
         except _FAILURES as error:
             self.fail(in_one_line(error))
 
-    def proceed(self, others: Mapping[str, Finished]) -> None:
-        """Check the process, if there is one; start the next stage that is not finished."""
+    def proceed(self, others: Mapping[str, Finished], scored: Sequence[Path] = ()) -> None:
+        """Check the process, if there is one; start the next stage that is not finished.
+
+        Args:
+            others: the last stages of the rows that this one needs.
+            scored: run folders of the same seed that have quadrants.
+        """
         self.state = State.RUNNING
         try:
             if self._process is not None:
@@ -91,7 +96,7 @@ class Cell:
                     if not self._take_over(others):
                         self._start()
                 elif self._lacks_quadrants():
-                    self._score()
+                    self._score(scored)
                 else:
                     self.state = State.DONE
         except _FAILURES as error:  # in this cell's folder: the others continue
@@ -243,13 +248,15 @@ class Cell:
         self._process = start(words, self._log, self._config.threads)
         self._since = time.monotonic()
 
-    def _score(self) -> None:
+    def _score(self, scored: Sequence[Path]) -> None:
         """Start the evaluation of the last stage's quadrants, against where the first began."""
         last, self._scoring = self.finished[-1], True
         words = ("evaluate", str(last.folder), "--trust", "--quadrants")
         words += ("--samples", str(self.row.suite.quadrant_samples))
         if self.row.beginning != last.folder:
             words += ("--since", str(self.row.beginning))
+        for folder in scored:
+            words += ("--initial-of", str(folder))
         self._process = start(words, self._log, self._config and self._config.threads)
         self._since = time.monotonic()
 
@@ -320,6 +327,16 @@ def run_cells(
             return None
         return {other.row.entry.key: other.finished[-1] for other in needed[cell]}
 
+    def scored(cell: Cell) -> list[Path]:
+        """Return the run folders of a cell's seed that have quadrants."""
+        return [
+            other.finished[-1].folder
+            for other in cells
+            if other.state == State.DONE
+            and other.row.has_quadrants
+            and other.row.seed == cell.row.seed
+        ]
+
     for cell in sorted(cells, key=lambda cell: bool(needed[cell])):
         if (found := others(cell)) is not None:
             cell.look(found)
@@ -334,7 +351,7 @@ def run_cells(
                 if failed := [other for other in needed[cell] if other.state == State.FAILED]:
                     cell.fail(f"needs {failed[0].name}, which failed")
                 elif (found := others(cell)) is not None:
-                    cell.proceed(found)
+                    cell.proceed(found, scored(cell))
                     slots -= cell.state == State.RUNNING
             watch(cells)
             if any(cell.state == State.RUNNING for cell in cells):
