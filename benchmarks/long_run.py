@@ -5,9 +5,9 @@
 
 Trains the bundled policy of `arithmetic` on tiny batches, so that what is done once a step weighs as
 much as it can; INSPO evolves every five steps. Compares the first tenth of the steps with the last one,
-also in memory once the C library has given back what is free (`malloc_trim`), and lists the largest files of
-the run folder. Then times writing the report and, if there is Chromium,
-opening it: what that takes in CPU seconds beyond an empty page. Linux only.
+prints the memory that is left once the C library has given back what is free (`malloc_trim`), and lists the
+largest files of the run folder. Then times writing the report and, if there is Chromium, opening it: what that
+takes in CPU seconds beyond an empty page. Linux only.
 """
 
 import argparse

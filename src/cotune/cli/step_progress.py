@@ -119,10 +119,10 @@ class _Bar(_Steps):
 
 
 class Lines(_Steps):
-    """A line for each stage and kind of work as it begins, until the first step has ended.
+    """Print a line when a stage or a kind of work begins.
 
-    What has begun before has a line at most every half a minute; after the first step, so does what the
-    current step does, and each stage has a line.
+    Until the first step has ended, one that has begun before is printed again at most every half a minute.
+    After that each stage is printed, and the work of a step at most every half a minute.
 
     Args:
         write: prints a line.
