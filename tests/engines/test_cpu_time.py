@@ -9,6 +9,7 @@ import torch
 from cotune.config.run_file import parse_config
 from cotune.engines import cpu_time as module
 from cotune.engines.cpu_time import cpu_time
+from cotune.policy import precision
 from tests.run_files import tiny
 
 
@@ -57,3 +58,10 @@ def test_policies_that_cannot_be_timed(tmp_path: Path, monkeypatch: pytest.Monke
     )
     with pytest.raises(ValueError, match="org/unknown is not on this machine"):
         cpu_time(elsewhere, {"train": 8})
+
+
+def test_emulated_bfloat16_is_not_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(precision, "native_bfloat16", lambda: False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ValueError, match=r"training\.precision is bf16, which this CPU emulates"):
+        cpu_time(config(tmp_path, precision="bf16"), {"train": 8})

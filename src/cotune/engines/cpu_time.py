@@ -13,7 +13,7 @@ from typing import Any
 
 from cotune.config.run_file import RunConfig
 from cotune.engines.memory import find_config, read_shape
-from cotune.policy.precision import autocast, weights_dtype
+from cotune.policy.precision import autocast, emulated_bfloat16, weights_dtype
 
 _LARGEST = 2e9  # parameters; the embeddings of larger policies alone take long to make
 _PROMPT, _TIMED = 32, 128  # tokens a row while decoding and updating are timed
@@ -44,7 +44,8 @@ def cpu_time(config: RunConfig, planned: Mapping[str, int]) -> CpuTime:
         planned: the most rollouts by purpose.
 
     Raises:
-        ValueError: the policy's shape is unknown, or it is too large to be timed.
+        ValueError: the policy's shape is unknown, or it is too large to be timed, or this CPU emulates
+            the type that the policy computes in: a pass of a layer could take minutes.
     """
     import torch
 
@@ -56,6 +57,8 @@ def cpu_time(config: RunConfig, planned: Mapping[str, int]) -> CpuTime:
         raise ValueError(
             f"the policy has {shape.parameters:,} parameters; cotune plan --steps times it"
         )
+    if reason := emulated_bfloat16(config.policy, config.training.precision):
+        raise ValueError(reason)
     training, limits, before = config.training, config.limits, torch.get_num_threads()
     rows = min(training.rows_per_call, max(planned.values(), default=1), 64)
     try:

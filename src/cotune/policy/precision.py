@@ -51,3 +51,16 @@ def autocast(policy: PolicyConfig, precision: Precision) -> bool | None:
     if torch.cuda.is_available():
         return None if precision == "auto" else precision == "bf16"
     return precision == "bf16" and policy.lora is None
+
+
+def emulated_bfloat16(policy: PolicyConfig, precision: Precision) -> str | None:
+    """Return the field that makes this CPU emulate bfloat16, in words; None if it does not."""
+    import torch
+
+    if torch.cuda.is_available() or native_bfloat16():
+        return None
+    if policy.dtype == "bfloat16":
+        return "policy.dtype is bfloat16, which this CPU emulates many times slower than float32"
+    if precision == "bf16" and (policy.lora is None or policy.dtype == "auto"):
+        return "training.precision is bf16, which this CPU emulates many times slower than float32"
+    return None

@@ -1,5 +1,6 @@
 """Load and check a run file's policy, environment and trainer arguments; write nothing."""
 
+import logging
 import os
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -22,12 +23,14 @@ from cotune.policy.codec import HFCodec, use_template
 from cotune.policy.local_policy import load
 from cotune.policy.options import PolicyConfig
 from cotune.policy.policy_files import policy_path
-from cotune.policy.precision import Precision, autocast, weights_dtype
+from cotune.policy.precision import Precision, autocast, emulated_bfloat16, weights_dtype
 from cotune.policy.tool_templates import check_tools
 from cotune.protocols import Environment
 from cotune.rewards.functions import RewardFunctions
 from cotune.utils.progress import begin
 from cotune.utils.text import did_you_mean
+
+_LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -96,6 +99,8 @@ def load_policy(
             f"policy.path: {path!r} holds an adapter, but training starts from whole weights; merge it "
             "into its base (cotune export RUN_FOLDER --format merged) and name that folder"
         )
+    if reason := emulated_bfloat16(options, precision):
+        _LOG.warning("%s", reason)
     model, tokenizer = load(path, weights_dtype(options, precision))
     use_template(tokenizer, options.chat_template)
     return model, tokenizer
