@@ -28,7 +28,7 @@ from recipes.arithmetic.phrases import (
     sample_hint,
 )
 from recipes.arithmetic.pretrain import Recipe, rows
-from recipes.fitting import encode, micro_batches, new_model, token_losses
+from recipes.fitting import encode, micro_batches, new_model, orthogonal, token_losses
 from recipes.measuring import read_bank
 from tests.forked import run_module
 from tests.recipes.small_fit import RECIPE
@@ -233,3 +233,15 @@ def test_a_small_fit_learns_and_can_be_loaded(tmp_path: Path) -> None:
     # Digits stand alone, so that columns are read digit by digit.
     assert len(tokenizer("12345", add_special_tokens=False)["input_ids"]) == 5
     assert len(ids) <= recipe.context
+
+
+def test_a_gradient_is_made_orthogonal_as_torch_does_it_in_bfloat16() -> None:
+    for shape in ((8, 24), (24, 8)):
+        gradient = torch.randn(*shape, generator=torch.Generator().manual_seed(0))
+        found = orthogonal(gradient, (3.4445, -4.7750, 2.0315), 5, 1e-7)
+        # Five iterations bring every singular value near 1, not onto it.
+        values = torch.linalg.svdvals(found)
+        assert 0.6 < float(values.min()) <= float(values.max()) < 1.3
+        # U V' of the gradient, but for that.
+        u, _, v = torch.linalg.svd(gradient, full_matrices=False)
+        assert float((found * (u @ v)).sum() / found.norm() / (u @ v).norm()) > 0.97
