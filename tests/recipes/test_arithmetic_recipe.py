@@ -235,7 +235,7 @@ def test_a_small_fit_learns_and_can_be_loaded(tmp_path: Path) -> None:
     assert len(ids) <= recipe.context
 
 
-def test_a_gradient_is_made_orthogonal_as_torch_does_it_in_bfloat16() -> None:
+def test_an_orthogonalised_gradient_is_close_to_that_of_its_singular_value_decomposition() -> None:
     for shape in ((8, 24), (24, 8)):
         gradient = torch.randn(*shape, generator=torch.Generator().manual_seed(0))
         found = orthogonal(gradient, (3.4445, -4.7750, 2.0315), 5, 1e-7)

@@ -54,7 +54,7 @@ def autocast(policy: PolicyConfig, precision: Precision) -> bool | None:
 
 
 def emulated_bfloat16(policy: PolicyConfig, precision: Precision) -> str | None:
-    """Return the field that makes this CPU emulate bfloat16, in words; None if it does not."""
+    """Return which field asks for bfloat16 that this CPU only emulates, as a clause; None if none does."""
     import torch
 
     if torch.cuda.is_available() or native_bfloat16():
