@@ -193,6 +193,11 @@ def test_paths_that_are_named_exist() -> None:
             assert (ROOT / path).exists(), f"{page.name}: {path}"
 
 
+def test_no_page_holds_the_two_sides_of_a_merge() -> None:
+    for page in (*PAGES.values(), *ROOT.glob("*.md")):
+        assert "\n<<<<<<< " not in page.read_text(encoding="utf-8"), page.name
+
+
 def test_the_architecture_names_the_packages_and_modules_there_are() -> None:
     text = text_of("architecture.md")
     package = ROOT / "src" / "cotune"

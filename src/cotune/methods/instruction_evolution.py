@@ -95,7 +95,7 @@ def evolve_instruction(
         last: whether no other phase follows.
 
     Raises:
-        EvolutionError: see `LLMHealth.failed`.
+        EvolutionError: see `LLMHealth.end_phase`.
         CotuneError: raised by the rollout or `llm`; an LLMError is recorded instead.
     """
     record("gepa_phase", dev=len(dev), train=len(train), budget=search.budget)
@@ -103,14 +103,7 @@ def evolve_instruction(
     reflector = InstructionReflector(llm, rules, lineage.invalid, record, view, description, known)
     lineage.critiques, lineage.shown = reflector.critiques, reflector.shown
     found = evolve_by_gepa(dev, train, judge, reflector, search, seed_key, lineage)
-    if reflector.asked and not reflector.valid and not reflector.spent:
-        health.blame(reflector.reasons)
-        expected = "a valid instruction within ``` blocks"
-        health.failed(llm, record, "instruction", expected, last=last)
-    elif reflector.valid:
-        health.succeeded()
-    if reflector.spent:
-        health.ended(reflector.spent, record)
+    reflector.end_phase(health, "instruction", last=last)
     candidates = Candidates(
         tuple(map(lineage.of_text, found.texts)), found.scores, judge.evaluations
     )

@@ -26,12 +26,15 @@ class LLMHealth:
     """Count the phases whose proposals all failed, and end a run whose LLM is useless.
 
     Every failed phase is recorded as "phase_failed". Two in a row end the run, unless the LLM is
-    `optional`. An LLM that has nothing left to give (BudgetError) has not failed; this is recorded
-    once, as "proposals_ended".
+    `optional`. Once a proposal of the run was valid, a phase has failed only if no reply could be read:
+    that all proposals are rejected, as near copies for instance, happens to an LLM that works. An LLM
+    that was of use and has nothing left to give (BudgetError) has not failed, either; this is
+    recorded once, as "proposals_ended".
     """
 
     def __init__(self) -> None:
-        self._failed = 0  # in a row
+        self._useful = False  # a proposal of the run was valid
+        self._failed = 0  # phases in a row
         self._causes: list[str] = []  # of these phases
         self._ended = False
 
@@ -39,30 +42,44 @@ class LLMHealth:
         """Note why proposals of this phase failed."""
         self._causes = list(dict.fromkeys([*self._causes, *reasons]))[:_MOST_CAUSES]
 
-    def succeeded(self) -> None:
-        """End a phase in which the LLM was useful."""
-        self._failed, self._causes, self._ended = 0, [], False
-
-    def ended(self, reason: str, record: Recorder) -> None:
-        """Note that the LLM has nothing left to give."""
-        if not self._ended:
-            record("proposals_ended", reason=reason)
-        self._ended = True
-
-    def failed(
-        self, llm: LLM, record: Recorder, what: str, expected: str, *, last: bool = False
+    def end_phase(
+        self,
+        llm: LLM,
+        record: Recorder,
+        what: str,
+        expected: str,
+        *,
+        valid: bool,
+        read: bool,
+        spent: str,
+        last: bool = False,
     ) -> None:
-        """End a phase whose proposals all failed.
+        """End a phase in which the LLM was asked, or had nothing left to give.
 
         Args:
             what: what was proposed.
             expected: what a reply should have held.
+            valid: whether a proposal of the phase met the contract.
+            read: whether a reply of the phase could be read.
+            spent: why the LLM has nothing left to give; "" if it has.
             last: whether no other phase can follow.
 
         Raises:
-            EvolutionError: the LLM is not optional, and this is the second phase in a row, or the
-                last one.
+            EvolutionError: the phase failed, the LLM is not optional, and this is the second such
+                phase in a row, or the last one of a run without any valid proposal.
         """
+        self._useful |= valid
+        if valid or (self._useful and read):
+            self._failed, self._causes, self._ended = 0, [], False
+        elif not (self._useful and spent):
+            self.blame([spent] if spent else [])
+            self._fail(llm, record, what, expected, last and not self._useful)
+        if spent:
+            if not self._ended:
+                record("proposals_ended", reason=spent)
+            self._ended = True
+
+    def _fail(self, llm: LLM, record: Recorder, what: str, expected: str, last: bool) -> None:
         self._failed += 1
         causes = "; ".join(self._causes)
         record("phase_failed", reason=causes, in_a_row=self._failed)
@@ -75,8 +92,14 @@ class LLMHealth:
         )
 
     def state_dict(self) -> State:
-        return {"failed": self._failed, "causes": list(self._causes), "ended": self._ended}
+        return {
+            "useful": self._useful,
+            "failed": self._failed,
+            "causes": list(self._causes),
+            "ended": self._ended,
+        }
 
     def load_state_dict(self, state: State) -> None:
+        self._useful = bool(state.get("useful", True))  # older runs do not say
         self._failed, self._causes = int(state["failed"]), list(state["causes"])
         self._ended = bool(state["ended"])

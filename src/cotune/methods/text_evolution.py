@@ -20,7 +20,7 @@ from typing import Any, Literal, Protocol
 
 from cotune.errors import BudgetError, LLMError
 from cotune.methods.instruction_rules import CUT_OFF, shorten_middle
-from cotune.methods.llm_health import ask_ahead, reads_prompts
+from cotune.methods.llm_health import LLMHealth, ask_ahead, reads_prompts
 from cotune.protocols import LLM, Recorder, Rollout
 from cotune.types import Assignment, Prompt, StopReason, Task, Trajectory
 
@@ -207,6 +207,7 @@ class Reflector(ABC):
         shown: by valid text, the ids of the questions that it or an ancestor was derived from.
         asked: requests sent to the LLM.
         proposed: replies received.
+        fenced: of these, replies with a text within ``` blocks.
         valid: replies that meet the contract.
         reasons: why replies were rejected or calls failed; each once, five at most.
         spent: why the LLM has nothing left to give; no more requests are then made. "" if it has.
@@ -216,7 +217,7 @@ class Reflector(ABC):
         self._llm, self._record, self.view = llm, record, view
         self._tried: list[str] = []
         self.shown: dict[str, frozenset[str]] = {}
-        self.asked = self.proposed = self.valid = 0
+        self.asked = self.proposed = self.fenced = self.valid = 0
         self.reasons: list[str] = []
         self.spent = ""
 
@@ -252,6 +253,7 @@ class Reflector(ABC):
         if reply.truncated:
             return self._fail(CUT_OFF)
         self.proposed += 1
+        self.fenced += FENCED.search(reply.text) is not None
         text = self._read(reply.text)
         reason = self._broken(text, parent, [t.task for t in rollouts])
         if reason is not None:
@@ -264,6 +266,23 @@ class Reflector(ABC):
         seen = rollouts if reads_prompts(self._llm) else ()
         self.shown[text] = known.union(t.task.id for t in seen)
         return text
+
+    def end_phase(self, health: LLMHealth, what: str, last: bool = False) -> None:
+        """Report a phase whose texts are instructions or hints; see `LLMHealth.end_phase`."""
+        if not (self.asked or self.spent):
+            return
+        if not self.valid:
+            health.blame(self.reasons)
+        health.end_phase(
+            self._llm,
+            self._record,
+            what,
+            f"a valid {what} within ``` blocks",
+            valid=self.valid > 0,
+            read=self.fenced > 0,
+            spent=self.spent,
+            last=last,
+        )
 
     @abstractmethod
     def _prompt(self, parent: str, examples: Sequence[Record]) -> str:

@@ -139,6 +139,17 @@ def test_an_llm_of_no_use_ends_the_run_after_two_rounds():
     assert [row["in_a_row"] for row in events.of("phase_failed")] == [1, 2]
 
 
+def test_an_llm_that_was_of_use_may_repeat_itself():
+    strategy, policy, events = fst(), ScriptedRollout(chance), Events()
+    once = f"```\n{INITIAL} Search for each place.\n```"
+    run(strategy, policy, ScriptedLLM([once] * 100), events, range(1, 9), TASKS)
+    assert len(events.of("gepa_phase_ended")) > 2
+    assert {row["reason"] for row in events.of("instruction_rejected")} >= {
+        "near copy of one alive or tried"
+    }
+    assert not events.of("phase_failed")
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

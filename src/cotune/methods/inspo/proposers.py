@@ -201,15 +201,10 @@ class Proposal:
 
 
 class Proposals:
-    """Ask an LLM and keep account of its phases, so that a run whose LLM is of no use ends.
-
-    Once a candidate met the contract, a phase has failed only if no reply could be read: that all
-    candidates are rejected happens to an LLM that works.
-    """
+    """Ask an LLM and keep account of its phases, so that a run whose LLM is of no use ends."""
 
     def __init__(self) -> None:
         self._health = LLMHealth()
-        self._useful = False  # a candidate of the run met the contract
         # Of the current phase:
         self._valid = self._read = False
         self._spent = ""
@@ -239,7 +234,7 @@ class Proposals:
     def valid(self, count: int, reasons: Sequence[str]) -> None:
         """Record a reply's valid candidates, and why the contract rejected the others."""
         if count:
-            self._useful = self._valid = True
+            self._valid = True
         elif reasons:
             self._health.blame([f"all candidates broke the contract: {reasons[0]}"])
 
@@ -254,25 +249,24 @@ class Proposals:
             last: whether this is the last phase.
 
         Raises:
-            EvolutionError: see `LLMHealth.failed`; the last phase counts if none was of use.
+            EvolutionError: see `LLMHealth.end_phase`.
         """
-        if self._valid or (self._useful and self._read):
-            self._health.succeeded()
-        elif not (self._useful and self._spent):
-            if self._spent:
-                self._health.blame([self._spent])
-            expected = "a reply with valid <ins_1>...</ins_1> candidates"
-            last = last and not self._useful
-            self._health.failed(llm, record, "proposal", expected, last=last)
-        if self._spent:
-            self._health.ended(self._spent, record)
+        self._health.end_phase(
+            llm,
+            record,
+            "proposal",
+            "a reply with valid <ins_1>...</ins_1> candidates",
+            valid=self._valid,
+            read=self._read,
+            spent=self._spent,
+            last=last,
+        )
         self._valid = self._read = False
         self._spent = ""
 
     def state_dict(self) -> State:
-        return {"useful": self._useful, "health": self._health.state_dict()}
+        return {"health": self._health.state_dict()}
 
     def load_state_dict(self, state: State) -> None:
-        self._useful = bool(state["useful"])
         if "health" in state:  # older runs have none
             self._health.load_state_dict(state["health"])

@@ -341,7 +341,7 @@ class HintEvolution:
             before: the pool so far.
 
         Raises:
-            EvolutionError: see `LLMHealth.failed`. A phase that never called the reflector is not
+            EvolutionError: see `LLMHealth.end_phase`. A phase that never called the reflector is not
                 counted, nor is one that ended because the LLM's budget is spent.
             CotuneError: what `rollout` or `llm` raised; an LLMError is recorded instead.
         """
@@ -389,17 +389,8 @@ class HintEvolution:
             solved_at=self._solved_at,
             known=known,
         )
-        self._account(result.reflector, llm, record)
+        result.reflector.end_phase(self._health, "hint")
         return before if result.reflector.spent and not result.accepted else result.pool
-
-    def _account(self, reflector: Reflector, llm: LLM, record: Recorder) -> None:
-        if reflector.valid:
-            self._health.succeeded()
-        elif reflector.asked and not reflector.spent:
-            self._health.blame(reflector.reasons)
-            self._health.failed(llm, record, "hint", "a valid hint within ``` blocks")
-        if reflector.spent:
-            self._health.ended(reflector.spent, record)
 
     def state_dict(self) -> State:
         return {"phases": self._phases, "health": self._health.state_dict()}
