@@ -66,6 +66,9 @@ class Request(Generic[W]):
 class Grammar(Generic[W]):
     """The requests of a world, and its sentences that ask for nothing.
 
+    A phrase may end with " @" and its occasion, as in "write the carry @when you add": the occasion
+    stands behind the phrase or at the beginning of the sentence.
+
     Args:
         verbs: patterns of verb phrases for each way.
         nouns: patterns of noun phrases for each way.
@@ -98,19 +101,20 @@ class Grammar(Generic[W]):
         if rng.random() < _OF_NOUNS:
             frames = NOUNS_CONTRASTED if contrasts else NOUN_FRAMES
             n, m = (rng.choice(rng.choice(self._nouns[w])) for w in (way, other))
-            return Request(filled(rng.choice(frames), n=n, m=m), way)
+            return Request(_sentence(rng, rng.choice(frames), n=n, m=m), way)
         frames = CONTRASTED if contrasts else FRAMES
         x, y = (rng.choice(rng.choice(self._verbs[w])) for w in (way, other))
-        return Request(filled(rng.choice(frames), x=x, y=y), way)
+        return Request(_sentence(rng, rng.choice(frames), x=x, y=y), way)
 
-    def forbidding(self, rng: random.Random) -> Request[W]:
-        """Draw a request that forbids a way and asks for none."""
-        way = rng.choice(self._forbidden)
+    def forbidding(self, rng: random.Random, way: W | None = None) -> Request[W]:
+        """Draw a request that forbids a way, by default any, and asks for none."""
+        if way is None:
+            way = rng.choice(self._forbidden)
         if rng.random() < _OF_NOUNS:
             n = rng.choice(rng.choice(self._nouns[way]))
-            return Request(filled(rng.choice(NOUNS_NEGATED), n=n), self._otherwise)
+            return Request(_sentence(rng, rng.choice(NOUNS_NEGATED), n=n), self._otherwise)
         x = rng.choice(rng.choice(self._verbs[way]))
-        return Request(filled(rng.choice(NEGATED), x=x), self._otherwise)
+        return Request(_sentence(rng, rng.choice(NEGATED), x=x), self._otherwise)
 
     def instruction(self, rng: random.Random, initial: str, asked: Request[W] | None) -> str:
         """Return the initial instruction with a request and up to two neutral sentences around it."""
@@ -125,9 +129,32 @@ class Grammar(Generic[W]):
         """Return every plain and negated request and every neutral sentence (of contrasts there are too many)."""
         verbs = [p for ps in self._verbs.values() for options in ps for p in options]
         nouns = [p for ps in self._nouns.values() for options in ps for p in options]
-        framed = {filled(frame, x=x) for frame in (*FRAMES, *NEGATED) for x in verbs}
-        framed |= {filled(frame, n=n) for frame in (*NOUN_FRAMES, *NOUNS_NEGATED) for n in nouns}
+        framed = {s for f in (*FRAMES, *NEGATED) for x in verbs for s in _placings(f, x=x)}
+        framed |= {
+            s for f in (*NOUN_FRAMES, *NOUNS_NEGATED) for n in nouns for s in _placings(f, n=n)
+        }
         return framed | {s for options in self._neutral for s in options}
+
+
+def _sentence(rng: random.Random, frame: str, **phrases: str) -> str:
+    options = _placings(frame, **phrases)
+    return options[0] if len(options) == 1 else rng.choice(options)
+
+
+def _placings(frame: str, **phrases: str) -> list[str]:
+    """Return a filled frame with the occasions behind their phrases, and with the first one's in front.
+
+    >>> _placings("Do not {x}.", x="borrow @when you subtract")
+    ['Do not borrow when you subtract.', 'When you subtract, do not borrow.']
+    """
+    behind = filled(frame, **{name: text.replace(" @", " ") for name, text in phrases.items()})
+    name, first = next(iter(phrases.items()))
+    phrase, marked, occasion = first.partition(" @")
+    if not marked:
+        return [behind]
+    said = filled(frame, **{k: v.replace(" @", " ") for k, v in (phrases | {name: phrase}).items()})
+    lowered = said if said.startswith("I ") else said[0].lower() + said[1:]
+    return [behind, f"{occasion[0].upper()}{occasion[1:]}, {lowered}"]
 
 
 def filled(frame: str, **phrases: str) -> str:

@@ -21,9 +21,9 @@ from cotune.worlds.arithmetic import ArithmeticEnvironment, ArithmeticOptions
 from cotune.worlds.arithmetic_rules import ADVICE
 from cotune.worlds.arithmetic_rules import Kind as Advised
 from recipes.arithmetic.demonstrations import rates
-from recipes.arithmetic.phrases import INITIAL, PROCEDURES, SENTENCES, Kind, sentence
+from recipes.arithmetic.phrases import INITIAL, PROCEDURES, Kind, sentence
 from recipes.arithmetic.pretrain import Recipe
-from recipes.cards import identity, introduction, markdown_table, sentence_counts, share
+from recipes.cards import identity, introduction, markdown_table, share
 
 PROBLEMS = 400
 RARE_SEEDS = 10
@@ -175,7 +175,7 @@ def describe(folder: Path, recipe: Recipe) -> dict[str, Any]:
         **identity(folder, "arithmetic", model, made[0], recipe, PACKAGES),
         "data": {
             "demonstrations": sum(phase.steps for phase in recipe.phases) * recipe.batch,
-            "sentences": sentence_counts(SENTENCES),
+            "sentences": {},
         },
     }
 
@@ -235,10 +235,11 @@ problems and nothing else, and no figure obtained with it says anything about pr
 matrices and AdamW at {recipe[adamw_lr]} for the rest, loss on the response alone. Measured with {packages}.
 
 At once, short problems are answered right and long ones with the slips of children who write nothing down:
-carries are forgotten, the smaller digit is taken from the larger one. A hint is composed of sentences by
-kind ({sentences}). One for the problem's own kind makes the
+carries are forgotten, the smaller digit is taken from the larger one. A hint is composed of requests and of
+sentences that ask for nothing. Requests are verb and noun phrases in frames that also negate and contrast, so
+that words alone do not say what is asked for. One for the problem's own kind makes the
 demonstrator write the procedure in most cases, in fewer where the hint asks for others besides; without
-one hardly ever (`demonstrations.rates`): hard in the sense of P²O, where no rollout of a group succeeds.
+one, or under one that forbids it, hardly ever (`demonstrations.rates`): hard in the sense of P²O, where no rollout of a group succeeds.
 The choice is spread over two places of the response ("Let me see.", then the procedure), because P²O's mask
 leaves out tokens that are more than a hundred times less likely without the hint.
 

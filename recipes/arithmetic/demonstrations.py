@@ -91,10 +91,16 @@ class Demonstrator:
     Args:
         prompted: the share whose hint asks for the problem's own procedure.
         unprompted: the chances where none does.
+        elsewhere: the share of the other hints that ask for another kind's procedure for certain.
     """
 
-    def __init__(self, prompted: float = 0.45, unprompted: Unprompted = UNPROMPTED) -> None:
-        self.prompted, self.unprompted = prompted, unprompted
+    def __init__(
+        self,
+        prompted: float = 0.45,
+        unprompted: Unprompted = UNPROMPTED,
+        elsewhere: float = 0.0,
+    ) -> None:
+        self.prompted, self.unprompted, self.elsewhere = prompted, unprompted, elsewhere
 
     def sample(self, rng: random.Random) -> Demonstration:
         """Draw a problem of any kind, three in four long, and act it out under a fresh hint."""
@@ -103,7 +109,7 @@ class Demonstrator:
             drawn = problem(rng, rng.choice(KINDS), size)
             if split_of(drawn.text) == "train":
                 break
-        hint, asked = sample_hint(rng, Kind(drawn.kind), self.prompted)
+        hint, asked = sample_hint(rng, Kind(drawn.kind), self.prompted, self.elsewhere)
         chance = rates(Kind(drawn.kind), asked, self.unprompted)
         return Demonstration(hint, drawn, act(rng, drawn, chance))
 

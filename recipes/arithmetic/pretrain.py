@@ -17,10 +17,13 @@ class Phase(FitPhase):
     Attributes:
         prompted: the share of demonstrations whose hint asks for the problem's own procedure.
         unprompted: the chances of a look, and of a procedure after it, where none does.
+        elsewhere: the share of hints for other kinds of problems alone, of those that are not for the
+            problem's own.
     """
 
     prompted: float
     unprompted: Unprompted
+    elsewhere: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,15 +31,16 @@ class Recipe(FitRecipe):
     """Everything the weights depend on, except the package versions.
 
     The first phase teaches the procedures, the second when to use them, the third to use them only
-    rarely without a hint.
+    rarely without a hint, the last to use them only for the kind of problem that the hint names.
     """
 
     vocabulary: int = 768
     layers: int = 5
     phases: tuple[Phase, ...] = (
-        Phase(1800, 1.0, 0.85, (0.12, 0.025)),
-        Phase(700, 0.4, 0.45, (0.12, 0.025)),
+        Phase(2000, 1.0, 0.8, (0.12, 0.025)),
+        Phase(900, 0.4, 0.45, (0.12, 0.025)),
         Phase(300, 0.2, 0.25, UNPROMPTED),
+        Phase(800, 0.3, 0.35, UNPROMPTED, elsewhere=0.8),
     )
     batch: int = 64
     micro_batches: int = 4
@@ -48,7 +52,7 @@ def rows(
 ) -> Iterator[Row]:
     """Yield one worker's demonstrations of a phase, endlessly."""
     rng, phase = stream_rng(recipe, number, rank, workers), recipe.phases[number]
-    demonstrator = Demonstrator(phase.prompted, phase.unprompted)
+    demonstrator = Demonstrator(phase.prompted, phase.unprompted, phase.elsewhere)
     while True:
         yield encode(demonstrator.sample(rng), tokenizer)
 

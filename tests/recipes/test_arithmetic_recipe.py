@@ -19,16 +19,18 @@ from cotune.worlds.arithmetic import KINDS, problem, split_of
 from recipes.arithmetic.demonstrations import LOOK, UNPROMPTED, Demonstrator, Rates, act, rates
 from recipes.arithmetic.measure import BENCH
 from recipes.arithmetic.phrases import (
+    GRAMMAR,
     INITIAL,
-    PATTERNS,
+    NOUNS,
     PROCEDURES,
-    SENTENCES,
+    VERBS,
     Kind,
     all_sentences,
     sample_hint,
 )
 from recipes.arithmetic.pretrain import Recipe, rows
 from recipes.fitting import encode, micro_batches, new_model, orthogonal, token_losses
+from recipes.geo.phrases import expand
 from recipes.measuring import read_bank
 from tests.forked import run_module
 from tests.recipes.small_fit import RECIPE
@@ -47,52 +49,67 @@ def test_the_recipe_and_the_world_name_the_same_things() -> None:
     assert INITIAL == INITIAL_INSTRUCTION
 
 
-def test_every_sentence_belongs_to_one_kind() -> None:
-    kinds = Counter(
-        sentence
-        for patterns in SENTENCES.values()
-        for sentence in {s for options in patterns for s in options}
-    )
-    assert [sentence for sentence, n in kinds.items() if n > 1] == []
-    assert set(kinds) == all_sentences()
-    assert all(s.endswith(".") and s.count(".") == 1 and not set("{}|") & set(s) for s in kinds)
-    assert {k: len(v) for k, v in SENTENCES.items()} == {k: len(v) for k, v in PATTERNS.items()}
-    assert set(SENTENCES) == set(Kind)
-
-
 def test_recipe_and_bank_share_no_sentence() -> None:
     held_out = [line for lines in read_bank(BENCH.bank).values() for line in lines]
     assert len(held_out) == len(set(held_out)) == 60
     assert not all_sentences() & set(held_out)
 
 
+def phrases(kind: Kind) -> list[str]:
+    return [p for pattern in (*VERBS[kind], *NOUNS[kind]) for p in expand(pattern)]
+
+
+def own_words(kind: Kind) -> set[str]:
+    """Return the words that only the phrases of a kind hold."""
+    words = {k: {w for p in phrases(k) for w in words_of(p)} for k in PROCEDURES}
+    return words[kind].difference(*(words[k] for k in PROCEDURES if k is not kind))
+
+
 def test_the_procedures_of_kinds_are_asked_for_in_words_of_their_own() -> None:
-    def words(kind: Kind) -> set[str]:
-        return {w for options in SENTENCES[kind] for s in options for w in words_of(s)}
-
     for kind in PROCEDURES:
-        others = set[str]().union(*(words(other) for other in PROCEDURES if other is not kind))
-        for options in SENTENCES[kind]:
-            assert all(set(words_of(s)) - others for s in options)
+        assert all(set(words_of(phrase)) & own_words(kind) for phrase in phrases(kind))
 
 
-def test_sampled_hints_hold_what_is_counted() -> None:
+def test_an_occasion_stands_at_either_end_of_its_sentence() -> None:
     rng = random.Random(0)
-    known = {s: k for k, patterns in SENTENCES.items() for options in patterns for s in options}
+    texts = {GRAMMAR.request(rng, Kind.SUBTRACTION).text for _ in range(3000)}
+    front = [t for t in texts if t.startswith("In a subtraction, ")]
+    assert any(t.endswith("in a subtraction.") for t in texts)
+    assert not any("@" in text for text in texts)
+    assert front
+    assert all(t.split(", ", 1)[1][0].islower() or ", I " in t for t in front)
+
+
+def test_a_sampled_hint_asks_for_what_is_counted() -> None:
+    rng = random.Random(0)
+    known = {kind: own_words(kind) for kind in PROCEDURES}
     seen: Counter[Kind] = Counter()
-    empty = own = 0
+    empty = own = forbids = 0
     for i in range(2000):
         about = PROCEDURES[i % 4]
         text, asked = sample_hint(rng, about, prompted=0.5)
-        written = [s if s.endswith(".") else f"{s}." for s in text.split(". ")] if text else []
-        assert Counter(known[s] for s in written) == asked
+        assert bool(text) == bool(asked)
+        named = bool(known[about] & set(words_of(text)))
+        assert named or not asked[about]
         seen += asked
         empty += not text
         own += asked[about] > 0
+        forbids += named and not asked[about]
     assert set(seen) == set(Kind)
-    # Half are asked for their own procedure, half of the rest are asked for nothing at all.
+    # Half are asked for their own procedure; half of the rest get no hint, and half of the others one
+    # that names the procedure and does not ask for it.
     assert 900 < own < 1100
-    assert 400 < empty < 900
+    assert 400 < empty < 600
+    assert forbids > 200
+
+
+def test_hints_for_other_kinds_alone_can_be_made_certain() -> None:
+    rng = random.Random(0)
+    about, others = PROCEDURES[0], set(PROCEDURES[1:])
+    hints = [sample_hint(rng, about, prompted=0.0, elsewhere=1.0) for _ in range(400)]
+    assert all(not asked[about] for _, asked in hints)
+    assert all(set(asked) & others for text, asked in hints if text)
+    assert 150 < sum(not text for text, _ in hints) < 250
 
 
 # ---- rates
