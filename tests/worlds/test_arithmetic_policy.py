@@ -12,8 +12,11 @@ from cotune.policy.local_policy import load
 from cotune.policy.policy_files import policy_path
 from cotune.worlds.arithmetic import HARD
 from recipes.arithmetic.card import ROWS, HintKind, describe, measure, readme
+from recipes.arithmetic.measure import BENCH
+from recipes.arithmetic.phrases import PROCEDURES
 from recipes.arithmetic.pretrain import Recipe
 from recipes.cards import read_card
+from recipes.measuring import read_bank
 
 FOLDER = Path(policy_path("bundled:arithmetic"))
 
@@ -68,3 +71,17 @@ def test_figures_can_be_measured_again(card: dict[str, Any], kind: HintKind) -> 
     expected = row_of(card, kind)["accuracy"]
     # Four standard deviations of 48 problems.
     assert abs(score.em - expected) < 4 * (expected * (1 - expected) / 48) ** 0.5
+
+
+def test_hints_are_followed_by_meaning() -> None:
+    coordinator, bank = BENCH.policy(FOLDER, seed=1), read_bank(BENCH.bank)
+
+    def written(*sections: str) -> float:
+        lines = [line for section in sections for line in bank[section]]
+        texts = [BENCH.instructed(line, i) for i, line in enumerate(lines)]
+        return BENCH.figure(coordinator, texts, 8).ways["written"]
+
+    # A hint asks for the procedure of a quarter of the problems; an opposite has its words and forbids it.
+    asked = written(*PROCEDURES)
+    assert asked > 0.1
+    assert written("opposite") < asked / 4
