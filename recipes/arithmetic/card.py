@@ -188,6 +188,11 @@ def readme(card: dict[str, Any]) -> str:
             f"{phase['steps']:,} steps at {phase['scale']:g} of the learning rates with "
             f"{phase['prompted']:.0%} of the problems under a hint for their own procedure, which "
             f"{phase['unprompted'][0] * phase['unprompted'][1]:.2%} of the others write, too"
+            + (
+                f", {phase['elsewhere']:.0%} of the other hints for another kind's"
+                if phase["elsewhere"]
+                else ""
+            )
             for phase in card["recipe"]["phases"]
         ),
         table=_table(card["figures"]),
@@ -237,7 +242,7 @@ matrices and AdamW at {recipe[adamw_lr]} for the rest, loss on the response alon
 At once, short problems are answered right and long ones with the slips of children who write nothing down:
 carries are forgotten, the smaller digit is taken from the larger one. A hint is composed of requests and of
 sentences that ask for nothing. Requests are verb and noun phrases in frames that also negate and contrast, so
-that words alone do not say what is asked for. One for the problem's own kind makes the
+that words alone do not say what is asked for. A request for the problem's own kind makes the
 demonstrator write the procedure in most cases, in fewer where the hint asks for others besides; without
 one, or under one that forbids it, hardly ever (`demonstrations.rates`): hard in the sense of P²O, where no rollout of a group succeeds.
 The choice is spread over two places of the response ("Let me see.", then the procedure), because P²O's mask

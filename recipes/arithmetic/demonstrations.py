@@ -2,7 +2,7 @@
 
 Without a hint the demonstrator answers at once. It knows a written procedure for each kind of
 problem and uses it mostly where a hint asks for that very one, less where the hint asks for several
-at once, and almost never unprompted.
+at once, and almost never without a hint or under one that forbids it.
 """
 
 import random
@@ -54,7 +54,7 @@ def rates(about: Kind, asked: Counter[Kind], unprompted: Unprompted = UNPROMPTED
 
     Args:
         about: the problem's kind.
-        asked: sentences of each kind in the hint.
+        asked: requests for each kind in the hint.
         unprompted: the chances of `look` and `procedure` without a sentence for this kind.
     """
     look, procedure = unprompted
@@ -91,7 +91,7 @@ class Demonstrator:
     Args:
         prompted: the share whose hint asks for the problem's own procedure.
         unprompted: the chances where none does.
-        elsewhere: the share of the other hints that ask for another kind's procedure for certain.
+        elsewhere: the share of the other hints that is sure to ask for another kind's procedure.
     """
 
     def __init__(

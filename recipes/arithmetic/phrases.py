@@ -130,8 +130,10 @@ def sample_hint(
         prompted: the share of problems whose own procedure is asked for, mostly alone, at times
             with up to three others. Half of the rest has no hint, the others hold nothing of use:
             half of these forbid the problem's own procedure.
-        elsewhere: the share of hints that do not ask for the problem's own procedure and ask for
-            another kind's for certain.
+        elsewhere: of the hints that are not empty and do not ask for the problem's own procedure, the
+            share that is sure to ask for another kind's; the others do so in half of the cases.
+
+    A contrast may forbid what another sentence of the hint asks for; both count as asked for.
     """
     asked = rng.random() < prompted
     if not asked and rng.random() < 0.5:

@@ -17,8 +17,7 @@ class Phase(FitPhase):
     Attributes:
         prompted: the share of demonstrations whose hint asks for the problem's own procedure.
         unprompted: the chances of a look, and of a procedure after it, where none does.
-        elsewhere: the share of hints for other kinds of problems alone, of those that are not for the
-            problem's own.
+        elsewhere: the share of the other hints that is sure to ask for another kind's procedure.
     """
 
     prompted: float

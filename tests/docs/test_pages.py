@@ -195,7 +195,8 @@ def test_paths_that_are_named_exist() -> None:
 
 def test_no_page_holds_the_two_sides_of_a_merge() -> None:
     for page in (*PAGES.values(), *ROOT.glob("*.md")):
-        assert "\n<<<<<<< " not in page.read_text(encoding="utf-8"), page.name
+        text = page.read_text(encoding="utf-8")
+        assert not re.search(r"^(<{7}|>{7}) ", text, re.MULTILINE), page.name
 
 
 def test_the_architecture_names_the_packages_and_modules_there_are() -> None:

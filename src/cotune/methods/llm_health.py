@@ -28,11 +28,16 @@ class LLMHealth:
     Every failed phase is recorded as "phase_failed". Two in a row end the run, unless the LLM is
     `optional`. Once a proposal of the run was valid, a phase has failed only if no reply could be read:
     that all proposals are rejected, as near copies for instance, happens to an LLM that works. An LLM
-    that was of use and has nothing left to give (BudgetError) has not failed, either; this is
-    recorded once, as "proposals_ended".
+    that has nothing left to give (BudgetError) has not failed, either; this is recorded once, as
+    "proposals_ended".
+
+    Args:
+        needed: whether the run is in vain without a valid proposal, so that an LLM that has nothing left
+            before there is one has failed.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, needed: bool = False) -> None:
+        self._needed = needed
         self._useful = False  # a proposal of the run was valid
         self._failed = 0  # phases in a row
         self._causes: list[str] = []  # of these phases
@@ -71,7 +76,7 @@ class LLMHealth:
         self._useful |= valid
         if valid or (self._useful and read):
             self._failed, self._causes, self._ended = 0, [], False
-        elif not (self._useful and spent):
+        elif not spent or (self._needed and not self._useful):
             self.blame([spent] if spent else [])
             self._fail(llm, record, what, expected, last and not self._useful)
         if spent:

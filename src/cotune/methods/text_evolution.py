@@ -19,7 +19,7 @@ from statistics import fmean, variance
 from typing import Any, Literal, Protocol
 
 from cotune.errors import BudgetError, LLMError
-from cotune.methods.instruction_rules import CUT_OFF, shorten_middle
+from cotune.methods.instruction_rules import CUT_OFF, shorten_middle, without_reasoning
 from cotune.methods.llm_health import LLMHealth, ask_ahead, reads_prompts
 from cotune.protocols import LLM, Recorder, Rollout
 from cotune.types import Assignment, Prompt, StopReason, Task, Trajectory
@@ -199,6 +199,12 @@ def fenced_text(reply: str) -> str:
     return InstructionProposalSignature.output_extractor(reply.strip())["new_instruction"]
 
 
+def _fenced(reply: str) -> bool:
+    """Return whether a reply holds a text within ``` blocks, after its reasoning."""
+    said = without_reasoning(reply.strip(), FENCED)
+    return FENCED.search(said) is not None and bool(fenced_text(said).strip())
+
+
 class Reflector(ABC):
     """Ask the LLM for texts with gepa's prompts, one at a time, and keep account of the replies.
 
@@ -207,7 +213,7 @@ class Reflector(ABC):
         shown: by valid text, the ids of the questions that it or an ancestor was derived from.
         asked: requests sent to the LLM.
         proposed: replies received.
-        fenced: of these, replies with a text within ``` blocks.
+        fenced: of these, replies with a text within ``` blocks, after their reasoning.
         valid: replies that meet the contract.
         reasons: why replies were rejected or calls failed; each once, five at most.
         spent: why the LLM has nothing left to give; no more requests are then made. "" if it has.
@@ -253,7 +259,7 @@ class Reflector(ABC):
         if reply.truncated:
             return self._fail(CUT_OFF)
         self.proposed += 1
-        self.fenced += FENCED.search(reply.text) is not None
+        self.fenced += _fenced(reply.text)
         text = self._read(reply.text)
         reason = self._broken(text, parent, [t.task for t in rollouts])
         if reason is not None:

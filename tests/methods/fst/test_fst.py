@@ -139,6 +139,13 @@ def test_an_llm_of_no_use_ends_the_run_after_two_rounds():
     assert [row["in_a_row"] for row in events.of("phase_failed")] == [1, 2]
 
 
+def test_an_llm_that_was_of_use_and_can_no_longer_be_read_ends_the_run():
+    strategy, policy, events = fst(), ScriptedRollout(chance), Events()
+    replies = [f"```\n{INITIAL} Search for each place.\n```", *["no block at all"] * 100]
+    with pytest.raises(EvolutionError, match="2 phases in a row"):
+        run(strategy, policy, ScriptedLLM(replies), events, range(1, 20), TASKS)
+
+
 def test_an_llm_that_was_of_use_may_repeat_itself():
     strategy, policy, events = fst(), ScriptedRollout(chance), Events()
     once = f"```\n{INITIAL} Search for each place.\n```"

@@ -311,21 +311,12 @@ def test_the_truth_is_shown_where_it_is_asked_for(shown: bool):
     assert any("The correct answer is secret" in prompt for prompt in author.prompts) == shown
 
 
-def test_an_llm_that_is_dead_or_spent_at_once_is_an_error_one_that_was_of_use_is_not():
+def test_a_dead_llm_is_an_error_a_spent_one_is_not():
     with pytest.raises(EvolutionError, match="LLMError: gone"):
         searched(raising(LLMError("gone")))
-    with pytest.raises(EvolutionError, match="no money"):
-        searched(raising(BudgetError("no money")))
-
-    def spent_later(n: int, prompt: str) -> str:
-        if n < 3:
-            return one_skill_more(n, prompt)
-        raise BudgetError("no money")
-
-    strategy, policy, author, record = searched(spent_later)
-    assert strategy.best_instruction_id() != "i0"
-    assert len(author.prompts) == 4
-    assert len(record.of("proposals_ended")) == 1
+    strategy, policy, author, record = searched(raising(BudgetError("no money")))
+    assert strategy.best_instruction_id() == "i0"
+    assert len(author.prompts) == len(record.of("proposals_ended")) == 1
     assert policy.evaluations < 200  # what nobody reflects on is not rolled out for ever
 
 

@@ -204,7 +204,7 @@ class Proposals:
     """Ask an LLM and keep account of its phases, so that a run whose LLM is of no use ends."""
 
     def __init__(self) -> None:
-        self._health = LLMHealth()
+        self._health = LLMHealth(needed=True)
         # Of the current phase:
         self._valid = self._read = False
         self._spent = ""
@@ -268,5 +268,6 @@ class Proposals:
         return {"health": self._health.state_dict()}
 
     def load_state_dict(self, state: State) -> None:
-        if "health" in state:  # older runs have none
-            self._health.load_state_dict(state["health"])
+        # In older runs "useful" stands here, and the oldest have no "health".
+        older = {"useful": state.get("useful", True), "failed": 0, "causes": [], "ended": False}
+        self._health.load_state_dict(older | state.get("health", {}))
