@@ -138,6 +138,7 @@ class Grammar(Generic[W]):
 
 def _sentence(rng: random.Random, frame: str, **phrases: str) -> str:
     options = _placings(frame, **phrases)
+    # Without an occasion nothing is drawn: the recipes of ladder and scaffold keep their demonstrations.
     return options[0] if len(options) == 1 else rng.choice(options)
 
 

@@ -205,7 +205,7 @@ class Fst(LastStage):
         """Run the round that is due before a step; a second call at the same step does nothing.
 
         Raises:
-            EvolutionError: all proposals of two rounds in a row failed, or of the only one.
+            EvolutionError: see `LLMHealth.end_phase`.
         """
         step, options = progress.step, self.options
         if step <= self._evolved_before:

@@ -10,7 +10,7 @@ joined from strings; a model's output is never used as a template.
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from cotune.errors import BudgetError, LLMError
 from cotune.methods.inspo.replay import Experience
@@ -269,10 +269,5 @@ class Proposals:
 
     def load_state_dict(self, state: State) -> None:
         # In older runs "useful" stands here, and the oldest have no "health".
-        older: dict[str, Any] = {
-            "useful": state.get("useful", True),
-            "failed": 0,
-            "causes": [],
-            "ended": False,
-        }
+        older = self._health.state_dict() | {"useful": state.get("useful", True)}
         self._health.load_state_dict(older | state.get("health", {}))
