@@ -145,8 +145,8 @@ class Assignment:
         instruction_id: the instruction that it is sampled under, and that is credited with the reward.
         group: index of the rollout's group in its batch; a group shares the task and is the unit
             over which advantages are normalised.
-        teacher: the prompt under which a teacher reads the rollout, for `KLDistillation`; None
-            without a teacher.
+        teacher: the prompt under which a teacher reads the rollout, for `KLDistillation` and for a last
+            stage; None without a teacher.
     """
 
     task: Task
@@ -172,8 +172,8 @@ class Distillation:
             paper does not have. "masked_signed" leaves these tokens out only if the advantage is not
             positive: raising an improbable token is bounded, pushing it down is not. "off" is no
             distillation: the gradient is taken on the prompt with the hint (an ablation).
-        low, high: bounds of the context ratio; the defaults are the scripts'.
-        soft: scale a token outside the bounds by its distance from them instead of masking it.
+        low, high: bounds of the context ratio, with a mask; the defaults are the scripts'.
+        soft: with a mask, scale a token outside the bounds by its distance from them instead.
         drop_failed: give failed rollouts under a hint no weight in the loss.
     """
 
@@ -189,6 +189,11 @@ class Distillation:
     def __post_init__(self) -> None:
         if not 0 <= self.low < self.high:
             raise ValueError(f"low is {self.low} and high {self.high}; expected 0 <= low < high")
+        if self.soft and self.ratio not in ("masked", "masked_signed"):
+            raise ValueError(
+                f"soft is true, but ratio is {self.ratio!r}, without a mask; expected ratio 'masked' or "
+                "'masked_signed', or soft false"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -254,7 +259,8 @@ class FilteredDistillation(TeacherOptions):
     """GRPO on rollouts under x; where all of a group fail, KL(q_t ‖ p_t) on successes under x̃.
 
     HDPO's (arXiv 2603.23871). The group is rolled out once more under x̃; its successes take the places
-    of failures that had no advantage. The teacher is the live policy under x̃. The notes that we worked
+    of failures that had no advantage. In a last stage (`methods.last_stage`) all rollouts are sampled
+    under x̃, and successes are taught in every group. The teacher is the live policy under x̃. The notes that we worked
     from do not say which divergence HDPO has, or λ.
     """
 

@@ -163,6 +163,14 @@ def test_gepa_searches_once_and_a_frozen_policy_is_not_trained(frozen: bool) -> 
     assert planned.rollouts["evaluate"] == 3 * 6 + (1 if frozen else 3) * 3
 
 
+def test_filtered_distillation_rolls_out_again(tmp_path: Path) -> None:
+    plain = plan_run(config_with(strategy=P2O)).rollouts["train"]
+    strategy = {**P2O, "distillation": {"kind": "filtered"}}
+    assert plan_run(config_with(strategy=strategy)).rollouts["train"] == 2 * plain
+    capped = config_with(strategy=strategy, training={"rollout_budget": plain})
+    assert plan_run(capped).rollouts["train"] == plain
+
+
 def test_both_composed_pay_for_both() -> None:
     inspo = tiny(Path("out"))["strategy"]
     strategy = {"kind": "inspo+p2o", "inspo": inspo, "p2o": P2O}
@@ -181,6 +189,6 @@ def test_a_plan_of_fine_tuning() -> None:
     rejection = {"kind": "sft", "data": "rollouts", "keep_per_question": 3}
     planned = plan_run(config_with(strategy=rejection, evaluation={"every": 1}))
     assert (planned.rollouts["train"], planned.rows, planned.steps) == (32, 24, 6)
-    assert planned.rollouts["evaluate"] == 12 + 6 * 3
+    assert planned.rollouts["evaluate"] == 12 + 6 + 6 * 3  # the last policy beside the best
     capped = plan_run(config_with(strategy=rejection, training={"rollout_budget": 9}))
     assert (capped.rollouts["train"], capped.rows, capped.steps) == (9, 9, 4)

@@ -314,6 +314,10 @@ def test_options_from_a_run_file():
             "inspo.target is 'initial', but p2o.distillation.ratio is 'off', no distillation",
         ),
         ({"inspo": {"distillation": {"ratio": "hint"}}}, "set p2o.distillation"),
+        (
+            {"inspo": {"distil_steps": 3, "distillation": {"kind": "filtered"}}},
+            "inspo.distil_steps is 3; expected 0",
+        ),
         ({"inspo": {"groups": "own"}}, "credit is 'uplift', but groups is 'own'"),
         ({"inspo": {"windw": 3}}, "inspo.windw"),
     ],

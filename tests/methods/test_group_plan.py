@@ -56,14 +56,9 @@ KL, FILTERED = KLDistillation(kind="kl"), FilteredDistillation(kind="filtered")
 @pytest.mark.parametrize(
     ("target", "distillation", "groups", "said"),
     [
-        (
-            "initial",
-            KL,
-            "mixed",
-            "groups is 'mixed' and target 'initial'; expected target 'sampled'",
-        ),
-        ("sampled", KL, "own", "groups is 'own' and target 'sampled'; expected target 'sampled'"),
-        ("sampled", KL, "population", "groups is 'population' and target"),
+        ("initial", KL, "mixed", "target is 'initial', but distillation.kind is 'kl'"),
+        ("sampled", KL, "own", "kind is 'kl', but no rollout has a teacher; expected distil_steps"),
+        ("sampled", KL, "population", "kind is 'kl', but no rollout has a teacher"),
         ("sampled", FILTERED, "mixed", "kind is 'filtered', which rolls out under hints, and this"),
     ],
 )

@@ -60,11 +60,11 @@ def plan_run(config: RunConfig, sizes: Mapping[str, int] | None = None) -> Plan:
         return _plan_fit(config, config.strategy, sizes)
     batch = training.questions_per_step * training.group_size * (1 + training.resample_rounds)
     steps = training.steps if config.has_batches else 0
-    train = steps * batch
+    cost = config.method.cost(config.strategy, config.shape(sizes["train"]))
+    train = steps * batch + cost.rollouts.get("train", 0)
     if training.rollout_budget is not None:
         train = min(train, training.rollout_budget)
-    cost = config.method.cost(config.strategy, config.shape(sizes["train"]))
-    found: dict[str, int] = {"train": train, **cost.rollouts}
+    found: dict[str, int] = {**cost.rollouts, "train": train}
     # Under the best instruction, and under the initial one or with the best hint, or both.
     closing = 1 + max(1, len(config.method.evolves))
     found["evaluate"] = (closing + config.evaluation.before) * sizes["test"]
@@ -96,7 +96,8 @@ def _plan_fit(config: RunConfig, options: SFTOptions, sizes: Mapping[str, int]) 
     every = config.evaluation.every
     found = {
         "train": sampled,
-        "evaluate": (1 + config.evaluation.before) * sizes["test"]
+        # With validation, the last policy is scored on test beside the best.
+        "evaluate": (1 + bool(every) + config.evaluation.before) * sizes["test"]
         + (math.ceil(steps / every) * sizes["validation"] if every else 0),
     }
     return Plan(found, 0, None, rows=rows, steps=steps)

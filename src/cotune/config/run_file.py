@@ -97,7 +97,7 @@ class TrainingConfig(Model):
     """Peak learning rate, reached at the end of the warm-up."""
     schedule: Literal["cosine", "linear", "constant", "constant_with_warmup"] = "cosine"
     """Learning-rate schedule after the warm-up."""
-    warmup: float = Field(default=0.1, ge=0, le=1)
+    warmup: float = Field(default=0.1, ge=0, lt=1)
     """Share of the optimizer steps over which the learning rate rises."""
     kl: float = Field(default=0.001, ge=0)
     """Weight of the KL term, β; 0 is off and loads no reference model."""

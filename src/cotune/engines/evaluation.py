@@ -224,8 +224,9 @@ class RunEvaluation(Validation):
 
     def _offer(self, joint: TrainingRun, score: Score | None, plain: Score | None) -> int:
         """Keep the last policy if it is the best; return the step of the one that is kept."""
-        if score is None:
-            # The kept policy is from a run with fewer steps, and no score says which is better.
+        keeps_last = getattr(joint.coordinator.strategy, "keeps_last", False)
+        if score is None or keeps_last:
+            # What is kept is of a run with fewer steps. It would not give way to a lower score.
             self._best.forget()
         self._best.offer(joint, score, joint.batches, plain)
         return self._best.known().step

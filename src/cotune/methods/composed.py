@@ -44,6 +44,11 @@ class ComposedOptions:
     p2o: ComposedP2OOptions = field(default_factory=ComposedP2OOptions)
 
     def __post_init__(self) -> None:
+        if self.inspo.distil_steps:
+            raise ValueError(
+                f"inspo.distil_steps is {self.inspo.distil_steps}; expected 0, because a composed run has no "
+                "last stage"
+            )
         if self.inspo.distillation != Distillation():
             raise ValueError("inspo.distillation: is not read here; set p2o.distillation")
         distillation, target = self.p2o.distillation, self.inspo.target
@@ -80,7 +85,7 @@ def _check(options: ComposedOptions, shape: RunShape) -> None:
 
 
 def _cost(options: ComposedOptions, shape: RunShape) -> Cost:
-    a, b = inspo.cost(options.inspo, shape), p2o.cost(options.p2o, shape)
+    a, b = inspo.cost(options.inspo, shape), p2o.cost(options.p2o, shape, options.inspo.groups)
     rollouts, proposals = {**a.rollouts, **b.rollouts}, a.proposals + b.proposals
     return Cost(a.phases + b.phases, rollouts, proposals, a.validations, a.rivals)
 

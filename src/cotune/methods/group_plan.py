@@ -42,11 +42,15 @@ def check_target(
         distil_steps: batches of the last stage.
     """
     if isinstance(distillation, KLDistillation):
-        if target != "sampled" or (groups != "mixed" and not distil_steps):
+        if target != "sampled":
             raise ValueError(
-                "distillation.kind is 'kl', which teaches rollouts under the initial instruction, but groups "
-                f"is {groups!r} and target {target!r}; expected target 'sampled' with INSPO's groups 'mixed' "
-                "or distil_steps above 0, or kind 'substitution'"
+                f"target is {target!r}, but distillation.kind is 'kl', which trains every rollout on its own "
+                "instruction; expected target 'sampled', or another kind"
+            )
+        if groups != "mixed" and not distil_steps:
+            raise ValueError(
+                "distillation.kind is 'kl', but no rollout has a teacher; expected distil_steps above 0, "
+                "INSPO's groups 'mixed', or kind 'substitution'"
             )
         return
     if isinstance(distillation, FilteredDistillation):

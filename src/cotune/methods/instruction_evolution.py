@@ -38,7 +38,7 @@ class Candidates:
     """The instructions of a phase with their scores; the one that it started from is the first.
 
     Attributes:
-        scores: rewards, instructions × dev questions; greedy, one rollout each.
+        scores: rewards, instructions × dev questions; one rollout each.
         evaluations: rollouts spent on the phase.
     """
 
@@ -201,13 +201,18 @@ class _Lineage:
         )
 
 
-def check_budget(budget: int, shape: RunShape) -> None:
-    """Raise ValueError if a search before step 1 and the batch that follows it cost too much."""
+def check_budget(budget: int, shape: RunShape, batches: int = 1) -> None:
+    """Raise ValueError if a search before step 1 and the batches that must follow it cost too much."""
     if shape.rollout_budget is None:
         return
     batch = 0 if shape.frozen else shape.questions_per_step * shape.group_size
-    if budget + batch > shape.rollout_budget:
-        follows = f", and a batch of {batch} follows it" if batch else ""
+    if budget + batches * batch > shape.rollout_budget:
+        some = (
+            f"a batch of {batch} follows"
+            if batches == 1
+            else f"{batches} batches of {batch} follow"
+        )
+        follows = f", and {some} it" if batch else ""
         raise ValueError(
             f"strategy.budget is {budget}{follows}, more than training.rollout_budget, "
             f"{shape.rollout_budget}; lower strategy.budget, or raise training.rollout_budget"

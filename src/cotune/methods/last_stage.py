@@ -6,6 +6,7 @@ The policy under the best instruction is the teacher of the policy under the ini
 from collections.abc import Sequence
 from dataclasses import replace
 
+from cotune.methods.method import RunShape
 from cotune.methods.static import Unhinted
 from cotune.protocols import Rollout
 from cotune.types import (
@@ -57,6 +58,26 @@ class LastStage(Unhinted):
         if not (self._distilling and isinstance(self._distillation, FilteredDistillation)):
             return list(trajectories), {}
         return successes_teach(trajectories, self._solved_at), {}
+
+
+def check_last_stage(steps: int, shape: RunShape) -> None:
+    """Raise ValueError if a last stage has nothing before it to distil, or no policy to train.
+
+    Args:
+        steps: batches of the stage; 0 is none.
+    """
+    if not steps:
+        return
+    if shape.frozen:
+        raise ValueError(
+            f"strategy.distil_steps is {steps}, but training.frozen is true, so nothing can be distilled; "
+            "set strategy.distil_steps to 0"
+        )
+    if steps >= shape.steps:
+        raise ValueError(
+            f"strategy.distil_steps is {steps}, but {shape.steps_field} is {shape.steps}; expected fewer, "
+            "because the first batches find the instruction that the last ones distil"
+        )
 
 
 def in_last_stage(progress: Progress, batch: int, steps: int) -> bool:

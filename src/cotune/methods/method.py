@@ -56,7 +56,7 @@ class RunShape:
 
     Attributes:
         steps, questions_per_step, group_size, rollout_budget, frozen: as in its `training`.
-        group_field: what sets `group_size`, for messages.
+        group_field, steps_field: what sets `group_size` and `steps`, for messages.
         questions: training questions; 0 if they are not counted yet.
         environment: the environment's kind.
         has_references: whether the environment's questions come with reference answers.
@@ -68,6 +68,7 @@ class RunShape:
     rollout_budget: int | None = None
     frozen: bool = False
     group_field: str = "training.group_size"
+    steps_field: str = "training.steps"
     questions: int = 0
     environment: str = ""
     has_references: bool = True
@@ -94,7 +95,7 @@ class Cost:
 
     Attributes:
         phases: number of evolution phases.
-        rollouts: number of rollouts by purpose.
+        rollouts: number of rollouts by purpose; of "train", those beyond the batches.
         proposals: the calls of the optimizer LLM.
         validations: how often a policy is scored on validation; 2 if under the initial instruction, too.
         rivals: how many instructions validation may have to tell from the best one at the end.

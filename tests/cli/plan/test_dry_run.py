@@ -21,11 +21,13 @@ from cotune.config.run_file import RunConfig, load_config, parse_config
 from cotune.environments.search import SearchEnvironment
 from cotune.errors import ConfigError, Stopped
 from cotune.methods.composed import ComposedOptions
+from cotune.methods.fst.fst import FstOptions
 from cotune.methods.gepa.gepa import GepaOptions
 from cotune.methods.inspo.inspo import InspoOptions
+from cotune.methods.method import RunShape
 from cotune.methods.p2o.p2o import P2OOptions
 from cotune.methods.registry import method_of
-from cotune.types import Prompt
+from cotune.types import KLDistillation, Prompt
 from tests.run_files import tiny, write
 
 CONFIGS = Path(__file__).parents[3] / "configs"
@@ -233,10 +235,26 @@ def test_what_is_no_size_stays(options: Any) -> None:
         assert (never.evolve_every, never.prune_every) == (0, 0)
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        InspoOptions(distil_steps=8, distillation=KLDistillation(kind="kl")),
+        FstOptions(distil_steps=8, distillation=KLDistillation(kind="kl")),
+    ],
+)
+def test_a_last_stage_of_one_step_leaves_room_to_evolve(options: Any) -> None:
+    method = method_of(options.kind)
+    scaled = method.scaled(options)
+    assert scaled.distil_steps == 1
+    shape = RunShape(group_size=2, steps=2 + scaled.distil_steps)
+    method.check(scaled, shape)
+    assert method.cost(scaled, shape).phases
+
+
 def test_trainer_settings_stay_and_the_machines_do_not(tmp_path: Path) -> None:
     args = {"loss_type": "dapo", "max_grad_norm": 0.5, "use_vllm": True, "bf16": True}
     raw = tiny(tmp_path, {"training": {"engine_args": args, "kl": 0.01, "learning_rate": 3e-7}})
-    training, without = scaled_training(parse_config(raw, "test").training)
+    training, without = scaled_training(parse_config(raw, "test").training, 0)
     assert training.engine_args == {"loss_type": "dapo", "max_grad_norm": 0.5}
     assert without == ["use_vllm", "bf16"]
     assert (training.kl, training.learning_rate, training.steps) == (0.01, 3e-7, 2)

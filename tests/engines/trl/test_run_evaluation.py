@@ -326,6 +326,13 @@ def test_the_last_policy_is_kept_if_the_method_ends_by_a_stage_of_its_own(
     record = read_best(run.folder.best_path)
     assert record is not None
     assert (record.step, record.em) == ((2, 0.5) if last_stage else (1, 0.9))
+    # Extended to more steps, the run ends with a lower score.
+    scores = iter([0.4] * 5)
+    run.joint.batches = 3
+    evaluation.finish(run.joint)
+    record = read_best(run.folder.best_path)
+    assert record is not None
+    assert (record.step, record.em) == ((3, 0.4) if last_stage else (1, 0.9))
 
 
 def test_without_validation_a_run_that_went_further_is_reported_by_its_last_policy(

@@ -144,6 +144,11 @@ def test_ratios_of_all_steps_are_added(run: RunDir) -> None:
     assert "the mask's bounds" in chart.note
     assert chart.svg.count('class="guide"') == 2
     assert chart.svg.count('<g class="muted">') == 2
+    run.replace_config({**CONFIG, "strategy": {
+        "kind": "p2o", "distillation": {"ratio": "masked_signed", "low": 0.1}}})  # fmt: skip
+    chart = next(c for c in hint_charts(read_run(run.path)) if "whole" in c.title)
+    assert "unless the rollout's advantage is positive" in chart.note
+    assert chart.svg.count('class="guide"') == 2
 
 
 def test_failures_outside_of_phases_are_inspos(run: RunDir) -> None:

@@ -10,7 +10,12 @@ from cotune.errors import ConfigError
 from cotune.experiments.report import write_report
 from cotune.experiments.report.pages import count, duration, money, percent, points
 from cotune.experiments.report.recorded_run import read_run, result_so_far
-from cotune.experiments.report.run_report import behaviour_charts, costs, results
+from cotune.experiments.report.run_report import (
+    behaviour_charts,
+    costs,
+    results,
+    training_charts,
+)
 from cotune.run.run_dir import RunDir
 from cotune.types import Assignment, Prompt, StopReason, Task, Trajectory, Turn
 from tests.experiments.report.pages import check
@@ -210,6 +215,20 @@ def test_a_killed_run_is_reported_as_far_as_it_came(tmp_path: Path) -> None:
     assert "Held-out exact match was 55.0_% at step 10." in page.words
     assert "Best instruction: i3, present from the start (rewrite)" in page.words
     assert "Generated tokens 108_000 Time 42 s" in page.words  # 12 steps of 9000 and 3.5 s
+
+
+def test_the_last_held_out_score_is_that_of_the_contender_that_won(tmp_path: Path) -> None:
+    run = RunDir.create(tmp_path / "run", CONFIG)
+    run.event("evaluated", 1, split="validation", when="during", em=0.5, n=8, trained=0)
+    for when, em in (("during", 0.75), ("contender", 0.875), ("contender", 0.25)):
+        run.event("evaluated", 21, split="validation", when=when, em=em, n=8, trained=20)
+    charts = [
+        c for c in training_charts(read_run(run.path)) if c and c.title.startswith("Held-out")
+    ]
+    zero, first, last = 256.0, 134.0, 42.5  # 100 % is at 12
+    assert f'points="52.0,{first} 626.0,{last}"' in charts[0].svg
+    assert (zero - last) / (zero - first) == 0.875 / 0.5
+    assert "was 75.0_% at step 20." in check(write_report(run.path)).words
 
 
 def test_a_run_that_has_just_started_shows_its_first_score(tmp_path: Path) -> None:

@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -187,6 +188,26 @@ def test_the_first_round_leaves_rollouts_for_a_batch(budget: int, fits: bool):
             ValueError, match=r"strategy\.budget is 400, and a batch of 192 follows"
         ):
             METHOD.check(FstOptions(), shape)
+
+
+def test_a_last_stage_has_batches_before_it_and_a_budget():
+    stage = {"distil_steps": 3, "distillation": KLDistillation(kind="kl")}
+    shape = RunShape(group_size=8, questions_per_step=24, steps=4, rollout_budget=400 + 4 * 192)
+    METHOD.check(FstOptions(**stage), shape)
+    assert METHOD.cost(FstOptions(**stage), shape).validations == 2
+    with pytest.raises(ValueError, match="and 4 batches of 192 follow it"):
+        METHOD.check(FstOptions(**stage), replace(shape, rollout_budget=400 + 4 * 192 - 1))
+    with pytest.raises(
+        ValueError, match=r"distil_steps is 3, but training\.steps is 3; expected few"
+    ):
+        METHOD.check(FstOptions(**stage), replace(shape, steps=3))
+
+
+def test_an_llm_of_no_use_ends_the_run_in_the_only_round_before_the_last_stage():
+    strategy = fst(distil_steps=6, distillation=KLDistillation(kind="kl"))
+    llm = ScriptedLLM(["none"] * 50)
+    with pytest.raises(EvolutionError):
+        run(strategy, ScriptedRollout(chance), llm, Events(), range(1, 2), TASKS, total=9)
 
 
 def test_the_record_says_what_a_prompt_was_observed_in():

@@ -9,8 +9,8 @@ import pytest
 from pydantic import TypeAdapter, ValidationError
 
 from cotune.errors import ConfigError, EvolutionError, LLMError
-from cotune.methods.inspo.inspo import Inspo, InspoOptions
-from cotune.methods.method import Context
+from cotune.methods.inspo.inspo import METHOD, Inspo, InspoOptions
+from cotune.methods.method import Context, RunShape
 from cotune.protocols import Strategy
 from cotune.run.lineage import best_member
 from cotune.testing import ScriptedLLM
@@ -634,6 +634,27 @@ def test_all_proposals_failing_is_an_error_at_the_second_phase(llm, cause, calls
     with pytest.raises(EvolutionError, match=cause):
         strategy.evolve_if_due(Progress(5, 0, 9), rollout, llm, events)
     assert len(events.of("proposal_failed")) == calls
+
+
+def test_the_first_phase_is_the_last_if_the_others_would_fall_into_the_last_stage():
+    strategy = inspo(distil_steps=5, distillation=KLDistillation(kind="kl"))  # evolves after step 4
+    policy = ScriptedRollout(chance)
+    with pytest.raises(EvolutionError, match="connection refused"):
+        run(strategy, policy, Down(), Events(), range(1, 2), TASKS, total=9)
+    other = inspo(distil_steps=4, distillation=KLDistillation(kind="kl"))
+    run(other, policy, Down(), Events(), range(1, 2), TASKS, total=9)
+
+
+def test_a_last_stage_needs_batches_before_it_and_a_policy_that_learns():
+    stage = InspoOptions(distil_steps=4, distillation=KLDistillation(kind="kl"))
+    shape = RunShape(group_size=2, steps=5)
+    METHOD.check(stage, shape)
+    with pytest.raises(
+        ValueError, match=r"distil_steps is 4, but training\.steps is 4; expected few"
+    ):
+        METHOD.check(stage, replace(shape, steps=4))
+    with pytest.raises(ValueError, match=r"training\.frozen is true"):
+        METHOD.check(stage, replace(shape, frozen=True))
 
 
 def test_a_run_goes_on_after_failed_proposals():

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from cotune.errors import BudgetError, EvolutionError, LLMError
 from cotune.methods.inspo.proposers import (
-    Proposals,
+    ProposalAccount,
     critique_of,
     crossover_prompt,
     history_prompt,
@@ -146,15 +146,15 @@ def test_parser_finds_what_was_written(texts):
     assert parse_candidates(reply) == list(dict.fromkeys(t.strip() for t in texts if t.strip()))
 
 
-def saved_and_loaded(proposals: Proposals) -> Proposals:
-    restored = Proposals()
+def saved_and_loaded(proposals: ProposalAccount) -> ProposalAccount:
+    restored = ProposalAccount()
     restored.load_state_dict(json.loads(json.dumps(proposals.state_dict())))
     return restored
 
 
 def test_failed_calls_are_recorded_and_two_failed_phases_are_an_error():
     llm = ScriptedLLM([LLMError("down"), "nothing of use"])
-    events, proposals = Events(), Proposals()
+    events, proposals = Events(), ProposalAccount()
     assert proposals.ask("p", llm, events, 6) is None
     proposals.end_phase(llm, events)
     restored = saved_and_loaded(proposals)
@@ -175,7 +175,7 @@ GOOD, BROKEN, BAD = "<ins_1>a</ins_1>", "<ins_1>lost</ins_1>", LLMError("401")
 
 def phases(replies: list[Any], optional: bool = False, advice: str = "") -> Events:
     """One phase for each reply; state is saved in between. GOOD meets the contract, BROKEN does not."""
-    llm, events, proposals = ScriptedLLM(replies), Events(), Proposals()
+    llm, events, proposals = ScriptedLLM(replies), Events(), ProposalAccount()
     llm.optional, llm.advice = optional, advice  # pyright: ignore[reportAttributeAccessIssue]
     for reply in replies:
         proposals = saved_and_loaded(proposals)
@@ -210,14 +210,14 @@ def test_replies_that_break_the_contract_end_a_run_only_if_none_ever_met_it() ->
 def test_an_older_run_says_elsewhere_whether_its_llm_was_of_use(useful: bool) -> None:
     health = {"failed": 1, "causes": ["lost <answer>"], "ended": False}
     for state in ({"useful": useful}, {"useful": useful, "health": health}):
-        proposals = Proposals()
+        proposals = ProposalAccount()
         proposals.load_state_dict(state)
         assert proposals.state_dict()["health"]["useful"] is useful
     assert proposals.state_dict()["health"] == {"useful": useful, **health}
 
 
 def test_the_only_phase_is_judged_at_once() -> None:
-    proposals, llm = Proposals(), ScriptedLLM([LLMError("401")])
+    proposals, llm = ProposalAccount(), ScriptedLLM([LLMError("401")])
     proposals.ask("p", llm, Events(), 6)
     with pytest.raises(EvolutionError, match=r"of the only phase failed \(LLMError: 401"):
         proposals.end_phase(llm, Events(), last=True)
@@ -225,7 +225,7 @@ def test_the_only_phase_is_judged_at_once() -> None:
 
 def test_a_talkative_reply_is_cut_to_what_was_asked_for():
     reply = "".join(f"<ins_{i}>candidate {i}</ins_{i}>" for i in range(1, 10))
-    got = Proposals().ask("p", ScriptedLLM([reply]), Events(), 2)
+    got = ProposalAccount().ask("p", ScriptedLLM([reply]), Events(), 2)
     assert got is not None
     assert got.candidates == ("candidate 1", "candidate 2")
 
@@ -235,7 +235,7 @@ def test_a_reply_that_was_cut_off_is_rejected():
         def complete(self, prompt: str) -> Completion:
             return Completion("<ins_1>whole</ins_1> <ins_2>par", truncated=True)
 
-    events, proposals = Events(), Proposals()
+    events, proposals = Events(), ProposalAccount()
     got = proposals.ask("p", Cut(), events, 6)
     assert got is not None
     assert got.candidates == ()
@@ -251,7 +251,7 @@ class Broke:
 
 
 def test_a_spent_budget_ends_proposals_once_and_the_run_only_if_none_was_of_use() -> None:
-    proposals, events = Proposals(), Events()
+    proposals, events = ProposalAccount(), Events()
     proposals.ask("p", ScriptedLLM([GOOD]), events, 6)
     proposals.valid(1, [])
     for _ in range(4):
@@ -259,7 +259,7 @@ def test_a_spent_budget_ends_proposals_once_and_the_run_only_if_none_was_of_use(
         proposals.end_phase(Broke(), events)
     assert events.of("proposals_ended") == [{"reason": "0.02 left, 0.05 needed"}]
     assert events.of("phase_failed") == []
-    unaffordable = Proposals()
+    unaffordable = ProposalAccount()
     unaffordable.ask("p", Broke(), events, 6)
     with pytest.raises(EvolutionError, match=r"0\.02 left"):
         unaffordable.end_phase(Broke(), events, last=True)

@@ -69,7 +69,6 @@ def test_a_ratio_is_the_quotient_of_the_two_chances() -> None:
         (Distillation(ratio="masked", high=math.inf), [0, 0, 1, 1, 1, 1]),
         (Distillation(ratio="masked", high=math.inf, soft=True), [0, 0.5, 1, 1, 1, 1]),
         (Distillation(ratio="original"), [1] * 6),
-        (Distillation(ratio="hint", soft=True), [1] * 6),
         (Distillation(ratio="off"), [1] * 6),
     ],
 )

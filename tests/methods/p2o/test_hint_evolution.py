@@ -171,6 +171,19 @@ def test_single_turn_asks_again_where_a_hint_was_rejected():
     assert (result.accepted, result.reflector.valid, result.reflector.proposed) == (4, 4, 7)
 
 
+def test_single_turn_ends_with_the_llms_budget():
+    def write(n: int, prompt: str) -> str:
+        if n:
+            raise BudgetError("the next call could exceed llm.budget")
+        return one_keyword_each(n, prompt)
+
+    policy, author = Policy(), Author(write)
+    result = evolve(policy, author, reflection="single_turn")
+    assert (result.accepted, len(author.prompts)) == (1, 2)
+    minibatches, dev = policy.calls
+    assert (len(minibatches), len(dev)) == (12, 2 * 8)
+
+
 def test_a_spent_budget_is_no_failed_phase():
     def broke(n: int, prompt: str) -> str:
         raise BudgetError("the next call could exceed llm.budget")

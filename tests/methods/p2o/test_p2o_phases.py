@@ -248,3 +248,5 @@ def test_a_screen_and_its_phase_roll_out_as_the_scoring_says(scoring: Scoring):
     screen, *phase = run.policy.calls
     assert [a.sampled for a in screen] == [PLAIN] * len(HARD)
     assert any(a.sampled.hint for call in phase for a in call)
+    # Samples that failed are no fair score of the empty hint, so it is sampled again.
+    assert any(a.sampled == PLAIN for call in phase for a in call) == (scoring == "sampled")

@@ -131,7 +131,7 @@ def dry_run(
             console.print(f"{config.name}: dry run. Replaced:", markup=False)
             for line in [*replaced, *more]:
                 console.print(f"  {line}", markup=False, highlight=False)
-            measured = measured_steps(scaled, run, _STEPS, console, environment)
+            measured = measured_steps(scaled, run, scaled.training.steps, console, environment)
             lines = _outcome(config, measured, RunDir.open(run))
     except KeyboardInterrupt:
         raise Stopped("stopped; nothing was kept") from None
@@ -204,7 +204,8 @@ def scaled_down(
         )
     if bundled != config.policy.path:
         replaced.append(f"policy: {bundled} for {config.policy.path}")
-    training, without = scaled_training(config.training)
+    strategy = config.method.scaled(config.strategy)
+    training, without = scaled_training(config.training, getattr(strategy, "distil_steps", 0))
     if config.training.engine != training.engine:
         there = "" if find_spec(config.training.engine) else ", which is not installed here"
         replaced.append(f"engine: {training.engine} for {config.training.engine}{there}")
@@ -224,7 +225,7 @@ def scaled_down(
         "instruction": instruction,
         "rewards": config.rewards if own else (),
         "limits": limits,
-        "strategy": config.method.scaled(config.strategy),
+        "strategy": strategy,
         "training": training,
     }
     if config.proposer is not None:
@@ -232,7 +233,7 @@ def scaled_down(
         if not ask_llm and isinstance(config.proposer, ASKS_A_MODEL):
             changes["llm"] = None
     replaced.append(
-        f"sizes: {_STEPS} steps of {training.questions_per_step} questions × {training.group_size}, "
+        f"sizes: {training.steps} steps of {training.questions_per_step} questions × {training.group_size}, "
         f"{limits.turns} turns of {limits.turn_tokens} tokens, prompts of {limits.prompt_tokens}"
         + ("; the evolution's numbers likewise" if config.method.evolves else "")
     )
@@ -280,8 +281,13 @@ def evolves(config: RunConfig) -> bool:
     return config.method.cost(config.strategy, config.shape(QUESTIONS)).phases > 0
 
 
-def scaled_training(training: TrainingConfig) -> tuple[TrainingConfig, Sequence[str]]:
+def scaled_training(
+    training: TrainingConfig, last_stage: int
+) -> tuple[TrainingConfig, Sequence[str]]:
     """Scale the run file's GRPO down to two steps of a few rollouts on TRL.
+
+    Args:
+        last_stage: further steps, in which nothing evolves.
 
     Returns:
         The fields, and the names of the `engine_args` that are left out: all but the loss's.
@@ -297,7 +303,7 @@ def scaled_training(training: TrainingConfig) -> tuple[TrainingConfig, Sequence[
     args = engine_named(training.engine).dry_run_args(training.engine_args)
     changes: dict[str, Any] = {
         "engine": "trl",
-        "steps": 2,
+        "steps": _STEPS + last_stage,
         "questions_per_step": questions,
         "group_size": group,
         "mini_batches": mini_batches,

@@ -205,11 +205,14 @@ def joint_run(
     """Build the joint run; see `TrainerMethod.for_trl`."""
     check_trl()
     check_args(args)
-    group = "GRPOConfig.num_generations"
+    shape = RunShape(
+        group_size=args.num_generations or 1,
+        group_field="GRPOConfig.num_generations",
+        steps=args.max_steps // steps_per_batch(args),
+        steps_field="GRPOConfig.max_steps, in rollout batches,",
+    )
     try:
-        method.method.check(
-            method.options, RunShape(group_size=args.num_generations or 1, group_field=group)
-        )
+        method.method.check(method.options, shape)
     except ValueError as error:
         raise ConfigError(str(error)) from None
     if method.rewards is not None:

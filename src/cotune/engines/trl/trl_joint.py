@@ -283,8 +283,8 @@ class TRLJoint(Joint, TRLRun[GRPOTrainer]):
                 f"GRPOTrainer sent other tasks at step {step} than this run has there: give it "
                 "train_dataset=joint.dataset as it is, ignore_data_skip=False, and call train once"
             )
-        coordinator, progress = self.coordinator, self.progress(step)
-        metrics = self._evolve(step)
+        coordinator, metrics = self.coordinator, self._evolve(step)
+        progress = self.progress(step)  # after what evolution has spent
         assignments = coordinator.assign(tasks, group, progress)
         trajectories = coordinator.rollout(assignments)
         trajectories, resampled = coordinator.resample(trajectories, group, progress)

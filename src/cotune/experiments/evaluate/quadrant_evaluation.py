@@ -30,9 +30,6 @@ from cotune.run.run_dir import RunDir
 from cotune.run.scores import measure_of
 from cotune.types import Prompt, Trajectory
 
-SAMPLES = 4
-"""Sampled rollouts per question if none are asked for."""
-
 _NOT_READ = (
     "name",
     "output",

@@ -21,6 +21,10 @@ from cotune.run.json_files import Row
 from cotune.types import Distillation
 
 _PHASE_KINDS = ("hint_accepted", "hint_rejected", "proposal_failed", "hint_phase_ended")
+_MASKED = {
+    "masked": "less, or nothing",
+    "masked_signed": "less, or nothing, unless the rollout's advantage is positive",
+}
 _LEAST_RATIO = 1e-12  # smaller ratios are drawn at this value
 
 
@@ -245,24 +249,25 @@ def _histogram(run: RecordedRun) -> Chart | None:
         return None
     # If versions with other bins wrote to one folder, the bins that hold most tokens.
     (low, high, _), counts = max(found.items(), key=lambda item: sum(item[1]))
-    bounds = _bounds(run.config)
+    mask = _mask(run.config)
     title = "Context ratios of the whole run"
     note = (
         f"{count(sum(counts))} tokens of hinted rollouts by π(token without hint) / "
         "π(token with hint)."
     )
-    if bounds:
-        note += " Dotted: the mask's bounds; grey tokens weigh less, or nothing."
+    if mask:
+        note += f" Dotted: the mask's bounds; grey tokens weigh {_MASKED[mask.ratio]}."
+    bounds = (math.log10(max(mask.low, _LEAST_RATIO)), math.log10(mask.high)) if mask else None
     return Chart(title, column_chart(title, counts, low, high, bounds), note=note)
 
 
-def _bounds(config: Row) -> tuple[float, float] | None:
-    """Return log10 of the mask's bounds, from the resolved run file; None if it has no mask."""
+def _mask(config: Row) -> Distillation | None:
+    """Return the mask of the resolved run file, or None."""
     strategy: Any = config.get("strategy")
     part = strategy.get("p2o", strategy) if isinstance(strategy, Mapping) else {}
     settings = part.get("distillation") if isinstance(part, Mapping) else None
-    if not isinstance(settings, Mapping) or settings.get("ratio") != "masked":
+    if not isinstance(settings, Mapping) or settings.get("ratio") not in _MASKED:
         return None
     default = Distillation()
     low, high = settings.get("low", default.low), settings.get("high", default.high)
-    return math.log10(max(low, _LEAST_RATIO)), math.log10(high)
+    return Distillation(ratio=settings["ratio"], low=low, high=high)

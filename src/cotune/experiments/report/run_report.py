@@ -88,10 +88,18 @@ def _facts(run: RecordedRun) -> list[tuple[str, str]]:
     return [(name, value) for name, value in facts if value]
 
 
+# Evaluations of a policy that are not under the best instruction of its time, or not of the best policy.
+_OTHER_PROMPTS = ("plain", "uplift", "hinted", "last")
+
+
 def _verdict(run: RecordedRun) -> str:
     """Return one sentence on the outcome, for a summary without one."""
     before, after = run.result.get("em_before"), run.result.get("em")
-    evaluated = [event for event in run.of_kind("evaluated") if event.get("em") is not None]
+    evaluated = [
+        event
+        for event in run.of_kind("evaluated")
+        if event.get("em") is not None and event.get("when") not in (*_OTHER_PROMPTS, "contender")
+    ]
     score, what = percent if run.shares else number, f"Held-out {run.measure}"
     if after is not None and before is not None:
         verb = "rose" if after > before else "fell" if after < before else "went"
@@ -100,7 +108,11 @@ def _verdict(run: RecordedRun) -> str:
         return f"{what} is {score(after)}."
     if evaluated:
         last = evaluated[-1]
-        when = "before training" if last.get("when") == "before" else f"at step {last['step']}"
+        when = (
+            "before training"
+            if last.get("when") == "before"
+            else f"at step {last.get('trained', last['step'])}"
+        )
         return f"{what} was {score(last['em'])} {when}."
     return "No held-out result yet."
 
@@ -279,13 +291,16 @@ def _held_out_chart(run: RecordedRun) -> Chart | None:
     """Draw held-out scores over training, one series per split.
 
     From the initial instruction before training to the best one of its time; the trained policy
-    under the initial instruction is in the table, not here.
+    under the initial instruction is in the table, not here. At the end, validation chooses between
+    contenders, so the best score of a step counts.
     """
     by_split: dict[str, list[Row]] = {}
     for event in run.of_kind("evaluated"):
-        if event.get("when") not in ("plain", "uplift", "hinted", "last"):
+        if event.get("when") not in _OTHER_PROMPTS:
             row = {**event, "step": event.get("trained", event["step"])}
             by_split.setdefault(str(event.get("split", "")), []).append(row)
+    for rows in by_split.values():
+        rows.sort(key=lambda row: row.get("em") or 0.0)
     drawn = [(split, values(rows, "em")) for split, rows in sorted(by_split.items())]
     drawn = [(split if len(drawn) > 1 else run.name, points) for split, points in drawn]
     named = [(name, points) for name, points in drawn if points]

@@ -25,7 +25,7 @@ from cotune.methods.instruction_evolution import (
     record_born,
 )
 from cotune.methods.instruction_rules import InstructionRules, check_same_initial
-from cotune.methods.last_stage import LastStage, taught_groups
+from cotune.methods.last_stage import LastStage, check_last_stage, taught_groups
 from cotune.methods.llm_health import LLMHealth
 from cotune.methods.method import Context, Cost, Method, Proposals, RunShape, arxiv
 from cotune.methods.text_evolution import (
@@ -50,6 +50,7 @@ from cotune.types import (
     Metrics,
     Progress,
     Prompt,
+    Purpose,
     Standing,
     Task,
     Trajectory,
@@ -195,7 +196,7 @@ class Fst(LastStage):
 
     @property
     def checks_uplift(self) -> bool:
-        return self.options.target == "initial" or self.options.distil_steps > 0
+        return _checks_uplift(self.options)
 
     # ---- fast weights
 
@@ -224,7 +225,8 @@ class Fst(LastStage):
                 "rollout_budget leaves for one: no prompts are evolved",
             )
             return {}
-        later = any(map(options.is_due, range(step + 1, progress.total_steps + 1)))
+        before_stage = progress.total_steps - options.distil_steps
+        later = any(map(options.is_due, range(step + 1, before_stage + 1)))
         return self._round(step, rollout, llm, record, last=not later and not self._rounds)
 
     def _round(
@@ -410,19 +412,27 @@ class Fst(LastStage):
 # ---- the method's entry in the registry
 
 
+def _checks_uplift(options: FstOptions) -> bool:
+    return options.target == "initial" or options.distil_steps > 0
+
+
+def _check(options: FstOptions, shape: RunShape) -> None:
+    check_last_stage(options.distil_steps, shape)
+    check_budget(options.budget, shape, batches=1 + options.distil_steps)
+
+
 def _cost(options: FstOptions, shape: RunShape) -> Cost:
     rounds = sum(map(options.is_due, range(1, shape.steps + 1)))
     calls = rounds * math.ceil(options.budget / options.minibatch)
     shown = Proposals(calls, options.max_instruction_chars, options.minibatch)
-    validations = 2 if options.target == "initial" else 1
-    return Cost(
-        rounds, {"evolve": rounds * options.budget}, (shown,), validations, options.prompts - 1
-    )
+    evolve: dict[Purpose, int] = {"evolve": rounds * options.budget}
+    return Cost(rounds, evolve, (shown,), 1 + _checks_uplift(options), options.prompts - 1)
 
 
 def _scaled(options: FstOptions) -> FstOptions:
     return replace(
-        options, prompts=2, evolve_every=1, evolve_until=None, dev_size=2, budget=24, minibatch=2, beam=1
+        options, prompts=2, evolve_every=1, evolve_until=None, dev_size=2, budget=24, minibatch=2, beam=1,
+        distil_steps=min(options.distil_steps, 1),
     )  # fmt: skip
 
 
@@ -438,7 +448,7 @@ METHOD = Method(
     tags=("grpo", "fst"),
     evolves=("instruction",),
     loss="cispo",
-    check=lambda options, shape: check_budget(options.budget, shape),
+    check=_check,
     cost=_cost,
     distillation=lambda options: options.distillation,
     scaled=_scaled,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from cotune.methods.inspo.proposers import (
     Proposal,
-    Proposals,
+    ProposalAccount,
     ProposerKind,
     crossover_prompt,
     history_prompt,
@@ -83,7 +83,7 @@ class Generator:
     ) -> None:
         self._rules, self._replay, self._options = rules, replay, options
         self._seed, self._description = seed, description
-        self._proposals = Proposals()
+        self._proposals = ProposalAccount()
         self._race = Race(
             options.verification,
             options.verification_block,

@@ -21,7 +21,7 @@ from cotune.methods.inspo.replay import ReplayBuffer
 from cotune.methods.inspo.verification import Candidate, Verification
 from cotune.methods.instruction_evolution import record_born
 from cotune.methods.instruction_rules import InstructionRules, check_same_initial
-from cotune.methods.last_stage import LastStage, taught_groups
+from cotune.methods.last_stage import LastStage, check_last_stage, taught_groups
 from cotune.methods.method import Context, Cost, Method, Proposals, RunShape, arxiv
 from cotune.protocols import LLM, Recorder, Rollout, State
 from cotune.types import (
@@ -45,7 +45,7 @@ _HISTORY = 10  # instructions shown to the history proposer, or drawn from by cr
 
 @dataclass(frozen=True, kw_only=True)
 class InspoOptions:
-    """INSPO's options; defaults are the paper's. Steps are rollout batches.
+    """INSPO's options; defaults are the paper's but for `new_weight` and `prune_until`. Steps are rollout batches.
 
     Attributes:
         population_size: N_P, instructions after the start and after an evolution.
@@ -226,7 +226,8 @@ class Inspo(LastStage):
         options, ended = self.options, progress.step - 1
         metrics: dict[str, float] = {}
         if first:
-            evolves = range(1, min(options.evolve_until, progress.total_steps))
+            before_stage = progress.total_steps - options.distil_steps
+            evolves = range(1, min(options.evolve_until, before_stage))
             later = any(_due(step, options.evolve_every, options.evolve_until) for step in evolves)
             metrics |= self._initialise(llm, record, last=not later)
         prune_until = options.evolve_until if options.prune_until is None else options.prune_until
@@ -565,6 +566,7 @@ METHOD = Method(
     card=f"INSPO ({arxiv('2512.01945')}): weights and instruction trained together, on GRPO",
     tags=("grpo", "inspo"),
     evolves=("instruction",),
+    check=lambda options, shape: check_last_stage(options.distil_steps, shape),
     cost=cost,
     distillation=lambda options: options.distillation,
     scaled=scaled,

@@ -200,7 +200,7 @@ class Proposal:
     critique: str
 
 
-class Proposals:
+class ProposalAccount:
     """Ask an LLM and keep account of its phases, so that a run whose LLM is of no use ends."""
 
     def __init__(self) -> None:

@@ -252,7 +252,8 @@ def reflect_once(phase: HintSearch) -> HintPool:
     """Single-turn reflection (the paper's ablation): hints written from the empty one, none evolved.
 
     Asks about minibatches of train, each evaluated once without a hint, until there are `beam`
-    valid hints, or as many as the budget can score on dev, or two rounds in a row bring none. All
+    valid hints, or as many as the budget can score on dev, or two rounds in a row bring none, or the
+    LLM's budget is spent. All
     hints and the empty one are then scored on dev in one batch.
     """
     options, dev, judge, budget = phase.options, phase.dev, phase.judge, phase.budget
@@ -272,6 +273,8 @@ def reflect_once(phase: HintSearch) -> HintPool:
         valid = [hint for hint in new if hint is not None]
         barren = 0 if valid else barren + 1
         hints += valid
+        if phase.reflector.spent:
+            break
     texts = ["", *hints]
     scores = [[t.reward for t in ts] for ts in judge.evaluate([(h, dev) for h in texts])]
     pool, report = phase.pool(texts, scores), _HintReport(budget, phase.record)
@@ -291,7 +294,7 @@ def _minibatches(train: Sequence[Task], size: int, seed_key: str) -> Iterator[li
 
 
 class HintEvolution:
-    """Run phases, skip those with too few hard questions, and fail if no hint is ever proposed.
+    """Run phases, skip those with too few hard questions, and end the run of a useless reflector.
 
     Args:
         rules: the contract of a hint.
@@ -328,8 +331,8 @@ class HintEvolution:
     ) -> HintPool | None:
         """Return the pool to draw from: a phase's, or what is left of the one before.
 
-        If too few questions are hard, or a screen solved more than half, that is None, or `before` with `keep_if_skipped`. If a phase
-        cannot be afforded, or the LLM's budget was spent before a hint was found, it is `before`. A
+        If too few questions are hard, or a screen solved more than half, that is None, or `before` with
+        `keep_if_skipped`. If a phase cannot be afforded, or the LLM's budget was spent before a hint was found, it is `before`. A
         phase that is skipped is recorded as a "notice".
 
         Args:
@@ -337,7 +340,8 @@ class HintEvolution:
             step: the step before which this happens; keys the draws.
             affordable: evaluations that the run can still afford; None for no limit.
             known: a screen's rollouts of hard questions without a hint, by question. Those
-                that it solved are left out; the others are not rolled out again.
+                that it solved are left out. The others are not rolled out again if scoring is greedy;
+                samples that failed would score the empty hint below what it is worth.
             before: the pool so far.
 
         Raises:
@@ -387,7 +391,7 @@ class HintEvolution:
             record=record,
             description=self._description,
             solved_at=self._solved_at,
-            known=known,
+            known=known if self.options.scoring == "greedy" else {},
         )
         result.reflector.end_phase(self._health, "hint")
         return before if result.reflector.spent and not result.accepted else result.pool

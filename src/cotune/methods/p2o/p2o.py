@@ -164,7 +164,7 @@ class P2O:
         """Run the base's own evolution and, before an epoch's first step, Phase 2 on the last epoch.
 
         Raises:
-            EvolutionError: in two phases in a row no proposal met the contract.
+            EvolutionError: see `LLMHealth.end_phase`.
         """
         counted = _Counted(rollout)
         metrics = dict(self.base.evolve_if_due(progress, counted, llm, record))
@@ -414,7 +414,7 @@ def check(options: P2OOptions, shape: RunShape, groups: Groups = "own") -> None:
         )
 
 
-def cost(options: P2OOptions, shape: RunShape) -> Cost:
+def cost(options: P2OOptions, shape: RunShape, groups: Groups = "own") -> Cost:
     """Bound the rollouts and calls of hint evolution: a phase at each epoch's end before a step."""
     hints = options.hints
     phases = 0
@@ -427,8 +427,13 @@ def cost(options: P2OOptions, shape: RunShape) -> Cost:
     # A proposal costs at least the evaluation of a minibatch.
     calls = phases * math.ceil(each / hints.minibatch) if phases else 0
     # A screen costs a rollout per hard question, and saves the phase those without a hint.
-    most = phases * (each + (shape.questions if options.screen else 0))
-    return Cost(phases, {"evolve": most}, (Proposals(calls, hints.max_chars, hints.minibatch),))
+    most: dict[Purpose, int] = {
+        "evolve": phases * (each + (shape.questions if options.screen else 0))
+    }
+    if isinstance(options.distillation, FilteredDistillation):
+        hinted = options.hinted(shape.group_size, groups)
+        most["train"] = shape.steps * shape.questions_per_step * hinted  # retries under hints
+    return Cost(phases, most, (Proposals(calls, hints.max_chars, hints.minibatch),))
 
 
 def scaled(options: P2OOptions) -> P2OOptions:
