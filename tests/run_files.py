@@ -14,6 +14,7 @@ from cotune.protocols import Environment, Strategy, TokenRules
 TINY: dict[str, Any] = {
     "name": "tiny",
     "threads": 1,
+    "policy": {"path": "bundled:geo"},
     "environment": {"kind": "geo", "train": 8, "validation": 3, "test": 6},
     "limits": {
         "turns": 3,

@@ -168,8 +168,16 @@ CASES: dict[str, tuple[dict[str, Any], list[str]]] = {
         ["GRPOConfig.num_iterations is 2"],
     ),
     "engine argument of the wrong kind": (
-        {"training": {"engine_args": {"save_strategy": "sometimes"}}},
+        {"training": {"engine_args": {"logging_strategy": "sometimes"}}},
         ["training.engine_args", "sometimes"],
+    ),
+    "engine argument that a field sets": (
+        {"training": {"engine_args": {"num_generations": 2}}},
+        ["training.engine_args.num_generations", "set training.group_size"],
+    ),
+    "unknown loss": (
+        {"training": {"engine_args": {"loss_type": "foo"}}},
+        ["training.engine_args.loss_type is 'foo'", "cispo"],
     ),
     "checkpoints elsewhere": (
         {"training": {"engine_args": {"output_dir": "/tmp/x"}}},

@@ -54,6 +54,12 @@ def test_plan_prices_an_endpoint(tmp_path: Path) -> None:
     assert "m at api.openai.com; at most 2 proposals, at most 0.31 at the prices of llm" in text
     assert "Without retries, at 4 characters a token, they cost at most 0.01" in text
     assert "stopped at the budget of 0.50" in text
+    free = {
+        **OPENAI,
+        "price_per_million_prompt_tokens": 0,
+        "price_per_million_completion_tokens": 0,
+    }
+    assert "at unknown cost: llm has no prices" in plan_text(tmp_path, {"llm": free})
 
 
 HUB: dict[str, Any] = {"dataset": {"name": "openai/gsm8k"}}

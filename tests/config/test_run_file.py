@@ -293,7 +293,7 @@ WRONG_DISTILLATION = [
     ({"kind": "kl", "weight": -1}, ".weight is -1.0; expected more than 0"),
     ({"kind": "filtered", "tokens": 3}, ".tokens: expected 'sampled' or 'top_k'; got 3"),
     ({"ratio": "x"}, ".ratio: expected 'original', 'hint', 'masked',"),
-    (3, ": expected fields below it, such as kind, ratio, low; got 3"),
+    (3, ": expected {kind: …}; got 3"),
 ]
 
 

@@ -117,6 +117,13 @@ def test_reading_a_file_leaves_no_copy_of_it(
     assert sorted(tmp_path.rglob("*")) == before
 
 
+def test_a_csv_may_have_separators_at_the_ends_of_lines(tmp_path: Path) -> None:
+    lines = ["question,answer", *[f"{i}?,{i}," for i in range(12)]]
+    (tmp_path / "a.csv").write_text("\n".join(lines))
+    tasks = all_of(read(tmp_path / "a.csv"))
+    assert {t.question: t.answers for t in tasks} == {f"{i}?": (str(i),) for i in range(12)}
+
+
 def test_a_csv_keeps_texts_that_only_look_missing(tmp_path: Path) -> None:
     lines = ["question,answer,level", *(f"Country {i}?,DE,1" for i in range(9)), "Namibia?,NA,"]
     (tmp_path / "a.csv").write_text("\n".join(lines))
@@ -166,6 +173,8 @@ def test_parquet_as_the_hub_stores_it(tmp_path: Path) -> None:
         ("a.json", "", ["dataset.path", "a.json holds no rows"]),
         ("a.csv", "", ["cannot be read as CSV", "EmptyDataError"]),
         ("a.csv", "question\n", ["a.csv holds no rows"]),
+        ("a.csv", "question,answer\nWhat, now?,a\n", ["a.csv: its rows have more cells than"]),
+        ("a.tsv", "question\tanswer\nq\ta\tb\n", ["a.tsv: its rows have more cells"]),
         ("a.parquet", "no", ["cannot be read as Parquet", "fix or rename"]),
     ],
 )

@@ -12,7 +12,11 @@ from cotune.environments.tag_protocol import PROMPT_FORMAT
 from cotune.errors import ConfigError
 from tests.run_files import environment_of
 
-LEAST: dict[str, Any] = {"output": "runs/x", "strategy": {"kind": "static"}}
+LEAST: dict[str, Any] = {
+    "output": "runs/x",
+    "policy": {"path": "me/model"},
+    "strategy": {"kind": "static"},
+}
 DATA = {"dataset": {"path": "data.jsonl"}, "rewards": ["exact_match"]}
 
 
@@ -25,6 +29,8 @@ def test_the_shortest_run_file_is_a_data_set_and_a_reward() -> None:
     assert config.environment.kind == "single_turn"
     assert [(r.function, r.weight) for r in config.rewards] == [("exact_match", 1.0)]
     assert parse_config(dump_config(config), "again") == config
+    with pytest.raises(ConfigError, match=r"policy\.path: missing; expected the model to train on"):
+        parse_config(LEAST | DATA | {"policy": {}}, "test")
 
 
 @pytest.mark.parametrize(

@@ -147,7 +147,7 @@ def test_a_data_set_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
             r'"level" is None; expected a n',
         ),
         ({"difficulty_at_least": 7, "difficulty_column": "topic"}, r'"topic" is \'Mathematics'),
-        ({"train": Path("no.parquet")}, r"environment\.train: no file no\.parquet; name one"),
+        ({"train": Path("no.parquet")}, r"environment\.train: no file no\.parquet in "),
         ({"train": Path("a.txt")}, r"environment\.train: no file a\.txt"),
     ],
 )

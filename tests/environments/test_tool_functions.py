@@ -160,6 +160,7 @@ def unresolved(a: "Nowhere") -> int:  # type: ignore[name-defined]  # noqa: F821
         (unresolved, "unresolved: .*Nowhere"),
         (lambda a: a, "not a named function"),
         (Scale(), "not a named function"),
+        (Scale, "not a named function"),
         ("weigh", "not a named function"),
     ],
 )

@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
-from cotune.errors import EngineError
+from cotune.errors import ConfigError, EngineError
+from cotune.methods.fst.fst import Fst, FstOptions
+from cotune.methods.method import Context
 from cotune.methods.static import StaticStrategy
 from cotune.protocols import LLM, Recorder, Rewards, Rollout, State
 from cotune.rewards.functions import RewardFunctions
@@ -286,6 +288,11 @@ def test_the_state_round_trips_and_another_schema_is_refused() -> None:
     other.load_state_dict(state)
     assert other.state_dict() == state
     assert other.step == 3
+    fst = Fst(FstOptions(), Context(instruction="say", tasks=make_tasks(99)))
+    with pytest.raises(
+        ConfigError, match="no 'lineage', which Fst reads: it is of a run with anot"
+    ):
+        make(strategy=fst).load_state_dict(state)
     newer: State = {**state, "schema_version": 2}
     with pytest.raises(EngineError, match=r"schema_version 2; .*reads 1"):
         other.load_state_dict(newer)

@@ -41,6 +41,7 @@ def test_an_object_of_a_file_is_the_same_each_time(
         ("gone.py:f", "rewards: no file gone.py"),
         ("broken.py:f", "importing broken.py failed: ZeroDivisionError: division by zero"),
         ("needs.py:f", "importing needs.py failed: ModuleNotFoundError: No module named 'nothing"),
+        ("leaves.py:f", "importing leaves.py failed: SystemExit: 0"),
         ("needing:f", "importing needing failed: ModuleNotFoundError: No module named 'nothing"),
     ],
 )
@@ -50,6 +51,7 @@ def test_what_cannot_be_had_is_said_with_the_field(
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "broken.py").write_text("1 / 0\n", encoding="utf-8")
+    (tmp_path / "leaves.py").write_text("raise SystemExit(0)\n", encoding="utf-8")
     for name in ("needs.py", "needing.py"):
         (tmp_path / name).write_text("import nothing_here\n", encoding="utf-8")
     with pytest.raises(ConfigError) as caught:

@@ -1,6 +1,7 @@
 """The command line: argument parsing. User errors print one line and exit with status 2."""
 
 import errno
+import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -103,7 +104,7 @@ def init(
         kind = typer.prompt("What do you want to train?", default="single-turn")
     for path in write_starter(str(kind), folder, policy):
         typer.echo(f"wrote {path}")
-    enter = "" if folder == Path() else f"cd {folder} && "
+    enter = "" if folder == Path() else f"cd {shlex.quote(str(folder))} && "
     typer.echo(f"next: {enter}cotune {'train' if offline else 'try'} run.yaml")
 
 
@@ -226,7 +227,9 @@ def evaluate(
     from cotune.cli.trust import check_trusted
     from cotune.experiments.evaluate.evaluating import parse_options
 
-    quadrants = quadrants or since is not None or bool(initial_of)
+    if not quadrants and (since is not None or initial_of):
+        given = "--initial-of" if since is None else "--since"
+        raise ConfigError(f"{given} was given without --quadrants; remove it, or add --quadrants")
     asked = parse_options(
         split=split, benchmarks=benchmark or (), samples=samples or ("4" if quadrants else "0"),
         temperature=temperature, metrics=metric or (), limit=limit, policy=policy,

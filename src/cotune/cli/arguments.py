@@ -142,7 +142,8 @@ DryRun = Annotated[
         "--dry-run",
         metavar="",
         help="Run two small steps with a bundled policy instead of the model and offline rules "
-        "instead of the LLM. Downloads nothing and leaves nothing behind.",
+        "instead of the LLM. Downloads nothing and leaves nothing behind. For environments that have a "
+        "bundled world: geo, search, arithmetic, math, ladder, scaffold.",
     ),
 ]
 AskLLM = Annotated[

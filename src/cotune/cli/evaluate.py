@@ -1,6 +1,7 @@
 """`cotune evaluate`: score a run's best policy on held-out questions."""
 
 import json
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -75,6 +76,11 @@ def evaluate_quadrants(
 
     check_options(options)
     run, config = _opened(folder, output, assignments)
+    if not os.access(run.path, os.W_OK):
+        raise ConfigError(
+            f"{run.path}: this user may not write into the run folder, where --quadrants keeps its scores; "
+            "evaluate a copy"
+        )
     first = None if since is None else RunDir.open(since)
     quiet_libraries(config)
     shown = Console(quiet=True) if as_json else console
@@ -100,5 +106,7 @@ def _opened(
     """Return a run folder with its run file, after setting some fields of that."""
     if output is not None and (output.is_dir() or not output.parent.is_dir()):
         raise ConfigError(f"--output is {output}; expected a file in a folder that exists")
+    if output is not None and not os.access(output if output.exists() else output.parent, os.W_OK):
+        raise ConfigError(f"--output is {output}, which this user may not write; name another file")
     run, config = open_trained(folder)
     return run, recorded_config(run, assignments) if assignments else config

@@ -1,5 +1,6 @@
 """`cotune train` and `cotune resume`, the same for every engine."""
 
+import shlex
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -156,21 +157,25 @@ def _stoppable(folder: Path, config: RunConfig) -> Generator[None]:
     """Turn Ctrl-C, a full disk, a useless LLM and failures under way into one line that says how to resume."""
 
     def again() -> str:
-        return f"cotune resume {folder}" if RunDir.is_run(folder) else "start again"
+        return _resume(folder) if RunDir.is_run(folder) else "start again"
 
     try:
         with full_disk_told(folder, again):
             yield
     except KeyboardInterrupt:
         if RunDir.is_run(folder):
-            raise Stopped(f"stopped; resume with: cotune resume {folder}") from None
+            raise Stopped(f"stopped; resume with: {_resume(folder)}") from None
         raise Stopped("stopped before anything was written") from None
     except EvolutionError as error:
         raise EvolutionError(f"{error}; {_without_proposals(folder, config)}") from error
     except CotuneError as error:
         if "cotune resume" in str(error) or not _under_way(folder):
             raise
-        raise type(error)(f"{error}; then go on: cotune resume {folder}") from error
+        raise type(error)(f"{error}; then go on: {_resume(folder)}") from error
+
+
+def _resume(folder: Path) -> str:
+    return f"cotune resume {shlex.quote(str(folder))}"
 
 
 def _under_way(folder: Path) -> bool:
@@ -183,7 +188,7 @@ def _under_way(folder: Path) -> bool:
 
 def _without_proposals(folder: Path, config: RunConfig) -> str:
     """Return how to resume a run whose LLM was of no use."""
-    resume = f"cotune resume {folder}"
+    resume = _resume(folder)
     if not hasattr(config.llm, "optional"):
         return f"then: {resume}"
     corrected = f"{resume} --set llm.model=…" if hasattr(config.llm, "model") else resume

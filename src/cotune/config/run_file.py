@@ -14,6 +14,7 @@ from pydantic import (
     ValidatorFunctionWrapHandler,
     WrapSerializer,
     WrapValidator,
+    field_validator,
     model_validator,
 )
 
@@ -302,6 +303,11 @@ class RunConfig(Model):
             given["llm"] = {"kind": "python", "object": llm} if ":" in llm else {"kind": llm}
         return given
 
+    @field_validator("output")
+    @classmethod
+    def _in_the_home_folder(cls, output: Path) -> Path:
+        return output.expanduser()
+
     @model_validator(mode="after")
     def _can_be_acted_on(self) -> "RunConfig":
         text, required = self.instruction.text, REQUIRED_TEXTS.get(self.environment.kind, ())
@@ -342,6 +348,10 @@ class RunConfig(Model):
             raise ValueError(
                 f"rewards: missing; environment.kind {kind} does not score: name reward functions "
                 "such as my_package.rewards:exact, or exact_match"
+            )
+        if self.dataset is not None and "path" not in self.policy.model_fields_set:
+            raise ValueError(
+                "policy.path: missing; expected the model to train on dataset, a name of the hub or a folder"
             )
         return self
 
@@ -532,7 +542,8 @@ def read_fields(path: Path, what: str, such_as: str) -> dict[str, Any]:
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: not UTF-8 text ({error.reason}); expected YAML") from error
     except yaml.YAMLError as error:
-        raise ConfigError(f"{path}{_yaml_problem(error)}; expected YAML") from None
+        tab = ", which is indented by spaces, not tabs" if "'\\t'" in str(error) else ""
+        raise ConfigError(f"{path}{_yaml_problem(error)}; expected YAML{tab}") from None
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: {too_much(error)}; expected YAML") from None
     if not isinstance(raw, dict):

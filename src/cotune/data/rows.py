@@ -4,6 +4,7 @@
 
 import json
 import re
+import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
@@ -51,7 +52,8 @@ def file_rows(path: Path, field: str, without: Collection[str] = ()) -> list[Row
         return [row for file in _folder(path, field) for row in _parquet(file, field, without)]
     if not path.exists():
         raise ConfigError(
-            f"{field}: no file {path}; name one that ends in {KINDS}, or a folder of Parquet files"
+            f"{field}: no file {path} in {Path.cwd().name}, the folder that cotune is started in; name one "
+            f"that ends in {KINDS}, or a folder of Parquet files"
         )
     if suffix in (".jsonl", ".ndjson"):
         return list(json_rows(path, field))
@@ -291,9 +293,23 @@ def _csv(path: Path, field: str, separator: str) -> list[Row]:
     import pandas
 
     try:
-        frame = pandas.read_csv(
-            path, sep=separator, keep_default_na=False, na_values=[""], low_memory=False
-        )
+        with warnings.catch_warnings():
+            # If the first row is longer than the header, pandas would take its first cell for an index,
+            # or with index_col=False drop its last cells with a warning.
+            warnings.simplefilter("error", pandas.errors.ParserWarning)
+            frame = pandas.read_csv(
+                path,
+                sep=separator,
+                keep_default_na=False,
+                na_values=[""],
+                low_memory=False,
+                index_col=False,
+            )
+    except pandas.errors.ParserWarning as error:
+        raise ConfigError(
+            f"{field}: {path}: its rows have more cells than the header; put texts that hold a separator "
+            "in double quotes, and remove separators at the ends of lines"
+        ) from error
     except (OSError, ValueError) as error:
         raise _unreadable(path, field, "CSV", error) from error
     values = frame.astype(object).where(frame.notna(), None)

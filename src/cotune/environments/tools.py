@@ -124,6 +124,11 @@ class ToolEnvironment(TaskEnvironment):
         seconds: float = 30.0,
         concurrency: int = 32,
     ) -> None:
+        if not isinstance(tasks, Mapping):
+            raise ConfigError(
+                f"tasks is a {type(tasks).__name__}; expected tasks by split, such as "
+                "cotune.tasks_from(dataset)"
+            )
         super().__init__(tasks, initial_instruction, prompt_format)
         if not tools:
             raise ConfigError("tools is empty; expected one function or more")
@@ -191,7 +196,7 @@ def tool_of(function: Any, seconds: float, owner: str = "") -> Tool:
         ConfigError: names tool, parameter and what to add.
     """
     name = getattr(function, "__name__", "")
-    if not callable(function) or not name.isidentifier():
+    if inspect.isclass(function) or not callable(function) or not name.isidentifier():
         raise ConfigError(
             f"tools: {function!r} is not a named function; expected a typed function with a "
             "docstring: write a def for it"

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from cotune.errors import EngineError, EvolutionError
+from cotune.errors import ConfigError, EngineError, EvolutionError
 from cotune.protocols import LLM, Codec, Comm, Environment, Rewards, Sampler, State, Strategy
 from cotune.rollout.episode import new_episodes, run_episodes
 from cotune.rollout.metrics import trajectory_metrics
@@ -333,7 +333,13 @@ class Coordinator:
             )
         self.step = int(state["step"])
         self._llm_calls.drop()
-        self.strategy.load_state_dict(state["strategy"])
+        try:
+            self.strategy.load_state_dict(state["strategy"])
+        except KeyError as error:
+            raise ConfigError(
+                f"the saved state has no {error}, which {type(self.strategy).__name__} reads: it is of a run "
+                "with another method; resume with that, or start a new run"
+            ) from error
         if "llm" in state:
             restore_llm(self.llm, state["llm"])
 

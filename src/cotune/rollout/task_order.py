@@ -9,6 +9,12 @@ from cotune.errors import ConfigError
 from cotune.types import Task
 
 
+def fingerprint(tasks: Sequence[Task]) -> str:
+    """Return the SHA-256 of ids, questions and answers in order."""
+    rows = [[t.id, t.question, list(t.answers)] for t in tasks]
+    return hashlib.sha256(json.dumps(rows).encode()).hexdigest()
+
+
 class TaskOrder:
     """The training tasks in the order in which a run visits them.
 
@@ -20,7 +26,7 @@ class TaskOrder:
         seed: the run's seed.
 
     Attributes:
-        fingerprint: SHA-256 of ids, questions and answers in order.
+        fingerprint: of the tasks.
     """
 
     def __init__(self, tasks: Sequence[Task], questions: int, seed: int) -> None:
@@ -38,8 +44,7 @@ class TaskOrder:
         self._ids = list(self.by_id)
         self._questions, self._seed = questions, seed
         self._permutations: dict[int, list[str]] = {}
-        rows = [[t.id, t.question, list(t.answers)] for t in tasks]
-        self.fingerprint = hashlib.sha256(json.dumps(rows).encode()).hexdigest()
+        self.fingerprint = fingerprint(tasks)
 
     def at(self, position: int) -> str:
         """Return the task id at a position of the endless sequence, counted from 0."""

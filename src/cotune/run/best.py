@@ -45,6 +45,7 @@ class BestRecord:
         initial_em, initial_interval: the policy's score under the initial instruction, if that is
             another one and was checked.
         found: the record of what the method found, if the initial instruction is kept in its place.
+        training_tasks: fingerprint of the training questions (`task_order.fingerprint`).
         files: SHA-256 of the files that must not change, by name.
     """
 
@@ -68,6 +69,7 @@ class BestRecord:
     initial_em: float | None = None
     initial_interval: tuple[float, float] | None = None
     found: "BestRecord | None" = None
+    training_tasks: str | None = None
     files: Mapping[str, str] = field(default_factory=dict[str, str])
 
     @classmethod

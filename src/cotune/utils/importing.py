@@ -98,7 +98,7 @@ def _module(name: str, field: str) -> ModuleType:
                 f"folder that holds it (this one is {Path.cwd().name})"
             ) from error
         raise ConfigError(f"{field}: importing {name} failed: {_said(error)}") from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ConfigError(f"{field}: importing {name} failed: {_said(error)}") from error
 
 
@@ -117,13 +117,13 @@ def _file(path: str, field: str) -> ModuleType:
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a script may end the process
         del sys.modules[name]
         raise ConfigError(f"{field}: importing {path} failed: {_said(error)}") from error
     return module
 
 
-def _said(error: Exception) -> str:
+def _said(error: BaseException) -> str:
     return " ".join(f"{type(error).__name__}: {error}".split())[:200]
 
 

@@ -73,6 +73,10 @@ def _describe(problem: dict[str, Any], known: list[Path]) -> str:
     came = "" if secret else f"; got {_short(problem['input'])}"
     if kind in _NO_MAPPING:
         some = dict.fromkeys(found[-1] for found in known if found[:-1] == path)
+        if "kind" in some:
+            return f"{field}: expected {{kind: …}}{came}"
+        if not some:
+            return f"{field}: expected a text or fields below it{came}"
         return f"{field}: expected fields below it, such as {', '.join(list(some)[:3])}{came}"
     if kind == "too_short":
         return f"{field}: is empty; name at least {context['min_length']}"

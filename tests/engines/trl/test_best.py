@@ -114,6 +114,8 @@ def test_damage_to_what_is_kept_is_one_line_and_never_forgotten(
     folder = tmp_path / "best"
     names = {file.name for file in folder.iterdir()}
     assert {"best.json", "model.safetensors", "config.json", "instruction.txt"} <= names
+    modes = {(folder / name).stat().st_mode for name in ("model.safetensors", "config.json")}
+    assert len(modes) == 1  # a server under another account reads both or neither
     for name in ("best.json", "model.safetensors", "instruction.txt"):
         whole = (folder / name).read_bytes()
         at = len(whole) // 2

@@ -366,6 +366,11 @@ def test_a_trainer_with_other_arguments_is_refused(tmp_path: Path) -> None:
     trainer = made_with(tmp_path / "b", reward_funcs=[no_reward, no_reward])
     with pytest.raises(ConfigError, match=r"given 2 reward functions.*joint\.reward_funcs as it"):
         trainer.train()
+    trainer = made_with(tmp_path / "d", reward_funcs=[no_reward])
+    with pytest.raises(
+        ConfigError, match=r"given reward_funcs=\['no_reward'\], by which .* rewards="
+    ):
+        trainer.train()
     with pytest.raises(ConfigError, match=r"give it callbacks=joint\.callbacks"):
         made_with(tmp_path / "c", callbacks=[]).train()
     assert not list((tmp_path / "c").rglob("cotune"))

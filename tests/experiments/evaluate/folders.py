@@ -38,4 +38,5 @@ def finished(folder: Path, changes: dict[str, Any], instruction: str, hint: str 
         "hint": hint,
     }
     (run.best_path / "best.json").write_text(json.dumps({"schema_version": 1, **chosen}))
+    run.write_summary({})
     return config

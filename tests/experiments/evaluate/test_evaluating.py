@@ -239,6 +239,16 @@ def test_tables(
     )
 
 
+def test_an_unfinished_run_and_changed_data_are_told(tmp_path: Path, evaluate: Evaluate) -> None:
+    config = finished(tmp_path / "run", GEO, BETTER)
+    (tmp_path / "run" / "summary.json").unlink()
+    chosen = tmp_path / "run" / "best" / "best.json"
+    chosen.write_text(json.dumps({**json.loads(chosen.read_text()), "training_tasks": "others"}))
+    (result,) = evaluate(config, "--limit", 1)["sets"]
+    assert result["notices"][0].startswith("The run is not finished")
+    assert "not those that the run was trained on" in result["notices"][1]
+
+
 REFUSED: dict[str, tuple[Sequence[str], str]] = {
     "split": (["--split", "dev"], "--split is 'dev'; expected one of test, validation, train"),
     "samples": (["--samples", "many"], "--samples is 'many'; expected 0 or more, or auto"),
@@ -254,6 +264,7 @@ REFUSED: dict[str, tuple[Sequence[str], str]] = {
     "benchmark": (["--benchmark", "squad"], "--benchmark is 'squad'; expected NAME or NAME=PATH"),
     "no file": (["--benchmark", "nq=gone.parquet"], "--benchmark nq: no file gone.parquet"),
     "output": (["--output", "gone/figures.json"], "--output is gone/figures.json; expected a file"),
+    "since": (["--since", "runs/a"], "--since was given without --quadrants; remove it, or add"),
     "set": (["--set", "limits.turnz=2"], "with --set: limits.turnz: unknown field"),
 }
 

@@ -187,7 +187,7 @@ def test_a_run_that_went_on_from_another_is_compared_with_its_beginning(
     }  # fmt: skip
     later = finished(tmp_path / "later", changes, BETTER)
     arguments = ("--limit", "2", "--samples", "1")
-    _, found = evaluate(later, monkeypatch, "--since", str(run.output), *arguments)
+    _, found = evaluate(later, monkeypatch, "--quadrants", "--since", str(run.output), *arguments)
     assert found is not None
     assert (found.initial, found.best, found.trained) == (SEARCH, BETTER, True)
     assert found.divergence["plain"].mean > 1e-4

@@ -144,6 +144,11 @@ def plan_prompt(path: Path, console: Console, assignments: Sequence[str] = ()) -
 def _price(config: RunConfig, planned: Plan) -> str:
     if not isinstance(config.llm, OpenAIOptions) or planned.price is None:
         return ", free of charge"
+    if not config.llm.price(1, 1):
+        return (
+            ", at unknown cost: llm has no prices; set llm.price_per_million_prompt_tokens and "
+            "llm.price_per_million_completion_tokens unless its calls are free"
+        )
     text = f", at most {planned.price:.2f} at the prices of llm"
     if config.llm.budget is not None:
         text += f"; stopped at the budget of {config.llm.budget:.2f}"

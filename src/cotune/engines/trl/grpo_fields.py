@@ -8,6 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+LOSSES = ("grpo", "dr_grpo", "dapo", "bnpo", "luspo", "cispo", "sapo", "vespo")
+"""TRL's loss types."""
+
 _NOT_THE_POLICYS = "log-probabilities would not be the policy's"
 _SAMPLES_ITSELF = "cotune samples by itself and would not apply it"
 _OFF = (False, None)

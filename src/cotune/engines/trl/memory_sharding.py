@@ -129,7 +129,7 @@ def _notes(config: RunConfig, shape: Shape, memory: Memory, processes: int) -> l
         taken = size(cpu_memory(config, shape))
         notes.append(f"Without a GPU, as here: at most {taken} of this machine's memory in all.")
     dtype = shape.dtype if config.policy.dtype == "auto" else config.policy.dtype
-    rate = config.training.engine_args.get("learning_rate", config.training.learning_rate)
-    if config.policy.lora is None and (lost := rounding_notice(dtype, float(rate))):
+    rate = config.training.learning_rate
+    if config.policy.lora is None and (lost := rounding_notice(dtype, rate)):
         notes.append(f"notice: {lost}")
     return notes

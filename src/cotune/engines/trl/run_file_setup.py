@@ -2,6 +2,7 @@
 
 import logging
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from cotune.config.run_checks import check_tokens
 from cotune.config.run_file import RunConfig, TrainingConfig
 from cotune.engines.preflight import Preflight
 from cotune.engines.trl.checks import check_args, check_launch, held_to_one_gpu
+from cotune.engines.trl.grpo_fields import LOSSES
 from cotune.engines.trl.sharding import check_deepspeed
 from cotune.engines.trl.trackers import check_installed
 from cotune.errors import ConfigError
@@ -192,6 +194,11 @@ def _check_frozen(training: TrainingConfig) -> None:
 def check_engine_args(given: dict[str, Any]) -> None:
     """Raise ConfigError for fields that GRPOConfig lacks or that are set elsewhere."""
     check_not_ours(given)
+    check_set_elsewhere(given, {**SHARED_FIELDS, **_GRPO_FIELDS})
+    if (loss := given.get("loss_type", "grpo")) not in LOSSES:
+        raise ConfigError(
+            f"training.engine_args.loss_type is {loss!r}; expected one of {', '.join(LOSSES)}"
+        )
     check_known(given, GRPOConfig)
     if given.get("deepspeed"):
         check_deepspeed("training.engine_args.deepspeed")
@@ -214,6 +221,49 @@ def dry_run_args(given: dict[str, Any]) -> dict[str, Any]:
     check_engine_args(given)
     kept = _DRY_RUN.split()
     return {name: value for name, value in given.items() if name in kept}
+
+
+SHARED_FIELDS = {
+    "learning_rate": "training.learning_rate",
+    "lr_scheduler_type": "training.schedule",
+    "warmup_steps": "training.warmup",
+    "warmup_ratio": "training.warmup",
+    "seed": "seed",
+    "data_seed": "seed",
+    "save_strategy": "training.save_every",
+    "save_steps": "training.save_every",
+    "save_total_limit": "training.keep_checkpoints",
+    "per_device_train_batch_size": "training.micro_batch_size",
+    "gradient_accumulation_steps": "training.questions_per_step, group_size and mini_batches",
+}
+"""Arguments of GRPOTrainer and SFTTrainer that a run file has fields for."""
+_GRPO_FIELDS = {
+    "max_steps": "training.steps",
+    "num_train_epochs": "training.steps",
+    "num_generations": "training.group_size",
+    "steps_per_generation": "training.questions_per_step, group_size and mini_batches",
+    "generation_batch_size": "training.questions_per_step and group_size",
+    "temperature": "training.temperature",
+    "beta": "training.kl",
+    "epsilon": "training.clip",
+    "max_completion_length": "limits.trajectory_tokens",
+    "chat_template_kwargs": "policy.template_args",
+}
+
+
+def check_set_elsewhere(given: Mapping[str, Any], fields: Mapping[str, str]) -> None:
+    """Raise ConfigError for arguments that other fields of the run file set.
+
+    The plan, the record and what a resume may change go by those fields.
+
+    Args:
+        fields: the run file's field of an argument.
+    """
+    for name in given:
+        if name in fields:
+            raise ConfigError(
+                f"training.engine_args.{name}: set elsewhere; remove it and set {fields[name]}"
+            )
 
 
 def check_known(given: dict[str, Any], config: type) -> None:

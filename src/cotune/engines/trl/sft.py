@@ -23,9 +23,11 @@ from cotune.engines.trl.checkpoints import load_state
 from cotune.engines.trl.checks import check_devices, held_to_one_gpu
 from cotune.engines.trl.grpo import TRLBest, lost_steps
 from cotune.engines.trl.run_file_setup import (
+    SHARED_FIELDS,
     Setup,
     check_known,
     check_not_ours,
+    check_set_elsewhere,
     prepare,
     shared_args,
 )
@@ -60,12 +62,9 @@ _OUR_TOKENS = (
     "eval_packing", "completion_only_loss", "assistant_only_loss", "remove_unused_columns",
 )  # fmt: skip
 _ELSEWHERE = {
+    **SHARED_FIELDS,
     "max_steps": "strategy.epochs",
     "num_train_epochs": "strategy.epochs",
-    "save_strategy": "training.save_every",
-    "save_steps": "training.save_every",
-    "per_device_train_batch_size": "training.micro_batch_size",
-    "gradient_accumulation_steps": "training.questions_per_step, group_size and mini_batches",
 }
 _ONE_PROCESS = ("fsdp", "fsdp_config", "deepspeed", "parallelism_config")
 
@@ -100,6 +99,7 @@ def sft_config(config: RunConfig, folder: Path) -> SFTConfig:
 def check_engine_args(given: dict[str, Any]) -> None:
     """Raise ConfigError for the first field that fine-tuning rejects."""
     check_not_ours(given)
+    check_set_elsewhere(given, _ELSEWHERE)
     known = {one.name for one in fields(SFTConfig) if one.init}
     grpos = {one.name for one in fields(GRPOConfig) if one.init} - known
     for name in given:
@@ -111,8 +111,6 @@ def check_engine_args(given: dict[str, Any]) -> None:
             )
         if name in _OUR_TOKENS:
             raise ConfigError(f"{where}: {_TOKENS}; remove it")
-        if name in _ELSEWHERE:
-            raise ConfigError(f"{where}: said elsewhere; remove it and set {_ELSEWHERE[name]}")
         if name in _ONE_PROCESS:
             raise ConfigError(f"{where}: strategy.kind sft trains in one process; remove it")
     check_known(given, SFTConfig)

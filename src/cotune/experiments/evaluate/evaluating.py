@@ -25,6 +25,7 @@ from cotune.experiments.evaluate.run_policy import run_policy
 from cotune.rewards import REWARDS
 from cotune.rewards.functions import RewardFunctions
 from cotune.rollout.coordinator import Coordinator
+from cotune.rollout.task_order import fingerprint
 from cotune.run.best import BestRecord, read_best
 from cotune.run.run_dir import RunDir
 from cotune.types import Assignment, Prompt, Trajectory
@@ -176,6 +177,12 @@ def evaluate_run(config: RunConfig, run: RunDir, options: EvaluationOptions) -> 
         for questions, metrics, found in zip(sets, wanted, figures, strict=True):
             k = options.samples_of(len(questions.tasks))
             found |= _of_columns(policy, questions, mine, metrics, k)
+    trained_on = kept.training_tasks
+    changed = trained_on not in (None, fingerprint(environment.tasks("train")))
+    notices = [
+        *([_UNFINISHED] if run.read_summary() is None else []),
+        *([_OTHER_DATA] if changed else []),
+    ]
     return Evaluation(
         name=config.name,
         strategy=config.strategy.kind,
@@ -184,7 +191,7 @@ def evaluate_run(config: RunConfig, run: RunDir, options: EvaluationOptions) -> 
         temperature=options.temperature or config.training.temperature,
         columns=columns,
         sets=[
-            SetResult(q, options.samples_of(len(q.tasks)), f, _notices(q, columns))
+            SetResult(q, options.samples_of(len(q.tasks)), f, [*notices, *_notices(q, columns)])
             for q, f in zip(sets, figures, strict=True)
         ],
     )
@@ -311,6 +318,13 @@ def values_of(
             given = of_batch(found)
             values[name] += [given[first : first + k] for first in range(0, len(found), k)]
     return values
+
+
+_UNFINISHED = "The run is not finished: these are figures of the best policy so far."
+_OTHER_DATA = (
+    "The training questions are not those that the run was trained on (has its data changed?), so that the "
+    "policy may have been trained on some of these."
+)
 
 
 def _notices(questions: QuestionSet, columns: Sequence[Column]) -> list[str]:
