@@ -29,6 +29,7 @@ from tests.docs.sources import DOCS, ROOT, blocks, pages
 PAGES = {path.relative_to(DOCS).as_posix(): path for path in pages()}
 BASE: dict[str, Any] = {
     "output": "runs/of-the-documentation",
+    "policy": {"path": "me/model"},
     "environment": {"kind": "geo"},
     "strategy": {"kind": "static"},
 }

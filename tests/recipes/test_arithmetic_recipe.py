@@ -70,7 +70,8 @@ def own_words(kind: Kind) -> set[str]:
 
 def test_the_procedures_of_kinds_are_asked_for_in_words_of_their_own() -> None:
     for kind in PROCEDURES:
-        assert all(set(words_of(phrase)) & own_words(kind) for phrase in phrases(kind))
+        own = own_words(kind)
+        assert all(set(words_of(phrase)) & own for phrase in phrases(kind))
 
 
 def test_an_occasion_stands_at_either_end_of_its_sentence() -> None:

@@ -124,7 +124,7 @@ class ToolEnvironment(TaskEnvironment):
         seconds: float = 30.0,
         concurrency: int = 32,
     ) -> None:
-        if not isinstance(tasks, Mapping):
+        if not isinstance(cast(object, tasks), Mapping):
             raise ConfigError(
                 f"tasks is a {type(tasks).__name__}; expected tasks by split, such as "
                 "cotune.tasks_from(dataset)"

@@ -132,7 +132,7 @@ def test_the_best_policy_is_kept_with_the_pieces_that_the_workers_load(tmp_path:
         checkpoint_manager=replicas, actor_rollout_wg=Workers(), global_steps=0
     )
     coordinator = SimpleNamespace(strategy=StaticStrategy("Do."))
-    joint: Any = SimpleNamespace(trainer=trainer, coordinator=coordinator)
+    joint: Any = SimpleNamespace(trainer=trainer, coordinator=coordinator, identity={})
     best = VerlBest(tmp_path / "best", tiny_tokenizer(), tmp_path / "pieces")
     for step, score, plain, expected in (
         (1, 0.5, 0.25, 1), (2, 0.5, 0.25, 1), (3, 0.5, 0.75, 3), (4, 0.625, None, 3),

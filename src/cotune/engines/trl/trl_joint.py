@@ -150,7 +150,7 @@ class TRLJoint(Joint, TRLRun[GRPOTrainer]):
             ConfigError: the trainer would not train on the rollouts.
         """
         check_trainer(trainer)
-        if self.reward_funcs != trainer.reward_funcs:
+        if [getattr(one, "__func__", one) for one in trainer.reward_funcs] != [TRLJoint.reward]:
             raise ConfigError(
                 f"GRPOTrainer was given reward_funcs={trainer.reward_func_names}, by which the policy would be "
                 "trained on another score than the strategy learns from: give it "
