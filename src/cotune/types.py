@@ -260,8 +260,8 @@ class FilteredDistillation(TeacherOptions):
 
     HDPO's (arXiv 2603.23871). The group is rolled out once more under x̃; its successes take the places
     of failures that had no advantage. In a last stage (`methods.last_stage`) all rollouts are sampled
-    under x̃, and successes are taught in every group. The teacher is the live policy under x̃. The notes that we worked
-    from do not say which divergence HDPO has, or λ.
+    under x̃, and successes are taught in every group. The teacher is the live policy under x̃. The notes
+    that we worked from do not say which divergence HDPO has, or λ.
     """
 
     kind: Literal["filtered"]

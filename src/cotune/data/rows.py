@@ -308,7 +308,7 @@ def _csv(path: Path, field: str, separator: str) -> list[Row]:
     except pandas.errors.ParserWarning as error:
         raise ConfigError(
             f"{field}: {path}: its rows have more cells than the header; put texts that hold a separator "
-            "in double quotes, and remove separators at the ends of lines"
+            "in double quotes"
         ) from error
     except (OSError, ValueError) as error:
         raise _unreadable(path, field, "CSV", error) from error

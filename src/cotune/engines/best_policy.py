@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import stat
 from dataclasses import replace
 from fnmatch import fnmatch
 from pathlib import Path
@@ -72,7 +71,7 @@ class BestPolicy:
             write_atomic(staged / "hint.txt", hint + "\n")
         # safetensors writes files that their owner alone can read; a server may run under another account.
         for weights in staged.rglob("*.safetensors"):
-            weights.chmod(_mode(staged / "instruction.txt"))
+            shutil.copymode(staged / "instruction.txt", weights)
         choice = choice_of(joint)
         record = BestRecord(
             em=em,
@@ -193,11 +192,6 @@ def _rank(em: float, initial_em: float | None) -> tuple[float, float]:
     """Return what policies are compared by: the higher of two scores, then the lower."""
     other = em if initial_em is None else initial_em
     return max(em, other), min(em, other)
-
-
-def _mode(file: Path) -> int:
-    """Return a file's permissions."""
-    return stat.S_IMODE(file.stat().st_mode)
 
 
 def choice_of(joint: TrainingRun) -> Choice | None:

@@ -226,7 +226,8 @@ class RunEvaluation(Validation):
         """Keep the last policy if it is the best; return the step of the one that is kept."""
         keeps_last = getattr(joint.coordinator.strategy, "keeps_last", False)
         if score is None or keeps_last:
-            # What is kept is of a run with fewer steps. It would not give way to a lower score.
+            # What is kept is of a run with fewer steps. Without scores nothing says which is better,
+            # and before its last stage that policy was not finished.
             self._best.forget()
         self._best.offer(joint, score, joint.batches, plain)
         return self._best.known().step

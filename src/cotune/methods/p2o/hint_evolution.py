@@ -253,8 +253,7 @@ def reflect_once(phase: HintSearch) -> HintPool:
 
     Asks about minibatches of train, each evaluated once without a hint, until there are `beam`
     valid hints, or as many as the budget can score on dev, or two rounds in a row bring none, or the
-    LLM's budget is spent. All
-    hints and the empty one are then scored on dev in one batch.
+    LLM's budget is spent. All hints and the empty one are then scored on dev in one batch.
     """
     options, dev, judge, budget = phase.options, phase.dev, phase.judge, phase.budget
     minibatches = _minibatches(phase.train, options.minibatch, phase.seed_key)
@@ -332,8 +331,8 @@ class HintEvolution:
         """Return the pool to draw from: a phase's, or what is left of the one before.
 
         If too few questions are hard, or a screen solved more than half, that is None, or `before` with
-        `keep_if_skipped`. If a phase cannot be afforded, or the LLM's budget was spent before a hint was found, it is `before`. A
-        phase that is skipped is recorded as a "notice".
+        `keep_if_skipped`. If a phase cannot be afforded, or the LLM's budget was spent before a hint was
+        found, it is `before`. A phase that is skipped is recorded as a "notice".
 
         Args:
             hard: the hard questions.
