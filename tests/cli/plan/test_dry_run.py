@@ -21,13 +21,11 @@ from cotune.config.run_file import RunConfig, load_config, parse_config
 from cotune.environments.search import SearchEnvironment
 from cotune.errors import ConfigError, Stopped
 from cotune.methods.composed import ComposedOptions
-from cotune.methods.fst.fst import FstOptions
 from cotune.methods.gepa.gepa import GepaOptions
 from cotune.methods.inspo.inspo import InspoOptions
-from cotune.methods.method import RunShape
 from cotune.methods.p2o.p2o import P2OOptions
 from cotune.methods.registry import method_of
-from cotune.types import KLDistillation, Prompt
+from cotune.types import Prompt
 from tests.run_files import tiny, write
 
 CONFIGS = Path(__file__).parents[3] / "configs"
@@ -235,20 +233,12 @@ def test_what_is_no_size_stays(options: Any) -> None:
         assert (never.evolve_every, never.prune_every) == (0, 0)
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        InspoOptions(distil_steps=8, distillation=KLDistillation(kind="kl")),
-        FstOptions(distil_steps=8, distillation=KLDistillation(kind="kl")),
-    ],
-)
-def test_a_last_stage_of_one_step_leaves_room_to_evolve(options: Any) -> None:
-    method = method_of(options.kind)
-    scaled = method.scaled(options)
-    assert scaled.distil_steps == 1
-    shape = RunShape(group_size=2, steps=2 + scaled.distil_steps)
-    method.check(scaled, shape)
-    assert method.cost(scaled, shape).phases
+def test_a_last_stage_is_one_step_more_and_leaves_room_to_evolve(tmp_path: Path) -> None:
+    stage = {"kind": "inspo", "distil_steps": 2, "distillation": {"kind": "filtered"}}
+    text = said(write(tmp_path / "run.yaml", tiny(tmp_path / "out", {"strategy": stage})))
+    assert "sizes: 3 steps" in text
+    assert "ran: 3 steps" in text
+    assert "ran: evolution before step 2" in text
 
 
 def test_trainer_settings_stay_and_the_machines_do_not(tmp_path: Path) -> None:

@@ -284,7 +284,7 @@ def evolves(config: RunConfig) -> bool:
 def scaled_training(
     training: TrainingConfig, last_stage: int
 ) -> tuple[TrainingConfig, Sequence[str]]:
-    """Scale the run file's GRPO down to two steps of a few rollouts on TRL.
+    """Scale the run file's GRPO down to two steps of a few rollouts on TRL, and a last stage.
 
     Args:
         last_stage: further steps, in which nothing evolves.
