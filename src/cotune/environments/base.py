@@ -4,7 +4,7 @@ import copy
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self, cast
 
 from cotune.errors import ConfigError
 from cotune.protocols import Environment
@@ -87,6 +87,11 @@ class TaskEnvironment:
         initial_instruction: str,
         prompt_format: PromptFormat | None = None,
     ) -> None:
+        if not isinstance(cast(object, tasks), Mapping):
+            raise ConfigError(
+                f"tasks is a {type(tasks).__name__}; expected tasks by split, such as "
+                "cotune.tasks_from(dataset)"
+            )
         self._tasks = _by_split(tasks)
         self._initial_instruction = initial_instruction
         self.prompt_format = prompt_format or PromptFormat()

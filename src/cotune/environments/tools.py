@@ -124,11 +124,6 @@ class ToolEnvironment(TaskEnvironment):
         seconds: float = 30.0,
         concurrency: int = 32,
     ) -> None:
-        if not isinstance(cast(object, tasks), Mapping):
-            raise ConfigError(
-                f"tasks is a {type(tasks).__name__}; expected tasks by split, such as "
-                "cotune.tasks_from(dataset)"
-            )
         super().__init__(tasks, initial_instruction, prompt_format)
         if not tools:
             raise ConfigError("tools is empty; expected one function or more")
