@@ -264,7 +264,7 @@ IN_PYTHON: dict[str, tuple[dict[str, Any], list[str]]] = {
     "prompt longer than its limit": ({"limits": {"prompt_tokens": 100}}, ["limits.prompt_tokens is 100", "raise it"]),
     "chat template without tools": ({"chat_template": "{% for m in messages %}{{ m['content'] }}{% endfor %}"}, ["chat template"]),
     "tools= on the trainer": ({"trainer_fields": {"tools": [undocumented]}}, ["tools=", "drop the argument"]),
-    "rewards on the trainer": ({"trainer_fields": {"reward_funcs": [short, nan]}}, ["2 reward functions", "joint.reward_funcs"]),
+    "rewards on the trainer": ({"trainer_fields": {"reward_funcs": [short, nan]}}, ["reward_funcs=['short', 'nan']", "joint.reward_funcs"]),
     "shuffled": ({"args": {"shuffle_dataset": True}}, ["GRPOConfig.shuffle_dataset is True", "shuffle_dataset=False"]),
     "no number of steps": ({"args": {"max_steps": -1}}, ["GRPOConfig.max_steps is -1", "set max_steps"]),
     "another sampling": ({"args": {"top_k": 50}}, ["GRPOConfig.top_k is 50"]),

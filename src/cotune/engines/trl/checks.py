@@ -231,11 +231,6 @@ def check_trainer(trainer: GRPOTrainer) -> None:
             "GRPOTrainer was given tools= or environment_factory=, with which TRL runs its own tool "
             "loop and ignores cotune's masks: drop the argument; cotune's environment calls tools"
         )
-    if len(trainer.reward_funcs) != 1:
-        raise ConfigError(
-            f"GRPOTrainer was given {len(trainer.reward_funcs)} reward functions, but the strategy "
-            "learns from one score: give it reward_funcs=joint.reward_funcs as it is"
-        )
     model: Any = trainer.model
     if is_peft_model(model) and model.active_peft_config.is_prompt_learning:
         raise ConfigError(

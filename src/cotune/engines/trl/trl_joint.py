@@ -150,11 +150,11 @@ class TRLJoint(Joint, TRLRun[GRPOTrainer]):
             ConfigError: the trainer would not train on the rollouts.
         """
         check_trainer(trainer)
-        if [getattr(one, "__func__", one) for one in trainer.reward_funcs] != [TRLJoint.reward]:
+        if trainer.reward_funcs != self.reward_funcs:
             raise ConfigError(
-                f"GRPOTrainer was given reward_funcs={trainer.reward_func_names}, by which the policy would be "
-                "trained on another score than the strategy learns from: give it "
-                "reward_funcs=joint.reward_funcs, and your functions to the method as rewards=[…]"
+                f"GRPOTrainer was given reward_funcs={trainer.reward_func_names}, by which the policy "
+                "would be trained on another score than the strategy learns from: give it "
+                "reward_funcs=joint.reward_funcs as it is, and your functions to the method as rewards=[…]"
             )
         check_teacher(trainer, self.parts.strategy)
         if self._loaded is not None:
