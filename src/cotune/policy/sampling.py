@@ -299,9 +299,12 @@ class CachedSession:
         ids = torch.tensor(tokens, device=mask.device)
         mask = torch.cat([mask, alive[:, None].to(mask.dtype)], 1)
         # A row whose every column were masked would divide zero by zero; prompts are never empty.
+        # transformers drops a plain mask if nothing is padding. Without one, torch's attention for a single
+        # token takes several times as long on a CPU in bfloat16, if heads share keys.
+        shaped = mask[:, None, None].bool() if mask.device.type == "cpu" else mask
         logits = self._model(
             input_ids=torch.where(alive, ids, self._pad_id)[:, None],
-            attention_mask=mask,
+            attention_mask=shaped,
             position_ids=fed[:, None],
             past_key_values=cache,
             use_cache=True,
