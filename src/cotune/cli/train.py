@@ -1,6 +1,5 @@
 """`cotune train` and `cotune resume`, the same for every engine."""
 
-import shlex
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,7 +24,7 @@ from cotune.run.locks import run_locked
 from cotune.run.run_dir import RunDir
 from cotune.run.truncation import truncation_notice
 from cotune.utils.importing import uncollected
-from cotune.utils.text import one_line
+from cotune.utils.text import command_on, one_line
 
 if TYPE_CHECKING:
     from cotune.engines.evaluation import Outcome
@@ -157,25 +156,21 @@ def _stoppable(folder: Path, config: RunConfig) -> Generator[None]:
     """Turn Ctrl-C, a full disk, a useless LLM and failures under way into one line that says how to resume."""
 
     def again() -> str:
-        return _resume(folder) if RunDir.is_run(folder) else "start again"
+        return command_on(folder, "resume") if RunDir.is_run(folder) else "start again"
 
     try:
         with full_disk_told(folder, again):
             yield
     except KeyboardInterrupt:
         if RunDir.is_run(folder):
-            raise Stopped(f"stopped; resume with: {_resume(folder)}") from None
+            raise Stopped(f"stopped; resume with: {command_on(folder, 'resume')}") from None
         raise Stopped("stopped before anything was written") from None
     except EvolutionError as error:
         raise EvolutionError(f"{error}; {_without_proposals(folder, config)}") from error
     except CotuneError as error:
         if "cotune resume" in str(error) or not _under_way(folder):
             raise
-        raise type(error)(f"{error}; then go on: {_resume(folder)}") from error
-
-
-def _resume(folder: Path) -> str:
-    return f"cotune resume {shlex.quote(str(folder))}"
+        raise type(error)(f"{error}; then go on: {command_on(folder, 'resume')}") from error
 
 
 def _under_way(folder: Path) -> bool:
@@ -188,7 +183,7 @@ def _under_way(folder: Path) -> bool:
 
 def _without_proposals(folder: Path, config: RunConfig) -> str:
     """Return how to resume a run whose LLM was of no use."""
-    resume = _resume(folder)
+    resume = command_on(folder, "resume")
     if not hasattr(config.llm, "optional"):
         return f"then: {resume}"
     corrected = f"{resume} --set llm.model=…" if hasattr(config.llm, "model") else resume

@@ -9,6 +9,7 @@ from cotune.config.overrides import with_overrides
 from cotune.config.run_file import RunConfig, check_values, dump_config, parse_recorded
 from cotune.errors import ConfigError
 from cotune.run.run_dir import RunDir
+from cotune.utils.text import command_on
 
 _FIXED = (
     "policy", "dataset", "environment", "rewards", "instruction", "limits", "strategy", "seed",
@@ -69,7 +70,7 @@ def resumed_config(
     if config.method.supervised:
         if run.read_summary() is not None:
             raise ConfigError(
-                f"{run.path}: this run is finished; see its report (cotune report {run.path} writes it "
+                f"{run.path}: this run is finished; see its report ({command_on(run.path, 'report')} writes it "
                 "again), or start another run with other strategy.epochs"
             )
         return config
@@ -91,14 +92,14 @@ def _check_goes_further(
     if not was.has_batches:
         raise ConfigError(
             f"{run.path}: this run is finished, and training.frozen leaves nothing to continue; see its "
-            f"report (cotune report {run.path} writes it again), or start another run"
+            f"report ({command_on(run.path, 'report')} writes it again), or start another run"
         )
     more_rollouts = before.rollout_budget is not None and (
         now.rollout_budget is None or now.rollout_budget > before.rollout_budget
     )
     if now.steps <= before.steps and not more_rollouts:
         raise ConfigError(
-            f"{run.path}: this run is finished; see its report (cotune report {run.path} writes it "
+            f"{run.path}: this run is finished; see its report ({command_on(run.path, 'report')} writes it "
             "again), give it more steps with --set training.steps=…, or start another run"
         )
     if trained is None:

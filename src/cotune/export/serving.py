@@ -12,6 +12,7 @@ from cotune.run.json_files import Row, write_json_atomic
 from cotune.run.manifest import sealed, unsealed
 from cotune.run.run_dir import RunDir
 from cotune.types import Limits
+from cotune.utils.text import command_on
 
 SCHEMA_VERSION = 1
 FILE = "serving.json"
@@ -90,7 +91,7 @@ def finished(run: RunDir) -> Row:
     if summary is None or not (run.best_path / "best.json").is_file():
         raise ConfigError(
             f"{run.path}: not finished, so its best policy is not chosen yet; finish it with: "
-            f"cotune resume {run.path}"
+            f"{command_on(run.path, 'resume')}"
         )
     return summary
 

@@ -48,7 +48,7 @@ from cotune.run.json_files import (
 from cotune.run.locks import RUN_LOCK
 from cotune.run.manifest import MANIFEST
 from cotune.types import Purpose, Trajectory
-from cotune.utils.text import hide_secrets
+from cotune.utils.text import command_on, hide_secrets
 
 SCHEMA_VERSION = 1
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast, if there is libyaml
@@ -176,7 +176,7 @@ class RunDir:
         check_folder(path, "output")
         if not path.exists() or {p.name for p in path.iterdir()} <= {RUN_LOCK}:
             return
-        fix = f" or resume the run: cotune resume {path}" if cls.is_run(path) else ""
+        fix = f" or resume the run: {command_on(path, 'resume')}" if cls.is_run(path) else ""
         raise ConfigError(
             f"output: {path} exists and is not an empty folder; choose another output{fix}"
         )

@@ -2,7 +2,9 @@
 
 import difflib
 import re
+import shlex
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any, cast
 
 # C0 and C1 controls (ESC and CSI begin sequences that a terminal acts on), marks that turn the
@@ -68,6 +70,15 @@ def hide_secrets(text: str, guess: bool = False) -> str:
     if not guess:
         return hidden
     return _LONG.sub(lambda found: "***" if looks_random(found[0]) else found[0], hidden)
+
+
+def command_on(folder: str | Path, command: str, options: str = "") -> str:
+    """Return a command for a run folder, to be copied into a shell.
+
+    >>> command_on("runs/my run", "resume")
+    "cotune resume 'runs/my run'"
+    """
+    return " ".join(filter(None, ("cotune", command, shlex.quote(str(folder)), options)))
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

@@ -41,7 +41,7 @@ from cotune.run.journal import RunJournal
 from cotune.run.ledger import Ledger, policy_rollouts
 from cotune.run.run_dir import RunDir
 from cotune.types import Distillation
-from cotune.utils.text import one_line
+from cotune.utils.text import command_on, one_line
 
 _CONSOLE = "console.log"
 _LOOK_SECONDS = 10.0
@@ -203,7 +203,8 @@ def train(
                 raise
             raise EngineError(
                 f"Ray could not be started or reached: {one_line(str(error))[:300]}; fix it "
-                f"(RAY_ADDRESS, training.engine_args.ray_kwargs.ray_init), then: cotune resume {run.path}"
+                "(RAY_ADDRESS, training.engine_args.ray_kwargs.ray_init), then: "
+                f"{command_on(run.path, 'resume')}"
             ) from error
         finally:
             ray.shutdown()

@@ -29,6 +29,7 @@ from cotune.rollout.task_order import fingerprint
 from cotune.run.best import BestRecord, read_best
 from cotune.run.run_dir import RunDir
 from cotune.types import Assignment, Prompt, Trajectory
+from cotune.utils.text import command_on
 
 SPLITS = ("test", "validation", "train")
 AUTO_SAMPLES, AUTO_BELOW = 16, 100
@@ -209,7 +210,7 @@ def kept_best(run: RunDir) -> BestRecord:
     kept = read_best(run.best_path)
     if kept is None:
         raise ConfigError(
-            f"{run.path}: has no best policy yet; finish it with: cotune resume {run.path}"
+            f"{run.path}: has no best policy yet; finish it with: {command_on(run.path, 'resume')}"
         )
     kept.check_files(run.best_path)
     return kept

@@ -20,7 +20,7 @@ from pydantic import TypeAdapter
 from cotune.errors import ConfigError
 from cotune.run.best import FILE as BEST
 from cotune.run.json_files import Row, write_json_atomic
-from cotune.utils.text import one_line
+from cotune.utils.text import command_on, one_line
 
 FILE = "quadrants.json"
 SCHEMA_VERSION = 1
@@ -200,7 +200,7 @@ def read_quadrants(folder: Path) -> Quadrants | None:
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(
             f"{path}: cannot be read ({one_line(str(error))}); write it again with: "
-            f"cotune evaluate {folder} --quadrants"
+            f"{command_on(folder, 'evaluate', '--quadrants')}"
         ) from error
     return quadrants if quadrants.of == hash_of_best(folder) else None
 

@@ -20,6 +20,7 @@ from cotune.experiments.report.pages import label
 from cotune.experiments.report.recorded_run import RecordedRun
 from cotune.methods.registry import method_of
 from cotune.run.scores import wilson
+from cotune.utils.text import command_on
 
 
 @dataclass(frozen=True)
@@ -98,5 +99,5 @@ def _recorded(run: RecordedRun, folder: Path) -> QuadrantTable | None:
     if frozen:
         lines = [(WEIGHTS["initial"], lines[1][1])]
     said = coincidences(same=same, frozen=frozen)
-    command = f"cotune evaluate {folder} --quadrants"
+    command = command_on(folder, "evaluate", "--quadrants")
     return QuadrantTable(list(PROMPTS.values())[: 2 - same], [("greedy", lines)], said, command)
