@@ -61,6 +61,14 @@ def test_shorthands_of_an_environment(raw: object, expected: object) -> None:
         ({"dataset": {"path": "x.jsonl"}}, "rewards: missing; environment.kind single_turn"),
         ({**DATA, "dataset": {}}, "dataset: has neither path nor name"),
         (
+            {**DATA, "dataset": {"path": "x", "validation": None}},
+            "dataset.validation is None; expected a number",
+        ),
+        (
+            {**DATA, "dataset": {"path": "x", "test": True}},
+            "dataset.test is True; expected a number",
+        ),
+        (
             {**DATA, "dataset": {"benchmark": "hotpotqa"}},
             "dataset.benchmark: benchmarks are tested on, never trained on; expected path or name",
         ),

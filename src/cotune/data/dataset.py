@@ -9,7 +9,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any, Literal, cast
 
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from cotune.data.rows import Row, Rows, file_rows, given_rows, hub_rows, listed, nested, shortened
 from cotune.data.splits import (
@@ -81,6 +81,16 @@ class DatasetConfig(Model):
         named = cast("Mapping[str, Any]", value)
         return {("answers" if name == "answer" else name): c for name, c in named.items()}
 
+    @field_validator("validation", "test", mode="before")
+    @classmethod
+    def _held_out(cls, value: Any, info: ValidationInfo) -> Any:
+        if isinstance(value, int | str | Path) and not isinstance(value, bool):
+            return value
+        raise ValueError(
+            f"dataset.{info.field_name} is {value!r}; expected a number of questions to hold out, a file, "
+            "or a split of the hub's data set"
+        )
+
     @model_validator(mode="before")
     @classmethod
     def _no_benchmark(cls, value: Any) -> Any:
@@ -96,7 +106,7 @@ class DatasetConfig(Model):
     def _one_source(self) -> "DatasetConfig":
         if (self.path is None) == (self.name is None):
             given = "both path and name" if self.path else "neither path nor name"
-            raise ValueError(f"dataset: has {given}; expected one of them")
+            raise ValueError(f"has {given}; expected one of them")
         for name in ("validation", "test"):
             if isinstance(value := getattr(self, name), int) and value < 1:
                 raise ValueError(f"dataset.{name} is {value}; expected 1 or more")
