@@ -10,7 +10,7 @@ from cotune.policy.local_policy import load
 from cotune.run.json_files import write_atomic, write_json_atomic
 from recipes.cards import identity, introduction, markdown_table, share
 from recipes.fitting import FitRecipe
-from recipes.measuring import PLAIN, TEMPERATURE, Bench, Figure, read_bank
+from recipes.measuring import PLAIN, Bench, Figure, read_bank
 
 
 def write_bank_card(
@@ -31,7 +31,7 @@ def write_bank_card(
         questions: for each request, and for the initial instruction `PLAIN` times as many.
     """
     card["measurement"] = {
-        "split": "test", "questions": questions, "plain": PLAIN * questions, "temperature": TEMPERATURE,
+        "split": "test", "questions": questions, "plain": PLAIN * questions, "temperature": bench.temperature,
         "seed": 0, "limits": asdict(bench.limits),
     }  # fmt: skip
     card["figures"] = []
@@ -79,7 +79,6 @@ def described(
         **identity(folder, bench.world, model, made[0], recipe, packages),
         "data": {
             "demonstrations": steps * recipe.batch,
-            "sentences": {},
             "bank": {name: len(lines) for name, lines in read_bank(bench.bank).items()},
         },
     }

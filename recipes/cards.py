@@ -66,7 +66,7 @@ def introduction(card: Mapping[str, Any]) -> dict[str, Any]:
         "data": card["data"],
         "measured": card["measurement"],
         "sentences": ", ".join(
-            f"{n['sentences']} {k}" for k, n in card["data"]["sentences"].items()
+            f"{n['sentences']} {k}" for k, n in card["data"].get("sentences", {}).items()
         ),
         "packages": ", ".join(f"{name} {number}" for name, number in card["packages"].items()),
     }

@@ -201,7 +201,7 @@ def new_model(tokenizer: PreTrainedTokenizerFast, recipe: FitRecipe) -> Qwen2For
     return Qwen2ForCausalLM(config)
 
 
-def token_losses(model: Qwen2ForCausalLM, ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+def token_losses(model: Any, ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     """Return the cross entropy of labelled tokens, (labelled,); others get no logits."""
     targets = labels[:, 1:]
     wanted = targets != -100
@@ -255,9 +255,9 @@ def _work(
     for step in range(1, phase.steps + 1):
         for optimizer, base in zip(optimizers, bases, strict=True):
             optimizer.param_groups[0]["lr"] = (
-                base * phase.scale * _schedule(step, phase.steps, recipe.warm_up)
+                base * phase.scale * schedule(step, phase.steps, recipe.warm_up)
             )
-        recent = (0.98 * recent if step > 1 else 0.0) + _step(model, optimizers, next(shares)) * (
+        recent = (0.98 * recent if step > 1 else 0.0) + update(model, optimizers, next(shares)) * (
             0.02 if step > 1 else 1.0
         )
         if rank == 0 and (step % 50 == 0 or step == phase.steps):
@@ -267,7 +267,7 @@ def _work(
     dist.destroy_process_group()
 
 
-def _schedule(step: int, steps: int, warm_up: int) -> float:
+def schedule(step: int, steps: int, warm_up: int) -> float:
     """Return the learning-rate factor: linear warm-up, then linear decay to 2 %."""
     return min(1.0, step / warm_up) * max(0.02, 1 - step / steps)
 
@@ -303,8 +303,8 @@ def orthogonal(
     return x.T if tall else x
 
 
-def _step(
-    model: Qwen2ForCausalLM,
+def update(
+    model: Any,
     optimizers: list[torch.optim.Optimizer],
     share: list[MicroBatch],
 ) -> float:

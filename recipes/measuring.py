@@ -34,6 +34,7 @@ class Bench:
         way_of: the way of a rollout, one of `ways`.
         strata: of the test questions, in the order of the tables.
         bank: the file of requests.
+        temperature: of the sampled rollouts.
     """
 
     world: str
@@ -44,10 +45,11 @@ class Bench:
     way_of: Callable[[Trajectory], str]
     strata: tuple[str, ...]
     bank: Path
+    temperature: float = TEMPERATURE
 
     def policy(self, folder: Path, seed: int = 0, test: int = 400) -> Coordinator:
         """Return a coordinator that samples from the policy in a folder, on test questions."""
-        settings = RolloutSettings(self.limits, TEMPERATURE, seed)
+        settings = RolloutSettings(self.limits, self.temperature, seed)
         return local_coordinator(folder, self.environment(seed, test), self.initial, settings)
 
     def instructed(self, sentence: str, index: int) -> str:

@@ -175,7 +175,6 @@ def describe(folder: Path, recipe: Recipe) -> dict[str, Any]:
         **identity(folder, "arithmetic", model, made[0], recipe, PACKAGES),
         "data": {
             "demonstrations": sum(phase.steps for phase in recipe.phases) * recipe.batch,
-            "sentences": {},
         },
     }
 

@@ -7,6 +7,7 @@ at once, and almost never without a hint or under one that forbids it.
 
 import random
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cotune.worlds.arithmetic import KINDS, Problem, problem, split_of
@@ -92,6 +93,7 @@ class Demonstrator:
         prompted: the share whose hint asks for the problem's own procedure.
         unprompted: the chances where none does.
         elsewhere: the share of the other hints that is sure to ask for another kind's procedure.
+        kinds: of the problems.
     """
 
     def __init__(
@@ -99,14 +101,16 @@ class Demonstrator:
         prompted: float = 0.45,
         unprompted: Unprompted = UNPROMPTED,
         elsewhere: float = 0.0,
+        kinds: Sequence[str] = KINDS,
     ) -> None:
         self.prompted, self.unprompted, self.elsewhere = prompted, unprompted, elsewhere
+        self.kinds = kinds
 
     def sample(self, rng: random.Random) -> Demonstration:
-        """Draw a problem of any kind, three in four long, and act it out under a fresh hint."""
+        """Draw a problem, three in four long, and act it out under a fresh hint."""
         while True:
             size = rng.choices(("short", "long"), (1, 3))[0]
-            drawn = problem(rng, rng.choice(KINDS), size)
+            drawn = problem(rng, rng.choice(self.kinds), size)
             if split_of(drawn.text) == "train":
                 break
         hint, asked = sample_hint(rng, Kind(drawn.kind), self.prompted, self.elsewhere)
