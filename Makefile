@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 VENV_VERL ?= .venv-verl
 READY_VERL := $(VENV_VERL)/.ready
 
-.PHONY: demo demo-p2o demo-real test test-verl lint lint-verl docs policy policy-arithmetic policy-ladder policy-scaffold clean
+.PHONY: demo demo-p2o demo-real test test-verl lint lint-verl docs policy policy-arithmetic policy-ladder policy-scaffold steerable clean
 .DELETE_ON_ERROR:
 
 demo: $(READY)  ## compare static, staged and joint training of a bundled policy
@@ -46,6 +46,9 @@ policy-ladder: $(READY)  ## rebuild the bundled policy of ladder and its card
 
 policy-scaffold: $(READY)  ## rebuild the bundled policy of scaffold and its card
 	$(BIN)/python -m recipes.scaffold
+
+steerable: $(READY)  ## SmolLM2 with the adapter of recipes/steerable, into runs/steerable-smollm2
+	$(BIN)/python -m recipes.steerable
 
 clean:  ## remove the environment and what tools have cached; runs/ stays
 	rm -rf $(VENV) $(VENV_VERL) .pytest_cache .ruff_cache .hypothesis build dist site

