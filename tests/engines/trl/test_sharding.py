@@ -134,7 +134,9 @@ def test_a_resume_that_could_not_read_the_optimizer_is_refused(
 
 def test_a_run_in_one_process_says_so_in_its_state(tmp_path: Path) -> None:
     joint = start(tmp_path).joint
-    joint.bind(start(tmp_path / "other").trainer)
+    trainer = start(tmp_path / "other").trainer
+    trainer.reward_funcs = joint.reward_funcs
+    joint.bind(trainer)
     state = joint.state_dict()
     assert (state["sharding"], state["processes"]) == ("none", 1)
     with pytest.raises(ConfigError, match="sharding zero1"):

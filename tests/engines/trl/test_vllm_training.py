@@ -131,6 +131,7 @@ def test_a_second_trainer_of_a_joint_run_is_sampled_by_its_own_vllm(
         run.ledger.begin_attempt(None)
         run.joint.coordinator.evaluate(tasks)
     second.trainer.train()
+    second.trainer.reward_funcs = first.joint.reward_funcs
     first.joint.bind(second.trainer)
     first.joint.coordinator.evaluate(tasks)
     assert_synced(second, engine)
