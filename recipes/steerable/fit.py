@@ -6,12 +6,13 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 from peft import PeftModel, get_peft_model, get_peft_model_state_dict
 from torch.multiprocessing.spawn import spawn
+from transformers import PreTrainedTokenizerFast
 
 from cotune.policy.adapters import compute_as_base, lora_config
 from cotune.policy.local_policy import load
@@ -71,7 +72,9 @@ class Recipe(FitRecipe):
     elsewhere: float = 0.7
 
 
-def rows(tokenizer: Any, recipe: Recipe, number: int, rank: int, workers: int) -> Iterator[Row]:
+def rows(
+    tokenizer: PreTrainedTokenizerFast, recipe: Recipe, number: int, rank: int, workers: int
+) -> Iterator[Row]:
     """Yield one worker's demonstrations of a phase, endlessly."""
     rng, chances = stream_rng(recipe, number, rank, workers), recipe.phases[number].unprompted
     demonstrator = Demonstrator(recipe.prompted, chances, recipe.elsewhere, KINDS)
@@ -101,7 +104,8 @@ def _work(rank: int, workers: int, rendezvous: str, out: Path, recipe: Recipe, n
     torch.set_num_threads(1)
     torch.manual_seed(recipe.seed)
     dist.init_process_group("gloo", init_method=rendezvous, rank=rank, world_size=workers)
-    base, tokenizer = load(policy_path(BASE), "bfloat16")
+    base, loaded = load(policy_path(BASE), "bfloat16")
+    tokenizer = cast("PreTrainedTokenizerFast", loaded)
     base.set_attn_implementation("eager")  # a tenth faster here
     options = LoraOptions(rank=recipe.rank, alpha=2 * recipe.rank)
     model: Any = (
