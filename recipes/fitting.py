@@ -251,23 +251,44 @@ def _work(
     optimizers, bases = new_optimizers(model, recipe)
     rows = stream(tokenizer, recipe, number, rank, workers)
     shares = micro_batches(rows, tokenizer, recipe, workers)
+    run_phase(model, optimizers, bases, shares, recipe, phase, lambda: model.save_pretrained(out))
+    dist.destroy_process_group()
+
+
+def run_phase(
+    model: Any,
+    optimizers: list[torch.optim.Optimizer],
+    bases: Sequence[float],
+    shares: Iterator[list[MicroBatch]],
+    recipe: FitRecipe,
+    phase: FitPhase,
+    save: Callable[[], object],
+    log_every: int = 50,
+    save_every: int = 500,
+) -> None:
+    """Train for one phase; the first worker prints the recent loss and saves.
+
+    Args:
+        bases: the learning rate of each optimizer.
+        shares: this worker's micro-batches of each step.
+    """
+    first = dist.get_rank() == 0
     started, recent = time.monotonic(), 0.0
     for step in range(1, phase.steps + 1):
         for optimizer, base in zip(optimizers, bases, strict=True):
             optimizer.param_groups[0]["lr"] = (
-                base * phase.scale * schedule(step, phase.steps, recipe.warm_up)
+                base * phase.scale * _schedule(step, phase.steps, recipe.warm_up)
             )
-        recent = (0.98 * recent if step > 1 else 0.0) + update(model, optimizers, next(shares)) * (
+        recent = (0.98 * recent if step > 1 else 0.0) + _update(model, optimizers, next(shares)) * (
             0.02 if step > 1 else 1.0
         )
-        if rank == 0 and (step % 50 == 0 or step == phase.steps):
+        if first and (step % log_every == 0 or step == phase.steps):
             print(f"step {step} loss {recent:.3f} {time.monotonic() - started:.0f} s", flush=True)
-        if rank == 0 and (step % 500 == 0 or step == phase.steps):
-            model.save_pretrained(out)
-    dist.destroy_process_group()
+        if first and (step % save_every == 0 or step == phase.steps):
+            save()
 
 
-def schedule(step: int, steps: int, warm_up: int) -> float:
+def _schedule(step: int, steps: int, warm_up: int) -> float:
     """Return the learning-rate factor: linear warm-up, then linear decay to 2 %."""
     return min(1.0, step / warm_up) * max(0.02, 1 - step / steps)
 
@@ -303,7 +324,7 @@ def orthogonal(
     return x.T if tall else x
 
 
-def update(
+def _update(
     model: Any,
     optimizers: list[torch.optim.Optimizer],
     share: list[MicroBatch],

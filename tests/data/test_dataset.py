@@ -571,7 +571,7 @@ def test_test_questions_that_are_trained_on_are_told(
 @pytest.mark.parametrize(
     ("section", "said"),
     [
-        ({}, "has neither path nor name"),
+        ({}, "dataset: has neither path nor name"),
         ({"path": "a.jsonl", "name": "b"}, "has both path and name"),
         ({"path": "a.jsonl", "test": 0}, "dataset.test is 0"),
         ({"path": "a.jsonl", "columns": {"anwser": "a"}}, "columns.anwser"),

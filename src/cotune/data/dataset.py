@@ -106,7 +106,7 @@ class DatasetConfig(Model):
     def _one_source(self) -> "DatasetConfig":
         if (self.path is None) == (self.name is None):
             given = "both path and name" if self.path else "neither path nor name"
-            raise ValueError(f"has {given}; expected one of them")
+            raise ValueError(f"dataset: has {given}; expected one of them")
         for name in ("validation", "test"):
             if isinstance(value := getattr(self, name), int) and value < 1:
                 raise ValueError(f"dataset.{name} is {value}; expected 1 or more")

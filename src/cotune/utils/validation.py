@@ -95,7 +95,7 @@ def _describe(problem: dict[str, Any], known: list[Path]) -> str:
 def _own_message(path: Path, message: str, known: list[Path]) -> str:
     """Complete the field name that starts a message of one of our own checks."""
     section = ".".join(path)
-    if not section or message.startswith((f"{section}.", f"{section} ")):
+    if not section or message.startswith((f"{section}.", f"{section} ", f"{section}: ")):
         return message
     return f"{section}{'.' if (*path, message.split()[0]) in known else ': '}{message}"
 
