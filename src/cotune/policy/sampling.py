@@ -469,11 +469,11 @@ def policy_sampler(
 ) -> Sampler:
     """Return the fastest sampler that is correct for the policy's architecture."""
     with model() as policy:
-        kind = CachedSampler if _attends_fully(policy) else GenerateSampler
+        kind = CachedSampler if attends_fully(policy) else GenerateSampler
     return kind(model, codec, cast(int, tokenizer.pad_token_id))
 
 
-def _attends_fully(policy: PreTrainedModel) -> bool:
+def attends_fully(policy: PreTrainedModel) -> bool:
     """Return whether every layer attends to all earlier tokens by keys and values only."""
     config = policy.config.get_text_config()
     layers = getattr(config, "layer_types", None)

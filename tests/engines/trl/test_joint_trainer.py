@@ -12,17 +12,12 @@ from transformers import (
     PreTrainedTokenizerBase,
     Qwen2Config,
     Qwen2ForCausalLM,
+    Qwen2Model,
     TrainerCallback,
 )
 from trl import GRPOConfig, GRPOTrainer
 
-from cotune.engines.trl.joint_trainer import (
-    JointTrainer,
-    filled_up,
-    informative_rows,
-    with_rows,
-    without_padding,
-)
+from cotune.engines.trl.joint_trainer import JointTrainer
 from cotune.policy.policy_files import policy_path
 
 # Three groups of two: one decides, two are all right or all wrong; lengths differ.
@@ -151,37 +146,24 @@ def test_kl_keeps_rows_without_advantage(
     assert all(count >= 1 for count in rows)
 
 
-def test_informative_rows_by_hand() -> None:
-    assert informative_rows(torch.tensor([0.0, 1.5, 0.0, -1.5])).tolist() == [1, 3]
-    assert informative_rows(torch.zeros(3)).tolist() == [0]
-    assert informative_rows(torch.tensor([[0.0, 0.0], [0.0, 2.0]])).tolist() == [1]
+def test_a_prompt_that_rollouts_share_is_fed_once(
+    tokenizer: PreTrainedTokenizerBase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fed: list[tuple[int, int]] = []
+    original = Qwen2Model.forward
 
+    def spy(self: Any, input_ids: torch.Tensor, **kwargs: Any) -> Any:
+        fed.append((input_ids.shape[0], input_ids.shape[1]))
+        return original(self, input_ids=input_ids, **kwargs)
 
-def test_filled_up_by_hand() -> None:
-    assert filled_up(torch.tensor([1, 4]), 2, 6).tolist() == [1, 4]
-    assert filled_up(torch.tensor([1, 4]), 4, 6).tolist() == [0, 1, 2, 4]
-    assert filled_up(torch.tensor([0]), 3, 3).tolist() == [0, 1, 2]
-
-
-def test_with_rows_leaves_scalars_alone() -> None:
-    inputs = {"advantages": torch.arange(3.0), "num_items_in_batch": torch.tensor(7), "note": "x"}
-    kept = with_rows(inputs, torch.tensor([2]))
-    assert kept["advantages"].tolist() == [2.0]
-    assert int(kept["num_items_in_batch"]) == 7
-    assert kept["note"] == "x"
-
-
-def test_without_padding_by_hand() -> None:
-    inputs = {
-        "prompt_ids": torch.tensor([[0, 0, 5], [0, 6, 7]]),
-        "prompt_mask": torch.tensor([[0, 0, 1], [0, 1, 1]]),
-        "completion_ids": torch.tensor([[1, 2, 0, 0], [3, 0, 0, 0]]),
-        "completion_mask": torch.tensor([[1, 1, 0, 0], [1, 0, 0, 0]]),
-        "tool_mask": torch.tensor([[1, 0, 1, 1], [1, 1, 1, 1]]),
-        "advantages": torch.tensor([1.0, -1.0]),
-    }
-    trimmed = without_padding(inputs)
-    assert trimmed["prompt_ids"].tolist() == [[0, 5], [6, 7]]
-    assert trimmed["completion_ids"].tolist() == [[1, 2], [3, 0]]
-    assert trimmed["tool_mask"].tolist() == [[1, 0], [1, 1]]
-    assert trimmed["advantages"].tolist() == [1.0, -1.0]
+    monkeypatch.setattr(Qwen2Model, "forward", spy)
+    rewards = [1.0, 0.0, 1.0, 0.0, 1.0, 0.0]
+    batch = {"per_device_train_batch_size": 6, "gradient_accumulation_steps": 1}
+    gradients(JointTrainer, tokenizer, tmp_path / "shared", rewards, **batch)
+    # Three prompts of at most nine tokens, of which the last goes with the completion of up to thirty.
+    assert fed == [(3, 8), (6, 30)]
+    fed.clear()
+    gradients(
+        JointTrainer, tokenizer, tmp_path / "alone", rewards, gradient_checkpointing=True, **batch
+    )
+    assert set(fed) == {(6, 39)}

@@ -172,7 +172,9 @@ def test_gradient_checkpointing_changes_nothing_but_memory(tmp_path: Path) -> No
             pass
         if on:
             assert model.get_base_model().model._gradient_checkpointing_func is asked
-    assert logs[1] == pytest.approx(logs[0], rel=1e-4)
+    assert logs[1] == pytest.approx(
+        logs[0], rel=1e-4, abs=1e-6
+    )  # on-policy losses are 0 but for rounding
     assert all(norm > 0 for norm in logs[1][2:])
 
 

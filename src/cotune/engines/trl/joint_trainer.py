@@ -7,6 +7,14 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from trl import GRPOTrainer
 
+from cotune.engines.trl.batches import (
+    by_prompt,
+    filled_up,
+    informative_rows,
+    with_rows,
+    without_padding,
+)
+from cotune.engines.trl.shared_prompts import can_share, score_completions
 from cotune.engines.trl.teacher import Teacher, completion_logits
 from cotune.methods.p2o.context_distillation import (
     RatioStatistics,
@@ -39,7 +47,8 @@ class JointTrainer(GRPOTrainer):
     keeps its denominator and its KL term. With a teacher (`cotune.methods.teacher_kl`) its loss is added,
     for which the rollouts that it reads are fed once more to the policy and once to the teacher.
 
-    Rollouts with zero advantage are left out, as is padding that a micro-batch does not need.
+    Rollouts with zero advantage are left out, as is padding that a micro-batch does not need. A prompt that
+    several rollouts of a micro-batch share is fed once (`cotune.engines.trl.shared_prompts`).
 
     A group with equal rewards has exactly no advantage (TRL alone leaves a rounding error) and
     therefore no gradient; for a question that is always or never solved, this is every rollout. They
@@ -183,6 +192,54 @@ class JointTrainer(GRPOTrainer):
         self._step += 1
         return torch.zeros((), device=self.accelerator.device)
 
+    def _prepare_inputs(self, generation_batch: Any) -> Any:
+        before = self._buffered_inputs
+        inputs = super()._prepare_inputs(generation_batch)
+        made = self._buffered_inputs
+        # TRL has shuffled the rollouts.
+        if (
+            made is not before
+            and made is not None
+            and self._adds_up()
+            and self._shares_prompts(self.model)
+        ):
+            size = self.args.gradient_accumulation_steps
+            steps = [by_prompt(made[start : start + size]) for start in range(0, len(made), size)]
+            self._buffered_inputs = [batch for batches in steps for batch in batches]
+            return self._buffered_inputs[self._step % len(made)]
+        return inputs
+
+    def _get_per_token_logps_and_entropies(
+        self,
+        model: Any,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor,
+        logits_to_keep: int,
+        batch_size: int | None = None,
+        **options: Any,
+    ) -> Any:
+        # The router loss counts the tokens of prompts, too.
+        alone = options.get("compute_aux_loss") or not self._shares_prompts(model)
+        if alone or any(torch.is_tensor(value) for value in options.values()):  # images
+            return super()._get_per_token_logps_and_entropies(
+                model, input_ids, attention_mask, logits_to_keep, batch_size, **options
+            )
+        size = batch_size or len(input_ids)
+        with self.accelerator.autocast():
+            scored = [
+                score_completions(model, ids, mask, logits_to_keep)
+                for ids, mask in zip(input_ids.split(size), attention_mask.split(size), strict=True)
+            ]
+        logps = torch.cat([found[0] for found in scored])
+        if not options.get("compute_entropy"):
+            return logps, None, None
+        return logps, torch.cat([found[1] for found in scored]), None
+
+    def _shares_prompts(self, model: Any) -> bool:
+        # DDP and sharding expect one forward pass for each backward pass.
+        one = self.accelerator.num_processes == 1
+        return one and can_share(self.accelerator.unwrap_model(model))
+
     def compute_loss(
         self,
         model: Any,
@@ -222,9 +279,16 @@ class JointTrainer(GRPOTrainer):
         read, plain = without_padding({**taught, **prompts}), without_padding(taught)
         with self.accelerator.autocast():
             with torch.no_grad(), joint.policy() as policy, teacher.reading(policy) as reader:
-                theirs = completion_logits(reader, read, self.temperature)
+                theirs = completion_logits(
+                    reader, read, self.temperature, self._shares_prompts(reader)
+                )
             # Unwrapped: DDP expects equally many forward passes of all processes.
-            ours = completion_logits(self.accelerator.unwrap_model(model), plain, self.temperature)
+            ours = completion_logits(
+                self.accelerator.unwrap_model(model),
+                plain,
+                self.temperature,
+                self._shares_prompts(model),
+            )
         own = plain["completion_mask"] * plain.get("tool_mask", 1)
         found = token_losses(ours, theirs, plain["completion_ids"], settings)
         fed = [batch[name].sum() for batch in (read, plain) for name in _FED]
@@ -266,62 +330,12 @@ class JointTrainer(GRPOTrainer):
         return int(cast(torch.Tensor, self.accelerator.gather(here)).max())
 
     def _passes_over_zero_advantages(self) -> bool:
+        return self.beta == 0.0 and not self.aux_loss_enabled and self._adds_up()
+
+    def _adds_up(self) -> bool:
+        """Return whether a step's loss is the sum over its rollouts, however they share micro-batches."""
         return (
-            self.beta == 0.0
-            and not self._entropy_bonus_enabled
-            and not self.aux_loss_enabled
+            not self._entropy_bonus_enabled
             and self.top_entropy_quantile == 1.0
             and self.loss_type in (*_BY_ROWS, *_BY_FIXED_COUNT)
         )
-
-
-def informative_rows(advantages: torch.Tensor) -> torch.Tensor:
-    """Return the indices of the rows with an advantage; the first row if there is none.
-
-    Args:
-        advantages: (B,) or (B, C).
-    """
-    nonzero = advantages != 0 if advantages.dim() == 1 else (advantages != 0).any(1)
-    rows = nonzero.nonzero()[:, 0]
-    return rows if len(rows) else torch.zeros(1, dtype=torch.long, device=advantages.device)
-
-
-def filled_up(rows: torch.Tensor, count: int, total: int) -> torch.Tensor:
-    """Return the rows plus the first of the other rows, `count` in all, in order.
-
-    Args:
-        rows: indices below `total`, at most `count` of them.
-    """
-    if len(rows) >= count:
-        return rows
-    chosen = set(rows.tolist())
-    others = [i for i in range(total) if i not in chosen][: count - len(rows)]
-    return torch.tensor(sorted([*chosen, *others]), device=rows.device)
-
-
-def with_rows(inputs: dict[str, Any], rows: torch.Tensor) -> dict[str, Any]:
-    """Return the inputs of some rows; entries that are not per-row stay unchanged."""
-    count = len(inputs["advantages"])
-    return {
-        name: value[rows] if _per_row(value, count) else value for name, value in inputs.items()
-    }
-
-
-def without_padding(inputs: dict[str, Any]) -> dict[str, Any]:
-    """Return the inputs without prompt and completion columns that are padding in every row."""
-    prompt_used = inputs["prompt_mask"].any(0).nonzero()
-    completion_used = inputs["completion_mask"].any(0).nonzero()
-    first = int(prompt_used[0]) if len(prompt_used) else 0
-    width = inputs["completion_mask"].shape[1]
-    end = int(completion_used[-1]) + 1 if len(completion_used) else width
-    trimmed = dict(inputs)
-    for name, value in inputs.items():
-        if name in ("prompt_ids", "prompt_mask"):
-            trimmed[name] = value[:, first:]
-        elif isinstance(value, torch.Tensor) and value.dim() == 2 and value.shape[1] == width:
-            trimmed[name] = value[:, :end]
-    return trimmed
-
-
-def _per_row(value: Any, count: int) -> bool:
-    return isinstance(value, torch.Tensor) and value.dim() > 0 and value.shape[0] == count

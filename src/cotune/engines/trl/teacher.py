@@ -11,6 +11,7 @@ from accelerate.utils import is_peft_model
 from safetensors.torch import load_model, save_model
 from transformers import PreTrainedModel
 
+from cotune.engines.trl.shared_prompts import prompt_cache
 from cotune.errors import ConfigError
 from cotune.methods.teacher_kl import TeacherDistillation
 from cotune.types import KLDistillation
@@ -89,17 +90,24 @@ def _copied(policy: PreTrainedModel) -> PreTrainedModel:
     return copied
 
 
-def completion_logits(model: Any, batch: dict[str, Any], temperature: float) -> torch.Tensor:
+def completion_logits(
+    model: Any, batch: dict[str, Any], temperature: float, shared: bool
+) -> torch.Tensor:
     """Return logits at every completion token, divided by the temperature, (B, C, V).
 
     Args:
         batch: prompt_ids and prompt_mask (B, P), completion_ids and completion_mask (B, C).
+        shared: feed each distinct prompt once; the model must be able to (`can_share`).
     """
-    width = batch["completion_ids"].shape[1]
+    ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], 1)
+    mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], 1)
+    # A prompt's last token predicts the first of the completion, so it is fed with the completion.
+    start = batch["prompt_ids"].shape[1] - 1 if shared else 0
     logits = model(
-        input_ids=torch.cat([batch["prompt_ids"], batch["completion_ids"]], 1),
-        attention_mask=torch.cat([batch["prompt_mask"], batch["completion_mask"]], 1),
+        input_ids=ids[:, start:-1],
+        attention_mask=mask[:, :-1],
+        past_key_values=prompt_cache(model, ids[:, :start], mask[:, :start]) if start else None,
         use_cache=False,
-        logits_to_keep=width + 1,
+        logits_to_keep=batch["completion_ids"].shape[1],
     ).logits
-    return logits[:, -width - 1 : -1].float() / temperature
+    return logits.float() / temperature
