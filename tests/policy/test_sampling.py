@@ -193,6 +193,25 @@ def test_the_cached_sampler_feeds_each_prompt_once_and_only_new_tokens_after() -
         hook.remove()
 
 
+def test_the_cached_sampler_feeds_what_all_prompts_begin_with_once() -> None:
+    fed: list[tuple[int, int]] = []
+    hook = MODEL.register_forward_pre_hook(
+        lambda module, args, kwargs: fed.append(tuple(kwargs["input_ids"].shape)), with_kwargs=True
+    )
+    # The second prompt is the beginning of the first; its last token is fed for its logits.
+    prompts = ((4, 5, 6, 7, 8, 9), (4, 5, 6), (4, 5, 6, 9, 9))
+    requests = [SampleRequest(row, prompt, 6) for row, prompt in enumerate(prompts)]
+    try:
+        samples = cached().open(Sampling(1.0, seed=2)).generate(requests)
+    finally:
+        hook.remove()
+    assert fed[:2] == [(1, 2), (3, 4)]
+    expected = generating().open(Sampling(1.0, seed=2)).generate(requests)
+    assert [s.ids for s in samples] == [s.ids for s in expected]
+    for one, other in zip(samples, expected, strict=True):
+        assert one.logprobs == pytest.approx(other.logprobs, abs=1e-4)
+
+
 def test_a_sampler_ignores_the_policys_own_generation_defaults_and_keeps_them() -> None:
     model = tiny_model(TOKENIZER, layers=3)
     plain = roll(generating(model), Sampling(1.0, WORLD.stop, 5), range(4))
@@ -276,6 +295,6 @@ def test_a_frozen_head_in_bfloat16_is_given_the_last_states_alone() -> None:
     seen: list[torch.Tensor] = []
     model.lm_head.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
     sampler = CachedSampler(opens(model), HFCodec(tokenizer), 0)
-    sampler.open(Sampling()).generate([SampleRequest(i, (4, 5, 6 + i), 2) for i in range(3)])
+    sampler.open(Sampling()).generate([SampleRequest(i, (4 + i, 5, 6), 2) for i in range(3)])
     assert [tuple(states.shape[:2]) for states in seen] == [(3, 1), (3, 1)]
     assert all(states.is_contiguous() for states in seen)

@@ -183,7 +183,7 @@ class HFCodec:
         call = _probe_call(tools[0])
         dialogue, turn = self._probe_turn(call, tools)
         self._closing(dialogue, tools)
-        begun = _common_prefix(prompt, turn)
+        begun = common_prefix(prompt, turn)
         written = turn[begun : len(turn) - turn[::-1].index(self.eos_id)]
         self._reader = None
         readers = (None,) if self._has_response_template else READERS
@@ -364,6 +364,6 @@ def _probe_call(tool: Mapping[str, Any]) -> ToolCall:
     return ToolCall(tool["function"]["name"], arguments)
 
 
-def _common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
+def common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
     pairs = zip(first, second, strict=False)
     return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(first), len(second)))

@@ -51,12 +51,14 @@ def rollout_divergences(
     vocabulary = p.config.get_text_config().vocab_size
     for rows in _batches(trajectories, max(1, logits_at_once // vocabulary)):
         ids, kept, own = _padded([trajectories[row] for row in rows])
+        columns = own[:, 1:].any(0).nonzero()[:, 0]  # the head computes no others
         logits = [
             model(
                 input_ids=ids.to(model.device),
                 attention_mask=kept.to(model.device),
                 use_cache=False,
-            ).logits[:, :-1][own[:, 1:].to(model.device)]
+                logits_to_keep=columns.to(model.device),
+            ).logits[own[:, columns + 1].to(model.device)]
             for model in (p, q)
         ]
         size = max(1, _SOFTMAX // vocabulary)

@@ -1,8 +1,8 @@
 """Samplers on a Hugging Face model in this process.
 
-`CachedSampler` keeps each row's KV cache across the turns of an episode, prefills equal prompts
-once and drops finished rows from the batch. `GenerateSampler` calls `model.generate` again for
-every turn: slower, but right for any architecture.
+`CachedSampler` keeps each row's KV cache across the turns of an episode, prefills equal prompts, and
+what all prompts begin with, once, and drops finished rows from the batch. `GenerateSampler` calls
+`model.generate` again for every turn: slower, but right for any architecture.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,6 +22,7 @@ from transformers import (
 from transformers.cache_utils import Cache, DynamicLayer
 
 from cotune.errors import EngineError
+from cotune.policy.codec import common_prefix
 from cotune.protocols import Codec, Sampler
 from cotune.types import Sample, SampleRequest, Sampling
 from cotune.utils.progress import report
@@ -323,19 +324,21 @@ class CachedSession:
         return self._feed(rows, rows.cache(), new)
 
     def _prefill_prompts(self, requests: Sequence[SampleRequest]) -> tuple[Rows, torch.Tensor]:
-        """Prefill each distinct context once and repeat its cache for the rows that share it."""
+        """Prefill what all contexts begin with once, and the rest of each distinct one once."""
         where: dict[tuple[int, ...], int] = {}
         for request in requests:
             where.setdefault(request.context_ids, len(where))
-        device = self._model.device
-        empty = Rows(
-            list(range(len(where))),
-            [0] * len(where),
-            torch.zeros((len(where), 0), dtype=torch.long, device=device),
-            [],
-        )
+        contexts, device = list(where), self._model.device
+        # Of each context a token remains, whose logits are the row's next.
+        shared = min(common_prefix(min(contexts), max(contexts)), min(map(len, contexts)) - 1)
+        shared = shared if len(contexts) > 1 else 0
+        rows = Rows([0], [0], torch.zeros((1, 0), dtype=torch.long, device=device), [])
         cache = Cache(layer_class_to_replicate=GrowingLayer)
-        rows, logits = self._feed(empty, cache, list(where))
+        if shared:
+            rows, _ = self._feed(rows, cache, [contexts[0][:shared]])
+        rows = rows.select([0] * len(contexts))
+        cache = rows.cache() if shared else cache
+        rows, logits = self._feed(rows, cache, [context[shared:] for context in contexts])
         positions = [where[r.context_ids] for r in requests]
         rows = rows.select(positions)
         rows.names = [r.row for r in requests]
