@@ -389,6 +389,20 @@ def test_every_field_says_what_it_is() -> None:
         }  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("section", "field", "value"),
+    [("training", "steps", True), ("training", "kl", False), ("strategy", "evolve_every", True)],
+)
+def test_a_truth_value_is_no_number(section: str, field: str, value: bool) -> None:
+    raw = LEAST | {"strategy": {"kind": "inspo"}}
+    raw[section] = {**raw.get(section, {}), field: value}
+    text = str(value).lower()
+    with pytest.raises(
+        ConfigError, match=rf"^run\.yaml: {section}\.{field}: expected a number; got {text}$"
+    ):
+        parse_config(raw, "run.yaml")
+
+
 def test_a_trajectory_shorter_than_the_default_turn_is_fine() -> None:
     assert (
         parse_config(LEAST | {"limits": {"trajectory_tokens": 300}}, "t").limits.turn_tokens == 500

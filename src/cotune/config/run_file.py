@@ -473,6 +473,7 @@ def parse_config(raw: Mapping[str, Any], source: str) -> RunConfig:
     """Build the configuration of a new run from plain data; `source` is named in errors."""
     check_values(raw, source)
     config = parse_recorded(raw, source)
+    _check_booleans(raw, config, source)
     _check_turns(raw, config.limits, source)
     return config
 
@@ -484,6 +485,17 @@ def parse_recorded(raw: Mapping[str, Any], source: str) -> RunConfig:
     except ValidationError as error:
         # Not `from error`: its text repeats the input, which may include a misplaced key.
         raise ConfigError(f"{source}: {describe(error, RunConfig)}") from None
+
+
+def _check_booleans(raw: Mapping[str, Any], parsed: Any, source: str, section: str = "") -> None:
+    """Raise ConfigError for a truth value given as a number; pydantic, like Python, takes it for 0 or 1."""
+    for name, value in raw.items():
+        found = getattr(parsed, name, None)
+        if isinstance(value, Mapping):
+            _check_booleans(value, found, source, f"{section}{name}.")
+        elif isinstance(value, bool) and type(found) in (int, float):
+            text = "true" if value else "false"
+            raise ConfigError(f"{source}: {section}{name}: expected a number; got {text}")
 
 
 def _check_turns(raw: Mapping[str, Any], limits: Limits, source: str) -> None:
