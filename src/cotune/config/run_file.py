@@ -492,7 +492,8 @@ def _check_booleans(raw: Mapping[str, Any], parsed: Any, source: str, section: s
     for name, value in raw.items():
         found = getattr(parsed, name, None)
         if isinstance(value, Mapping):
-            _check_booleans(value, found, source, f"{section}{name}.")
+            inner = cast(Mapping[str, Any], value)
+            _check_booleans(inner, found, source, f"{section}{name}.")
         elif isinstance(value, bool) and type(found) in (int, float):
             text = "true" if value else "false"
             raise ConfigError(f"{source}: {section}{name}: expected a number; got {text}")
