@@ -365,5 +365,6 @@ def _probe_call(tool: Mapping[str, Any]) -> ToolCall:
 
 
 def common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
+    """Return how many tokens two sequences begin with in common."""
     pairs = zip(first, second, strict=False)
     return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(first), len(second)))

@@ -329,9 +329,9 @@ class CachedSession:
         for request in requests:
             where.setdefault(request.context_ids, len(where))
         contexts, device = list(where), self._model.device
-        # Of each context a token remains, whose logits are the row's next.
-        shared = min(common_prefix(min(contexts), max(contexts)), min(map(len, contexts)) - 1)
-        shared = shared if len(contexts) > 1 else 0
+        shared = 0
+        if len(contexts) > 1:  # of each one a token remains, whose logits are the row's next
+            shared = min(common_prefix(min(contexts), max(contexts)), min(map(len, contexts)) - 1)
         rows = Rows([0], [0], torch.zeros((1, 0), dtype=torch.long, device=device), [])
         cache = Cache(layer_class_to_replicate=GrowingLayer)
         if shared:

@@ -196,18 +196,15 @@ class JointTrainer(GRPOTrainer):
         before = self._buffered_inputs
         inputs = super()._prepare_inputs(generation_batch)
         made = self._buffered_inputs
-        # TRL has shuffled the rollouts.
-        if (
-            made is not before
-            and made is not None
-            and self._adds_up()
-            and self._shares_prompts(self.model)
-        ):
-            size = self.args.gradient_accumulation_steps
-            steps = [by_prompt(made[start : start + size]) for start in range(0, len(made), size)]
-            self._buffered_inputs = [batch for batches in steps for batch in batches]
-            return self._buffered_inputs[self._step % len(made)]
-        return inputs
+        if made is None or made is before:
+            return inputs
+        if not (self._adds_up() and self._shares_prompts(self.model)):
+            return inputs
+        # TRL has shuffled the rollouts of these micro-batches.
+        size = self.args.gradient_accumulation_steps
+        steps = [by_prompt(made[start : start + size]) for start in range(0, len(made), size)]
+        self._buffered_inputs = [batch for batches in steps for batch in batches]
+        return self._buffered_inputs[self._step % len(made)]
 
     def _get_per_token_logps_and_entropies(
         self,
@@ -330,12 +327,13 @@ class JointTrainer(GRPOTrainer):
         return int(cast(torch.Tensor, self.accelerator.gather(here)).max())
 
     def _passes_over_zero_advantages(self) -> bool:
-        return self.beta == 0.0 and not self.aux_loss_enabled and self._adds_up()
+        return self.beta == 0.0 and self._adds_up()
 
     def _adds_up(self) -> bool:
         """Return whether a step's loss is the sum over its rollouts, however they share micro-batches."""
         return (
             not self._entropy_bonus_enabled
+            and not self.aux_loss_enabled
             and self.top_entropy_quantile == 1.0
             and self.loss_type in (*_BY_ROWS, *_BY_FIXED_COUNT)
         )

@@ -26,20 +26,20 @@ def can_share(policy: PreTrainedModel) -> bool:
     return attends_fully(policy) and not (policy.training and checkpoints)
 
 
-def prompt_cache(model: Any, prompts: torch.Tensor, mask: torch.Tensor) -> Cache:
-    """Return the keys and values of all rows' prompts; each distinct prompt is fed once.
+def prompt_cache(model: Any, prompts: torch.Tensor, mask: torch.Tensor) -> Cache | None:
+    """Return the keys and values of all rows' prompts; each distinct prompt is fed once. None if P = 0.
 
     Args:
-        prompts: padded on the left, (B, P); may be empty, P = 0.
+        prompts: padded on the left, (B, P).
         mask: 1 for tokens, 0 for padding, (B, P).
 
     Raises:
         EngineError: the model kept no keys and values.
     """
-    cache = Cache(layer_class_to_replicate=DynamicLayer)
     length = prompts.shape[1]
     if length == 0:
-        return cache
+        return None
+    cache = Cache(layer_class_to_replicate=DynamicLayer)
     distinct, which = torch.cat([prompts, mask], 1).unique(dim=0, return_inverse=True)
     model(
         input_ids=distinct[:, :length],

@@ -106,7 +106,7 @@ def completion_logits(
     logits = model(
         input_ids=ids[:, start:-1],
         attention_mask=mask[:, :-1],
-        past_key_values=prompt_cache(model, ids[:, :start], mask[:, :start]) if start else None,
+        past_key_values=prompt_cache(model, ids[:, :start], mask[:, :start]),
         use_cache=False,
         logits_to_keep=batch["completion_ids"].shape[1],
     ).logits
