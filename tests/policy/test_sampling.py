@@ -251,21 +251,25 @@ def test_the_cache_is_used_where_every_layer_attends_to_everything() -> None:
         assert isinstance(policy_sampler(opens(mistral), CODEC, TOKENIZER), kind)
 
 
-def test_draws_follow_the_distribution() -> None:
-    logits = torch.tensor([[0.0, 1.0, 2.0, -50.0]])
+@pytest.mark.parametrize("size", [4, 1400])  # the larger is searched in blocks
+def test_draws_follow_the_distribution(size: int) -> None:
+    logits = torch.cat([torch.tensor([0.0, 1.0, 2.0]), torch.full((size - 3,), -50.0)])[None]
+    logits = logits[:, torch.arange(size) * 3 % size]  # 0, 1 and 2 lie in different blocks
     uniforms = [(i + 0.5) / 1000 for i in range(1000)]
     for temperature in (1.0, 0.5):
         tokens, logprobs = draw(logits.repeat(1000, 1), temperature, uniforms)
         expected = torch.softmax(logits[0] / temperature, -1)
-        counts = torch.bincount(torch.tensor(tokens), minlength=4) / 1000
+        counts = torch.bincount(torch.tensor(tokens), minlength=size) / 1000
         torch.testing.assert_close(counts, expected, atol=2e-3, rtol=0)
         assert logprobs[0] == pytest.approx(expected[tokens[0]].log().item(), abs=1e-5)
     assert tokens == sorted(tokens)  # the cumulative distribution, inverted
 
 
 def test_draws_at_the_edges() -> None:
-    logits = torch.tensor([[-torch.inf, 0.0, 0.0, -torch.inf]] * 2)
-    assert draw(logits, 1.0, [0.0, 1 - 2**-53])[0] == [1, 2]  # never an impossible token
+    for first, last in ((1, 2), (3, 255), (256, 511), (300, 1398)):
+        logits = torch.full((2, max(4, 1400 * (last > 2))), -torch.inf)
+        logits[:, [first, last]] = 0.0
+        assert draw(logits, 1.0, [0.0, 1 - 2**-53])[0] == [first, last]  # never an impossible token
     assert draw(torch.tensor([[0.0, 3.0, 1.0]]), 0.0, [0.99])[0] == [1]
 
 

@@ -27,6 +27,8 @@ from cotune.protocols import Codec, Sampler
 from cotune.types import Sample, SampleRequest, Sampling
 from cotune.utils.progress import report
 
+_BLOCK = 256  # tokens of a vocabulary that are summed at a time
+
 ModelContext = Callable[[], AbstractContextManager[PreTrainedModel]]
 """Opens the current policy for generation (unwrapped, gathered, in evaluation mode)."""
 
@@ -398,14 +400,45 @@ def draw(
     if temperature == 0:
         tokens = scaled.argmax(-1)
     else:
-        chances = logprobs.double().exp()
-        if torch.are_deterministic_algorithms_enabled():
-            chances = chances.cpu()  # torch has no deterministic cumsum on GPUs
-        cumulative = chances.cumsum(-1)
-        target = torch.tensor(uniforms, dtype=torch.float64, device=cumulative.device)[:, None]
-        found = torch.searchsorted(cumulative, target * cumulative[:, -1:], right=True)
-        tokens = found[:, 0].clamp(max=logits.shape[-1] - 1).to(logits.device)
+        points = torch.tensor(uniforms, dtype=torch.float64, device=logits.device)
+        tokens = _tokens_at(logprobs.exp(), points)
     return tokens.tolist(), logprobs.gather(-1, tokens[:, None])[:, 0].tolist()
+
+
+def _tokens_at(chances: torch.Tensor, points: torch.Tensor) -> torch.Tensor:
+    """Return the token at a point of each row's cumulative distribution, (B,).
+
+    In a large vocabulary, finds a block of tokens first and then the token in it: sums in float64 are slow.
+
+    Args:
+        chances: (B, V).
+        points: shares of each row's sum, from [0, 1), (B,).
+    """
+    rows, size = chances.shape
+    if size <= 4 * _BLOCK:
+        return _found(chances, points)[0]
+    blocks = torch.nn.functional.pad(chances, (0, -size % _BLOCK)).view(rows, -1, _BLOCK)
+    block, points = _found(blocks.sum(-1), points)
+    within, _ = _found(blocks[torch.arange(rows, device=block.device), block], points)
+    return block * _BLOCK + within
+
+
+def _found(weights: torch.Tensor, points: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the index whose weight is at a share of each row's sum, and the share of that weight, each (B,).
+
+    Args:
+        weights: (B, N), not negative, with a positive sum.
+        points: from [0, 1), (B,).
+    """
+    weights = weights.double()
+    if torch.are_deterministic_algorithms_enabled():
+        weights = weights.cpu()  # torch has no deterministic cumsum on GPUs
+    ends = weights.cumsum(-1)
+    at = points.to(ends.device)[:, None] * ends[:, -1:]
+    index = torch.searchsorted(ends, at, right=True).clamp(max=weights.shape[-1] - 1)
+    weight = weights.gather(-1, index)
+    inside = (at - ends.gather(-1, index) + weight) / weight
+    return index[:, 0].to(points.device), inside[:, 0].clamp(0, 1 - 2**-53).to(points.device)
 
 
 class GenerateSampler:
