@@ -73,7 +73,7 @@ CASES: dict[str, tuple[dict[str, Any], list[str]]] = {
     ),
     "nobody to judge by": (
         {"strategy": {"kind": "p2o", "judged_on": "plain", "hinted_per_group": "all"}},
-        ["strategy.judged_on is 'plain'", "hinted_per_group 'all'", "'all_but_one' or 'half'"],
+        ["strategy: judged_on is 'plain'", "hinted_per_group 'all'", "'all_but_one' or 'half'"],
     ),
     "hard for ever": (
         {"strategy": {"kind": "p2o", "hinted_per_group": "half", "judged_on": "plain"}},

@@ -100,6 +100,16 @@ def test_the_longest_prompt_must_fit() -> None:
     check_prompts(env, Words(), "do", Limits(prompt_tokens=10), ["test"], strategy="static")
 
 
+def test_the_longest_prompt_need_not_have_the_most_bytes() -> None:
+    texts = {f"long {i}": "unquestionably " * 5 for i in range(20)} | {
+        "digits": "1 2 3 4 5 6 7 8 9"
+    }
+    tasks = [Task(name, text, ("a",)) for name, text in texts.items()]
+    env = environment("Who?").with_tasks({"train": tasks})
+    with pytest.raises(ConfigError, match="the prompt of task digits has 12"):
+        check_prompts(env, Words(), "do", Limits(prompt_tokens=11), ["train"], strategy="static")
+
+
 def test_a_split_without_questions_is_refused_before_anything_is_spent() -> None:
     some, none = [Task("a", "Who?", ("a",))], list[Task]()
     env = environment("Who?").with_tasks({"train": some, "validation": none, "test": some})

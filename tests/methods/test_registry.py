@@ -51,7 +51,7 @@ def test_each_method_says_what_it_is() -> None:
         assert method.label
         assert method.card
         assert method.about
-        assert bool(method.evolves) == method.needs_llm
+        assert bool(method.evolves) == method.needs_llm(method.options())
     assert len({method.label for method in BUILT_IN.values()}) == len(BUILT_IN)
 
 

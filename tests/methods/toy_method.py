@@ -92,6 +92,6 @@ METHOD = Method(
     card="A bandit over two instructions, on GRPO",
     tags=("grpo", "bandit"),
     evolves=("instruction",),
-    needs_llm=False,
+    needs_llm=lambda options: False,
     check=_check,
 )

@@ -2,13 +2,16 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from heapq import nlargest
 
 from cotune.data.splits import SPLITS, warn
 from cotune.environments.base import TaskEnvironment
 from cotune.methods.registry import method_of
+from cotune.methods.text_evolution import estimated_tokens
 from cotune.protocols import Codec, Environment
 from cotune.types import Prompt, Task
 
+_CANDIDATES = 16  # tasks of a split that may have the longest prompt
 _PER_MESSAGE = 16  # tokens that a chat template adds to a message, generously
 
 
@@ -54,16 +57,15 @@ def longest_prompt(
     instruction: str,
     splits: Iterable[str],
     strategy: str,
-    candidates: int = 16,
 ) -> PromptLength | None:
     """Return the prompt that needs the highest limit; None without tasks.
 
-    Only the `candidates` longest tasks of each split are tokenized.
+    Of each split only those are tokenized that seem to have the most tokens.
     """
     tasks = [
         task
         for split in splits
-        for task in sorted(environment.tasks(split), key=_bytes, reverse=True)[:candidates]
+        for task in nlargest(_CANDIDATES, environment.tasks(split), key=_estimated_tokens)
     ]
     lengths = [prompt_length(environment, codec, task, instruction, strategy) for task in tasks]
     return max(lengths, key=lambda length: length.needed, default=None)
@@ -110,7 +112,14 @@ def _tokens(environment: Environment, codec: Codec, task: Task, instruction: str
     return len(codec.render(messages, environment.tools))
 
 
+def _estimated_tokens(task: Task) -> int:
+    return sum(map(estimated_tokens, _texts(task))) + _PER_MESSAGE * len(task.context)
+
+
 def _bytes(task: Task) -> int:
     """Return a bound of the tokens that a task's own texts take."""
-    texts = [task.question, *(content for _, content in task.context)]
-    return sum(len(text.encode()) for text in texts) + _PER_MESSAGE * len(task.context)
+    return sum(len(text.encode()) for text in _texts(task)) + _PER_MESSAGE * len(task.context)
+
+
+def _texts(task: Task) -> list[str]:
+    return [task.question, *(content for _, content in task.context)]

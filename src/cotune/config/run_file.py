@@ -392,7 +392,7 @@ class RunConfig(Model):
     @property
     def proposer(self) -> LLMConfig | None:
         """Return the LLM that the method asks: `llm` or the offline rules; None if it asks none."""
-        return (self.llm or RulesConfig()) if self.method.needs_llm else None
+        return (self.llm or RulesConfig()) if self.method.needs_llm(self.strategy) else None
 
     @property
     def has_batches(self) -> bool:
@@ -404,7 +404,9 @@ class RunConfig(Model):
         method, world = self.method, self.environment.kind
         if isinstance(self.llm, BankOptions):
             check_bank(self.llm, method)
-        if not method.needs_llm or (self.llm is not None and self.llm.kind != "rules"):
+        if not method.needs_llm(self.strategy) or (
+            self.llm is not None and self.llm.kind != "rules"
+        ):
             return self
         alone = without_search(self.environment)
         if alone or world not in OFFLINE_WORLDS:

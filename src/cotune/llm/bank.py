@@ -59,7 +59,7 @@ def check_bank(bank: BankOptions, method: Method[Any]) -> None:
             f"llm.hints: missing; strategy.kind {method.kind} evolves instructions and hints: name a "
             "file of hints, and in llm.path one of instructions"
         )
-    if bank.hints is not None and method.needs_llm and not both:
+    if bank.hints is not None and method.evolves and not both:
         raise ValueError(
             f"llm.hints is set, but strategy.kind {method.kind} evolves {method.evolves[0]} alone; name "
             "their file in llm.path"

@@ -121,7 +121,7 @@ class Method(Generic[Options]):
         card_frozen: the same under a frozen policy; "" is `card`.
         tags: tags for the model card.
         evolves: the texts that it changes; each may fill an equal share of half a prompt.
-        needs_llm: whether it asks an optimizer LLM.
+        needs_llm: returns whether it asks an optimizer LLM.
         uses_batches: whether it learns from training batches, so that they are rolled out even if
             the policy is frozen.
         replaces_groups: whether groups may be replaced by those of other questions
@@ -144,7 +144,7 @@ class Method(Generic[Options]):
     card_frozen: str = ""
     tags: tuple[str, ...] = ("grpo",)
     evolves: tuple[Literal["instruction", "hints"], ...] = ()
-    needs_llm: bool = True
+    needs_llm: Callable[[Options], bool] = lambda options: True
     uses_batches: bool = True
     replaces_groups: bool = False
     loss: Literal["grpo", "cispo"] = "grpo"

@@ -175,7 +175,7 @@ METHOD = Method(
     about="supervised fine-tuning under the static instruction",
     card="Supervised fine-tuning under a fixed instruction",
     tags=("sft",),
-    needs_llm=False,
+    needs_llm=lambda options: False,
     supervised=True,
     check=_check,
 )

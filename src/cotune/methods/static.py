@@ -93,7 +93,7 @@ METHOD = Method(
     about="GRPO under the static instruction",
     card="GRPO under a fixed instruction",
     card_frozen="No method: the instruction is fixed",
-    needs_llm=False,
+    needs_llm=lambda options: False,
     uses_batches=False,
     replaces_groups=True,
 )

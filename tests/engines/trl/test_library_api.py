@@ -1,6 +1,8 @@
 """Methods for a trainer of one's own: what is refused before anything is trained."""
 
 import inspect
+import subprocess
+import sys
 from collections.abc import Iterator
 from inspect import get_annotations
 from pathlib import Path
@@ -159,7 +161,12 @@ def run(tmp_path: Path, geo: cotune.GeoEnvironment) -> Iterator[LibraryRun]:
 
 
 def describe(method: TrainerMethod[Any]) -> dict[str, Any]:
-    return {"library": "trl", **method.describe(), "batch": {"rollouts": 8, "group_size": 4}}
+    return {
+        "library": "trl",
+        "name": "mine",
+        **method.describe(),
+        "batch": {"rollouts": 8, "group_size": 4},
+    }
 
 
 def test_any_llm_is_metered(run: LibraryRun, tmp_path: Path, geo: cotune.GeoEnvironment) -> None:
@@ -193,11 +200,32 @@ def test_nothing_is_written_before_training(run: LibraryRun, tmp_path: Path) -> 
 
 def test_a_folder_is_begun_once(run: LibraryRun, tmp_path: Path) -> None:
     assert run.begin_attempt(None) == 1
-    run.event("saved", 1)
+    run.metrics(1, {"loss": 1.0})
     before = (tmp_path / "cotune" / "events.jsonl").read_bytes()
     with pytest.raises(ConfigError, match=r"resume_from_checkpoint=True.*output_dir"):
         run.begin_attempt(None)
     assert (tmp_path / "cotune" / "events.jsonl").read_bytes() == before
+
+
+def test_what_is_in_the_way_is_named(run: LibraryRun, tmp_path: Path) -> None:
+    (tmp_path / "cotune").write_text("a file", encoding="utf-8")
+    with pytest.raises(ConfigError, match="is a file"):
+        run.begin_attempt(None)
+
+
+def test_two_processes_do_not_train_in_one_folder(run: LibraryRun, tmp_path: Path) -> None:
+    run.begin_attempt(None)
+    code = f"from pathlib import Path\nfrom cotune.run.locks import run_locked\nwith run_locked(Path({str(tmp_path / 'cotune')!r})): pass"
+
+    def other() -> str:
+        return subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=False
+        ).stderr
+
+    assert "is being trained by another process" in other()
+    assert run.begin_attempt(None) == 2  # this one may begin again: nothing was trained
+    run.finish(4, "i0", "Search.")
+    assert not other()
 
 
 def test_a_resume_goes_on_in_its_folder(run: LibraryRun, tmp_path: Path) -> None:
@@ -232,7 +260,7 @@ def test_the_best_instruction_is_kept(run: LibraryRun, tmp_path: Path) -> None:
     run.finish(4, "i2", "Search – then answer.")
     best = tmp_path / "cotune" / "best" / "instruction.txt"
     assert best.read_text(encoding="utf-8") == "Search – then answer.\n"
-    (last,) = cotune.open_run(tmp_path / "cotune").read_events()
+    *_, last = cotune.open_run(tmp_path / "cotune").read_events()
     assert (last["kind"], last["step"], last["instruction_id"]) == ("run_finished", 4, "i2")
 
 
@@ -243,6 +271,7 @@ def test_what_follows_the_end_is_counted_too(run: LibraryRun, tmp_path: Path) ->
     run.add_rollouts("evaluate", 3, 30)
     run.event("evaluated", 4, em=0.5)
     assert [e["kind"] for e in cotune.open_run(tmp_path / "cotune").read_events()] == [
+        "run_started",
         "run_finished",
         "evaluated",
     ]

@@ -115,6 +115,37 @@ def test_gepa_searches_once_and_trains_under_what_it_found(tmp_path: Path) -> No
     assert training.run.read_config()["strategy"]["kind"] == "gepa"
 
 
+def test_a_search_before_the_first_step_is_not_paid_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def training(llm: Scribe) -> LibraryTraining:
+        method = cotune.GEPA(
+            environment=Retold(), llm=llm, limits=LIMITS, seed=1, budget=20, dev_size=2, minibatch=1
+        )
+        return begin(tmp_path, method=method, max_steps=1)
+
+    scored = Retold.score
+    left = iter(range(12))
+
+    def interrupted(environment: Retold, trajectory: Any) -> tuple[float, str | None]:
+        if next(left, None) is None:
+            raise KeyboardInterrupt
+        return scored(environment, trajectory)
+
+    first, second = Scribe(), Scribe()
+    with monkeypatch.context() as patched:
+        patched.setattr(Retold, "score", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            training(first).trainer.train()
+    again = training(second)
+    again.trainer.train()
+    assert len(first.asked) == 1
+    assert not second.asked
+    (reused,) = again.events("notice")
+    assert "used again" in reused["text"]
+    assert again.spent()["evolve"] <= 20
+
+
 class StopAfter(TrainerCallback):
     def __init__(self, step: int) -> None:
         self._step = step

@@ -57,6 +57,10 @@ def test_a_rows_folder_is_plain() -> None:
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "an unknown field": ({"bugdet": 3}, r"bugdet: unknown field \(did you mean budget\?\)"),
+    "a method in place of a kind": (
+        {"by_strategy": {"inspo-mixed": {"seed": 1}}},
+        "by_strategy: 'inspo-mixed' is no strategy.kind; expected one of static, sft, inspo",
+    ),
     "no such method": ({"methods": ["search-r1", "inspoo"]}, "'inspoo' is unknown.*mean inspo"),
     "a row twice": ({"methods": ["search-r1", "inspo", "inspo"]}, "inspo is listed twice"),
     "no such baseline": ({"baseline": "grpo"}, "baseline is 'grpo'; expected one of methods"),

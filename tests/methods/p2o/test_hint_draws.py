@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from cotune.errors import ConfigError
 from cotune.methods.method import RunShape
 from cotune.methods.p2o import p2o
 from cotune.methods.p2o.hint_draws import HintDraws, random_text
@@ -97,3 +98,10 @@ def test_no_hints_cost_what_hints_do() -> None:
 def test_fixed_hints_without_any_are_refused() -> None:
     with pytest.raises(ValueError, match="fixed_hints has no hint"):
         P2OOptions(fixed_hints={"sum": []})
+
+
+def test_fixed_hints_for_a_stratum_that_no_question_has_are_refused() -> None:
+    with pytest.raises(
+        ConfigError, match="fixed_hints has 'sums', the stratum of no training question"
+    ):
+        Run(fixed_hints={"sums": ["Carry."], "": ["Check."]})

@@ -225,7 +225,6 @@ def test_defaults_are_the_papers():
     ("raw", "message"),
     [
         ({"successes_below": 0}, "successes_below is 0; expected at least 1"),
-        ({"judged_on": "plain"}, "judged_on is 'plain', but with hinted_per_group 'all'"),
         ({"hints": {"beam": 0}}, "beam is 0; expected 1 or more"),
         ({"hints": {"dev_size": 50, "budget": 50}}, "budget is 50; expected more than dev_size"),
         ({"distillation": {"low": 2, "high": 1}}, "low is 2.0 and high 1.0"),

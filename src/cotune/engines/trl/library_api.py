@@ -138,9 +138,11 @@ class TrainerMethod(Generic[Options]):
         self, llm: LLM | OpenAIOptions | BankOptions | None
     ) -> LLM | OpenAIOptions | BankOptions | None:
         """Return the method's LLM; the offline rules if it is None and they know the environment."""
-        if not self.method.needs_llm:
+        if not self.method.needs_llm(self.options):
             if llm is not None:
-                raise ConfigError(f"{type(self).__name__} uses no LLM; remove llm")
+                raise ConfigError(
+                    f"{type(self).__name__} uses no LLM with these options; remove llm"
+                )
             return None
         if isinstance(llm, BankOptions):
             try:

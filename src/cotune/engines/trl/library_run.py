@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
 from typing import Any, cast
 
@@ -30,6 +30,7 @@ from cotune.run.evolution_log import EvolutionLog
 from cotune.run.journal import Journal, RunJournal, SilentJournal, describe_event
 from cotune.run.json_files import plain, write_atomic
 from cotune.run.ledger import Ledger
+from cotune.run.locks import run_locked
 from cotune.run.run_dir import RunDir
 from cotune.run.scores import Score
 from cotune.types import Purpose, Trajectory
@@ -40,6 +41,7 @@ _TRAJECTORIES_EVERY = 10  # steps between files of training rollouts, as for a r
 _WARNINGS = ("notice", "proposal_failed", "phase_failed", "proposals_ended")
 _DETAILS = ("hint_progress",)  # several per phase
 _log = logging.getLogger("cotune")
+_locks: dict[Path, ExitStack] = {}  # of folders in which this process trains
 
 
 class LibraryRun:
@@ -64,13 +66,16 @@ class LibraryRun:
         """Create the folder, or open it to resume from a step.
 
         Raises:
-            ConfigError: the folder of a new run already holds a run; that of a resumed run holds
-                none, or one with other settings.
+            ConfigError: the folder of a new run already holds a run that has trained; that of a resumed
+                run holds none, or one with other settings; or another process trains it.
         """
         self._close()
-        run = self._created() if resumed_from is None else self._opened()
+        run = self._begun() if resumed_from is None else self._opened()
         self._journal = RunJournal(run, Console(quiet=True), self._total_steps, _TRAJECTORIES_EVERY)
         self._ledger = Ledger(run.ledger_path)
+        if resumed_from is None:
+            strategy = cast("Mapping[str, Any]", self._config["strategy"])["kind"]
+            self._journal.event("run_started", 0, config=self._config["name"], strategy=strategy)
         return self._ledger.begin_attempt(resumed_from)
 
     def finish(
@@ -95,6 +100,7 @@ class LibraryRun:
             f"{score.measure} {em:.3f} on validation" if score else "not checked on validation",
             self._folder,
         )
+        _release(self._folder.resolve())
 
     # ---- journal
 
@@ -153,15 +159,21 @@ class LibraryRun:
             raise RuntimeError("an LLM is asked only while training runs")
         return self._ledger
 
-    def _created(self) -> RunDir:
-        try:
-            return RunDir.create(self._folder, self._config)
-        except ConfigError:
+    def _begun(self) -> RunDir:
+        """Create the folder, or open that of a run that was stopped before the end of its first step."""
+        if not RunDir.is_run(self._folder):
+            run = RunDir.create(self._folder, self._config)
+            self._lock()
+            return run
+        if RunDir.open(self._folder).read_metrics():
             raise ConfigError(
                 f"{self._folder}: holds an earlier run; resume it with "
-                "trainer.train(resume_from_checkpoint=True), or set another output_dir in "
-                "GRPOConfig"
-            ) from None
+                "trainer.train(resume_from_checkpoint=True) if it has a checkpoint, or set another "
+                "output_dir in GRPOConfig"
+            )
+        run = self._opened()
+        run.cut_back(-1)  # keeps the answers of a phase before the first step
+        return run
 
     def _opened(self) -> RunDir:
         if not RunDir.is_run(self._folder):
@@ -169,20 +181,34 @@ class LibraryRun:
                 f"{self._folder}: the checkpoint's run folder is not there (no run.yaml); put it "
                 "back, or train from the start"
             )
+        self._lock()
         run = RunDir.open(self._folder)
         before, now = run.read_config(), plain(self._config, "config")
         for name in _FIXED:
             if before.get(name) != now.get(name):
                 raise ConfigError(
                     f"{name} is {now.get(name)!r}, but the run in {self._folder} was started with "
-                    f"{before.get(name)!r}; a resume needs the same"
+                    f"{before.get(name)!r}; a resume needs the same, a new run another output_dir"
                 )
         return run
+
+    def _lock(self) -> None:
+        """Keep other processes from training in the folder. This one may begin again, as in a notebook."""
+        folder = self._folder.resolve()
+        _release(folder)
+        _locks[folder] = ExitStack()
+        _locks[folder].enter_context(run_locked(self._folder))
 
     def _close(self) -> None:
         if self._ledger is not None:
             self._ledger.close()
         self._journal, self._ledger = SilentJournal(), None
+        _release(self._folder.resolve())
+
+
+def _release(folder: Path) -> None:
+    if folder in _locks:
+        _locks.pop(folder).close()
 
 
 def _say(kind: str, step: int, fields: Mapping[str, object]) -> None:

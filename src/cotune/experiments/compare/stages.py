@@ -216,7 +216,7 @@ class Row:
         raw = merged(raw, stage.changes)
         if not stage.tools:
             raw = merged(raw, _without_tools(raw))
-        if not method_of(kind).needs_llm:
+        if not method_of(kind).evolves:
             raw["llm"] = None
         elif self.method.endpoint:
             raw["llm"] = self._endpoint()

@@ -155,6 +155,17 @@ class SuiteConfig(Model):
     methods: tuple[MethodEntry, ...] = Field(min_length=1)
 
     @model_validator(mode="after")
+    def _by_strategy_names_kinds(self) -> "SuiteConfig":
+        known = [*BUILT_IN, *added()]
+        for kind in self.by_strategy:
+            if kind not in known:
+                raise ValueError(
+                    f"by_strategy: {kind!r} is no strategy.kind; expected one of {', '.join(known)}. A row's "
+                    "own fields are in its `set`"
+                )
+        return self
+
+    @model_validator(mode="after")
     def _rows_are_distinct(self) -> "SuiteConfig":
         twice = [key for key, n in Counter(entry.key for entry in self.methods).items() if n > 1]
         if twice:

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from cotune.errors import ConfigError
 from cotune.methods.p2o.hints import HintPool, assign_hints, candidates
 from cotune.types import Task
 
@@ -19,6 +20,17 @@ _WORDS = (
     "lorem", "ipsum", "dolor", "sit", "amet", "consectetur", "adipiscing", "elit", "sed", "do",
     "eiusmod", "tempor", "incididunt", "ut", "labore", "et", "dolore", "magna", "aliqua", "enim",
 )  # fmt: skip
+
+
+def check_strata(fixed: FixedHints, tasks: Sequence[Task]) -> None:
+    """Raise ConfigError if fixed hints are for a stratum that no training question has."""
+    strata = sorted({task.stratum for task in tasks})
+    for stratum in fixed:
+        if stratum and stratum not in strata:
+            raise ConfigError(
+                f"strategy: fixed_hints has {stratum!r}, the stratum of no training question; expected "
+                f'some of {", ".join(map(repr, strata))}, or "" for all others'
+            )
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 from cotune.methods.group_plan import Groups, drawn_count
 from cotune.methods.method import Context, Cost, Method, Proposals, RunShape, arxiv
 from cotune.methods.p2o.hard_samples import HardSamples
-from cotune.methods.p2o.hint_draws import Given, HintDraws
+from cotune.methods.p2o.hint_draws import Given, HintDraws, check_strata
 from cotune.methods.p2o.hint_evolution import HintEvolution
 from cotune.methods.p2o.hint_rules import HintRules
 from cotune.methods.p2o.hints import HintOptions, HintPool, covering, withheld
@@ -79,12 +79,6 @@ class P2OOptions:
             raise ValueError(f"successes_below is {self.successes_below}; expected at least 1")
         if self.fixed_hints is not None and not any(self.fixed_hints.values()):
             raise ValueError("fixed_hints has no hint; expected some, or null to evolve them")
-        substitutes = isinstance(self.distillation, Distillation)
-        if self.judged_on == "plain" and self.hinted_per_group == "all" and substitutes:
-            raise ValueError(
-                "judged_on is 'plain', but with hinted_per_group 'all' no rollout is; expected "
-                "hinted_per_group 'all_but_one' or 'half'"
-            )
 
     def hinted(self, group_size: int, groups: Groups = "own") -> int:
         """Return how many of a group's rollouts see a hint, the first ones; at least one."""
@@ -128,6 +122,7 @@ class P2O:
         self._groups: Groups = groups
         self.options, self.seed = options, context.seed
         self._tasks = {task.id: task for task in context.tasks}
+        check_strata(options.fixed_hints or {}, context.tasks)
         self._hard = HardSamples(options.successes_below, options.solved_at)
         rules = HintRules(
             max_chars=options.hints.max_chars,
@@ -406,6 +401,11 @@ class _Counted:
 def check(options: P2OOptions, shape: RunShape, groups: Groups = "own") -> None:
     """Refuse options under which a hard question could never count as solved."""
     judged = options.judged(shape.group_size, groups)
+    if judged == 0:
+        raise ValueError(
+            "strategy: judged_on is 'plain', but with hinted_per_group 'all' no rollout is; expected "
+            "hinted_per_group 'all_but_one' or 'half'"
+        )
     if options.successes_below > judged:
         raise ValueError(
             f"strategy: successes_below is {options.successes_below}, but a question is judged by "
@@ -461,6 +461,7 @@ METHOD = Method(
     ),
     tags=("grpo", "p2o"),
     evolves=("hints",),
+    needs_llm=lambda options: options.fixed_hints is None,
     check=check,
     cost=cost,
     distillation=lambda options: options.distillation,
