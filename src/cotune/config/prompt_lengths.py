@@ -111,6 +111,6 @@ def _tokens(environment: Environment, codec: Codec, task: Task, instruction: str
 
 
 def _bytes(task: Task) -> int:
-    """Return a bound of the tokens that a task's own texts take."""
+    """Return an upper bound on the tokens of a task's own texts."""
     texts = [task.question, *(content for _, content in task.context)]
     return sum(len(text.encode()) for text in texts) + _PER_MESSAGE * len(task.context)
