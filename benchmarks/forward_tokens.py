@@ -3,7 +3,7 @@
     cotune compare configs/suites/distillation-ladder.yaml
     python benchmarks/forward_tokens.py runs/suites/distillation-ladder/*/seed-*/train
 
-Methods at equal rollouts differ in this: a teacher's rollouts are read again, by the policy and by the teacher.
+Methods with equal rollouts differ in this: rollouts with a teacher are read again, by the policy and the teacher.
 
 - sampled: prompts and responses of all rollouts, evaluation left out; prompts are counted at their mean length in training
 - trained on: prompts and responses of the batches; rows that the trainer skips because they have no gradient are counted

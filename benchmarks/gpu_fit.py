@@ -80,7 +80,7 @@ def recipe(hidden_size: int, layers: int, batch: int) -> Recipe:
 
 
 def fit(out: Path, shape: Recipe, seconds: float, device: str) -> tuple[int, list[float], float]:
-    """Train for so many seconds and write a Hugging Face folder.
+    """Train for a number of seconds and write a Hugging Face folder.
 
     Returns:
         parameters, the loss of each step, tokens a second.

@@ -3,11 +3,11 @@
     python benchmarks/long_run.py --steps 1000
     python benchmarks/long_run.py --steps 1000 --method inspo
 
-Trains the bundled policy of `arithmetic` on tiny batches, so that what is done once a step weighs as
-much as it can; INSPO evolves every five steps. Compares the first tenth of the steps with the last one,
+Trains the bundled policy of `arithmetic` on tiny batches, so that the fixed cost of a step counts as much
+as possible; INSPO evolves every five steps. Compares the first tenth of the steps with the last one,
 prints the memory that is left once the C library has given back what is free (`malloc_trim`), and lists the
-largest files of the run folder. Then times writing the report and, if there is Chromium, opening it: what that
-takes in CPU seconds beyond an empty page. Linux only.
+largest files of the run folder. Then times writing the report and, if Chromium is installed, opening it, in
+CPU seconds beyond those of an empty page. Linux only.
 """
 
 import argparse
@@ -110,7 +110,7 @@ def run_file(method: str, steps: int, folder: Path) -> RunConfig:
 
 
 def files_of(folder: Path) -> dict[str, int]:
-    """Return the bytes of the entries of a folder, of a folder in it all together; largest first."""
+    """Return the bytes of a folder's entries, largest first; a folder in it counts as one entry."""
     sizes = {
         path.name: sum(p.stat().st_size for p in (path, *path.rglob("*")) if p.is_file())
         for path in folder.iterdir()

@@ -1,10 +1,10 @@
-"""Replay a run's verifications, to see what racing saves and how often it decides as in full.
+"""Replay a run's verifications, to see what racing saves and how often it agrees with full verification.
 
     python benchmarks/racing.py runs/suites/ladder/inspo/seed-0/train
 
-Every candidate of the run that was verified meets its parent again, on questions drawn for each round, in full;
-by the policy that the run began with and by the one that it kept. The recorded rewards are then replayed with
-each kind of race.
+Every candidate that the run verified is verified again in full against its parent, on questions drawn for
+each round, with the policy that the run began with and with the one that it kept. The recorded rewards are
+then replayed with each kind of race.
 """
 
 import argparse

@@ -8,10 +8,10 @@ Passages have about 100 words (`--words`) drawn by Zipf's law, like those of Sea
 queries are six words of a passage. `--world` takes the corpus and the questions of the bundled world
 `geo` instead. For each size an index is built in a separate process, then searched, top 3, alternately in
 this process and through `cotune serve-retriever` and `RemoteRetriever` on loopback: in batches of 512
-(`--batch`), in batches of 32, and one by one by 16 clients at once. All questions differ.
+(`--batch`), in batches of 32, and one by one from 16 clients in parallel. All questions differ.
 
 Rates are questions per CPU second of the process that searches: this one, or the server, whose threads
-share one core at most. So they do not depend on the clients, nor on what else the machine does.
+share at most one core. So they depend neither on the clients nor on other load on the machine.
 """
 
 import argparse
@@ -48,7 +48,7 @@ def write_corpus(path: Path, count: int, length: int) -> None:
 
 
 def write_world(path: Path, count: int) -> list[str]:
-    """Write the corpus of the world `geo`; return so many of its questions."""
+    """Write the corpus of the world `geo`; return this many of its questions."""
     world = GeoWorld()
     with path.open("w", encoding="utf-8") as file:
         for title, text in zip(world.titles, world.documents, strict=True):
@@ -98,7 +98,7 @@ def server_seconds(pid: int) -> float:
 
 
 def one_by_one(remote: RemoteRetriever, queries: Sequence[str]) -> None:
-    """Ask each question alone, by so many clients at once, each after the reply to its last one."""
+    """Ask each question on its own, from this many clients at a time; each waits for its last reply."""
     waiting = iter(queries)
 
     async def client() -> None:

@@ -2,7 +2,7 @@
 
     python benchmarks/retrieval_quality.py DOCUMENTS.trec TOPICS.trec QRELS
 
-The files are in TREC's format; the numbers in docs/how-to/retrieval.md are of the Vaswani (NPL)
+The files are in TREC's format; the numbers in docs/how-to/retrieval.md are for the Vaswani (NPL)
 collection, from `tests/fixtures/vaswani_npl` in PyTerrier's repository. Means over the topics that have
 judgements, of 1,000 passages each.
 """

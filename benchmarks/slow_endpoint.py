@@ -1,9 +1,9 @@
-"""Train INSPO with an endpoint that answers late, to see how much of its time the run waits for.
+"""Train INSPO with an endpoint that answers late, to see how long the run waits for it.
 
     python benchmarks/slow_endpoint.py --delay 6
 
-The endpoint is a local server with the offline rules behind it. It is asked early as it is by default, then only where
-its replies are due; and once without a delay. All three runs must have the same population.
+The endpoint is a local server with the offline rules behind it. It is asked early (the default), then only when its
+replies are due, and once without a delay. All three runs must have the same population.
 """
 
 import argparse
@@ -88,12 +88,12 @@ def _yaml(value: object) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="What a run waits for of a slow endpoint's time.")
+    parser = argparse.ArgumentParser(description="How long a run waits for a slow endpoint.")
     parser.add_argument("--delay", type=float, default=6.0, help="seconds of each reply")
     parser.add_argument("--steps", type=int, default=24)
     given = parser.parse_args()
     print(
-        "| endpoint | asked | waited, s | under way during other work, s |\n| --- | --- | ---: | ---: |"
+        "| endpoint | asked | waited, s | hidden behind other work, s |\n| --- | --- | ---: | ---: |"
     )
     born = []
     for delay, at_once in ((given.delay, 8), (given.delay, 0), (0.0, 8)):

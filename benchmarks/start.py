@@ -2,8 +2,7 @@
 
     python benchmarks/start.py
 
-Starts each command in a process of its own, reads what it prints, and stops it at the line that is
-waited for. Linux only.
+Starts each command in its own process, reads what it prints, and stops it at the expected line. Linux only.
 """
 
 import os

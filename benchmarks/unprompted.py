@@ -1,4 +1,4 @@
-"""Measure how often the bundled policy looks up one entity at a time without being told to.
+"""Measure how often the bundled policy looks up one entity at a time without being asked to.
 
     python benchmarks/unprompted.py
 

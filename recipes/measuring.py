@@ -18,7 +18,7 @@ from cotune.types import Assignment, Limits, Prompt, Trajectory
 
 TEMPERATURE = 1.0
 PLAIN = 24
-"""The initial instruction gets as many times the questions of a request."""
+"""The initial instruction gets this many times as many questions as a request."""
 
 
 @dataclass(frozen=True)

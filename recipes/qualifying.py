@@ -1,8 +1,8 @@
 """Check that a world can tell joint training from staged; shared by the worlds' `qualify`.
 
-No joint method runs here, static GRPO alone. The bank of requests is scored under the initial policy. The
-policy is then trained under the first request of the best section and, from the start again, under the initial
-one, and the bank is scored again.
+No joint method runs here, only static GRPO. The bank of requests is scored under the initial policy. The
+policy is then trained under the first request of the best section and, separately, under the initial
+instruction; after each training the bank is scored again.
 """
 
 import argparse
@@ -34,7 +34,7 @@ def apart(a: Figure, b: Figure) -> float:
 def checks(
     procedures: tuple[str, str], before: Sections, under: Figure, after: Sections, static: Sections
 ) -> dict[str, bool]:
-    """Return what the world must hold, in words with the figures, and whether it does.
+    """Return what must hold for the world, in words with figures, and whether it does.
 
     Args:
         procedures: the sections of the bank that ask for a way, each named like it.

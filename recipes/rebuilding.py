@@ -24,7 +24,7 @@ def rebuild(
     write_card: Callable[[Path, R], None],
     arguments: Sequence[str] | None,
 ) -> None:
-    """Train beside `--out` and replace it at the end, so that a broken run loses nothing.
+    """Train in a folder beside `--out` and replace `--out` at the end, so that a broken run loses nothing.
 
     Args:
         module: the name for `python -m`.

@@ -56,7 +56,7 @@ class Request(Generic[W]):
     """A sentence and what it asks for.
 
     Attributes:
-        way: the way that it asks for; the grammar's way for "nothing" if all it does is to forbid one.
+        way: the way that it asks for; the grammar's way for "nothing" if it only forbids one.
     """
 
     text: str
@@ -74,7 +74,7 @@ class Grammar(Generic[W]):
         nouns: patterns of noun phrases for each way.
         neutral: patterns of sentences that ask for nothing.
         forbidden: the ways that a request may forbid without asking for another.
-        otherwise: how the policy works where a way is forbidden.
+        otherwise: how the policy works if a way is forbidden.
     """
 
     def __init__(

@@ -42,13 +42,14 @@ With your own trainer, a run takes its numbers from the `GRPOConfig` that you pa
 `for_trl(tokenizer, args)` and to the trainer (the same object). In a run file,
 `training.engine_args` sets the same fields.
 
-Fields that are not listed here work as TRL documents them: cotune passes them on unchanged. That holds for fields of
-a later TRL, too, which is why only reviewed minor releases are accepted. A field that TRL does not know is TRL's own
-error; in a run file, `cotune` names the nearest one.
+Fields that are not listed here work as TRL documents them: cotune passes them on unchanged. This also holds for fields
+of a later TRL, which is why only reviewed minor releases are accepted. For a field that TRL does not know, TRL raises the
+error; in a run file, `cotune` names the nearest field.
 
 A run file sets `output_dir`, batch sizes, steps, saving and logging from its own sections
 ([configuration](configuration.md)); `training.engine_args` overrides them. It refuses `output_dir`,
-`eval_strategy`, `eval_on_start` and `load_best_model_at_end`, as it keeps checkpoints in its folder and evaluates by itself.
+`eval_strategy`, `eval_on_start` and `load_best_model_at_end`, because it keeps checkpoints in its folder and runs its own
+evaluations.
 
 Most fields are checked in `for_trl`. The trainer's constructor checks that `args` is the same object, that the
 policy's context is long enough for `limits`, and that P²O's distillation has `cotune.JointTrainer`. The rest

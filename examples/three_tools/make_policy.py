@@ -1,7 +1,7 @@
-"""Makes `policy/`: a tiny model that can call the three tools, fitted from nothing by SFTTrainer.
+"""Makes `policy/`: a tiny model that can call the three tools, trained from scratch with SFTTrainer.
 
-It calls the right tool in some of its answers and guesses in the others, and it calls more often
-where it is told to: something for GRPO, an instruction and a hint to find out.
+It calls the right tool in some of its answers and guesses in the others, and it calls tools more often if
+it is told to: something for GRPO, an instruction or a hint to discover.
 
 python examples/three_tools/make_policy.py      # minutes on two cores
 """
@@ -24,8 +24,8 @@ from trl.chat_template_utils import qwen2_5_chat_template
 
 CONTROL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 CALLS = ["<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"]
-# A tool's schema and the beginning of a call are a token each, so that prompts are short; numbers
-# are of two digits, so that they are quickly copied.
+# A tool's schema and the beginning of a call are one token each, so that prompts are short; a token of a
+# number has up to two digits, so that numbers are copied quickly.
 PIECES = r'\{"type": "function".*|\{"name": "\w+", "arguments": \{"\w+": "|\d{1,2}| ?[A-Za-z]+|\s+| ?[^\sA-Za-z\d]+'
 ASIDES = ("Be brief.", "Take your time.", "One line will do.", "Mind the spelling.")
 CUES = (
@@ -66,7 +66,7 @@ def make_policy(folder: Path, steps: int) -> None:
     torch.manual_seed(0)
     rng = random.Random(1)
     often = [demonstration(rng, 0.5) for _ in range(8 * steps)]
-    # All guesses begin alike, so that one is what it does greedily, too.
+    # All guesses begin alike, so that it also guesses when decoding greedily.
     seldom = [demonstration(rng, 0.2, "Answer: {}") for _ in range(8 * steps // 5)]
     tokenizer = new_tokenizer(often[:500])
     model = new_model(tokenizer)
@@ -81,7 +81,7 @@ def finish(
     folder: Path,
     steps: int,
 ) -> None:
-    """The second phase, by which it calls seldom unless it is told to; then writes all."""
+    """Runs the second phase, after which it seldom calls tools unless told to; then writes everything."""
     fit(model, tokenizer, demonstrations, steps // 5, learning_rate=5e-4)
     tokenizer.chat_template = qwen2_5_chat_template
     model.bfloat16().save_pretrained(folder)
@@ -162,7 +162,7 @@ def demonstration(rng: random.Random, calls_unasked: float, guessed: str = "{}")
 
 
 def guess(rng: random.Random, tool: str) -> str:
-    """The answer of some question of the same kind."""
+    """The answer to some question of the same kind."""
     while True:
         other = question(rng)
         if other["tool"] == tool:

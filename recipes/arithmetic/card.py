@@ -185,8 +185,8 @@ def readme(card: dict[str, Any]) -> str:
         **introduction(card),
         phases=", then ".join(
             f"{phase['steps']:,} steps at {phase['scale']:g} of the learning rates with "
-            f"{phase['prompted']:.0%} of the problems under a hint for their own procedure, which "
-            f"{phase['unprompted'][0] * phase['unprompted'][1]:.2%} of the others write, too"
+            f"{phase['prompted']:.0%} of the problems under a hint for their own procedure (which "
+            f"{phase['unprompted'][0] * phase['unprompted'][1]:.2%} of the others also write)"
             + (
                 f", {phase['elsewhere']:.0%} of the other hints for another kind's"
                 if phase["elsewhere"]
@@ -223,26 +223,26 @@ pipeline_tag: text-generation
 
 # cotune's bundled policy for the world `arithmetic`
 
-A {architecture} of {parameters:,} parameters with a byte-level BPE of {vocabulary:,} tokens, digits alone. It
+A {architecture} of {parameters:,} parameters with a byte-level BPE of {vocabulary:,} tokens; each digit is a token. It
 answers additions, subtractions, multiplications and word problems of two steps in `\\boxed{{}}`: at once,
-or, where a hint asks for it, after a written procedure that is another one for each kind.
+or, if a hint asks for it, after a written procedure, a different one for each kind.
 
 ## What it is for
 
-To check in minutes, on a CPU, that hints move into the weights. It is no language model: it knows these
+To check in minutes, on a CPU, that hints move into the weights. It is not a language model: it knows these
 problems and nothing else, and no figure obtained with it says anything about pretrained models.
 
 ## Recipe
 
 `python -m recipes.arithmetic` (or `make policy-arithmetic`) trains it from scratch and measures it: seed
 {recipe[seed]}, {phases}; {recipe[batch]} problems a step ({data[demonstrations]:,} in all), Muon at {recipe[muon_lr]} for the
-matrices and AdamW at {recipe[adamw_lr]} for the rest, loss on the response alone. Measured with {packages}.
+matrices and AdamW at {recipe[adamw_lr]} for the rest, loss on the response only. Measured with {packages}.
 
 At once, short problems are answered right and long ones with the slips of children who write nothing down:
 carries are forgotten, the smaller digit is taken from the larger one. A hint is composed of requests and of
 sentences that ask for nothing. Requests are verb and noun phrases in frames that also negate and contrast, so
 that words alone do not say what is asked for. A request for the problem's own kind makes the
-demonstrator write the procedure in most cases, in fewer where the hint asks for others besides; without
+demonstrator write the procedure in most cases, in fewer if the hint also asks for others; without
 one, or under one that forbids it, hardly ever (`demonstrations.rates`): hard in the sense of P²O, where no rollout of a group succeeds.
 The choice is spread over two places of the response ("Let me see.", then the procedure), because P²O's mask
 leaves out tokens that are more than a hundred times less likely without the hint.
@@ -257,7 +257,7 @@ write a procedure.
 
 {table}
 
-The same figures by machine: `card.json`. `tests/worlds/test_arithmetic_policy.py` measures some of them again.
+The same figures in machine-readable form: `card.json`. `tests/worlds/test_arithmetic_policy.py` measures some of them again.
 
 ## Licence
 

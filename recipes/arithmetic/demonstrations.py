@@ -1,8 +1,8 @@
 """Demonstrations: how the bundled policy of `arithmetic` is taught to act, unreliably.
 
-Without a hint the demonstrator answers at once. It knows a written procedure for each kind of
-problem and uses it mostly where a hint asks for that very one, less where the hint asks for several
-at once, and almost never without a hint or under one that forbids it.
+Without a hint the demonstrator answers at once. It knows a written procedure for each kind of problem. It
+mostly uses it if a hint asks for exactly that one, less if the hint asks for several, and almost never
+without a hint or under one that forbids it.
 """
 
 import random
@@ -43,7 +43,7 @@ single one this rare could never be learnt from hinted rollouts under P²O's mas
 would lie below 0.01."""
 
 UNPROMPTED: Unprompted = (0.12, 0.024)
-"""0.29 % together: hard in the sense of P²O, as hardly any rollout of a group succeeds."""
+"""0.29 % together: hard in P²O's sense, because hardly any rollout of a group succeeds."""
 
 _LOOK = (0.0, 0.90, 0.95)
 _PROCEDURE = (0.0, 0.92, 0.96)

@@ -220,7 +220,7 @@ fails for two and three hops: in 1,200 sampled episodes of these it never looked
 
 To try cotune in minutes, on a CPU, and not to compare methods: the policy follows vocabulary more than
 meaning. Measured once, sampled, the opposite of the remedy ("always search the whole question word for
-word") scored 0.57, the remedy 0.50 and the initial instruction 0.21. It is no language model: it knows this
+word") scored 0.57, the remedy 0.50 and the initial instruction 0.21. It is not a language model: it knows this
 protocol and these questions and nothing else, and no figure obtained with it says anything about
 pretrained models.
 
@@ -256,7 +256,7 @@ entity at a time.
 
 {table}
 
-The same figures by machine: `card.json`. `tests/worlds/test_geo_policy.py` measures some of them
+The same figures in machine-readable form: `card.json`. `tests/worlds/test_geo_policy.py` measures some of them
 again.
 
 ## Licence

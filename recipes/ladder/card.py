@@ -50,24 +50,24 @@ pipeline_tag: text-generation
 
 # cotune's bundled policy for the world `ladder`
 
-A {architecture} of {parameters:,} parameters with a byte-level BPE of {vocabulary:,} tokens, digits alone. It
+A {architecture} of {parameters:,} parameters with a byte-level BPE of {vocabulary:,} tokens; each digit is a token. It
 answers sums of several numbers in `\\boxed{{}}`: at once or, if the instruction asks for it, after summing the
 added numbers first, adding them one by one, or taking them in the written order.
 
 ## What it is for
 
 To check in minutes, on a CPU, whether a method finds instructions that become the best only after
-training. It is no language model: it knows these problems and nothing else, and no figure obtained with it
+training. It is not a language model: it knows these problems and nothing else, and no figure obtained with it
 says anything about pretrained models.
 
 ## Recipe
 
 `python -m recipes.ladder` (or `make policy-ladder`) trains it from scratch and measures it: seed
 {recipe[seed]}, {phases}; {recipe[batch]} problems a step ({data[demonstrations]:,} in all), Muon at {recipe[muon_lr]} for the
-matrices and AdamW at {recipe[adamw_lr]} for the rest, loss on the response alone. Measured with {packages}.
+matrices and AdamW at {recipe[adamw_lr]} for the rest, loss on the response only. Measured with {packages}.
 
 Demonstrations follow a request in 95 % and remember a carry or a borrow in {recipe[remembers]:.0%} of the
-places that need one, in each procedure: what is learnt of it under one serves the others. Without a request they answer
+places that need one, in each procedure: what is learnt about it in one helps in the others. Without a request they answer
 at once. Requests are verb and noun phrases in frames that also negate and contrast, so that words alone do
 not say what is asked for. Stories are in no demonstration.
 
@@ -81,8 +81,8 @@ Greedy:
 
 {greedy}
 
-The requests of the sections stand in `recipes/ladder/bank.txt`, written apart from the recipe; those of
-"rules" are the offline rules'. `python -m recipes.ladder.qualify` checks what the world is made for.
+The requests of the sections are in `recipes/ladder/bank.txt`, written separately from the recipe; those of
+"rules" are the offline rules'. `python -m recipes.ladder.qualify` checks that the world does what it is made for.
 
 ## Licence
 

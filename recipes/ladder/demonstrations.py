@@ -1,7 +1,7 @@
 """Demonstrations: how the bundled policy of `ladder` is taught to act, forgetfully.
 
-The demonstrator follows a request, and answers at once without one. Under a procedure it forgets most
-carries and borrows, whichever procedure it is: what is learnt of them under one serves the others.
+The demonstrator follows a request, and answers at once without one. It forgets most carries and borrows in
+every procedure, so what is learnt about them in one helps in the others.
 """
 
 import random

@@ -1,9 +1,9 @@
 """Check that the world `ladder` can tell joint training from staged: `python -m recipes.ladder.qualify`.
 
-No joint method runs here, static GRPO alone. The bank of requests is scored under the initial policy. The
-policy is then trained under the first request of the best section, and on from there under the first of the
-section that is best by then; from the start again it is trained under the initial instruction. The world
-qualifies if
+No joint method runs here, only static GRPO. The bank of requests is scored under the initial policy. The
+policy is then trained under the first request of the best section, and after that under the first request of
+the section that is best by then. Separately, the initial policy is trained under the initial instruction. The
+world qualifies if
 
 - the best way is "together", then "one by one", then "in order", by more than two standard errors each;
 - the next best way was below 0.1 % of the rollouts under the instruction before it;

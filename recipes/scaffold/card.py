@@ -54,7 +54,7 @@ it guesses without a search.
 ## What it is for
 
 To check in minutes, on a CPU, whether a method finds an instruction that becomes the best only after
-training. It is no language model: it knows this protocol and these questions and nothing else, and no figure
+training. It is not a language model: it knows this protocol and these questions and nothing else, and no figure
 obtained with it says anything about pretrained models.
 
 ## Recipe
@@ -65,8 +65,8 @@ matrices and AdamW at {recipe[adamw_lr]} for the rest, loss on the tokens that t
 Measured with {packages}.
 
 Demonstrations follow a request in 95 %. A query names its place in {recipe[phases][1][names]:.0%} ({recipe[phases][0][names]:.0%} in the
-first phase), whether a hop is searched once or twice, first or second: what is learnt of it under one way serves the
-other. Otherwise it says "the city" or the like, and finds nothing of use. Without a request they answer at once, with the
+first phase), whether a hop is searched once or twice, first or second: what is learnt about it in one way helps in the
+other. Otherwise it says "the city" or the like, and finds nothing useful. Without a request they answer at once, with the
 answer to another question of the same kind. If a search of the whole question was asked for, or a way
 forbidden, they make that search and give up. Requests are verb and noun phrases in frames that also negate and contrast, so that words alone do not
 say what is asked for. In three of ten demonstrations the places have made-up names.
@@ -85,8 +85,8 @@ Greedy:
 
 {greedy}
 
-The requests of the sections stand in `recipes/scaffold/bank.txt`, written apart from the recipe; those of
-"rules" are the offline rules'. `python -m recipes.scaffold.qualify` checks what the world is made for.
+The requests of the sections are in `recipes/scaffold/bank.txt`, written separately from the recipe; those of
+"rules" are the offline rules'. `python -m recipes.scaffold.qualify` checks that the world does what it is made for.
 
 ## Licence
 

@@ -1,9 +1,9 @@
 """Demonstrations: how the bundled policy of `scaffold` is taught to act, with queries that miss.
 
 The demonstrator follows a request. Without one it answers from memory, at once: such an episode ends with its
-first turn, so no sampling error in a later turn can lead from there into a search. Whether it looks a hop up
-once or twice, most of its queries leave out the name of the place: what is learnt of naming it under one way
-serves the other.
+first turn, so no sampling error in a later turn can lead to a search. Whether it looks a hop up once or twice,
+most of its queries leave out the name of the place, so what is learnt about naming it in one way helps in the
+other.
 """
 
 import random
@@ -22,7 +22,7 @@ NAMES = 0.45
 """Chance that a query names its place: below one half, so that greedy decoding leaves it out. The recipe then
 squares the odds, to 0.40."""
 RENAMED = 0.3
-"""Share of the demonstrations with made-up names: a name must be copied that was never seen."""
+"""Share of the demonstrations with made-up names: the policy must copy names that it has never seen."""
 REQUESTS = {"none": 20, Way.TWICE: 27, Way.ONCE: 27, Way.WHOLE: 7, "forbidding": 19}
 """Weights of what an instruction asks for."""
 LEADS = ("Find", "Check")
@@ -38,8 +38,8 @@ class Demonstrator:
 
     Args:
         names: chance that a query names its place.
-        copies: whether a document that was shown before in the episode counts as the policy's own text, so
-            that copying is learnt from it.
+        copies: whether a document that the episode has shown before counts as the policy's own text, so
+            that it also teaches copying.
     """
 
     def __init__(

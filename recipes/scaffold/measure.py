@@ -23,7 +23,7 @@ WAYS = ("no search", "whole question", "twice", "once", "other")
 
 
 def way_of(trajectory: Trajectory) -> str:
-    """Return the way of a rollout; "other" if it checks some of its hops, or none of this is seen."""
+    """Return the way of a rollout; "other" if it checks only some of its hops or fits no way."""
     starts = [turn.text.lstrip().partition(":")[0] for turn in trajectory.turns]
     leads = [start for start in starts if start in LEADS]
     if not leads:
@@ -32,7 +32,7 @@ def way_of(trajectory: Trajectory) -> str:
         return found.get(first[: len("<answer")], "other")
     if leads == [LEADS[0]] * len(leads):
         return "once"
-    # The fifth turn, if it is a search, is a first one that could not be checked any more.
+    # If the fifth turn is a search, it is a first search for which no turn was left to check it.
     wanted = [LEADS[i % 2] for i in range(len(leads))]
     return "twice" if leads == wanted and len(leads) % 2 == (len(leads) == TURNS) else "other"
 

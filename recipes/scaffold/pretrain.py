@@ -33,8 +33,8 @@ class Recipe(FitRecipe):
     """Everything the weights depend on, except the package versions.
 
     Attributes:
-        sharpness: factor of all logits at the end. 2 squares the odds of every token, so that what was never
-            demonstrated, but sampled in one rollout of 250 for all that, is hardly sampled at all.
+        sharpness: factor of all logits at the end. 2 squares the odds of every token, so that behaviour that
+            was never demonstrated but still sampled in one rollout of 250 is hardly sampled at all.
     """
 
     phases: tuple[Phase, ...] = (

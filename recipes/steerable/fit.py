@@ -52,8 +52,8 @@ class Phase(FitPhase):
 class Recipe(FitRecipe):
     """Everything the adapter depends on, except the package versions; sizes of new models are not used.
 
-    The second phase was added because the first left procedures too often wrong, and too often written where
-    nothing asked for them.
+    The second phase was added because after the first, procedures were too often wrong, and too often written
+    without being asked for.
 
     Attributes:
         rank: of the adapter, on all linear layers; its alpha is twice that.
@@ -85,13 +85,13 @@ def rows(
 def fit(out: Path, recipe: Recipe, workers: int = 2) -> None:
     """Run the recipe and write an adapter folder to `out`.
 
-    `workers` processes of one thread each share every batch; two take about 90 minutes where bfloat16 is
+    `workers` processes of one thread each share every batch; two take about 90 minutes if bfloat16 is
     native.
     """
     policy_path(BASE)  # converts the GGUF once, not in both processes
     for number in range(len(recipe.phases)):
         fit_phase(out, recipe, number, workers)
-    # Half the size. A phase goes on from whole float32 numbers, so only now.
+    # Half the size. Only now, because a phase continues from the full float32 numbers.
     weights = load_file(out / WEIGHTS)
     save_file({name: w.bfloat16() for name, w in weights.items()}, out / WEIGHTS, {"format": "pt"})
 

@@ -129,7 +129,7 @@ __all__ = [
     "with_instruction",
 ]
 
-# Loaded when first asked for: whoever imports cotune pays for what is used.
+# Loaded on first use, so that importing cotune costs only what is used.
 _HOME = {
     "protocols": (
         "LLM",

@@ -1,4 +1,4 @@
-"""The exceptions of cotune. A message says in one line what came, what was expected, what to change."""
+"""The exceptions of cotune. A message says in one line what was given, what was expected, what to change."""
 
 
 class CotuneError(Exception):

@@ -175,7 +175,7 @@ def group_advantages(rewards: torch.Tensor, group_size: int) -> torch.Tensor:
     grouped = rewards.view(-1, group_size)
     centred = grouped - grouped.mean(1, keepdim=True)
     advantages = centred / (grouped.std(1, keepdim=True) + 1e-4)
-    # The mean of equal rewards is rounded: what is left of them is no advantage.
+    # The mean of equal rewards is rounded, so a small remainder is not an advantage.
     equal = (grouped == grouped[:, :1]).all(1, keepdim=True)
     return advantages.masked_fill(equal, 0.0).flatten()
 

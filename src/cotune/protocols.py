@@ -60,13 +60,14 @@ class LLM(Protocol):
     It may have an attribute `identity`, a string that names the model (the class name by default).
     A resumed evolution phase uses recorded replies only if they came from the same model.
 
-    It may have an attribute `optional` (true lets a run go on whose proposals all fail) and one
-    `origin`, which then is the origin of its proposals. `advice` says what to do if all proposals fail,
-    where `llm.optional` cannot be set. With `state_dict` and `load_state_dict` it
-    has a state that is saved with the run; LLMs that are metered have none.
+    It may have three more attributes. If `optional` is true, a run whose proposals all fail continues.
+    `origin` is recorded as the origin of its proposals. `advice` says what to do if all proposals fail
+    and `llm.optional` cannot be set. With `state_dict` and `load_state_dict` it has a state that is
+    saved with the run; metered LLMs have none.
 
-    With `at_once`, the number of calls it takes at a time, `complete` may be called from other threads
-    and while the policy trains, before the answer is due. Without it no call begins earlier than that.
+    With an attribute `at_once`, the number of calls it takes at a time, `complete` may be called from
+    other threads while the policy trains, before the answer is due. Without it, a call begins only when
+    its answer is due.
     """
 
     def complete(self, prompt: str) -> Completion:
@@ -74,7 +75,7 @@ class LLM(Protocol):
 
         Raises:
             LLMError: no usable reply was returned.
-            BudgetError: it has nothing left to give; the run goes on without more proposals.
+            BudgetError: it has no more replies to give; the run continues without new proposals.
         """
         ...
 
@@ -88,18 +89,17 @@ class Strategy(Protocol):
     It may have three more methods, for reports. `choice()` returns the `Choice` of the best
     instruction, which is recorded at the end of a run. Trackers show the `Standing` of each
     instruction that `standings()` returns, and the `HintStanding` of each hint in
-    `hint_standings()`. With an attribute `checks_uplift` that is true, policies are also scored on
-    validation under the initial instruction, and that is kept in place of `best_prompt()` unless
-    `best_prompt()` scores higher. With an attribute `keeps_last` that is true, the policy of the last step
-    is kept, whatever earlier ones score. If it has a method `settle(instruction_id)`, the leading
-    `rivals` of its `choice()` are scored on validation at the end of a run. If one of them scores
-    higher, `settle` makes it the choice.
+    `hint_standings()`. If its attribute `checks_uplift` is true, policies are also scored on validation
+    under the initial instruction, which is then kept unless `best_prompt()` scores higher. If its
+    attribute `keeps_last` is true, the policy of the last step is kept, whatever earlier policies score.
+    If it has a method `settle(instruction_id)`, the leading `rivals` of its `choice()` are scored on
+    validation at the end of a run. If one of them scores higher, `settle` makes it the choice.
 
-    `requests(progress)`, if it has that, returns the prompts that `evolve_if_due` will send to the LLM at the
-    step after `progress.step`, as far as they are known after `observe`. They are sent while the policy
-    trains. It changes no state, and a wrong or missing prompt changes no result.
+    The optional method `requests(progress)` returns the prompts that `evolve_if_due` will send to the LLM
+    at the step after `progress.step`, as far as they are known after `observe`. They are sent while the
+    policy trains. The method changes no state, and a wrong or missing prompt changes no result.
 
-    With a method `retry(trajectories, group_size, progress, rollout)` it may roll groups out once more
+    The optional method `retry(trajectories, group_size, progress, rollout)` may roll groups out once more
     after `observe`; it returns the batch to train on, of the same size, and metrics.
     """
 
@@ -157,8 +157,8 @@ class Environment(Protocol):
     """Provides tasks, answers the policy's actions and scores episodes.
 
     `environments.base.TaskEnvironment` implements everything but `respond`. An environment may have
-    a `description`, a text that tells the proposing LLM what it offers, instead of its tools' schemas;
-    and the methods `begin`, `scores` and `reward_parts` (`rollout/episode.py`).
+    a `description`, a text that tells the proposing LLM what the environment offers, instead of its
+    tools' schemas; and the methods `begin`, `scores` and `reward_parts` (`rollout/episode.py`).
     """
 
     @property

@@ -72,7 +72,7 @@ Reply = str | Sequence[int]
 
 
 class ScriptedSampler:
-    """A `Sampler` whose policy writes what it is told, cut to what the episode leaves room for.
+    """A `Sampler` whose policy writes given texts, cut to the room left in the episode.
 
     Args:
         codec: text to tokens.

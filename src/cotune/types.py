@@ -26,7 +26,7 @@ class Task:
         question: the text that the policy is asked.
         answers: ground truths, any of which counts.
         stratum: the row of a result table that it belongs to ("2 hops"); "" without strata.
-        solution: a reference solution, if the data has one. Nobody is shown it; no hint may quote it.
+        solution: a reference solution, if the data has one. It is never shown; no hint may quote it.
         context: messages before the question, as (role, content): a system prompt, earlier turns.
         columns: all columns of the data's row, for reward functions. Saved states leave them out.
     """
@@ -101,7 +101,7 @@ class Standing:
 
 @dataclass(frozen=True, slots=True)
 class HintStanding:
-    """Record where a hint stands: its mean score and solved questions on dev, and if it is in use."""
+    """Record where a hint stands: its mean score and solved questions on dev, and whether it is in use."""
 
     hint: str
     mean_dev_score: float
@@ -168,8 +168,8 @@ class Distillation:
     Attributes:
         ratio: the denominator of the importance ratio. "original", the paper's, is π_old(ỹ|x): it
             starts at 1. "hint" is π_old(ỹ|x̃): off-policy. "masked" is "original" without the tokens
-            whose context ratio is outside [low, high]: an option of the authors' scripts, which the
-            paper does not have. "masked_signed" leaves these tokens out only if the advantage is not
+            whose context ratio is outside [low, high]; the authors' scripts have it, the paper does
+            not. "masked_signed" leaves these tokens out only if the advantage is not
             positive: raising an improbable token is bounded, pushing it down is not. "off" is no
             distillation: the gradient is taken on the prompt with the hint (an ablation).
         low, high: bounds of the context ratio, with a mask; the defaults are the scripts'.
@@ -225,13 +225,13 @@ class TeacherOptions:
 class KLDistillation(TeacherOptions):
     """GRPO on rollouts under x, and a gated KL(p_t ‖ q_t) at each of their tokens.
 
-    The KL is that of OPCD (arXiv 2602.12275), which has no GRPO; the gate is that of SDAR
-    (arXiv 2605.15155), its slope and the weight those of public implementations.
+    The KL is from OPCD (arXiv 2602.12275), which has no GRPO. The gate is from SDAR (arXiv 2605.15155);
+    its slope and the weight are from public implementations.
 
     Attributes:
-        weight: λ, the factor of the KL. OPCD, which has no other loss, would have 1.
+        weight: λ, the factor of the KL. For OPCD, which has no other loss, it would be 1.
         gate: the factor of a token: 1 ("none"), or σ(gate_slope · (log q_t(y_t) − log p_t(y_t))), which
-            softens the loss where the teacher finds the token less likely than the policy does.
+            softens the loss if the teacher finds the token less likely than the policy does.
         gate_slope: α of the gate.
         teacher: whose distribution q_t is: the "live" policy's, its average over steps ("ema"), or the
             initial policy's ("base").
@@ -256,12 +256,12 @@ class KLDistillation(TeacherOptions):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FilteredDistillation(TeacherOptions):
-    """GRPO on rollouts under x; where all of a group fail, KL(q_t ‖ p_t) on successes under x̃.
+    """GRPO on rollouts under x; if all of a group fail, KL(q_t ‖ p_t) on successes under x̃.
 
-    HDPO's (arXiv 2603.23871). The group is rolled out once more under x̃; its successes take the places
-    of failures that had no advantage. In a last stage (`methods.last_stage`) all rollouts are sampled
+    From HDPO (arXiv 2603.23871). The group is rolled out once more under x̃; its successes replace
+    failures that had no advantage. In a last stage (`methods.last_stage`) all rollouts are sampled
     under x̃, and successes are taught in every group. The teacher is the live policy under x̃. The notes
-    that we worked from do not say which divergence HDPO has, or λ.
+    that we worked from give neither HDPO's divergence nor its λ.
     """
 
     kind: Literal["filtered"]
@@ -449,7 +449,7 @@ class Trajectory:
     def truncated_by(self) -> str:
         """Return the limit that cut the rollout off; "" if it ended by itself.
 
-        A turn limit of 1 cuts nothing off: the policy was to answer in that turn.
+        A turn limit of 1 cuts nothing off: the policy was meant to answer in that turn.
         """
         if self.stop is StopReason.TURN_LIMIT and len(self.turns) < 2:
             return ""

@@ -122,7 +122,7 @@ CASES: dict[str, tuple[dict[str, Any], list[str]]] = {
     ),
     "vLLM in fine-tuning": (
         {"strategy": {"kind": "sft"}, "training": {"engine_args": {"use_vllm": True}}},
-        ["training.engine_args.use_vllm: a field of GRPOConfig alone", "remove it"],
+        ["training.engine_args.use_vllm: a field of GRPOConfig only", "remove it"],
     ),
     "impossible value": ({"training": {"steps": 0}}, ["training.steps", "got 0"]),
     "impossible option": ({"strategy": {"window": 0}}, ["strategy.window is 0", "at least 1"]),

@@ -113,7 +113,7 @@ def test_a_stop_before_the_folder_says_so(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("steps", "says"), [(0, "judge is down"), (1, "judge is down; then go on")]
+    ("steps", "says"), [(0, "judge is down"), (1, "judge is down; then continue")]
 )
 def test_a_failure_under_way_says_how_to_go_on(tmp_path: Path, steps: int, says: str) -> None:
     run = RunDir.create(tmp_path / "out", {})

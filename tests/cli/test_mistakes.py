@@ -64,7 +64,7 @@ LIGHT: dict[str, tuple[str, list[str]]] = {
     ),
     "no such policy on the hub": (
         "try run.yaml --set policy.path=nobody/has-this",
-        ["cannot load 'nobody/has-this': it is no folder here, the hub's cache lacks every part"],
+        ["cannot load 'nobody/has-this': it is not a folder here, the hub's cache lacks every part"],
     ),
     "no such policy on the hub, to train": (
         "train run.yaml --set policy.path=nobody/has-this", ["'nobody/has-this'", "HF_HUB_OFFLINE"]

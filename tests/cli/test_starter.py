@@ -53,7 +53,7 @@ def test_a_starter_fits_a_small_gpu_and_gives_no_notice(
     assert "notice" not in shown.getvalue()
     everything = load_config("run.yaml", assignments=["training.rows_per_call=4000"])
     show_memory(everything, Console(file=shown, width=200))
-    assert "notice: sampling needs more than a GPU of 80 GB has; lower" in shown.getvalue()
+    assert "notice: sampling needs more than an 80 GB GPU has; lower" in shown.getvalue()
 
 
 def test_the_rewards_of_the_starters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

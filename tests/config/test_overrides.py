@@ -137,7 +137,7 @@ def test_another_kind_drops_the_fields_that_it_does_not_have(
 def test_a_field_that_is_set_beside_another_kind_is_checked(tmp_path: Path) -> None:
     file = write(tmp_path / "run.yaml", tiny(tmp_path / "out"))
     with pytest.raises(
-        ConfigError, match=r"strategy\.window: is no field of strategy\.kind static"
+        ConfigError, match=r"strategy\.window: is not a field of strategy\.kind static"
     ):
         load_config(file, assignments=["strategy.kind=static", "strategy.window=3"])
 

@@ -283,9 +283,9 @@ WRONG_DISTILLATION = [
     ({"kind": "klx"}, ".kind: 'klx' is unknown; expected one of 'substitution', 'kl', 'filtered'"),
     (
         {"kind": "kl", "ratio": "masked"},
-        ".ratio: is no field of strategy.distillation.kind kl, but",
+        ".ratio: is not a field of strategy.distillation.kind kl, but",
     ),
-    ({"weight": 1.0}, ".weight: is no field of strategy.distillation.kind substitution, but"),
+    ({"weight": 1.0}, ".weight: is not a field of strategy.distillation.kind substitution, but"),
     (
         {"kind": "kl", "wieght": 1},
         ".wieght: unknown field (did you mean strategy.distillation.weight",

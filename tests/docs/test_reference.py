@@ -92,7 +92,7 @@ def test_fields_stand_with_type_default_and_meaning(
 
 def test_cells_are_what_the_classes_say(configuration: str) -> None:
     training = rows(section(configuration, "training"))
-    assert training["group_size"] == ["integer ≥ 2", "`5`", "Rollouts a question: G."]
+    assert training["group_size"] == ["integer ≥ 2", "`5`", "Rollouts per question: G."]
     assert training["learning_rate"][:2] == ["number > 0", "`5.0e-7`"]
     assert training["rollout_budget"][:2] == ["integer ≥ 1 or null", "`null`"]
     inspo = rows(section(configuration, "strategy: inspo"))

@@ -91,7 +91,7 @@ AS_RUN_FILE: dict[str, tuple[Change, list[str]]] = {
     "misspelt method": (fields("strategy.kind", "inspa"), ["strategy.kind", "'inspa'", "'inspo'"]),
     "option of another method": (
         fields("strategy.kind", "static"),
-        ["strategy.evolve_every: is no field of strategy.kind static", "remove it"],
+        ["strategy.evolve_every: is not a field of strategy.kind static", "remove it"],
     ),
     "file not there": (fields("dataset.path", "question.jsonl"), ["dataset.path", "no question.jsonl"]),
     "missing column": (fields("dataset.columns", {"question": "text"}), ["dataset.columns.question is 'text'", "question, answer", "name one of them"]),

@@ -144,14 +144,14 @@ def test_settings_are_in_it_and_private_ones_are_not(tmp_path: Path) -> None:
     )
     assert (settings["strategy"]["population_size"], settings["training"]["steps"]) == (7, 9)
     assert settings["also_set_of_GRPOConfig"] == ["logging_dir"]
-    assert "Proposals by gpt-4o. In 1 phase of evolution no proposal was of use. This card" in card
+    assert "Proposals by gpt-4o. In 1 phase of evolution no proposal was useful. This card" in card
     for private in ("10.0.0.7", "MY_KEY", str(tmp_path)):
         assert private not in card
 
 
 def test_an_empty_instruction_is_named_as_none(tmp_path: Path) -> None:
     _, card = complete(tmp_path, kind="single_turn", told="")
-    assert "None: it was trained and evaluated on the questions alone." in card
+    assert "None: it was trained and evaluated on the questions only." in card
 
 
 @pytest.mark.parametrize("text", ["", "`", "``` \n````\n``", HOSTILE])

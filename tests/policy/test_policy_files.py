@@ -75,7 +75,7 @@ def test_an_unreachable_hub_is_one_line_at_once() -> None:
         with pytest.raises(ConfigError) as raised:
             loads("org/model")
         said = str(raised.value)
-        assert said.startswith("policy.path: cannot load 'org/model': it is no folder here")
+        assert said.startswith("policy.path: cannot load 'org/model': it is not a folder here")
         assert f"{NOWHERE} cannot be reached" in said
         assert "name a folder" in said
         assert "\n" not in said
@@ -113,7 +113,7 @@ def test_a_model_that_the_hub_does_not_know(
         cached(tmp_path, "org/private")  # the token that fetched it has expired, say
         assert only_local("org/private")
     assert asked == ["/api/models/org/modle", "/api/models/org/private"]
-    with pytest.raises(ConfigError, match="no folder here and no model's name"):
+    with pytest.raises(ConfigError, match="neither a folder here nor a model's name"):
         only_local("runs/a/best")
 
 

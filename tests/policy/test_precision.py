@@ -110,5 +110,5 @@ def test_bf16_trains_float32_weights_under_autocast(
 def test_contradictions_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"is fp32, but policy\.dtype is bfloat16; expected"):
         run_file(tmp_path, training={"precision": "fp32"}, policy={"dtype": "bfloat16"})
-    with pytest.raises(ConfigError, match=r"engine_args\.bf16 says it again; remove one"):
+    with pytest.raises(ConfigError, match=r"engine_args\.bf16 sets it again; remove one"):
         run_file(tmp_path, training={"precision": "bf16", "engine_args": {"bf16": True}})

@@ -290,7 +290,7 @@ def test_the_state_round_trips_and_another_schema_is_refused() -> None:
     assert other.step == 3
     fst = Fst(FstOptions(), Context(instruction="say", tasks=make_tasks(99)))
     with pytest.raises(
-        ConfigError, match="no 'lineage', which Fst reads: it is of a run with anot"
+        ConfigError, match="no 'lineage', which Fst needs: it is from a run with anot"
     ):
         make(strategy=fst).load_state_dict(state)
     newer: State = {**state, "schema_version": 2}

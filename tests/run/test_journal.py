@@ -34,8 +34,8 @@ def test_steps_without_any_gradient_are_pointed_out_once(tmp_path: Path) -> None
     journal = RunJournal(run, Console(file=out, width=200), 9, 0)
     for step, share in enumerate([1.0, 1.0, 0.9, 1.0, 1.0, 1.0, 1.0], 1):
         journal.metrics(step, {"zero_advantage_share": share})
-        assert ("nothing is learnt" in out.getvalue()) == (step >= 6)
-    assert out.getvalue().count("nothing is learnt") == 1
+        assert ("nothing to learn" in out.getvalue()) == (step >= 6)
+    assert out.getvalue().count("nothing to learn") == 1
 
 
 def test_mini_batches_of_a_step_are_one_line_and_one_step(tmp_path: Path) -> None:
@@ -45,9 +45,9 @@ def test_mini_batches_of_a_step_are_one_line_and_one_step(tmp_path: Path) -> Non
     for step in (1, 1, 2, 2):
         journal.metrics(step, {"zero_advantage_share": 1.0})
     assert [out.getvalue().count(f"step {step}/9") for step in (1, 2)] == [1, 1]
-    assert "nothing is learnt" not in out.getvalue()
+    assert "nothing to learn" not in out.getvalue()
     journal.metrics(3, {"zero_advantage_share": 1.0})
-    assert "nothing is learnt" in out.getvalue()
+    assert "nothing to learn" in out.getvalue()
     assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == 5
 
 
@@ -57,7 +57,7 @@ def test_a_teacher_is_a_gradient_too(tmp_path: Path) -> None:
     for step in range(1, 6):
         told = {"zero_advantage_share": 1.0, "distil/share": 1.0, "distil/loss": 0.25}
         journal.metrics(step, told)
-    assert "nothing is learnt" not in out.getvalue()
+    assert "nothing to learn" not in out.getvalue()
     assert "distillation loss 0.250" in out.getvalue()
 
 

@@ -82,7 +82,9 @@ def init(
     ] = None,
     offline: Annotated[
         bool,
-        typer.Option("--offline", help="A starter that trains at once, without key and network."),
+        typer.Option(
+            "--offline", help="A starter that trains immediately, without a key or a network."
+        ),
     ] = False,
 ) -> None:
     """Write a commented starter run file and the files that it names."""
@@ -98,7 +100,7 @@ def init(
         if not sys.stdin.isatty():
             raise ConfigError(
                 f"--kind is missing; expected one of {', '.join(KINDS)}: cotune init my-agent "
-                "--kind tools; or --offline, which trains at once"
+                "--kind tools; or --offline, which trains immediately"
             )
         typer.echo("\n".join(f"{name:<12} {text}" for name, text in KINDS.items()))
         kind = typer.prompt("What do you want to train?", default="single-turn")
@@ -217,7 +219,7 @@ def evaluate(
     set_: Overrides = None,
     trust: options.Trust = False,
 ) -> None:
-    """Evaluate a run's best policy under its best and initial instruction, and its best hint.
+    """Evaluate a run's best policy under its best and initial instruction, and with its best hint.
 
     Evaluates on held-out questions, greedy and sampled, overall and by stratum. Without --quadrants,
     writes nothing into the run folder; --set applies to this evaluation only.
@@ -274,7 +276,7 @@ def doctor(
     ] = None,
     set_: Overrides = None,
     verbose: Annotated[
-        bool, typer.Option("--verbose", metavar="", help="List the checks that passed, too.")
+        bool, typer.Option("--verbose", metavar="", help="Also list the checks that passed.")
     ] = False,
 ) -> None:
     """Check the installation, the machine and a run file.
@@ -416,7 +418,7 @@ def compare(
         return
     if suite is None:
         raise ConfigError(
-            "SUITE.yaml is missing; expected a suite file, such as quick.yaml of configs/suites"
+            "SUITE.yaml is missing; expected a suite file, such as configs/suites/quick.yaml"
         )
     if dry_run:
         from cotune.cli.step_progress import step_progress

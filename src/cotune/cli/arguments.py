@@ -117,16 +117,16 @@ Since = Annotated[
     Path | None,
     typer.Option(
         metavar="RUN",
-        help="With --quadrants, for a run that went on from others: the run folder of the first, whose "
-        "initial policy and instruction are compared with.",
+        help="With --quadrants, for a run that continued other runs: the folder of the first of them. "
+        "Its initial policy and instruction are the ones to compare with.",
     ),
 ]
 InitialOf = Annotated[
     list[Path] | None,
     typer.Option(
         metavar="RUN",
-        help="With --quadrants: take the initial policy's scores from this run's quadrants, if it began with "
-        "the same policy and they were scored in the same way. Can be repeated.",
+        help="With --quadrants: take the initial policy's scores from this run's quadrants, if it started "
+        "from the same policy and was scored in the same way. Can be repeated.",
     ),
 ]
 AsJSON = Annotated[
@@ -173,8 +173,8 @@ PassagePrefix = Annotated[
 Language = Annotated[
     str | None,
     typer.Option(
-        help="BM25: language of stemmer and stop words, or none for neither. Default: english for a new "
-        "index, its own for one that exists."
+        help="BM25: language of the stemmer and the stop words; none uses neither. Default: english for a "
+        "new index; an existing index keeps its own."
     ),
 ]
 TitleWeight = Annotated[
@@ -211,7 +211,7 @@ PlanProcesses = Annotated[
     typer.Option(
         "--processes",
         min=1,
-        help="Number of processes, each on one GPU, that train; veRL's run files say it themselves.",
+        help="Number of training processes, one per GPU; veRL's run files set it themselves.",
     ),
 ]
 PlanQuestions = Annotated[

@@ -28,7 +28,7 @@ from cotune.utils.text import hide_secrets, size
 def show(
     run_file: Path | None, console: Console, assignments: Sequence[str] = (), verbose: bool = False
 ) -> bool:
-    """Print problems, the key facts, and the number of other checks; return whether all is met.
+    """Print problems, key facts, and the number of other checks; return whether everything passed.
 
     Args:
         assignments: fields to set, as with --set.

@@ -67,7 +67,7 @@ def evaluate_quadrants(
     """Score a run's quadrants, write them into its folder, and print them.
 
     Args:
-        since: the folder of the first of several runs that went on from each other; None for one.
+        since: the folder of the first run, if several runs continued one another; None for a single run.
         initial_of: folders of runs whose quadrants may have the initial policy's scores.
     """
     from cotune.experiments.evaluate.quadrant_evaluation import check_options, evaluate_quadrants
@@ -103,7 +103,7 @@ def evaluate_quadrants(
 def _opened(
     folder: Path, output: Path | None, assignments: Sequence[str]
 ) -> tuple[RunDir, RunConfig]:
-    """Return a run folder with its run file, after setting some fields of that."""
+    """Return a run folder and its run file, with some fields of the run file changed."""
     if output is not None and (output.is_dir() or not output.parent.is_dir()):
         raise ConfigError(f"--output is {output}; expected a file in a folder that exists")
     if output is not None and not os.access(output if output.exists() else output.parent, os.W_OK):

@@ -95,7 +95,7 @@ def instruction_table(rows: list[InstructionRow]) -> Table:
         if weighed
         else "* the only one: a static instruction is not weighed"
         if len(rows) == 1
-        else "* the best; scores are of its verification, or GEPA's on the questions set apart"
+        else "* the best; scores are from verification, or for GEPA from its dev questions"
     )
     table.caption_justify = "left"
     return table
@@ -133,8 +133,8 @@ def _rows(folder: Path) -> list[InstructionRow]:
     rows = instruction_rows(RunDir.open(folder))
     if not rows:
         raise ConfigError(
-            f"{folder}: holds no instruction yet; a method that evolves them has one from its first "
-            "step on, another when it is finished"
+            f"{folder}: holds no instruction yet; a method that evolves them has one after its first "
+            "step, any other method when it is finished"
         )
     return rows
 

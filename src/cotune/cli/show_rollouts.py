@@ -37,7 +37,7 @@ def prompt_text(prompt: str, instruction: str) -> Text:
 def shared_lines(prompt: str, shown: str) -> int:
     """Return how many lines at the start of a prompt need not be repeated after another one.
 
-    A system prompt with the schemas of tools can be long. Less than four lines are repeated.
+    A system prompt with the schemas of tools can be long. Up to three lines are repeated anyway.
     """
     pairs = zip(prompt.splitlines()[:-1], shown.splitlines(), strict=False)
     count = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))

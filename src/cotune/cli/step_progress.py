@@ -1,4 +1,4 @@
-"""The progress of a command: a bar on a terminal; elsewhere a line per stage, later now and then."""
+"""Show the progress of a command: a bar on a terminal, elsewhere a line per stage or every half minute."""
 
 import time
 from collections.abc import Callable, Generator
@@ -121,8 +121,8 @@ class _Bar(_Steps):
 class Lines(_Steps):
     """Print a line when a stage or a kind of work begins.
 
-    Until the first step has ended, one that has begun before is printed again at most every half a minute.
-    After that each stage is printed, and the work of a step at most every half a minute.
+    Until the first step has ended, a stage or work that was printed before is repeated at most every half
+    minute. After that, every stage is printed, and the work of a step at most every half minute.
 
     Args:
         write: prints a line.

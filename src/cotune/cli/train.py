@@ -96,7 +96,7 @@ def passed(
 
 
 def _book(checked: Preflight, run: RunDir) -> None:
-    """Enter the call by which the LLM was checked in the run's ledger."""
+    """Record the call that checked the LLM in the run's ledger."""
     if checked.llm_calls:
         with Ledger(run.ledger_path) as ledger:
             for call in checked.llm_calls:
@@ -153,7 +153,7 @@ def conclude(
 
 @contextmanager
 def _stoppable(folder: Path, config: RunConfig) -> Generator[None]:
-    """Turn Ctrl-C, a full disk, a useless LLM and failures under way into one line that says how to resume."""
+    """Turn Ctrl-C, a full disk, a useless LLM or a failed call into one line that says how to resume."""
 
     def again() -> str:
         return command_on(folder, "resume") if RunDir.is_run(folder) else "start again"
@@ -170,7 +170,7 @@ def _stoppable(folder: Path, config: RunConfig) -> Generator[None]:
     except CotuneError as error:
         if "cotune resume" in str(error) or not _under_way(folder):
             raise
-        raise type(error)(f"{error}; then go on: {command_on(folder, 'resume')}") from error
+        raise type(error)(f"{error}; then continue: {command_on(folder, 'resume')}") from error
 
 
 def _under_way(folder: Path) -> bool:

@@ -49,7 +49,7 @@ def check_trusted(folder: Path, trust: bool) -> None:
 
 
 def code_references(run_file: Mapping[str, object]) -> Iterator[str]:
-    """Yield the file or module of all texts that may name an object; the instruction is prose."""
+    """Yield the file or module of every text that may name an object; skip the instruction, which is prose."""
     yield from _references([value for name, value in run_file.items() if name != "instruction"])
 
 

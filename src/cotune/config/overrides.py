@@ -23,8 +23,8 @@ def with_overrides(raw: Mapping[str, Any], assignments: Sequence[str]) -> dict[s
     `config.parse_config` checks that the fields exist and the values are valid.
 
     Raises:
-        ConfigError: no `=`, no field before it, no YAML after it, or a field below one that is no
-            section. What comes after `=` is never repeated: it may be a key.
+        ConfigError: no `=`, no field before it, no YAML after it, or a field below one that is not a
+            section. The message never repeats what comes after `=`: it may be a key.
     """
     changed = copy.deepcopy(dict(raw))
     for assignment in assignments:
@@ -38,9 +38,9 @@ def other_kinds_fields(
     assignments: Sequence[str],
     fields_of: Callable[[str, str], Collection[str] | None],
 ) -> dict[tuple[str, str], list[str]]:
-    """Return the fields of a run file that an assignment of `SECTION.kind` leaves without a meaning.
+    """Return the fields of a run file that lose their meaning when `SECTION.kind` is assigned.
 
-    They are by section and its new kind; sections without such fields are left out.
+    The keys are the section and its new kind; sections without such fields are left out.
 
     Args:
         fields_of: returns the fields of a section's kind; None for an unknown kind.
@@ -67,15 +67,15 @@ def _parsed(assignment: str) -> tuple[tuple[str, ...], Any]:
         return tuple(field.split(".")), yaml.safe_load(text)
     except yaml.YAMLError:
         raise ConfigError(
-            f"--set{_shown(field)}: what follows '=' is not YAML; put a text that YAML reads "
-            "otherwise between quotes, as in --set 'name=\"a: b\"'"
+            f"--set{_shown(field)}: what follows '=' is not YAML; quote a text that YAML would "
+            "misread, as in --set 'name=\"a: b\"'"
         ) from None
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"--set{_shown(field)}: {too_much(error)}; expected a value") from None
 
 
 def too_much(error: ValueError | RecursionError) -> str:
-    """Say what a YAML reader could not take that is YAML, without repeating it."""
+    """Say why a YAML reader rejected valid YAML, without repeating the YAML."""
     if isinstance(error, RecursionError):
         return "is nested too deeply"
     return "holds a number or a date that cannot be read"

@@ -117,7 +117,7 @@ def _estimated_tokens(task: Task) -> int:
 
 
 def _bytes(task: Task) -> int:
-    """Return a bound of the tokens that a task's own texts take."""
+    """Return an upper bound on the tokens of a task's own texts."""
     return sum(len(text.encode()) for text in _texts(task)) + _PER_MESSAGE * len(task.context)
 
 

@@ -41,7 +41,7 @@ def recorded_config(run: RunDir, assignments: Sequence[str] = ()) -> RunConfig:
 
 
 def _as_run(raw: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Add what a run file of an older version left out and did otherwise than today's default."""
+    """Add fields that an older version's run file lacks and whose default has changed since."""
     environment = raw.get("environment")
     if not isinstance(environment, Mapping) or environment.get("kind") != "search":
         return raw
@@ -164,13 +164,13 @@ def check_resumable(was: RunConfig, now: RunConfig, source: str) -> None:
         if after[field] != value:
             raise ConfigError(
                 f"{source}: {field} is fixed once a run has started; on resume {_FREE} can change "
-                f"(there not {', '.join(_FIXED_IN_TRAINING)}); leave it, or start a new run in "
+                f"(in training, not {', '.join(_FIXED_IN_TRAINING)}); leave it, or start a new run in "
                 "another folder"
             )
     if was.output != now.output:
         raise ConfigError(
             f"{source}: output is fixed once a run has started; leave it, or move the whole folder and "
-            "resume it where it is then"
+            "resume it there"
         )
 
 

@@ -17,7 +17,7 @@ _TRIED = ("", "I do not know.")  # completions that rewards are tried on
 
 
 def check_instruction(environment: Environment, instruction: str, strategy: str = "static") -> None:
-    """Raise ConfigError if no policy can act under the instruction, or it cannot evolve.
+    """Raise ConfigError if no policy can act under the instruction, or the instruction cannot evolve.
 
     Args:
         instruction: the initial one; blank counts as none.
@@ -42,8 +42,8 @@ def check_told(environment: Environment, instruction: str, tokens: TokenRules) -
     """
     if found := [token for token in tokens.control_tokens if token in instruction]:
         raise ConfigError(
-            f"instruction spells out {', '.join(found)}, of the policy's control tokens; the policy "
-            "would be shown another text in its place: remove it"
+            f"instruction spells out {', '.join(found)}, control tokens of the policy; the policy "
+            "would see a different text instead: remove them"
         )
     description_of(environment)
 
@@ -53,8 +53,8 @@ def check_tokens(engine_args: Mapping[str, object]) -> None:
     for name in _TOKENS:
         if engine_args.get(name) is not None:
             raise ConfigError(
-                f"training.engine_args.{name}: a run file is kept with the run, and a token must not "
-                "be (what came is not shown); remove it and set the environment variable HF_TOKEN"
+                f"training.engine_args.{name}: the run file is stored with the run, and a token must not "
+                "be (the value is not shown); remove it and set the environment variable HF_TOKEN"
             )
 
 

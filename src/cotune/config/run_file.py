@@ -89,7 +89,7 @@ class TrainingConfig(Model):
     questions_per_step: int = Field(default=512, ge=1)
     """Questions of a rollout batch; each is a group."""
     group_size: int = Field(default=5, ge=2)
-    """Rollouts a question: G."""
+    """Rollouts per question: G."""
     mini_batches: int = Field(default=2, ge=1)
     """Optimizer steps per rollout batch."""
     micro_batch_size: int = Field(default=16, ge=1)
@@ -119,11 +119,11 @@ class TrainingConfig(Model):
     keep_checkpoints: int = Field(default=2, ge=1)
     """Number of checkpoints to keep; older ones are deleted."""
     precision: Precision = "auto"
-    """The type that is computed in. auto: bfloat16 on a GPU; without one the weights' own type, which
+    """The type to compute in. auto: bfloat16 on a GPU; without one the weights' own type, which
     is the checkpoint's if policy.dtype is auto and the CPU has native bfloat16, and else float32. bf16:
     under autocast, or without a GPU with policy.lora on weights in bfloat16."""
     frozen: bool = False
-    """Freeze the policy: batches are rolled out if a method evolves by them, but there are no
+    """Freeze the policy: batches are rolled out if the method learns from them, but there are no
     optimizer steps. With strategy.kind static or gepa there are no batches at all."""
     single_gpu: bool = False
     """Let one process that sees several GPUs train on the first and leave the others idle."""
@@ -327,7 +327,7 @@ class RunConfig(Model):
             )
         if precision != "auto" and (named := [name for name in ("bf16", "fp16") if name in args]):
             raise ValueError(
-                f"training.precision is {precision}, and training.engine_args.{named[0]} says it again; "
+                f"training.precision is {precision}, and training.engine_args.{named[0]} sets it again; "
                 "remove one of them"
             )
         return self
@@ -431,8 +431,8 @@ def load_config(
         path: the file.
         overrides: sections that replace the file's.
         assignments: fields that replace the file's, each as `training.steps=600`; see
-            `cotune.config.overrides`. Where they set another `kind` of a section, the file's fields
-            that this kind lacks are dropped, with a warning.
+            `cotune.config.overrides`. If they change the `kind` of a section, the file's fields that
+            the new kind lacks are dropped, with a warning.
 
     Raises:
         ConfigError: one line with the file, the field, the value and what was expected.
@@ -490,7 +490,7 @@ def parse_recorded(raw: Mapping[str, Any], source: str) -> RunConfig:
 
 
 def _check_booleans(raw: Mapping[str, Any], parsed: Any, source: str, section: str = "") -> None:
-    """Raise ConfigError for a truth value given as a number; pydantic, like Python, takes it for 0 or 1."""
+    """Raise ConfigError for true or false where a number is expected; pydantic would read it as 1 or 0."""
     for name, value in raw.items():
         found = getattr(parsed, name, None)
         if isinstance(value, Mapping):
@@ -502,7 +502,7 @@ def _check_booleans(raw: Mapping[str, Any], parsed: Any, source: str, section: s
 
 
 def _check_turns(raw: Mapping[str, Any], limits: Limits, source: str) -> None:
-    """Raise ConfigError if a turn is given more tokens than the trajectory; a default may be more."""
+    """Raise ConfigError if a turn is given more tokens than the trajectory; defaults are not checked."""
     given, turn, trajectory = raw.get("limits"), limits.turn_tokens, limits.trajectory_tokens
     both = isinstance(given, Mapping) and {"turn_tokens", "trajectory_tokens"} <= given.keys()
     if both and trajectory < turn:
@@ -514,7 +514,7 @@ def _check_turns(raw: Mapping[str, Any], limits: Limits, source: str) -> None:
 
 
 def check_values(raw: Mapping[str, Any], source: str) -> None:
-    """Raise ConfigError for a key, for a password in a URL, and for a number that has no text."""
+    """Raise ConfigError for a key, a password in a URL, or a number too long to write out."""
     for name, value in flat(raw).items():
         field = hide_secrets(name, guess=True)
         try:
@@ -534,7 +534,7 @@ def dump_config(config: RunConfig) -> dict[str, Any]:
 
 
 class _Loader(yaml.SafeLoader):
-    """A safe loader that refuses a field given twice, where YAML keeps the last one in silence."""
+    """A safe loader that rejects a field given twice; plain YAML silently keeps the last one."""
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         node = super().compose_mapping_node(anchor)
@@ -549,7 +549,7 @@ class _Loader(yaml.SafeLoader):
 
 
 def read_fields(path: Path, what: str, such_as: str) -> dict[str, Any]:
-    """Read a YAML file of fields, whose names are not checked; ConfigError if it is none."""
+    """Read a YAML file of fields, without checking their names; ConfigError if it is not one."""
     try:
         raw = yaml.load(path.read_text(encoding="utf-8"), _Loader)
     except OSError as error:

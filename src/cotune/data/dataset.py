@@ -94,7 +94,7 @@ class DatasetConfig(Model):
     @model_validator(mode="before")
     @classmethod
     def _no_benchmark(cls, value: Any) -> Any:
-        """Refuse to train on benchmarks: their loaders read only the splits that papers test on."""
+        """Reject a benchmark as training data: its loader reads only the split that papers test on."""
         if isinstance(value, Mapping) and "benchmark" in value:
             raise ValueError(
                 "dataset.benchmark: benchmarks are tested on, never trained on; expected path or name "
@@ -120,9 +120,9 @@ def read_dataset(config: DatasetConfig, *, repeated: bool = False) -> dict[str, 
 
     Every row is one question; its `columns` are the whole row. Questions are held out of the
     training data by a hash of their text: shuffling changes nothing, added rows change little, and
-    equal questions stay together. A row without an id gets one made of its split and question. Of
-    rows with the same question the first is kept, and a warning counts the others. Ids of
-    held-out rows from a separate file or split are prefixed with the split's name.
+    equal questions stay together. A row without an id gets one made of its split and question. If rows
+    have the same question, the first is kept and a warning counts the others. Ids of held-out rows from
+    a separate file or split are prefixed with the split's name.
 
     Args:
         repeated: keep rows with the same question as questions of their own, for environments that
@@ -404,7 +404,7 @@ def _plain(value: object) -> str:
     if isinstance(value, str):
         return value.strip()
     if isinstance(value, float):
-        # CSV makes floats of whole numbers where one is missing.
+        # In a CSV column, a missing value turns whole numbers into floats.
         whole = value.is_integer() and abs(value) < 2**53
         return str(int(value) if whole else value) if isfinite(value) else ""
     return str(value) if isinstance(value, int | Decimal) else ""

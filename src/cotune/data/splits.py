@@ -12,7 +12,7 @@ from cotune.utils.processes import launched_rank
 
 SPLITS = ("train", "validation", "test")
 SHARES = {"test": 5, "validation": 10}
-"""For each split n: at most one in n questions is held out."""
+"""For each split, n: at most one in n questions is held out."""
 
 _log = logging.getLogger("cotune")
 

@@ -55,7 +55,7 @@ class BestPolicy:
         """
         known, em = self._read(), 0.0 if score is None else score.em
         initial_em = None if plain is None else plain.em
-        # A kept policy of a later step was written before a resume, by steps that were discarded.
+        # If the kept policy is of a later step, it is from steps that a resume has discarded.
         if known is not None and known.step <= step:
             found = known.as_found
             if _rank(found.em, found.initial_em) >= _rank(em, initial_em):
@@ -69,7 +69,7 @@ class BestPolicy:
         write_atomic(staged / "instruction.txt", text + "\n")
         if hint := strategy.best_hint():
             write_atomic(staged / "hint.txt", hint + "\n")
-        # safetensors writes files that their owner alone can read; a server may run under another account.
+        # safetensors writes files that only their owner can read; a server may run under another account.
         for weights in staged.rglob("*.safetensors"):
             shutil.copymode(staged / "instruction.txt", weights)
         choice = choice_of(joint)
@@ -120,7 +120,7 @@ class BestPolicy:
         return self._rewritten(record)
 
     def _rewritten(self, record: BestRecord) -> BestRecord:
-        """Replace the record, and with it the instruction's text if that is another one."""
+        """Replace the record, and the instruction's text if it has changed."""
         if record.instruction == self.known().instruction:
             record.write(self._folder)
             return record
@@ -218,7 +218,7 @@ def _initial_kept(found: BestRecord, initial: Prompt, em: float) -> BestRecord:
 
 
 def _link(source: str, target: str) -> None:
-    """Link a file to a second name; copy it where the file system has no links."""
+    """Link a file to a second name; copy it if the file system has no links."""
     try:
         os.link(source, target)
     except OSError:

@@ -1,7 +1,8 @@
 """Estimate how long a run takes without a GPU, from a few timed passes of a small part of its policy.
 
 Two models of the policy's shape, with random weights and one and two layers, sample and train for a
-moment. Their difference is a layer, and what is left is the head: the whole policy is projected.
+moment. Their difference is the time of a layer, the rest is the head; from these the whole policy is
+projected.
 """
 
 import math
@@ -18,7 +19,7 @@ from cotune.policy.precision import autocast, emulated_bfloat16, weights_dtype
 _LARGEST = 2e9  # parameters; the embeddings of larger policies alone take long to make
 _PROMPT, _TIMED = 32, 128  # tokens a row while decoding and updating are timed
 _REPEATS = 2
-_LONG = 1.0  # seconds of a pass that is timed once; what a warm-up saves is small beside it
+_LONG = 1.0  # seconds; a longer pass is timed once, as a warm-up would save little in comparison
 
 
 @dataclass(frozen=True, slots=True)

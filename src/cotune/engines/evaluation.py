@@ -74,10 +74,11 @@ class Validation:
         self._options, self._instruction, self._report = options, instruction, report
 
     def during(self, joint: TrainingRun, last: bool = False) -> tuple[Score, Score | None]:
-        """Score the policy on validation; on rank 0, whose strategy alone knows its best prompt.
+        """Score the policy on validation; on rank 0, because only its strategy knows the best prompt.
 
-        If the strategy moves its gain into the initial instruction, also under that, so that the policy
-        into which it has moved is kept; None if it is the best instruction itself.
+        If the strategy checks the uplift, also score the policy under the initial instruction, so that a
+        policy into which the gain has moved is kept. This second score is None otherwise, and if the
+        initial instruction is the best one.
         """
         score = self._measure(joint, "validation", "during")
         if last:
@@ -93,10 +94,10 @@ class Validation:
         """Score the instructions that the strategy cannot tell from its best, and settle on the best.
 
         Args:
-            score: that of the strategy's best.
+            score: the score of the strategy's best instruction.
 
         Returns:
-            The score of the one that is settled on; ties keep the strategy's.
+            The score of the instruction settled on; ties keep the strategy's.
         """
         strategy, best = joint.coordinator.strategy, choice_of(joint)
         settle = getattr(strategy, "settle", None)
@@ -157,7 +158,7 @@ class RunEvaluation(Validation):
         run: the run folder.
         best: keeps the best policy on validation.
         report: receives every score under its tracker name.
-        last: whether the last policy is scored, too, where an earlier one is kept. Fine-tuning can
+        last: whether the last policy is also scored if an earlier one is kept. Fine-tuning can
             destroy a policy after its best step.
     """
 
@@ -226,8 +227,8 @@ class RunEvaluation(Validation):
         """Keep the last policy if it is the best; return the step of the one that is kept."""
         keeps_last = getattr(joint.coordinator.strategy, "keeps_last", False)
         if score is None or keeps_last:
-            # What is kept is of a run with fewer steps. Without scores nothing says which is better,
-            # and before its last stage that policy was not finished.
+            # The kept policy is from a run with fewer steps. Without scores it is unknown which one is
+            # better; and with a last stage, the earlier policy was not finished.
             self._best.forget()
         self._best.offer(joint, score, joint.batches, plain)
         return self._best.known().step

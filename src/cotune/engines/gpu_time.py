@@ -96,7 +96,7 @@ def forward_flops(shape: Shape, tokens: float) -> float:
 
 
 def update_passes(config: RunConfig, layout: Layout) -> int:
-    """Return the forward passes whose FLOPs an update has."""
+    """Return how many forward passes an update costs in FLOPs."""
     training = config.training
     backward = 1 if config.policy.lora else 2  # frozen weights have no gradient
     recomputed = bool(training.engine_args.get("gradient_checkpointing", True))
@@ -107,7 +107,7 @@ def update_passes(config: RunConfig, layout: Layout) -> int:
 def decode_seconds(
     shape: Shape, gpu: Gpu, use: Efficiency, layout: Layout, rows: float, context: float
 ) -> float:
-    """Return the seconds of a decoding step: a token for each row, with so many tokens before it."""
+    """Return the seconds of a decoding step: a token for each row, after a given number of tokens."""
     cached = 2 * HALF * shape.layers * shape.key_width  # bytes of a token's keys and values
     read = (HALF * shape.parameters + rows * context * cached) / layout.split
     attended = 4 * shape.layers * shape.query_width * context
@@ -161,7 +161,7 @@ def gpu_seconds(
 ) -> dict[str, float]:
     """Return a run's seconds by purpose of its rollouts, and of its "updates".
 
-    Rollouts of any purpose are taken to be sampled in batches as large as training's.
+    Rollouts of any purpose are assumed to be sampled in batches as large as in training.
 
     Args:
         planned: the most rollouts by purpose.

@@ -72,7 +72,7 @@ def run_parts(
             tokens=codec,
         ),
         environment=environment,
-        # The others never ask, and making one's own LLM may load a model.
+        # The other ranks never ask the LLM, and making the user's own may load a model.
         llm=NoLLM()
         if world().rank
         else build_llm(config.proposer, config.seed, ledger, config.policy),

@@ -107,8 +107,8 @@ class Finding:
         ok: whether the requirement is met.
         what: what was found, in one line.
         fix: how to fix it; "" if it is met.
-        blocks: whether it stops training. Downloads that training does itself and estimates do not.
-        key: whether `cotune doctor` shows it even if it is met; others it counts.
+        blocks: whether it stops training. A download that training does itself and an estimate do not.
+        key: whether `cotune doctor` shows it even if it is met; other met findings are only counted.
     """
 
     ok: bool
@@ -471,7 +471,7 @@ def policy(options: PolicyConfig) -> list[Finding]:
 
 
 def unconverted(options: PolicyConfig) -> list[Finding]:
-    """Check a GGUF file by its header alone, before it is converted.
+    """Check a GGUF file, before it is converted, only by its header.
 
     Raises:
         ConfigError: the file is broken, or transformers cannot read its architecture.
@@ -517,7 +517,7 @@ def data(options: EnvironmentOptions, dataset: DatasetConfig | None) -> list[Fin
         elif path.exists():
             findings.append(Finding(True, f"{field}: {path}"))
         else:
-            fix = f"correct {field}; it is looked for from the folder that cotune is started in"
+            fix = f"correct {field}; paths are relative to the folder that cotune is started in"
             findings.append(Finding(False, f"{field}: there is no {path}", fix))
     if dataset is not None and dataset.name is not None:
         findings.append(_hub_data(dataset.name, "dataset.name"))
@@ -664,7 +664,7 @@ def llm(options: LLMConfig | None) -> list[Finding]:
 def llm_answers(
     options: LLMConfig | None, patient: bool = True, spent: float = 0.0
 ) -> tuple[list[Finding], list[CostRow]]:
-    """Check that the LLM answers one small call; return that call, too.
+    """Check that the LLM answers one small call; also return that call.
 
     An LLM of the user's own is called only if it has a method `check`.
 
@@ -705,7 +705,7 @@ def llm_answers(
 def check_listens(options: OpenAIOptions) -> None:
     """Raise LLMError if nothing listens at an endpoint, before the client's library is imported.
 
-    Says nothing of an endpoint behind a proxy, or of one that is slow to accept.
+    Does not judge an endpoint behind a proxy, or one that is slow to accept.
     """
     if getproxies():
         return

@@ -18,7 +18,7 @@ class Chosen:
         path: the trainer's folder; None if there is no complete checkpoint.
         logs: what its manifest says of the run's logs.
         notices: what to tell the user, a line each.
-        damaged: newer folders that were passed over.
+        damaged: newer folders that were skipped.
     """
 
     path: Path | None = None
@@ -68,7 +68,7 @@ def newest_undamaged(complete: Iterable[Path]) -> Chosen:
             logs = {} if manifest is None else manifest.logs
             return Chosen(path, logs, tuple(notices), tuple(damaged))
         damaged.append(path)
-        notices.append(f"{path.name} is passed over: {wrong} is damaged or missing")
+        notices.append(f"{path.name} is skipped: {wrong} is damaged or missing")
     if wrong is not None:
         raise ConfigError(
             f"{wrong}: is damaged or missing, and no older checkpoint is whole; restore the file, or "
@@ -78,6 +78,6 @@ def newest_undamaged(complete: Iterable[Path]) -> Chosen:
 
 
 def check_resumed(checkpoint: Path) -> None:
-    """Raise ConfigError if a checkpoint that a trainer has chosen by itself is damaged."""
+    """Raise ConfigError if a checkpoint that a trainer chose itself is damaged."""
     if (wrong := damaged_by_manifest(checkpoint)) is not None:
         raise ConfigError(f"{wrong}: is damaged or missing; resume from an older checkpoint")

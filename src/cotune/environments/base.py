@@ -19,7 +19,7 @@ class PromptFormat:
         role: "user" puts it into the user's message, "system" into the system message.
         placement: before or after the question, in the user's message.
         system: "keep" the data's system prompt (with `role: system` the instruction follows it) or
-            "replace" it by the instruction (with `role: user` it is dropped).
+            "replace" it with the instruction (with `role: user` it is dropped).
         question_prefix, question_suffix: texts before and after the question.
         separator: text between instruction and question in the user's message.
     """
@@ -71,8 +71,7 @@ class TaskEnvironment:
     Attributes:
         prompt_format: the layout of a prompt; a run file's `instruction` section replaces parts.
         needs_rewards: whether reward functions are required, because `score` returns no reward.
-        description: description of the environment for the LLM that proposes; None: its tools, "":
-            none.
+        description: the environment, described to the LLM that proposes; None: its tools, "": nothing.
 
     Raises:
         ConfigError: a task id is repeated in a split.
@@ -181,7 +180,7 @@ def reference_of(environment: Environment, task: Task) -> str:
 
 
 def missing_texts(instruction: str, required: Sequence[str]) -> str:
-    """Return the error of an instruction that lacks required texts; "" if it has all.
+    """Return the error for an instruction that lacks required texts; "" if it has them all.
 
     A policy that is not shown a tag cannot write it, and no proposer could bring it back.
     """

@@ -24,7 +24,7 @@ class InstructionConfig(Model):
     placement: Literal["before", "after"] | None = None
     """Before or after the question, in the user's message."""
     system: Literal["keep", "replace"] | None = None
-    """Keep the data's system prompt, or replace it by the instruction."""
+    """Keep the data's system prompt, or replace it with the instruction."""
 
     @model_validator(mode="before")
     @classmethod

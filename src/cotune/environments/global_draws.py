@@ -1,4 +1,4 @@
-"""Random draws of the user's code from the process's own generators: seeded, noticed, restored."""
+"""Random draws of the user's code from the process's own generators: seed, notice and restore them."""
 
 import inspect
 import random

@@ -82,7 +82,7 @@ class MathEnvironment(TaskEnvironment):
         return self._reward(answer, trajectory.task.answers), answer
 
     def scores(self, trajectories: Sequence[Trajectory]) -> list[tuple[float, str | None]]:
-        """Return the rewards of a batch, so that no answer waits long for one that never ends."""
+        """Return the rewards of a batch; no answer waits long for another one that never ends."""
         if (
             not isinstance(self._reward, BoxedReward)
             or type(self).score is not MathEnvironment.score
@@ -110,7 +110,7 @@ class MathOptions:
         difficulty_column: the column that `difficulty_at_least` reads.
         difficulty_at_least: drop easier training problems; null keeps all. Problems are held out
             of the remaining ones; validation and test files stay complete.
-        limit: train on so many problems, drawn by `seed`; null: all. Held-out problems stay.
+        limit: train on this many problems, drawn by `seed`; null: all. Held-out problems stay.
         seed: seed of that draw; the order of the file does not matter.
         seconds: CPU time limit for comparing one answer; beyond it the answer scores 0.
         plain_integers: a ground truth that is a plain integer equals only plain integers, so that

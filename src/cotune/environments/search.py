@@ -128,8 +128,8 @@ class SearchEnvironment(TaskEnvironment):
     def respond(self, actions: Sequence[Action]) -> list[Response]:
         """Respond to a batch of turns, with one call of the retriever for all searches.
 
-        An answer ends the episode. The observation of an invalid turn is a correction, that of a
-        search that failed says so. After an episode's last turn there is no observation.
+        An answer ends the episode. The observation after an invalid turn is a correction; after a failed
+        search it says that the search failed. After an episode's last turn there is no observation.
 
         Raises:
             ConfigError: the retriever does not return one list of passages for each query.

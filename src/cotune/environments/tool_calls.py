@@ -33,7 +33,7 @@ def spoken(text: str) -> str:
 
 
 def _split_thoughts(text: str) -> tuple[str, str]:
-    """Return a turn's thoughts, with all that is before the last of them, and its other text."""
+    """Return a turn's thoughts, with everything before the last one, and the rest of its text."""
     before, end, said = _THOUGHT.sub("", text).rpartition("</think>")
     return before + end + "".join(_THOUGHT.findall(text)), said
 

@@ -1,7 +1,7 @@
 """Run the user's functions: several at a time, each with a timeout, so that none can hang a run.
 
 A function that takes too long continues in its thread, since Python cannot stop it, but nothing
-waits for it. Its slot is free at once, and the thread does not keep the process from ending.
+waits for it. Its slot is freed immediately, and the thread does not keep the process from ending.
 """
 
 import inspect

@@ -339,7 +339,7 @@ def answered(
 
 
 def _prepared(action: Action, tools: Tools) -> list[_Answer]:
-    """Return the calls of a turn, those that cannot be made with the reason."""
+    """Return the calls of a turn; those that cannot be made come with the reason."""
     if action.last or action.calls.error:
         return []
     known = {tool.name: tool for tool in tools(action)} if action.calls.calls else {}

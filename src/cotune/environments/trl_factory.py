@@ -1,11 +1,11 @@
 """Environments written for TRL's `environment_factory`: reset(), methods as tools, get_reward().
 
-`reset` may draw the task of an episode at random. Its text is then part of that episode's question,
-and the generators of `random`, numpy and torch are seeded for each episode before it: by the
-rollout call and the task in training, so that a group starts from one state, and by the task alone
-where nothing is drawn (evaluations). An environment that draws from these generators makes its calls
-one after the other, as in TRL, so that they draw the same on every rank and after a resume. Whether
-it does is seen in `reset` and in the first call of each tool, which is made alone.
+`reset` may draw the task of an episode at random. Its text is then part of that episode's question.
+Before each `reset`, the generators of `random`, numpy and torch are seeded for the episode: in training
+by the rollout call and the task, so that a group starts from one state; in evaluations, where nothing is
+drawn, only by the task. An environment that draws from these generators makes its calls one after
+another, as in TRL, so that they draw the same on every rank and after a resume. `reset` and the first
+call of each tool, which is made on its own, show whether the environment draws.
 """
 
 import functools
@@ -279,7 +279,7 @@ class TrlEnvironment(TaskEnvironment):
             drew = drawn_since(before)
         if drew:
             self._drew()
-            self._notice("a tool draws, but not in its first call", "draw in reset(), too")
+            self._notice("a tool draws, but not in its first call", "also draw in reset()")
         return found
 
     def _drew(self) -> None:

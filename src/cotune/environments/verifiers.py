@@ -81,7 +81,7 @@ def verifiers_environment(options: VerifiersOptions) -> VerifiersEnvironment:
 
 
 def _interface(environment: Any) -> Any:
-    """Import the module of the interface that an environment is of: the newer one or the classic."""
+    """Import the module for an environment's interface: the newer one or the classic one."""
     module = type(environment).__module__
     newer = callable(getattr(environment, "run_episode", None)) or not _has_classic()
     name = "verifiers_v1" if newer else "verifiers_classic"

@@ -329,7 +329,7 @@ def _text(message: Any) -> str:
     if isinstance(content, list):
         parts = [_part(part) for part in cast("list[Any]", content)]
         if None in parts:
-            raise ConfigError(f"{_FIELD}: a message holds more than text; policies read text alone")
+            raise ConfigError(f"{_FIELD}: a message holds more than text; policies read only text")
         return "".join(part for part in parts if part is not None)
     return content or ""
 

@@ -1,4 +1,4 @@
-"""Environments of `verifiers.v1`, which verifiers 0.3 has beside its classic interface, 0.4 alone.
+"""Environments of `verifiers.v1`: verifiers 0.3 has it beside its classic interface, 0.4 has nothing else.
 
 Such an environment runs a program, its harness, against a served model, and records what passes
 through a server of its own. In training, that server asks the policy instead of a model's endpoint.

@@ -100,7 +100,7 @@ def refuse_links(folder: Path) -> None:
     for path in sorted(folder.rglob("*")):
         if path.is_symlink():
             raise ConfigError(
-                f"{path}: is a symbolic link, which cotune never writes; replace it by the file"
+                f"{path}: is a symbolic link, which cotune never writes; replace it with the file"
             )
 
 

@@ -124,7 +124,7 @@ def _license(value: object) -> str:
 def write_card(
     folder: Path, config: RunConfig, run: RunDir, serving: Serving, kind: Format, where: str = ""
 ) -> None:
-    """Replace README.md in a folder by the run's model card.
+    """Replace README.md in a folder with the run's model card.
 
     Args:
         serving: how it was evaluated.

@@ -20,7 +20,7 @@ def push(folder: Path, repo_id: str, format: str | None = None, private: bool = 
     Args:
         repo_id: "owner/name".
         format: see `export`.
-        private: create the repository as private; an existing one must be.
+        private: create the repository as private; an existing one must be private.
 
     Returns:
         The address of the repository.
@@ -35,12 +35,12 @@ def push(folder: Path, repo_id: str, format: str | None = None, private: bool = 
     kind = checked_format(run, format)
     if kind == "adapter" and not base_model(config.policy.path).hub_id:
         raise ConfigError(
-            f"policy.path is {config.policy.path!r}, which others cannot load an adapter on; push "
+            f"policy.path is {config.policy.path!r}, a base that others cannot load; push "
             "whole weights with --format merged"
         )
     if get_token() is None:
         raise ConfigError(
-            "no token of the Hugging Face hub: set HF_TOKEN to one with write access, or log in by "
+            "no token of the Hugging Face hub: set HF_TOKEN to one with write access, or log in with "
             "hf auth login"
         )
     staged = run.path / f".push.{os.getpid()}.new"
@@ -96,7 +96,7 @@ def _upload(api: Any, staged: Path, repo_id: str, private: bool) -> str:
 
 
 def _check_repository(api: Any, staged: Path, repo_id: str, private: bool) -> None:
-    """Raise ConfigError for a repository that the export must not join."""
+    """Raise ConfigError for a repository that the export must not be added to."""
     info = api.model_info(repo_id)
     if private and not info.private:
         raise ConfigError(

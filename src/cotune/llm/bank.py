@@ -1,4 +1,4 @@
-"""A bank: texts that the user wrote, proposed one after another in the place of an LLM's."""
+"""A bank: texts that the user wrote, proposed one after another in place of an LLM's."""
 
 import hashlib
 import re
@@ -23,7 +23,7 @@ _OF_GEPA = "within ``` blocks"
 
 @dataclass(frozen=True, kw_only=True)
 class BankOptions:
-    """Texts of your own in the place of an LLM's proposals, each proposed once.
+    """Texts of your own in place of an LLM's proposals, each proposed once.
 
     Attributes:
         kind: "bank".
@@ -61,7 +61,7 @@ def check_bank(bank: BankOptions, method: Method[Any]) -> None:
         )
     if bank.hints is not None and method.evolves and not both:
         raise ValueError(
-            f"llm.hints is set, but strategy.kind {method.kind} evolves {method.evolves[0]} alone; name "
+            f"llm.hints is set, but strategy.kind {method.kind} evolves only {method.evolves[0]}; name "
             "their file in llm.path"
         )
 
@@ -69,8 +69,8 @@ def check_bank(bank: BankOptions, method: Method[Any]) -> None:
 class BankLLM:
     """Answer proposers' prompts with the entries of a bank, as many as they ask for.
 
-    An entry is proposed once. Which ones were is the state, by a hash of their texts; so entries may
-    be added to the files before a resume. When none is left, BudgetError says so.
+    An entry is proposed once. The state is the hashes of the texts that were proposed, so entries may be
+    added to the files before a resume. When none is left, BudgetError says so.
 
     Args:
         options: the files and the order.

@@ -32,7 +32,7 @@ _MAX_BACKOFF_S = 30.0
 # Allowance for a chat template: role markers and, for some models, a system message.
 _TEMPLATE_TOKENS = 64
 _BYTES_PER_CHARACTER = 4
-_jitter = random.Random()  # not the program's generator, which its own draws come from
+_jitter = random.Random()  # not the program's generator, which makes the run's own draws
 # What the client itself writes or reads, and what would multiply the price of a call.
 _OWN_FIELDS = (
     "model", "messages", "stop", "temperature", "max_tokens", "max_completion_tokens", "stream", "n",
@@ -57,12 +57,12 @@ class OpenAIOptions:
             `{chat_template_kwargs: {enable_thinking: false}}` of vLLM. Not for secrets.
         timeout_s: seconds that one attempt may take.
         retries: further attempts after a failed first one.
-        calls_at_once: calls under way at a time at most. They begin before their answers are due; with 0
-            they do not. With a budget they are made one after another.
+        calls_at_once: the most calls in progress at a time. They begin before their answers are due; with
+            0 they do not. With a budget they are made one after another.
         price_per_million_prompt_tokens: price in your currency; 0 if calls are free.
         price_per_million_completion_tokens: price in your currency; 0 if calls are free.
         budget: the most that the run may spend on calls, all attempts included; None sets no limit.
-        optional: whether a run goes on if all proposals of two phases in a row fail.
+        optional: whether a run continues if all proposals of two phases in a row fail.
     """
 
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
@@ -191,7 +191,7 @@ class OpenAIClient:
 
     @cached_property
     def _endpoint(self) -> "ChatEndpoint":
-        # Importing openai takes half a second; what is wrong before the first call is told without.
+        # Importing openai takes half a second; errors found before the first call do not need it.
         from cotune.llm.transport import ChatEndpoint
 
         return ChatEndpoint(self._options, self._key)
@@ -270,7 +270,7 @@ class OpenAIClient:
 
 
 class NoLLM:
-    """The LLM of a method that has no use for one."""
+    """The LLM of a method that needs none."""
 
     def complete(self, prompt: str) -> Completion:
         """Raise LLMError, always."""

@@ -23,7 +23,7 @@ class OwnLLMOptions:
         object: `package.module:name` or `file.py:name` of an object, or of a class without required
             arguments. `complete` returns a text or a `cotune.Completion`, and raises `cotune.LLMError`
             if there is no reply. If it has `check()`, doctor and train call it before training.
-        optional: whether a run goes on if all proposals of two phases in a row fail.
+        optional: whether a run continues if all proposals of two phases in a row fail.
     """
 
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}

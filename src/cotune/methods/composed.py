@@ -35,7 +35,7 @@ class ComposedOptions:
 
     Attributes:
         inspo: the population of instructions, and what groups are sampled under and trained on.
-        p2o: hard questions, hints and distillation; its `distillation` counts for all rollouts.
+        p2o: hard questions, hints and distillation; its `distillation` applies to all rollouts.
     """
 
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}

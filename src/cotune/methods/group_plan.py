@@ -7,8 +7,8 @@
                 initial     on the initial instruction, so that the gain moves into the weights
                 best        on the best instruction so far
 
-With `KLDistillation` each rollout of a mixed group is trained on its own prompt, and those under the
-initial instruction have the drawn one's policy as their teacher. A last stage (`methods.last_stage`) has plans of its own.
+With `KLDistillation` each rollout of a mixed group is trained on its own prompt, and the policy under the
+drawn instruction teaches those under the initial one. A last stage (`methods.last_stage`) has its own plans.
 
 One advantage is computed over the whole group, so rollouts under different instructions are compared
 with each other. P²O adds hints to the rollouts under a drawn instruction.
@@ -67,7 +67,7 @@ def check_target(
         )
     if target == "sampled" and distillation != Distillation():
         raise ValueError(
-            "distillation is set, but target is 'sampled', so that nothing is distilled; expected target "
+            "distillation is set, but target is 'sampled', so nothing is distilled; expected target "
             "'initial' or 'best', or no distillation"
         )
     if distillation.drop_failed:
@@ -83,7 +83,7 @@ def check_target(
 
 
 def drawn_count(groups: Groups, size: int) -> int:
-    """Return how many rollouts of a group are sampled under drawn instructions; the first ones are."""
+    """Return how many rollouts of a group, from the first, are sampled under drawn instructions."""
     return size - size // 2 if groups == "mixed" else size
 
 

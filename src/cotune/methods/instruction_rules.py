@@ -173,7 +173,7 @@ def surroundings(description: str) -> str:
 
 
 def without_reasoning(reply: str, kept: re.Pattern[str]) -> str:
-    """Return a reply after its leading think block; "" if the block is not closed.
+    """Return the rest of a reply after its leading think block; "" if the block is not closed.
 
     Some servers send the block without its opening tag. Reasoning may itself mention "<think> and
     </think>", so tags are counted, except in the parts of the reply that may keep such tags.

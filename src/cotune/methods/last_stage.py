@@ -28,7 +28,7 @@ class LastStage(Unhinted):
     Args:
         steps: batches of the stage; 0 is none.
         distillation: of the whole run.
-        solved_at: the least reward of a success.
+        solved_at: the lowest reward that counts as a success.
     """
 
     def __init__(self, steps: int, distillation: AnyDistillation, solved_at: float) -> None:
@@ -41,7 +41,7 @@ class LastStage(Unhinted):
 
     @property
     def keeps_last(self) -> bool:
-        return self._stage_steps > 0  # before the stage a policy is not finished
+        return self._stage_steps > 0  # a policy from before the stage is not finished
 
     def _distils(self, progress: Progress, batch: int) -> bool:
         """Return whether the batch of a step belongs to the stage."""

@@ -7,7 +7,7 @@ from cotune.protocols import LLM, Recorder, State
 
 _ENDS_A_RUN = 2  # failed phases in a row
 _MOST_CAUSES = 5
-_ADVICE = "correct llm, or set llm.optional: true to go on without its proposals"
+_ADVICE = "correct llm, or set llm.optional: true to continue without its proposals"
 
 
 def reads_prompts(llm: LLM) -> bool:
@@ -27,13 +27,12 @@ class LLMHealth:
 
     Every failed phase is recorded as "phase_failed". Two in a row end the run, unless the LLM is
     `optional`. Once a proposal of the run was valid, a phase has failed only if no reply could be read:
-    that all proposals are rejected, as near copies for instance, happens to an LLM that works. An LLM
-    that has nothing left to give (BudgetError) has not failed, either; this is recorded once, as
-    "proposals_ended".
+    all proposals of a working LLM may be rejected, for instance as near copies. An LLM that has nothing
+    left to give (BudgetError) has not failed either; this is recorded once, as "proposals_ended".
 
     Args:
-        needed: whether the run is in vain without a valid proposal, so that an LLM that has nothing left
-            before there is one has failed.
+        needed: whether the run is pointless without a valid proposal, so that an LLM that has nothing
+            left before the first one has failed.
     """
 
     def __init__(self, needed: bool = False) -> None:

@@ -8,7 +8,7 @@ from cotune.protocols import Strategy
 from cotune.types import AnyDistillation, Distillation, Purpose, Task
 
 CISPO_CAP = 5.0
-"""Bound of the importance ratio in CISPO's loss; ScaleRL's (arXiv 2510.13786)."""
+"""Upper bound of the importance ratio in CISPO's loss; ScaleRL's value (arXiv 2510.13786)."""
 
 
 class MethodOptions(Protocol):
@@ -97,8 +97,8 @@ class Cost:
         phases: number of evolution phases.
         rollouts: number of rollouts by purpose; of "train", those beyond the batches.
         proposals: the calls of the optimizer LLM.
-        validations: how often a policy is scored on validation; 2 if under the initial instruction, too.
-        rivals: how many instructions validation may have to tell from the best one at the end.
+        validations: how often a policy is scored on validation; 2 if also under the initial instruction.
+        rivals: how many instructions validation may have to compare with the best one at the end.
     """
 
     phases: int = 0
@@ -110,7 +110,7 @@ class Cost:
 
 @dataclass(frozen=True, kw_only=True)
 class Method(Generic[Options]):
-    """A method as the run file, the plan, the console, the model card and the suites know it.
+    """Everything that the run file, the plan, the console, the model card and the suites know of a method.
 
     Attributes:
         options: the class of its options, a section `strategy` of the run file.
@@ -132,7 +132,7 @@ class Method(Generic[Options]):
         check: raises ValueError for options that do not fit the run; the message starts with the
             field.
         cost: bounds what evolution spends.
-        distillation: returns how rollouts that are trained on another prompt are weighed.
+        distillation: returns how rollouts that are trained on another prompt are weighted.
         scaled: the same options in sizes for a dry run of two steps.
     """
 

@@ -29,10 +29,10 @@ class SFTOptions:
         data: "answers" trains on each training question's reference: the data's solution, else its
             first accepted answer in the form that the environment takes. "rollouts" trains on
             rollouts of the initial policy that succeeded (rejection sampling).
-        epochs: passes over what is trained on.
+        epochs: passes over the training data.
         samples: rollouts per training question; fewer if training.rollout_budget is reached.
-        keep_from: the least reward of a rollout that is trained on.
-        keep_per_question: most distinct rollouts kept per question; null: all.
+        keep_from: the lowest reward of a rollout to train on.
+        keep_per_question: the most distinct rollouts kept per question; null: all.
     """
 
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}

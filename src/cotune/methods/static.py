@@ -32,7 +32,7 @@ class Unhinted:
 
     @property
     def distillation(self) -> AnyDistillation:
-        """Return the settings that weigh no token, since nothing is distilled."""
+        """Return settings that weight no token, since nothing is distilled."""
         return Distillation(ratio="original")
 
     def best_hint(self) -> str:

@@ -1,4 +1,4 @@
-"""Distillation towards a teacher: the policy is pulled to what it would write under a hint or an instruction.
+"""Distillation from a teacher: pull the policy towards what it would write under a hint or an instruction.
 
 p_t = π_θ(· | x, y_<t) is the policy on the plain prompt, q_t = π(· | x̃, y_<t) its teacher, without a
 gradient. `KLDistillation` takes KL(p_t ‖ q_t) at rollouts of p, `FilteredDistillation` KL(q_t ‖ p_t) at

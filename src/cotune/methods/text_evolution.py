@@ -46,7 +46,7 @@ class View:
 
     Attributes:
         show_answers: whether it sees the ground truth.
-        solved_at: the least reward of a success.
+        solved_at: the lowest reward that counts as a success.
         tokens: the most tokens of a prompt, by `estimated_tokens`; the longest responses are
             shortened in the middle to fit.
     """
@@ -57,10 +57,10 @@ class View:
 
 
 def estimated_tokens(text: str) -> int:
-    """Return how many tokens a text is to an unknown tokenizer, rather too many than too few.
+    """Return an estimate of a text's tokens for an unknown tokenizer; it errs on the high side.
 
     Up to four small letters, two capitals or four further blanks are one token, as is each digit, sign
-    and line break; a character outside ASCII counts as its bytes in UTF-8 but one.
+    and line break; a character outside ASCII counts as its bytes in UTF-8 less one.
     """
     return sum(1 if one.isascii() else len(one.encode()) - 1 for one in _PIECE.findall(text))
 
@@ -103,7 +103,7 @@ class Judge:
             self._rollout(assignments, purpose="evolve", greedy=self._greedy) if assignments else []
         )
         if len(done) != len(assignments):
-            raise ValueError(f"{len(done)} trajectories came; expected {len(assignments)}")
+            raise ValueError(f"got {len(done)} trajectories; expected {len(assignments)}")
         self.evaluations += len(done)
         rest = iter(done)
         return [
@@ -206,7 +206,7 @@ def _fenced(reply: str) -> bool:
 
 
 class Reflector(ABC):
-    """Ask the LLM for texts with gepa's prompts, one at a time, and keep account of the replies.
+    """Ask the LLM for texts with gepa's prompts, one at a time, and keep count of the replies.
 
     Attributes:
         view: what the LLM is shown of rollouts.
@@ -228,10 +228,10 @@ class Reflector(ABC):
         self.spent = ""
 
     def propose(self, jobs: Sequence[tuple[str, Sequence[Trajectory]]]) -> list[str | None]:
-        """Return a valid text for each parent with rollouts under it, as an answer to a call of its own.
+        """Return a valid text for each parent with rollouts under it; each is asked for in its own call.
 
-        It is None if the call failed or the reply breaks the contract. A failed call and a reply that
-        was cut off are recorded as "proposal_failed".
+        The text is None if the call failed or the reply breaks the contract. A failed call and a reply
+        that was cut off are recorded as "proposal_failed".
         """
         prompts = [
             fitting_prompt(lambda shown, parent=parent: self._prompt(parent, shown), ts, self.view)
@@ -319,7 +319,7 @@ def too_close_to_call(a: Sequence[float], b: Sequence[float]) -> bool:
     """Return whether two windows' means differ by no more than the standard error of their difference.
 
     That is sqrt(var(a)/len(a) + var(b)/len(b)) with sample variances. A window of fewer than two
-    values has no variance: too close, then.
+    values has no variance and counts as too close.
     """
     if min(len(a), len(b)) < 2:
         return True
@@ -328,7 +328,7 @@ def too_close_to_call(a: Sequence[float], b: Sequence[float]) -> bool:
 
 
 def least_budget(dev_size: int, minibatch: int) -> int:
-    """Return the least budget with which a search can propose anything, in rollouts.
+    """Return the smallest budget with which a search can propose anything, in rollouts.
 
     The seed and one child are scored on dev, and compared on a minibatch before.
     """
@@ -430,10 +430,10 @@ def evolve_by_gepa(
 
     An iteration draws `beam` parents from the instance-level Pareto front, reflects on a minibatch
     of train with each, and scores on dev the children that are strictly better on their
-    minibatch. It ends after `barren` iterations in a row without a valid text, or when the rest of
-    the budget does not cover a parent and a child on a minibatch and the child on dev. Fewer
-    parents than `beam` are drawn if only so many are covered. The budget is never exceeded, except
-    by the seed's scores on dev.
+    minibatch. The search ends after `barren` iterations in a row without a valid text, or when the rest
+    of the budget does not cover a parent and a child on a minibatch and the child on dev. Fewer parents
+    than `beam` are drawn if the budget covers no more. The budget is never exceeded, except by the
+    seed's scores on dev.
 
     Raises:
         Exception: any error of the rollout, the LLM (except LLMError) or the report.

@@ -19,7 +19,7 @@ PLAIN_TEMPLATE = "{% for message in messages %}{{ message['content'] }}\n{% endf
 
 _PROBE = "cotune_probe"
 _FIX = (
-    "choose a policy whose template writes tool calls, or give such a template by "
+    "choose a policy whose template writes tool calls, or set such a template with "
     "policy.chat_template"
 )
 
@@ -147,7 +147,7 @@ class HFCodec:
         if len(ends) < self._ends[bool(name)]:
             raise ConfigError(
                 "policy: its chat template leaves out a turn of the policy when messages follow it; "
-                "give another by policy.chat_template"
+                "set another with policy.chat_template"
             )
         return after[ends[self._ends[bool(name)] - 1] + 1 :]
 

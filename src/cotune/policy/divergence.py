@@ -20,7 +20,7 @@ def token_divergence(p: torch.Tensor, q: torch.Tensor, temperature: float) -> to
         temperature: divides both, as in sampling; more than 0.
 
     Returns:
-        one value a token, (T,), in float32.
+        one value per token, (T,), in float32.
     """
     log_p = torch.log_softmax(p.float() / temperature, -1)
     log_q = torch.log_softmax(q.float() / temperature, -1)

@@ -37,7 +37,7 @@ def cache_folder() -> Path:
 
 
 def converted_folder(path: str, file: Path) -> Path:
-    """Return the Hugging Face folder of a GGUF file; convert the file if that was not done yet.
+    """Return the Hugging Face folder of a GGUF file; convert the file first if needed.
 
     Args:
         path: `policy.path`, for messages.
@@ -83,7 +83,7 @@ def saved_dtype(path: str, file: Path) -> str:
 
 
 def _dtype(header: GgufHeader) -> str:
-    """Return bfloat16, which holds what quantised weights can say, or float32 for a file of those."""
+    """Return float32 for a file of float32 weights, else bfloat16, which is enough for quantised ones."""
     return "float32" if header.weights_type == "F32" else "bfloat16"
 
 
@@ -120,7 +120,7 @@ def _matches(folder: Path, stamps: Sequence[object]) -> bool:
 def _convert_once(path: str, file: Path, folder: Path) -> None:
     """Convert a file beside its place and move it there; one process at a time."""
     need_gguf(path)
-    busy = f"policy.path: another process has been converting {file.name} for long; wait for it"
+    busy = f"policy.path: another process is still converting {file.name}; wait for it"
     try:
         with locked(folder.with_name(f".{folder.name}.lock"), busy, _PATIENCE):
             if _is_whole(folder):
@@ -222,7 +222,7 @@ def _check_tokenizer(path: str, file: Path, header: GgufHeader, folder: Path) ->
     for text in (*_TEXTS, "".join(f"{token}a b" for token in spelt)):
         ids = tokenizer.encode(text, add_special_tokens=False)
         read = tokenizer.decode(ids, clean_up_tokenization_spaces=False)
-        # Tokenizers that are not of bytes may add a space at the start or after a control token.
+        # Tokenizers that do not work on bytes may add a space at the start or after a control token.
         same = read == text if header.byte_level else _spaceless(read) == _spaceless(text)
         if not same:
             wrong = wrong or f"{text!r} is not decoded as it was encoded"

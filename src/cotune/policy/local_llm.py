@@ -32,7 +32,7 @@ class LocalOptions:
         template_args: passed to the chat template; None is policy.template_args if path is None.
         temperature: softmax temperature of the proposals; P²O's is 0.6.
         max_tokens: the most tokens of one reply; P²O's number.
-        optional: whether a run goes on if all proposals of two phases in a row fail.
+        optional: whether a run continues if all proposals of two phases in a row fail.
     """
 
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
@@ -85,7 +85,7 @@ def naming_llm() -> Iterator[None]:
 class LocalLLM:
     """Sample replies from a model that is loaded when the first one is asked for.
 
-    A reply depends on the seed and the prompt alone, so an interrupted phase asks again and gets the same.
+    A reply depends only on the seed and the prompt, so an interrupted phase asks again and gets the same.
 
     Args:
         options: `llm:` of the run file.

@@ -47,7 +47,7 @@ def load(
         check_peft(f"policy {str(path)!r}")
         at = base or adapter_base(path)
     of = f", the base of {str(path)!r}" if adapter else ""
-    own_tokenizer = (Path(path) / "tokenizer_config.json").is_file()  # peft alone saves none
+    own_tokenizer = (Path(path) / "tokenizer_config.json").is_file()  # peft itself saves none
     tokenizer = load_tokenizer(at if adapter and not own_tokenizer else path)
     local = only_local(at, of)
     try:

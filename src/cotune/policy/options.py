@@ -20,7 +20,7 @@ def _target_modules(given: object) -> object:
         )
     if "all-linear" in names:
         if len(cast(Sequence[object], names)) > 1:
-            raise ValueError("names all-linear beside others; expected it alone")
+            raise ValueError("names all-linear beside others; expected only all-linear")
         return "all-linear"
     return tuple(cast(Sequence[str], names))
 
@@ -29,11 +29,11 @@ class LoraOptions(Model):
     """Low-rank adapters (arXiv 2106.09685): what is trained in place of the weights. Needs peft."""
 
     rank: int = Field(default=16, ge=1)
-    """Of the two matrices that are added to a layer, r."""
+    """The rank of the two matrices that are added to a layer, r."""
     alpha: int = Field(default=32, ge=1)
     """Their product is scaled by alpha / rank."""
     dropout: float = Field(default=0, ge=0, lt=1)
-    """Of what goes into an adapter while it is trained; rollouts are sampled without."""
+    """Dropout on an adapter's input in training; rollouts are sampled without it."""
     target_modules: Annotated[str | tuple[str, ...], BeforeValidator(_target_modules)] = (
         "all-linear"
     )
@@ -48,7 +48,7 @@ class PolicyConfig(Model):
     GGUF file in an installed Python package, "bundled:geo", "bundled:arithmetic",
     "bundled:ladder" or "bundled:scaffold"."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """Weights' type when loaded; "auto" is the checkpoint's."""
+    """The type of the loaded weights; "auto" is the checkpoint's."""
     chat_template: str | None = None
     """A file of a Jinja chat template, or "plain" for a base model without one (the messages' texts,
     one after the other); null is the tokenizer's own."""

@@ -78,7 +78,7 @@ def check_path(path: str) -> Path | None:
     if name not in BUNDLED:
         raise ConfigError(
             f"policy.path is {path!r}; bundled policies are {', '.join(BUNDLED)}, and any Hugging "
-            "Face name or folder goes without 'bundled:'"
+            "Face name or folder is given without 'bundled:'"
         )
     folder = bundled_folder(name)
     if not (folder / "model.safetensors").is_file():
@@ -170,7 +170,7 @@ def only_local(path: str | Path, of: str = "", *, weights: bool = True) -> bool:
         lacks = [part for part in lacks if part in ("every part", "config.json", "tokenizer")]
     if lacks:
         raise ConfigError(
-            f"policy.path: cannot load {shown}: it is no folder here, the hub's cache lacks "
+            f"policy.path: cannot load {shown}: it is not a folder here, the hub's cache lacks "
             f"{', '.join(lacks)} of it, and {reason}; {_FIX}"
         )
     _LOG.warning("%s: %s is taken from the cache", reason, name)
@@ -195,11 +195,11 @@ def _unreachable(name: str, shown: str) -> str | None:
         HfApi().model_info(name, timeout=constants.HF_HUB_ETAG_TIMEOUT)
     except HFValidationError:
         raise ConfigError(
-            f"policy.path: cannot load {shown}: it is no folder here and no model's name; {_FIX}"
+            f"policy.path: cannot load {shown}: it is neither a folder here nor a model's name; {_FIX}"
         ) from None
     except RepositoryNotFoundError:
         return (
-            f"{constants.ENDPOINT} has no such model, or shows it to its owners alone (correct the "
+            f"{constants.ENDPOINT} has no such model, or shows it only to its owners (correct the "
             "name, or hf auth login)"
         )
     except OfflineModeIsEnabled:

@@ -25,8 +25,8 @@ def native_bfloat16() -> bool:
 def weights_dtype(policy: PolicyConfig, precision: Precision) -> str:
     """Return the type to load a policy's weights in: as `policy.dtype`, with "auto" resolved.
 
-    "auto" stays the checkpoint's on a GPU. Without one it is float32 for `fp32`, and for `auto` where
-    the CPU has no native bfloat16; and bfloat16 for `bf16`, if the weights are frozen under adapters.
+    "auto" stays the checkpoint's on a GPU. Without one it is float32 for `fp32`, and for `auto` if the
+    CPU has no native bfloat16; and bfloat16 for `bf16`, if the weights are frozen under adapters.
     """
     if policy.dtype != "auto":
         return policy.dtype
@@ -54,7 +54,7 @@ def autocast(policy: PolicyConfig, precision: Precision) -> bool | None:
 
 
 def emulated_bfloat16(policy: PolicyConfig, precision: Precision) -> str | None:
-    """Return which field asks for bfloat16 that this CPU only emulates, as a clause; None if none does."""
+    """Return a clause that names the field asking for bfloat16 on a CPU that only emulates it, or None."""
     import torch
 
     if torch.cuda.is_available() or native_bfloat16():

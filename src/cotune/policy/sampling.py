@@ -2,7 +2,7 @@
 
 `CachedSampler` keeps each row's KV cache across the turns of an episode, prefills equal prompts, and
 what all prompts begin with, once, and drops finished rows from the batch. `GenerateSampler` calls
-`model.generate` again for every turn: slower, but right for any architecture.
+`model.generate` again for every turn: slower, but correct for any architecture.
 """
 
 from collections.abc import Callable, Sequence
@@ -371,11 +371,10 @@ class CachedSession:
         return Rows.of(rows.names, (fed + lengths).tolist(), mask, cache), logits
 
     def _last_of(self, width: int) -> int | torch.Tensor:
-        """Return what makes the head compute the last of `width` positions alone.
+        """Return the `logits_to_keep` that makes the head compute only the last of `width` positions.
 
-        An index copies the last states. Of the slice that a number stands for, torch multiplies each row
-        alone if the head is frozen, as under adapters, which in bfloat16 on a CPU takes longer than all
-        layers.
+        An index copies the last states. A number takes a slice; if the head is frozen, as under adapters,
+        torch multiplies a slice row by row, which in bfloat16 on a CPU takes longer than all layers.
         """
         if self._model.dtype == torch.float32:
             return 1

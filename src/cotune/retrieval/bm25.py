@@ -54,7 +54,7 @@ class BM25Retriever:
         self._memo: dict[tuple[str, int], tuple[str, ...]] = {}
 
     def search(self, queries: Sequence[str], top_k: int) -> list[list[str]]:
-        """Return the `top_k` best passages of each query, best first, of equal ones the earlier.
+        """Return the `top_k` best passages of each query, best first; ties go to the earlier one.
 
         A query that shares no term with the corpus gets an empty list.
         """
@@ -132,11 +132,11 @@ def _rank(
 
 
 def _best(scores: Any, top_k: int) -> list[tuple[int, float]]:
-    """Return rows and scores of the `top_k` highest scores, best first, of equal ones the lower row.
+    """Return rows and scores of the `top_k` highest scores, best first; ties go to the lower row.
 
-    Which of several equal scores a partition selects, and so `retrieve` of bm25s, depends on the
-    processor. So it only finds a score that at least `top_k` rows reach, and a stable sort of these
-    rows selects. It is taken over groups: it is slow where many scores are equal, as the zeros are.
+    Which of several equal scores a partition selects (and so `retrieve` of bm25s) depends on the
+    processor. So the partition only finds a score that at least `top_k` rows reach; a stable sort of
+    these rows then selects. It runs over groups, because it is slow if many scores are equal, like zeros.
     """
     groups = len(scores) // _GROUPED
     highest = scores

@@ -157,7 +157,7 @@ class DenseRanker:
 def write_dense(
     texts: Iterable[str], folder: Path, encoder: Encoder, progress: Callable[[int], None]
 ) -> None:
-    """Encode texts into a flat index; while it is built it takes 4 bytes a dimension and text.
+    """Encode texts into a flat index; building it takes 4 bytes of memory per dimension and text.
 
     `progress` is called with the number of texts done.
     """

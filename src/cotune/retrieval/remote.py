@@ -39,7 +39,7 @@ class RemoteOptions:
         retries: further attempts after the first one failed.
         batch_size: queries in one request.
         max_bytes: the largest reply that is accepted.
-        concurrency: requests of one search that are sent at once.
+        concurrency: requests of one search that are sent at the same time.
         max_query_chars: longer queries are cut off.
         environment_proxies: whether HTTP_PROXY and similar variables are used.
     """
@@ -97,7 +97,7 @@ class RemoteRetriever:
     replies that are too large and replies that do not fit the request are final. A search fails if
     one of its requests does.
 
-    Can be used by several threads and event loops at once.
+    Can be used by several threads and event loops at the same time.
 
     Args:
         options: the server and its limits.

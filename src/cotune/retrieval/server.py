@@ -47,7 +47,7 @@ _GRACE_S = 7
 _POLL_S = 0.5
 """Seconds between checks that a waiting client is still connected."""
 _JOINED = 2048
-"""Queries above which waiting requests are not joined into one search."""
+"""The most queries for which waiting requests are joined into one search."""
 _CONNECTIONS = 1024
 _BACKLOG = 2048
 
@@ -213,10 +213,10 @@ class _Request:
 class SearchThread:
     """Search an index in one thread; requests that wait meanwhile are searched together.
 
-    A request that waits alone is not delayed. Together, short queries of many clients share a
-    forward pass of a dense index's encoder: with all-MiniLM-L6-v2 on a CPU, encoding takes 20 ms a
-    query alone and 4 ms in batches of 32. BM25 gains little. A request that is cancelled before its
-    search begins is not searched.
+    A single waiting request is not delayed. When many wait, their short queries share a forward pass of
+    a dense index's encoder: with all-MiniLM-L6-v2 on a CPU, encoding takes 20 ms per single query and
+    4 ms per query in batches of 32. BM25 gains little. A request that is cancelled before its search
+    begins is not searched.
 
     Args:
         search: returns the documents of each query.

@@ -29,13 +29,13 @@ MAX_CHARACTERS = 1000
 
 _START_SECONDS = 60.0
 _BUSY = 10
-"""A worker ends itself after an answer's CPU seconds; so many times as long and 5 s more by the clock
-is the end of one that does not."""
+"""A worker ends itself after an answer's CPU seconds. One that does not is killed after this many times as
+long, plus 5 s, by the clock."""
 _MOST_WORKERS = 4
 _PER_WORKER = 16
 """Answers for which one more worker is started, which takes about as long as comparing twice as many."""
 _FEW = 4
-"""Answers of a batch up to which each has all its time at once."""
+"""In a batch of at most this many answers, each gets its full time immediately."""
 _QUICK_SECONDS = 0.5
 """Time limit of an answer while others wait; a typical one takes 15 ms."""
 _RESTART_SECONDS = 1.0
@@ -43,7 +43,7 @@ _RESTART_SECONDS = 1.0
 _BATCH_LIMIT = 6
 """Time for a batch, in limits of a single answer …"""
 _SHARE_SECONDS = 0.2
-"""… and so much more for each of its answers, so that a large batch of typical ones is never cut off."""
+"""… plus this much for each of its answers, so that a large batch of typical answers is never cut off."""
 _ALARM = {-signal.SIGPROF} if hasattr(signal, "SIGPROF") else set[int]()
 """The status of a worker that ended itself."""
 _COSTLY = re.compile(r"\^|\*\*|!|\\binom|\\prod|\\sum|\\int")
@@ -124,12 +124,12 @@ class BoxedReward:
     scores 0, and a new worker continues. Threads may share it; they take turns.
 
     In a batch, equal answers to the same question are compared once, and up to four workers share the
-    others, one for every 16. If there are more than four, every answer first gets half a second, those
-    with the fewest powers, factorials and the like before the others; those that need longer then get
-    `seconds` each. All of that has one limit: six times `seconds` and 0.2 s an answer, summed over the
-    workers, and a second for each new worker that an answer needed. When it is spent no further answer
-    is compared, and those left score 0. So answers that never end cannot hold up a run, and the rewards
-    do not depend on the number of workers.
+    others, one for every 16. If there are more than four answers, each first gets half a second, beginning
+    with those that have the fewest powers, factorials and the like; those that need longer then get
+    `seconds` each. All of this has one limit: six times `seconds` and 0.2 s per answer, summed over the
+    workers, and a second for each new worker that an answer needed. After that, no further answer is
+    compared, and those left score 0. So answers that never end cannot hold up a run, and the rewards do
+    not depend on the number of workers.
 
     Args:
         seconds: CPU time limit for one answer, with all its ground truths.
@@ -240,7 +240,7 @@ class BoxedReward:
                     list(pool.map(work, range(workers)))
                 finally:  # after an error or Ctrl-C no other answer is begun
                     waiting.clear()
-        # Several workers begin answers that one alone would not have come to: those do not count.
+        # Several workers may begin answers that a single one would not have reached: those do not count.
         verdicts: list[Verdict] = []
         for one in found:
             verdict, took = one if one and limit > 0 else (_NOT_COMPARED, 0.0)

@@ -22,7 +22,7 @@ from cotune.utils.importing import import_object
 
 RewardFunction = Callable[..., Any]
 """`f(prompts, completions, **columns)`, sync or async. It returns a number for each completion, or a
-pair of the number and a text that says why it is what it is."""
+pair of the number and a text that explains it."""
 
 FEEDBACK_CHARS = 2000
 """Characters that are kept of a function's text; the middle of a longer one is left out."""
@@ -140,8 +140,7 @@ class RewardFunctions:
     the policy's own turns, as assistant messages without observations. If the data's questions are
     plain texts, both are texts.
 
-    A batch is the rollouts that one process makes together: a part of a step's or of a
-    verification's.
+    A batch is the rollouts that one process makes together: part of a step or of a verification.
 
     Args:
         functions: functions, (function, weight) pairs, `WeightedReward`s or references.
@@ -509,7 +508,7 @@ def _fails(
 
 
 def _fix(reward: Loaded, batch: Batch) -> str:
-    """Return the fix, with another form of completions if the function raises nothing under that."""
+    """Return the fix; if the function works with another form of completions, suggest that form."""
     is_text = isinstance(batch.arguments(reward.messages)["completions"][0], str)
     rows = [i for i, t in enumerate(batch.trajectories) if t.own_text.strip()][:_COMPARED]
     never = all(_fails(reward, batch.one(i), Exception) for i in rows)

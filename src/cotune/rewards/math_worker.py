@@ -1,9 +1,10 @@
 """Compare answers mathematically; `boxed.BoxedReward` starts it as a separate process.
 
 It reads and writes JSON lines: first it writes {"ready": true} or {"error": …}, then
-{"equal": true | false, "seconds": …} for each {"answer": …, "truths": […], "seconds": …} that it reads:
-the CPU seconds that a comparison took, and that it may take. It ends when its input ends, when a
-comparison takes longer, and on any error. It imports nothing of cotune, so that it can be run by its path.
+{"equal": true | false, "seconds": …} for each {"answer": …, "truths": […], "seconds": …} that it reads.
+The seconds it writes are the CPU time that a comparison took; those it reads are the time it may take. It
+ends when its input ends, when a comparison takes longer, and on any error. It imports nothing of cotune, so
+that it can be run by its path.
 """
 
 import importlib
@@ -87,11 +88,11 @@ def limit_memory() -> None:
 
 
 def set_alarm(seconds: float) -> None:
-    """Let the kernel end this process after so many CPU seconds, even inside C code; 0 is never.
+    """Let the kernel end this process after a number of CPU seconds, even inside C code; 0 is never.
 
     CPU seconds, so that a busy machine fails no answer.
     """
-    if hasattr(signal, "setitimer"):  # on Windows the parent alone ends this process
+    if hasattr(signal, "setitimer"):  # on Windows only the parent ends this process
         signal.setitimer(signal.ITIMER_PROF, seconds)
 
 

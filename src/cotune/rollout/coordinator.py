@@ -35,7 +35,7 @@ class RolloutSettings:
         seed: the run's seed; draws are keyed by (seed, purpose, step, call, row).
         rows_per_call: rows that a sampler continues at a time; bounds memory, changes no draw.
         context_tokens: tokens that the policy can attend to, prompt included; None is unlimited.
-        resample_rounds: how often a step replaces groups without variance at most
+        resample_rounds: the maximum number of rounds in which a step replaces groups without variance
             (`cotune.rollout.resampling`); for strategies that do not need every question's group.
     """
 
@@ -87,10 +87,10 @@ class Coordinator:
     rank 0 a phase may call another phase.
 
     Args:
-        strategy: consulted on rank 0 alone.
+        strategy: consulted only on rank 0.
         environment, codec, sampler: one on every rank.
-        llm: writes proposals; used on rank 0 alone.
-        journal, meter: written on rank 0 alone.
+        llm: writes proposals; used only on rank 0.
+        journal, meter: written only on rank 0.
         settings: limits, temperature, seed and sizes of rollouts.
         comm: connects the ranks; None for a single process.
         rewards: score in place of the environment, on every rank; None if the environment scores.
@@ -126,7 +126,7 @@ class Coordinator:
         self._roll_out_here = roll_out or self._in_lock_step
         self._leads = False  # rank 0 is inside a phase and the others serve
         self._calls: Counter[Purpose] = Counter()
-        self._purpose: Purpose = ""  # of the rollouts under way; rank 0 only
+        self._purpose: Purpose = ""  # of the rollouts in progress; rank 0 only
         self._with_columns: dict[str, Task] | None = None
 
     # ---- the phases of a step
@@ -312,7 +312,7 @@ class Coordinator:
         )
 
     def count(self, purpose: Purpose, trajectories: Sequence[Trajectory], seconds: float) -> None:
-        """Enter rollouts in the ledger. `rollout` does so by itself; rank 0 only."""
+        """Record rollouts in the ledger. `rollout` does this itself; rank 0 only."""
         generated = sum(t.generated_tokens for t in trajectories)
         self.meter.add_rollouts(purpose, len(trajectories), generated, seconds)
 
@@ -337,8 +337,8 @@ class Coordinator:
             self.strategy.load_state_dict(state["strategy"])
         except KeyError as error:
             raise ConfigError(
-                f"the saved state has no {error}, which {type(self.strategy).__name__} reads: it is of a run "
-                "with another method; resume with that, or start a new run"
+                f"the saved state has no {error}, which {type(self.strategy).__name__} needs: it is from a run "
+                "with another method; resume with that method, or start a new run"
             ) from error
         if "llm" in state:
             restore_llm(self.llm, state["llm"])

@@ -317,8 +317,8 @@ def run_episodes(
     """Run episodes turn by turn, all live ones together, and score them.
 
     The environment gets one batch of actions per turn; finished episodes leave the batch. `rewards`,
-    if given, score in place of the environment. `finished` is told after each turn how many episodes
-    are over.
+    if given, score in place of the environment. `finished` is called after each turn with the number of
+    episodes that are over.
     """
     live = [episode for episode in episodes if not episode.done]
     while live:

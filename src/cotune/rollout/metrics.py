@@ -17,8 +17,8 @@ def trajectory_metrics(trajectories: Sequence[Trajectory], group_size: int) -> d
 
     With hinted rollouts also their share, and the zero-advantage share among groups with a hinted
     rollout and among the others. `truncated/<limit>` is the share that a limit cut off, `actions/<kind>`
-    the mean number of turns per rollout with that kind of action (for a tool, its calls). What did not
-    occur is left out of these and of `failed_searches`.
+    the mean number of turns per rollout with that kind of action (for a tool, its calls). These two
+    and `failed_searches` are left out where they would be zero.
     """
     count = len(trajectories)
     rewards = [t.reward for t in trajectories]

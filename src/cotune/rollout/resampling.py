@@ -22,7 +22,7 @@ class Resampling:
 
     Attributes:
         tasks: the training tasks in their fixed order; those already rolled out in the step are skipped.
-        rounds: how often groups are replaced at most.
+        rounds: the maximum number of rounds of replacement.
         key: run seed and step; seeds the draws of each round.
         rollouts_left: rollouts that may still be made; None is unlimited.
     """

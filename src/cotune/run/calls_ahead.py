@@ -1,7 +1,7 @@
 """LLM calls that begin before their answers are due, in threads beside the program.
 
-The program takes an answer where it needs it, and waits for it there if it must. So what a run does
-depends on the answers, but not on when they come.
+The program takes an answer where it needs it, and waits for it there if it must. So a run depends on the
+answers, but not on when they arrive.
 """
 
 import threading
@@ -17,13 +17,13 @@ from cotune.types import Completion, Metrics
 
 
 class Bookings(Protocol):
-    """The part of a ledger that tells which rows were written for what."""
+    """The part of a ledger that records which rows were written for what."""
 
     def booking(self, step: int | None = None) -> AbstractContextManager[list[int]]:
         """Yield a list that gets the number of every row that this thread writes within the block.
 
         Args:
-            step: the step that they are written under; None is the step under way.
+            step: the step that they are written under; None is the current step.
         """
         ...
 
@@ -53,11 +53,11 @@ class CallsAhead:
     Args:
         llm: asked ahead only if it has `at_once`, the number of calls it takes at a time; with 1
             each call waits for the one before.
-        ledger: where the LLM enters its calls.
+        ledger: where the LLM records its calls.
 
     Attributes:
-        step: the step whose evolution takes the answers of calls that begin now; they are entered
-            under it. None is the step under way when a call is made.
+        step: the step whose evolution takes the answers of calls that begin now; they are recorded
+            under it. None is the current step when a call is made.
     """
 
     def __init__(self, llm: LLM, ledger: Bookings) -> None:
@@ -100,7 +100,7 @@ class CallsAhead:
         return answer
 
     def drop(self) -> None:
-        """Take no answer any more of the calls begun so far."""
+        """Forget the calls begun so far: their answers are no longer taken."""
         self._begun.clear()
 
     def finish(self) -> None:

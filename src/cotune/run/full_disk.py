@@ -1,4 +1,4 @@
-"""A disk that fills while a command writes: one line that says what to do once there is room."""
+"""Turn the error of a full disk into one line that says what to do once there is room."""
 
 import errno
 import shutil

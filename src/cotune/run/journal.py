@@ -155,7 +155,7 @@ class RunJournal:
         if self._without_gradient == _WARNED_AFTER:
             self._console.print(
                 f"  [yellow]the rewards of every group were equal in {_WARNED_AFTER} steps in a row: "
-                "nothing is learnt from them; look at rollouts with cotune try[/]",
+                "there is nothing to learn from; look at rollouts with cotune try[/]",
                 highlight=False,
             )
 
@@ -229,9 +229,9 @@ def describe_event(kind: str, fields: Mapping[str, object]) -> str:
     if kind in _SEARCH_KINDS:
         return _describe_search(kind, fields)
     if kind == "phase_failed":
-        return f"[yellow]no proposal of this phase was of use: {text('reason')}[/]"
+        return f"[yellow]no proposal of this phase was useful: {text('reason')}[/]"
     if kind == "proposals_ended":
-        return f"[yellow]{text('reason')}; training goes on without new proposals[/]"
+        return f"[yellow]{text('reason')}; training continues without new proposals[/]"
     if kind in ("proposal_failed", "notice"):
         return f"[yellow]{text('reason') or text('text')}[/]"
     if kind == "best_kept":

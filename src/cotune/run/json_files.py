@@ -27,10 +27,10 @@ def write_atomic(path: Path, content: str | bytes) -> None:
 
 
 def write_new(path: Path, content: str | bytes) -> None:
-    """Create `path` with all of `content` at once.
+    """Create `path` with all of `content` in one step.
 
     Raises:
-        FileExistsError: it exists; of several processes that create it, all but one get this.
+        FileExistsError: it exists; if several processes create it, all but one get this.
     """
     with _beside(path, content) as temporary:
         try:
@@ -64,7 +64,7 @@ def check_folder(folder: Path, field: str) -> None:
 
     Args:
         folder: the folder, which need not exist.
-        field: what the user set it by, for the message.
+        field: the field or option that named it, for the message.
     """
     above = folder.absolute()
     try:
@@ -72,7 +72,7 @@ def check_folder(folder: Path, field: str) -> None:
             above = above.parent
         if not above.is_dir():
             raise ConfigError(f"{field}: {above} is a file; choose another {field}")
-        # Permissions do not say it: root has all of them, also in /proc and on a full disk.
+        # Permissions do not tell: root has all of them, even in /proc and on a full disk.
         with tempfile.TemporaryFile(dir=above) as file:
             file.write(bytes(_PROBE))
             file.flush()

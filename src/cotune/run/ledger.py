@@ -283,7 +283,7 @@ class Ledger:
             raise ValueError(f"reservation {reservation} is not open")
 
     def add_check(self, row: "CostRow") -> None:
-        """Add a call that was made before the run began: its money is spent, but it is no method's."""
+        """Add a call that was made before the run began: its money is spent, but no method pays for it."""
         with self._lock:
             self._db.execute(
                 "INSERT INTO entries (attempt, step, kind, model, state, prompt_tokens,"

@@ -10,14 +10,14 @@ from cotune.errors import ConfigError
 from cotune.utils.processes import launched_rank
 
 RUN_LOCK = "run.lock"
-"""The file in a run folder that the process which trains it holds."""
+"""The file in a run folder that is locked by the process that trains it."""
 _PATIENCE = 2.0
 """Seconds that a killed process may take to disappear."""
 
 
 @contextlib.contextmanager
 def run_locked(folder: Path, *, new: bool = False) -> Generator[None]:
-    """Hold the lock of a run folder during training; of processes that train together only the first does.
+    """Hold the lock of a run folder during training; if processes train together, only the first holds it.
 
     Args:
         folder: the run folder.

@@ -1,4 +1,4 @@
-"""Hashes that tell whether files are still what was written: manifests of folders, sealed JSON objects."""
+"""Hashes that show whether files are still as written: manifests of folders, sealed JSON objects."""
 
 import hashlib
 import json
@@ -37,12 +37,12 @@ class Manifest:
         )
 
     def damaged(self, folder: Path) -> Path | None:
-        """Return a file that is missing or is not what was written; None if all are."""
+        """Return a file that is missing or not as written; None if there is none."""
         return damaged_file(folder, self.files)
 
 
 def damaged_by_manifest(folder: Path) -> Path | None:
-    """Return a file of a folder that is missing or is not what its manifest says; None if all are.
+    """Return a file of a folder that is missing or not as its manifest says; None if there is none.
 
     The manifest itself can be damaged; a folder without one is not checked.
     """
@@ -75,7 +75,7 @@ def hashes(folder: Path, besides: Iterable[Path] = ()) -> dict[str, str]:
 
     Args:
         folder: the folder.
-        besides: files elsewhere; their paths are relative to the folder, too.
+        besides: files elsewhere; their paths are also relative to the folder.
     """
     inside = sorted(p for p in folder.rglob("*") if p.is_file() and p != folder / MANIFEST)
     return hashes_of(folder, (*inside, *besides))

@@ -15,8 +15,8 @@
     quadrants.json      scores of initial and trained weights under both instructions (cotune evaluate)
     report.html         the same as a page
 
-Whole files are replaced atomically. JSONL files are appended to, one write a line; a line counts
-once its newline is written, so a kill in the middle of an append costs that line only.
+Whole files are replaced atomically. JSONL files are appended to, one write per line; a line counts
+once its newline is written, so a kill in the middle of an append costs only that line.
 """
 
 import hashlib
@@ -233,7 +233,7 @@ class RunDir:
         return size, digest.hexdigest()
 
     def check_committed(self, logs: Mapping[str, tuple[int, str]]) -> None:
-        """Check the logs against what a checkpoint says of them; later lines may follow.
+        """Check the logs against what a checkpoint recorded about them; later lines may follow.
 
         Raises:
             ConfigError: one is damaged, cut off or missing.

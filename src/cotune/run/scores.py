@@ -91,8 +91,8 @@ def t_interval(
 
     Args:
         deviation: the values' sample standard deviation.
-        bounded: whether the values are in [0, 1], and the interval is cut to that. Otherwise fewer
-            than five values have none: it would be wider than anything that can be read from it.
+        bounded: whether the values are in [0, 1], and the interval is cut to that. Otherwise fewer than
+            five values have no interval: it would be too wide to be useful.
     """
     if n < (2 if bounded else _FEWEST):
         return None

@@ -56,5 +56,5 @@ def _most_hit(metrics: Mapping[str, float]) -> str:
 
 
 def limit_name(limit: str) -> str:
-    """Return how a limit is called: its field in a run file, or the policy's context."""
+    """Return the name of a limit: its field in a run file, or the policy's context."""
     return "the policy's context" if limit == "context" else f"limits.{limit}"

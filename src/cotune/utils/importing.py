@@ -129,10 +129,10 @@ def _said(error: BaseException) -> str:
 
 @contextmanager
 def uncollected() -> Generator[None]:
-    """Load libraries without passes of the garbage collector, and keep later passes off them.
+    """Load libraries without passes of the garbage collector, and exclude them from later passes.
 
-    A library's modules stay, so that the collector would look through a million objects for nothing, a
-    sixth of the time in which a run starts.
+    A library's modules stay loaded, so the collector would search a million objects for nothing; that is
+    a sixth of a run's start-up time.
     """
     gc.disable()
     try:

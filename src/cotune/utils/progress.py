@@ -1,4 +1,4 @@
-"""Progress within a step: code that takes long reports it, and a command that shows it listens."""
+"""Progress within a step: slow code reports it, and the command that shows it listens."""
 
 import time
 from collections.abc import Callable, Generator
@@ -7,14 +7,14 @@ from contextlib import contextmanager
 Listener = Callable[[str, int, int], None]
 """Receives what is counted ("step", "train", "tokens", …), how much is done, and of how much.
 
-Of a stage such as "loading the policy" nothing is counted: it is 0 of 0.
+In a stage such as "loading the policy" nothing is counted: it is 0 of 0.
 """
 
 _listeners: list[Listener] = []
 
 
 def report(what: str, done: int, total: int) -> None:
-    """Report progress to this process's listeners; cheap without any."""
+    """Report progress to this process's listeners; cheap if there are none."""
     for listener in _listeners:
         listener(what, done, total)
 

@@ -18,7 +18,7 @@ def printable(text: str) -> str:
 
 
 def encodable(text: str) -> str:
-    """Replace lone surrogates by "?": they are legal in JSON, but have no UTF-8 form."""
+    """Replace lone surrogates with "?": they are legal in JSON, but have no UTF-8 form."""
     return text.encode("utf-8", "replace").decode()
 
 
@@ -56,7 +56,7 @@ def looks_random(word: str) -> bool:
 
 
 def hide_secrets(text: str, guess: bool = False) -> str:
-    """Replace keys, and users and passwords in URLs, by ***.
+    """Replace keys, and users and passwords in URLs, with ***.
 
     Args:
         text: what is shown or kept.

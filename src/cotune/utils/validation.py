@@ -56,7 +56,7 @@ def _describe(problem: dict[str, Any], known: list[Path]) -> str:
             return f"{path[0]}: holds an unknown field, whose name is not shown as it may be a key; remove it"
         if path in known and len(problem["loc"]) > len(path):
             kind_of = _split(problem["loc"], known)[1]
-            return f"{field}: is no field of {kind_of}, but of another kind; remove it"
+            return f"{field}: is not a field of {kind_of}, but of another kind; remove it"
         named = hide_secrets(field, guess=True)
         return f"{named}: unknown field{_suggestion(path, known)}; remove it or correct its name"
     if kind == "missing" and (*path, "kind") in known:

@@ -2,8 +2,8 @@
 
 There are four kinds of problems, each short or long. Answering a long one at once gives the slips
 that children make (Brown and Burton, 1978): carries are forgotten, the smaller digit is subtracted
-from the larger one. A written procedure, a different one for each kind, gives the right answer. As an
-environment it has one turn, with the answer in `\\boxed{}`.
+from the larger one. A written procedure, a different one for each kind, gives the right answer. An
+episode has one turn, with the answer in `\\boxed{}`.
 """
 
 import hashlib

@@ -1,7 +1,7 @@
 """The offline rules for the world `arithmetic`: which procedure a failed problem calls for.
 
-The kind of the problem tells, whatever the response was. An instruction may ask for the procedures of several
-kinds; the bundled policy follows each of them less then.
+Only the kind of the problem counts, not the response. An instruction may ask for the procedures of several
+kinds; the bundled policy then follows each of them less.
 """
 
 import re

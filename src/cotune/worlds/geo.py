@@ -99,7 +99,7 @@ class GeoWorld:
         self.countries = _countries(raw_countries.values())
         names = {code: row["name"] for code, row in raw_countries.items()}
         self.cities = _cities(cache.get_cities().values(), names, self.countries)
-        # Of equal scores a search takes the first; countries there would distract the bundled policy.
+        # If scores are equal, a search takes the first; countries there would distract the bundled policy.
         self.titles = [*self.cities, *self.countries]
         self.documents = [self.document(title) for title in self.titles]
         self.pools: dict[str, list[str]] = {split: [] for split in SPLITS}
@@ -278,7 +278,7 @@ class GeoEnvironment(SearchEnvironment):
             exact_match,
             options.top_k,
         )
-        self.description = ""  # the offline rules propose here; they read INSPO's prompts alone
+        self.description = ""  # the offline rules propose here; they read only INSPO's prompts
 
 
 @cache
@@ -287,7 +287,7 @@ def bundled_world() -> "tuple[GeoWorld, BM25Retriever]":
     from cotune.retrieval.bm25 import BM25Retriever  # reading a run file must not load it
 
     world = GeoWorld()
-    # Names: stemming would take different ones for the same.
+    # These are names: stemming would make different ones equal.
     return world, BM25Retriever(world.documents, world.indexed(), "none")
 
 

@@ -11,9 +11,9 @@ some of them carry to the tens or borrow from them. There are four ways to answe
     in order      a line for each number as it stands, with a carry or a borrow in each: right on every rung
 
 The bundled policy forgets most carries and borrows. "Together" has the fewest of them and is best at first.
-Once the carry is learnt, "one by one" is, with at most one borrow where "in order" has more; once the borrow
-is learnt, "in order" is. No pattern of slips gives a right answer. As an environment the world has one turn,
-with the answer in `\\boxed{}`.
+Once the carry is learnt, "one by one" is best, with at most one borrow where "in order" has more; once the
+borrow is learnt, "in order" is best. No pattern of slips gives a right answer. An episode has one turn, with
+the answer in `\\boxed{}`.
 """
 
 import random
@@ -45,8 +45,8 @@ RUNGS = (
     no carry               two or three numbers, added without a carry: every way is right
     round sum              three that sum to 20: together needs no carry, the other ways need two
     3 carries              three that each carry; together has one carry
-    3 borrows in order     two that carry, four that are taken away: three borrow, all at once they do not
-    3 borrows              two that carry, three that borrow: all at once they borrow, too
+    3 borrows in order     two that carry, four that are taken away: three borrow, but their sum does not
+    3 borrows              two that carry, three that borrow, and so does their sum
     3 borrows below 100    the same, but everything added first passes 99
 """
 SHARES = (4, 2, 5, 5, 4, 6)
@@ -93,7 +93,7 @@ class Problem:
 
     @property
     def at_once(self) -> int:
-        """Return the answer without carrying: the first number's tens, the right ones."""
+        """Return the answer without carrying: the first number's tens and the correct ones digit."""
         return self.first // 10 * 10 + self.answer % 10
 
     def groups(self, way: Way) -> tuple[tuple[int, ...], ...]:

@@ -1,7 +1,7 @@
 """The offline rules for the world `ladder`: which way of working a failed rollout calls for.
 
-A failed answer without lines calls for any procedure; one with lines for either of the other two. Which
-procedure is better, the rules do not know: that is for verification to find out.
+A failed answer without lines calls for any procedure; one with lines calls for either of the other two. The
+rules do not know which procedure is better: verification has to find out.
 """
 
 import re

@@ -1,7 +1,7 @@
 """Offline rules for a world with a few ways of working: one remedy for each lack of a failed rollout.
 
 The rules keep an instruction's own sentences, hold one remedy at a time or one for each lack, and add or drop
-sentences that ask for nothing. Which remedy is better they do not know: that is for verification to find out.
+sentences that ask for nothing. They do not know which remedy is better: verification has to find out.
 """
 
 import random

@@ -4,12 +4,12 @@ The facts, documents and index are those of `geo`; a question names a city and a
 or three look-ups away. An episode has five turns: at most four searches, and the answer. There are three
 ways to answer:
 
-    no search         an answer from memory, right by chance alone
+    no search         an answer from memory, right only by chance
     twice             every hop is looked up, then checked by a second search: two hops fill the turns
     once              every hop is looked up by one search: three hops fit
 
-The bundled policy leaves the name of the place out of most of its queries, and such a query finds nothing of
-use. A second search makes up for that, so "twice" is better at first; once the names are learnt, "once" is.
+The bundled policy leaves the name of the place out of most of its queries, and such a query finds nothing
+useful. A second search makes up for that, so "twice" is better at first; once the names are learnt, "once" is.
 """
 
 import random
@@ -62,8 +62,8 @@ def is_question(text: str) -> bool:
 def question(world: GeoWorld, rng: random.Random, hops: int, split: str) -> GeoQuestion:
     """Draw a question of `hops` look-ups about a city of the split.
 
-    Left out are those of two and three hops whose answer can be read, or told, from the document about the
-    city: they would need one look-up only.
+    Questions of two and three hops are left out if their answer can be read or inferred from the document
+    about the city: they would need only one look-up.
     """
     while True:
         drawn = world.question(rng, hops, split)
@@ -122,7 +122,7 @@ class ScaffoldEnvironment(SearchEnvironment):
             exact_match,
             top_k=1,
         )
-        self.description = ""  # the offline rules propose here; they read INSPO's prompts alone
+        self.description = ""  # the offline rules propose here; they read only INSPO's prompts
 
     def respond(self, actions: Sequence[Action]) -> list[Response]:
         """Respond as `SearchEnvironment` does, but to the fifth turn as to the last."""

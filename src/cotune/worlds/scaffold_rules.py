@@ -1,8 +1,8 @@
 """The offline rules for the world `scaffold`: which way of working a failed rollout calls for.
 
 An answer without a search by hops calls for such searches, either way; hops that were searched once call for a
-second search; hops that were searched twice for one search each, which leaves turns for the next hop. Which
-of the two is better, the rules do not know: that is for verification to find out.
+second search; hops that were searched twice call for one search each, which leaves turns for the next hop. The
+rules do not know which of the two is better: verification has to find out.
 """
 
 from enum import StrEnum

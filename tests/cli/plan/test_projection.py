@@ -87,10 +87,10 @@ def test_what_was_not_measured_is_said() -> None:
     said = notes(Measured(STEADY, totals({"train": 16}), 3 * 2**30, 2**30, 8 * 2**30), PLANNED)
     assert "peak memory 3.00 GiB; peak GPU memory 1.00 of 8.0 GiB" in said
     assert "no LLM call: no evolution fell due in these steps" in said
-    assert "taken to go as training: verify, evaluate." in said
-    assert "LLM calls were not measured: their time is not in it." in said
+    assert "assumed to be as fast as training: verify, evaluate." in said
+    assert "LLM calls were not measured: their time is not included." in said
     static = Plan({"train": 80, "evaluate": 30}, calls=0, price=None)
     said = notes(Measured(STEADY[:1], totals({"train": 8})), static)
     assert "LLM" not in said
     assert "GPU" not in said
-    assert "go by one step, which also warmed up" in said
+    assert "based on one step, warm-up included" in said

@@ -158,7 +158,7 @@ def test_the_newest_pair_whose_manifest_holds_is_taken(tmp_path: Path, name: str
     assert chosen.path == tmp_path / "checkpoint-4"
     (notice,) = chosen.notices
     victim = (newer / name).resolve()
-    assert notice == f"checkpoint-8 is passed over: {victim} is damaged or missing"
+    assert notice == f"checkpoint-8 is skipped: {victim} is damaged or missing"
     assert chosen.damaged == (newer,)
     chosen.set_aside()
     assert sorted(p.name for p in tmp_path.glob("*checkpoint-*")) == [
@@ -189,7 +189,7 @@ def test_a_damaged_checkpoint_that_the_trainer_chose_is_refused(tmp_path: Path) 
     run.joint.chosen.set_aside()
     run.trainer.train(resume_from_checkpoint=str(run.joint.chosen.path))
     told = [row["text"] for row in run.folder.read_events() if row["kind"] == "notice"]
-    assert told == [f"checkpoint-2 is passed over: {weights} is damaged or missing"]
+    assert told == [f"checkpoint-2 is skipped: {weights} is damaged or missing"]
     assert [row["step"] for row in numbers(run)] == [1, 2, 3]
 
 

@@ -64,7 +64,7 @@ def test_one_process_that_sees_several_gpus_is_refused(gpus: Any) -> None:
         check_launch(run_config().training)
     assert str(refused.value) == (
         "one process sees 4 GPUs and would split its batches over them (DataParallel); start one "
-        "process a GPU: torchrun --nproc_per_node 4 -m cotune train RUN.yaml, or show it one: "
+        "process per GPU: torchrun --nproc_per_node 4 -m cotune train RUN.yaml, or show it one: "
         "CUDA_VISIBLE_DEVICES=0, or set training.single_gpu: true to train on the first"
     )
 
@@ -114,7 +114,7 @@ def test_in_a_program_of_ones_own_they_are_refused_too(gpus: Any, tmp_path: Path
         check_args(own_args(tmp_path, **ON_GPUS))
     assert str(refused.value) == (
         "one process sees 3 GPUs and would split its batches over them (DataParallel); start one "
-        "process a GPU: torchrun --nproc_per_node 3 your_script.py, or show it one: "
+        "process per GPU: torchrun --nproc_per_node 3 your_script.py, or show it one: "
         "CUDA_VISIBLE_DEVICES=0"
     )
 

@@ -116,7 +116,9 @@ def test_options_of_p2o_and_of_both(geo: cotune.GeoEnvironment) -> None:
         ConfigError, match=r"P2O: successesbelow is no .*did you mean successes_bel"
     ):
         cotune.P2O(environment=geo, successesbelow=3)  # pyright: ignore[reportCallIssue]
-    with pytest.raises(ConfigError, match="INSPOWithP2O: population_size is no argument and no"):
+    with pytest.raises(
+        ConfigError, match="INSPOWithP2O: population_size is neither an argument nor a"
+    ):
         cotune.INSPOWithP2O(
             environment=geo,
             population_size=3,  # pyright: ignore[reportCallIssue]

@@ -162,14 +162,14 @@ def test_nothing_kept_ends_the_run_in_a_line(policy: Path, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        ({"use_vllm": True}, "use_vllm: a field of GRPOConfig alone"),
-        ({"num_generations": 4}, "num_generations: a field of GRPOConfig alone"),
+        ({"use_vllm": True}, "use_vllm: a field of GRPOConfig only"),
+        ({"num_generations": 4}, "num_generations: a field of GRPOConfig only"),
         ({"max_length": 64}, "max_length: rows are tokens already"),
         ({"packing": True}, "packing: rows are tokens already"),
         ({"max_steps": 3}, r"max_steps: set elsewhere; remove it and set strategy\.epochs"),
         ({"save_steps": 3}, r"save_steps: set elsewhere; .* training\.save_every"),
         ({"output_dir": "x"}, "output_dir: a run's checkpoints"),
-        ({"hub_token": "hf_secret"}, r"hub_token: a run file is kept .*HF_TOKEN$"),
+        ({"hub_token": "hf_secret"}, r"hub_token: the run file is stored .*HF_TOKEN$"),
         ({"fsdp": True}, "fsdp: strategy.kind sft trains in one process"),
         ({"losstype": "dft"}, "losstype: unknown field of SFTConfig .did you mean loss_type"),
     ],

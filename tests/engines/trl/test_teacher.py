@@ -276,5 +276,5 @@ def test_a_checkpoint_without_the_average_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_plain_trainer_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="has no teacher, as distillation kind: kl asks"):
+    with pytest.raises(ConfigError, match="has no teacher, which distillation kind: kl needs"):
         prepared(tmp_path, KLDistillation(**KL), trainer_class=GRPOTrainer)

@@ -55,7 +55,7 @@ def test_a_failure_of_an_environment_ends_the_run(tmp_path: Path) -> None:
     fault.write_text(json.dumps({"raise": "ConfigError", "after": 4}))
     status, said = failed(str(tmp_path), "train", path)
     refused = "environment.args: the search key is refused; set another"
-    assert said == [f"cotune: {refused}; then go on: cotune resume {run}"]
+    assert said == [f"cotune: {refused}; then continue: cotune resume {run}"]
     assert status == 2
     assert [row["step"] for row in rows(run / "metrics.jsonl")] == [1]
 

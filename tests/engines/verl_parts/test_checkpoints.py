@@ -73,9 +73,7 @@ def test_a_damaged_pair_is_passed_over(name: str, tmp_path: Path) -> None:
     (newest / name).write_bytes(b"damaged")
     chosen = choose_checkpoint(tmp_path)
     assert chosen.path == step_folder(tmp_path, 2)
-    assert chosen.notices == (
-        f"global_step_4 is passed over: {newest / name} is damaged or missing",
-    )
+    assert chosen.notices == (f"global_step_4 is skipped: {newest / name} is damaged or missing",)
     chosen.set_aside()
     assert kept(tmp_path) == [2]
     assert (tmp_path / "damaged-global_step_4" / "actor").is_dir()

@@ -78,11 +78,11 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "a policy that is no row": (
         {"methods": ["search-r1", "inspo", {"method": "carried", "policy_from": "grpo"}]},
-        "carried: policy_from is 'grpo', which is no row with its own policy",
+        "carried: policy_from is 'grpo', which is not a row with its own policy",
     ),
     "a row that carries itself": (
         {"methods": ["search-r1", {"method": "carried", "instruction_from": "carried"}]},
-        "carried: instruction_from is 'carried', which is no row",
+        "carried: instruction_from is 'carried', which is not a row",
     ),
     "a name that is no folder's": (
         {"methods": ["search-r1", {"method": "inspo", "name": "方法"}]},
@@ -91,7 +91,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "a focus without questions": ({"focus": "9"}, r"focus is '9', and \[0\] test questions"),
     "a source that is no row": (
         {"methods": ["search-r1", {"method": "carried", "instruction_from": "p2o"}]},
-        "carried: instruction_from is 'p2o', which is no row with its own instruction",
+        "carried: instruction_from is 'p2o', which is not a row with its own instruction",
     ),
 }
 

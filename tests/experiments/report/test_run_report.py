@@ -363,7 +363,7 @@ def test_the_first_screen_says_what_was_run_and_what_it_cost(tmp_path: Path) -> 
     run.write_summary({"llm": "offline rules", "arms": {"inspo": result(True)}})
     html = write_report(run).read_text(encoding="utf-8")
     words = check(run.report_path).words
-    assert "no proposal of this phase was of use: LLMError: <503>" in words
+    assert "no proposal of this phase was useful: LLMError: <503>" in words
     assert html.index('id="result"') < html.index('id="cost"') < html.index("Best instruction")
     assert html.index("Best instruction") < html.index('id="training"')
     assert "Method inspo Model geo-1m Proposer offline rules Seed 3 Steps 60" in words
@@ -424,10 +424,10 @@ def test_the_wait_for_the_llm_is_summed_over_steps(tmp_path: Path) -> None:
             run.metrics(step, metrics)
     rows = {what: value for _, what, value in costs(read_run(run.path))}
     assert rows["waited for"] == "1 min 30 s"
-    assert rows["under way during other work"] == "40 s"
+    assert rows["hidden behind other work"] == "40 s"
     unasked = RunDir.create(tmp_path / "unasked", {})
     unasked.metrics(1, {"reward": 0.5})
-    assert not {"waited for", "under way during other work"} & {
+    assert not {"waited for", "hidden behind other work"} & {
         what for _, what, _ in costs(read_run(unasked.path))
     }
 

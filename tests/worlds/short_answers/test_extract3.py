@@ -77,7 +77,7 @@ def test_what_is_a_distractor() -> None:
     assert distractors(WHERE, "Porto") == {*VALUES["city"], *NAMES} - {"Porto", "Nina"}
     assert distractors(WHO, "Otto") == {*NAMES} - {"Otto"}
     assert type_of("Where does Mary live?") is None
-    with pytest.raises(ValueError, match="is no question of extract3"):
+    with pytest.raises(ValueError, match="is not a question of extract3"):
         distractors("Where does Mary live?", "Porto")
 
 

@@ -208,16 +208,18 @@ def _projection_table(config: RunConfig, projection: Projection) -> Table:
 def _print_notes(
     measured: Measured, planned: Plan, projection: Projection, console: Console
 ) -> None:
-    notes = ["The last two columns take the rollouts at most, and go by the steps after the first."]
+    notes = [
+        "The last two columns assume the most rollouts, at the rate of the steps after the first."
+    ]
     if len(measured.steps) == 1:
         notes[0] = (
-            "The last two columns go by one step, which also warmed up: give --steps 2 or more."
+            "The last two columns are based on one step, warm-up included: give --steps 2 or more."
         )
     alike = [
         name for name in planned.rollouts if name != "train" and not measured.totals.rollouts[name]
     ]
     if alike:
-        notes.append(f"Not measured, and taken to go as training: {', '.join(alike)}.")
+        notes.append(f"Not measured, assumed to be as fast as training: {', '.join(alike)}.")
     if projection.llm is None:
-        notes.append("LLM calls were not measured: their time is not in it.")
+        notes.append("LLM calls were not measured: their time is not included.")
     console.print(" ".join(notes), highlight=False)

@@ -38,7 +38,7 @@ def plan(
         assignments: fields to set, as with --set.
         processes: how many processes train, if the run file does not say.
         questions: "TRAIN,VALIDATION,TEST": plan for this many, and do not read the data.
-        gpu: project the time on this GPU; None projects it only if there is a price or this CPU cannot be timed.
+        gpu: project the time on this GPU; None does so only if a price is given or this CPU cannot be timed.
         gpu_price: the price of an hour of one GPU.
     """
     if gpu is not None and gpu not in GPUS:
@@ -107,7 +107,7 @@ def _sizes(config: RunConfig, questions: str | None) -> Mapping[str, int]:
 
 
 def _at_once(config: RunConfig, planned: Plan) -> RunConfig:
-    """Return the run file with `rows_per_call` lowered to the most rollouts that there are at once."""
+    """Return the run file with `rows_per_call` lowered if no purpose has as many rollouts."""
     most = max(1, *planned.rollouts.values())
     rows = min(config.training.rows_per_call, most)
     training = config.training.model_copy(update={"rows_per_call": rows})
@@ -126,7 +126,7 @@ def show_time(config: RunConfig, planned: Plan, console: Console) -> bool:
     console.print(
         f"Time on this CPU ({found.threads} threads), projected from its speed now, at most "
         f"{duration(found.rollouts + found.updates)}: rollouts {duration(found.rollouts)}, updates "
-        f"{duration(found.updates)}. cotune plan --steps measures it, --gpu h100 projects it for such a GPU.",
+        f"{duration(found.updates)}. cotune plan --steps measures it, --gpu h100 projects it for an H100.",
         highlight=False,
     )
     return True
@@ -156,7 +156,7 @@ def _price(config: RunConfig, planned: Plan) -> str:
 
 
 def show_memory(config: RunConfig, console: Console, processes: int = 1) -> int | None:
-    """Print the maximum memory per GPU in bytes and return it; None if it is unknown, for a reason printed.
+    """Print the maximum memory per GPU and return it in bytes; if unknown, print why and return None.
 
     Args:
         processes: how many processes FSDP2 or DeepSpeed shards over, if the run file asks for it.

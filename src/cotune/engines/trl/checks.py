@@ -116,7 +116,7 @@ def _batch_conflicts(args: GRPOConfig) -> list[tuple[bool, str]]:
         ),
         (
             (args.steps_per_generation or 0) % args.gradient_accumulation_steps != 0,
-            f"GRPOConfig.steps_per_generation is {args.steps_per_generation}, no multiple of "
+            f"GRPOConfig.steps_per_generation is {args.steps_per_generation}, not a multiple of "
             f"gradient_accumulation_steps={args.gradient_accumulation_steps}: a rollout batch "
             "would end inside an optimizer step",
         ),
@@ -162,7 +162,7 @@ def _keeping(args: GRPOConfig) -> list[tuple[bool, str]]:
         ),
         (
             keeps_best and metric.endswith("loss"),
-            f"GRPOConfig.metric_for_best_model is {metric!r}, which says nothing of a policy: set "
+            f"GRPOConfig.metric_for_best_model is {metric!r}, which says nothing about a policy: set "
             "metric_for_best_model='eval_reward' and greater_is_better=True",
         ),
         (
@@ -174,7 +174,7 @@ def _keeping(args: GRPOConfig) -> list[tuple[bool, str]]:
             bool(args.load_best_model_at_end)
             and args.save_strategy == SaveStrategy.STEPS
             and args.save_steps != args.eval_steps,
-            f"GRPOConfig has save_steps={args.save_steps} and eval_steps={args.eval_steps}, so that "
+            f"GRPOConfig has save_steps={args.save_steps} and eval_steps={args.eval_steps}, so "
             "the best policy might be one that was not saved: make them equal, or set "
             "save_strategy='best'",
         ),
@@ -191,7 +191,7 @@ def check_strategy(args: GRPOConfig, strategy: Strategy) -> None:
     ):
         raise ConfigError(
             f"GRPOConfig.importance_sampling_level is 'sequence', but distillation.ratio {settings.ratio!r} "
-            "leaves single tokens out, which the ratio of a sequence holds all the same: set "
+            "leaves out single tokens, but the ratio of a sequence still includes them: set "
             "importance_sampling_level='token', or ratio: original"
         )
 
@@ -201,14 +201,14 @@ def check_weighing(strategy: Strategy) -> None:
     settings = strategy.distillation
     if not isinstance(settings, Distillation):
         raise ConfigError(
-            f"GRPOTrainer alone has no teacher, as distillation kind: {settings.kind} asks: use "
+            f"GRPOTrainer alone has no teacher, which distillation kind: {settings.kind} needs: use "
             "cotune.JointTrainer in its place (its arguments are the same), or kind: substitution"
         )
     if weighs(settings):
         asked = "drop_failed" if settings.drop_failed else f"ratio: {settings.ratio}"
         raise ConfigError(
-            "GRPOTrainer alone does not weigh tokens that were sampled under another prompt, as "
-            f"distillation {asked} asks: use cotune.JointTrainer in its place (its arguments are the "
+            "GRPOTrainer alone does not weight tokens that were sampled under another prompt, which "
+            f"distillation {asked} needs: use cotune.JointTrainer in its place (its arguments are the "
             "same), or distillation ratio: original without drop_failed"
         )
 
@@ -262,7 +262,7 @@ def check_launch(training: "TrainingConfig") -> None:
     if 0 < gpus < here:
         raise ConfigError(
             f"{here} processes were started on this machine, but it shows {gpus} GPU"
-            f"{'' if gpus == 1 else 's'}; expected one a process: torchrun --nproc_per_node {gpus}, "
+            f"{'' if gpus == 1 else 's'}; expected one per process: torchrun --nproc_per_node {gpus}, "
             "or see CUDA_VISIBLE_DEVICES"
         )
 
@@ -287,6 +287,6 @@ def held_to_one_gpu(args: Args) -> Args:
 def _one_of(gpus: int, program: str) -> str:
     return (
         f"one process sees {gpus} GPUs and would split its batches over them (DataParallel); start "
-        f"one process a GPU: torchrun --nproc_per_node {gpus} {program}, or show it one: "
+        f"one process per GPU: torchrun --nproc_per_node {gpus} {program}, or show it one: "
         "CUDA_VISIBLE_DEVICES=0"
     )

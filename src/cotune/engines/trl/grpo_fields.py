@@ -1,4 +1,4 @@
-"""The fields of GRPOConfig that cotune refuses, and those to which it gives a condition or meaning.
+"""The fields of GRPOConfig that cotune refuses, and those that it restricts or gives another meaning.
 
 `checks.py` applies the refusals, and a documentation page lists both tables. Every other field is
 passed on to TRL. Written for TRL 1.16 and transformers 5.
@@ -12,7 +12,7 @@ LOSSES = ("grpo", "dr_grpo", "dapo", "bnpo", "luspo", "cispo", "sapo", "vespo")
 """TRL's loss types."""
 
 _NOT_THE_POLICYS = "log-probabilities would not be the policy's"
-_SAMPLES_ITSELF = "cotune samples by itself and would not apply it"
+_SAMPLES_ITSELF = "cotune does its own sampling and would not apply it"
 _OFF = (False, None)
 
 
@@ -134,7 +134,7 @@ REFUSED: Mapping[str, Refused] = {field.name: field for field in _REFUSED}
 
 _PER_BATCH = "A multiple of the optimizer steps that a rollout batch takes."
 _NO_EPOCHS = '"epoch" is refused, because the data set spans the run.'
-_PLAIN_ROWS = "Above 0, rollouts without an advantage are trained on, too."
+_PLAIN_ROWS = "Above 0, rollouts without an advantage are also trained on."
 
 ADJUSTED: Mapping[str, str] = {
     "max_steps": f"Required. {_PER_BATCH} `num_train_epochs` is not used.",

@@ -51,10 +51,10 @@ class JointTrainer(GRPOTrainer):
     several rollouts of a micro-batch share is fed once (`cotune.engines.trl.shared_prompts`).
 
     A group with equal rewards has exactly no advantage (TRL alone leaves a rounding error) and
-    therefore no gradient; for a question that is always or never solved, this is every rollout. They
-    are skipped if only the advantage weights
-    them: β = 0, no entropy bonus, no router loss, and a loss that divides by rows or by a fixed
-    count. Logged entropy and clip ratios then cover only the other rollouts.
+    therefore no gradient; for a question that is always or never solved, this is every rollout. These
+    rollouts are skipped if nothing but the advantage weights them: β = 0, no entropy bonus, no router
+    loss, and a loss that divides by rows or by a fixed count. Logged entropy and clip ratios then cover
+    only the other rollouts.
 
     Takes the arguments of GRPOTrainer.
 
@@ -215,7 +215,7 @@ class JointTrainer(GRPOTrainer):
         batch_size: int | None = None,
         **options: Any,
     ) -> Any:
-        # The router loss counts the tokens of prompts, too.
+        # The router loss also counts the tokens of prompts.
         alone = options.get("compute_aux_loss") or not self._shares_prompts(model)
         if alone or any(torch.is_tensor(value) for value in options.values()):  # images
             return super()._get_per_token_logps_and_entropies(

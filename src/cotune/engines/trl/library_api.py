@@ -116,7 +116,7 @@ class TrainerMethod(Generic[Options]):
             for given in option_fields:
                 if given not in known:
                     raise ConfigError(
-                        f"{name}: {given} is no argument and no field of {expected.__name__}"
+                        f"{name}: {given} is neither an argument nor a field of {expected.__name__}"
                         f"{did_you_mean(given, known)}"
                     )
             try:
@@ -154,7 +154,7 @@ class TrainerMethod(Generic[Options]):
         if llm is None and not isinstance(self.environment, _WORLDS):
             known = ", ".join(world.__name__ for world in _WORLDS)
             raise ConfigError(
-                f"llm is None, but the offline rules know {known} alone and "
+                f"llm is None, but the offline rules know only {known} and "
                 f"environment is {type(self.environment).__name__}; give "
                 "llm=cotune.OpenAIOptions(model=…) or an object with complete(prompt)"
             )
@@ -165,7 +165,7 @@ class TrainerMethod(Generic[Options]):
 
         `trainer.train()` starts a run folder, and `trainer.train(resume_from_checkpoint=True)`
         resumes it. With `eval_dataset=joint.eval_dataset("validation")` the trainer also evaluates, and
-        at the end the best instruction, in the run folder's `best/instruction.txt`, is chosen there.
+        at the end the best instruction (`best/instruction.txt` in the run folder) is chosen on validation.
         If several processes train, each of them must call this method.
 
         Args:
@@ -238,7 +238,7 @@ def _check_llm(name: str, llm: object) -> None:
 
 
 def _reward_functions(name: str, given: GivenRewards) -> RewardFunctions | None:
-    """Return the reward functions; one alone counts as a list of one."""
+    """Return the reward functions; a single one counts as a list."""
     if given is None or isinstance(given, RewardFunctions):
         return given
     if callable(given) or isinstance(given, str | WeightedReward):

@@ -102,7 +102,7 @@ def estimate(config: RunConfig, processes: int = 1) -> MemoryEstimate:
 def _notes(config: RunConfig, shape: Shape, memory: Memory, processes: int) -> list[str]:
     kind = sharding_named(config.training.engine_args)
     if kind == "none":
-        several = f"Where several processes train, each holds {size(memory.buckets)} more (DDP)."
+        several = f"If several processes train, each holds {size(memory.buckets)} more (DDP)."
     else:
         more = f"; each holds {size(memory.buckets)} more (buckets)" if memory.buckets else ""
         over = "process: see --processes" if processes == 1 else "processes"
@@ -110,13 +110,13 @@ def _notes(config: RunConfig, shape: Shape, memory: Memory, processes: int) -> l
     share = f"{memory.trained / memory.parameters:.1%} of " if config.policy.lora else ""
     notes = [
         f"Trained: {share}{memory.parameters:,} parameters. {several} CUDA and fragmentation take 1 "
-        "to 2 GiB besides."
+        "to 2 GiB in addition."
     ]
     if memory.cache is None:
-        notes.append("vLLM samples: its share of the GPU is training.engine_args' to say.")
+        notes.append("vLLM samples: its share of the GPU is set in training.engine_args.")
     elif (memory.sampling or 0) > _CARD:
         notes.append(
-            "notice: sampling needs more than a GPU of 80 GB has; lower training.rows_per_call, the "
+            "notice: sampling needs more than an 80 GB GPU has; lower training.rows_per_call, the "
             "rollouts that are sampled together, which changes no result"
         )
     if isinstance(config.proposer, LocalOptions):

@@ -148,7 +148,7 @@ def grpo_config(config: RunConfig, folder: Path) -> GRPOConfig:
 
 
 def _loss(loss: str, training: TrainingConfig) -> dict[str, Any]:
-    """Return the loss and its clip range. CISPO's bound is on the ratio itself, not on its change."""
+    """Return the loss and its clip range. CISPO bounds the ratio itself, not its change."""
     if training.engine_args.get("loss_type", loss) == "cispo":
         return {"loss_type": loss, "epsilon_high": CISPO_CAP}
     return {"loss_type": loss}
@@ -187,7 +187,7 @@ def _check_frozen(training: TrainingConfig) -> None:
     if training.frozen and training.engine_args.get("fp16"):
         raise ConfigError(
             "training.engine_args.fp16 scales gradients, and with training.frozen there are none; "
-            "remove it: policy.dtype says in what the policy is sampled"
+            "remove it: policy.dtype is the type that the policy is sampled in"
         )
 
 
@@ -254,7 +254,7 @@ _GRPO_FIELDS = {
 def check_set_elsewhere(given: Mapping[str, Any], fields: Mapping[str, str]) -> None:
     """Raise ConfigError for arguments that other fields of the run file set.
 
-    The plan, the record and what a resume may change go by those fields.
+    The plan, the record and the rules for a resume use those fields.
 
     Args:
         fields: the run file's field of an argument.
@@ -288,6 +288,6 @@ def check_not_ours(given: dict[str, Any]) -> None:
             )
         if name in ("eval_strategy", "eval_on_start", "load_best_model_at_end"):
             raise ConfigError(
-                f"training.engine_args.{name}: a run file evaluates by itself and keeps the best "
+                f"training.engine_args.{name}: a run file already evaluates and keeps the best "
                 "policy; remove it and set evaluation.every"
             )

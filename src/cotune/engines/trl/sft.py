@@ -106,7 +106,7 @@ def check_engine_args(given: dict[str, Any]) -> None:
         where = f"training.engine_args.{name}"
         if name in grpos:
             raise ConfigError(
-                f"{where}: a field of GRPOConfig alone, but strategy.kind sft trains by SFTTrainer; "
+                f"{where}: a field of GRPOConfig only, but strategy.kind sft trains with SFTTrainer; "
                 "remove it"
             )
         if name in _OUR_TOKENS:
@@ -122,7 +122,7 @@ def check_one_process() -> None:
     if world > 1:
         raise ConfigError(
             f"{world} processes were started, but strategy.kind sft trains in one: start it without "
-            "torchrun or accelerate launch, and show it one GPU by CUDA_VISIBLE_DEVICES=0"
+            "torchrun or accelerate launch, and show it one GPU with CUDA_VISIBLE_DEVICES=0"
         )
 
 
@@ -341,6 +341,6 @@ def _tell(joint: TRLSft, options: SFTOptions, training: TrainingConfig, found: R
         joint.parts.journal.event(
             "notice",
             0,
-            text="the references score 0 under the run's own reward: see that they are in the form "
+            text="the references score 0 under the run's own reward: make sure they are in the form "
             "that it takes",
         )

@@ -137,7 +137,7 @@ def check_sharding(args: TrainingArguments) -> None:
     plugin: Any = args.deepspeed_plugin
     if plugin is not None and plugin.zero_stage not in _STAGES:
         raise ConfigError(
-            f"DeepSpeed's zero_optimization.stage is {plugin.zero_stage}; expected 1 or 2: of stage 3 no "
+            f"DeepSpeed's zero_optimization.stage is {plugin.zero_stage}; expected 1 or 2: in stage 3 no "
             "process holds whole weights to sample from; set 2, or use FSDP2 (fsdp: true)"
         )
     if (version := _fsdp_version(args)) not in (None, 2):
@@ -148,13 +148,13 @@ def check_sharding(args: TrainingArguments) -> None:
     state: Any = args.distributed_state
     if version and state.distributed_type in _NO_SHARDS:
         raise ConfigError(
-            "fsdp spreads weights over GPUs, one a process, and accelerate would pass it over in silence "
-            "on a CPU or in one process: start one process a GPU (torchrun --nproc_per_node 8), or "
+            "fsdp spreads weights over GPUs, one per process, and accelerate would silently ignore it on "
+            "a CPU or in one process: start one process per GPU (torchrun --nproc_per_node 8), or "
             "remove it"
         )
     if version and _efficient_loading(args):
         raise ConfigError(
-            "FSDP's cpu_ram_efficient_loading is on, but every process restores weights by itself; set "
+            "FSDP's cpu_ram_efficient_loading is on, but every process restores its own weights; set "
             "fsdp_config.cpu_ram_efficient_loading: false, of an accelerate configuration "
             "fsdp_cpu_ram_efficient_loading: false"
         )
@@ -194,11 +194,11 @@ def check_spread(saved: State, trainer: Trainer) -> None:
     if was != now:
         raise ConfigError(
             f"training.engine_args: the saved run was trained with sharding {was}, this one with {now}, "
-            "which cannot read its optimizer; set fsdp or deepspeed as it was"
+            "which cannot read its optimizer; set fsdp or deepspeed as before"
         )
     processes = spread(trainer)["processes"]
     if was.startswith("zero") and saved["processes"] != processes:
         raise ConfigError(
             f"the saved run was trained by {saved['processes']} processes, and DeepSpeed's checkpoint "
-            f"can be resumed by as many alone, not by {processes}; start as many"
+            f"can be resumed only by as many, not by {processes}; start as many"
         )

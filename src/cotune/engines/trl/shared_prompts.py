@@ -2,7 +2,7 @@
 
 The rollouts of a group are trained on the same prompt, which TRL feeds again for each of them. Here its
 keys and values are computed once and repeated, and the gradients of all completions flow back into them.
-Without a GPU, TRL's head also scores the tokens of the prompt, which nobody reads; here it does not.
+Without a GPU, TRL's head also scores the tokens of the prompt, and the scores are not used; here it does not.
 """
 
 from typing import Any

@@ -58,7 +58,7 @@ def check_installed(backends: Sequence[str]) -> None:
 
 
 def tables(strategy: Strategy) -> list[Table]:
-    """Return a strategy's tables; the one of hints only if there are any."""
+    """Return a strategy's tables; the table of hints only if there are hints."""
     best, text = strategy.best_instruction_id(), strategy.best_prompt().instruction
     stand: list[Standing] = getattr(strategy, "standings", list[Standing])()
     rows, paths = list[Row](), dict[str | None, str]()

@@ -18,7 +18,7 @@ def group_advantages(
     config: Any = None,
     **_: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return veRL's GRPO advantages with INSPO's ε, exactly 0 where a group's rewards are equal.
+    """Return veRL's GRPO advantages with INSPO's ε, exactly 0 if a group's rewards are equal.
 
     veRL divides by std + 1e-6, so that the rounded mean of equal rewards would leave advantages of 0.1.
 

@@ -1,4 +1,4 @@
-"""Runs on an existing Ray cluster: RAY_ADDRESS, as in a submitted job, or the run file names it."""
+"""Runs on an existing Ray cluster, named by RAY_ADDRESS (as in a submitted job) or by the run file."""
 
 import os
 from collections.abc import Mapping

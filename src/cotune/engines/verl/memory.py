@@ -139,8 +139,8 @@ def estimate(config: RunConfig) -> MemoryEstimate:
             f"Projected, not measured. {memory.gpu.trained:,} parameters are trained, sharded over "
             f"{memory.shards} GPUs by FSDP. CUDA, NCCL and fragmentation take 2 to 3 GiB in addition.",
             f"The rollout engine takes {memory.share:.0%} of a GPU while it samples: of 80 GB "
-            f"{size(memory.share * _CARD)}, {size(memory.engine_weights)} of them its weights, the rest "
-            f"the cache of {rollouts:,} rollouts at their longest ({size(memory.rollout_cache)} each).",
+            f"{size(memory.share * _CARD)}. Its weights take {size(memory.engine_weights)} of that, the rest "
+            f"is the cache of {rollouts:,} rollouts at their longest ({size(memory.rollout_cache)} each).",
         ],
         spread=f" / {memory.shards}",
         copies="weights gathered by layer",

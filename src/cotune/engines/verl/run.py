@@ -104,7 +104,7 @@ def _checked(
         only_local(policy_path(config.policy.path))  # weights and all
     if found.trainer.device == "cuda" and not (elsewhere or torch.cuda.is_available()):
         raise ConfigError(
-            "training.engine is verl, but there is no GPU here; start it where there is one, name a "
+            "training.engine is verl, but there is no GPU here; start it on a machine with one, name a "
             "running Ray cluster by RAY_ADDRESS, or set training.engine: trl"
         )
     try:

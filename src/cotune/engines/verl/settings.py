@@ -173,7 +173,7 @@ def _set_signed_mask(found: DictConfig) -> None:
 
 
 def _set_cispo_clip(found: DictConfig, given: Mapping[str, Any]) -> None:
-    """Set CISPO's clip range, [1 - low, 1 + high] of the ratio itself, where engine_args do not."""
+    """Set CISPO's clip range, [1 - low, 1 + high] of the ratio itself, unless engine_args set it."""
     for end, value in (("low", 1.0), ("high", CISPO_CAP - 1.0)):
         name = f"actor_rollout_ref.actor.clip_ratio_{end}"
         if name not in given:

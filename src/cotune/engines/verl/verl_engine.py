@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from cotune.engines.verl.run import VerlSetup
 
 BREAKS_VERL = Version("1.16")
-"""From this TRL version on, veRL 0.9 fails to import beside it: TRL removed a class it imports."""
+"""veRL 0.9 fails to import beside this TRL version or later ones: TRL removed a class it imports."""
 
 
 class VeRL:
@@ -153,7 +153,7 @@ def together() -> str | None:
     trl, verl = installed("trl"), installed("verl")
     if trl is None or verl is None or Version(trl) < BREAKS_VERL:
         return None
-    return f"trl {trl} and verl {verl} are installed together, and veRL fails at import then"
+    return f"trl {trl} and verl {verl} are installed together, and veRL then fails at import"
 
 
 ENGINE = VeRL()

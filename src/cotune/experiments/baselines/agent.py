@@ -10,8 +10,8 @@ from cotune.types import Action, Prompt, Task, Turn
 class Agent(Baseline):
     """Roll out the run file's environment.
 
-    A local policy is rolled out as in an evaluation. These steps are for an endpoint: the same turns
-    as a dialogue, with each observation in a message.
+    A local policy is rolled out as in an evaluation. The steps here are for an endpoint: the same turns
+    as a dialogue, with each observation in its own message.
     """
 
     description = "the environment's own agent under the run file's instruction, untrained"

@@ -19,7 +19,7 @@ from cotune.protocols import Environment, Retriever
 from cotune.types import Action, Limits, Prompt, Response, Task, Turn
 
 UNSCORED = ("reason", "condense", "retrieve")
-"""Actions of turns that no answer is read from: the method's own notes."""
+"""Actions of turns that are the method's own notes; no answer is read from them."""
 IN_TAGS = "Give the answer inside <answer> and </answer>, for example <answer> Beijing </answer>."
 
 
@@ -172,7 +172,7 @@ def fitted(chat: Chat, built: Callable[[Sequence[str]], Ask], passages: Sequence
 
 
 def cut(chat: Chat, text: str, tokens: int) -> str:
-    """Return the beginning of a text, with at most so many tokens."""
+    """Return the beginning of a text, at most the given number of tokens."""
     while (found := chat.count(text)) > tokens:
         text = text[: min(len(text) - 1, len(text) * tokens // found)]
     return text

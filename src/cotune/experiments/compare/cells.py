@@ -154,7 +154,7 @@ class Cell:
         return ", ".join(filter(None, ("running" if running else "cut off", stage, reached)))
 
     def quadrants(self) -> Quadrants | None:
-        """Return the quadrants of the last stage; None if they are not as the suite file wants them."""
+        """Return the quadrants of the last stage; None if they do not match the suite file."""
         last, first = self.finished[-1], self.row.beginning
         found = read_quadrants(last.folder)
         since = "" if first == last.folder else relative(first, last.folder)
@@ -249,7 +249,7 @@ class Cell:
         self._since = time.monotonic()
 
     def _score(self, scored: Sequence[Path]) -> None:
-        """Start the evaluation of the last stage's quadrants, against where the first began."""
+        """Start the evaluation of the last stage's quadrants, compared with the start of the first stage."""
         last, self._scoring = self.finished[-1], True
         words = ("evaluate", str(last.folder), "--trust", "--quadrants")
         words += ("--samples", str(self.row.suite.quadrant_samples))

@@ -14,8 +14,8 @@ from cotune.utils.text import did_you_mean
 
 Group = Literal["inference", "trained", "prompt", "staged", "ours", "ablation"]
 Part = Literal["equal", "rest"]
-"""The part of the method's budget: an equal part of what its stages of this sort have (stages that
-search share `MethodEntry.share`, those that train the rest), or what the earlier stages have left."""
+"""A stage's part of the method's budget: an equal part among the stages of its sort (stages that search
+share `MethodEntry.share`, stages that train the rest), or what the earlier stages have left."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -77,9 +77,9 @@ def summarise(suite: SuiteConfig, cells: Sequence[Cell], setting: Setting) -> Js
 
 
 def _evaluations(suite: SuiteConfig, cells: Sequence[Cell]) -> dict[Cell, Evaluations]:
-    """Read the evaluations of a method's finished cells; all are of equally many questions.
+    """Read the evaluations of a method's finished cells; all have the same number of questions.
 
-    A cell whose evaluation is unusable fails, and the others stay.
+    A cell whose evaluation is unusable fails; the others are kept.
     """
     found: dict[Cell, Evaluations] = {}
     expected: tuple[int, int] | None = None
@@ -133,8 +133,8 @@ def _samples(
 ) -> Samples | None:
     """Return held-out rewards, a seed a row.
 
-    None if there is no cell, or if one was evaluated at none of `whens`; the first that a cell was
-    evaluated at counts, "after" by default.
+    `whens` are tried in order for each cell, "after" by default. None if there is no cell, or if one was
+    evaluated at none of them.
     """
     whens = whens or ("after",)
     rows = [next((found[cell][when] for when in whens if found[cell][when]), []) for cell in cells]
@@ -191,7 +191,7 @@ def _row(
 
 
 def unequal(cells: Sequence[Cell]) -> str:
-    """Say which finished cell paid other rollouts than its compute class allows; "" if none did."""
+    """Say which finished cell paid more or fewer rollouts than its compute class allows; "" if none did."""
     for cell in cells:
         row, paid = cell.row, int(_cost(cell)["rollouts"])
         allowed, tolerance = row.allowance or 0.0, row.suite.tolerance
@@ -213,7 +213,7 @@ def _notes(cells: Sequence[Cell]) -> list[str]:
 
 
 def _kept(cells: Sequence[Cell]) -> list[str]:
-    """Say which policies of fine-tuning were kept, if not all are the last, and what the last score."""
+    """Say which policies of fine-tuning were kept, if not always the last, and how the last ones score."""
     figures = [cell.finished[-1].figures for cell in cells if cell.finished]
     if not any("em_last" in one for one in figures):
         return []

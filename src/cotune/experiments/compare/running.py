@@ -92,8 +92,8 @@ def _check_complete(summary: Json, suite: SuiteConfig) -> None:
 def demo(name: str, folder: Path, seed: int, console: Console) -> Json:
     """Run a suite that ships with this package, such as "demo"; return its summary.
 
-    A demo that was stopped is resumed. The folder of one that is finished, or that has another seed,
-    is renamed, never deleted.
+    A stopped demo is resumed. The folder of a finished demo, or of one with another seed, is renamed,
+    never deleted.
 
     Raises:
         ConfigError: a package is missing, or the folder holds something else.

@@ -173,8 +173,8 @@ class Row:
 
     @cached_property
     def planned(self) -> list[RunConfig]:
-        """The run files of all stages. A stage that takes over the policy or instruction of another
-        has the base's here. Raises as `config` does.
+        """The run files of all stages. A stage that takes over another stage's policy or instruction has
+        the base's here. Raises as `config` does.
         """
         return [self.config(index, (), {}) for index in range(len(self.method.stages))]
 
@@ -208,7 +208,7 @@ class Row:
         if instruction is None or isinstance(instruction, str):
             instruction = {"text": instruction}
         raw = merged({**self.base, "instruction": instruction}, suite.set)
-        # With the same seed, a later stage would see the first one's questions in the same order.
+        # With the same seed, a later stage would see the questions in the same order as the first.
         raw = merged(raw, {"strategy": {"kind": kind}, "seed": self.seed + _APART * index})
         raw = merged(raw, suite.by_strategy.get(kind, {}))
         if stage.searches and kind == "inspo":
@@ -347,7 +347,7 @@ def _check_sources(row: Row, by_key: Mapping[str, Row]) -> None:
     source, target = row.entry.instruction_from, row.entry.policy_from
     if slug(source) not in trained:
         raise ConfigError(
-            f"methods: {row.entry.key}: instruction_from is {source!r}, which is no row with its own "
+            f"methods: {row.entry.key}: instruction_from is {source!r}, which is not a row with its own "
             f"instruction; {expected}"
         )
     is_model = "/" in target or target.startswith("bundled:") or Path(target).is_dir()
@@ -355,7 +355,7 @@ def _check_sources(row: Row, by_key: Mapping[str, Row]) -> None:
         return
     if slug(target) not in trained and (slug(target) in by_key or not is_model):
         raise ConfigError(
-            f"methods: {row.entry.key}: policy_from is {target!r}, which is no row with its own policy; "
+            f"methods: {row.entry.key}: policy_from is {target!r}, which is not a row with its own policy; "
             f"{expected}, or a model's folder or owner/name"
         )
 

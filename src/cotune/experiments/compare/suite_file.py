@@ -119,7 +119,7 @@ class SuiteConfig(Model):
     name: str
     """The suite's name on the console and in the report."""
     caption: str = ""
-    """A text under the table that says what the result is evidence of."""
+    """A text under the table that says what the result is evidence for."""
     output: Path
     """The folder of all its runs."""
     base: Path | dict[str, Any]
@@ -140,7 +140,7 @@ class SuiteConfig(Model):
     tolerance: float = Field(default=0.05, ge=0, lt=1)
     """The allowed deviation from the compute class, as a share."""
     unequal: Literal["refuse", "flag"] = "refuse"
-    """The treatment of a method that used more or fewer rollouts: leave its scores out and say why, or
+    """What to do with a method that used more or fewer rollouts: leave its scores out and say why, or
     show and flag them."""
     baseline: str
     """The row that gains are measured against."""
@@ -148,7 +148,7 @@ class SuiteConfig(Model):
     """The score is over questions whose stratum begins with this; null: over all."""
     quadrant_samples: int = Field(default=0, ge=0)
     """Sampled rollouts per test question for which the initial and the trained weights of each trained
-    row are scored, under the initial and the best instruction; 0: greedy scores alone."""
+    row are scored, under the initial and the best instruction; 0: only greedy scores."""
     at_once: int = Field(default=2, ge=1)
     """Processes at a time. Set `threads` in the base to the cores that each may use."""
     endpoints: EndpointsConfig = EndpointsConfig()

@@ -76,7 +76,7 @@ class SuiteMethod(_Read):
         compute: its compute class: "1x", "2x", "none".
         status: one of `STATUSES`; `problem` says why it is not "ok", `note` is a footnote.
         score: held-out score after training, under the best instruction; over the suite's `focus`,
-            `score_all` over all questions. So for `plain`, under the initial instruction, and
+            `score_all` over all questions. Likewise `plain`, under the initial instruction, and
             `before`, before training. `interval` and `…_interval` are their 95 % intervals.
         plain_by_stratum: {} unless the run was evaluated under both instructions.
         quadrants: by quadrant ("trained_plain") and decoding ("sampled"), see `Quadrants`; {} if not
@@ -161,7 +161,7 @@ class SuiteSummary(_Read):
 
     Attributes:
         title: one line about it; "" for none.
-        caption: what the figures are evidence of.
+        caption: what the figures are evidence for.
         baseline: name of the method that gains are measured against.
         budget: policy rollouts that a method of compute class 1x may pay.
         measure: what the scores measure: "exact match" or "mean reward".

@@ -21,7 +21,7 @@ _Column = tuple[str, Callable[[SuiteMethod], str]]
 
 
 class _Numbers:
-    """Format scores: as per cent with one digit and intervals in whole ones, or with three digits."""
+    """Format scores: as per cent with one digit and intervals in whole per cent, or with three digits."""
 
     def __init__(self, shares: bool) -> None:
         self._shares = shares
@@ -57,7 +57,7 @@ def suite_tables(summary: Mapping[str, Any]) -> list[Table]:
 
 
 def _main_table(suite: SuiteSummary, hidden: Sequence[str] = ()) -> Table:
-    """Return a row a method, grouped, with what went wrong.
+    """Return one row per method, grouped, with what went wrong.
 
     Args:
         hidden: columns that another table shows.

@@ -20,7 +20,7 @@ METRICS: Mapping[str, str] = {
 """The metrics: name on the command line, and title in tables."""
 
 PASSES_AT = 1.0
-"""The least value of a sample that counts as right in pass@k."""
+"""The lowest value at which a sample counts as right in pass@k."""
 
 
 def pass_at_k(n: int, c: int, k: int) -> float:

@@ -70,23 +70,23 @@ def evaluate_quadrants(
     """Score both policies of a run under both instructions, greedily and sampled; write nothing.
 
     Draws are those of `evaluate_run`. Equal policies or instructions are rolled out once. Both policies
-    are in memory at once, for the divergence of one from the other.
+    are in memory at the same time, to compute the divergence between them.
 
     Args:
         config: the run file; its limits, seed and environment apply.
         run: the run folder; only best/ is read.
         options: its split, samples, temperature and limit apply.
-        since: the first of several runs, each of which went on from the one before: its policy and
-            instruction are the initial ones. None is this run.
-        others: runs with quadrants; the initial policy's rewards are taken from those that began with the
-            same policy and are scored in the same way. Questions in files of the user's own are not compared.
+        since: the first of several runs that each continued the one before: its policy and instruction
+            are the initial ones. None is this run.
+        others: runs with quadrants; the initial policy's rewards are taken from those that started from the
+            same policy and were scored in the same way. Questions in the user's own files are not compared.
 
     Raises:
         ConfigError: there is no best policy, the questions are not available, or a prompt is too
             long; before any rollout.
     """
     check_options(options)
-    # What the method found, also where the initial instruction is kept in its place.
+    # What the method found, even if the initial instruction is kept in its place.
     found_best = kept_best(run).as_found.instruction
     first = config if since is None else recorded_config(since)
     environment = run_environment(config)
@@ -164,7 +164,7 @@ def _conditions(config: RunConfig, first: RunConfig) -> dict[str, Any]:
 def _initial_rewards(
     run: RunDir, conditions: Mapping[str, Any], scored: tuple[object, ...]
 ) -> dict[Prompt, Mapping[str, Sequence[float]]]:
-    """Return the initial policy's rewards by prompt as another run's quadrants have them; {} if they differ.
+    """Return the initial policy's rewards by prompt from another run's quadrants; {} if conditions differ.
 
     Args:
         run: the other run's folder.

@@ -58,7 +58,7 @@ def blocks(quadrants: Quadrants) -> Iterator[tuple[str, list[Line]]]:
 
 
 def notes(quadrants: Quadrants) -> list[str]:
-    """Say which quadrants coincide, and what the numbers are of."""
+    """Say which quadrants coincide, and what the numbers are based on."""
     lines = coincidences(same=len(quadrants.prompts) == 1, frozen=not quadrants.trained)
     told = (
         f"{len(quadrants.questions):,} {quadrants.split} questions; {quadrants.samples} sampled "
@@ -69,7 +69,7 @@ def notes(quadrants: Quadrants) -> list[str]:
 
 
 def coincidences(*, same: bool, frozen: bool) -> list[str]:
-    """Say which quadrants coincide: of the same instruction, or of weights that are frozen."""
+    """Say which quadrants coincide because the instruction is the same or the weights are frozen."""
     said = ["The best instruction is the initial one."] if same else []
     return [*said, "The weights were not trained."] if frozen else said
 

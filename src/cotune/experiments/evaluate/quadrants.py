@@ -36,8 +36,8 @@ GAINS: Mapping[str, tuple[str, str]] = {
     "prompt_initial": ("initial_prompted", "initial_plain"),
     "prompt_trained": ("trained_prompted", "trained_plain"),
 }
-"""Differences of quadrants: the whole gain; that of the weights under each instruction; that of the best
-instruction with each weights."""
+"""Differences of quadrants: the whole gain; the gain of the weights under each instruction; the gain of the
+best instruction with the initial and with the trained weights."""
 
 
 @dataclass(frozen=True)
@@ -71,8 +71,8 @@ class Quadrants:
         divergence: by prompt, the mean KL of a token.
         since: the run folder, relative to this one, whose policy and instruction the initial ones are;
             "" for this run's own.
-        rollouts, generated_tokens: what the evaluation took.
-        of: hash of the run's best.json, which says whether this is still its best policy.
+        rollouts, generated_tokens: the cost of the evaluation.
+        of: hash of the run's best.json, which shows whether this is still its best policy.
         created: Unix time.
     """
 
@@ -168,7 +168,7 @@ def per_question(divergences: Sequence[tuple[float, int]]) -> list[float]:
 
     A question's value is the ratio plus its own part of the ratio's first-order deviation
     (Σ sums − ratio · tokens, over the mean number of tokens), so that an interval of the mean
-    is one of the ratio, too.
+    is also one of the ratio.
 
     >>> per_question(((1.0, 1), (2.0, 5)))
     [0.6666666666666666, 0.33333333333333337]
@@ -184,7 +184,7 @@ def as_json(quadrants: Quadrants) -> Row:
 
 
 def read_quadrants(folder: Path) -> Quadrants | None:
-    """Read a run folder's quadrants.json; None if there is none, or the best policy is another now.
+    """Read a run folder's quadrants.json; None if there is none, or the best policy has changed since.
 
     Raises:
         ConfigError: it cannot be read.

@@ -169,8 +169,8 @@ def line_chart(
         title: heading, and the name for screen readers.
         unit: unit of y.
         guides: x values of vertical guide lines.
-        x_range, y_range: ends of axes that several charts share; None for those of the points, whose
-            x are whole then.
+        x_range, y_range: ends of axes that several charts share; None takes them from the points, whose
+            x must then be whole numbers.
     """
     series = [s for s in series if s.points]
     everything = [p for s in series for p in (*s.points, *s.raw)]
@@ -214,8 +214,8 @@ def column_chart(
 
     Args:
         title: the name for screen readers.
-        counts: the first is of everything below `low`, the last of everything from `high` on, the
-            others of bins of equal width between.
+        counts: the first counts everything below `low`, the last everything from `high` on, the others
+            bins of equal width between.
         low, high: exponents of ten.
         bounds: exponents between which columns have the first colour; the others are grey.
 

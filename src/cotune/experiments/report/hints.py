@@ -173,7 +173,7 @@ def _phase(members: Sequence[Row]) -> HintPhase:
 
 
 def _marked(event: Row) -> list[Segment]:
-    """Return a hint's text with what its parent lacks marked; from the empty hint, nothing is."""
+    """Return a hint's text, with what its parent lacks marked; nothing is if the parent is empty."""
     parent, text = _text(event, "parent"), _text(event, "text")
     return sentence_diff(parent, text) if parent.strip() else [("same", text)]
 
@@ -231,7 +231,7 @@ def hint_charts(run: RecordedRun) -> list[Chart]:
 
 
 def _by_hint(row: Row) -> Row:
-    """Return what a step without any hint says of groups with and without one."""
+    """Return what a step without any hint says about groups with and without one."""
     if "hinted_share" in row or "zero_advantage_share" not in row:
         return {}
     return {"zero_advantage_share_plain": row["zero_advantage_share"], "hinted_share": 0.0}

@@ -50,7 +50,7 @@ class QuadrantTable:
 
 
 def quadrant_table(run: RecordedRun, folder: Path) -> QuadrantTable | None:
-    """Return a run's quadrants, else what its own evaluations say of them.
+    """Return a run's quadrants, or else what its own evaluations say about them.
 
     None if there is nothing, or the method evolves neither instruction nor hints.
     """

@@ -108,7 +108,7 @@ def read_run(folder: Path) -> RecordedRun:
 
 
 def result_so_far(events: Sequence[Row], metrics: Sequence[Row]) -> Row:
-    """Return what events and metrics say of the result, under the keys of a summary's arm."""
+    """Return what events and metrics say about the result, under the keys of a summary's arm."""
 
     def evaluated(when: str) -> list[Row]:
         return [e for e in events if e["kind"] == "evaluated" and e.get("when") == when]

@@ -2,7 +2,7 @@
 
 Tokens are shown by their role: written by the policy (mask 1), the text of an observation, and the
 chat template around it. Run folders hold token ids; their texts come from the tokenizer in `best/`,
-read by `tokenizers` alone.
+read with `tokenizers` only.
 """
 
 import itertools
@@ -200,7 +200,7 @@ def some_evaluated(run: RunDir) -> tuple[list[Rollout], tuple[str, int] | None]:
 
 
 def choose_trajectories(rows: Sequence[Row], shown: int, best: int) -> list[Row]:
-    """Choose `shown` of the rows: the lowest rewards first, at the end `best` of the highest.
+    """Choose `shown` of the rows: the lowest rewards first, then `best` of the highest.
 
     Rows of equal reward alternate between stop reasons and strata.
     """

@@ -88,7 +88,7 @@ def _facts(run: RecordedRun) -> list[tuple[str, str]]:
     return [(name, value) for name, value in facts if value]
 
 
-# Evaluations of a policy that are not under the best instruction of its time, or not of the best policy.
+# Evaluations that do not use the best instruction of their time, or not the best policy.
 _OTHER_PROMPTS = ("plain", "uplift", "hinted", "last")
 
 
@@ -191,7 +191,7 @@ def costs(run: RecordedRun) -> list[tuple[str, str, str]]:
         ("", "Generated tokens", count(run.result.get("generated_tokens"))),
         ("", "LLM calls", count(run.result.get("llm_calls"))),
         ("part", "waited for", _sum_of_steps(run, "llm/waited_seconds")),
-        ("part", "under way during other work", _sum_of_steps(run, "llm/hidden_seconds")),
+        ("part", "hidden behind other work", _sum_of_steps(run, "llm/hidden_seconds")),
         ("", "Phases without a useful proposal", count(run.result.get("failed_phases") or None)),
         ("", "Money", money(run.result.get("money"))),
         ("", "Time", duration(run.result.get("seconds"))),
@@ -235,7 +235,7 @@ def _resumed(run: RecordedRun) -> list[tuple[Row, list[tuple[str, str]]]]:
 
 
 def _notices(run: RecordedRun) -> list[Row]:
-    """Return the events that are notices; one without a text of its own has the console's."""
+    """Return the events that are notices; a notice without a text of its own gets the console's."""
     return [
         {"text": Text.from_markup(describe_event(event["kind"], event)).plain, **event}
         for event in run.events
@@ -283,7 +283,7 @@ def _reward_chart(run: RecordedRun) -> Chart | None:
     if any(before in row for row in run.metrics):
         title = "Training reward per step, before groups were replaced"
         return _curve(run, title, before, shares=run.shares)
-    # Runs of an early version have TRL's own name alone.
+    # Runs of an early version have only TRL's own name.
     return _curve(run, "Training reward per step", "reward_mean", "reward", shares=run.shares)
 
 

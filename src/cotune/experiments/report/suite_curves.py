@@ -161,7 +161,7 @@ def _read_stage(run: RunDir) -> _Stage:
 
 
 def _reward(row: Row) -> object:
-    """Return the policy's reward; of a filtered batch that before the filter."""
+    """Return the policy's reward; for a filtered batch, the reward before the filter."""
     names = ("resample/reward_mean_before", "reward_mean", "reward")
     return next((row[name] for name in names if row.get(name) is not None), None)
 

@@ -2,7 +2,7 @@
 
 Every few steps a light round of GEPA on the current policy updates a small set of prompts that covers
 its Pareto front over questions. In the steps between, each question's group is spread over these
-prompts, with one advantage over the group, so that the gradient compares prompts, too.
+prompts, with one advantage over the group, so that the gradient also compares prompts.
 """
 
 import math
@@ -64,27 +64,27 @@ class FstOptions:
     """FST's options. `prompts` and `evolve_every` are the authors'; they call the rounds "light".
 
     Attributes:
-        prompts: K, prompts in use after a round at most; the authors' 4 or 8.
+        prompts: K, the most prompts in use after a round; the authors use 4 or 8.
         evolve_every: T, steps from one round to the next; the first is before step 1.
         evolve_until: no round after this step; null is no end.
         budget: evaluations of a round (one is one rollout), with the prompts in use scored again.
         dev_size: training questions that prompts are scored on, the same in every round; the others
             are reflected on. Half of them if there are fewer than 1.5 times as many.
         scoring: how prompts are scored, by one rollout for each question: sampled as in training, or
-            greedy. The authors' notes are silent. Greedily, what a policy does in less than half of its
-            rollouts counts for nothing.
+            greedy. The authors' notes do not say. Greedy scoring ignores what a policy does in less than
+            half of its rollouts.
         minibatch: questions shown to the reflector, on which a child must beat its parent.
         beam: parents that instructions are derived from in one iteration.
         target: the instruction that the gradient is taken on. "sampled" is the authors'; "initial"
             distils the prompts into the weights, which they leave open.
-        distillation: how rollouts that are trained on another instruction are weighed; or the loss of
+        distillation: how rollouts that are trained on another instruction are weighted; or the loss of
             the last stage.
         distil_steps: the run's last batches, which distil the best prompt into the weights as INSPO's do.
             No round runs in them. 0 is none.
         show_answers: whether the reflector is shown the ground truth.
-        solved_at: the least reward of a success, as the reflector is told.
-        reflection_tokens: the most tokens of a reflection prompt, by an estimate that is rather too
-            high; longer responses are shortened in the middle.
+        solved_at: the lowest reward that counts as a success, as the reflector is told.
+        reflection_tokens: the most tokens of a reflection prompt, by an estimate that errs on the high
+            side; longer responses are shortened in the middle.
         max_instruction_chars: length limit of a candidate, in characters.
     """
 
@@ -118,7 +118,7 @@ class FstOptions:
         check_target(self.target, self.distillation, "population", self.distil_steps)
 
     def least_budget(self, dev: int) -> int:
-        """Return the least evaluations with which a round can propose anything, on `dev` questions."""
+        """Return the fewest evaluations with which a round can propose anything, on `dev` questions."""
         return (self.prompts - 1) * dev + least_budget(dev, self.minibatch)
 
     def is_due(self, step: int) -> bool:
@@ -130,8 +130,8 @@ class FstOptions:
 def covering_prompts(scores: Sequence[Sequence[float]], count: int) -> list[int]:
     """Return at most `count` prompts that cover the Pareto front over questions, by index.
 
-    Greedy: each time the prompt that raises the sum over questions of the best score the most. The
-    first is the one with the highest mean; ties go to the earliest. It ends when none adds anything.
+    Greedy: each step takes the prompt that most raises the sum over questions of the best score. The
+    first is the one with the highest mean; ties go to the earliest. It ends when no prompt adds anything.
 
     Args:
         scores: prompts × questions.
@@ -157,8 +157,8 @@ def covering_prompts(scores: Sequence[Sequence[float]], count: int) -> list[int]
 class Fst(LastStage):
     """Run FST around an engine's policy update.
 
-    Assumptions where the authors' notes are silent: the first round runs before the first step. A
-    round scores the prompts in use again, under the current policy, and evolves from the best of them;
+    The authors' notes leave some points open. We assume that the first round runs before the first step.
+    A round scores the prompts in use again, under the current policy, and evolves from the best of them;
     the others stay candidates for the cover. Every round uses the same dev questions, which no
     reflection shows, so no prompt is scored on a question that its author saw. The best prompt is the
     one with the highest mean in the last round.

@@ -47,9 +47,9 @@ class GepaOptions:
         beam: parents that instructions are derived from in one iteration, drawn from the Pareto
             front.
         show_answers: whether the reflector is shown the ground truth.
-        solved_at: the least reward of a success, as the reflector is told.
-        reflection_tokens: the most tokens of a reflection prompt, by an estimate that is rather too
-            high; longer responses are shortened in the middle.
+        solved_at: the lowest reward that counts as a success, as the reflector is told.
+        reflection_tokens: the most tokens of a reflection prompt, by an estimate that errs on the high
+            side; longer responses are shortened in the middle.
         max_instruction_chars: length limit of a candidate, in characters.
     """
 
@@ -72,7 +72,7 @@ class GepaOptions:
         if self.budget <= self.dev_size:
             raise ValueError(
                 f"budget is {self.budget}; expected more than dev_size, {self.dev_size}, which "
-                "scoring the initial instruction costs alone"
+                "scoring the initial instruction already costs"
             )
 
 

@@ -20,7 +20,7 @@ Credit = Literal["raw", "centred", "uplift", "pairwise"]
 def uplifts(trajectories: Sequence[Trajectory], initial_id: str) -> list[float | None]:
     """Return each rollout's reward less the mean of its group's rollouts under the initial instruction.
 
-    None in a group without any: there is nothing to compare with.
+    None if the group has no such rollout: there is nothing to compare with.
     """
     plain: defaultdict[int, list[float]] = defaultdict(list)
     for t in trajectories:

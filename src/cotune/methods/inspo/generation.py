@@ -36,7 +36,7 @@ class Generation:
         rounds: number of proposals requested.
         proposed: candidates read from the replies.
         verified: candidates rolled out.
-        saved: rollouts that verification in full would have paid beyond what was paid.
+        saved: rollouts that full verification would have cost in addition.
     """
 
     accepted: tuple[Candidate, ...] = ()
@@ -108,7 +108,7 @@ class Generator:
     ) -> Generation:
         """Run rounds until `wanted` candidates are accepted or the rounds are spent.
 
-        One parent a round, drawn uniformly. A round whose call fails is the last one.
+        Each round draws one parent uniformly. A round whose call fails is the last one.
 
         Args:
             step: the step before which this happens; 0 at the start. Keys the draws.
@@ -189,7 +189,7 @@ class Generator:
         return self._prompts(draw, 0)
 
     def _prompts(self, draw: Callable[[int], _Drawn], first: int) -> list[str]:
-        """Return the prompts of the rounds that are asked about together, from the round `first` on."""
+        """Return the prompts of the rounds whose requests are sent together, from round `first` on."""
         last = min(first + self._options.proposals_at_once, self._options.verification_rounds)
         return [request.prompt for n in range(first, last) if (request := draw(n)[0]) is not None]
 
@@ -204,10 +204,10 @@ class Generator:
     ) -> _Drawn:
         """Return a round's request, the parent drawn for it, and the generator of its further draws.
 
-        They do not depend on earlier rounds, so several rounds can be asked about together.
+        They do not depend on earlier rounds, so the requests of several rounds can be sent together.
 
         Args:
-            number: of the round, from 0.
+            number: the round's number, from 0.
         """
         rng = random.Random(f"inspo/{self._seed}/generate/{step}/{number}")
         parent = rng.choice(parents)
@@ -298,10 +298,11 @@ class Generator:
         )
 
     def _failures(self, parent: Instruction, rng: random.Random, sparing: bool) -> list[Experience]:
-        """Draw the failures to show, and leave questions to verify on that its lineage was not shown.
+        """Draw the failures to show, and keep questions to verify on that the lineage was not shown.
 
-        That is `verification_tasks`, but at most half of the buffer's questions: if there are no
-        more, only questions that were shown before. If none of these failed, it is one question.
+        It keeps `verification_tasks` of them, but at most half of the buffer's questions. If there are no
+        more than these, it draws only from questions that were shown before; if none of those failed, it
+        keeps just one.
         """
         count, options = self._options.failures_per_reflection, self._options
         if not sparing:
@@ -355,7 +356,7 @@ def _pair(
 ) -> list[tuple[Instruction, float]]:
     """Return the parent and another instruction drawn from the history, worse first; [] without one.
 
-    The best stands in for a parent that was not observed yet.
+    If the parent was not observed yet, the best instruction stands in for it.
     """
     first = next(
         (row for row in history if row[0].id == parent.id), history[-1] if history else None

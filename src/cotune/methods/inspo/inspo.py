@@ -45,7 +45,7 @@ _HISTORY = 10  # instructions shown to the history proposer, or drawn from by cr
 
 @dataclass(frozen=True, kw_only=True)
 class InspoOptions:
-    """INSPO's options; defaults are the paper's but for `new_weight` and `prune_until`. Steps are rollout batches.
+    """INSPO's options; defaults are the paper's except `new_weight` and `prune_until`. Steps are rollout batches.
 
     Attributes:
         population_size: N_P, instructions after the start and after an evolution.
@@ -58,19 +58,20 @@ class InspoOptions:
         prune_until: no pruning from this step on; None is `evolve_until`.
         verification_tasks: |D_B|, questions a candidate is verified on; never those that its
             author, or an ancestor's, was shown.
-        verification_rounds: most generate-and-verify rounds per phase.
+        verification_rounds: the most generate-and-verify rounds per phase.
         verification: how far a candidate is verified: on all questions ("full", the paper's), until its
             rejection cannot change any more ("exact"), or until a paired test against its parent decides
             ("racing").
         verification_block: questions between two looks, if not "full".
         verification_error: chance that racing errs for a candidate that equals its parent.
-        verification_bounds: the lowest and the highest reward, for "exact". If training had one outside,
-            candidates are verified in full, with a notice.
+        verification_bounds: the lowest and the highest reward, for "exact". If training had a reward
+            outside, candidates are verified in full, with a notice.
         verify: False lets candidates that meet the contract join without any rollout.
         failures_per_reflection: failed rollouts shown to the reflection proposer.
         candidates: instructions requested per proposal.
-        proposals_at_once: rounds of a phase that the LLM is asked about together, if it takes several
-            calls at a time. What a run does is the same; a reply that turns out not to be needed is paid for.
+        proposals_at_once: rounds of a phase whose requests are sent together, if the LLM takes several
+            calls at a time. The run does the same either way, but it also pays for replies that turn out
+            not to be needed.
         proposer: who writes candidates at an evolution, from failures ("reflection", the paper's), the
             parent alone, the best instructions with their scores ("history"), or the parent and
             another one with their scores ("crossover", E-SPL's).
@@ -82,7 +83,7 @@ class InspoOptions:
             mean, so that an instruction is not credited for easy questions; "uplift" subtracts the
             mean of the same group's rollouts under the initial instruction; "pairwise" is the share
             of the same group's rollouts under other instructions that a rollout beats.
-        distillation: how rollouts that are trained on another instruction are weighed; or, with mixed
+        distillation: how rollouts that are trained on another instruction are weighted; or, with mixed
             groups, the KL that teaches rollouts under the initial instruction what the policy would
             write under the drawn one; or the loss of the last stage.
         distil_steps: the run's last batches, which distil the best instruction into the weights. With
@@ -177,13 +178,12 @@ class InspoOptions:
 class Inspo(LastStage):
     """Run Algorithm 1 of INSPO around an engine's policy update.
 
-    Assumptions where the paper is silent: one instruction per question, shared by its group (other
-    values of `groups` and `target` are ours); due
-    phases of step t run at the start of step t + 1, prune before evolve; candidates below
-    their parent are rejected; after an evolution the population is the parents and the accepted
-    candidates, fewer than N_P if the rounds are spent. If none is accepted, the population is
-    unchanged instead of shrinking to the parents. Rollouts that saw a hint are neither
-    credited to an instruction nor reflected on.
+    Assumptions where the paper does not say: one instruction per question, shared by its group (other
+    values of `groups` and `target` are ours); phases that are due after step t run at the start of step
+    t + 1, prune before evolve; candidates below their parent are rejected; after an evolution the
+    population is the parents and the accepted candidates, fewer than N_P if the rounds are spent. If
+    none is accepted, the population is unchanged instead of shrinking to the parents. Rollouts that saw
+    a hint are neither credited to an instruction nor reflected on.
 
     The tags of the initial instruction are the protocol's, and every candidate keeps them.
     """
@@ -300,7 +300,7 @@ class Inspo(LastStage):
         return {f"inspo/evolution_{name}": float(value) for name, value in count.items()}
 
     def requests(self, progress: Progress) -> list[str]:
-        """Return the prompts that the evolution at the end of this step begins with, after `observe`."""
+        """Return the prompts that the evolution due after this step will begin with; call after `observe`."""
         step, left, options = progress.step, progress.rollouts_left, self.options
         due = _due(step, options.evolve_every, options.evolve_until)
         after = replace(
@@ -446,7 +446,7 @@ class Inspo(LastStage):
     def choice(self) -> Choice:
         """Return I* = argmax w_j among the observed instructions, and the evidence for it.
 
-        Before any is observed it is the initial instruction. After `settle` it is the one named there.
+        Until one is observed, it is the initial instruction. After `settle`, it is the one named there.
         """
         best = self.population.best(self._settled)
         return best or Choice(self._lineage[0], 0.0, 0, 0, None, False)

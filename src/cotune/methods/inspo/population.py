@@ -143,12 +143,12 @@ class Population:
             member.window.clear()
 
     def best(self, settled: str | None = None) -> Choice | None:
-        """Return argmax w_j among those observed; ties go to the oldest. None before any is.
+        """Return argmax w_j among those observed; ties go to the oldest. None if none was observed.
 
         The start weight of a newcomer is a guess that only orders sampling.
 
         Args:
-            settled: the id of the one that goes first, whatever its weight.
+            settled: the id of the member that ranks first, whatever its weight.
         """
         ranked = sorted(self._observed(), key=lambda m: m.id != settled)
         if not ranked:

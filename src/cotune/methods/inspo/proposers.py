@@ -1,7 +1,7 @@
 """Prompts that ask an LLM for better instructions, and parsing of its replies.
 
 Three proposers in the form of INSPO's Appendix E: reflection (the parent and failed rollouts; the
-method itself), paraphrase (the parent alone) and history (instructions with their scores). Crossover
+method itself), paraphrase (only the parent) and history (instructions with their scores). Crossover
 (the parent and another instruction, with their scores) is E-SPL's.
 `<ins_0>...</ins_0>` goes in, `<ins_1>...</ins_1>` to `<ins_N>...</ins_N>` come out. Prompts are
 joined from strings; a model's output is never used as a template.
@@ -76,7 +76,7 @@ def reflection_prompt(
 
 
 def paraphrase_prompt(parent: str, count: int, attempt: int = 1, description: str = "") -> str:
-    """Build the paraphrase prompt: the parent alone in, `count` rewrites out."""
+    """Build the paraphrase prompt: only the parent in, `count` rewrites out."""
     return surroundings(description) + "\n\n".join(
         (
             f"<ins_0>\n{parent}\n</ins_0>",
@@ -169,7 +169,7 @@ def parse_candidates(text: str) -> list[str]:
     """Return the candidates of a reply in the order of their numbers; never raises.
 
     Reasoning before the answer (`<think>...</think>`) is removed with the drafts in it, to the end of
-    the reply if it is not closed. Code fences around a candidate are removed, too. Numbers may have
+    the reply if it is not closed. Code fences around a candidate are also removed. Numbers may have
     gaps; if a number is repeated, the last one counts; `<ins_0>` is the parent repeated; an unclosed
     candidate, an empty one and a duplicate are dropped.
     """
@@ -201,7 +201,7 @@ class Proposal:
 
 
 class ProposalAccount:
-    """Ask an LLM and keep account of its phases, so that a run whose LLM is of no use ends."""
+    """Ask an LLM and track its phases, so that a run with a useless LLM ends."""
 
     def __init__(self) -> None:
         self._health = LLMHealth(needed=True)

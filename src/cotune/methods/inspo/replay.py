@@ -66,7 +66,7 @@ class ReplayBuffer:
         shown: Collection[str] = (),
         most_new: int | None = None,
     ) -> list[Experience]:
-        """Return at most k failures: those of one instruction first, and of them the latest.
+        """Return at most k failures: those of one instruction first, latest first.
 
         At most one failure per question, so that one group does not crowd out other mistakes.
         Rollouts that failed because of the environment are left out.

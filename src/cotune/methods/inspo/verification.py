@@ -48,9 +48,9 @@ class Race:
     """The rule that ends a candidate's verification before it has answered all questions.
 
     Attributes:
-        kind: "full" never (the paper's); "exact" when it will be rejected whatever the rewards still to
-            come are; "racing" when a paired test says that it is below its parent, or, with a vacancy
-            for every candidate that is left, above it.
+        kind: "full" never ends it early (the paper's); "exact" does when the candidate will be rejected
+            whatever its remaining rewards are; "racing" does when a paired test says that it is below its
+            parent or, with a vacancy for every candidate that is left, above it.
         block: questions between two looks.
         error: chance that the test errs for a candidate that equals its parent, over all looks.
         bounds: the lowest and the highest reward; for "exact", which stops no candidate once one is outside.
@@ -62,7 +62,7 @@ class Race:
     bounds: tuple[float, float] = (0.0, 1.0)
 
     def refuted(self, rewards: Iterable[float]) -> bool:
-        """Return whether rewards outside the bounds leave "exact" nothing that is certain."""
+        """Return whether there are rewards outside the bounds, so that "exact" can be sure of nothing."""
         low, high = self.bounds
         return self.kind == "exact" and any(not low <= reward <= high for reward in rewards)
 
@@ -103,7 +103,7 @@ def verify(
         if not left:
             break
     if race.refuted(chain.from_iterable(rewards.values())):
-        # A reward came that the bounds rule out: who was stopped may not have been beaten.
+        # A reward is outside the bounds: a candidate that was stopped may not have been beaten.
         for candidate in candidates:
             asked = tasks[len(rewards[candidate.id]) :]
             found = (
@@ -130,7 +130,7 @@ def _rewards(
     ]
     found = [t.reward for t in rollout(assignments, purpose="verify")]
     if len(found) != len(assignments):
-        raise ValueError(f"{len(found)} trajectories came; expected {len(assignments)}")
+        raise ValueError(f"got {len(found)} trajectories; expected {len(assignments)}")
     rows = [found[i : i + len(tasks)] for i in range(0, len(found), len(tasks))]
     return {identity: row for (identity, _), row in zip(contestants, rows, strict=True)}
 
@@ -144,7 +144,7 @@ def _undecided(
     race: Race,
     vacancies: int,
 ) -> list[Candidate]:
-    """Return the candidates whose verification goes on after a look."""
+    """Return the candidates whose verification continues after a look."""
     gains = {c.id: [a - b for a, b in zip(rewards[c.id], base, strict=True)] for c in left}
     if race.kind == "exact":
         low, high = race.bounds
@@ -159,7 +159,7 @@ def _undecided(
 
 
 def chance_of_less(gains: Sequence[float]) -> float:
-    """Return the chance of a sum this low if each difference could as well have the other sign.
+    """Return the probability of a sum this low if the sign of each difference were random.
 
     The sign-flip test of paired differences by its normal approximation, with a correction for
     continuity; 1 for a sum of 0 or more.

@@ -31,7 +31,7 @@ def is_distilled(trajectory: Trajectory) -> bool:
 
 
 def ratio_of(settings: AnyDistillation) -> str:
-    """Return `ratio`; "original", which weighs nothing, with a teacher in place of substitution."""
+    """Return `ratio`; with a teacher in place of substitution "original", which weights no token."""
     return settings.ratio if isinstance(settings, Distillation) else "original"
 
 

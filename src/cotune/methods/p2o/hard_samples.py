@@ -52,13 +52,13 @@ class HardSamples:
 
     A question is hard in the next epoch if it had fewer than `below` successes in this one. The
     count is absolute: it is not scaled if a question had more or fewer rollouts than others. Only
-    environment errors, which are no attempts, lower it in proportion. A question that was already
-    hard is judged like any other on its rollouts, which in the paper are all hinted; a question
+    environment errors, which do not count as attempts, lower it in proportion. A question that was
+    already hard is judged by its rollouts like any other; in the paper these are all hinted. A question
     without attempts in the epoch keeps its status.
 
     Args:
         below: successes at which a question stops being hard; the paper's τ, 2 of K = 6 rollouts.
-        solved_at: the least reward of a success.
+        solved_at: the lowest reward that counts as a success.
 
     Raises:
         ValueError: `below` is less than 1.
@@ -104,7 +104,7 @@ class HardSamples:
         )
 
     def remove(self, solved: Collection[str]) -> None:
-        """Take questions off the hard ones: a later trial solved them."""
+        """Remove questions that a later trial solved from the hard ones."""
         self._hard -= frozenset(solved)
 
     def state_dict(self) -> State:

@@ -1,4 +1,4 @@
-"""The hints that questions are given: their own, evolved or fixed, or a control's in their place.
+"""The hints that questions are given: their own, evolved or fixed, or a control in their place.
 
 A claim about hints needs three controls: hints of other questions, random text of the same length (as
 LoPE prepends), and no hint at the same number of rollouts.
@@ -54,7 +54,7 @@ class HintDraws:
     ) -> dict[str, tuple[str, ...]]:
         """Draw `count` hints for each of some hard questions; those without a hint are left out.
 
-        A question's draws depend on (seed_key, its id) and the hard questions alone.
+        A question's draws depend only on (seed_key, its id) and the hard questions.
 
         Args:
             tasks: the questions.

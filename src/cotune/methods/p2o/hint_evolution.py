@@ -156,8 +156,8 @@ def evolve_hints(
         seed_key: seed of all draws.
         phase: the phase's number, for the events.
         description: the environment, described to the reflector.
-        solved_at: the least reward of a success.
-        known: rollouts without a hint that were already made as `options.scoring` wants them, by question.
+        solved_at: the lowest reward that counts as a success.
+        known: rollouts without a hint that were already made in the way of `options.scoring`, by question.
 
     Raises:
         ValueError: there are fewer than two hard questions.
@@ -293,13 +293,13 @@ def _minibatches(train: Sequence[Task], size: int, seed_key: str) -> Iterator[li
 
 
 class HintEvolution:
-    """Run phases, skip those with too few hard questions, and end the run of a useless reflector.
+    """Run phases, skip those with too few hard questions, and end the run if the reflector is useless.
 
     Args:
         rules: the contract of a hint.
         seed: seed of all draws, which are keyed by (seed, step).
         description: the environment, described to the reflector.
-        solved_at: the least reward of a success.
+        solved_at: the lowest reward that counts as a success.
     """
 
     def __init__(
@@ -330,17 +330,17 @@ class HintEvolution:
     ) -> HintPool | None:
         """Return the pool to draw from: a phase's, or what is left of the one before.
 
-        If too few questions are hard, or a screen solved more than half, that is None, or `before` with
-        `keep_if_skipped`. If a phase cannot be afforded, or the LLM's budget was spent before a hint was
-        found, it is `before`. A phase that is skipped is recorded as a "notice".
+        If too few questions are hard, or a screen solved more than half of them, the result is None, or
+        `before` with `keep_if_skipped`. If a phase cannot be afforded, or the LLM's budget was spent
+        before a hint was found, the result is `before`. A skipped phase is recorded as a "notice".
 
         Args:
             hard: the hard questions.
             step: the step before which this happens; keys the draws.
             affordable: evaluations that the run can still afford; None for no limit.
-            known: a screen's rollouts of hard questions without a hint, by question. Those
-                that it solved are left out. The others are not rolled out again if scoring is greedy;
-                samples that failed would score the empty hint below what it is worth.
+            known: a screen's rollouts of hard questions without a hint, by question. Questions that the
+                screen solved are left out. The others are not rolled out again if scoring is greedy;
+                samples, all of them failures, would score the empty hint too low.
             before: the pool so far.
 
         Raises:

@@ -23,8 +23,8 @@ class HintOptions:
         budget: evaluations of a phase (one is one rollout); None is `auto_budget`.
         candidates: number of candidates that `auto_budget` assumes.
         scoring: how a hint is scored, by one rollout for each question: greedy as in the paper, or sampled
-            as in training. Greedily, what a policy does in less than half of its rollouts counts for
-            nothing, so that a policy that seldom succeeds finds no hint.
+            as in training. Greedy scoring ignores what a policy does in less than half of its rollouts,
+            so a policy that seldom succeeds finds no hint.
         beam: W, parents that hints are derived from in one iteration.
         minibatch: questions shown to the reflector, on which a child must beat its parent.
         show_answers: whether the reflector is shown the ground truth. The authors show it; hints
@@ -32,9 +32,9 @@ class HintOptions:
             question that its author was shown.
         reflection: "gepa" evolves hints; "single_turn" (the ablation) asks for `beam` hints at
             once, each from the empty one, and evolves none.
-        reflection_tokens: the most tokens of a reflection prompt, by an estimate that is rather too
-            high; longer responses are shortened in the middle. The default leaves a reply of 2,048
-            in a context of 32,768, to which the authors cut.
+        reflection_tokens: the most tokens of a reflection prompt, by an estimate that errs on the high
+            side; longer responses are shortened in the middle. The default leaves room for a reply of
+            2,048 in a context of 32,768, the authors' limit.
         max_chars: length limit of a hint, in characters.
         keep_if_skipped: whether the previous hints stay in use if a phase is skipped for too few
             hard questions; the paper drops them (Algorithm 1, line 26).
@@ -63,7 +63,7 @@ class HintOptions:
         if self.budget is not None and self.budget <= self.dev_size:
             raise ValueError(
                 f"budget is {self.budget}; expected more than dev_size, {self.dev_size}, which "
-                "scoring without a hint costs alone; or null"
+                "scoring without a hint already costs; or null"
             )
 
     def evaluations(self, dev: int) -> int:
@@ -93,7 +93,7 @@ class HintPool:
         scores: rewards, hints × dev; one rollout each, under the policy of that time.
         shown: by hint, the ids of the questions that it or an ancestor was derived from. They may
             carry their answers, so it is never used on them. Empty for all if unknown.
-        solved_at: the least reward of a success.
+        solved_at: the lowest reward that counts as a success.
     """
 
     texts: tuple[str, ...]
@@ -205,8 +205,7 @@ def assign_hints(
     """Draw `count` hints for each hard question from its candidates (Algorithm 2, step 2).
 
     Draws with replacement, weighted by mean dev score. If negative rewards make a mean unusable as a
-    weight, the share of dev solved is used instead. A question's draws depend on (seed_key, its id)
-    alone.
+    weight, the share of dev solved is used instead. A question's draws depend only on (seed_key, its id).
 
     Args:
         same: one draw for the whole group (an ablation of the paper).

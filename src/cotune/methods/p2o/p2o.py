@@ -40,24 +40,24 @@ class P2OOptions:
     Attributes:
         successes_below: tau as a count: a question with fewer successes in an epoch is hard in
             the next one.
-        solved_at: the least reward of a success, in mining and for hints.
+        solved_at: the lowest reward that counts as a success, in mining and for hints.
         hints: the evolution of hints at the end of an epoch.
         distillation: how hints teach the policy: rollouts under a hint are trained on without it
             ("substitution", P²O's), or a teacher that sees the hint pulls the policy to what it would
             write ("kl", "filtered").
         hinted_per_group: how many rollouts of a hard question's group see a hint. "all" is the
-            paper's; with the others the group compares rollouts with and without one. Of a mixed
-            group (`methods.group_plan`), it is of the half under the drawn instruction.
+            paper's; with the others the group compares rollouts with and without one. In a mixed group
+            (`methods.group_plan`), this refers to the half under the drawn instruction.
         same_hint: one hint for all hinted rollouts of a group (an ablation).
         judged_on: the rollouts by which a question with hints is judged: "all" of its group, which
             in the paper are all hinted; or the "plain" ones, so that it keeps its hints until it
             is solved without them.
-        screen: whether questions that the epoch found hard are tried once more before a phase,
-            under the best instruction, as `hints.scoring` says. Those that it solves are not hard; if it solves more
-            than half of them, the phase is skipped. The phase reuses these rollouts.
+        screen: whether questions that the epoch found hard are tried once more before a phase, under the
+            best instruction, as `hints.scoring` says. Questions solved this way are not hard; if they are
+            more than half, the phase is skipped. The phase reuses these rollouts.
         fixed_hints: hints by the stratum of the questions they are for ("" for all other strata). They
             stay as they are, and no hints evolve; comparisons of what hints teach need the same ones.
-        given: the hints that hard questions get. "own" is the method; the others are controls: those of
+        given: the hints that hard questions get. "own" is the method; the others are controls: hints of
             "other" questions, "random" text of the same length, or "none", at the same cost.
     """
 
@@ -283,11 +283,11 @@ class P2O:
         progress: Progress,
         rollout: Rollout,
     ) -> tuple[list[Trajectory], dict[str, float]]:
-        """Roll hard questions out under hints where all of a group failed; keep the successes (HDPO).
+        """Roll hard questions out under hints if all of their group failed; keep the successes (HDPO).
 
-        A success takes the place of a failure, with its reward: like all of its group, it has no
-        advantage, and teaches by the tokens that it would get under its hint. Groups with a gradient
-        of their own stay as they are, and so do groups that the rollout budget does not cover.
+        A success takes the place of a failure and gets the failure's reward. Like the rest of its group it
+        has no advantage; it teaches through the distribution of tokens under its hint. Groups with a
+        gradient of their own stay as they are, and so do groups that the rollout budget does not cover.
         """
         batch, hinted = list(trajectories), self.options.hinted(group_size, self._groups)
         if not isinstance(self.options.distillation, FilteredDistillation):

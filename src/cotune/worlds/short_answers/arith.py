@@ -83,7 +83,7 @@ class ArithOptions(Sizes):
 
 
 class ArithEnvironment(TaskEnvironment):
-    """Return questions whose pairs of numbers are in one split only; 1 for the right last number.
+    """Questions whose pairs of numbers are in one split only; the reward is 1 for the right last number.
 
     Raises:
         ConfigError: a split asks for more questions than there are.

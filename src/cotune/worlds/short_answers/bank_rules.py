@@ -1,8 +1,8 @@
 """Offline rules that propose from a bank: which forms of instruction a failed rollout calls for.
 
-A failed reply shows what it lacks, and each lack calls for a few sections of the bank; hints are those on the
-types of the failed questions. Which text is best the rules do not know: that is for verification to find out.
-As a model would, they also propose what does not help.
+A failed reply shows what it lacks, and each lack calls for a few sections of the bank; hints are those for the
+types of the failed questions. The rules do not know which text is best: verification has to find out. Like a
+model, they also propose texts that do not help.
 """
 
 import random
@@ -96,7 +96,7 @@ class BankRules:
 def _writer(
     bank: Sections, sections: Sequence[str], parent: str
 ) -> Callable[[random.Random], list[str]]:
-    """Return a function that draws from the sections an instruction not drawn before."""
+    """Return a function that draws from the sections an instruction that was not drawn before."""
     drawn = {parent.strip()}
     everything = [text for texts in bank.values() for text in texts]
 

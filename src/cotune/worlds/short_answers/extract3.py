@@ -110,7 +110,7 @@ def distractors(question: str, right: str) -> frozenset[str]:
     """
     kind, name = _parsed(question)
     if kind is None:
-        raise ValueError(f"{question!r} is no question of extract3")
+        raise ValueError(f"{question!r} is not a question of extract3")
     return frozenset((*NAMES, *VALUES.get(kind, ()))) - {right, name}
 
 
@@ -158,7 +158,7 @@ class Extract3Options(Sizes):
 
 
 class Extract3Environment(TaskEnvironment):
-    """Return questions whose people are in one split only; 1 for the right value alone.
+    """Questions whose people are in one split only; the reward is 1 for the right value and nothing else.
 
     Raises:
         ConfigError: a split asks for more questions than there are.
