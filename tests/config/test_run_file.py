@@ -181,7 +181,7 @@ def test_rules_write_what_the_world_needs(
             None,
             "llm.hints: missing; strategy.kind inspo\\+p2o evolves instructions and hints",
         ),
-        ("p2o", "h.txt", "llm.hints is set, but strategy.kind p2o evolves hints alone"),
+        ("p2o", "h.txt", "llm.hints is set, but strategy.kind p2o evolves only hints"),
     ],
 )
 def test_a_bank_has_a_file_for_what_evolves(
