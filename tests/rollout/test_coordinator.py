@@ -346,13 +346,17 @@ def test_metrics_of_a_batch_by_hand() -> None:
     }
 
 
-def test_searches_that_failed_are_counted() -> None:
+def test_rollouts_that_failed_for_no_fault_of_the_policys() -> None:
     made = make_trajectory(Assignment(TASKS[0], Prompt(""), Prompt(""), "i0", 0), 0.0)
-    assert "failed_searches" not in trajectory_metrics([made], 1)
+    assert not trajectory_metrics([made], 1).keys() & {
+        "failed_search_share",
+        "environment_error_share",
+    }
     failed = Turn("a", action="search", error="search failed: RetrievalError: down")
     other = Turn("a", action="invalid", error="a search failed")
-    found = trajectory_metrics([replace(made, turns=(failed, other, failed)), made], 2)
-    assert found["failed_searches"] == 2.0
+    ended = replace(made, stop=StopReason.ENVIRONMENT_ERROR)
+    found = trajectory_metrics([replace(made, turns=(failed, other, failed)), made, made, ended], 2)
+    assert (found["failed_search_share"], found["environment_error_share"]) == (0.25, 0.25)
 
 
 def test_metrics_with_and_without_hints_by_hand() -> None:

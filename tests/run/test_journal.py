@@ -226,6 +226,20 @@ def test_a_step_is_one_line_in_a_file_and_indented_on_a_terminal(
         assert first.endswith("best weight 0.75")
 
 
+def test_an_outage_is_pointed_out_once_until_it_is_over(tmp_path: Path) -> None:
+    out = io.StringIO()
+    journal = RunJournal(RunDir.create(tmp_path / "run", {}), Console(file=out, width=200), 9, 0)
+    said = []
+    for step, share in enumerate([0.05, 0.5, 1.0, 0.0, 0.5], 1):
+        journal.metrics(step, {"failed_search_share": share})
+        said.append(out.getvalue().count("check environment.retriever"))
+    assert said == [0, 1, 1, 1, 2]
+    assert "a search failed in 50% of the rollouts" in out.getvalue()
+    journal.metrics(6, {})
+    journal.metrics(7, {"environment_error_share": 0.2})
+    assert "20% of the rollouts ended in an error of the environment" in out.getvalue()
+
+
 def test_truncation_is_in_the_step_line_and_pointed_out_once(tmp_path: Path) -> None:
     out = io.StringIO()
     journal = RunJournal(RunDir.create(tmp_path / "run", {}), Console(file=out, width=200), 9, 0)

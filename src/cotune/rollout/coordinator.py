@@ -33,7 +33,7 @@ class RolloutSettings:
         limits: tokens and turns.
         temperature: for training and verification; evaluation is greedy.
         seed: the run's seed; draws are keyed by (seed, purpose, step, call, row).
-        rows_per_call: rows that a sampler continues at a time; bounds memory, changes no draw.
+        rows_per_call: rows that are rolled out and scored at a time; bounds memory, changes no draw.
         context_tokens: tokens that the policy can attend to, prompt included; None is unlimited.
         resample_rounds: the maximum number of rounds in which a step replaces groups without variance
             (`cotune.rollout.resampling`); for strategies that do not need every question's group.

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 from cotune.methods.p2o.context_distillation import is_hinted
 from cotune.rollout.resampling import without_variance
+from cotune.run.outages import ENVIRONMENT_ERROR_SHARE, FAILED_SEARCH_SHARE
 from cotune.run.truncation import truncation_metrics
-from cotune.types import SEARCH_FAILED, Trajectory
+from cotune.types import SEARCH_FAILED, StopReason, Trajectory
 
 _NOT_IN_A_NAME = re.compile(r"[^\w.-]+")  # metric names; an environment may use any text
 
@@ -18,7 +19,7 @@ def trajectory_metrics(trajectories: Sequence[Trajectory], group_size: int) -> d
     With hinted rollouts also their share, and the zero-advantage share among groups with a hinted
     rollout and among the others. `truncated/<limit>` is the share that a limit cut off, `actions/<kind>`
     the mean number of turns per rollout with that kind of action (for a tool, its calls). These two
-    and `failed_searches` are left out where they would be zero.
+    and the shares of `run.outages` are left out where they would be zero.
     """
     count = len(trajectories)
     rewards = [t.reward for t in trajectories]
@@ -36,17 +37,21 @@ def trajectory_metrics(trajectories: Sequence[Trajectory], group_size: int) -> d
         / count,
         **truncation_metrics(trajectories),
         "turn_error_share": sum(any(turn.error for turn in t.turns) for t in trajectories) / count,
-        **_failed_searches(trajectories),
+        **_outages(trajectories),
         **_actions(trajectories),
         **_reward_parts(trajectories),
     }
 
 
-def _failed_searches(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    """Count searches that the retriever could not carry out; empty if there were none."""
-    turns = [turn for t in trajectories for turn in t.turns]
-    failed = sum(turn.error.startswith(SEARCH_FAILED) for turn in turns)
-    return {"failed_searches": float(failed)} if failed else {}
+def _outages(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    """Return the shares of rollouts that failed for no fault of the policy's; without those that are 0."""
+    failed = {
+        ENVIRONMENT_ERROR_SHARE: [t.stop is StopReason.ENVIRONMENT_ERROR for t in trajectories],
+        FAILED_SEARCH_SHARE: [
+            any(turn.error.startswith(SEARCH_FAILED) for turn in t.turns) for t in trajectories
+        ],
+    }
+    return {name: sum(which) / len(which) for name, which in failed.items() if any(which)}
 
 
 def _actions(trajectories: Sequence[Trajectory]) -> dict[str, float]:

@@ -9,6 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from cotune.run.evolution_log import Entries, EvolutionLog
+from cotune.run.outages import outage_notice
 from cotune.run.run_dir import RunDir
 from cotune.run.scores import EXACT_MATCH, Score
 from cotune.run.truncation import SHARE, truncation_notice
@@ -107,6 +108,7 @@ class RunJournal:
         self._time_left = TimeLeft()
         self._without_gradient = 0  # steps in a row
         self._said_truncated = False
+        self._out = False  # as was said
         self._shown_step: int | None = None
 
     def event(self, kind: str, step: int, /, **fields: object) -> None:
@@ -150,6 +152,10 @@ class RunJournal:
         if notice and not self._said_truncated:
             self._said_truncated = True
             self._say(f"[yellow]{notice}[/]")
+        outage = outage_notice(values)
+        if outage and not self._out:
+            self._say(f"[yellow]{outage}[/]")
+        self._out = bool(outage)
         taught = values.get("distil/share", 0) > 0  # a teacher's loss has a gradient all the same
         self._without_gradient = self._without_gradient + 1 if equal == 1 and not taught else 0
         if self._without_gradient == _WARNED_AFTER:

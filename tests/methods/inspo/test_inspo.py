@@ -22,6 +22,7 @@ from cotune.types import (
     KLDistillation,
     Progress,
     Prompt,
+    StopReason,
     Trajectory,
 )
 from cotune.worlds.rules_llm import REMEDIES, Mode, RulesLLM
@@ -139,6 +140,17 @@ def test_raw_credit_is_the_mean_reward_over_the_window():
     assert credited(strategy, 1, {0: [1.0, 0.0], 1: [0.0, 0.0]}) == 0.25
     assert credited(strategy, 2, {0: [1.0], 1: [0.5]}) == 0.5
     assert credited(strategy, 3, {0: [0.0]}) == 0.375  # window of 2: 0.75 and 0
+
+
+def test_a_rollout_that_ended_in_an_environment_error_is_not_credited():
+    strategy = inspo(population_size=1, window=1)
+    rows = strategy.assign(TASKS[:1], 2, Progress(1, 0, 9))
+    solved, broken = (
+        make_trajectory(row, reward) for row, reward in zip(rows, (1.0, 0.0), strict=True)
+    )
+    broken = replace(broken, stop=StopReason.ENVIRONMENT_ERROR)
+    found = dict(strategy.observe([solved, broken], Progress(1, 0, 9), Events()))
+    assert found["inspo/best_weight"] == 1.0
 
 
 def test_centred_credit_by_hand():

@@ -36,6 +36,7 @@ from cotune.types import (
     Prompt,
     Purpose,
     Standing,
+    StopReason,
     Task,
     Trajectory,
 )
@@ -391,7 +392,8 @@ class Inspo(LastStage):
         # Mixed groups still sample under the initial instruction after it was pruned.
         gone = {self._lineage[0].id} - {member.id for member in self.population.members}
         credits: defaultdict[str, list[float]] = defaultdict(list)
-        for trajectory, credit in zip(own, self._credits(own), strict=True):
+        tried = [t for t in own if t.stop is not StopReason.ENVIRONMENT_ERROR]
+        for trajectory, credit in zip(tried, self._credits(tried), strict=True):
             identity = trajectory.assignment.instruction_id
             if credit is not None and identity not in gone:
                 credits[identity].append(credit)
