@@ -1,12 +1,11 @@
 """What a resume goes on with, and what it refuses before anything is loaded."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from cotune.config.resuming import identity, recorded_config, renewed, resumed_config
+from cotune.config.resuming import recorded_config, resumed_config
 from cotune.config.run_file import RunConfig, dump_config, parse_config
 from cotune.engines.engine import engine_of
 from cotune.errors import ConfigError
@@ -55,22 +54,6 @@ def test_what_an_older_version_accepted_stays_accepted(
     assert recorded_config(folder.run, ["training.steps=9"]).name == raw["name"]
     with pytest.raises(ConfigError, match=r"run\.yaml with --set: logging: holds a key"):
         recorded_config(folder.run, ["logging=hf_" + "aBcDe" * 6])
-
-
-def test_a_search_run_of_before_stemming_goes_on_without(tmp_path: Path) -> None:
-    files = dict.fromkeys(("corpus", "train", "validation", "test"), "a.jsonl")
-    environment = {"kind": "search", **files}
-    folder = Folder(tmp_path / "out", environment=environment, strategy={"kind": "static"})
-    assert folder.config.environment.language == "english"  # type: ignore[union-attr]
-    saved, raw = identity(folder.config), folder.run.read_config()
-    assert recorded_config(folder.run) == folder.config
-    assert renewed(saved, folder.config) == saved
-    environment = json.loads(saved["environment"])
-    del raw["environment"]["language"], environment["language"]
-    folder.run.replace_config(raw)
-    old = recorded_config(folder.run)
-    assert old.environment.language == "none"  # type: ignore[union-attr]
-    assert renewed(saved | {"environment": json.dumps(environment)}, old) == identity(old)
 
 
 def test_what_was_set_is_validated_and_written_nowhere_yet(tmp_path: Path) -> None:

@@ -92,8 +92,8 @@ def test_instructions_know_what_became_of_them(empty: RunReader) -> None:
                     parent=parent, origin="initial" if parent is None else "reflection",
                     critique="", score=None if parent is None else 0.75, parent_score=None)  # fmt: skip
     empty.event("population", 3, members=[
-        {"id": "i0", "weight": 0.25, "observed_rollouts": 40},
-        {"id": "i1", "weight": 0.5, "observed_rollouts": 8},
+        {"id": "i0", "weight": 0.25, "observed": 0.25, "observed_rollouts": 40},
+        {"id": "i1", "weight": 0.5, "observed": 0.5, "observed_rollouts": 8},
     ])  # fmt: skip
     empty.event("instruction_pruned", 4, id="i0", weight=0.25, cause="prune")
     frame = empty.instructions_frame().set_index("id")

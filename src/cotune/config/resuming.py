@@ -37,15 +37,7 @@ def recorded_config(run: RunDir, assignments: Sequence[str] = ()) -> RunConfig:
     """
     source = f"{run.config_path} with --set" if assignments else str(run.config_path)
     check_values(with_overrides({}, assignments), source)
-    return parse_recorded(with_overrides(_as_run(run.read_config()), assignments), source)
-
-
-def _as_run(raw: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Add fields that an older version's run file lacks and whose default has changed since."""
-    environment = raw.get("environment")
-    if not isinstance(environment, Mapping) or environment.get("kind") != "search":
-        return raw
-    return {**raw, "environment": {"language": "none", **environment}}
+    return parse_recorded(with_overrides(run.read_config(), assignments), source)
 
 
 def resumed_config(
@@ -133,7 +125,7 @@ def renewed(saved: Mapping[str, str], config: RunConfig) -> dict[str, str]:
     if server and plain["environment"].get("retriever"):
         plain["environment"]["retriever"] = server  # the old version saved only its kind
     try:
-        known = identity(parse_recorded(_as_run(plain), "the saved run"))
+        known = identity(parse_recorded(plain, "the saved run"))
     except ConfigError:
         return dict(saved)  # of a different kind; the comparison reports the field that differs
     return {field: known[field] if field in plain else text for field, text in saved.items()}

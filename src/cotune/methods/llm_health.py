@@ -104,6 +104,6 @@ class LLMHealth:
         }
 
     def load_state_dict(self, state: State) -> None:
-        self._useful = bool(state.get("useful", True))  # older runs do not say
+        self._useful = bool(state["useful"])
         self._failed, self._causes = int(state["failed"]), list(state["causes"])
         self._ended = bool(state["ended"])

@@ -283,8 +283,8 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
 
 
 def language_of(manifest: Mapping[str, Any]) -> Language:
-    """Return the language of a BM25 index; those of older versions were not analyzed."""
-    language = manifest.get("language", "none")
+    """Return the language of a BM25 index."""
+    language = manifest.get("language")
     if language not in get_args(Language):
         raise ValueError(f"language {language!r}")
     return cast(Language, language)

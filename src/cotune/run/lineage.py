@@ -94,15 +94,13 @@ def best_instruction(run: RunDir) -> str:
 def best_member(members: Iterable[Row]) -> str | None:
     """Return the id of the best in a "population" event: by the weight when each was last observed.
 
-    Before any is observed it is the first, the initial instruction. Older events have only the weight
-    now, which an evolution may have reset.
+    Before any is observed it is the first, the initial instruction.
     """
     known = list(members)
     if not known:
         return None
-    by = "observed" if "observed" in known[0] else "weight"
-    observed = [m for m in known if m.get("observed_rollouts") and m.get(by) is not None]
-    return max(observed, key=lambda member: member[by], default=known[0])["id"]
+    observed = [m for m in known if m["observed_rollouts"] and m["observed"] is not None]
+    return max(observed, key=lambda member: member["observed"], default=known[0])["id"]
 
 
 def _best_id(events: Iterable[Row], kept: BestRecord | None) -> str | None:

@@ -596,20 +596,6 @@ def test_bounds_are_a_range(bounds):
         adapter.validate_python({"verification_bounds": bounds})
 
 
-def test_a_state_from_before_provenance_can_be_loaded():
-    strategy = inspo()
-    run(strategy, ScriptedRollout(chance), RulesLLM(0), Events(), range(1, 7), TASKS)
-    state = json.loads(json.dumps(strategy.state_dict()))
-    rows = [*state["lineage"], *(m["instruction"] for m in state["population"]["members"])]
-    assert any(row["shown"] for row in rows)
-    for row in rows:
-        del row["shown"]
-    del state["rewards"]
-    older = inspo()
-    older.load_state_dict(state)
-    assert {i.shown for i in older.instructions()} == {()}
-
-
 def test_an_answer_that_was_not_shown_is_no_leak():
     tasks = make_tasks(30)
     named = " ".join(task.answers[0] for task in tasks)

@@ -160,17 +160,6 @@ def test_a_reset_does_not_forget_which_was_best():
     assert (best.instruction.id, best.weight) == ("i1", -0.25)
 
 
-def test_a_state_from_before_observed_weights_were_kept_is_read():
-    p = population(0.9, 0.1)
-    p.observe({"i1": [0.25, 0.75]})
-    old = p.state_dict()
-    for member in old["members"]:
-        del member["observed"]
-    copy = population()
-    copy.load_state_dict(json.loads(json.dumps(old)))
-    assert copy.best() == p.best()
-
-
 def test_reset_weights():
     p = population(0.3, 0.4)
     p.observe({"i0": [1.0]})

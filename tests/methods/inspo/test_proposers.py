@@ -206,16 +206,6 @@ def test_replies_that_break_the_contract_end_a_run_only_if_none_ever_met_it() ->
     assert phases([GOOD, BROKEN, BROKEN, BROKEN]).of("phase_failed") == []
 
 
-@pytest.mark.parametrize("useful", [True, False])
-def test_an_older_run_says_elsewhere_whether_its_llm_was_of_use(useful: bool) -> None:
-    health = {"failed": 1, "causes": ["lost <answer>"], "ended": False}
-    for state in ({"useful": useful}, {"useful": useful, "health": health}):
-        proposals = ProposalAccount()
-        proposals.load_state_dict(state)
-        assert proposals.state_dict()["health"]["useful"] is useful
-    assert proposals.state_dict()["health"] == {"useful": useful, **health}
-
-
 def test_the_only_phase_is_judged_at_once() -> None:
     proposals, llm = ProposalAccount(), ScriptedLLM([LLMError("401")])
     proposals.ask("p", llm, Events(), 6)

@@ -83,13 +83,6 @@ def test_what_a_success_is_can_be_set():
     assert samples.close_epoch().hard == ("not",)
 
 
-def test_a_state_from_before_errors_were_counted():
-    samples = HardSamples()
-    samples.load_state_dict({"hard": [], "counts": {"one": [1, False], "two": [2, True]}})
-    samples.observe(group("two", [], errors=1))
-    assert samples.close_epoch().hard == ("one",)
-
-
 def test_threshold_of_one_is_only_what_never_succeeded():
     samples = HardSamples(below=1)
     samples.observe(group("never", [0] * 6) + group("once", [1] + [0] * 5))

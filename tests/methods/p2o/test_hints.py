@@ -127,12 +127,6 @@ def test_a_hint_does_not_cover_a_question_that_it_was_derived_from():
     assert candidates(pool, ["q0", "q1"]) == {"q0": [3], "q1": [2, 3]}
 
 
-def test_a_pool_of_an_older_state_has_no_provenance():
-    old = {k: v for k, v in POOL.state_dict().items() if k in ("texts", "dev", "scores")}
-    assert HintPool.from_state(old) == POOL
-    assert POOL.shown == (frozenset(),) * 4
-
-
 def test_what_solves_a_question_can_be_set():
     pool = HintPool(("", "a"), ("q0", "q1"), ((0.2, 0.0), (0.4, 0.6)), solved_at=0.3)
     assert pool.solved(1) == {"q0", "q1"}

@@ -503,12 +503,12 @@ class Inspo(LastStage):
         lineage = [Instruction(**fields) for fields in state["lineage"]]
         check_same_initial(lineage[0].text, self._lineage[0].text)
         self._lineage, self._phases_run = lineage, state["phases_run"]
-        self._batch = int(state.get("batch", 0))  # older runs have none
+        self._batch = int(state["batch"])
         self.population.load_state_dict(state["population"])
         self._replay.load_state_dict(state["replay"])
         self._generator.load_state_dict(state["generator"])
         self.last_weights = dict(state["last_weights"])
-        rewards = state.get("rewards")  # older runs have none
+        rewards = state["rewards"]
         self._rewards = (rewards[0], rewards[1]) if rewards else None
         self._means.load_state_dict(state["baselines"])
 

@@ -182,8 +182,7 @@ class Population:
                 deque(m["window"], maxlen=self._window),
                 m["steps"],
                 m["rollouts"],
-                # Older states do not have it.
-                m.get("observed", statistics.fmean(m["window"]) if m["window"] else None),
+                m["observed"],
             )
             for m in state["members"]
         ]

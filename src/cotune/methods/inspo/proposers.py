@@ -268,6 +268,4 @@ class ProposalAccount:
         return {"health": self._health.state_dict()}
 
     def load_state_dict(self, state: State) -> None:
-        # In older runs "useful" stands here, and the oldest have no "health".
-        older = self._health.state_dict() | {"useful": state.get("useful", True)}
-        self._health.load_state_dict(older | state.get("health", {}))
+        self._health.load_state_dict(state["health"])

@@ -113,8 +113,4 @@ class HardSamples:
 
     def load_state_dict(self, state: State) -> None:
         self._hard = frozenset(state["hard"])
-        # Older states have no rollouts; one without errors stands for all.
-        self._counts = {
-            i: _Count(successes, hinted, *(more or (1, 0)))
-            for i, (successes, hinted, *more) in state["counts"].items()
-        }
+        self._counts = {i: _Count(*count) for i, count in state["counts"].items()}

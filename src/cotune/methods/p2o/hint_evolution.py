@@ -400,5 +400,4 @@ class HintEvolution:
 
     def load_state_dict(self, state: State) -> None:
         self._phases = int(state["phases"])
-        if "health" in state:  # older runs have none
-            self._health.load_state_dict(state["health"])
+        self._health.load_state_dict(state["health"])

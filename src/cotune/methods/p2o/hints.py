@@ -140,13 +140,13 @@ class HintPool:
 
     @classmethod
     def from_state(cls, state: State) -> "HintPool":
-        """Return a saved pool; older states have neither `shown` nor `solved_at`."""
+        """Return a saved pool."""
         return cls(
             tuple(state["texts"]),
             tuple(state["dev"]),
             tuple(tuple(r) for r in state["scores"]),
-            tuple(frozenset(ids) for ids in state.get("shown", ())),
-            state.get("solved_at", SOLVED_AT),
+            tuple(frozenset(ids) for ids in state["shown"]),
+            state["solved_at"],
         )
 
 
