@@ -14,10 +14,8 @@ from cotune.cli.library_settings import quiet_libraries
 from cotune.cli.plan.plan import plan
 from cotune.cli.train import _stoppable
 from cotune.config.run_file import parse_config
-from cotune.engines import run_summary
 from cotune.errors import RetrievalError, Stopped
 from cotune.run.run_dir import RunDir
-from cotune.run.scores import Score
 from tests.forked import run_module
 from tests.run_files import tiny, write
 
@@ -91,17 +89,6 @@ def test_only_a_run_that_fetches_nothing_is_kept_from_the_network(
 
 def test_plan_shows_names_as_they_are(tmp_path: Path) -> None:
     assert "[bold]odd[/]" in plan_text(tmp_path, {"name": "[bold]odd[/]"})
-
-
-def test_hard_strata_are_told_where_the_world_has_them() -> None:
-    easy = {"short addition": (1.0, 10)}
-    before = Score(0.5, 20, {**easy, "long addition": (0.0, 4), "long subtraction": (0.5, 6)})
-    after = Score(0.9, 20, {**easy, "long addition": (0.5, 4), "long subtraction": (1.0, 6)})
-    # (0.5 × 4 + 1.0 × 6) / 10 and (0.0 × 4 + 0.5 × 6) / 10.
-    found = {"accuracy_hard": 0.8, "accuracy_hard_before": 0.3, "accuracy_hard_n": 10}
-    assert run_summary.hard_figures(before, after) == pytest.approx(found)
-    assert run_summary.hard_figures(None, after)["accuracy_hard_before"] is None
-    assert run_summary.hard_figures(None, Score(1.0, 10, {"1 hop": (1.0, 10)})) == {}
 
 
 def test_a_stop_before_the_folder_says_so(tmp_path: Path) -> None:

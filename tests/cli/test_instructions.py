@@ -34,7 +34,7 @@ def born(run: RunDir, number: int, parent: str | None, text: str = "", step: int
 
 def population(run: RunDir, step: int, **weights: float) -> None:
     run.event("population", step, members=[
-        {"id": name, "weight": weight, "probability": 0.5, "observed_rollouts": 10 * step}
+        {"id": name, "weight": weight, "probability": 0.5, "observed": weight, "observed_rollouts": 10 * step}
         for name, weight in weights.items()
     ])  # fmt: skip
 

@@ -16,7 +16,6 @@ from cotune.environments.base import PromptFormat
 from cotune.errors import ConfigError
 from cotune.export.complete import question_messages
 from cotune.policy.chat_template import (
-    carries_instruction,
     literal,
     own_templates,
     with_instruction,
@@ -236,8 +235,6 @@ def test_an_instruction_replaces_the_one_before() -> None:
     first = with_instruction(SHOWN, PromptFormat(), "First.")
     second = with_instruction(first, PromptFormat(role="system"), "Second.")
     assert second == with_instruction(SHOWN, PromptFormat(role="system"), "Second.")
-    assert carries_instruction(second)
-    assert not carries_instruction(SHOWN)
     assert own_templates({"default": second, "rag": SHOWN}) == {"default": SHOWN, "rag": SHOWN}
     assert own_templates(None) is None
 

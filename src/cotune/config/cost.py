@@ -66,7 +66,7 @@ def plan_run(config: RunConfig, sizes: Mapping[str, int] | None = None) -> Plan:
         train = min(train, training.rollout_budget)
     found: dict[str, int] = {**cost.rollouts, "train": train}
     # Under the best instruction, and under the initial one or with the best hint, or both.
-    closing = 1 + max(1, len(config.method.evolves))
+    closing = 1 + len(config.method.evolves)
     found["evaluate"] = (closing + config.evaluation.before) * sizes["test"]
     if config.evaluation.every:
         evaluations = math.ceil(max(1, steps) / config.evaluation.every)

@@ -6,8 +6,7 @@ from cotune.config.build import describe_llm
 from cotune.config.run_file import RunConfig
 from cotune.run.ledger import Ledger
 from cotune.run.run_dir import RunDir
-from cotune.run.scores import Score, mean_over
-from cotune.worlds.arithmetic import HARD
+from cotune.run.scores import Score
 
 if TYPE_CHECKING:
     from cotune.engines.evaluation import Outcome
@@ -66,7 +65,6 @@ def arm_figures(
         **score_figures("em", after),
         **score_figures("em_before", before),
         **score_figures("em_initial_instruction", plain),
-        **hard_figures(before, after),
         "measure": after.measure,
         "em_interval": list(interval) if (interval := after.interval) else None,
         "policy_rollouts": dict(totals.rollouts),
@@ -106,17 +104,4 @@ def score_figures(name: str, score: Score | None) -> dict[str, Any]:
         name: score.em,
         f"{name}_by_stratum": {k: em for k, (em, _n) in score.by_stratum.items()},
         f"{name}_n": score.n,
-    }
-
-
-def hard_figures(before: Score | None, after: Score) -> dict[str, Any]:
-    """Return accuracy on the arithmetic world's hard strata together; {} for other questions."""
-    found = mean_over(after.by_stratum, HARD)
-    if found is None:
-        return {}
-    untrained = mean_over(before.by_stratum, HARD) if before else None
-    return {
-        "accuracy_hard": found[0],
-        "accuracy_hard_before": untrained[0] if untrained else None,
-        "accuracy_hard_n": found[1],
     }

@@ -160,11 +160,6 @@ def own_templates(templates: str | dict[str, str] | None) -> str | dict[str, str
     return None if templates is None else without_instruction(templates)
 
 
-def carries_instruction(template: str) -> bool:
-    """Return whether `with_instruction` made a template."""
-    return template.startswith(_BEGIN)
-
-
 def literal(value: object) -> str:
     """Write a JSON value as a Jinja expression whose text cannot become Jinja syntax.
 

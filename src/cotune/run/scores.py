@@ -2,8 +2,9 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import stdev
 
 from cotune.protocols import Environment, Rewards
 from cotune.types import Trajectory
@@ -69,19 +70,7 @@ def score_trajectories(trajectories: Sequence[Trajectory], measure: str = EXACT_
 
 def deviation_of(values: Sequence[float]) -> float:
     """Return the sample standard deviation; 0 for fewer than two values."""
-    if len(values) < 2:
-        return 0.0
-    mean = sum(values) / len(values)
-    return math.sqrt(sum((v - mean) ** 2 for v in values) / (len(values) - 1))
-
-
-def mean_over(
-    by_stratum: Mapping[str, Sequence[float]], strata: Collection[str]
-) -> tuple[float, int] | None:
-    """Return (mean, rollouts) of some strata taken together; None if none of them occurs."""
-    found = [by_stratum[name] for name in strata if name in by_stratum]
-    n = int(sum(count for _, count in found))
-    return (sum(mean * count for mean, count in found) / n, n) if n else None
+    return stdev(values) if len(values) > 1 else 0.0
 
 
 def t_interval(
@@ -96,37 +85,18 @@ def t_interval(
     """
     if n < (2 if bounded else _FEWEST):
         return None
-    spread = student_t(n - 1) * deviation / math.sqrt(n)
+    from scipy.special import stdtrit
+
+    spread = float(stdtrit(n - 1, 0.975)) * deviation / math.sqrt(n)
     low, high = mean - spread, mean + spread
     return (max(0.0, low), min(1.0, high)) if bounded else (low, high)
 
 
-def student_t(degrees: int) -> float:
-    """Return the 97.5 % quantile of Student's t, within 0.2 %.
-
-    Exact for one and two degrees of freedom, else the Cornish-Fisher expansion (Abramowitz and
-    Stegun 26.7.5).
-    """
-    if degrees < 1:
-        raise ValueError(f"degrees is {degrees}; expected at least 1")
-    if degrees == 1:
-        return math.tan(0.475 * math.pi)
-    if degrees == 2:
-        return 0.95 * math.sqrt(2 / (4 * 0.975 * 0.025))
-    z = _Z
-    terms = (
-        (z**3 + z) / 4,
-        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
-        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
-        (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160,
-    )
-    return z + sum(term / degrees**i for i, term in enumerate(terms, 1))
-
-
-def wilson(share: float, n: int, z: float = _Z) -> tuple[float, float]:
+def wilson(share: float, n: int) -> tuple[float, float]:
     """Return Wilson's score interval of a share over `n` trials (Wilson 1927)."""
     if n < 1:
         raise ValueError(f"n is {n}; expected at least 1")
+    z = _Z
     centre = share + z * z / (2 * n)
     spread = z * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
     scale = 1 + z * z / n

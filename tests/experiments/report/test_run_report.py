@@ -471,14 +471,6 @@ def test_result_so_far_takes_before_and_after_of_one_split() -> None:
     }  # fmt: skip
 
 
-def test_result_so_far_takes_the_hard_strata_together() -> None:
-    strata = {"long addition": [0.5, 10], "long subtraction": [0.0, 30], "short addition": [1.0, 9]}
-    event = {"kind": "evaluated", "split": "test", "when": "after", "em": 0.3, "by_stratum": strata}
-    result = result_so_far([event], [])
-    assert (result["accuracy_hard"], result["accuracy_hard_n"]) == (0.125, 40)
-    assert "accuracy_hard_before" not in result
-
-
 def test_truncated_rollouts_are_drawn_and_noticed_once(tmp_path: Path) -> None:
     run = RunDir.create(tmp_path / "run", CONFIG)
     for step, share in ((1, 0.25), (2, 0.75), (3, 0.75)):

@@ -13,8 +13,7 @@ from cotune.run.best import BestRecord, read_best
 from cotune.run.json_files import Row
 from cotune.run.lineage import best_member
 from cotune.run.run_dir import RunDir
-from cotune.run.scores import EXACT_MATCH, mean_over
-from cotune.worlds.arithmetic import HARD
+from cotune.run.scores import EXACT_MATCH
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,11 +119,7 @@ def result_so_far(events: Sequence[Row], metrics: Sequence[Row]) -> Row:
     for suffix, found in (("", after), ("_before", before)):
         if found:
             result[f"em{suffix}"] = found[-1].get("em")
-            strata = found[-1].get("by_stratum") or {}
-            result[f"em{suffix}_by_stratum"] = strata
-            if (hard := mean_over(strata, HARD)) is not None:
-                result[f"accuracy_hard{suffix}"] = hard[0]
-                result["accuracy_hard_n"] = hard[1]
+            result[f"em{suffix}_by_stratum"] = found[-1].get("by_stratum") or {}
     for key in ("generated_tokens", "seconds"):
         recorded = [row[key] for row in metrics if row.get(key) is not None]
         if recorded:

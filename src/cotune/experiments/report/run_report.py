@@ -29,7 +29,6 @@ from cotune.run.json_files import Row
 from cotune.run.scores import wilson
 from cotune.run.truncation import SHARE, truncation_notice
 
-_HARD = "Hard strata"
 _PURPOSES = ("train", "verify", "evolve")
 
 
@@ -134,17 +133,15 @@ class Cell:
 def results(run: RecordedRun) -> dict[str, Cell]:
     """Return the scores by stratum, "" for all questions; {} if there are none."""
 
-    def cell(before: object, after: object, n: int | None, shares: bool = run.shares) -> Cell:
+    def cell(before: object, after: object, n: int | None) -> Cell:
         ends = (_stratum_score(before), _stratum_score(after))
-        return Cell(*ends, wilson(ends[1], n) if shares and ends[1] is not None and n else None, n)
+        share = ends[1] if run.shares else None
+        return Cell(*ends, wilson(share, n) if share is not None and n else None, n)
 
     result, (n, by_stratum) = run.result, _sample_sizes(run)
     overall = cell(result.get("em_before"), result.get("em"), n)
     stored = result.get("em_interval")
     cells = {"": Cell(overall.before, overall.after, stored or overall.interval, n)}
-    hard = result.get("accuracy_hard_before"), result.get("accuracy_hard")
-    if hard != (None, None):
-        cells[_HARD] = cell(*hard, result.get("accuracy_hard_n"), True)
     before = result.get("em_before_by_stratum") or {}
     after = result.get("em_by_stratum") or {}
     for name in sorted({*after, *before} - {""}):
