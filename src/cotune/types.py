@@ -203,8 +203,8 @@ class TeacherOptions:
     Attributes:
         weight: λ, the factor of the loss, which is added to GRPO's.
         tokens: what two distributions are compared by: the token that the rollout has ("sampled"), or
-            the `top_k` likeliest tokens with one more for all others ("top_k"). "sampled" needs no
-            further memory, "top_k" has less variance.
+            the `top_k` likeliest tokens with one more for all others ("top_k"). "top_k" has
+            less variance.
         top_k: number of these tokens.
     """
 

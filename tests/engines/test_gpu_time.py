@@ -71,6 +71,9 @@ def test_passes_of_an_update(tmp_path: Path) -> None:
     plain = {"engine_args": {"gradient_checkpointing": False}}
     assert update_passes(config(tmp_path, training=plain), alone) == 3
     assert update_passes(config(tmp_path, policy={"lora": {}}), alone) == 3
+    # The teacher's forward pass, and the policy's for its loss.
+    taught = {"kind": "p2o", "distillation": {"kind": "filtered"}, "successes_below": 1}
+    assert update_passes(config(tmp_path, strategy=taught), alone) == 4 + 1 + 4
 
 
 def test_a_decoding_step() -> None:

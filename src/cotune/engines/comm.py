@@ -9,7 +9,7 @@ from cotune.rollout.coordinator import SingleProcess
 
 
 class TorchComm:
-    """`contracts.Comm` on the default process group."""
+    """`protocols.Comm` on the default process group."""
 
     @property
     def rank(self) -> int:

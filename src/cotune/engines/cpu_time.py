@@ -80,6 +80,8 @@ def cpu_time(config: RunConfig, planned: Mapping[str, int]) -> CpuTime:
     )
     longest = limits.prompt_tokens + limits.trajectory_tokens
     trained = 0 if training.frozen else planned.get("train", 0)
+    if config.teacher:  # the policy once more, and a forward pass of the teacher
+        trained *= 2 + 1 / 3
     return CpuTime(sampled, trained * longest * learnt, threads)
 
 

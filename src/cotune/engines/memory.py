@@ -26,7 +26,7 @@ from cotune.errors import ConfigError
 from cotune.policy.options import LoraOptions
 from cotune.policy.policy_files import cached_folder, check_path, known_path
 from cotune.policy.precision import weights_dtype
-from cotune.types import Limits
+from cotune.types import KLDistillation, Limits
 
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 FULL, HALF = 4, 2  # bytes of a float32, and of the type that autocast computes in
@@ -37,7 +37,8 @@ _CACHE_COPIES = 2.5
 _PER_HIDDEN, _PER_INTERMEDIATE, _PER_KEY = 38, 12, 4
 # The same for a forward pass without a backward pass.
 _FORWARD_PER_HIDDEN, _FORWARD_PER_INTERMEDIATE = 20, 8
-_DRAW = 30  # bytes per logit while a token is drawn in float64
+_DRAW = 22  # bytes per logit while a token is drawn
+_TEACHER = 18  # bytes per logit: the policy's and the teacher's in float32, a gradient, and what they come from
 _TILE_COPIES = 2
 _LIBRARIES = 3 * 2**29  # bytes of Python with torch, transformers and TRL, and of their threads
 _TILE = 4096 * 32768  # tokens × vocabulary entries that TRL scores at a time
@@ -213,14 +214,14 @@ class Memory:
     Attributes:
         parameters, trained: numbers of parameters; with LoRA only the adapters are trained.
         weights: the weights, including adapters.
-        reference: the initial policy, for the KL term.
+        reference: the initial policy, for the KL term, and a teacher that is not the policy itself.
         optimizer: AdamW's two moments.
         copies: copies of the weights in the forward pass's dtype.
         gradients: the gradients, between the backward pass and the update.
         cache: keys and values of `rows_per_call` rows at their longest; None if vLLM samples.
         sampling_work: everything else at the sampling peak; None if vLLM samples.
         activations: the activations of a micro-batch.
-        head: the log-probabilities and their gradient.
+        head: the log-probabilities and their gradient, or the logits that a teacher's loss compares.
         buckets: buffers for exchanging gradients, if several processes train.
     """
 
@@ -345,13 +346,21 @@ def memory_of(config: RunConfig, shape: Shape, *, on_cpu: bool = False) -> Memor
     if policy.lora is None:
         head += shape.vocabulary * shape.hidden * FULL
 
+    teacher = config.teacher
+    if teacher:  # GRPO's own loss has been freed by then
+        compared = training.micro_batch_size * limits.trajectory_tokens * shape.vocabulary
+        head = max(head, compared * _TEACHER)
+    # An adapter's base serves as the initial policy, but not as an average over steps.
+    kept = teacher.teacher if isinstance(teacher, KLDistillation) else "live"
+    frozen_copies = (kept == "ema") + (policy.lora is None) * (kl + (kept == "base"))
+
     cache, work = _sampling(training.rows_per_call, limits, shape, size, mixed)
     vllm = bool(args.get("use_vllm"))
     return Memory(
         parameters=shape.parameters,
         trained=trained,
         weights=shape.parameters * size + adapters * FULL,
-        reference=shape.parameters * size if kl and policy.lora is None else 0,
+        reference=shape.parameters * size * frozen_copies,
         optimizer=2 * gradients,
         copies=shape.parameters * HALF if mixed and size == FULL else 0,
         gradients=gradients,

@@ -123,7 +123,7 @@ def test_lora_on_bfloat16_by_hand() -> None:
     # Prompts: 8 rows × 1000 tokens × (20 H + 8 I of a layer, twice the cache's bytes), masks (L, L).
     per_token = 28 * 1024 * 4
     prompts = 8 * 1000 * (20 * 1024 + 8 * 3072 + 2 * per_token) + 8 * 1000**2 * 3
-    turns = 8 * 100 * (20 * 1024 + 8 * 3072) + 2 * 2 * 8 * 1500 * 2048 + 8 * 151_936 * 30
+    turns = 8 * 100 * (20 * 1024 + 8 * 3072) + 2 * 2 * 8 * 1500 * 2048 + 8 * 151_936 * 22
     assert found.sampling_work == max(turns, prompts - (found.cache or 0))
 
 
@@ -140,7 +140,7 @@ def test_the_work_on_many_prompts_at_once_counts_where_it_is_more_than_the_turns
     fed = 20 * 2048 + 8 * 11008
     prompts = 8 * 30_000 * (fed + 2 * per_token) + 8 * 30_000**2 * 3
     cache = int(2.5 * 8 * 30_010 * per_token)
-    turns = 8 * fed + 2 * 2 * 8 * 30_010 * 2048 + 8 * 151_936 * 30
+    turns = 8 * fed + 2 * 2 * 8 * 30_010 * 2048 + 8 * 151_936 * 22
     assert prompts - cache > turns
     assert (found.cache, found.sampling_work) == (cache, prompts - cache)
 
@@ -157,6 +157,21 @@ def test_the_engines_arguments_are_heeded() -> None:
     assert plain.activations < 3000 * 36 * layer
     vllm = memory(QWEN2_3B, training={"engine_args": {"use_vllm": True}})
     assert (vllm.cache, vllm.sampling_work, vllm.sampling) == (None, None, None)
+
+
+def test_a_teachers_logits_and_copy_by_hand() -> None:
+    def taught(teacher: str, **changes: Any) -> Memory:
+        kl = {"kind": "kl", "teacher": teacher}
+        return memory(QWEN3_06B, strategy={"kind": "p2o", "distillation": kl}, **changes)
+
+    live = taught("live")
+    assert live.head == 18 * 2 * 500 * 151_936  # 2 rows of 500 tokens
+    assert live.reference == 0
+    assert taught("base").reference == taught("ema").reference == 2 * P_06B
+    assert taught("base", training={"kl": 0.1}).reference == 2 * 2 * P_06B
+    adapter = {"policy": {"path": "p", "lora": {"rank": 8}}}
+    assert taught("base", **adapter).reference == 0
+    assert taught("ema", **adapter).reference == 2 * P_06B
 
 
 @pytest.mark.parametrize(
