@@ -17,7 +17,6 @@ from cotune.policy.adapters import (
     adapter_base,
     check_peft,
     compute_as_base,
-    is_adapter_folder,
     load_weights,
     lora_config,
     merged,
@@ -25,6 +24,7 @@ from cotune.policy.adapters import (
 )
 from cotune.policy.local_policy import load
 from cotune.policy.options import LoraOptions
+from cotune.policy.policy_files import is_adapter
 from tests.policy.tiny import tiny_model, tiny_tokenizer
 
 OPTIONS = LoraOptions(rank=4, alpha=8)
@@ -137,9 +137,9 @@ def test_without_peft_the_mend_is_said(monkeypatch: pytest.MonkeyPatch, folder: 
 
 
 def test_an_adapters_folder_holds_the_adapter_alone(folder: Path, base: Path) -> None:
-    assert is_adapter_folder(folder)
-    assert not is_adapter_folder(base)
-    assert not is_adapter_folder("Qwen/Qwen3-0.6B")
+    assert is_adapter(folder)
+    assert not is_adapter(base)
+    assert not is_adapter("Qwen/Qwen3-0.6B")
     assert {"adapter_config.json", "adapter_model.safetensors"} <= {
         p.name for p in folder.iterdir()
     }

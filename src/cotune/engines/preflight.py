@@ -56,6 +56,7 @@ from cotune.policy.policy_files import (
     cached_folder,
     check_path,
     has_chat_template,
+    is_adapter,
     known_path,
     missing_parts,
     only_local,
@@ -297,10 +298,10 @@ class Preflight:
         """Return the policy's config.json; for an adapter, its base model's."""
         from transformers import AutoConfig
 
-        from cotune.policy.adapters import adapter_base, is_adapter_folder
+        from cotune.policy.adapters import adapter_base
 
         path = policy_path(self.config.policy.path)
-        path = adapter_base(path) if is_adapter_folder(path) else path
+        path = adapter_base(path) if is_adapter(path) else path
         try:
             local = only_local(path, weights=False)
             return AutoConfig.from_pretrained(path, local_files_only=local)

@@ -17,8 +17,9 @@ from cotune.environments.base import TaskEnvironment
 from cotune.errors import ConfigError
 from cotune.export.model_card import write_card
 from cotune.export.serving import FILE as SERVING
-from cotune.export.serving import Serving, best_choice, finished, is_adapter, read_serving
+from cotune.export.serving import Serving, best_choice, finished, read_serving
 from cotune.policy.chat_template import own_templates, with_instruction, without_instruction
+from cotune.policy.policy_files import is_adapter
 from cotune.protocols import Environment
 from cotune.run.best import REWRITTEN
 from cotune.run.json_files import Row, write_atomic, write_json_atomic

@@ -11,8 +11,8 @@ from cotune.config.run_file import RunConfig
 from cotune.errors import ConfigError
 from cotune.export.complete import completed, write_generation_config
 from cotune.export.model_card import write_card
-from cotune.export.serving import Format, finished, is_adapter
-from cotune.policy.policy_files import policy_path
+from cotune.export.serving import Format, finished
+from cotune.policy.policy_files import is_adapter, policy_path
 from cotune.run.full_disk import full_disk_told
 from cotune.run.json_files import check_folder
 from cotune.run.run_dir import RunDir

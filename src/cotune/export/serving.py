@@ -80,11 +80,6 @@ def read_serving(folder: Path) -> Serving | None:
         raise ConfigError(f"{path}: cannot be read ({error}); remove it") from error
 
 
-def is_adapter(folder: Path) -> bool:
-    """Return whether a folder holds an adapter instead of a model's weights."""
-    return (folder / "adapter_config.json").is_file()
-
-
 def finished(run: RunDir) -> Row:
     """Return the summary of a finished run. Raises ConfigError for others."""
     summary = run.read_summary()

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from cotune.errors import ConfigError
+from cotune.methods.instruction_rules import check_same_initial
 from cotune.methods.method import Method
 from cotune.protocols import LLM, Recorder, Rollout, State
 from cotune.types import (
@@ -79,11 +79,7 @@ class StaticStrategy(Unhinted):
 
     def load_state_dict(self, state: State) -> None:
         """Raise ConfigError if the state is from a run with a different instruction."""
-        if state["instruction"] != self._prompt.instruction:
-            raise ConfigError(
-                f"the saved run's instruction is {state['instruction']!r}, this run's "
-                f"{self._prompt.instruction!r}; expected the same: restore the run file's"
-            )
+        check_same_initial(state["instruction"], self._prompt.instruction)
 
 
 METHOD = Method(

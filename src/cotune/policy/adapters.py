@@ -18,8 +18,8 @@ from transformers.pytorch_utils import Conv1D
 
 from cotune.errors import ConfigError
 from cotune.policy.options import LoraOptions
+from cotune.policy.policy_files import ADAPTER_CONFIG
 
-_CONFIG = "adapter_config.json"
 _WEIGHTS = "adapter_model.safetensors"
 
 
@@ -99,18 +99,13 @@ def compute_as_base(model: Any) -> Any:
     return model
 
 
-def is_adapter_folder(path: str | Path) -> bool:
-    """Return whether a folder holds an adapter instead of a model's weights."""
-    return (Path(path) / _CONFIG).is_file()
-
-
 def adapter_base(path: str | Path) -> str:
     """Return the base that an adapter folder names: a Hugging Face name or folder.
 
     Raises:
         ConfigError: it names none.
     """
-    file = Path(path) / _CONFIG
+    file = Path(path) / ADAPTER_CONFIG
     try:
         base = json.loads(file.read_text(encoding="utf-8"))["base_model_name_or_path"]
     except (OSError, ValueError, KeyError, TypeError):

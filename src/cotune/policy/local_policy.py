@@ -12,11 +12,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 from cotune.errors import ConfigError
 from cotune.llm.client import NoLLM
 from cotune.methods.static import StaticStrategy
-from cotune.policy.adapters import adapter_base, check_peft, is_adapter_folder, merged, with_adapter
+from cotune.policy.adapters import adapter_base, check_peft, merged, with_adapter
 from cotune.policy.chat_template import own_templates
 from cotune.policy.codec import HFCodec, use_template
 from cotune.policy.options import PolicyConfig
-from cotune.policy.policy_files import only_local, policy_path
+from cotune.policy.policy_files import is_adapter, only_local, policy_path
 from cotune.policy.sampling import policy_sampler
 from cotune.policy.tool_templates import check_tools
 from cotune.protocols import Environment, Rewards
@@ -42,7 +42,7 @@ def load(
     Raises:
         ConfigError: a part cannot be loaded.
     """
-    adapter, at = is_adapter_folder(path), path
+    adapter, at = is_adapter(path), path
     if adapter:
         check_peft(f"policy {str(path)!r}")
         at = base or adapter_base(path)

@@ -16,6 +16,8 @@ _MAKE = {
 }  # fmt: skip
 BUNDLED = tuple(_MAKE)
 _BUNDLED = "bundled:"
+ADAPTER_CONFIG = "adapter_config.json"
+"""The file of an adapter's folder that names its base."""
 _FIX = "name a folder that holds a model, or a model of the hub that is cached or within reach"
 
 
@@ -97,10 +99,15 @@ def bundled_folder(name: str) -> Path:
     return Path(str(resources.files("cotune.worlds"))) / "weights" / name
 
 
+def is_adapter(folder: str | Path) -> bool:
+    """Return whether a folder holds an adapter instead of a model's weights."""
+    return (Path(folder) / ADAPTER_CONFIG).is_file()
+
+
 def missing_parts(folder: Path) -> list[str]:
     """Return the parts that a Hugging Face folder of a model or adapter lacks."""
     parts = {
-        "config.json": ["config.json", "adapter_config.json"],
+        "config.json": ["config.json", ADAPTER_CONFIG],
         "weights": ["*.safetensors", "pytorch_model*.bin"],
         "tokenizer": ["tokenizer.json", "tokenizer.model", "vocab.json", "tekken.json"],
     }

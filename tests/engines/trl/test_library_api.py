@@ -40,7 +40,7 @@ def test_options_as_fields_or_as_one(geo: cotune.GeoEnvironment) -> None:
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        ({"populationsize": 3}, "populationsize is no argument.*did you mean population_size"),
+        ({"populationsize": 3}, "populationsize is neither an argument.*did you mean population_size"),
         ({"window": 0}, "INSPO: window is 0"),
         ({"window": 2, "options": cotune.InspoOptions()}, "given options and window"),
         ({"instruction": "Answer."}, "instruction names no <search>"),
@@ -113,7 +113,7 @@ def test_options_of_p2o_and_of_both(geo: cotune.GeoEnvironment) -> None:
     both = cotune.INSPOWithP2O(environment=geo, p2o=hints)
     assert both.options == cotune.ComposedOptions(p2o=hints)
     with pytest.raises(
-        ConfigError, match=r"P2O: successesbelow is no .*did you mean successes_bel"
+        ConfigError, match=r"P2O: successesbelow is neither .*did you mean successes_bel"
     ):
         cotune.P2O(environment=geo, successesbelow=3)  # pyright: ignore[reportCallIssue]
     with pytest.raises(

@@ -255,12 +255,11 @@ def joint_run(
         ("train",),
         strategy=method.method.kind,
     )
-    steps = args.max_steps // steps_per_batch(args)
     folder = method.folder or Path(cast(str, args.output_dir)) / "cotune"
     if launched_rank() == 0:
         # The trainer resumes from the newest folder, even if it is incomplete.
         drop_torn(Path(cast(str, args.output_dir)))
-    run = LibraryRun(folder, _config(method, tokenizer, args, steps), steps)
+    run = LibraryRun(folder, _config(method, tokenizer, args, shape.steps), shape.steps)
     parts = Parts(
         strategy=method.build_strategy(codec),
         environment=method.environment,

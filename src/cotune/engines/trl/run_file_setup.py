@@ -20,11 +20,11 @@ from cotune.engines.trl.sharding import check_deepspeed
 from cotune.engines.trl.trackers import check_installed
 from cotune.errors import ConfigError
 from cotune.methods.method import CISPO_CAP
-from cotune.policy.adapters import is_adapter_folder, lora_config
+from cotune.policy.adapters import lora_config
 from cotune.policy.codec import HFCodec, use_template
 from cotune.policy.local_policy import load
 from cotune.policy.options import PolicyConfig
-from cotune.policy.policy_files import policy_path
+from cotune.policy.policy_files import is_adapter, policy_path
 from cotune.policy.precision import Precision, autocast, emulated_bfloat16, weights_dtype
 from cotune.policy.tool_templates import check_tools
 from cotune.protocols import Environment
@@ -96,7 +96,7 @@ def load_policy(
 ) -> tuple[Any, PreTrainedTokenizerBase]:
     """Load model and tokenizer with `from_pretrained`; raise ConfigError on failure."""
     path = policy_path(options.path)
-    if is_adapter_folder(path):
+    if is_adapter(path):
         raise ConfigError(
             f"policy.path: {path!r} holds an adapter, but training starts from whole weights; merge it "
             "into its base (cotune export RUN_FOLDER --format merged) and name that folder"

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from cotune.config.build import build_environment, describe_llm
 from cotune.config.run_checks import check_tokens
-from cotune.config.run_file import RunConfig, parse_config
+from cotune.config.run_file import RunConfig, TrainingConfig, parse_config
 from cotune.environments.search import SEARCH_R1_INSTRUCTION
 from cotune.errors import ConfigError
 from cotune.experiments.compare.methods import Method, Stage, method_named
@@ -21,8 +21,8 @@ from cotune.experiments.compare.suite_file import (
     merged,
     slug,
 )
-from cotune.export.serving import is_adapter
 from cotune.methods.registry import method_of
+from cotune.policy.policy_files import is_adapter
 from cotune.run.json_files import write_atomic
 from cotune.run.ledger import policy_rollouts
 from cotune.run.run_dir import RunDir
@@ -257,8 +257,9 @@ class Row:
         equal = self.allowance * share / alike
         rest = self.allowance - sum(one.paid for one in before)
         budget = int(equal if stage.part == "equal" else rest)
-        training = raw.get("training", {})
-        batch = training.get("questions_per_step", 512) * training.get("group_size", 5)
+        sizes = ("questions_per_step", "group_size")
+        defaults = {name: TrainingConfig.model_fields[name].default for name in sizes}
+        batch = math.prod((defaults | raw.get("training", {}))[name] for name in sizes)
         if budget < batch:
             raise ConfigError(
                 f"methods: {self.entry.key} has {budget} policy rollouts for its stage "
