@@ -47,6 +47,7 @@ def test_own_tokens_are_predicted_from_all_that_was_read() -> None:
     p, q = tiny_model(tokenizer, 1), tiny_model(tokenizer, 2)
     rollouts = [
         rollout([4, 5, 6, 7], [8, 9, 4, 5, 6], [1, 1, 0, 0, 1]),
+        rollout([4, 5, 6, 8, 9], [7, 4, 5], [1, 1, 1]),
         rollout([4], [5], [1]),
         rollout([5, 6], [7, 8, 9], [0, 0, 0]),
     ]
@@ -58,9 +59,11 @@ def test_own_tokens_are_predicted_from_all_that_was_read() -> None:
         first = len(one.sampled_prompt_ids)
         expected.append([every[first + i - 1] for i, own in enumerate(one.mask) if own])
     assert min(chain(*expected)) > 0.01
+    sums = [sum(values) for values in expected]
     for at_once in (1, 10**6):
         found = rollout_divergences(p, q, rollouts, 0.7, at_once)
-        assert [n for _, n in found] == [3, 1, 0]
-        sums = [sum(values) for values in expected]
+        assert [n for _, n in found] == [3, 3, 1, 0]
         assert [total for total, _ in found] == pytest.approx(sums, rel=1e-4)
-    assert [total for total, _ in rollout_divergences(p, p, rollouts, 1.0)] == [0.0, 0.0, 0.0]
+    alike = rollout_divergences(p, q, rollouts[:2], 0.7)  # what both prompts begin with is fed once
+    assert [total for total, _ in alike] == pytest.approx(sums[:2], rel=1e-4)
+    assert [total for total, _ in rollout_divergences(p, p, rollouts, 1.0)] == [0.0] * 4

@@ -5,6 +5,8 @@ from typing import Any
 
 import torch
 
+from cotune.policy.codec import common_prefix
+from cotune.policy.prompt_cache import can_share, prompt_cache
 from cotune.types import Trajectory
 
 _LOGITS = 2**26
@@ -52,13 +54,13 @@ def rollout_divergences(
     for rows in _batches(trajectories, max(1, logits_at_once // vocabulary)):
         ids, kept, own = _padded([trajectories[row] for row in rows])
         columns = own[:, 1:].any(0).nonzero()[:, 0]  # the head computes no others
+        prompts = [trajectories[row].sampled_prompt_ids for row in rows]
+        # A prompt's last token predicts the rollout's first.
+        shared = min(common_prefix(min(prompts), max(prompts)), *(len(one) - 1 for one in prompts))
         logits = [
-            model(
-                input_ids=ids.to(model.device),
-                attention_mask=kept.to(model.device),
-                use_cache=False,
-                logits_to_keep=columns.to(model.device),
-            ).logits[own[:, columns + 1].to(model.device)]
+            _logits(model, ids.to(model.device), kept.to(model.device), shared, columns)[
+                own[:, columns + 1].to(model.device)
+            ]
             for model in (p, q)
         ]
         size = max(1, _SOFTMAX // vocabulary)
@@ -68,6 +70,26 @@ def rollout_divergences(
         for row, part in zip(rows, tokens.double().cpu().split(counts), strict=True):
             found[row] = float(part.sum()), len(part)
     return [found[row] for row in range(len(trajectories))]
+
+
+def _logits(
+    model: Any, ids: torch.Tensor, kept: torch.Tensor, shared: int, columns: torch.Tensor
+) -> torch.Tensor:
+    """Return the logits of some columns, (B, len(columns), V).
+
+    Args:
+        ids, kept: tokens and the mask of those that are not padding, (B, L).
+        shared: the number of first tokens that all rows have in common, which are fed once.
+        columns: from `shared` on.
+    """
+    shared = shared if can_share(model) else 0
+    return model(
+        input_ids=ids[:, shared:],
+        attention_mask=kept,
+        past_key_values=prompt_cache(model, ids[:, :shared], kept[:, :shared]),
+        use_cache=False,
+        logits_to_keep=columns.to(model.device) - shared,
+    ).logits
 
 
 def _batches(trajectories: Sequence[Trajectory], most: int) -> Iterator[list[int]]:

@@ -40,7 +40,10 @@ def test_options_as_fields_or_as_one(geo: cotune.GeoEnvironment) -> None:
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        ({"populationsize": 3}, "populationsize is neither an argument.*did you mean population_size"),
+        (
+            {"populationsize": 3},
+            "populationsize is neither an argument.*did you mean population_size",
+        ),
         ({"window": 0}, "INSPO: window is 0"),
         ({"window": 2, "options": cotune.InspoOptions()}, "given options and window"),
         ({"instruction": "Answer."}, "instruction names no <search>"),

@@ -14,7 +14,7 @@ from cotune.engines.trl.batches import (
     with_rows,
     without_padding,
 )
-from cotune.engines.trl.shared_prompts import can_share, score_completions
+from cotune.engines.trl.shared_prompts import score_completions
 from cotune.engines.trl.teacher import Teacher, completion_logits
 from cotune.methods.p2o.context_distillation import (
     RatioStatistics,
@@ -26,6 +26,7 @@ from cotune.methods.p2o.context_distillation import (
 )
 from cotune.methods.teacher_kl import TeacherDistillation, mean_over_rollouts, token_losses
 from cotune.policy.adapters import compute_as_base
+from cotune.policy.prompt_cache import can_share
 from cotune.types import Distillation
 
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ from accelerate.utils import is_peft_model
 from safetensors.torch import load_model, save_model
 from transformers import PreTrainedModel
 
-from cotune.engines.trl.shared_prompts import prompt_cache
 from cotune.errors import ConfigError
 from cotune.methods.teacher_kl import TeacherDistillation
+from cotune.policy.prompt_cache import prompt_cache
 from cotune.types import KLDistillation
 
 FILE = "teacher.safetensors"
