@@ -33,6 +33,8 @@ def calculator(expression: str) -> int:
     if not isinstance(parsed, ast.BinOp) or type(parsed.op) not in _OPERATORS:
         raise ValueError("expected two numbers with +, - or * between them")
     left, right = ast.literal_eval(parsed.left), ast.literal_eval(parsed.right)
+    if not (isinstance(left, int) and isinstance(right, int)):
+        raise ValueError("expected two whole numbers")
     return _OPERATORS[type(parsed.op)](left, right)
 
 

@@ -67,6 +67,10 @@ def test_the_rewards_of_the_starters(tmp_path: Path, monkeypatch: pytest.MonkeyP
     turns = [["I call it: 49.00", "No idea"], ["7", "It costs 49.00 in all"], ["so 49"]]
     said = [[{"role": "assistant", "content": text} for text in turn] for turn in turns]
     assert exact(said, answer=["49.00"] * 3) == [0.0, 1.0, 1.0]
+    said = [
+        [{"role": "assistant", "content": text}] for text in ("$1,620.00 in all.", "-1620", "620")
+    ]
+    assert exact(said, answer=["1620"] * 3) == [1.0, 0.0, 0.0]
     brief = import_object("rewards.py:brief", "rewards")
     assert brief([[], [{"content": "x" * 60}, {"content": "x" * 40}]]) == [1.0, 0.75]
 

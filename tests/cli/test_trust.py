@@ -29,6 +29,11 @@ def test_the_files_of_all_sections_are_found() -> None:
     }
     found = ["tools.py", "/a/b.py", "package.module", "my_llm.py"]
     assert list(code_references(raw)) == found
+    raw = {
+        "environment": {"kind": "verifiers", "environment": "my-env"},
+        "training": {"engine_args": {"actor_rollout_ref": {"model": {"external_lib": "mine"}}}},
+    }
+    assert list(code_references(raw)) == ["my_env", "mine"]
 
 
 @pytest.mark.parametrize(

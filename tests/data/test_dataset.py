@@ -132,6 +132,19 @@ def test_a_csv_keeps_texts_that_only_look_missing(tmp_path: Path) -> None:
     assert namibia.columns["level"] is None
 
 
+def test_a_csv_column_is_of_numbers_if_each_is_written_as_python_writes_it(tmp_path: Path) -> None:
+    lines = [
+        "question,answer,whole,decimal,account,price",
+        "How many?,007,12345678901234567,0.5,1e3,1.50",
+        *(f"What is {i}?,{i},,2.0,2,{i}" for i in range(9)),
+    ]
+    (tmp_path / "a.csv").write_text("\n".join(lines))
+    (first,) = [t for t in all_of(read(tmp_path / "a.csv")) if t.question == "How many?"]
+    assert first.answers == ("007",)
+    names = ("whole", "decimal", "account", "price")
+    assert [first.columns[name] for name in names] == [12345678901234567, 0.5, "1e3", "1.50"]
+
+
 def test_whole_numbers_beside_an_empty_cell_stay_whole(tmp_path: Path) -> None:
     lines = ["question,answer", *(f"What is {i}?,{i}" for i in range(9)), "Unknown?,"]
     (tmp_path / "a.csv").write_text("\n".join(lines))

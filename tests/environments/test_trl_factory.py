@@ -223,7 +223,7 @@ def test_an_async_get_reward_is_awaited() -> None:
     assert roll_out(environment(Judged), ["Done."])[0].reward == 0.25
 
 
-@pytest.mark.parametrize("value", [None, float("nan"), "1"])
+@pytest.mark.parametrize("value", [None, float("nan"), "1", [1.0], {}])
 def test_a_reward_that_is_no_number_names_the_environment(value: Any) -> None:
     class Judged(Guessing):
         def get_reward(self) -> float:

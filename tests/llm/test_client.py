@@ -541,12 +541,23 @@ def test_waits_worked_by_hand(
     assert wait_seconds(failures, retry_after, jitter) == expected
 
 
+def test_a_key_in_ones_own_llms_error_is_hidden() -> None:
+    ledger, key = Ledger(":memory:"), "sk-" + "a1B2" * 8
+    ledger.begin_attempt(None)
+    llm = MeteredLLM(ScriptedLLM([LLMError(f"401 for {key}")]), ledger, "mine")
+    with pytest.raises(LLMError) as caught:
+        llm.complete("q")
+    (row,) = ledger.rows()
+    assert key not in str(caught.value) + row.error
+    assert "401" in row.error
+
+
 def test_any_llm_can_be_metered() -> None:
     ledger = Ledger(":memory:")
     ledger.begin_attempt(None)
     llm = MeteredLLM(ScriptedLLM([Completion("x", 7, 3), LLMError("no\nrules")]), ledger, "rules")
     assert llm.complete("p") == Completion("x", 7, 3)
-    with pytest.raises(LLMError, match="no\nrules"):
+    with pytest.raises(LLMError, match="no rules"):
         llm.complete("q")
     done, failed = ledger.rows()
     assert (done.model, done.state, done.prompt_tokens, done.completion_tokens) == (

@@ -7,6 +7,7 @@ import pytest
 import torch
 from transformers import MistralConfig, MistralForCausalLM
 
+from cotune.errors import EngineError
 from cotune.policy.codec import HFCodec
 from cotune.policy.sampling import CachedSampler, GenerateSampler, StopFinder, draw, policy_sampler
 from cotune.protocols import Sampler
@@ -263,6 +264,18 @@ def test_draws_follow_the_distribution(size: int) -> None:
         torch.testing.assert_close(counts, expected, atol=2e-3, rtol=0)
         assert logprobs[0] == pytest.approx(expected[tokens[0]].log().item(), abs=1e-5)
     assert tokens == sorted(tokens)  # the cumulative distribution, inverted
+
+
+@pytest.mark.parametrize("size", [4, 1400])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_a_policy_that_has_diverged_is_not_sampled(
+    size: int, temperature: float, value: float
+) -> None:
+    logits = torch.zeros(2, size)
+    logits[1, 2] = value
+    with pytest.raises(EngineError, match="logits are not finite: training has diverged"):
+        draw(logits, temperature, [0.5, 0.5])
 
 
 def test_draws_at_the_edges() -> None:

@@ -5,6 +5,7 @@ import bm25s
 import pytest
 
 from cotune.data.corpus import Language, read_corpus
+from cotune.errors import ConfigError
 from cotune.retrieval import bm25
 from cotune.retrieval.bm25 import BM25Ranker, BM25Retriever, write_bm25
 from cotune.worlds.geo import GeoQuestion, bundled_world
@@ -123,6 +124,8 @@ def test_what_is_indexed_may_differ_from_what_is_shown():
 def test_refusals():
     with pytest.raises(ValueError, match="corpus is empty"):
         BM25Retriever([])
+    with pytest.raises(ConfigError, match="no passage has a word that can be searched for"):
+        BM25Retriever(["a b", "the of and"], language="english")
     with pytest.raises(ValueError, match="1 indexed texts for 2 passages"):
         BM25Retriever(["a", "b"], indexed=["a"])
     with pytest.raises(ValueError, match="top_k is 0"):

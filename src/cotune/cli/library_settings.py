@@ -13,6 +13,7 @@ from cotune.environments.environment_options import (
 )
 from cotune.environments.math import MathOptions, hub_name
 from cotune.llm.own import OwnLLMOptions
+from cotune.policy.local_llm import LocalOptions
 from cotune.policy.policy_files import is_local
 
 
@@ -44,5 +45,8 @@ def _may_fetch(config: RunConfig) -> bool:
         named = (options.train, options.validation, options.test)
         of_hub = any(isinstance(path, Path) and hub_name(path) for path in named)
     own = isinstance(options, ToolsOptions | TrlOptions | VerifiersOptions | PythonOptions)
-    own = own or isinstance(config.proposer, OwnLLMOptions)
+    llm = config.proposer
+    own = own or isinstance(llm, OwnLLMOptions)
+    if isinstance(llm, LocalOptions) and llm.path is not None:
+        local = local and is_local(llm.path)
     return not local or of_hub or own or any(":" in reward.function for reward in config.rewards)

@@ -49,8 +49,16 @@ def check_trusted(folder: Path, trust: bool) -> None:
 
 
 def code_references(run_file: Mapping[str, object]) -> Iterator[str]:
-    """Yield the file or module of every text that may name an object; skip the instruction, which is prose."""
+    """Yield the file or module of every text that may name an object; skip the instruction, which is prose.
+
+    A verifiers environment, and modules that veRL imports (`external_lib`), are named without an object.
+    """
     yield from _references([value for name, value in run_file.items() if name != "instruction"])
+    environment, training = run_file.get("environment"), run_file.get("training")
+    if isinstance(environment, Mapping) and environment.get("kind") == "verifiers":
+        yield str(environment.get("environment")).replace("-", "_")
+    if isinstance(training, Mapping):
+        yield from _texts(training.get("engine_args"))
 
 
 def _references(value: object) -> Iterator[str]:
@@ -63,6 +71,14 @@ def _references(value: object) -> Iterator[str]:
     elif isinstance(value, Sequence):
         for part in cast("Sequence[object]", value):
             yield from _references(part)
+
+
+def _texts(value: object) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value.removeprefix("pkg://")
+    elif isinstance(value, Mapping):
+        for part in cast("Mapping[str, object]", value).values():
+            yield from _texts(part)
 
 
 def _module_files(module: str) -> Iterator[Path]:

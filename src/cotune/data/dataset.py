@@ -4,14 +4,22 @@ import json
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from decimal import Decimal
-from math import isfinite
 from pathlib import Path
 from typing import Any, Literal, cast
 
 from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
 
-from cotune.data.rows import Row, Rows, file_rows, given_rows, hub_rows, listed, nested, shortened
+from cotune.data.rows import (
+    Row,
+    Rows,
+    file_rows,
+    given_rows,
+    hub_rows,
+    listed,
+    nested,
+    plain_text,
+    shortened,
+)
 from cotune.data.splits import (
     SPLITS,
     Question,
@@ -379,7 +387,7 @@ def _answers(value: object, column: str, where: str) -> tuple[tuple[str, ...], s
         return (), ""
     came = shortened(value)
     members = cast("list[object]", value) if isinstance(value, list) else [value]
-    texts = [_plain(member) for member in members]
+    texts = [plain_text(member) for member in members]
     if not all(texts):
         below = list(cast("Mapping[str, Any]", value)) if isinstance(value, Mapping) else []
         fix = (
@@ -399,22 +407,11 @@ def _answers(value: object, column: str, where: str) -> tuple[tuple[str, ...], s
     return tuple(answers), reasoning
 
 
-def _plain(value: object) -> str:
-    """Return a text, finite number or boolean as text; "" for anything else."""
-    if isinstance(value, str):
-        return value.strip()
-    if isinstance(value, float):
-        # In a CSV column, a missing value turns whole numbers into floats.
-        whole = value.is_integer() and abs(value) < 2**53
-        return str(int(value) if whole else value) if isfinite(value) else ""
-    return str(value) if isinstance(value, int | Decimal) else ""
-
-
 def _text(value: Any, role: str, columns: Mapping[str, str], where: str) -> str:
     """Return a text or number as text; "" if there is none."""
     if value is None or value == "":
         return ""
-    if not (text := _plain(value)):
+    if not (text := plain_text(value)):
         raise ConfigError(
             f'{where}: "{columns[role]}" is {shortened(value)}; expected text, or name another column '
             f"in dataset.columns.{role}"

@@ -3,9 +3,11 @@
 # pyright: basic
 
 import json
+import math
 import re
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
@@ -164,10 +166,7 @@ def lines_of(path: Path, field: str) -> Iterator[tuple[int, int, str]]:
 def parse_line(line: str, where: str) -> Mapping[str, Any]:
     """Return the JSON object of a line; ConfigError, starting with `where`, if it is not one."""
     try:
-        row: object = json.loads(line)
-        # A lone surrogate ("\ud800") is legal JSON, but not UTF-8.
-        if "\\u" in line:
-            json.dumps(row, ensure_ascii=False).encode()
+        row = _loaded(line)
     except (ValueError, RecursionError) as error:
         # The decoder's own line number would contradict the file's.
         said = str(error)
@@ -302,7 +301,7 @@ def _csv(path: Path, field: str, separator: str) -> list[Row]:
                 sep=separator,
                 keep_default_na=False,
                 na_values=[""],
-                low_memory=False,
+                dtype=str,
                 index_col=False,
             )
     except pandas.errors.ParserWarning as error:
@@ -312,9 +311,23 @@ def _csv(path: Path, field: str, separator: str) -> list[Row]:
         ) from error
     except (OSError, ValueError) as error:
         raise _unreadable(path, field, "CSV", error) from error
-    values = frame.astype(object).where(frame.notna(), None)
-    rows = cast("list[dict[str, Any]]", values.to_dict("records"))
+    texts = frame.astype(object).where(frame.notna(), None)
+    columns = [_typed(texts.iloc[:, i].tolist()) for i in range(texts.shape[1])]
+    rows = [dict(zip(texts.columns, row, strict=True)) for row in zip(*columns, strict=True)]
     return _numbered(rows, f"{field}: {path}")
+
+
+def _typed(column: list[str | None]) -> Sequence[object]:
+    """Return a column's numbers if each is written as Python writes it, so that 007 and 1.50 stay texts."""
+    for kind in (int, float):
+        try:
+            values = [None if text is None else kind(text) for text in column]
+        except ValueError:
+            continue
+        pairs = zip(values, column, strict=True)
+        if all(v is None or (math.isfinite(v) and str(v) == text) for v, text in pairs):
+            return values
+    return column
 
 
 def _json(path: Path, field: str) -> list[Row]:
@@ -322,7 +335,7 @@ def _json(path: Path, field: str) -> list[Row]:
         text = path.read_text(encoding="utf-8-sig")
         if not text.lstrip().startswith("["):
             return list(json_rows(path, field))
-        rows: object = json.loads(text)
+        rows = _loaded(text)
     except (OSError, ValueError, RecursionError) as error:
         raise _unreadable(path, field, "JSON", error) from error
     for i, row in enumerate(cast("list[object]", rows), 1):
@@ -331,6 +344,25 @@ def _json(path: Path, field: str) -> list[Row]:
                 f"{field}: {path}, row {i}: {shortened(row)}; expected a JSON object in braces"
             )
     return _numbered(cast("list[dict[str, Any]]", rows), f"{field}: {path}")
+
+
+def plain_text(value: object) -> str:
+    """Return a text, finite number or boolean as text; "" for anything else."""
+    if isinstance(value, str):
+        return value.strip()
+    if isinstance(value, float):
+        # In a Parquet column, a missing value turns whole numbers into floats.
+        whole = value.is_integer() and abs(value) < 2**53
+        return str(int(value) if whole else value) if math.isfinite(value) else ""
+    return str(value) if isinstance(value, int | Decimal) else ""
+
+
+def _loaded(text: str) -> object:
+    value: object = json.loads(text)
+    # A lone surrogate ("\ud800") is legal JSON, but not UTF-8.
+    if "\\u" in text:
+        json.dumps(value, ensure_ascii=False).encode()
+    return value
 
 
 def _plain(dataset: "Dataset") -> list[dict[str, Any]]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, cast
 
-from cotune.data.rows import Row, file_rows, hub_rows, id_field, shortened, text_field
+from cotune.data.rows import Row, file_rows, hub_rows, id_field, plain_text, shortened, text_field
 from cotune.data.splits import SPLITS, Question, digest, hold_out, sha, warn, without_held
 from cotune.environments.base import TaskEnvironment, missing_texts
 from cotune.errors import ConfigError
@@ -333,16 +333,6 @@ def _optional(row: Mapping[str, Any], column: str, where: str) -> str:
     return text
 
 
-def _plain(value: object) -> str:
-    """Return a text, stripped, or a finite number as text; "" for anything else."""
-    if isinstance(value, str):
-        return value.strip()
-    # json accepts NaN and Infinity; isfinite() of a large int could overflow.
-    if isinstance(value, float) and not math.isfinite(value):
-        return ""
-    return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else ""
-
-
 def _first(columns: Sequence[str], row: Mapping[str, Any]) -> str | None:
     return next((column for column in columns if column in row), None)
 
@@ -350,3 +340,8 @@ def _first(columns: Sequence[str], row: Mapping[str, Any]) -> str | None:
 def _answer(text: str) -> str | None:
     """Return the last boxed answer, stripped; None if there is none or it is blank."""
     return (last_boxed(text) or "").strip() or None
+
+
+def _plain(value: object) -> str:
+    """Return a text or finite number as text; "" for anything else, such as true."""
+    return "" if isinstance(value, bool) else plain_text(value)

@@ -194,11 +194,15 @@ class TrlEnvironment(TaskEnvironment):
         if outcome.error is not None:
             raise ConfigError(f"{where} {_failed(outcome.error)}; fix it") from outcome.error
         value = outcome.value
-        if isinstance(value, str) or value is None or not math.isfinite(value):
+        try:
+            number = math.nan if isinstance(value, str) else float(value)
+        except (TypeError, ValueError):
+            number = math.nan
+        if not math.isfinite(number):
             raise ConfigError(
                 f"{where} returned {value!r} for task {trajectory.task.id}; expected a finite number"
             )
-        return float(value), answer
+        return number, answer
 
     def reward_arguments(self, trajectories: Sequence[Trajectory]) -> dict[str, list[Any]]:
         """Return `environments` for reward functions, as in TRL: each rollout's own instance.

@@ -316,7 +316,10 @@ class MeteredLLM:
         try:
             completion = _as_completion(self._llm.complete(prompt), self._model)
         except CotuneError as error:
-            self._settle(reservation, Completion(""), one_line(str(error) or _name(error)), begun)
+            failure = one_line(hide_secrets(str(error) or _name(error)))
+            self._settle(reservation, Completion(""), failure, begun)
+            if isinstance(error, LLMError):
+                raise LLMError(failure) from error
             raise
         except Exception as error:  # its own code may raise anything
             failure = one_line(hide_secrets(f"{_name(error)}: {error}"))

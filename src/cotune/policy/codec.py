@@ -247,7 +247,9 @@ class HFCodec:
             calls = tuple(call_from(call.get("function", call)) for call in found)
             return Calls(calls, said=str((parsed or {}).get("content") or "").strip())
         # Model output is data: no exception from parsing it may stop a run.
-        except (ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
+        except (
+            ValueError, TypeError, KeyError, AttributeError, IndexError, RecursionError
+        ) as error:  # fmt: skip
             return Calls(error=" ".join(f"a tool call cannot be read: {error}".split())[:120])
 
     def _closing(

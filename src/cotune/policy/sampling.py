@@ -393,9 +393,17 @@ def draw(
 
     Returns:
         tokens (B,) and their log-probabilities at that temperature (at 1 for greedy), (B,).
+
+    Raises:
+        EngineError: a logit is not a number, or infinite.
     """
     scaled = logits.float() / (temperature if temperature > 0 else 1.0)
     logprobs = torch.log_softmax(scaled, -1)
+    if bool(logprobs[:, 0].isnan().any()):  # then all of the row are
+        raise EngineError(
+            "the policy's logits are not finite: training has diverged; lower training.learning_rate and "
+            "resume from a checkpoint before that, or start again"
+        )
     if temperature == 0:
         tokens = scaled.argmax(-1)
     else:

@@ -13,6 +13,7 @@ import numpy as np
 import Stemmer
 
 from cotune.data.corpus import Language
+from cotune.errors import ConfigError
 
 _REMEMBERED = 2**17
 """The most answers that a retriever remembers: policies keep writing new queries."""
@@ -117,6 +118,11 @@ def _indexed(texts: Iterable[str], language: Language) -> bm25s.BM25:
     index = bm25s.BM25()
     # The stub asks for a list, but any iterable works.
     tokens = bm25s.tokenize(texts, **_analysis(language))  # pyright: ignore[reportArgumentType]
+    if not tokens.vocab:  # pyright: ignore[reportAttributeAccessIssue]
+        raise ConfigError(
+            "corpus: no passage has a word that can be searched for (of two letters or more, and no stop "
+            "word); correct the file, or set language: none"
+        )
     index.index(tokens, show_progress=False)
     return index
 

@@ -99,7 +99,7 @@ class StoredIndex:
         corpus: the passages.
         ranker: ranks the rows of the corpus.
         manifest: the contents of `manifest.json`.
-        style: how documents become text in `search`: a name of `documents.STYLES`.
+        style: how documents become text in `search`: a name of `cotune.data.corpus.STYLES`.
     """
 
     def __init__(
@@ -298,7 +298,6 @@ def _check_options(folder: Path, manifest: dict[str, Any], options: IndexOptions
         asked["title_weight"] = options.title_weight
         if options.language is not None:
             asked["language"] = options.language
-            manifest = {"language": "none", **manifest}
     else:
         asked |= model_identity(encoder.model)
         given = {"query_prefix": encoder.query_prefix, "passage_prefix": encoder.passage_prefix}

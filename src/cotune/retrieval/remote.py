@@ -101,7 +101,7 @@ class RemoteRetriever:
 
     Args:
         options: the server and its limits.
-        style: how documents become text in `search`: a name of `documents.STYLES`.
+        style: how documents become text in `search`: a name of `cotune.data.corpus.STYLES`.
         sleep: waits for a number of seconds.
     """
 

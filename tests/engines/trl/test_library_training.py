@@ -401,7 +401,7 @@ def test_a_trainer_with_other_arguments_is_refused(tmp_path: Path) -> None:
         trainer.train()
     trainer = made_with(tmp_path / "d", reward_funcs=[no_reward])
     with pytest.raises(
-        ConfigError, match=r"given reward_funcs=\['no_reward'\], by which .* rewards="
+        ConfigError, match=r"given reward_funcs=\['no_reward'\], which would .* rewards="
     ):
         trainer.train()
     with pytest.raises(ConfigError, match=r"give it callbacks=joint\.callbacks"):

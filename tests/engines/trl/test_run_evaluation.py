@@ -47,6 +47,7 @@ def inspo_state(windows: tuple[list[float], ...]) -> State:
                 "window": window,
                 "steps": size,
                 "rollouts": 3 * size,
+                "observed": sum(window) / size if window else None,
             }
         )
     return {

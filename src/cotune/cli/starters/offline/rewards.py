@@ -7,6 +7,6 @@ def boxed(completions: list[str], answer: list[str], **kwargs: object) -> list[f
     """Return 1 if the last \\boxed{…} of the completion holds the answer, else 0."""
     found = [re.findall(r"\\boxed\{([^{}]*)\}", completion) for completion in completions]
     return [
-        float(bool(boxes) and boxes[-1].strip() == expected)
+        float(bool(boxes) and boxes[-1].strip() == str(expected))
         for boxes, expected in zip(found, answer, strict=True)
     ]

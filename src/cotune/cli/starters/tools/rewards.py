@@ -24,5 +24,5 @@ def brief(completions: list[Messages], **kwargs: object) -> list[float]:
 
 
 def _last_number(text: str) -> float | None:
-    numbers = re.findall(r"\d+(?:\.\d+)?", text)
+    numbers = re.findall(r"-?\d+(?:\.\d+)?", text.replace(",", ""))  # 1,620 is one number
     return float(numbers[-1]) if numbers else None
