@@ -153,6 +153,22 @@ def test_why_an_episode_ends(replies: list[Reply], limits: Limits, stop: StopRea
     assert got.completion_ids[-1] == EOS
 
 
+def test_a_huge_observation_is_not_encoded_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    encoded: list[int] = []
+
+    class Counting(CharacterCodec):
+        def encode(self, text: str) -> list[int]:
+            encoded.append(len(text))
+            return super().encode(text)
+
+    monkeypatch.setattr(Echo, "_one", lambda self, text: Response("x" * 10**6, action="say"))
+    episodes = new_episodes([PLAIN], Echo(), Counting(), Limits(turns=1, observation_tokens=3))
+    session = ScriptedSampler(CODEC, ["say a"]).open(Sampling())
+    (got,) = run_episodes(episodes, Echo(), session)
+    assert got.turns[0].observation == "xxx"
+    assert max(encoded) == 3 * 256
+
+
 def test_an_observation_is_cut_to_the_room_that_is_left() -> None:
     got = run(["say 4567"], Limits(trajectory_tokens=10))
     assert shown(got, 1) == "say 4567"

@@ -31,6 +31,8 @@ from cotune.types import (
     Turn,
 )
 
+_LONGEST_TOKEN = 256  # characters, generously
+
 
 class Episode:
     """One rollout of one assignment; engine-free.
@@ -176,6 +178,7 @@ class Episode:
         The contents share the limit of an observation. If they do not all fit, nothing is appended and
         the episode ends for lack of room: messages are never cut in half.
         """
+        messages = [{**one, "content": self._bounded(one["content"])} for one in messages]
         kept = [
             {**message, "content": self._cut(message["content"], tokens)}
             for message, tokens in zip(messages, self._shares(messages), strict=True)
@@ -200,6 +203,10 @@ class Episode:
             left -= shares[i]
         return shares
 
+    def _bounded(self, text: str) -> str:
+        """Return the start of a text, more than an observation holds; encoding megabytes takes gigabytes."""
+        return text[: _LONGEST_TOKEN * self._limits.observation_tokens]
+
     def _cut(self, text: str, tokens: int) -> str:
         ids = self._codec.encode(text)
         return text if len(ids) <= tokens else self._codec.decode(ids[:tokens])
@@ -213,6 +220,7 @@ class Episode:
         """Append an observation, cut to its limit and the room left. Return its text."""
         if not text:
             return ""
+        text = self._bounded(text)
         ids = self._codec.encode(text)
         kept = ids[: max(0, min(self._limits.observation_tokens, self._room))]
         self._append_observed(kept)
