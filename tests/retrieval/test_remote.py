@@ -17,7 +17,6 @@ from cotune.errors import ConfigError, RetrievalError
 from cotune.retrieval.remote import (
     RemoteOptions,
     RemoteRetriever,
-    RetrievalCounts,
     read_reply,
 )
 from cotune.rewards import exact_match
@@ -63,9 +62,6 @@ def test_equal_queries_are_sent_once_and_batches_keep_their_order() -> None:
         f"q{i}" for i in range(5)
     ]
     assert [len(request["queries"]) for request in server.asked].count(2) == 2
-    counts = client.counts
-    assert (counts.calls, counts.queries, counts.requests, counts.failures) == (1, 23, 3, 0)
-    assert counts.seconds > 0
 
 
 def test_what_a_model_writes_is_data() -> None:
@@ -85,7 +81,6 @@ def test_awaited_and_from_within_a_running_loop() -> None:
 
         awaited, called = asyncio.run(main())
     assert awaited == called == [['(Title: "a") text 0']]
-    assert client.counts.calls == 2
 
 
 def test_no_query_makes_no_request() -> None:
@@ -151,8 +146,7 @@ def test_overload_is_tried_again_and_waited_for() -> None:
     assert 0 < first <= 0.5
     assert second == 7
     assert 1 <= third <= 2
-    counts = client.counts
-    assert (counts.requests, counts.retries, counts.failures) == (4, 3, 0)
+    assert len(server.asked) == 4
 
 
 def test_a_wait_is_never_long() -> None:
@@ -189,9 +183,6 @@ def test_what_does_not_get_better_ends_after_the_retries(answer: Answer, message
         with pytest.raises(RetrievalError, match=rf"{message}.*, in 3 attempt\(s\)"):
             client.search(["a", "b"], 1)
     assert len(server.asked) == 3
-    counts = client.counts
-    assert (counts.calls, counts.failures, counts.failed_queries) == (1, 1, 2)
-    assert (counts.requests, counts.retries) == (3, 2)
 
 
 @pytest.mark.parametrize(
@@ -279,7 +270,6 @@ def test_the_first_failure_ends_the_other_requests() -> None:
         client = retriever(server, batch_size=1)
         with pytest.raises(RetrievalError, match="status 400"):
             client.search(["slow", "bad", "slower"], 1)
-    assert client.counts.failures == 1
 
 
 def test_proxies_of_the_environment_are_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -322,15 +312,6 @@ def test_bad_options(options: dict[str, Any], message: str) -> None:
     assert "secret" not in str(caught.value.errors()[0]["msg"])
 
 
-def test_counts_do_not_change_once_read() -> None:
-    with raw_server(found) as server:
-        client = retriever(server)
-        before = client.counts
-        client.search(["a"], 1)
-    assert before == RetrievalCounts()
-    assert client.counts.calls == 1
-
-
 def roll_out(client: RemoteRetriever) -> list[Trajectory]:
     """Four episodes, each of one search and the answer "Norway"."""
     tasks = [Task(f"t{i}", f"Where is Oslo, {i}?", ("Norway",)) for i in range(4)]
@@ -359,7 +340,6 @@ def test_a_batch_goes_on_where_its_searches_fail() -> None:
         assert "The search failed; nothing was retrieved." in search.observation
         assert (answer.action, trajectory.answer) == ("answer", "Norway")
     assert len(server.asked) == 2  # one query, since all ask the same; and its retry
-    assert (client.counts.failures, client.counts.failed_queries) == (1, 4)
     assert trajectory_metrics(failed, 2)["turn_error_share"] == 1
     with raw_server(found) as server:
         assert trajectory_metrics(roll_out(retriever(server)), 2)["turn_error_share"] == 0
@@ -381,4 +361,3 @@ def test_a_proxy_that_cannot_be_used_is_one_failed_search(
         client.search(["a"], 1)
     assert "secret" not in str(caught.value)
     assert "\n" not in str(caught.value)
-    assert (client.counts.failures, client.counts.requests) == (1, 0)

@@ -10,10 +10,8 @@ import json
 import math
 import random
 import ssl
-import threading
-import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, cast
 
 from cotune.data.corpus import STYLES, Document, Style, join_contents
@@ -66,29 +64,6 @@ class RemoteOptions:
         check_range("max_query_chars", self.max_query_chars, 1, 2**20)
 
 
-@dataclass(frozen=True, slots=True)
-class RetrievalCounts:
-    """Requests to a server so far.
-
-    Attributes:
-        calls: searches, each of a batch of queries.
-        failures: searches that ended in a RetrievalError.
-        queries: queries of all searches; equal ones of a search are sent once.
-        failed_queries: queries of the searches that failed.
-        requests: HTTP requests, retries included.
-        retries: requests that repeated a failed one.
-        seconds: wall time of all searches, summed.
-    """
-
-    calls: int = 0
-    failures: int = 0
-    queries: int = 0
-    failed_queries: int = 0
-    requests: int = 0
-    retries: int = 0
-    seconds: float = 0.0
-
-
 class RemoteRetriever:
     """A `Retriever` that asks a server with Search-R1's interface.
 
@@ -113,17 +88,10 @@ class RemoteRetriever:
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self._options, self._style, self._sleep = options, STYLES[style], sleep
-        self._lock, self._counts = threading.Lock(), RetrievalCounts()
         self._tls: ssl.SSLContext | None = None
 
     def __repr__(self) -> str:
         return f"RemoteRetriever({self._options!r})"
-
-    @property
-    def counts(self) -> RetrievalCounts:
-        """Return the counts so far, as a copy that does not change."""
-        with self._lock:
-            return self._counts
 
     def search(self, queries: Sequence[str], top_k: int) -> list[list[str]]:
         """Return the passages of each query as text, best first, at most `top_k`.
@@ -148,18 +116,7 @@ class RemoteRetriever:
         if not queries:
             return []
         sent = [encodable(query[: self._options.max_query_chars]) for query in queries]
-        started, failed = time.monotonic(), True
-        try:
-            found = await self._fetch(list(dict.fromkeys(sent)), top_k)
-            failed = False
-        finally:
-            self._count(
-                calls=1,
-                queries=len(queries),
-                failures=int(failed),
-                failed_queries=len(queries) if failed else 0,
-                seconds=time.monotonic() - started,
-            )
+        found = await self._fetch(list(dict.fromkeys(sent)), top_k)
         return [list(found[query]) for query in sent]
 
     def check(self) -> None:
@@ -175,13 +132,6 @@ class RemoteRetriever:
                 f"environment.retriever.url: {error}; start the server (cotune serve-retriever, or "
                 "Search-R1's own) or correct the address"
             ) from error
-
-    def _count(self, **more: float) -> None:
-        with self._lock:
-            was = self._counts
-            self._counts = replace(
-                was, **{name: getattr(was, name) + value for name, value in more.items()}
-            )
 
     async def _fetch(self, queries: list[str], top_k: int) -> dict[str, list[Document]]:
         """Return the documents of distinct queries, sent in requests of `batch_size`."""
@@ -242,7 +192,6 @@ class RemoteRetriever:
         attempts = 0
         while True:
             attempts += 1
-            self._count(requests=1, retries=int(attempts > 1))
             try:
                 reply = await self._attempt(client, body)
             except _FailureError as failure:

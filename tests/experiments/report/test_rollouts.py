@@ -286,6 +286,15 @@ def test_hostile_texts_stay_text(tmp_path: Path, tokenizer: bool) -> None:
     assert ("<i>&lt;</i>" in html) == tokenizer
 
 
+def test_a_long_question_is_cut(tmp_path: Path) -> None:
+    run = RunDir.create(tmp_path / "run", CONFIG)
+    question = "why " * 1000 + "end"
+    run.trajectories(1, "train", [rollout(float(i), question=question) for i in range(2)])
+    page = check(write_report(run))
+    assert "2 003 more characters" in page.words.replace("_", " ")
+    assert "why end" not in page.words
+
+
 def test_a_page_stays_small(tmp_path: Path) -> None:
     """Long contexts, many steps, many proposals: below 3 MB."""
     run = RunDir.create(tmp_path / "run", CONFIG)

@@ -76,6 +76,13 @@ def moment(seconds: float) -> str:
     return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M} UTC"
 
 
+def cut(text: object, most: int = 2000) -> str:
+    """Return the start of a long text and how many characters are left out; a page stays small."""
+    whole = "" if text is None else str(text)
+    left = len(whole) - most
+    return f"{whole[:most]} … {count(left)} more characters" if left > 0 else whole
+
+
 def label(value: object) -> str:
     """Return a short name for a part of a run file: a plain value, or a section's own name."""
     if isinstance(value, Mapping):
@@ -87,6 +94,7 @@ def label(value: object) -> str:
 _FILTERS = {
     "percent": percent, "points": points, "number": number, "chance": chance, "count": count,
     "money": money, "duration": duration, "direction": direction, "solved_strip": solved_strip,
+    "cut": cut,
 }  # fmt: skip
 _BY_UNIT = {
     "score": (percent, number),
