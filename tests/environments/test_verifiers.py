@@ -13,7 +13,7 @@ import pytest
 from datasets import Dataset
 
 from cotune.environments.environment_options import VerifiersOptions
-from cotune.environments.verifiers import from_verifiers, verifiers_environment
+from cotune.environments.verifiers import _splits, from_verifiers, verifiers_environment  # pyright: ignore[reportPrivateUsage]
 from cotune.errors import ConfigError
 from cotune.rollout.episode import new_episodes, run_episodes
 from cotune.testing import CharacterCodec, ScriptedSampler
@@ -454,6 +454,16 @@ def test_what_is_held_out_does_not_hang_on_the_order_of_the_data() -> None:
         return {task.question for task in own.tasks("test")}
 
     assert held_out(SUMS) == held_out(SUMS[::-1])
+
+
+def test_rows_with_the_same_prompt_are_in_one_split() -> None:
+    rows = [(f"r{i}", {"prompt": f"q{i % 20}"}) for i in range(160)]
+    splits = _splits(rows, None, 10, 25)
+    prompts = [{row["prompt"] for _, row in split} for split in splits.values()]
+    assert sum(map(len, prompts)) == 20
+    assert sum(map(len, splits.values())) == 160
+    alike = _splits([(f"r{i}", {"prompt": "q"}) for i in range(40)], None, 4, 4)
+    assert [len(alike[name]) for name in ("train", "validation", "test")] == [32, 4, 4]
 
 
 def test_few_shot_examples_stay_before_the_question() -> None:

@@ -174,12 +174,24 @@ def _splits(
         least = "2 questions for evaluation" if held_out is not None else "10 questions"
         found = len(rows) if held_out is None else len(held_out)
         raise ConfigError(f"{_FIELD} has {found}; expected at least {least}: give it more data")
-    chosen = {
-        "validation": pool[: counts["validation"]],
-        "test": pool[counts["validation"] :][: counts["test"]],
-    }
+    first = counts["validation"]
+    last = first + counts["test"]
+    if held_out is None:
+        first, last = _between_prompts(pool, first), _between_prompts(pool, last)
+    chosen = {"validation": pool[:first], "test": pool[first:last]}
     taken = {id for split in chosen.values() for id, _ in split}
     return {"train": [row for row in rows if row[0] not in taken], **chosen}
+
+
+def _between_prompts(pool: Sequence[Row], end: int) -> int:
+    """Move an end of a split so that rows with the same prompt stay together.
+
+    If that is a fifth of the rows or more, as in environments whose rows all share a prompt, it stays.
+    """
+    moved = end
+    while moved < len(pool) and _digest(pool[moved]) == _digest(pool[end - 1]):
+        moved += 1
+    return moved if moved - end < len(pool) / 5 else end
 
 
 def _digest(row: Row) -> str:

@@ -28,6 +28,7 @@ from cotune.run.journal import NOTICES, describe_event
 from cotune.run.json_files import Row
 from cotune.run.scores import wilson
 from cotune.run.truncation import SHARE, truncation_notice
+from cotune.utils.text import command_on
 
 _PURPOSES = ("train", "verify", "evolve")
 
@@ -38,7 +39,7 @@ def write_run_report(folder: Path) -> Path:
     charts = [chart for chart in training_charts(run) if chart]
     content = {
         "name": run.summary.get("name") or label(run.config.get("name")) or folder.resolve().name,
-        "folder": folder,
+        "resume": command_on(folder, "resume"),
         "run": run,
         "facts": _facts(run),
         "verdict": run.summary.get("verdict") or _verdict(run),
