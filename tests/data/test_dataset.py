@@ -134,15 +134,16 @@ def test_a_csv_keeps_texts_that_only_look_missing(tmp_path: Path) -> None:
 
 def test_a_csv_column_is_of_numbers_if_each_is_written_as_python_writes_it(tmp_path: Path) -> None:
     lines = [
-        "question,answer,whole,decimal,account,price",
-        "How many?,007,12345678901234567,0.5,1e3,1.50",
-        *(f"What is {i}?,{i},,2.0,2,{i}" for i in range(9)),
+        "question,answer,whole,decimal,account,price,long,open",
+        f"How many?,007,12345678901234567,0.5,1e3,1.50,{'9' * 400},inf",
+        *(f"What is {i}?,{i},,2.0,2,{i},1,0.5" for i in range(9)),
     ]
     (tmp_path / "a.csv").write_text("\n".join(lines))
     (first,) = [t for t in all_of(read(tmp_path / "a.csv")) if t.question == "How many?"]
     assert first.answers == ("007",)
     names = ("whole", "decimal", "account", "price")
     assert [first.columns[name] for name in names] == [12345678901234567, 0.5, "1e3", "1.50"]
+    assert (first.columns["long"], first.columns["open"]) == (int("9" * 400), "inf")
 
 
 def test_whole_numbers_beside_an_empty_cell_stay_whole(tmp_path: Path) -> None:

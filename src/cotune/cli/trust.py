@@ -53,31 +53,25 @@ def code_references(run_file: Mapping[str, object]) -> Iterator[str]:
 
     A verifiers environment, and modules that veRL imports (`external_lib`), are named without an object.
     """
-    yield from _references([value for name, value in run_file.items() if name != "instruction"])
+    for text in _texts([value for name, value in run_file.items() if name != "instruction"]):
+        where, name = split_reference(text)
+        if where and name:
+            yield where
     environment, training = run_file.get("environment"), run_file.get("training")
     if isinstance(environment, Mapping) and environment.get("kind") == "verifiers":
         yield str(environment.get("environment")).replace("-", "_")
     if isinstance(training, Mapping):
-        yield from _texts(training.get("engine_args"))
-
-
-def _references(value: object) -> Iterator[str]:
-    if isinstance(value, str):
-        where, name = split_reference(value)
-        if where and name:
-            yield where
-    elif isinstance(value, Mapping):
-        yield from _references(list(cast("Mapping[str, object]", value).values()))
-    elif isinstance(value, Sequence):
-        for part in cast("Sequence[object]", value):
-            yield from _references(part)
+        yield from (text.removeprefix("pkg://") for text in _texts(training.get("engine_args")))
 
 
 def _texts(value: object) -> Iterator[str]:
+    """Yield every text of nested mappings and lists."""
     if isinstance(value, str):
-        yield value.removeprefix("pkg://")
+        yield value
     elif isinstance(value, Mapping):
-        for part in cast("Mapping[str, object]", value).values():
+        yield from _texts(list(cast("Mapping[str, object]", value).values()))
+    elif isinstance(value, Sequence):
+        for part in cast("Sequence[object]", value):
             yield from _texts(part)
 
 

@@ -324,8 +324,8 @@ def _typed(column: list[str | None]) -> Sequence[object]:
             values = [None if text is None else kind(text) for text in column]
         except ValueError:
             continue
-        pairs = zip(values, column, strict=True)
-        if all(v is None or (math.isfinite(v) and str(v) == text) for v, text in pairs):
+        as_written = [None if v is None else str(v) for v in values] == column
+        if as_written and not {"nan", "inf", "-inf"}.intersection(column):
             return values
     return column
 

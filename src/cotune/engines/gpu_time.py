@@ -101,9 +101,8 @@ def update_passes(config: RunConfig, layout: Layout) -> int:
     backward = 1 if config.policy.lora else 2  # frozen weights have no gradient
     recomputed = bool(training.engine_args.get("gradient_checkpointing", True))
     old = training.mini_batches > 1 or layout.share is not None
-    taught = (
-        1 + 1 + backward + recomputed if config.teacher else 0
-    )  # the teacher, and the policy again
+    # A teacher's forward pass, and the policy's passes once more for its loss.
+    taught = 2 + backward + recomputed if config.teacher else 0
     return 1 + backward + recomputed + old + (training.kl > 0) + taught
 
 

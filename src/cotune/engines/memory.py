@@ -352,7 +352,8 @@ def memory_of(config: RunConfig, shape: Shape, *, on_cpu: bool = False) -> Memor
         head = max(head, compared * _TEACHER)
     # An adapter's base serves as the initial policy, but not as an average over steps.
     kept = teacher.teacher if isinstance(teacher, KLDistillation) else "live"
-    frozen_copies = (kept == "ema") + (policy.lora is None) * (kl + (kept == "base"))
+    whole = policy.lora is None
+    frozen_copies = sum((kl and whole, kept == "base" and whole, kept == "ema"))
 
     cache, work = _sampling(training.rows_per_call, limits, shape, size, mixed)
     vllm = bool(args.get("use_vllm"))

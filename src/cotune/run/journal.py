@@ -108,7 +108,7 @@ class RunJournal:
         self._time_left = TimeLeft()
         self._without_gradient = 0  # steps in a row
         self._said_truncated = False
-        self._out = False  # as was said
+        self._in_outage = False
         self._shown_step: int | None = None
 
     def event(self, kind: str, step: int, /, **fields: object) -> None:
@@ -153,9 +153,9 @@ class RunJournal:
             self._said_truncated = True
             self._say(f"[yellow]{notice}[/]")
         outage = outage_notice(values)
-        if outage and not self._out:
+        if outage and not self._in_outage:
             self._say(f"[yellow]{outage}[/]")
-        self._out = bool(outage)
+        self._in_outage = bool(outage)
         taught = values.get("distil/share", 0) > 0  # a teacher's loss has a gradient all the same
         self._without_gradient = self._without_gradient + 1 if equal == 1 and not taught else 0
         if self._without_gradient == _WARNED_AFTER:
