@@ -3,9 +3,10 @@
     python benchmarks/gpu.py --output gpu.md
 
 Policies in the shapes of Qwen2.5-0.5B and 3B with random weights are trained for some steps; nothing is
-downloaded. Each is sampled in each way (vLLM only if it is installed) in its own process. Then a larger
-policy for the bundled world `geo` is fitted from scratch. Prints Markdown. Without a GPU it prints a
-line and ends; `--device cpu --tiny` runs the same code on a CPU, at a size whose figures mean nothing.
+downloaded. Each is sampled in each way (vLLM only if it is installed) in its own process, and `cotune plan
+--steps` compares its estimates with what it measures. Then a larger policy for the bundled world `geo` is
+fitted from scratch. Prints Markdown. Without a GPU it prints a line and ends; `--device cpu --tiny` runs the
+same code on a CPU, at a size whose figures mean nothing.
 """
 
 import argparse
@@ -16,12 +17,12 @@ import platform
 import subprocess
 import sys
 import tempfile
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
 
 import torch
-from gpu_arms import SAMPLERS, SHAPES, Figures, Load, make_policy, measure
+from gpu_arms import SAMPLERS, SHAPES, Figures, Load, make_policy, measure, run_file
 from gpu_fit import Fitted, learn, recipe
 
 from cotune.run.json_files import write_atomic
@@ -49,19 +50,34 @@ def machine(device: str) -> str:
     return f"{name}; {os.cpu_count()} CPU cores; Python {platform.python_version()}, {', '.join(found)}"
 
 
-def arms(shapes: list[str], load: Load, device: str) -> list[tuple[str, str, Figures | str]]:
-    """Return shape, sampler and figures of each arm, or how it failed."""
-    found: list[tuple[str, str, Figures | str]] = []
-    for shape in shapes:
-        with tempfile.TemporaryDirectory() as folder:
-            policy = Path(folder) / "policy"
-            make_policy(policy, shape, device)
-            for sampler in SAMPLERS:
-                if sampler == "vllm" and (device == "cpu" or not _installed("vllm")):
-                    continue
-                print(f"{shape}, {sampler} …", file=sys.stderr, flush=True)
-                found.append((shape, sampler, _one(policy, sampler, load, device)))
-    return found
+@dataclass(frozen=True)
+class Found:
+    """What was measured of a shape.
+
+    Attributes:
+        shape: its name.
+        arms: sampler and figures of each arm, or how it failed.
+        plan: what `cotune plan` printed.
+    """
+
+    shape: str
+    arms: tuple[tuple[str, Figures | str], ...]
+    plan: str
+
+
+def measured(shape: str, samplers: list[str], load: Load, device: str) -> Found:
+    """Measure a shape with each sampler, and against its plan."""
+    with tempfile.TemporaryDirectory() as folder:
+        policy = Path(folder) / "policy"
+        make_policy(policy, shape, device)
+        arms: list[tuple[str, Figures | str]] = []
+        for sampler in samplers:
+            if sampler == "vllm" and (device == "cpu" or not _installed("vllm")):
+                continue
+            print(f"{shape}, {sampler} …", file=sys.stderr, flush=True)
+            arms.append((sampler, _one(policy, sampler, load, device)))
+        print(f"{shape}, plan …", file=sys.stderr, flush=True)
+        return Found(shape, tuple(arms), _plan(policy, load))
 
 
 def _installed(package: str) -> bool:
@@ -80,7 +96,16 @@ def _one(policy: Path, sampler: str, load: Load, device: str) -> Figures | str:
     return Figures(**json.loads(result.read_text(encoding="utf-8")))
 
 
-def arm_table(found: list[tuple[str, str, Figures | str]], load: Load) -> str:
+def _plan(policy: Path, load: Load) -> str:
+    """Return what `cotune plan --steps` prints for the policy under this load, or how it failed."""
+    file = policy.with_name("run.yaml")
+    file.write_text(json.dumps(run_file(policy, load)), encoding="utf-8")  # JSON is YAML
+    command = [sys.executable, "-m", "cotune", "plan", str(file), "--steps", str(load.steps)]
+    done = subprocess.run(command, check=False, stdout=subprocess.PIPE, text=True)
+    return done.stdout.strip() if not done.returncode else f"failed with status {done.returncode}"
+
+
+def arm_table(found: list[Found], load: Load) -> str:
     """Return the arms as Markdown."""
     lines = [
         f"{load.questions} questions × {load.group_size} rollouts a step, up to {load.limits.turns} "
@@ -90,7 +115,7 @@ def arm_table(found: list[tuple[str, str, Figures | str]], load: Load) -> str:
         "| shape | parameters | rollouts by | rollout tokens/s | update tokens/s | peak GiB |",
         "| --- | ---: | --- | ---: | ---: | ---: |",
     ]
-    for shape, sampler, figures in found:
+    for shape, sampler, figures in ((f.shape, *arm) for f in found for arm in f.arms):
         if isinstance(figures, str):
             lines.append(f"| {shape} | | {sampler} | {figures} | | |")
             continue
@@ -100,6 +125,11 @@ def arm_table(found: list[tuple[str, str, Figures | str]], load: Load) -> str:
             f"{figures.rollout_rate:,.0f} | {figures.update_rate:,.0f} | {peak} |"
         )
     return "\n".join(lines)
+
+
+def plans(found: list[Found]) -> str:
+    """Return what `cotune plan` printed of each shape as Markdown."""
+    return "\n\n".join(f"`cotune plan`, {one.shape}:\n\n```\n{one.plan}\n```" for one in found)
 
 
 def fit_table(fitted: Fitted, seconds: float) -> str:
@@ -123,6 +153,7 @@ def arguments() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--shapes", nargs="+", choices=list(SHAPES), default=["0.5B", "3B"])
+    parser.add_argument("--samplers", nargs="*", choices=SAMPLERS, default=list(SAMPLERS))
     parser.add_argument(
         "--steps", type=int, default=3, help="of each arm; the first is not counted"
     )
@@ -174,7 +205,8 @@ def main() -> None:
     if args.tiny:
         shapes, questions = ["tiny"], 3
         seconds, shape = min(seconds, 3.0), recipe(64, 2, 4)
-    parts = [machine(args.device), arm_table(arms(shapes, load, args.device), load)]
+    found = [measured(each, args.samplers, load, args.device) for each in shapes]
+    parts = [machine(args.device), arm_table(found, load), plans(found)]
     if seconds:
         with tempfile.TemporaryDirectory() as folder:
             fitted = learn(Path(folder), shape, seconds, args.device, questions)

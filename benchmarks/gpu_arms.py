@@ -5,7 +5,7 @@ its full length, whichever way it is sampled.
 """
 
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -123,6 +123,27 @@ def make_policy(folder: Path, shape: str, device: str) -> None:
     del model
     if device == "cuda":
         torch.cuda.empty_cache()  # the arms have the whole GPU
+
+
+def run_file(policy: Path, load: Load) -> dict[str, Any]:
+    """Return the fields of a run file with this load, for `cotune plan`."""
+    return {
+        "name": "gpu",
+        "output": str(policy.with_name("run")),
+        "policy": {"path": str(policy)},
+        "environment": {"kind": "geo", "train": load.questions, "validation": 3, "test": 3},
+        "limits": asdict(load.limits),
+        "strategy": {"kind": "static"},
+        "training": {
+            "steps": load.steps,
+            "questions_per_step": load.questions,
+            "group_size": load.group_size,
+            "mini_batches": 1,
+            "micro_batch_size": load.micro_batch,
+            "kl": 0.001,  # random text earns nothing; without a KL such groups are not trained on
+        },
+        "evaluation": {"every": 0, "before": False},
+    }
 
 
 def every_other(completions: list[Any], **_: Any) -> list[float]:

@@ -5,6 +5,7 @@ learning rates decay with the remaining time instead of the steps.
 """
 
 import os
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,6 +21,8 @@ from cotune.policy.local_policy import local_coordinator
 from cotune.policy.policy_files import policy_path
 from cotune.rollout.coordinator import RolloutSettings
 from cotune.worlds.geo import GeoEnvironment, GeoOptions
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # for `recipes`
 from recipes.fitting import micro_batches, new_model, new_optimizers, token_losses
 from recipes.geo.card import LIMITS
 from recipes.geo.pretrain import Phase, Recipe, rows

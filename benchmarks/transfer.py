@@ -8,6 +8,7 @@ for the untrained policy of `arithmetic` and for the best policy of each run fol
 """
 
 import argparse
+import sys
 from pathlib import Path
 
 import torch
@@ -20,6 +21,8 @@ from cotune.rollout.coordinator import RolloutSettings
 from cotune.run.run_dir import RunDir
 from cotune.types import Assignment, Prompt, Trajectory
 from cotune.worlds.arithmetic import ArithmeticEnvironment, ArithmeticOptions
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # for `recipes`
 from recipes.arithmetic.card import LIMITS, writes
 
 

@@ -2,6 +2,7 @@
 
 import importlib
 import re
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -59,9 +60,24 @@ def test_the_same_code_on_a_cpu(
     assert [row[2].strip() for row in rows] == ["cached", "generate"]
     for row in rows:
         assert all(int(row[i].replace(",", "")) > 0 for i in (3, 4))
+    assert "`cotune plan`, tiny:" in text
+    assert re.search(r"Measured \d+ of", text) or "easured" in text
     (fitted,) = re.findall(r"\| ([\d.]+) to ([\d.]+) \| ([\d.]+) \| ([\d.]+) \|", text)
     assert 0 < float(fitted[1]) < 9
     assert all(0 <= float(score) <= 1 for score in fitted[2:])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("script", ["gpu.py", "transfer.py"])
+def test_scripts_find_the_recipes(script: str) -> None:
+    done = subprocess.run(
+        [sys.executable, ROOT / "benchmarks" / script, "--help"],
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "usage" in done.stdout
 
 
 def test_every_script_is_on_the_page() -> None:

@@ -315,3 +315,9 @@ def test_a_frozen_head_in_bfloat16_is_given_the_last_states_alone() -> None:
     sampler.open(Sampling()).generate([SampleRequest(i, (4 + i, 5, 6), 2) for i in range(3)])
     assert [tuple(states.shape[:2]) for states in seen] == [(3, 1), (3, 1)]
     assert all(states.is_contiguous() for states in seen)
+
+
+def test_whoever_samples_does_not_use_cudnns_attention() -> None:
+    torch.backends.cuda.enable_cudnn_sdp(True)
+    policy_sampler(opens(MODEL), CODEC, TOKENIZER)
+    assert not torch.backends.cuda.cudnn_sdp_enabled()

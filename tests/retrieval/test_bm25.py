@@ -1,3 +1,5 @@
+import subprocess
+import sys
 from pathlib import Path
 from typing import get_args
 
@@ -24,6 +26,15 @@ def test_ranks_by_overlap():
     retriever = BM25Retriever(["one red fox", "one blue fox", "one whale"])
     assert retriever.search(["blue fox"], 2) == [["one blue fox", "one red fox"]]
     assert retriever.search(["WHALE!", "a red thing"], 1) == [["one whale"], ["one red fox"]]
+
+
+def test_an_installed_jax_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "jax").mkdir()
+    for name in ("__init__.py", "lax.py"):
+        (tmp_path / "jax" / name).write_text("print('jax was imported')\n", encoding="utf-8")
+    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import cotune.retrieval.bm25; import jax"
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert done.stdout == "jax was imported\n"  # by the last statement
 
 
 PASSAGES = ["the mountains", "the houses of the city", "die Häuser der Stadt"]

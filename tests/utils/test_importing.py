@@ -1,6 +1,7 @@
 """Objects that a run file names, and the collector while libraries load."""
 
 import gc
+import sys
 from importlib.metadata import EntryPoint
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from cotune.utils.importing import (
     import_object,
     load_registered,
     uncollected,
+    without,
 )
 
 
@@ -97,3 +99,14 @@ def test_the_collector_works_again_after_an_error() -> None:
     with pytest.raises(ConfigError), uncollected():
         import_object("json", "rewards")
     assert gc.isenabled()
+
+
+def test_a_package_is_hidden_for_a_while() -> None:
+    import json
+
+    with without("json"), pytest.raises(ImportError):
+        import json.decoder
+    assert sys.modules["json"] is json
+    with without("no_such_package"):
+        pass
+    assert "no_such_package" not in sys.modules

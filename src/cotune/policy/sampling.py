@@ -22,6 +22,7 @@ from transformers import (
 from transformers.cache_utils import Cache, DynamicLayer
 
 from cotune.errors import EngineError
+from cotune.policy.attention import avoid_cudnn_attention
 from cotune.policy.codec import common_prefix
 from cotune.protocols import Codec, Sampler
 from cotune.types import Sample, SampleRequest, Sampling
@@ -511,6 +512,7 @@ def policy_sampler(
     model: ModelContext, codec: Codec, tokenizer: PreTrainedTokenizerBase
 ) -> Sampler:
     """Return the fastest sampler that is correct for the policy's architecture."""
+    avoid_cudnn_attention()
     with model() as policy:
         kind = CachedSampler if attends_fully(policy) else GenerateSampler
     return kind(model, codec, cast(int, tokenizer.pad_token_id))

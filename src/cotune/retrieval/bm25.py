@@ -8,12 +8,16 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-import bm25s
 import numpy as np
 import Stemmer
 
 from cotune.data.corpus import Language
 from cotune.errors import ConfigError
+from cotune.utils.importing import without
+
+# If jax is installed, bm25s calls it at import, and jax takes three quarters of a GPU's memory for the process.
+with without("jax"):
+    import bm25s
 
 _REMEMBERED = 2**17
 """The most answers that a retriever remembers: policies keep writing new queries."""

@@ -128,6 +128,19 @@ def _said(error: BaseException) -> str:
 
 
 @contextmanager
+def without(package: str) -> Generator[None]:
+    """Import libraries as if an optional package of theirs were not installed."""
+    before = sys.modules.get(package)
+    sys.modules[package] = None  # pyright: ignore[reportArgumentType]
+    try:
+        yield
+    finally:
+        del sys.modules[package]
+        if before is not None:
+            sys.modules[package] = before
+
+
+@contextmanager
 def uncollected() -> Generator[None]:
     """Load libraries without passes of the garbage collector, and exclude them from later passes.
 

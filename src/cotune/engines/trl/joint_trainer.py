@@ -26,6 +26,7 @@ from cotune.methods.p2o.context_distillation import (
 )
 from cotune.methods.teacher_kl import TeacherDistillation, mean_over_rollouts, token_losses
 from cotune.policy.adapters import compute_as_base
+from cotune.policy.attention import avoid_cudnn_attention
 from cotune.policy.prompt_cache import can_share
 from cotune.types import Distillation
 
@@ -68,6 +69,7 @@ class JointTrainer(GRPOTrainer):
     teacher: Teacher | None = None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
+        avoid_cudnn_attention()
         token = _IN_THE_MAKING.set(self)
         try:
             super().__init__(*args, **kwargs)
