@@ -17,7 +17,8 @@ import platform
 import subprocess
 import sys
 import tempfile
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 
@@ -50,34 +51,15 @@ def machine(device: str) -> str:
     return f"{name}; {os.cpu_count()} CPU cores; Python {platform.python_version()}, {', '.join(found)}"
 
 
-@dataclass(frozen=True)
-class Found:
-    """What was measured of a shape.
-
-    Attributes:
-        shape: its name.
-        arms: sampler and figures of each arm, or how it failed.
-        plan: what `cotune plan` printed.
-    """
-
-    shape: str
-    arms: tuple[tuple[str, Figures | str], ...]
-    plan: str
-
-
-def measured(shape: str, samplers: list[str], load: Load, device: str) -> Found:
-    """Measure a shape with each sampler, and against its plan."""
-    with tempfile.TemporaryDirectory() as folder:
-        policy = Path(folder) / "policy"
-        make_policy(policy, shape, device)
-        arms: list[tuple[str, Figures | str]] = []
-        for sampler in samplers:
-            if sampler == "vllm" and (device == "cpu" or not _installed("vllm")):
-                continue
-            print(f"{shape}, {sampler} …", file=sys.stderr, flush=True)
-            arms.append((sampler, _one(policy, sampler, load, device)))
-        print(f"{shape}, plan …", file=sys.stderr, flush=True)
-        return Found(shape, tuple(arms), _plan(policy, load))
+def arms(policy: Path, samplers: list[str], load: Load, device: str) -> dict[str, Figures | str]:
+    """Return the figures of each sampler, or how it failed."""
+    found: dict[str, Figures | str] = {}
+    for sampler in samplers:
+        if sampler == "vllm" and (device == "cpu" or not _installed("vllm")):
+            continue
+        print(f"{sampler} …", file=sys.stderr, flush=True)
+        found[sampler] = _one(policy, sampler, load, device)
+    return found
 
 
 def _installed(package: str) -> bool:
@@ -96,17 +78,21 @@ def _one(policy: Path, sampler: str, load: Load, device: str) -> Figures | str:
     return Figures(**json.loads(result.read_text(encoding="utf-8")))
 
 
-def _plan(policy: Path, load: Load) -> str:
-    """Return what `cotune plan --steps` prints for the policy under this load, or how it failed."""
+def plan(policy: Path, load: Load) -> str:
+    """Return what `cotune plan --steps` prints for the policy under this load, as Markdown."""
     file = policy.with_name("run.yaml")
     file.write_text(json.dumps(run_file(policy, load)), encoding="utf-8")  # JSON is YAML
-    command = [sys.executable, "-m", "cotune", "plan", str(file), "--steps", str(load.steps)]
-    done = subprocess.run(command, check=False, stdout=subprocess.PIPE, text=True)
-    return done.stdout.strip() if not done.returncode else f"failed with status {done.returncode}"
+    command = ["cotune", "plan", str(file), "--steps", str(load.steps)]
+    print("plan …", file=sys.stderr, flush=True)
+    done = subprocess.run(
+        [sys.executable, "-m", *command], check=False, stdout=subprocess.PIPE, text=True
+    )
+    said = done.stdout.strip() if not done.returncode else f"failed with status {done.returncode}"
+    return f"`{' '.join(command[:2])}`:\n\n```\n{said}\n```"
 
 
-def arm_table(found: list[Found], load: Load) -> str:
-    """Return the arms as Markdown."""
+def arm_table(shape: str, found: Mapping[str, Figures | str], load: Load) -> str:
+    """Return the arms of a shape as Markdown."""
     lines = [
         f"{load.questions} questions × {load.group_size} rollouts a step, up to {load.limits.turns} "
         f"turns of {load.limits.turn_tokens} tokens; updates of {load.micro_batch} rollouts at a time; "
@@ -115,7 +101,7 @@ def arm_table(found: list[Found], load: Load) -> str:
         "| shape | parameters | rollouts by | rollout tokens/s | update tokens/s | peak GiB |",
         "| --- | ---: | --- | ---: | ---: | ---: |",
     ]
-    for shape, sampler, figures in ((f.shape, *arm) for f in found for arm in f.arms):
+    for sampler, figures in found.items():
         if isinstance(figures, str):
             lines.append(f"| {shape} | | {sampler} | {figures} | | |")
             continue
@@ -125,11 +111,6 @@ def arm_table(found: list[Found], load: Load) -> str:
             f"{figures.rollout_rate:,.0f} | {figures.update_rate:,.0f} | {peak} |"
         )
     return "\n".join(lines)
-
-
-def plans(found: list[Found]) -> str:
-    """Return what `cotune plan` printed of each shape as Markdown."""
-    return "\n\n".join(f"`cotune plan`, {one.shape}:\n\n```\n{one.plan}\n```" for one in found)
 
 
 def fit_table(fitted: Fitted, seconds: float) -> str:
@@ -201,20 +182,33 @@ def main() -> None:
         figures = measure(args.policy, args.policy.with_name(args.arm), args.arm, load, args.device)
         write_atomic(args.output, json.dumps(asdict(figures)))
         return
-    shapes, seconds, shape, questions = args.shapes, args.fit_seconds, recipe(512, 8, 256), 300
+    shapes, seconds, fitted_shape, questions = (
+        args.shapes, args.fit_seconds, recipe(512, 8, 256), 300,
+    )  # fmt: skip
     if args.tiny:
         shapes, questions = ["tiny"], 3
-        seconds, shape = min(seconds, 3.0), recipe(64, 2, 4)
-    found = [measured(each, args.samplers, load, args.device) for each in shapes]
-    parts = [machine(args.device), arm_table(found, load), plans(found)]
+        seconds, fitted_shape = min(seconds, 3.0), recipe(64, 2, 4)
+    parts: list[str] = []
+
+    def tell(text: str) -> None:
+        """Print and write what is known so far: time on a GPU may end at any moment."""
+        parts.append(f"{text}\n")
+        print(parts[-1], flush=True)
+        if args.output:
+            write_atomic(args.output, "\n".join(parts))
+
+    tell(machine(args.device))
+    for shape in shapes:
+        with tempfile.TemporaryDirectory() as folder:
+            policy = Path(folder) / "policy"
+            make_policy(policy, shape, args.device)
+            if found := arms(policy, args.samplers, load, args.device):
+                tell(arm_table(shape, found, load))
+            tell(plan(policy, load))
     if seconds:
         with tempfile.TemporaryDirectory() as folder:
-            fitted = learn(Path(folder), shape, seconds, args.device, questions)
-        parts.append(fit_table(fitted, seconds))
-    text = "\n\n".join(parts) + "\n"
-    print(text)
-    if args.output:
-        write_atomic(args.output, text)
+            fitted = learn(Path(folder), fitted_shape, seconds, args.device, questions)
+        tell(fit_table(fitted, seconds))
 
 
 if __name__ == "__main__":
