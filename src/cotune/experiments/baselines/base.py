@@ -89,7 +89,7 @@ def answer_form(environment: Environment, instruction: str, kind: str) -> Answer
         return AnswerForm(instruction)
     raise ConfigError(
         f"environment.kind is {kind}; baselines of one response need questions that one response "
-        "answers: search, geo, arithmetic, math or single_turn (cotune baseline agent runs any)"
+        "answers: search, geo, scaffold, arithmetic, math or single_turn (cotune baseline agent runs any)"
     )
 
 

@@ -15,7 +15,7 @@ from cotune.protocols import State
 
 @dataclass(frozen=True, kw_only=True)
 class HintOptions:
-    """The options of a phase of hint evolution; defaults are the paper's.
+    """The options of a phase of hint evolution; defaults are the paper's, except `show_answers`.
 
     Attributes:
         hard_set_min_count: hard questions below which a phase is skipped.

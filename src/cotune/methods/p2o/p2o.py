@@ -35,7 +35,7 @@ from cotune.types import (
 
 @dataclass(frozen=True, kw_only=True)
 class P2OOptions:
-    """P²O's options; defaults are the paper's.
+    """P²O's options; defaults are the paper's, except `hints.show_answers`.
 
     Attributes:
         successes_below: tau as a count: a question with fewer successes in an epoch is hard in
